@@ -1,0 +1,1 @@
+"""Compare Ulysses with Ring Attention: run cells, check them, time them, keep the records."""

@@ -1,0 +1,205 @@
+"""One cell in, one record out, whatever happens in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.config import RunConfig
+from bench.cost.flops import hardware_flops, model_flops
+from bench.environment import describe
+from bench.launcher import Launcher, Tell
+from bench.legality import refusal
+from bench.record import (
+    SCHEMA_VERSION,
+    Engagement,
+    Failure,
+    Losses,
+    Memory,
+    Provenance,
+    Record,
+    Status,
+    Timing,
+    Trace,
+)
+from bench.rank_end import RankEnd, classify
+from bench.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from bench.worker import RankEntry
+
+STEP_PHASES = ("gradients", "steps", "trace")
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """A cell's place in a sweep: `repeat` counts from 0, `order` is when it runs."""
+
+    cell: RunConfig
+    repeat: int
+    order: int
+
+    @property
+    def folder_name(self) -> str:
+        return f"{self.cell.cell_id}-{self.repeat}"
+
+
+def run(
+    planned: PlannedCell,
+    launcher: Launcher,
+    folder: Path,
+    *,
+    entry: RankEntry | None = None,
+    tell: Tell = lambda _: None,
+) -> Record:
+    """The record of one cell: `unsupported` without starting a rank where it is not legal."""
+    reason = refusal(planned.cell)
+    if reason is not None:
+        return _record(planned, Status.UNSUPPORTED, reason, wall_s=0.0)
+    start = time.monotonic()
+    started_at = datetime.now(UTC)
+    try:
+        ends = launcher.run(planned.cell, folder / planned.folder_name, entry=entry, tell=tell)
+    except KeyboardInterrupt:
+        interrupted = _record(planned, Status.INTERRUPTED, "interrupted", time.monotonic() - start)
+        raise CellInterrupted(interrupted) from None
+    return record_of(planned, ends, time.monotonic() - start, started_at)
+
+
+class CellInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a cell; carries the record that says so."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self.record = record
+
+
+def record_of(
+    planned: PlannedCell, ends: Sequence[RankEnd], wall_s: float, started_at: datetime
+) -> Record:
+    """The ranks' ends as one record."""
+    status, failure = classify(ends)
+    if failure is not None:
+        reason = f"rank {failure.rank}, {failure.phase or 'unknown phase'}: {failure.message}"
+        return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
+    reports = [end.report for end in ends if end.report is not None]
+    sections = merge(reports, planned.cell)
+    wrong = _wrong_tokens(sections["losses"])
+    if wrong is not None:
+        return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, losses=sections["losses"])
+    work_s = max(sum(report["phases_s"].get(p, 0.0) for p in STEP_PHASES) for report in reports)
+    return _record(
+        planned, Status.OK, None, wall_s, started_at, fixed_cost_s=wall_s - work_s, **sections
+    )
+
+
+def merge(reports: Sequence[Report], cell: RunConfig) -> dict[str, Any]:
+    """The ranks' reports as the record's sections: lists by rank, nothing reduced."""
+    timings = [report["timing"] for report in reports]
+    memories = [report["memory"] for report in reports]
+    engagements = [report["engagement"] for report in reports]
+    traces = [report["trace"] for report in reports if "trace" in report]
+    return {
+        "engagement": Engagement(
+            attention_name=engagements[0]["attention_name"],
+            modules=engagements[0]["modules"],
+            shard_shapes=_by_rank(engagements, "shard_shape"),
+        ),
+        "timing": Timing(
+            step_times_ms=_by_rank(timings, "step_times_ms"),
+            window_ms=_by_rank(timings, "window_ms"),
+            warmup=timings[0]["warmup"],
+            tokens_per_step=cell.tokens_per_step,
+        ),
+        "losses": Losses(**reports[0]["losses"]),
+        "memory": Memory(**{key: _known_by_rank(memories, key) for key in memories[0]}),
+        "trace": _merge_traces(traces) if traces else None,
+    }
+
+
+def _merge_traces(traces: Sequence[Report]) -> Trace:
+    kinds = sorted({kind for trace in traces for kind in trace["communication_ms"]})
+    return Trace(
+        step_ms=_by_rank(traces, "step_ms"),
+        total_ms=_by_rank(traces, "total_ms"),
+        exposed_ms=_by_rank(traces, "exposed_ms"),
+        communication_ms={
+            kind: [trace["communication_ms"].get(kind, 0.0) for trace in traces] for kind in kinds
+        },
+        calls={kind: [trace["calls"].get(kind, 0) for trace in traces] for kind in kinds},
+    )
+
+
+def _known_by_rank(parts: Sequence[Report], key: str) -> list[Any] | None:
+    """Null, not a list of nulls, where no rank has the figure."""
+    values = _by_rank(parts, key)
+    return None if None in values else values
+
+
+def _by_rank(parts: Sequence[Report], key: str) -> list[Any]:
+    return [part[key] for part in parts]
+
+
+def _wrong_tokens(losses: Losses) -> str | None:
+    """A reason when the ranks did not train on the step's tokens, each once, at its position."""
+    for step, (seen, expected) in enumerate(
+        zip(losses.tokens_digest, losses.expected_digest, strict=True)
+    ):
+        if seen != expected:
+            return (
+                f"step {step}: the ranks saw other tokens than the step holds (digest {seen}, expected"
+                f" {expected}); some were dropped, repeated or misplaced"
+            )
+    return None
+
+
+def _record(
+    planned: PlannedCell,
+    status: Status,
+    reason: str | None,
+    wall_s: float,
+    started_at: datetime | None = None,
+    **sections: Any,
+) -> Record:
+    cell = planned.cell
+    return Record(
+        schema_version=SCHEMA_VERSION,
+        cell_id=cell.cell_id,
+        experiment=cell.experiment,
+        role="cell",
+        repeat=planned.repeat,
+        order=planned.order,
+        status=status,
+        reason=reason,
+        provenance=Provenance.MEASURED,
+        config=cell.flat(),
+        environment=describe(),
+        analytic=analytic(cell),
+        started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
+        wall_s=wall_s,
+        fixed_cost_s=sections.pop("fixed_cost_s", None),
+        **sections,
+    )
+
+
+def analytic(cell: RunConfig) -> dict[str, Any]:
+    """What arithmetic says of one optimizer step: FLOPs of all ranks, exchange bytes of one."""
+    return {
+        "tokens_per_step": cell.tokens_per_step,
+        "model_flops_causal": model_flops(cell, causal=True),
+        "model_flops_full": model_flops(cell, causal=False),
+        "hardware_flops_causal": hardware_flops(cell, causal=True),
+        "exchange_bytes": STRATEGIES[cell.strategy].exchange_bytes(cell),
+    }
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else text
+
+
+__all__ = ["CellInterrupted", "Failure", "PlannedCell", "analytic", "merge", "record_of", "run"]

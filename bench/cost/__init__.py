@@ -1,0 +1,1 @@
+"""The arithmetic of a training step: no torch."""

@@ -1,0 +1,44 @@
+"""Floating-point operations of one optimizer step, all ranks together.
+
+Conventions: a multiply-add is two operations; backward is twice forward; embeddings look up and cost
+nothing, the output head counts. "Causal" counts the S(S+1)/2 score entries that the mask leaves, "full"
+all S^2.
+"""
+
+from __future__ import annotations
+
+from bench.config import ModelConfig, RunConfig
+
+FORWARD_AND_BACKWARD = 3
+FLASH_BACKWARD_FACTOR = 2.5
+"""A flash backward recomputes the scores: five matrix products to the forward's two (arXiv:2307.08691)."""
+
+
+def matrix_parameters(model: ModelConfig) -> int:
+    """Weights that multiply activations: all layers' projections and the output head."""
+    q_size = model.num_heads * model.head_dim
+    kv_size = model.num_kv_heads * model.head_dim
+    attention = model.hidden_size * (2 * q_size + 2 * kv_size)
+    mlp = 3 * model.hidden_size * model.intermediate_size
+    return model.num_layers * (attention + mlp) + model.hidden_size * model.vocab_size
+
+
+def attention_forward_flops(cell: RunConfig, *, causal: bool) -> int:
+    """Q K^T and P V of every layer and sequence of one step."""
+    entries = cell.seq_len * (cell.seq_len + 1) // 2 if causal else cell.seq_len**2
+    heads = cell.model.num_layers * cell.model.num_heads * cell.model.head_dim
+    return 4 * entries * heads * cell.sequences_per_step
+
+
+def model_flops(cell: RunConfig, *, causal: bool) -> int:
+    """What the mathematics needs, forward and backward, without any recomputation: MFU's numerator."""
+    dense = 2 * matrix_parameters(cell.model) * cell.tokens_per_step
+    return FORWARD_AND_BACKWARD * (dense + attention_forward_flops(cell, causal=causal))
+
+
+def hardware_flops(cell: RunConfig, *, causal: bool) -> int:
+    """What is executed: flash backward's scores and checkpointed forwards again. HFU's numerator."""
+    attention = attention_forward_flops(cell, causal=causal)
+    dense = 2 * matrix_parameters(cell.model) * cell.tokens_per_step
+    recomputed = dense + attention if cell.checkpointing else 0
+    return int(FORWARD_AND_BACKWARD * dense + attention * (1 + FLASH_BACKWARD_FACTOR) + recomputed)

@@ -1,0 +1,117 @@
+"""What machine and software ran a cell. Reads NVML and psutil; never touches CUDA."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGES = (
+    "torch",
+    "deepspeed",
+    "ring-flash-attn",
+    "flash-attn",
+    "transformers",
+    "accelerate",
+    "nvidia-nccl-cu13",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The devices at hand."""
+
+    gpus: tuple[str, ...]
+    cores: int
+    cpu: str
+    memory_bytes: int
+
+    @property
+    def device_name(self) -> str:
+        return self.gpus[0] if self.gpus else self.cpu
+
+
+@cache
+def this_machine() -> Machine:
+    """The visible GPUs by NVML's names, the cores this process may use, the processor and the memory."""
+    return Machine(
+        gpus=_visible_gpus(),
+        cores=len(os.sched_getaffinity(0)),
+        cpu=_cpu_name(),
+        memory_bytes=psutil.virtual_memory().total,
+    )
+
+
+def installed(package: str) -> str | None:
+    """The version of a distribution, or None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def describe() -> dict[str, Any]:
+    """The record's `environment`: machine, software versions, code and load, as plain JSON values."""
+    commit = _git("rev-parse", "HEAD")
+    return {
+        **asdict(this_machine()),
+        "device_name": this_machine().device_name,
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: installed(name) for name in PACKAGES},
+        "git_commit": commit,
+        "git_dirty": None if commit is None else bool(_git("status", "--porcelain")),
+        "load_average": os.getloadavg()[0],
+        "argv": sys.argv,
+    }
+
+
+def _visible_gpus() -> tuple[str, ...]:
+    """Names of the GPUs that CUDA_VISIBLE_DEVICES leaves; none where NVML is absent."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return names
+    wanted = [entry.strip() for entry in visible.split(",") if entry.strip() not in ("", "-1")]
+    by_index = [names[int(entry)] for entry in wanted if entry.isdigit() and int(entry) < len(names)]
+    by_uuid = [names[0] for entry in wanted if not entry.isdigit() and names]
+    return tuple(by_index + by_uuid)
+
+
+def _cpu_name() -> str:
+    try:
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(  # noqa: S603  fixed arguments, no shell
+            ["git", "-C", str(REPOSITORY), *arguments],  # noqa: S607  the user's own git
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,140 @@
+"""Fresh ranks for every cell, forked from a server that has imported everything already.
+
+The standard library's fork server, not torch elastic's agent: its ranks may leave by `os._exit` (see
+`worker`), and a death wakes the launcher at once instead of at the next poll.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.config import RunConfig
+from bench.rank_end import RankEnd
+
+if TYPE_CHECKING:
+    from bench.worker import RankEntry
+
+GRACE_S = 3.0
+"""How long the others may write their own reports once one rank has failed."""
+LOG_TAIL_BYTES = 4000
+PRELOAD = ["bench.preload"]
+
+Tell = Callable[[str], None]
+
+
+class Launcher:
+    """Starts the ranks of one cell at a time. Imports no torch and never touches CUDA."""
+
+    def __init__(self) -> None:
+        # CPU ranks must not probe for accelerators; a server once started keeps its environment.
+        os.environ.setdefault("DS_LOG_LEVEL", "warning")
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOAD)
+
+    def warm(self) -> None:
+        """Start the server and its imports now, in the background."""
+        from multiprocessing import forkserver
+
+        forkserver.ensure_running()
+
+    def run(
+        self, cell: RunConfig, folder: Path, *, entry: RankEntry | None = None, tell: Tell = lambda _: None
+    ) -> list[RankEnd]:
+        """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
+        folder.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + cell.measure.timeout_s
+        receiver, sender = self._context.Pipe(duplex=False)
+        with tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-") as meeting:
+            ranks = [
+                self._context.Process(
+                    target=_enter, args=(cell, rank, folder, Path(meeting) / "store", sender, entry)
+                )
+                for rank in range(cell.cluster.world_size)
+            ]
+            try:
+                for process in ranks:
+                    process.start()
+                sender.close()
+                finished = _watch(ranks, receiver, deadline, tell)
+            finally:
+                for process in ranks:
+                    _kill(process)
+                receiver.close()
+        return [_end(folder, rank, finished.get(rank)) for rank in range(len(ranks))]
+
+
+def _enter(
+    cell: RunConfig, rank: int, folder: Path, store: Path, sender: Connection, entry: RankEntry | None
+) -> None:
+    """The first function of a rank: everything it needs is imported in the server already."""
+    from bench.worker import RankJob, live, run_cell
+
+    tell: Tell = sender.send if rank == 0 else lambda _: None
+    live(RankJob(cell, rank, folder, store), tell, entry or run_cell)
+
+
+def _watch(
+    ranks: list[BaseProcess], receiver: Connection, deadline: float, tell: Tell
+) -> dict[int, int]:
+    """Exit codes of the ranks that ended by themselves, in time."""
+    finished: dict[int, int] = {}
+    open_pipe = [receiver]
+    while len(finished) < len(ranks):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            break
+        pending = [process.sentinel for rank, process in enumerate(ranks) if rank not in finished]
+        ready = wait([*pending, *open_pipe], timeout=left_s)
+        if receiver in ready:
+            try:
+                tell(receiver.recv())
+            except EOFError:
+                open_pipe = []
+        for rank, process in enumerate(ranks):
+            if rank not in finished and process.sentinel in ready:
+                process.join()
+                finished[rank] = process.exitcode if process.exitcode is not None else 1
+                if finished[rank] != 0:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+    return finished
+
+
+def _kill(process: BaseProcess) -> None:
+    """End a rank and whatever it started; a rank leads its own process group."""
+    if process.pid is None:
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
+
+
+def _end(folder: Path, rank: int, exit_code: int | None) -> RankEnd:
+    report, failure = (_take(folder / f"rank_{rank}.{kind}.json") for kind in ("report", "failure"))
+    return RankEnd(rank, exit_code, report, failure, _tail(folder / f"rank_{rank}.log"))
+
+
+def _take(path: Path) -> dict[str, Any] | None:
+    """Read a rank's file and remove it: what it says goes into the record."""
+    if not path.exists():
+        return None
+    content: dict[str, Any] = json.loads(path.read_text())
+    path.unlink()
+    return content
+
+
+def _tail(path: Path) -> str:
+    if not path.exists():
+        return ""
+    return path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")

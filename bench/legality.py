@@ -1,0 +1,59 @@
+"""Can this cell run here at all? The one table of what a trainer, an engine and a strategy do together."""
+
+from __future__ import annotations
+
+from bench.config import RunConfig
+from bench.environment import installed
+from bench.strategies import STRATEGIES
+
+ENGINE_PACKAGES = {"zero3": "deepspeed"}
+KERNEL_PACKAGES = {"flash_attn_2": "flash-attn"}
+ENGINE_DTYPES = {
+    "ddp": ("bf16", "fp32", "fp64"),
+    "fsdp2": ("bf16", "fp32", "fp64"),
+    "zero3": ("bf16", "fp32"),
+}
+
+
+def refusal(cell: RunConfig) -> str | None:
+    """Every reason why the cell is `unsupported`, each with a way out, in one line; None when it is legal."""
+    if cell.sp_degree * cell.dp_degree != cell.cluster.world_size:
+        return (
+            f"sp_degree={cell.sp_degree} x dp_replicate={cell.dp_replicate} x dp_shard={cell.dp_shard} is not"
+            f" cluster.world_size={cell.cluster.world_size}; leave sp_degree or dp_shard at auto, or change"
+            " cluster.world_size"
+        )
+    reasons = [
+        *STRATEGIES[cell.strategy].refusals(cell),
+        *_engine_refusals(cell),
+        *_missing_packages(cell),
+    ]
+    return "; ".join(reasons) or None
+
+
+def _engine_refusals(cell: RunConfig) -> list[str]:
+    reasons = []
+    dtypes = ENGINE_DTYPES[cell.engine]
+    if cell.dtype not in dtypes:
+        reasons.append(f"dtype={cell.dtype} is not for engine={cell.engine}; choose dtype={' or '.join(dtypes)}")
+    if cell.engine == "zero3" and cell.dp_replicate > 1:
+        reasons.append(
+            f"dp_replicate={cell.dp_replicate} is not for engine=zero3, which shards over all ranks; take"
+            " dp_shard, or engine=fsdp2"
+        )
+    if cell.kernel == "flash_attn_2" and (cell.cluster.device == "cpu" or cell.dtype not in ("bf16", "fp16")):
+        reasons.append("kernel=flash_attn_2 needs a GPU and dtype=bf16; take kernel=torch_flash")
+    return reasons
+
+
+def _missing_packages(cell: RunConfig) -> list[str]:
+    wanted = {
+        f"strategy={cell.strategy}": STRATEGIES[cell.strategy].package,
+        f"engine={cell.engine}": ENGINE_PACKAGES.get(cell.engine),
+        f"kernel={cell.kernel}": KERNEL_PACKAGES.get(cell.kernel),
+    }
+    return [
+        f"{who} needs the package {package}; install it with: pip install {package}"
+        for who, package in wanted.items()
+        if package is not None and installed(package) is None
+    ]

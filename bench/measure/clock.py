@@ -1,0 +1,42 @@
+"""When steps end: device events on CUDA, a monotonic clock on the CPU. Adds no synchronisation."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+class StepClock:
+    """Mark the start, then the end of every step; read the times after `stop`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._marks: list[float | torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def step_times_ms(self) -> list[float]:
+        """Milliseconds between consecutive marks; waits for the device."""
+        synchronise(self.device)
+        pairs = zip(self._marks, self._marks[1:], strict=False)
+        return [_between_ms(start, end) for start, end in pairs]
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _between_ms(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+    if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+        return float(start.elapsed_time(end))
+    assert isinstance(start, float)
+    assert isinstance(end, float)
+    return (end - start) * 1e3

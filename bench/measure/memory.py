@@ -1,0 +1,62 @@
+"""Peak memory of a rank: CUDA's own counters, or on the CPU tensors counted by the profiler and pages."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """One rank's peaks in bytes; null where this device has no such figure."""
+
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_resident_bytes: int
+    base_resident_bytes: int
+
+
+def resident_bytes(field: str = "VmRSS") -> int:
+    """Pages of this process now (`VmRSS`) or at their highest (`VmHWM`), Linux only, else 0."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    lines = (line.split() for line in status.splitlines())
+    return next((int(line[1]) * _KIB for line in lines if line[0] == f"{field}:"), 0)
+
+
+def live_tensor_bytes() -> int:
+    """Bytes of all CPU tensor storages that Python can reach, each counted once."""
+    sizes: dict[int, int] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for found in gc.get_objects():
+            if type(found) in (torch.Tensor, torch.nn.Parameter) and found.device.type == "cpu":
+                storage = found.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def read_memory(
+    device: torch.device, base_resident_bytes: int, cpu_peak_bytes: int | None
+) -> RankMemory:
+    """Peaks since `reset_peak`; on the CPU `cpu_peak_bytes` comes from the traced step."""
+    on_gpu = device.type == "cuda"
+    return RankMemory(
+        peak_allocated_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else cpu_peak_bytes,
+        peak_reserved_bytes=torch.cuda.max_memory_reserved(device) if on_gpu else None,
+        peak_resident_bytes=resident_bytes("VmHWM"),
+        base_resident_bytes=base_resident_bytes,
+    )

@@ -1,0 +1,34 @@
+"""Whose code ran: the modules of attention packages entered while a step runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+ATTENTION_CODE = (
+    "bench.strategies.",
+    "deepspeed.runtime.sequence_parallel",
+    "ring_flash_attn",
+    "flash_attn",
+    "torch.distributed.tensor.experimental",
+)
+
+
+@contextmanager
+def watch_modules() -> Iterator[set[str]]:
+    """The names of attention modules entered by this thread, forward and (on CPU) backward."""
+    seen: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        module = frame.f_globals.get("__name__", "")
+        if event == "call" and module.startswith(ATTENTION_CODE):
+            seen.add(module)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(before)

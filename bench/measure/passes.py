@@ -1,0 +1,89 @@
+"""The passes of a built cell in order, and the log of what a rank is doing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.attention.layouts import LAYOUTS
+from bench.config import RunConfig
+from bench.measure.gradients import write_gradients
+from bench.measure.losses import collect_losses
+from bench.measure.memory import live_tensor_bytes, read_memory, reset_peak
+from bench.measure.modules import watch_modules
+from bench.measure.timing import short_step, time_steps
+from bench.measure.trace import trace_step
+from bench.training.trainers import NativeTrainer
+
+STEP_PHASES = ("gradients", "steps", "trace")
+"""Phases that are a cell's own work: all the rest is its fixed cost."""
+
+
+@dataclass(slots=True)
+class RankLog:
+    """Where a rank is, how many seconds each phase took, and whom to tell."""
+
+    tell: Callable[[str], None]
+    phase: str = "start"
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Name the phase for messages; a phase that raises stays the current one."""
+        self.phase = phase
+        self.tell(phase)
+        start = time.monotonic()
+        yield
+        self.phases_s[phase] = time.monotonic() - start
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltCell:
+    """A cell on one rank, ready to train."""
+
+    cell: RunConfig
+    trainer: NativeTrainer
+    device: torch.device
+    folder: Path
+    base_resident_bytes: int
+
+
+def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
+    """This rank's part of every section; losses are the same on every rank."""
+    cell, trainer, device = built.cell, built.trainer, built.device
+    sections: dict[str, Any] = {}
+    if cell.measure.gradients:
+        with log.during("gradients"):
+            write_gradients(trainer, cell, built.folder)
+    with log.during("steps"):
+        with watch_modules() as modules:
+            short_step(trainer, cell, LAYOUTS[cell.layout].length_multiple(cell.sp_degree))
+        reset_peak(device)
+        timed = time_steps(trainer, cell, device, log.tell)
+    sections["timing"] = {
+        "step_times_ms": timed.step_times_ms,
+        "window_ms": timed.window_ms,
+        "warmup": timed.warmup,
+    }
+    with log.during("losses"):
+        sections["losses"] = asdict(collect_losses(timed.outcomes, trainer, cell))
+    sections["engagement"] = {
+        "attention_name": trainer.wiring.attention_name,
+        "modules": sorted(modules),
+        "shard_shape": list(trainer.fetch(0, cell.seq_len)[0].input_ids.shape),
+    }
+    cpu_peak_bytes = None
+    if cell.measure.trace:
+        with log.during("trace"):
+            alive_bytes = live_tensor_bytes()
+            traced = trace_step(lambda: trainer.step(timed.next_step, cell.seq_len), device)
+        cpu_peak_bytes = alive_bytes + traced.peak_new_bytes
+        sections["trace"] = asdict(traced)
+    sections["memory"] = asdict(read_memory(device, built.base_resident_bytes, cpu_peak_bytes))
+    return sections

@@ -1,0 +1,30 @@
+"""The one table of strategies. A new one is a folder here, a line below and a YAML in conf/strategy/."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
+from bench.strategies.facts import Facts
+from bench.strategies.local.facts import Local
+from bench.strategies.ring_flash_attn.facts import RingFlashAttn
+from bench.strategies.ulysses.facts import Ulysses
+
+if TYPE_CHECKING:
+    from bench.attention.strategy import Strategy
+
+STRATEGIES: Mapping[str, Facts] = {
+    facts.name: facts for facts in (Local(), Ulysses(), DeepSpeedUlysses(), RingFlashAttn())
+}
+
+
+def runnable(name: str) -> type[Strategy]:
+    """The strategy's code: `attention.py` beside its `facts.py`, imported only where ranks run.
+
+    Facts are read by processes that must not import torch.
+    """
+    folder = type(STRATEGIES[name]).__module__.removesuffix(".facts")
+    code: type[Strategy] = importlib.import_module(f"{folder}.attention").STRATEGY
+    return code

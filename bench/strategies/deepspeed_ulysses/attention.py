@@ -1,0 +1,62 @@
+"""DeepSpeed's `UlyssesSPAttentionHF`, as it is, around our kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+from torch import Tensor
+
+from bench.attention.kernels import attend
+from bench.attention.strategy import Strategy
+from bench.config import RunConfig
+from bench.process_groups import RankGroups
+from bench.training.deepspeed_ranks import join_deepspeed
+
+
+class DeepSpeedUlyssesAttention(Strategy):
+    def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
+        super().__init__(cell, groups)
+        join_deepspeed(cell)
+        self.exchange = UlyssesSPAttentionHF(
+            attn=self._core_attention,
+            batch_size=cell.batch,
+            attn_head_count=cell.model.num_heads,
+            attn_head_size=cell.model.head_dim,
+            kv_head_count=cell.model.num_kv_heads,
+            num_hidden_layers=cell.model.num_layers,
+            process_group=groups.sequence,
+            seq_length_is_variable=True,
+        )
+
+    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+        batch, _, shard_len, _ = q_BNSD.shape
+        start = self.groups.sequence_rank * shard_len
+        positions = torch.arange(start, start + shard_len, device=q_BNSD.device).expand(batch, -1)
+        out_BSND = self.model_attention(
+            torch.nn.Module(), q_BNSD, k_BKSD, v_BKSD, position_ids=positions.contiguous()
+        )
+        return out_BSND.transpose(1, 2)
+
+    def model_attention(
+        self, module: torch.nn.Module, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, **keywords: Any
+    ) -> Tensor:
+        flat_BSE, _ = self.exchange(module, q_BNSD, k_BKSD, v_BKSD, None, **keywords)
+        out_BSND: Tensor = flat_BSE.unflatten(-1, (q_BNSD.shape[1], q_BNSD.shape[3]))
+        return out_BSND
+
+    def _core_attention(
+        self,
+        module: torch.nn.Module,  # noqa: ARG002
+        q_BMTD: Tensor,
+        k_BLTD: Tensor,
+        v_BLTD: Tensor,
+        attention_mask: Tensor | None,  # noqa: ARG002
+        **keywords: Any,  # noqa: ARG002
+    ) -> tuple[Tensor, None]:
+        out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=True)
+        return out_BMTD.transpose(1, 2), None
+
+
+STRATEGY = DeepSpeedUlyssesAttention

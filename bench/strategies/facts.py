@@ -1,0 +1,98 @@
+"""What is known of a strategy without running it: is a cell legal, and how many bytes must it move?"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from bench.attention.layouts import LAYOUTS
+from bench.config import RunConfig
+
+DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+
+
+class Facts(ABC):
+    """One strategy's facts; `name` is its key in the table, its folder and its YAML."""
+
+    name: ClassVar[str]
+    layouts: ClassVar[tuple[str, ...]] = ("contiguous",)
+    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPE_BYTES)
+    package: ClassVar[str | None] = None
+    """The distribution whose code runs, where it is not ours."""
+    shares_sequences: ClassVar[bool] = True
+    """Whether ranks share a sequence at all; false only for `local`."""
+
+    @property
+    def default_layout(self) -> str:
+        return self.layouts[0]
+
+    def refusals(self, cell: RunConfig) -> list[str]:
+        """Why this cell cannot run, each with a way out; empty when it can."""
+        multiple = LAYOUTS[cell.layout].length_multiple(cell.sp_degree)
+        return [
+            *_not_among("layout", cell.layout, self.layouts, self.name),
+            *_not_among("dtype", cell.dtype, self.dtypes, self.name),
+            *_not_divisible("seq_len", cell.seq_len, multiple, f"{self.name} in {cell.layout} layout"),
+            *self.head_refusals(cell),
+        ]
+
+    def head_refusals(self, cell: RunConfig) -> list[str]:  # noqa: ARG002  most strategies take any heads
+        return []
+
+    @abstractmethod
+    def exchange_bytes(self, cell: RunConfig) -> int:
+        """Attention-exchange payload that one rank sends in one optimizer step, in bytes."""
+
+
+def activation_bytes(cell: RunConfig, heads: int) -> int:
+    """Bytes of one rank's [batch, heads, shard_len, head_dim] tensor."""
+    return cell.batch * heads * cell.shard_len * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
+
+
+def forwards_per_step(cell: RunConfig) -> int:
+    """How often attention runs forward in one step: once more per layer where it is checkpointed."""
+    return (2 if cell.checkpointing else 1) * cell.model.num_layers * cell.grad_accum
+
+
+def backwards_per_step(cell: RunConfig) -> int:
+    return cell.model.num_layers * cell.grad_accum
+
+
+def head_exchange_refusals(cell: RunConfig) -> list[str]:
+    """Ulysses deals whole heads out to ranks, so their number sets its limit."""
+    heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.sp_degree
+    divisors = [d for d in range(1, heads + 1) if heads % d == 0 and _kv_fits(kv_heads, d)]
+    if heads % degree == 0 and _kv_fits(kv_heads, degree):
+        return []
+    return [
+        f"{cell.strategy} deals {heads} query and {kv_heads} KV heads out to sp_degree={degree} ranks, which"
+        f" does not come out even; choose sp_degree from {', '.join(map(str, divisors))}, or a ring strategy"
+    ]
+
+
+def head_exchange_bytes(cell: RunConfig, heads: int) -> int:
+    """Payload of one all-to-all that carries `heads` heads of a shard, own part left out."""
+    return activation_bytes(cell, heads) * (cell.sp_degree - 1) // cell.sp_degree
+
+
+def exchanged_kv_heads(cell: RunConfig) -> int:
+    """KV heads that travel: repeated up to one per rank where there are fewer heads than ranks."""
+    return max(cell.model.num_kv_heads, cell.sp_degree)
+
+
+def _kv_fits(kv_heads: int, degree: int) -> bool:
+    return kv_heads % degree == 0 or degree % kv_heads == 0
+
+
+def _not_among(key: str, value: str, known: tuple[str, ...], strategy: str) -> list[str]:
+    if value in known:
+        return []
+    return [f"{key}={value} is not for {strategy}; choose {key}={' or '.join(known)}"]
+
+
+def _not_divisible(key: str, value: int, multiple: int, who: str) -> list[str]:
+    if value % multiple == 0:
+        return []
+    near = max(multiple, round(value / multiple) * multiple)
+    return [f"{key}={value} must be a multiple of {multiple} for {who}; the nearest is {key}={near}"]

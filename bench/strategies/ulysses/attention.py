@@ -1,0 +1,86 @@
+"""Ulysses (arXiv:2309.14509, section 3): trade a shard of the sequence for a share of the heads and back.
+
+Shapes: B batch, P ranks of the sequence group, T sequence, S = T/P its shard, N query heads, M = N/P of
+them, K KV heads, L those on one rank (at least one), D head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.attention.kernels import attend
+from bench.attention.strategy import Strategy
+
+
+class UlyssesAttention(Strategy):
+    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+        q_BMTD, k_BLTD, v_BLTD = gather_seq_scatter_heads(
+            q_BNSD, k_BKSD, v_BKSD, self.groups.sequence
+        )
+        out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=True)
+        return gather_heads_scatter_seq(out_BMTD, self.groups.sequence)
+
+
+def gather_seq_scatter_heads(
+    q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole sequences of this rank's heads: q [B, M, T, D], k and v [B, L, T, D], in one all-to-all.
+
+    With fewer KV heads than ranks each head is sent to all the ranks whose query heads need it.
+    """
+    ranks = group.size()
+    shares = [_share_heads(x, ranks) for x in (q_BNSD, k_BKSD, v_BKSD)]
+    sent_PBHSD = torch.cat(shares, dim=2).transpose(0, 1)
+    received_PBHSD = all_to_all(sent_PBHSD, group)
+    whole_BHTD = received_PBHSD.permute(1, 2, 0, 3, 4).flatten(2, 3)
+    q_BMTD, k_BLTD, v_BLTD = whole_BHTD.split([share.shape[2] for share in shares], dim=1)
+    return q_BMTD, k_BLTD, v_BLTD
+
+
+def gather_heads_scatter_seq(out_BMTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's shard of all heads, [B, N, S, D]."""
+    sent_PBMSD = out_BMTD.unflatten(2, (group.size(), -1)).permute(2, 0, 1, 3, 4)
+    return all_to_all(sent_PBMSD, group).transpose(0, 1).flatten(1, 2)
+
+
+def all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Slice p of the first dimension goes to rank p of the group; slice p of the result came from it."""
+    received: Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
+    return received
+
+
+class _AllToAll(torch.autograd.Function):
+    """Its own transpose: what a rank received in forward it sends back in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _exchange(parts, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _exchange(grad, ctx.group), None
+
+
+def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    # Contiguous on both sides: `empty_like` of a permuted view keeps its strides, and gloo then fills the
+    # buffer in the wrong order without a word.
+    sent = parts.contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received
+
+
+def _share_heads(x_BHSD: Tensor, ranks: int) -> Tensor:
+    """[B, P, H/P, S, D]: the heads that go to each rank, repeated where there are fewer heads than ranks."""
+    heads = x_BHSD.shape[1]
+    if heads < ranks:
+        x_BHSD = x_BHSD.repeat_interleave(ranks // heads, dim=1)
+    return x_BHSD.unflatten(1, (ranks, -1))
+
+
+STRATEGY = UlyssesAttention

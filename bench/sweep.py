@@ -1,0 +1,129 @@
+"""A sweep: planned as a whole before its first cell starts, then run to its end whatever cells do."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from bench import words
+from bench.cell import CellInterrupted, PlannedCell, run
+from bench.config import ConfigError, RunConfig
+from bench.environment import Machine
+from bench.launcher import Launcher
+from bench.legality import refusal
+from bench.progress import Progress
+from bench.record import FINDINGS, Record, Status
+from bench.resolve import Raw, resolve
+from bench.store import Store
+
+if TYPE_CHECKING:
+    from bench.worker import RankEntry
+
+MAX_CELLS = 10_000
+EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+
+ReportWriter = Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep will run, in order, and where its records go."""
+
+    cells: tuple[PlannedCell, ...]
+    folder: Path
+    resume: bool
+
+
+def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:
+    """Validate every cell, drop duplicates, repeat, and shuffle by the seed.
+
+    Order is random so that heat and neighbours favour no strategy. Raises ConfigError for the first bad
+    value; in a single run also for an illegal combination, which a sweep records as `unsupported`.
+    """
+    if len(raws) > MAX_CELLS:
+        raise ConfigError(f"{len(raws)} cells: a sweep holds at most {MAX_CELLS}; sweep fewer values")
+    cells = {cell.cell_id: cell for cell in (resolve(raw, machine) for raw in raws)}
+    if single:
+        for cell in cells.values():
+            _refuse_illegal(cell)
+    pairs = [(cell, repeat) for cell in cells.values() for repeat in range(cell.measure.repeats)]
+    random.Random(min(cell.seed for cell in cells.values())).shuffle(pairs)
+    planned = (PlannedCell(cell, repeat, order) for order, (cell, repeat) in enumerate(pairs))
+    first = raws[0]
+    resume = words.flag("resume", first["resume"])
+    return Plan(tuple(planned), Path(str(first["sweep_dir"])), resume)
+
+
+def run_plan(
+    plan: Plan,
+    launcher: Launcher,
+    progress: Progress,
+    *,
+    write_report: ReportWriter,
+    entry: Callable[[PlannedCell], RankEntry | None] = lambda _: None,
+) -> int:
+    """Run the cells, store each record as it comes, write the report; the sweep's exit code.
+
+    0 when every cell that could run did, 1 when some failed, 130 when interrupted.
+    """
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with Store(plan.folder) as store:
+        before = store.read()
+        pending = _pending(plan, before)
+        _write_config(plan)
+        progress.start(pending, plan.folder)
+        try:
+            statuses = [
+                _run_one(planned, launcher, progress, store, entry(planned)) for planned in pending
+            ]
+        except CellInterrupted as interrupted:
+            store.append(interrupted.record)
+            progress.stop()
+            write_report(plan.folder)
+            return EXIT_INTERRUPTED
+        progress.stop()
+        write_report(plan.folder)
+    return EXIT_OK if all(status in FINDINGS for status in statuses) else EXIT_FAILED
+
+
+def _run_one(
+    planned: PlannedCell,
+    launcher: Launcher,
+    progress: Progress,
+    store: Store,
+    entry: RankEntry | None,
+) -> Status:
+    progress.begin(planned)
+    record: Record = run(planned, launcher, store.folder / "cells", entry=entry, tell=progress.tell)
+    store.append(record)
+    progress.end(planned, record)
+    return record.status
+
+
+def _pending(plan: Plan, before: Sequence[dict[str, Any]]) -> list[PlannedCell]:
+    """Cells without a final record; with records but without `resume` the folder is somebody's."""
+    if before and not plan.resume:
+        raise ConfigError(
+            f"sweep_dir={plan.folder}: already holds {len(before)} records; add resume=true to run only what"
+            " is missing, or name another folder"
+        )
+    done = {(line["cell_id"], line["repeat"]) for line in before if line["status"] in FINDINGS}
+    return [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
+
+
+def _write_config(plan: Plan) -> None:
+    """What was asked for, fully resolved, beside the records: one entry a cell, in running order."""
+    content = {"argv": sys.argv, "cells": [planned.cell.flat() for planned in plan.cells]}
+    OmegaConf.save(OmegaConf.create(content), plan.folder / "config.yaml")
+
+
+def _refuse_illegal(cell: RunConfig) -> None:
+    reason = refusal(cell)
+    if reason is not None:
+        raise ConfigError(reason)

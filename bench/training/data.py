@@ -1,0 +1,147 @@
+"""Tokens of a step as a pure function of its number, whatever the sharding.
+
+A sample is a whole sequence. Step s uses samples s * G .. (s + 1) * G - 1, where G is the number of
+sequences per step; which rank and micro-step gets which of them is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import pydoc_data.topics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bench.attention.strategy import IGNORED_LABEL, Batch
+from bench.config import ConfigError, DataConfig, RunConfig
+
+SampleTokens = Callable[[int, int], Tensor]
+"""(sample, length) -> that many token ids, int64: the first tokens of the sample."""
+
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+
+
+class StepData:
+    """The batches of every step of one cell."""
+
+    def __init__(self, cell: RunConfig, sample_tokens: SampleTokens, device: torch.device) -> None:
+        self.cell = cell
+        self.sample_tokens = sample_tokens
+        self.device = device
+
+    def micro_batch(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
+        """Whole sequences [batch, seq_len] of one data-parallel rank and micro-step."""
+        cell = self.cell
+        first = step * cell.sequences_per_step
+        first += (micro_step * cell.dp_degree + data_rank) * cell.batch
+        return self._whole(range(first, first + cell.batch), seq_len)
+
+    def whole_step(self, step: int, seq_len: int) -> list[Batch]:
+        """Every sequence of a step, one per batch, without any sharding."""
+        per_step = self.cell.sequences_per_step
+        return [self._whole([i], seq_len) for i in range(step * per_step, (step + 1) * per_step)]
+
+    def _whole(self, samples: Sequence[int], seq_len: int) -> Batch:
+        tokens = torch.stack([self.sample_tokens(i, seq_len + 1) for i in samples]).to(self.device)
+        positions = torch.arange(seq_len, device=self.device).expand(len(samples), -1)
+        prompt = positions < self.cell.data.prompt_tokens
+        labels = tokens[:, 1:].masked_fill(prompt, IGNORED_LABEL)
+        return Batch(torch.tensor(samples, device=self.device), tokens[:, :-1], labels, positions)
+
+
+def open_data(cell: RunConfig, device: torch.device) -> StepData:
+    """The cell's data; raises ConfigError where the text cannot be read."""
+    return StepData(cell, SOURCES[cell.data.name](cell), device)
+
+
+def digest(batch: Batch) -> int:
+    """A sum over (sample, position, token, label), modulo 2^64, that no sharding changes.
+
+    Ranks that saw a token twice, missed one or took a wrong position do not add up to the sum of the
+    whole step.
+    """
+    mixed = batch.samples[:, None].expand_as(batch.input_ids)
+    for part in (batch.position_ids, batch.input_ids, batch.labels):
+        mixed = _mix(mixed * 1_000_003 + part)
+    return int(mixed.sum().item()) % 2**64
+
+
+def count_valid(labels: Tensor) -> Tensor:
+    """How many labels take part in the loss, as an int64 scalar on their device."""
+    return (labels != IGNORED_LABEL).sum()
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 with arithmetic shifts; int64 wraps round."""
+    x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47
+    x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15
+    return x ^ (x >> 31)
+
+
+def _text_source(cell: RunConfig) -> SampleTokens:
+    corpus = _tokenise(read_text(cell.data), cell.data.tokenizer, cell.model.vocab_size)
+
+    def sample_tokens(sample: int, length: int) -> Tensor:
+        """Sample i starts where sample i - 1 ends; the text repeats when it is used up."""
+        start = (cell.seed + sample * cell.seq_len) % len(corpus)
+        return corpus[(start + torch.arange(length)) % len(corpus)]
+
+    return sample_tokens
+
+
+def _synthetic_source(cell: RunConfig) -> SampleTokens:
+    def sample_tokens(sample: int, length: int) -> Tensor:
+        mixed = _mix(torch.tensor(cell.seed * 1_000_003 + sample) * 1_000_003 + torch.arange(length))
+        return mixed.remainder(cell.model.vocab_size)
+
+    return sample_tokens
+
+
+SOURCES: Mapping[str, Callable[[RunConfig], SampleTokens]] = {
+    "text": _text_source,
+    "synthetic": _synthetic_source,
+}
+
+
+def read_text(data: DataConfig) -> str:
+    """The text of a file, of all text files under a folder, or of the `text` fields of JSON lines."""
+    if data.path is None:
+        return "\n\n".join(pydoc_data.topics.topics.values())
+    path = Path(data.path)
+    files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES) if path.is_dir() else [path]
+    try:
+        text = "\n\n".join(map(_file_text, files))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"data.path={data.path}: cannot be read as text ({error}); name a UTF-8 file, a folder of"
+            f" {' '.join(TEXT_SUFFIXES)} files, or JSON lines with a `text` field"
+        ) from None
+    if not text.strip():
+        raise ConfigError(f"data.path={data.path}: holds no text; name another file or folder")
+    return text
+
+
+def _file_text(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".jsonl":
+        return text
+    return "\n\n".join(json.loads(line)["text"] for line in text.splitlines() if line.strip())
+
+
+def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> Tensor:
+    if tokenizer is None:
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long() % vocab_size
+    from transformers import AutoTokenizer
+
+    encoder = AutoTokenizer.from_pretrained(
+        tokenizer, local_files_only=True, trust_remote_code=False
+    )
+    ids = torch.tensor(encoder(text, add_special_tokens=False)["input_ids"])
+    if int(ids.max()) >= vocab_size:
+        raise ConfigError(
+            f"data.tokenizer={tokenizer}: makes ids up to {int(ids.max())}, the model's vocabulary has"
+            f" {vocab_size}; take the model's own tokenizer"
+        )
+    return ids

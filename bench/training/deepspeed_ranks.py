@@ -1,0 +1,16 @@
+"""DeepSpeed takes over the process group that exists; nothing of it is started twice."""
+
+from __future__ import annotations
+
+import deepspeed
+import deepspeed.comm
+
+from bench.config import RunConfig
+
+
+def join_deepspeed(cell: RunConfig) -> None:
+    """Hand the default process group to DeepSpeed, which refuses to work without."""
+    if not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(
+            dist_backend=cell.cluster.backend, auto_mpi_discovery=False, verbose=False
+        )

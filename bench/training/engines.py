@@ -1,0 +1,194 @@
+"""How parameters, gradients and optimizer state are sharded: one class per engine, one table.
+
+To every engine sequence ranks are plain data-parallel ranks: it averages gradients over all of them.
+Mixed precision is each engine's own: bf16 compute over float32 parameters and optimizer state.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.config import RunConfig
+from bench.process_groups import RankGroups
+from bench.training.loss import ModelWithLoss
+from bench.training.models import TORCH_DTYPES
+
+LEARNING_RATE = 1e-3
+MAX_GRAD_NORM = 1.0
+LOW_PRECISION = ("bf16", "fp16")
+
+
+class Engine(ABC):
+    """A model wrapped for training. One micro-step is `forward` and `backward`; `update` ends the step."""
+
+    module: nn.Module
+
+    @abstractmethod
+    def __init__(
+        self, model: ModelWithLoss, cell: RunConfig, groups: RankGroups, device: torch.device
+    ) -> None: ...
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
+        """Around forward and backward; gradients are reduced in the last micro-step of a step."""
+        return nullcontext()
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None: ...
+
+    @abstractmethod
+    def update(self) -> Tensor:
+        """Clip, step and clear; the gradient norm before clipping, as a scalar tensor."""
+
+    @abstractmethod
+    def full_gradients(self) -> dict[str, Tensor]:
+        """Every parameter's whole averaged gradient, after the last backward and before `update`."""
+
+
+class DDP(Engine):
+    """Every rank holds everything; low precision by autocast."""
+
+    def __init__(
+        self, model: ModelWithLoss, cell: RunConfig, groups: RankGroups, device: torch.device
+    ) -> None:
+        self.model = model.to(device)
+        self.module: Any = self.model
+        if groups.world_size > 1:
+            self.module = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        self.optimizer = _adamw(self.model, device)
+        self.autocast = torch.autocast(
+            device.type, TORCH_DTYPES[cell.dtype], enabled=cell.dtype in LOW_PRECISION
+        )
+
+    @contextmanager
+    def micro_step(self, *, last: bool) -> Iterator[None]:
+        distributed = isinstance(self.module, DistributedDataParallel)
+        held_back = self.module.no_sync() if distributed and not last else nullcontext()
+        with held_back, self.autocast:
+            yield
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def update(self) -> Tensor:
+        return _clip_step_clear(self.model, self.optimizer)
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+
+
+class FSDP2(Engine):
+    """torch's fully_shard, one group per layer and one for the rest."""
+
+    def __init__(
+        self, model: ModelWithLoss, cell: RunConfig, groups: RankGroups, device: torch.device
+    ) -> None:
+        model = model.to(device)
+        keywords: dict[str, Any] = {"mesh": groups.shard_mesh}
+        if cell.dtype in LOW_PRECISION:
+            keywords["mp_policy"] = MixedPrecisionPolicy(TORCH_DTYPES[cell.dtype], torch.float32)
+        for layer in model.model.model.layers:
+            fully_shard(layer, **keywords)
+        self.module: Any = fully_shard(model, **keywords)
+        self.optimizer = _adamw(model, device)
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
+        self.module.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def update(self) -> Tensor:
+        norm: Any = _clip_step_clear(self.module, self.optimizer)
+        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        gradients: dict[str, Any] = {n: p.grad for n, p in self.module.named_parameters()}
+        return {name: grad.full_tensor() for name, grad in gradients.items()}
+
+
+class Zero3(Engine):
+    """DeepSpeed ZeRO-3; its own loop clips inside `step`."""
+
+    def __init__(
+        self,
+        model: ModelWithLoss,
+        cell: RunConfig,
+        groups: RankGroups,  # noqa: ARG002  ZeRO-3 shards over all ranks
+        device: torch.device,
+    ) -> None:
+        import deepspeed
+
+        from bench.training.deepspeed_ranks import join_deepspeed
+
+        join_deepspeed(cell)
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        self.engine, *_ = deepspeed.initialize(
+            model=model, optimizer=_adamw(model.to(device), device), config=_zero3_config(cell)
+        )
+        self.module = self.engine
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
+        self.engine.set_gradient_accumulation_boundary(last)
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        # Our loss already counts the tokens of all micro-steps: nothing more to divide by.
+        self.engine.backward(loss, scale_wrt_gas=False)
+
+    def update(self) -> Tensor:
+        self.engine.step()
+        return torch.as_tensor(self.engine.get_global_grad_norm())
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        from deepspeed.utils import safe_get_full_grad
+
+        named = self.engine.module.named_parameters()
+        return {name: safe_get_full_grad(parameter) for name, parameter in named}
+
+
+ENGINES: Mapping[str, type[Engine]] = {"ddp": DDP, "fsdp2": FSDP2, "zero3": Zero3}
+
+
+def _adamw(model: nn.Module, device: torch.device) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device.type == "cuda")
+
+
+def _clip_step_clear(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def _zero3_config(cell: RunConfig) -> dict[str, Any]:
+    """Bucket sizes are those that transformers' Trainer writes for "auto": DeepSpeed's own defaults
+    allocate a gigabyte whatever the model.
+    """
+    hidden = cell.model.hidden_size
+    return {
+        "train_micro_batch_size_per_gpu": cell.batch,
+        "gradient_accumulation_steps": cell.grad_accum,
+        "gradient_clipping": MAX_GRAD_NORM,
+        "bf16": {"enabled": cell.dtype == "bf16"},
+        "fp16": {"enabled": cell.dtype == "fp16"},
+        "zero_optimization": {
+            "stage": 3,
+            "reduce_bucket_size": hidden * hidden,
+            "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+            "stage3_param_persistence_threshold": 10 * hidden,
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+    }

@@ -1,0 +1,163 @@
+"""One rank's life: join, build, run the passes, report, leave.
+
+A rank ends by `os._exit`, in success and failure. Destroying gloo groups hangs now and then, and leaving
+through interpreter shutdown after DeepSpeed aborts now and then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.config import RunConfig
+from bench.measure.memory import resident_bytes
+from bench.measure.passes import BuiltCell, RankLog, run_passes
+from bench.process_groups import make_groups
+from bench.strategies import runnable
+from bench.training.data import open_data
+from bench.training.engines import ENGINES
+from bench.training.loss import ModelWithLoss
+from bench.training.models import TORCH_DTYPES, build_model
+from bench.training.trainers import TRAINERS
+
+_PR_SET_PDEATHSIG = 1
+DEADLINE_MARGIN_S = 60
+"""Collectives outwait the launcher, so that a hang is the launcher's to report."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankJob:
+    """What one rank is told. `rendezvous` is a file shared by the cell's ranks, or None for env://."""
+
+    cell: RunConfig
+    rank: int
+    folder: Path
+    rendezvous: Path | None
+
+
+RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
+"""What a rank does once it is prepared; its return value is the rank's report."""
+
+
+def live(job: RankJob, tell: Callable[[str], None], entry: RankEntry) -> None:
+    """Run a rank to its end; never returns. Its report or its failure is on the disk by then."""
+    log = RankLog(tell)
+    try:
+        _prepare(job)
+        report = entry(job, log)
+        _write(job, "report", {**report, "phases_s": log.phases_s})
+        code = 0
+    except BaseException as error:  # noqa: BLE001  whatever ends a rank becomes its record
+        _write(
+            job,
+            "failure",
+            {
+                "phase": log.phase,
+                "kind": type(error).__name__,
+                "message": str(error),
+                "traceback": traceback.format_exc(),
+            },
+        )
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
+    """Join, build, and run the cell's passes: this rank's part of every section of the record."""
+    cell = job.cell
+    base_resident_bytes = resident_bytes()
+    with log.during("join"):
+        device = _join(job)
+        groups = make_groups(cell)
+        strategy = runnable(cell.strategy)(cell, groups)
+    with strategy.install() as wiring:
+        with log.during("build"):
+            data = open_data(cell, device)
+            model = _build(cell, wiring.attention_name)
+            engine = ENGINES[cell.engine](model, cell, groups, device)
+            trainer = TRAINERS[cell.trainer](cell, model, engine, strategy, wiring, data)
+        return run_passes(BuiltCell(cell, trainer, device, job.folder, base_resident_bytes), log)
+
+
+def _prepare(job: RankJob) -> None:
+    """Die with the parent, keep a log of one's own, share the cores fairly."""
+    os.setsid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    log = os.open(job.folder / f"rank_{job.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
+    os.environ.update(dict(job.cell.env))
+    if job.rendezvous is not None:
+        # transformers, accelerate and DeepSpeed look for torchrun's variables.
+        ranks = {"RANK": job.rank, "LOCAL_RANK": job.rank, "WORLD_SIZE": job.cell.cluster.world_size}
+        os.environ.update({name: str(value) for name, value in ranks.items()})
+    torch.set_num_threads(job.cell.cluster.threads_per_rank)
+
+
+def _join(job: RankJob) -> torch.device:
+    cell = job.cell
+    local_rank = int(os.environ.get("LOCAL_RANK", job.rank))
+    device = torch.device(cell.cluster.device, local_rank if cell.cluster.device == "cuda" else None)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store = job.rendezvous and dist.FileStore(str(job.rendezvous), cell.cluster.world_size)
+    dist.init_process_group(
+        cell.cluster.backend,
+        store=store or None,
+        rank=job.rank if store else -1,
+        world_size=cell.cluster.world_size if store else -1,
+        timeout=timedelta(seconds=cell.measure.timeout_s + DEADLINE_MARGIN_S),
+        device_id=device if device.type == "cuda" else None,
+    )
+    return device
+
+
+def _build(cell: RunConfig, attention_name: str) -> ModelWithLoss:
+    """The model with its loss, in the dtype of its master weights: float32, or float64 for fp64."""
+    wide = TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"]
+    torch.set_default_dtype(wide)
+    model = build_model(
+        cell.model, attention_name=attention_name, max_positions=cell.seq_len, seed=cell.seed
+    )
+    if cell.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    return ModelWithLoss(model, cell.loss)
+
+
+def _write(job: RankJob, kind: str, content: dict[str, Any]) -> None:
+    """One JSON file per rank, whole or not there at all."""
+    path = job.folder / f"rank_{job.rank}.{kind}.json"
+    draft = path.with_suffix(".draft")
+    with draft.open("w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
+
+
+def main() -> None:
+    """Run one rank of a cell that torchrun started: `-m bench.worker CELL.json FOLDER`."""
+    cell = RunConfig.from_json(json.loads(Path(sys.argv[1]).read_text()))
+    job = RankJob(cell, int(os.environ["RANK"]), Path(sys.argv[2]), rendezvous=None)
+    live(job, lambda _: None, run_cell)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Ulysses or Ring Attention? `python run_sweep.py -m seq_len=8k,64k,96k` measures and reports."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from bench.config import ConfigError
+from bench.environment import this_machine
+from bench.hydra_words import translated
+from bench.launcher import Launcher
+from bench.progress import Progress
+from bench.resolve import plain
+from bench.store import StoreError
+from bench.sweep import plan, run_plan
+
+EXIT_REQUEST_WRONG = 2
+CONF = str(Path(__file__).parent / "conf")
+
+
+def run_cells(composed: Sequence[DictConfig], *, single: bool = False) -> NoReturn:
+    """Plan and run these cells; ends the process with the sweep's exit code."""
+    with refusals():
+        planned = plan([plain(cell) for cell in composed], this_machine(), single=single)
+        launcher = Launcher()
+        launcher.warm()
+        from analysis.report import write_report
+
+        progress = Progress(Console())
+        sys.exit(run_plan(planned, launcher, progress, write_report=write_report))
+
+
+@hydra.main(config_path=CONF, config_name="config", version_base="1.3")
+def run_one(config: DictConfig) -> None:
+    """A single cell: what `python run_sweep.py` without -m runs."""
+    run_cells([config], single=True)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """A request that cannot be carried out is one line and exit code 2."""
+    try:
+        yield
+    except (ConfigError, StoreError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_REQUEST_WRONG)
+    except (HydraException, OmegaConfBaseException) as error:
+        print(translated(error), file=sys.stderr)
+        sys.exit(EXIT_REQUEST_WRONG)
+
+
+def main() -> None:
+    """Compose, plan, run."""
+    folder = f"results/sweeps/{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+    OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
+    # `env` is open: a name that is not there yet is added, and checked against the allow-list later.
+    sys.argv[1:] = [f"++{word}" if word.startswith("env.") else word for word in sys.argv[1:]]
+    with tempfile.TemporaryDirectory() as scratch, refusals():
+        OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
+        run_one()
+
+
+if __name__ == "__main__":
+    main()
