@@ -64,7 +64,7 @@ def refusals() -> Iterator[None]:
 
 def main() -> None:
     """Compose, plan, run."""
-    folder = f"results/sweeps/{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+    folder = f"results/sweeps/{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
     OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
     # `env` is open: a name that is not there yet is added, and checked against the allow-list later.

@@ -14,6 +14,8 @@ from bench.cost.flops import hardware_flops, model_flops
 from bench.environment import describe
 from bench.launcher import Launcher, Tell
 from bench.legality import refusal
+from bench.rank_end import RankEnd, classify
+from bench.rank_log import STEP_PHASES
 from bench.record import (
     SCHEMA_VERSION,
     Engagement,
@@ -26,13 +28,11 @@ from bench.record import (
     Timing,
     Trace,
 )
-from bench.rank_end import RankEnd, classify
 from bench.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from bench.worker import RankEntry
 
-STEP_PHASES = ("gradients", "steps", "trace")
 Report = dict[str, Any]
 
 
@@ -79,9 +79,7 @@ class CellInterrupted(KeyboardInterrupt):
         self.record = record
 
 
-def record_of(
-    planned: PlannedCell, ends: Sequence[RankEnd], wall_s: float, started_at: datetime
-) -> Record:
+def record_of(planned: PlannedCell, ends: Sequence[RankEnd], wall_s: float, started_at: datetime) -> Record:
     """The ranks' ends as one record."""
     status, failure = classify(ends)
     if failure is not None:
@@ -92,10 +90,14 @@ def record_of(
     wrong = _wrong_tokens(sections["losses"])
     if wrong is not None:
         return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, losses=sections["losses"])
-    work_s = max(sum(report["phases_s"].get(p, 0.0) for p in STEP_PHASES) for report in reports)
     return _record(
-        planned, Status.OK, None, wall_s, started_at, fixed_cost_s=wall_s - work_s, **sections
+        planned, Status.OK, None, wall_s, started_at, fixed_cost_s=fixed_cost_s(reports, wall_s), **sections
     )
+
+
+def fixed_cost_s(reports: Sequence[Report], wall_s: float) -> float:
+    """Seconds of a cell that are not its own steps: starting, joining, building, reporting, leaving."""
+    return wall_s - max(sum(report["phases_s"].get(p, 0.0) for p in STEP_PHASES) for report in reports)
 
 
 def merge(reports: Sequence[Report], cell: RunConfig) -> dict[str, Any]:
@@ -117,7 +119,12 @@ def merge(reports: Sequence[Report], cell: RunConfig) -> dict[str, Any]:
             tokens_per_step=cell.tokens_per_step,
         ),
         "losses": Losses(**reports[0]["losses"]),
-        "memory": Memory(**{key: _known_by_rank(memories, key) for key in memories[0]}),
+        "memory": Memory(
+            peak_allocated_bytes=_known_by_rank(memories, "peak_allocated_bytes"),
+            peak_reserved_bytes=_known_by_rank(memories, "peak_reserved_bytes"),
+            peak_resident_bytes=_by_rank(memories, "peak_resident_bytes"),
+            base_resident_bytes=_by_rank(memories, "base_resident_bytes"),
+        ),
         "trace": _merge_traces(traces) if traces else None,
     }
 
@@ -147,9 +154,7 @@ def _by_rank(parts: Sequence[Report], key: str) -> list[Any]:
 
 def _wrong_tokens(losses: Losses) -> str | None:
     """A reason when the ranks did not train on the step's tokens, each once, at its position."""
-    for step, (seen, expected) in enumerate(
-        zip(losses.tokens_digest, losses.expected_digest, strict=True)
-    ):
+    for step, (seen, expected) in enumerate(zip(losses.tokens_digest, losses.expected_digest, strict=True)):
         if seen != expected:
             return (
                 f"step {step}: the ranks saw other tokens than the step holds (digest {seen}, expected"

@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -49,7 +49,12 @@ class Launcher:
         forkserver.ensure_running()
 
     def run(
-        self, cell: RunConfig, folder: Path, *, entry: RankEntry | None = None, tell: Tell = lambda _: None
+        self,
+        cell: RunConfig,
+        folder: Path,
+        *,
+        entry: RankEntry | None = None,
+        tell: Tell = lambda _: None,
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +71,7 @@ class Launcher:
                 for process in ranks:
                     process.start()
                 sender.close()
-                finished = _watch(ranks, receiver, deadline, tell)
+                finished = _watch(ranks, folder, receiver, deadline, tell)
             finally:
                 for process in ranks:
                     _kill(process)
@@ -75,7 +80,12 @@ class Launcher:
 
 
 def _enter(
-    cell: RunConfig, rank: int, folder: Path, store: Path, sender: Connection, entry: RankEntry | None
+    cell: RunConfig,
+    rank: int,
+    folder: Path,
+    store: Path,
+    sender: Connection,
+    entry: RankEntry | None,
 ) -> None:
     """The first function of a rank: everything it needs is imported in the server already."""
     from bench.worker import RankJob, live, run_cell
@@ -85,7 +95,7 @@ def _enter(
 
 
 def _watch(
-    ranks: list[BaseProcess], receiver: Connection, deadline: float, tell: Tell
+    ranks: Sequence[BaseProcess], folder: Path, receiver: Connection, deadline: float, tell: Tell
 ) -> dict[int, int]:
     """Exit codes of the ranks that ended by themselves, in time."""
     finished: dict[int, int] = {}
@@ -105,7 +115,7 @@ def _watch(
             if rank not in finished and process.sentinel in ready:
                 process.join()
                 finished[rank] = process.exitcode if process.exitcode is not None else 1
-                if finished[rank] != 0:
+                if not _report(folder, rank).exists():
                     deadline = min(deadline, time.monotonic() + GRACE_S)
     return finished
 
@@ -121,8 +131,13 @@ def _kill(process: BaseProcess) -> None:
 
 
 def _end(folder: Path, rank: int, exit_code: int | None) -> RankEnd:
-    report, failure = (_take(folder / f"rank_{rank}.{kind}.json") for kind in ("report", "failure"))
+    report, failure = _take(_report(folder, rank)), _take(folder / f"rank_{rank}.failure.json")
     return RankEnd(rank, exit_code, report, failure, _tail(folder / f"rank_{rank}.log"))
+
+
+def _report(folder: Path, rank: int) -> Path:
+    """What a rank leaves when it has done everything: an exit code of 0 is no proof of that."""
+    return folder / f"rank_{rank}.report.json"
 
 
 def _take(path: Path) -> dict[str, Any] | None:

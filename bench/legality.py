@@ -35,7 +35,9 @@ def _engine_refusals(cell: RunConfig) -> list[str]:
     reasons = []
     dtypes = ENGINE_DTYPES[cell.engine]
     if cell.dtype not in dtypes:
-        reasons.append(f"dtype={cell.dtype} is not for engine={cell.engine}; choose dtype={' or '.join(dtypes)}")
+        reasons.append(
+            f"dtype={cell.dtype} is not for engine={cell.engine}; choose dtype={' or '.join(dtypes)}"
+        )
     if cell.engine == "zero3" and cell.dp_replicate > 1:
         reasons.append(
             f"dp_replicate={cell.dp_replicate} is not for engine=zero3, which shards over all ranks; take"

@@ -1,11 +1,13 @@
 """What the fork server imports once, so that no rank has to. Importing runs no tensor operation."""
 
 import os
+from pathlib import Path
 
-if not os.path.exists("/dev/nvidiactl"):
+if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-import deepspeed
+# ZeRO's first optimizer check imports Muon, and with it torch's whole compiler: seconds per rank.
+import deepspeed.runtime.zero.muon.muon_optimizer
 import torch.profiler
 import transformers.models.llama.modeling_llama
 import transformers.models.qwen2.modeling_qwen2

@@ -41,9 +41,10 @@ def make_groups(cell: RunConfig) -> RankGroups:
 
 
 def _sequence_group(sp_degree: int, world_size: int) -> dist.ProcessGroup:
-    if sp_degree == world_size:
-        return dist.group.WORLD
-    group: dist.ProcessGroup = dist.new_subgroups(group_size=sp_degree)[0]
+    group: dist.ProcessGroup | None = dist.group.WORLD
+    if sp_degree < world_size:
+        group = dist.new_subgroups(group_size=sp_degree)[0]
+    assert group is not None
     return group
 
 

@@ -15,6 +15,7 @@ from bench.cell import PlannedCell
 from bench.config import RunConfig
 from bench.eta import Estimate
 from bench.record import Record, Status
+from bench.words import length_label
 
 
 class Progress:
@@ -84,14 +85,6 @@ def cell_label(cell: RunConfig) -> str:
     """A cell in a few words: `ulysses 64k sp 2`."""
     degree = f" sp {cell.sp_degree}" if cell.sp_degree > 1 else ""
     return f"{cell.strategy} {length_label(cell.seq_len)}{degree}"
-
-
-def length_label(tokens: int) -> str:
-    """`8k` for 8192, `1m` for 1048576, the plain number where it is no whole multiple."""
-    for size, unit in ((1024 * 1024, "m"), (1024, "k")):
-        if tokens % size == 0:
-            return f"{tokens // size}{unit}"
-    return str(tokens)
 
 
 def outcome(record: Record) -> str:

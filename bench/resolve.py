@@ -47,7 +47,7 @@ def _names(section: type[Any]) -> list[str]:
 
 
 KNOWN_KEYS: Mapping[str, list[str]] = {
-    "": [*(name for name in _names(RunConfig)), "resume", "sweep_dir"],
+    "": [*_names(RunConfig), "resume", "sweep_dir"],
     "strategy": ["name"],
     "model": _names(ModelConfig),
     "engine": ["name"],
@@ -62,7 +62,9 @@ KNOWN_KEYS: Mapping[str, list[str]] = {
 
 def plain(composed: DictConfig) -> Raw:
     """A configuration that Hydra composed, as plain values without Hydra's own part."""
-    content = OmegaConf.to_container(OmegaConf.masked_copy(composed, [k for k in composed if k != "hydra"]), resolve=True)
+    content = OmegaConf.to_container(
+        OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), resolve=True
+    )
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
 
@@ -180,7 +182,11 @@ def _degrees(raw: Raw, strategy: str, world_size: int) -> dict[str, int]:
     # Where nothing is left to fill in, legality compares the product with the number of ranks.
     left = max(1, world_size // taken)
     if sp_degree == "auto":
-        return {"sp_degree": left, "dp_replicate": replicate, "dp_shard": 1 if shard == "auto" else shard}
+        return {
+            "sp_degree": left,
+            "dp_replicate": replicate,
+            "dp_shard": 1 if shard == "auto" else shard,
+        }
     return {
         "sp_degree": sp_degree,
         "dp_replicate": replicate,
@@ -221,8 +227,7 @@ def _model(raw: Raw, gpus: Machine | None) -> ModelConfig:
     }  # fmt: skip
     if whole["num_heads"] % whole["num_kv_heads"]:
         raise ConfigError(
-            f"model.num_kv_heads={whole['num_kv_heads']}: must divide model.num_heads="
-            f"{whole['num_heads']}"
+            f"model.num_kv_heads={whole['num_kv_heads']}: must divide model.num_heads={whole['num_heads']}"
         )
     if whole["head_dim"] % 2:
         raise ConfigError(f"model.head_dim={whole['head_dim']}: must be even for rotary positions")

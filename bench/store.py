@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
@@ -26,7 +26,7 @@ class Store:
         self.path = folder / "records.jsonl"
         self._lock = FileLock(folder / ".lock")
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:

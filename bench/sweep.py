@@ -79,9 +79,7 @@ def run_plan(
         _write_config(plan)
         progress.start(pending, plan.folder)
         try:
-            statuses = [
-                _run_one(planned, launcher, progress, store, entry(planned)) for planned in pending
-            ]
+            statuses = [_run_one(planned, launcher, progress, store, entry(planned)) for planned in pending]
         except CellInterrupted as interrupted:
             store.append(interrupted.record)
             progress.stop()

@@ -27,6 +27,14 @@ def tokens(key: str, value: Any) -> int:
     return count
 
 
+def length_label(tokens: int) -> str:
+    """`8k` for 8192, `1m` for 1048576, the plain number where it is no whole multiple."""
+    for unit, size in (("m", _UNIT["m"]), ("k", _UNIT["k"])):
+        if tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return str(tokens)
+
+
 def whole(key: str, value: Any, *, least: int = 1) -> int:
     """A whole number not below `least`."""
     number = int(_text(value)) if re.fullmatch(r"[0-9]{1,18}", _text(value)) else None
@@ -60,9 +68,7 @@ def choice(key: str, value: Any, known: Collection[str]) -> str:
     if not isinstance(value, str) or value not in known:
         near = difflib.get_close_matches(str(value).lower(), known, n=1)
         hint = f"did you mean {key}={near[0]}?" if near else f"write for example {key}={min(known)}"
-        raise ConfigError(
-            f"{key}={_shown(value)}: must be one of {', '.join(sorted(known))}; {hint}"
-        )
+        raise ConfigError(f"{key}={_shown(value)}: must be one of {', '.join(sorted(known))}; {hint}")
     return value
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ import torch.distributed as dist
 
 from bench.config import RunConfig
 from bench.measure.memory import resident_bytes
-from bench.measure.passes import BuiltCell, RankLog, run_passes
+from bench.measure.passes import BuiltCell, run_passes
 from bench.process_groups import make_groups
+from bench.rank_log import RankLog
 from bench.strategies import runnable
 from bench.training.data import open_data
 from bench.training.engines import ENGINES
@@ -97,33 +97,44 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
 
 def _prepare(job: RankJob) -> None:
     """Die with the parent, keep a log of one's own, share the cores fairly."""
-    os.setsid()
+    if os.getsid(0) != os.getpid():
+        os.setsid()  # torchrun has done so already
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    log = os.open(job.folder / f"rank_{job.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(job.folder / f"rank_{job.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
     os.environ.update(dict(job.cell.env))
     if job.rendezvous is not None:
         # transformers, accelerate and DeepSpeed look for torchrun's variables.
-        ranks = {"RANK": job.rank, "LOCAL_RANK": job.rank, "WORLD_SIZE": job.cell.cluster.world_size}
+        ranks = {
+            "RANK": job.rank,
+            "LOCAL_RANK": job.rank,
+            "WORLD_SIZE": job.cell.cluster.world_size,
+        }
         os.environ.update({name: str(value) for name, value in ranks.items()})
     torch.set_num_threads(job.cell.cluster.threads_per_rank)
 
 
 def _join(job: RankJob) -> torch.device:
-    cell = job.cell
-    local_rank = int(os.environ.get("LOCAL_RANK", job.rank))
-    device = torch.device(cell.cluster.device, local_rank if cell.cluster.device == "cuda" else None)
+    """Meet the other ranks, and claim this rank's device."""
+    cluster = job.cell.cluster
+    device = torch.device(cluster.device)
     if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    store = job.rendezvous and dist.FileStore(str(job.rendezvous), cell.cluster.world_size)
+    meeting: dict[str, Any] = {"init_method": "env://"}
+    if job.rendezvous is not None:
+        # A file needs no port, so no second sweep or leftover can hold it.
+        meeting = {
+            "init_method": f"file://{job.rendezvous}",
+            "rank": job.rank,
+            "world_size": cluster.world_size,
+        }
     dist.init_process_group(
-        cell.cluster.backend,
-        store=store or None,
-        rank=job.rank if store else -1,
-        world_size=cell.cluster.world_size if store else -1,
-        timeout=timedelta(seconds=cell.measure.timeout_s + DEADLINE_MARGIN_S),
+        cluster.backend,
+        timeout=timedelta(seconds=job.cell.measure.timeout_s + DEADLINE_MARGIN_S),
         device_id=device if device.type == "cuda" else None,
+        **meeting,
     )
     return device
 
@@ -132,9 +143,7 @@ def _build(cell: RunConfig, attention_name: str) -> ModelWithLoss:
     """The model with its loss, in the dtype of its master weights: float32, or float64 for fp64."""
     wide = TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"]
     torch.set_default_dtype(wide)
-    model = build_model(
-        cell.model, attention_name=attention_name, max_positions=cell.seq_len, seed=cell.seed
-    )
+    model = build_model(cell.model, attention_name=attention_name, max_positions=cell.seq_len, seed=cell.seed)
     if cell.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()

@@ -18,12 +18,16 @@ class SweepLauncher(Launcher):
     """Composes every cell and hands them all over at once; ends the process with the sweep's exit code."""
 
     def setup(
-        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+        self,
+        *,
+        hydra_context: HydraContext,
+        task_function: TaskFunction,  # noqa: ARG002  Hydra's signature
+        config: DictConfig,
     ) -> None:
         self.loader = hydra_context.config_loader
         self.config = config
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:  # noqa: ARG002
         from run_sweep import run_cells
 
         run_cells([self.loader.load_sweep_config(self.config, list(o)) for o in job_overrides])

@@ -8,7 +8,7 @@ when the cell's kernel is `flash_attn_2`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -58,8 +58,8 @@ def _stand_ins(kernel: Kernel) -> dict[str, ModuleType]:
     return {"flash_attn": package, "flash_attn.flash_attn_interface": interface}
 
 
-def _forward_with(kernel: Kernel):  # type: ignore[no-untyped-def]  # noqa: ANN202  flash-attn's own signature
-    def _flash_attn_forward(  # type: ignore[no-untyped-def]
+def _forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, None, None]]:
+    def _flash_attn_forward(
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -71,18 +71,16 @@ def _forward_with(kernel: Kernel):  # type: ignore[no-untyped-def]  # noqa: ANN2
         softcap: float = 0.0,  # noqa: ARG001
         alibi_slopes: Tensor | None = None,  # noqa: ARG001
         return_softmax: bool = False,  # noqa: ARG001
-    ):
+    ) -> tuple[Tensor, Tensor, None, None]:
         """Output [B, S, N, D] and LSE [B, N, S]; the last two of flash-attn's four values are unused."""
         q_BNSD, k_BKTD, v_BKTD = (x.transpose(1, 2) for x in (q, k, v))
-        out_BNSD, lse_BNS = kernel_forward(
-            kernel, q_BNSD, k_BKTD, v_BKTD, causal=causal, scale=softmax_scale
-        )
+        out_BNSD, lse_BNS = kernel_forward(kernel, q_BNSD, k_BKTD, v_BKTD, causal=causal, scale=softmax_scale)
         return out_BNSD.transpose(1, 2), lse_BNS.float(), None, None
 
     return _flash_attn_forward
 
 
-def _backward_with(kernel: Kernel):  # type: ignore[no-untyped-def]  # noqa: ANN202  flash-attn's own signature
+def _backward_with(kernel: Kernel) -> Callable[..., None]:
     def _flash_attn_backward(
         dout: Tensor,
         q: Tensor,
@@ -104,8 +102,8 @@ def _backward_with(kernel: Kernel):  # type: ignore[no-untyped-def]  # noqa: ANN
         rng_state: Tensor | None = None,  # noqa: ARG001
     ) -> None:
         """Fills dq, dk and dv in place, [B, S, heads, D]."""
-        tensors = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
-        grads = kernel_backward(kernel, *tensors, softmax_lse, causal=causal, scale=softmax_scale)
+        dout, q, k, v, out = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+        grads = kernel_backward(kernel, dout, q, k, v, out, softmax_lse, causal=causal, scale=softmax_scale)
         for into, grad in zip((dq, dk, dv), grads, strict=True):
             into.copy_(grad.transpose(1, 2))
 

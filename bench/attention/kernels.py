@@ -42,14 +42,16 @@ def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, ca
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, causal: bool, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, causal: bool, scale: float
+    ) -> Tensor:
         ctx.call = kernel, causal, scale
         out, lse = kernel_forward(kernel, q, k, v, causal=causal, scale=scale)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         kernel, causal, scale = ctx.call
         q, k, v, out, lse = ctx.saved_tensors
         grads = kernel_backward(kernel, dout, q, k, v, out, lse, causal=causal, scale=scale)
@@ -78,9 +80,7 @@ def kernel_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv in the shapes of q, k, v: gradients of repeated KV heads are summed back."""
     groups = 1 if kernel.native_gqa else q.shape[1] // k.shape[1]
-    dq, dk, dv = kernel.backward(
-        dout, q, _repeat(k, groups), _repeat(v, groups), out, lse, causal, scale
-    )
+    dq, dk, dv = kernel.backward(dout, q, _repeat(k, groups), _repeat(v, groups), out, lse, causal, scale)
     return dq, _sum_groups(dk, groups), _sum_groups(dv, groups)
 
 
@@ -107,7 +107,14 @@ def _math_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -
 
 
 def _math_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The backward of FlashAttention-2 (arXiv:2307.08691, algorithm 2) without its tiling."""
     probs_BNST = torch.exp(_scores(q, k, causal, scale) - lse[..., None].to(q.dtype))
@@ -128,14 +135,19 @@ def _torch_flash_forward(
             q, k, v, 0.0, causal, scale=scale
         )
     else:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(
-            q, k, v, 0.0, causal, scale=scale
-        )[:2]
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
     return out, lse
 
 
 def _torch_flash_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if q.device.type == "cpu":
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -165,7 +177,14 @@ def _flash_attn_2_forward(
 
 
 def _flash_attn_2_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from flash_attn.flash_attn_interface import _flash_attn_backward
 

@@ -30,6 +30,7 @@ class StepClock:
 
 
 def synchronise(device: torch.device) -> None:
+    """Wait for all work queued on a GPU; the CPU has none."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -19,16 +20,15 @@ def write_gradients(trainer: NativeTrainer, cell: RunConfig, folder: Path) -> No
     Beside them stand `loss`, `grad_norm` and `valid_tokens`. The step is then finished as usual.
     """
     loss_sum, valid_tokens = trainer.accumulate(0, cell.seq_len)
-    gradients = trainer.engine.full_gradients()
+    # Copied now: clipping scales gradients in place.
+    arrays: dict[str, Any] = {
+        name: gradient.detach().double().cpu().numpy().copy()
+        for name, gradient in trainer.engine.full_gradients().items()
+    }
     total = loss_sum.double()
     dist.all_reduce(total)
-    grad_norm = trainer.engine.update()
+    arrays["loss"] = np.asarray(float(total / valid_tokens.clamp(min=1)))
+    arrays["grad_norm"] = np.asarray(float(trainer.engine.update()))
+    arrays["valid_tokens"] = np.asarray(int(valid_tokens))
     if dist.get_rank() == 0:
-        arrays = {name: grad.detach().double().cpu().numpy() for name, grad in gradients.items()}
-        np.savez(
-            folder / FILE_NAME,
-            **arrays,
-            loss=np.asarray(float(total / valid_tokens.clamp(min=1))),
-            grad_norm=np.asarray(float(grad_norm)),
-            valid_tokens=np.asarray(int(valid_tokens)),
-        )
+        np.savez(folder / FILE_NAME, **arrays)

@@ -16,9 +16,7 @@ DIGESTED_STEPS = 1
 _HALF_BITS = 32
 
 
-def collect_losses(
-    outcomes: Sequence[StepOutcome], trainer: NativeTrainer, cell: RunConfig
-) -> Losses:
+def collect_losses(outcomes: Sequence[StepOutcome], trainer: NativeTrainer, cell: RunConfig) -> Losses:
     """Global losses, gradient norms and token digests; every rank must call it, every rank gets all."""
     loss_sums = torch.stack([outcome.loss_sum.double() for outcome in outcomes])
     dist.all_reduce(loss_sums)

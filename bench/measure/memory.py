@@ -45,13 +45,12 @@ def live_tensor_bytes() -> int:
 
 
 def reset_peak(device: torch.device) -> None:
+    """Start a GPU's peaks anew; those of the CPU come from the traced step."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def read_memory(
-    device: torch.device, base_resident_bytes: int, cpu_peak_bytes: int | None
-) -> RankMemory:
+def read_memory(device: torch.device, base_resident_bytes: int, cpu_peak_bytes: int | None) -> RankMemory:
     """Peaks since `reset_peak`; on the CPU `cpu_peak_bytes` comes from the traced step."""
     on_gpu = device.type == "cuda"
     return RankMemory(

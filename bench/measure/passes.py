@@ -1,11 +1,8 @@
-"""The passes of a built cell in order, and the log of what a rank is doing."""
+"""The passes of a built cell, in order."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +16,8 @@ from bench.measure.memory import live_tensor_bytes, read_memory, reset_peak
 from bench.measure.modules import watch_modules
 from bench.measure.timing import short_step, time_steps
 from bench.measure.trace import trace_step
+from bench.rank_log import RankLog
 from bench.training.trainers import NativeTrainer
-
-STEP_PHASES = ("gradients", "steps", "trace")
-"""Phases that are a cell's own work: all the rest is its fixed cost."""
-
-
-@dataclass(slots=True)
-class RankLog:
-    """Where a rank is, how many seconds each phase took, and whom to tell."""
-
-    tell: Callable[[str], None]
-    phase: str = "start"
-    phases_s: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        """Name the phase for messages; a phase that raises stays the current one."""
-        self.phase = phase
-        self.tell(phase)
-        start = time.monotonic()
-        yield
-        self.phases_s[phase] = time.monotonic() - start
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +38,10 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     if cell.measure.gradients:
         with log.during("gradients"):
             write_gradients(trainer, cell, built.folder)
+    multiple = LAYOUTS[cell.layout].length_multiple(cell.sp_degree)
     with log.during("steps"):
         with watch_modules() as modules:
-            short_step(trainer, cell, LAYOUTS[cell.layout].length_multiple(cell.sp_degree))
+            short_step(trainer, cell, multiple)
         reset_peak(device)
         timed = time_steps(trainer, cell, device, log.tell)
     sections["timing"] = {
@@ -81,6 +59,8 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     cpu_peak_bytes = None
     if cell.measure.trace:
         with log.during("trace"):
+            # The profiler's first use is slow: a short step pays for it.
+            trace_step(lambda: short_step(trainer, cell, multiple), device)
             alive_bytes = live_tensor_bytes()
             traced = trace_step(lambda: trainer.step(timed.next_step, cell.seq_len), device)
         cpu_peak_bytes = alive_bytes + traced.peak_new_bytes

@@ -70,9 +70,7 @@ def trace_step(run_step: Callable[[], object], device: torch.device) -> TracedSt
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     dist.barrier()
-    with torch.profiler.profile(
-        activities=activities, profile_memory=device.type == "cpu"
-    ) as profiler:
+    with torch.profiler.profile(activities=activities, profile_memory=device.type == "cpu") as profiler:
         start = time.perf_counter()
         run_step()
         synchronise(device)
@@ -84,9 +82,7 @@ def trace_step(run_step: Callable[[], object], device: torch.device) -> TracedSt
     return read_trace(events, step_ms, SOURCES[device.type])
 
 
-def read_trace(
-    events: Iterable[Event], step_ms: float, source: TraceSource
-) -> TracedStep:
+def read_trace(events: Iterable[Event], step_ms: float, source: TraceSource) -> TracedStep:
     """Communication of one rank by kind from a Chrome trace's events: intervals merged, never summed."""
     spans: defaultdict[str, list[Span]] = defaultdict(list)
     compute: list[Span] = []

@@ -56,6 +56,7 @@ def forwards_per_step(cell: RunConfig) -> int:
 
 
 def backwards_per_step(cell: RunConfig) -> int:
+    """How often attention runs backward in one step: once per layer and micro-step."""
     return cell.model.num_layers * cell.grad_accum
 
 
@@ -65,10 +66,11 @@ def head_exchange_refusals(cell: RunConfig) -> list[str]:
     divisors = [d for d in range(1, heads + 1) if heads % d == 0 and _kv_fits(kv_heads, d)]
     if heads % degree == 0 and _kv_fits(kv_heads, degree):
         return []
-    return [
+    reason = (
         f"{cell.strategy} deals {heads} query and {kv_heads} KV heads out to sp_degree={degree} ranks, which"
         f" does not come out even; choose sp_degree from {', '.join(map(str, divisors))}, or a ring strategy"
-    ]
+    )
+    return [reason]
 
 
 def head_exchange_bytes(cell: RunConfig, heads: int) -> int:

@@ -135,9 +135,7 @@ def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> Tensor:
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long() % vocab_size
     from transformers import AutoTokenizer
 
-    encoder = AutoTokenizer.from_pretrained(
-        tokenizer, local_files_only=True, trust_remote_code=False
-    )
+    encoder = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, trust_remote_code=False)
     ids = torch.tensor(encoder(text, add_special_tokens=False)["input_ids"])
     if int(ids.max()) >= vocab_size:
         raise ConfigError(

@@ -11,6 +11,4 @@ from bench.config import RunConfig
 def join_deepspeed(cell: RunConfig) -> None:
     """Hand the default process group to DeepSpeed, which refuses to work without."""
     if not deepspeed.comm.is_initialized():
-        deepspeed.init_distributed(
-            dist_backend=cell.cluster.backend, auto_mpi_discovery=False, verbose=False
-        )
+        deepspeed.init_distributed(dist_backend=cell.cluster.backend, auto_mpi_discovery=False, verbose=False)

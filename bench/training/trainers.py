@@ -57,9 +57,7 @@ class NativeTrainer(Trainer):
         batches = self.fetch(number, seq_len)
         valid_tokens = torch.stack([count_valid(batch.labels) for batch in batches]).sum()
         dist.all_reduce(valid_tokens)
-        sums = [
-            self._micro_step(batch, valid_tokens, last=batch is batches[-1]) for batch in batches
-        ]
+        sums = [self._micro_step(batch, valid_tokens, last=batch is batches[-1]) for batch in batches]
         return torch.stack(sums).sum(), valid_tokens
 
     def fetch(self, number: int, seq_len: int) -> list[Batch]:
@@ -74,9 +72,7 @@ class NativeTrainer(Trainer):
     def _micro_step(self, batch: Batch, valid_tokens: Tensor, *, last: bool) -> Tensor:
         with self.engine.micro_step(last=last), self.strategy.step(batch):
             loss_sum: Tensor = self.engine.module(batch.input_ids, batch.labels, batch.position_ids)
-            self.engine.backward(
-                backward_loss(loss_sum, valid_tokens, self.wiring.gradient_divisor)
-            )
+            self.engine.backward(backward_loss(loss_sum, valid_tokens, self.wiring.gradient_divisor))
         return loss_sum.detach()
 
 

@@ -40,7 +40,12 @@ class DeepSpeedUlyssesAttention(Strategy):
         return out_BSND.transpose(1, 2)
 
     def model_attention(
-        self, module: torch.nn.Module, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, **keywords: Any
+        self,
+        module: torch.nn.Module,
+        q_BNSD: Tensor,
+        k_BKSD: Tensor,
+        v_BKSD: Tensor,
+        **keywords: Any,
     ) -> Tensor:
         flat_BSE, _ = self.exchange(module, q_BNSD, k_BKSD, v_BKSD, None, **keywords)
         out_BSND: Tensor = flat_BSE.unflatten(-1, (q_BNSD.shape[1], q_BNSD.shape[3]))

@@ -22,9 +22,7 @@ class RingFlashAttention(Strategy):
         self.function: Callable[..., Tensor] = getattr(ring_flash_attn, FUNCTIONS[cell.layout])
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        q_BSND, k_BSKD, v_BSKD = (
-            x.transpose(1, 2).contiguous() for x in (q_BNSD, k_BKSD, v_BKSD)
-        )
+        q_BSND, k_BSKD, v_BSKD = (x.transpose(1, 2).contiguous() for x in (q_BNSD, k_BKSD, v_BKSD))
         out_BSND = self.function(q_BSND, k_BSKD, v_BSKD, causal=True, group=self.groups.sequence)
         return out_BSND.transpose(1, 2)
 

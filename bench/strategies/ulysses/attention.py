@@ -18,9 +18,7 @@ from bench.attention.strategy import Strategy
 
 class UlyssesAttention(Strategy):
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        q_BMTD, k_BLTD, v_BLTD = gather_seq_scatter_heads(
-            q_BNSD, k_BKSD, v_BKSD, self.groups.sequence
-        )
+        q_BMTD, k_BLTD, v_BLTD = gather_seq_scatter_heads(q_BNSD, k_BKSD, v_BKSD, self.groups.sequence)
         out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=True)
         return gather_heads_scatter_seq(out_BMTD, self.groups.sequence)
 
@@ -62,7 +60,7 @@ class _AllToAll(torch.autograd.Function):
         return _exchange(parts, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _exchange(grad, ctx.group), None
 
 
@@ -80,7 +78,8 @@ def _share_heads(x_BHSD: Tensor, ranks: int) -> Tensor:
     heads = x_BHSD.shape[1]
     if heads < ranks:
         x_BHSD = x_BHSD.repeat_interleave(ranks // heads, dim=1)
-    return x_BHSD.unflatten(1, (ranks, -1))
+    shares_BPHSD: Tensor = x_BHSD.unflatten(1, (ranks, -1))
+    return shares_BPHSD
 
 
 STRATEGY = UlyssesAttention

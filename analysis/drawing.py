@@ -1,0 +1,98 @@
+"""A whole figure around its axes: what was measured above it, the legend below it, and its two files."""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from analysis.failures import ROW_INCHES, failure_marks
+from analysis.figures import FIGURES, legend_entries
+from analysis.labels import CPU_BANNER, is_cpu
+from analysis.series import series_of
+from analysis.style import BANNER_COLOR, MUTED_COLOR, subtitle
+
+WIDTH_INCHES = 8.0
+AXES_INCHES = 4.0
+LINE_INCHES = 0.19
+LETTERS_PER_LINE = 115
+LETTERS_PER_HANDLE = 8
+DPI = 150
+
+
+def build_figure(name: str, summary: pd.DataFrame) -> Figure:
+    """The figure of this name in FIGURES, complete, for the cells of a summary."""
+    kind = FIGURES[name]
+    lines = _header_lines(summary, kind.reading)
+    marks = failure_marks(list(series_of(summary)))
+    rows = 1 + max((mark.row for mark in marks), default=-1)
+    probe = Figure().add_subplot()
+    kind.draw(summary, probe)
+    columns, legend_rows = _legend_shape([*legend_entries(probe)])
+    heights = [
+        LINE_INCHES * (len(lines) + 2),
+        AXES_INCHES + ROW_INCHES * rows,
+        LINE_INCHES * (legend_rows + 0.5),
+    ]
+    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(3, 1, height_ratios=heights)
+    header, axes, legend = (figure.add_subplot(grid[row]) for row in range(3))
+    axes.set_ylabel(kind.y_label)
+    kind.draw(summary, axes)
+    _write_header(header, kind.title, lines)
+    legend.axis("off")
+    entries = legend_entries(axes)
+    if entries:
+        legend.legend(
+            entries.values(), entries.keys(), loc="center", ncols=columns, fontsize=8, frameon=False
+        )
+    return figure
+
+
+def png_bytes(figure: Figure) -> bytes:
+    """The figure as PNG, 150 dots per inch."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def svg_bytes(figure: Figure) -> bytes:
+    """The figure as SVG; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "analysis"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    # matplotlib names clip paths after memory addresses
+    for number, name in enumerate(dict.fromkeys(re.findall(rb'<clipPath id="(\w+)"', svg))):
+        svg = svg.replace(name, b"clip%d" % number)
+    return svg
+
+
+def _header_lines(summary: pd.DataFrame, reading: str) -> list[tuple[str, str]]:
+    """The lines under the title with their colours."""
+    lines = [(line, "black") for line in textwrap.wrap(subtitle(summary), LETTERS_PER_LINE)]
+    lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, LETTERS_PER_LINE)]
+    return [*lines, (CPU_BANNER, BANNER_COLOR)] if is_cpu(summary) else lines
+
+
+def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]]) -> None:
+    axes.axis("off")
+    axes.set_ylim(len(lines) + 2, 0)
+    axes.text(0, 0.8, title, size=13, weight="bold", va="center")
+    for number, (text, color) in enumerate(lines):
+        axes.text(0, number + 2, text, size=8, color=color, va="center")
+
+
+def _legend_shape(labels: list[str]) -> tuple[int, int]:
+    """Columns and rows of a legend whose longest label still fits."""
+    letters = [len(label) + LETTERS_PER_HANDLE for label in labels] or [1]
+    fits_one_row = sum(letters) <= LETTERS_PER_LINE
+    columns = max(1, len(labels) if fits_one_row else LETTERS_PER_LINE // max(letters))
+    return columns, -(-len(labels) // columns)

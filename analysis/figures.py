@@ -1,0 +1,186 @@
+"""Frame and axes in, drawing on them. One table names the figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+from analysis.failures import count_failures, draw_failures, failure_marks
+from analysis.labels import bytes_label, count_label, is_cpu
+from analysis.metrics import MAX_TRACED_TO_TIMED
+from analysis.series import Series, series_of
+from analysis.style import MUTED_COLOR, dodge, line_of, look_of, style_length_axis
+
+MAX_LEGEND_ENTRIES = 24
+LOG_FROM_RATIO = 20
+"""A y axis is logarithmic when its largest value is this many times the smallest."""
+
+
+@dataclass(frozen=True, slots=True)
+class FigureKind:
+    """One figure of the report; `reading` says the reduction behind a point."""
+
+    title: str
+    y_label: str
+    draw: Callable[[pd.DataFrame, Axes], None]
+    reading: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A column to draw, with the columns of its interval where it has one."""
+
+    column: str
+    noun: str
+    low: str | None = None
+    high: str | None = None
+
+
+def plot_throughput(summary: pd.DataFrame, axes: Axes) -> None:
+    """Tokens per second against length, with the interval of the median where there is one."""
+    quantity = Quantity("tokens_per_s", "throughput", "tokens_per_s_low", "tokens_per_s_high")
+    series = list(series_of(summary))
+    _draw_series(axes, series, quantity)
+    _scale_y(axes, summary[quantity.column])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    _finish(axes, summary, series, quantity)
+
+
+def plot_peak_memory(summary: pd.DataFrame, axes: Axes) -> None:
+    """Peak allocated memory of the worst rank against length."""
+    quantity = Quantity("peak_allocated_bytes", "peak memory")
+    series = list(series_of(summary))
+    _draw_series(axes, series, quantity)
+    _scale_y(axes, summary[quantity.column])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
+    if axes.get_yscale() == "linear":
+        axes.set_yticks(_size_ticks(axes.get_ylim()[1]))
+    _finish(axes, summary, series, quantity)
+
+
+def plot_communication_share(summary: pd.DataFrame, axes: Axes) -> None:
+    """Exposed (solid, filled) and total (dotted, hollow) share of communication in the traced step."""
+    exposed = Quantity("exposed_communication_share", "communication share")
+    series = list(series_of(summary))
+    _draw_series(axes, series, Quantity("communication_share", exposed.noun), is_background=True)
+    _draw_series(axes, series, exposed)
+    top = summary["communication_share"].max()
+    top = top * 1.1 if top > 0 else 1.0
+    axes.set_ylim(-0.02 * top, top)  # a share of 0 must not be cut in half by the axis
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    axes.set_title("; ".join(_remarks(summary)), loc="left", size=8, color=MUTED_COLOR)
+    _finish(axes, summary, series, exposed)
+
+
+FIGURES: Mapping[str, FigureKind] = {
+    "throughput": FigureKind(
+        "Throughput", "tokens/s, all ranks together", plot_throughput,
+        "Whole-sequence tokens over the median step of the slowest rank;"
+        " bars: 95 % interval of the median (n >= 6)",
+    ),
+    "peak_memory": FigureKind(
+        "Peak memory", "peak allocated, worst rank", plot_peak_memory,
+        "Highest tensor allocation of the worst rank in steady state",
+    ),
+    "communication_share": FigureKind(
+        "Communication share", "share of the traced step", plot_communication_share,
+        "Worst rank's merged communication time over its traced step; filled: exposed, hollow: total",
+    ),
+}  # fmt: skip
+
+
+def _remarks(summary: pd.DataFrame) -> list[str]:
+    """What a reader of the communication shares must know of these cells."""
+    void = int((summary["traced_to_timed"] > MAX_TRACED_TO_TIMED).sum())
+    slow = f"not shown: the traced step took over {MAX_TRACED_TO_TIMED} times the timed step"
+    remarks = [f"{count_label(void, 'cell')} {slow}"] if void else []
+    return [*remarks, "on a CPU exposed is contention for cores too"] if is_cpu(summary) else remarks
+
+
+def legend_entries(axes: Axes) -> dict[str, Line2D | ErrorbarContainer]:
+    """What the legend shows by label: each series, or each strategy where the series are too many."""
+    handles, labels = axes.get_legend_handles_labels()
+    pairs = zip(labels, handles, strict=True)
+    entries: dict[str, Line2D | ErrorbarContainer] = {
+        label: each for label, each in pairs if isinstance(each, Line2D | ErrorbarContainer)
+    }
+    if len(entries) <= MAX_LEGEND_ENTRIES:
+        return entries
+    return {label.split(",")[0]: each for label, each in entries.items()}
+
+
+def _draw_series(
+    axes: Axes, series: Sequence[Series], quantity: Quantity, *, is_background: bool = False
+) -> None:
+    drawn = [each for each in series if each.rows[quantity.column].notna().any()]
+    lengths = sorted({int(length) for each in drawn for length in each.rows["seq_len"]})
+    for number, each in enumerate(drawn):
+        # Cells without a value stay in, as gaps: a line must not run across a failure.
+        rows = each.rows.sort_values("seq_len")
+        x = rows["seq_len"] * dodge(number, len(drawn), lengths)
+        look, line = look_of(each.strategy), line_of(each.variant_number)
+        if is_background:
+            line = {"linestyle": ":", "fillstyle": "none"}
+        axes.errorbar(
+            x,
+            rows[quantity.column],
+            yerr=_error_bars(rows, quantity),
+            color=look.color,
+            marker=look.marker,
+            markersize=6,
+            linewidth=1.4,
+            alpha=0.6 if is_background else 0.9,
+            capsize=3,
+            label=None if is_background else each.label,
+            **line,
+        )
+
+
+def _error_bars(rows: pd.DataFrame, quantity: Quantity) -> list[pd.Series[float]] | None:
+    """Distances from the value down and up; NaN, so nothing, where a cell has no interval."""
+    if quantity.low is None or quantity.high is None:
+        return None
+    value = rows[quantity.column]
+    down, up = value - rows[quantity.low], rows[quantity.high] - value
+    return None if down.isna().all() else [down.clip(lower=0), up.clip(lower=0)]
+
+
+def _size_ticks(top: float) -> list[float]:
+    """Round numbers of the largest binary unit below `top` bytes, from zero."""
+    unit = 1024 ** int(math.log(max(top, 1), 1024))
+    ticks = MaxNLocator(steps=[1, 2, 2.5, 5, 10]).tick_values(0, top / unit)
+    return [float(tick * unit) for tick in ticks if tick * unit <= top]
+
+
+def _scale_y(axes: Axes, values: pd.Series[float]) -> None:
+    """From zero on a linear axis; logarithmic where the values span more than a linear one can show."""
+    low, high = values.min(), values.max()
+    if low > 0 and high / low > LOG_FROM_RATIO:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+        if high > 0 and math.isfinite(high):
+            axes.set_ylim(top=max(axes.get_ylim()[1], high * 1.08))
+
+
+def _finish(axes: Axes, summary: pd.DataFrame, series: Sequence[Series], quantity: Quantity) -> None:
+    """The length axis, the failures and, where there is nothing to draw, a sentence that says so."""
+    style_length_axis(axes, sorted({int(length) for length in summary["seq_len"]}))
+    axes.grid(visible=True, color="#E0E0E0", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if summary[quantity.column].isna().all():
+        failures = count_failures(summary)
+        why = f" ({failures})" if failures else ""
+        text = f"No cell has a {quantity.noun}{why}" if len(summary) else "No records"
+        axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center", color=MUTED_COLOR)
+        axes.set_yticks([])
+        axes.set_ylim(0, 1)
+    draw_failures(axes, failure_marks(series))

@@ -1,0 +1,84 @@
+"""Values in a reader's words: lengths, sizes, fractions, statuses. The only place where units change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+MISSING = ""
+"""A missing number is an empty cell; the status and the note beside it say why."""
+CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
+STATUS_LABELS: Mapping[str, str] = {
+    "out_of_memory": "OOM",
+    "timed_out": "timed out",
+    "wrong_result": "wrong result",
+}
+_SIZES = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
+
+
+def status_label(status: str) -> str:
+    """`OOM` for out_of_memory; the other statuses as plain words."""
+    return STATUS_LABELS.get(status, status)
+
+
+def bytes_label(size: float | None) -> str:
+    """Bytes in the largest binary unit that leaves at least one: `14.5 MiB`."""
+    if size is None or pd.isna(size):
+        return MISSING
+    for unit_bytes, unit in _SIZES:
+        if size >= unit_bytes:
+            return f"{size / unit_bytes:.1f} {unit}"
+    return f"{size:.0f} B"
+
+
+def percent_label(fraction: float | None) -> str:
+    """A fraction of 0..1 as `12.3 %`."""
+    return MISSING if fraction is None or pd.isna(fraction) else f"{fraction:.1%}".replace("%", " %")
+
+
+def number_label(value: float | None) -> str:
+    """Three digits or more: `1,234` from a hundred on, `12.3` below, `1.23` below ten."""
+    if value is None or pd.isna(value):
+        return MISSING
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2  # noqa: PLR2004  powers of ten
+    return f"{value:,.{digits}f}"
+
+
+def count_label(count: int, noun: str) -> str:
+    """`1 cell`, `2 cells`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def n_label(row: Mapping[Any, Any]) -> str:
+    """How many samples a cell's median is of: `8` steps, or `3 repeats`; empty where there is none."""
+    if pd.isna(row["n"]):
+        return ""
+    return f"{int(row['n'])} repeats" if row["n_of"] == "repeats" else str(int(row["n"]))
+
+
+def interval_label(row: Mapping[Any, Any]) -> str:
+    """The 95 % interval of a cell's tokens/s: `2,390 to 2,470`, or that there is none."""
+    if pd.isna(row["n"]):
+        return ""
+    if pd.isna(row["tokens_per_s_low"]):
+        return "no interval"
+    return f"{number_label(row['tokens_per_s_low'])} to {number_label(row['tokens_per_s_high'])}"
+
+
+def spread_label(row: Mapping[Any, Any]) -> str:
+    """How sure a cell's tokens/s is: `n=8, 2,390 to 2,470` or `n=1, no interval`."""
+    if pd.isna(row["n"]):
+        return ""
+    parts = [f"n={n_label(row)}", interval_label(row)]
+    lowest, highest = row["tokens_per_s_lowest_repeat"], row["tokens_per_s_highest_repeat"]
+    if pd.notna(lowest):
+        parts.append(f"repeats {number_label(lowest)} to {number_label(highest)}")
+    return ", ".join(parts)
+
+
+def is_cpu(summary: pd.DataFrame) -> bool:
+    """Whether any of these cells is about a CPU."""
+    columns = [key for key in ("cluster.device", "hardware") if key in summary.columns]
+    return any(bool((summary[key] == "cpu").any()) for key in columns)

@@ -1,0 +1,219 @@
+"""From one record's raw samples to numbers. Every function is pure; what was not measured is None."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+MIN_STEPS_FOR_INTERVAL = 6
+"""With n samples [min, max] covers the median with probability 1 - 2 (1/2)^n: 93.75 % at 5, 96.9 % at 6."""
+
+MAX_TRACED_TO_TIMED = 1.2
+"""Above this the profiler slowed the step too much for its shares to describe the timed one."""
+
+PEAK_DTYPES = frozenset({"bf16", "fp16"})
+"""`peak_flops_per_s` in conf/hardware is the dense 16-bit figure, so MFU exists for these only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A 95 % nonparametric interval of the median, in the unit of its samples."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Communication of one traced step as a fraction of that step: the worst rank's, each by itself."""
+
+    total: float
+    exposed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """One record's numbers, named with their unit. Times are of the slowest rank, memory of the worst."""
+
+    n_steps: int | None = None
+    warmup: str | None = None
+    tokens_per_step: int | None = None
+    step_time_ms: float | None = None
+    step_time_low_ms: float | None = None
+    step_time_high_ms: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_low: float | None = None
+    tokens_per_s_high: float | None = None
+    tokens_per_s_per_rank: float | None = None
+    window_tokens_per_s: float | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_resident_bytes: int | None = None
+    resident_above_base_bytes: int | None = None
+    communication_share: float | None = None
+    exposed_communication_share: float | None = None
+    traced_to_timed: float | None = None
+    mfu_causal: float | None = None
+    mfu_full: float | None = None
+    hfu_causal: float | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    note: str | None = None
+
+
+def slowest_rank_ms(step_times_ms: Sequence[Sequence[float]]) -> list[float]:
+    """Per step the slowest rank's time in ms, from `step_times_ms[rank][step]`."""
+    return [max(step) for step in zip(*step_times_ms, strict=True)]
+
+
+@cache
+def interval_rank(n: int) -> int:
+    """The k for which [k-th smallest, k-th largest] of n samples covers the median with at least 95 %.
+
+    0 where n is too small for any.
+    """
+    tail, k = 0.0, 0
+    while k < n:
+        tail += math.comb(n, k) / 2**n
+        if 2 * tail > 0.05:  # noqa: PLR2004  100 % less the interval's 95 %
+            break
+        k += 1
+    return k
+
+
+def median_interval(samples: Sequence[float]) -> Interval | None:
+    """The 95 % interval of the median by order statistics; None below six samples."""
+    k = interval_rank(len(samples))
+    if k == 0:
+        return None
+    ordered = sorted(samples)
+    return Interval(low=ordered[k - 1], high=ordered[-k])
+
+
+def tokens_per_s(tokens: float, time_ms: float) -> float:
+    """Tokens per second from tokens and the milliseconds they took."""
+    return tokens / time_ms * 1e3
+
+
+def worst_rank(per_rank: Iterable[float | None] | None) -> float | None:
+    """The largest of the ranks' values; None where nothing was measured."""
+    return max((value for value in per_rank or () if value is not None), default=None)
+
+
+def communication_share(trace: Mapping[str, Any]) -> Share:
+    """Total and exposed communication as fractions of the traced step of the rank with the most of it."""
+    return Share(
+        total=_share(trace["total_ms"], trace["step_ms"]),
+        exposed=_share(trace["exposed_ms"], trace["step_ms"]),
+    )
+
+
+def utilisation(flops: float, step_ms: float, ranks: int, peak_flops_per_s: float) -> float:
+    """Fraction of the peak of all ranks together that `flops` in one step amount to."""
+    return flops / (step_ms / 1e3 * ranks * peak_flops_per_s)
+
+
+def of_record(record: Mapping[str, Any], peaks: Mapping[str, float]) -> Metrics:
+    """All metrics of one record; only the note for a cell without a valid result.
+
+    `peaks` maps a hardware's name to its peak FLOP/s.
+    """
+    if record["status"] != "ok":
+        return Metrics(note=record["reason"])
+    timed = _timed(record, peaks)
+    traced = _traced(record, timed.get("step_time_ms"))
+    notes = [
+        "warmed up with shorter steps only" if timed.get("warmup") == "short" else None,
+        traced.pop("note", None),
+    ]
+    return Metrics(
+        **timed,
+        **_memory(record.get("memory") or {}),
+        **traced,
+        **_losses(record.get("losses") or {}),
+        note="; ".join(filter(None, notes)) or None,
+    )
+
+
+def _share(part_ms: Sequence[float], step_ms: Sequence[float]) -> float:
+    worst = max(range(len(part_ms)), key=part_ms.__getitem__)
+    return part_ms[worst] / step_ms[worst]
+
+
+def _timed(record: Mapping[str, Any], peaks: Mapping[str, float]) -> dict[str, Any]:
+    timing = record.get("timing")
+    if not timing:
+        return {}
+    steps_ms = slowest_rank_ms(timing["step_times_ms"])
+    median_ms, interval = statistics.median(steps_ms), median_interval(steps_ms)
+    tokens, ranks = timing["tokens_per_step"], len(timing["step_times_ms"])
+    return {
+        "n_steps": len(steps_ms),
+        "warmup": timing["warmup"],
+        "tokens_per_step": tokens,
+        "step_time_ms": median_ms,
+        "step_time_low_ms": interval and interval.low,
+        "step_time_high_ms": interval and interval.high,
+        "tokens_per_s": tokens_per_s(tokens, median_ms),
+        "tokens_per_s_low": interval and tokens_per_s(tokens, interval.high),
+        "tokens_per_s_high": interval and tokens_per_s(tokens, interval.low),
+        "tokens_per_s_per_rank": tokens_per_s(tokens, median_ms) / ranks,
+        "window_tokens_per_s": tokens_per_s(tokens * len(steps_ms), max(timing["window_ms"])),
+        **_utilisations(record, median_ms, ranks, peaks),
+    }
+
+
+def _utilisations(
+    record: Mapping[str, Any], step_ms: float, ranks: int, peaks: Mapping[str, float]
+) -> dict[str, float]:
+    config = record["config"]
+    peak = peaks.get(str(config.get("hardware")))
+    if peak is None or config.get("dtype") not in PEAK_DTYPES:
+        return {}
+    sources = {
+        "mfu_causal": "model_flops_causal",
+        "mfu_full": "model_flops_full",
+        "hfu_causal": "hardware_flops_causal",
+    }
+    return {
+        name: utilisation(record["analytic"][source], step_ms, ranks, peak)
+        for name, source in sources.items()
+        if source in record["analytic"]
+    }
+
+
+def _traced(record: Mapping[str, Any], step_time_ms: float | None) -> dict[str, Any]:
+    trace = record.get("trace")
+    if not trace:
+        return {}
+    ratio = None if step_time_ms is None else max(trace["step_ms"]) / step_time_ms
+    if ratio is not None and ratio > MAX_TRACED_TO_TIMED:
+        note = f"communication share void: the traced step took {ratio:.2f} times the timed step"
+        return {"traced_to_timed": ratio, "note": note}
+    share = communication_share(trace)
+    return {
+        "traced_to_timed": ratio,
+        "communication_share": share.total,
+        "exposed_communication_share": share.exposed,
+    }
+
+
+def _memory(memory: Mapping[str, Any]) -> dict[str, Any]:
+    resident, base = memory.get("peak_resident_bytes"), memory.get("base_resident_bytes")
+    above_base = [
+        peak - start
+        for peak, start in zip(resident or [], base or [], strict=False)
+        if peak is not None and start is not None
+    ]
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_resident_bytes")
+    peaks = {name: worst_rank(memory.get(name)) for name in names}
+    return {**peaks, "resident_above_base_bytes": worst_rank(above_base)}
+
+
+def _losses(losses: Mapping[str, Any]) -> dict[str, Any]:
+    loss = losses.get("loss")
+    return {"first_loss": loss[0], "last_loss": loss[-1]} if loss else {}

@@ -1,0 +1,103 @@
+"""A series is what one line of a figure shows: a strategy, plus the settings that vary, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.comparison import FREE, FREE_GROUPS, varies
+from analysis.load import config_columns
+
+FIRST = ("provenance", "hardware", "device_name", "sp_degree", "cluster.world_size", "layout")
+"""The order in which settings are tried: the sooner one tells cells apart, the fewer are needed."""
+NEVER = frozenset({"seq_len", "strategy", "experiment", "mode"})
+"""The axes themselves, and what the provenance says already."""
+WORDING: Mapping[str, str] = {
+    "sp_degree": "sp {}",
+    "cluster.world_size": "{} ranks",
+    "batch": "batch {}",
+    "grad_accum": "{} micro-steps",
+    "provenance": "{}",
+    "hardware": "{}",
+    "device_name": "{}",
+    "layout": "{}",
+    "kernel": "{}",
+    "engine": "{}",
+    "dtype": "{}",
+    "model": "{}",
+    "trainer": "{}",
+    "workload": "{}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One strategy under one choice of the varying settings; `rows` are its cells, by length."""
+
+    strategy: str
+    variant: str
+    variant_number: int
+    rows: pd.DataFrame
+
+    @property
+    def label(self) -> str:
+        return f"{self.strategy}, {self.variant}" if self.variant else self.strategy
+
+
+def series_keys(summary: pd.DataFrame) -> list[str]:
+    """The columns that, beside strategy and length, tell these cells apart; as few as it takes.
+
+    Settings that must be equal in a comparison count where they differ anywhere; those that follow from
+    the strategy, such as its default layout, only where they differ within one.
+    """
+    keys: list[str] = []
+    groups = _groups(summary, keys)
+    for key in _candidates(summary):
+        refined = _groups(summary, [*keys, key])
+        if refined > groups or _must_agree(key):
+            keys.append(key)
+            groups = refined
+    return keys
+
+
+def series_of(summary: pd.DataFrame) -> Iterator[Series]:
+    """The series of a summary, strategies in alphabetical order and `local` first."""
+    keys = series_keys(summary)
+    for strategy in sorted(summary["strategy"].unique(), key=lambda name: (name != "local", name)):
+        cells = summary[summary["strategy"] == strategy]
+        if not keys:
+            yield Series(strategy, "", 0, cells)
+            continue
+        for number, (_, rows) in enumerate(cells.groupby(keys, dropna=False)):
+            yield Series(strategy, variant(rows.iloc[0], keys), number, rows)
+
+
+def variant(row: pd.Series[Any], keys: Sequence[str]) -> str:
+    """What sets a cell apart, in a few words: `sp 4, fsdp2`."""
+    return ", ".join(
+        WORDING.get(key, f"{key}={{}}").format(_whole(row[key])) for key in keys if pd.notna(row[key])
+    )
+
+
+def _candidates(summary: pd.DataFrame) -> list[str]:
+    known = [*FIRST, *config_columns(summary)]
+    present = dict.fromkeys(key for key in known if key in summary.columns and key not in NEVER)
+    return [key for key in present if varies(summary, key)]
+
+
+def _groups(summary: pd.DataFrame, keys: Sequence[str]) -> int:
+    return int(summary.groupby(["strategy", *keys], dropna=False).ngroups)
+
+
+def _must_agree(key: str) -> bool:
+    spread = key in FREE or key.startswith(FREE_GROUPS)
+    detail = "." in key or key == "device_name"
+    return not spread and not detail
+
+
+def _whole(value: Any) -> Any:
+    """The number without a needless fraction: a column with gaps holds 4 as 4.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,77 @@
+"""One row per cell: the repeats of a cell reduced to their median, with what can be said about its spread."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.metrics import median_interval, tokens_per_s
+
+CELL = ("cell_id", "provenance", "hardware", "device_name")
+"""What makes two records repeats of one another: the same request on the same machine."""
+
+MEDIANS = (
+    "step_time_ms", "peak_allocated_bytes", "peak_reserved_bytes", "peak_resident_bytes",
+    "resident_above_base_bytes", "communication_share", "exposed_communication_share",
+    "traced_to_timed", "first_loss", "last_loss",
+)  # fmt: skip
+RATES = (
+    "tokens_per_s", "tokens_per_s_per_rank", "window_tokens_per_s",
+    "mfu_causal", "mfu_full", "hfu_causal",
+)  # fmt: skip
+INTERVALS = (
+    "step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high",
+)  # fmt: skip
+ORDER = ("seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype")
+
+
+def summarise(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell, by length and then strategy.
+
+    Adds `repeats`, `failed_repeats`, `n` with `n_of` (what the interval's samples are: steps of the only
+    repeat, or repeats) and the lowest and highest repeat's tokens per second. `status` and `reason` are
+    those of a failed repeat where there is one.
+    """
+    cell = _cell_numbers(frame)
+    failed = frame["status"] != "ok"
+    order = failed.sort_values(ascending=False, kind="stable").index
+    summary = frame.loc[order].groupby(cell.loc[order], sort=True).head(1)
+    summary = summary.set_index(cell[summary.index]).drop(columns=["repeat", "order", "started_at"])
+    good, good_cell = frame[~failed], cell[~failed]
+    summary[[*MEDIANS]] = good[[*MEDIANS]].astype("float64").groupby(good_cell).median()
+    # A rate's median is that of its reciprocal, the time: rates are never averaged.
+    reciprocals = 1 / good[[*RATES]].astype("float64")
+    summary[[*RATES]] = 1 / reciprocals.groupby(good_cell).median()
+    for name in ("n_steps", "warmup", "tokens_per_step", *INTERVALS):
+        summary[name] = good.groupby(good_cell)[name].first()
+    summary["note"] = frame.groupby(cell)["note"].first()
+    summary["repeats"] = cell.value_counts()
+    summary["failed_repeats"] = failed.groupby(cell).sum()
+    summary = _with_spread(summary, good, good_cell)
+    by = [key for key in ORDER if key in summary.columns]
+    return summary.sort_values(by, kind="stable").reset_index(drop=True)
+
+
+def _cell_numbers(frame: pd.DataFrame) -> pd.Series[int]:
+    """Per record the number of its cell, in order of first appearance."""
+    keys = [key for key in CELL if key in frame.columns]
+    return frame.groupby(keys, dropna=False, sort=False).ngroup()
+
+
+def _with_spread(summary: pd.DataFrame, good: pd.DataFrame, good_cell: pd.Series[int]) -> pd.DataFrame:
+    """`n`, `n_of`, the interval and the range over repeats; repeats outrank the steps within one."""
+    timed = good["step_time_ms"].notna()
+    repeats = good_cell[timed].value_counts().reindex(summary.index, fill_value=0)
+    several = repeats > 1
+    summary["n"] = summary["n_steps"].where(~several, repeats)
+    summary["n_of"] = several.map({True: "repeats", False: "steps"}).where(summary["n"].notna())
+    by_cell = good.loc[timed, "tokens_per_s"].groupby(good_cell[timed])
+    summary["tokens_per_s_lowest_repeat"] = by_cell.min().where(several)
+    summary["tokens_per_s_highest_repeat"] = by_cell.max().where(several)
+    summary.loc[several, [*INTERVALS]] = None
+    for number in summary.index[several]:
+        samples = good.loc[timed & (good_cell == number), "step_time_ms"]
+        interval, tokens = median_interval([*samples]), summary.loc[number, "tokens_per_step"]
+        if interval is not None:
+            rates = tokens_per_s(tokens, interval.high), tokens_per_s(tokens, interval.low)
+            summary.loc[number, [*INTERVALS]] = [interval.low, interval.high, *rates]
+    return summary

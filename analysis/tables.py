@@ -1,0 +1,153 @@
+"""The summary as text: CSV for programs, Markdown, HTML and a terminal for people, from the same rows."""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+from rich.text import Text
+
+from analysis.labels import (
+    bytes_label,
+    interval_label,
+    n_label,
+    number_label,
+    percent_label,
+    spread_label,
+    status_label,
+)
+from analysis.series import series_keys, variant
+from bench.words import length_label
+
+OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+HEADINGS = (
+    "strategy", "length", "ranks/sp", "status", "tokens/s", "n and 95 % interval", "step time (ms)",
+    "peak allocated", "communication exposed / total", "speed-up", "note",
+)  # fmt: skip
+TERMINAL_ROWS = 60
+MIN_STRATEGY_COLUMNS = 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One cell in a reader's words; the fields stand in the order of HEADINGS."""
+
+    strategy: str
+    length: str
+    ranks: str
+    status: str
+    tokens_per_s: str
+    spread: str
+    step_time: str
+    peak_allocated: str
+    communication: str
+    speed_up: str
+    note: str
+
+    def texts(self) -> list[str]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+def rows_of(summary: pd.DataFrame) -> list[Row]:
+    """The cells of a summary, in its order."""
+    keys = [key for key in series_keys(summary) if key not in OWN_COLUMN] if len(summary) else []
+    variants = summary[keys].apply(variant, axis=1, keys=keys) if keys else [""] * len(summary)
+    cells = summary.to_dict("records")
+    return [_row(cell, name) for cell, name in zip(cells, variants, strict=True)]
+
+
+def csv_text(summary: pd.DataFrame) -> str:
+    """All columns of the summary; missing is empty, and no text cell is a spreadsheet formula."""
+    safe = summary.copy()
+    for name in safe.columns:
+        if name.endswith("_bytes"):
+            safe[name] = safe[name].astype("Float64").round().astype("Int64")
+        elif not pd.api.types.is_numeric_dtype(safe[name]):
+            safe[name] = safe[name].map(_inert, na_action="ignore")
+    return safe.to_csv(index=False, lineterminator="\n")
+
+
+def markdown_text(summary: pd.DataFrame) -> str:
+    """The human columns as a Markdown table."""
+    lines = [HEADINGS, ["---"] * len(HEADINGS)]
+    lines += [[markdown_cell(text) for text in row.texts()] for row in rows_of(summary)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def markdown_cell(text: str) -> str:
+    """Text that stays in its cell and is no markup."""
+    one_line = re.sub(r"\s*\n\s*", " ", text.strip())
+    return html.escape(one_line, quote=False).replace("\\", "\\\\").replace("|", "\\|")
+
+
+def terminal_table(summary: pd.DataFrame) -> Table:
+    """The numbers of the first cells, for a terminal of 100 columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("strategy", overflow="fold", min_width=MIN_STRATEGY_COLUMNS)
+    for heading in ("length", "ranks/sp", "status"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("tokens/s", "n", "95 % interval", "step ms", "peak", "comm."):
+        table.add_column(heading, justify="right", no_wrap=True)
+    shown = summary.head(TERMINAL_ROWS)
+    for row, cell in zip(rows_of(shown), shown.to_dict("records"), strict=True):
+        share = cell["exposed_communication_share"]
+        texts = [
+            *row.texts()[:5],
+            n_label(cell).replace("repeats", "rep."),
+            interval_label(cell).replace(" to ", "-"),
+        ]
+        texts += [row.step_time, row.peak_allocated, "" if pd.isna(share) else f"{share:.0%}"]
+        table.add_row(*(Text(text) for text in texts))
+    return table
+
+
+def failure_reasons(summary: pd.DataFrame) -> list[str]:
+    """Each distinct failure once, with how many cells met it: `unsupported (4): ...`."""
+    failed = summary[summary["status"] != "ok"]
+    if failed.empty:
+        return []
+    counts = failed.groupby(["status", "reason"], dropna=False, sort=False).size().reset_index(name="count")
+    return [
+        f"{status_label(each['status'])} ({each['count']}): "
+        + (each["reason"] if isinstance(each["reason"], str) else "no reason recorded")
+        for each in counts.to_dict("records")
+    ]
+
+
+def _row(cell: dict[Any, Any], name: str) -> Row:
+    shares = (cell["exposed_communication_share"], cell["communication_share"])
+    speed_up = cell.get("speed_up")
+    return Row(
+        strategy=f"{cell['strategy']}, {name}" if name else str(cell["strategy"]),
+        length=length_label(int(cell["seq_len"])),
+        ranks=_ranks(cell),
+        status=_status(cell),
+        tokens_per_s=number_label(cell["tokens_per_s"]),
+        spread=spread_label(cell),
+        step_time=number_label(cell["step_time_ms"]),
+        peak_allocated=bytes_label(cell["peak_allocated_bytes"]),
+        communication="" if pd.isna(shares[0]) else " / ".join(map(percent_label, shares)),
+        speed_up="" if speed_up is None or pd.isna(speed_up) else f"{speed_up:.2f}",
+        note=cell["note"] if isinstance(cell["note"], str) else "",
+    )
+
+
+def _status(cell: dict[Any, Any]) -> str:
+    label = status_label(str(cell["status"]))
+    repeats, failed = int(cell["repeats"]), int(cell["failed_repeats"])
+    return f"{label} ({failed} of {repeats})" if 0 < failed < repeats else label
+
+
+def _ranks(cell: dict[Any, Any]) -> str:
+    parts = [cell.get(key) for key in ("cluster.world_size", "sp_degree")]
+    return "/".join("?" if part is None or pd.isna(part) else str(int(part)) for part in parts)
+
+
+def _inert(value: Any) -> Any:
+    is_formula = isinstance(value, str) and value.startswith(FORMULA_STARTS)
+    return f"'{value}" if is_formula else value

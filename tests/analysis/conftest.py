@@ -1,0 +1,11 @@
+import pytest
+
+from analysis.comparison import with_speed_up
+from analysis.load import to_frame
+from analysis.summary import summarise
+
+
+@pytest.fixture
+def summary_of():
+    """Records to the summary that tables and figures are made of."""
+    return lambda records: with_speed_up(summarise(to_frame(records, {"h100_80gb": 1e15})))

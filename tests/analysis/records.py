@@ -1,0 +1,109 @@
+"""Records as plain dictionaries, in the shape that a line of records.jsonl has."""
+
+import hashlib
+import json
+
+from bench.record import SCHEMA_VERSION
+
+CONFIG = {
+    "seq_len": 8192,
+    "batch": 1,
+    "grad_accum": 1,
+    "strategy": "ulysses",
+    "layout": "contiguous",
+    "kernel": "torch_flash",
+    "dtype": "bf16",
+    "model": "qwen3_nano",
+    "model.num_layers": 1,
+    "engine": "zero3",
+    "trainer": "native",
+    "workload": "train",
+    "data": "text",
+    "mode": "measure",
+    "hardware": "h100_80gb",
+    "cluster": "gpu",
+    "cluster.world_size": 2,
+    "cluster.device": "cuda",
+    "sp_degree": 2,
+    "dp_replicate": 1,
+    "dp_shard": 1,
+    "checkpointing": False,
+    "loss": "chunked",
+    "measure.steps": 8,
+    "experiment": "none",
+}
+CPU = {"hardware": "cpu", "cluster": "cpu", "cluster.device": "cpu"}
+FAILED = {"timing": None, "memory": None, "trace": None, "losses": None, "engagement": None}
+
+
+def make_record(*, config=None, **overrides):
+    """A cell that worked: two ranks, eight steps of 100 ms; `config` and sections can be replaced."""
+    settings = CONFIG | (config or {})
+    if settings["strategy"] == "local":
+        settings |= {"sp_degree": 1, "cluster.world_size": 1} | (config or {})
+    identity = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    ranks = settings["cluster.world_size"]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "cell_id": identity,
+        "experiment": "none",
+        "role": "cell",
+        "repeat": 0,
+        "order": 0,
+        "status": "ok",
+        "reason": None,
+        "provenance": "measured",
+        "config": settings,
+        "environment": {"device_name": "NVIDIA H100 80GB HBM3", "packages": {"torch": "2.13.0"}},
+        "analytic": {"model_flops_causal": 10**12, "hardware_flops_causal": 2 * 10**12},
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "wall_s": 3.0,
+        "fixed_cost_s": 1.5,
+        "engagement": {
+            "attention_name": "bench",
+            "modules": ["bench.strategies.ulysses.attention"],
+            "shard_shapes": [[1, settings["seq_len"] // ranks]] * ranks,
+        },
+        "timing": make_timing([[100.0] * 8] * ranks, settings["seq_len"]),
+        "losses": {"loss": [5.5, 4.5]},
+        "memory": {
+            "peak_allocated_bytes": [2 * 1024**3] * ranks,
+            "peak_reserved_bytes": [None] * ranks,
+            "peak_resident_bytes": [500] * ranks,
+            "base_resident_bytes": [300] * ranks,
+        },
+        "trace": {"step_ms": [110.0] * ranks, "total_ms": [22.0] * ranks, "exposed_ms": [11.0] * ranks},
+        "failure": None,
+    } | overrides
+
+
+def make_timing(step_times_ms, tokens_per_step=8192):
+    return {
+        "step_times_ms": step_times_ms,
+        "window_ms": [sum(steps) for steps in step_times_ms],
+        "warmup": "full",
+        "tokens_per_step": tokens_per_step,
+    }
+
+
+def make_failure(status, reason, log_tail="", **overrides):
+    """A cell that did not work: no pass left a section."""
+    failure = {"rank": 1, "phase": "timing", "kind": "Error", "message": reason, "log_tail": log_tail}
+    return make_record(**FAILED | {"status": status, "reason": reason, "failure": failure} | overrides)
+
+
+def grid(strategies, lengths, **overrides):
+    """One working cell per strategy and length."""
+    return [
+        make_record(config={"strategy": strategy, "seq_len": length}, **overrides)
+        for strategy in strategies
+        for length in lengths
+    ]
+
+
+def write_sweep(folder, records):
+    """A sweep's folder with these records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "records.jsonl").write_text(lines)
+    return folder

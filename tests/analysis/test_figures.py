@@ -1,0 +1,118 @@
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from analysis.drawing import build_figure, png_bytes, svg_bytes
+from analysis.figures import FIGURES
+from analysis.labels import CPU_BANNER
+from analysis.style import STRATEGY_LOOKS, dodge, look_of
+from tests.analysis.records import CPU, grid, make_failure, make_record
+
+LENGTHS = [8192, 16384, 32768, 65536, 98304]
+
+
+def texts(figure):
+    return [
+        text.get_text()
+        for axes in figure.axes
+        for text in axes.findobj(lambda each: hasattr(each, "get_text"))
+    ]
+
+
+def axes_of(name, summary):
+    axes = Figure().add_subplot()
+    FIGURES[name].draw(summary, axes)
+    return axes
+
+
+@pytest.fixture(params=FIGURES)
+def name(request):
+    return request.param
+
+
+@pytest.mark.parametrize("count", [0, 1, 30])
+def test_a_figure_is_drawn_for_any_number_of_cells(summary_of, name, count):
+    records = grid([*STRATEGY_LOOKS][:6], LENGTHS)[:count]
+    figure = build_figure(name, summary_of(records))
+    assert png_bytes(figure).startswith(b"\x89PNG")
+    assert b"<svg" in svg_bytes(figure)
+    assert ("No records" in texts(figure)) == (count == 0)
+
+
+def test_a_figure_without_usable_cells_says_so_and_shows_the_failures(summary_of, name):
+    figure = build_figure(name, summary_of([make_failure("out_of_memory", "no room")]))
+    assert any(text.startswith("No cell has a") and "1 OOM" in text for text in texts(figure))
+    assert "OOM" in texts(figure)
+
+
+@pytest.mark.parametrize(("status", "glyph"), [("out_of_memory", "x"), ("timed_out", "*"), ("error", "*")])
+def test_a_failed_cell_has_its_own_mark_at_its_length(summary_of, name, status, glyph):
+    records = [make_record(), make_failure(status, "no", config={"seq_len": 65536})]
+    marks = [line for line in axes_of(name, summary_of(records)).lines if line.get_marker() == glyph]
+    assert [list(mark.get_xdata()) for mark in marks] == [[65536]]
+    assert marks[0].get_color() == STRATEGY_LOOKS["ulysses"].color
+
+
+def test_no_data_point_reaches_into_the_lane_of_the_failures(summary_of, name):
+    records = [*grid(["local", "ulysses"], LENGTHS), make_failure("killed", "no", config={"seq_len": 4096})]
+    axes = axes_of(name, summary_of(records))
+    lane = next(line for line in axes.lines if list(line.get_xdata()) == [0, 1]).get_ydata()[0]
+    points = [
+        point for line in axes.lines if line.get_transform() == axes.transData for point in line.get_xydata()
+    ]
+    in_axes = axes.transAxes.inverted().transform(axes.transData.transform(points))
+    assert np.nanmax(in_axes[:, 1]) < lane < 1
+
+
+def test_error_bars_stand_only_where_an_interval_does(summary_of):
+    timing = make_record()["timing"]
+    few = timing | {"step_times_ms": [[100.0] * 5] * 2}
+    with_bars, without = (
+        axes_of("throughput", summary_of([make_record(timing=each)])).containers[0].has_yerr
+        for each in (timing, few)
+    )
+    assert (with_bars, without) == (True, False)
+
+
+def test_every_figure_of_cpu_cells_carries_the_banner_and_no_other_does(summary_of, name):
+    assert CPU_BANNER in texts(build_figure(name, summary_of([make_record(config=CPU)])))
+    assert CPU_BANNER not in texts(build_figure(name, summary_of([make_record()])))
+
+
+def test_every_figure_says_what_was_measured_on_what(summary_of, name):
+    expected = "measured, h100_80gb, NVIDIA H100 80GB HBM3, qwen3_nano, zero3, bf16, train, 2 ranks"
+    assert expected in texts(build_figure(name, summary_of([make_record()])))
+
+
+def test_lengths_are_labelled_8k_and_96k(summary_of, name):
+    figure = build_figure(name, summary_of(grid(["ulysses"], LENGTHS)))
+    assert {"8k", "64k", "96k"} <= {label.get_text() for label in figure.axes[1].get_xticklabels()}
+
+
+def test_a_line_does_not_run_across_a_failed_length(summary_of):
+    records = [*grid(["ulysses"], [8192, 32768]), make_failure("error", "no", config={"seq_len": 16384})]
+    line = axes_of("throughput", summary_of(records)).containers[0].lines[0]
+    assert [value == value for value in line.get_ydata()] == [True, False, True]  # noqa: PLR0124  NaN
+
+
+def test_no_two_strategies_look_alike():
+    looks = [look_of(name) for name in STRATEGY_LOOKS]
+    assert all(a.color != b.color and a.marker != b.marker for a, b in itertools.combinations(looks, 2))
+
+
+def test_an_unknown_strategy_always_looks_the_same():
+    assert look_of("something_new") == look_of("something_new")
+    assert look_of("something_new") not in STRATEGY_LOOKS.values()
+
+
+def test_points_of_neighbouring_lengths_never_change_places():
+    lengths = [65536, 98304]
+    last = lengths[0] * dodge(29, 30, lengths)
+    assert last < lengths[1] * dodge(0, 30, lengths)
+
+
+def test_the_same_records_give_the_same_svg(summary_of, name):
+    one, two = (svg_bytes(build_figure(name, summary_of([make_record()]))) for _ in range(2))
+    assert one == two

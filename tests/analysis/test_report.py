@@ -1,0 +1,146 @@
+import html.parser
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from analysis.report import main, write_report
+from tests.analysis.records import CPU, grid, make_failure, make_record, make_timing, write_sweep
+
+FIGURE_FILES = {
+    f"{name}.{kind}"
+    for name in ("throughput", "peak_memory", "communication_share")
+    for kind in ("png", "svg")
+}
+EVIL = '<script>alert("x")</script>'
+
+
+class Page(html.parser.HTMLParser):
+    """Which tags and addresses a page has, and its text."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.tags, self.addresses, self.text = [], [], []
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def mixed():
+    return [
+        *grid(["local", "ulysses"], [8192, 65536]),
+        make_record(config={"strategy": "usp"}, timing=make_timing([[50.0]] * 2), trace=None, losses=None),
+        make_failure("out_of_memory", EVIL, f"tail {EVIL}", config={"strategy": "ring"}),
+        make_failure("timed_out", "no end", config={"strategy": "torch_cp"}),
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_sweep(tmp_path / "sweep", mixed())
+
+
+def test_everything_is_rebuilt_from_the_records_alone(folder):
+    write_report(folder)
+    first = (folder / "report.html").read_bytes()
+    assert {path.name for path in (folder / "figures").iterdir()} == FIGURE_FILES
+    assert all(path.stat().st_size > 1000 for path in (folder / "figures").iterdir())
+    for name in ("summary.csv", "summary.md", "report.html"):
+        (folder / name).unlink()
+    write_report(folder)
+    assert (folder / "report.html").read_bytes() == first
+    assert (folder / "summary.csv").exists()
+    assert (folder / "summary.md").exists()
+
+
+@pytest.mark.parametrize("records", [[], [make_record()], [make_failure("killed", "by whom?")]])
+def test_any_number_of_usable_records_gives_a_report(tmp_path, records):
+    write_report(write_sweep(tmp_path, records))
+    assert "<table>" in (tmp_path / "report.html").read_text() or not records
+
+
+def test_a_malicious_reason_or_log_is_text_and_no_markup(folder):
+    write_report(folder)
+    page = Page((folder / "report.html").read_text())
+    assert "script" not in page.tags
+    assert EVIL in "".join(page.text)
+    assert f"tail {EVIL}" in "".join(page.text)
+    assert "<script" not in (folder / "summary.md").read_text()
+
+
+def test_the_page_loads_nothing_from_anywhere(folder):
+    write_report(folder)
+    addresses = Page((folder / "report.html").read_text()).addresses
+    assert all(address.startswith(("data:image/svg+xml;base64,", "#")) for address in addresses)
+
+
+def test_every_row_links_to_a_section_that_exists(folder):
+    write_report(folder)
+    source = (folder / "report.html").read_text()
+    links = set(re.findall(r'href="#(cell-[\w-]+)"', source))
+    assert links == set(re.findall(r'<details id="(cell-[\w-]+)"', source))
+    assert len(links) == len(mixed())
+
+
+def test_one_cell_on_two_machines_is_two_sections(tmp_path):
+    records = [make_record(), make_record(environment={"device_name": "other"}, repeat=1)]
+    write_report(write_sweep(tmp_path, records))
+    assert len(set(re.findall(r'id="(cell-[\w-]+)"', (tmp_path / "report.html").read_text()))) == 2
+
+
+def test_nan_never_appears_as_text(folder):
+    write_report(folder)
+    text = "".join(Page((folder / "report.html").read_text()).text) + (folder / "summary.md").read_text()
+    assert not re.search(r"\b(nan|NaN|None|NaT)\b|<NA>", text)
+
+
+def test_the_page_says_that_a_cpu_does_not_rank_strategies(tmp_path):
+    write_report(write_sweep(tmp_path, [make_record(config=CPU)]))
+    assert "does not rank strategies" in (tmp_path / "report.html").read_text()
+    assert "does not rank strategies" in (tmp_path / "summary.md").read_text()
+
+
+def test_the_terminal_names_the_page_and_keeps_to_100_columns(folder, capsys):
+    write_report(folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].endswith("report.html")
+    assert all(len(line) <= 100 for line in lines[:-1])
+
+
+def test_several_folders_make_one_report(tmp_path):
+    folders = [write_sweep(tmp_path / name, grid([name], [8192])) for name in ("ulysses", "ring")]
+    assert main([*map(str, folders), "--output", str(tmp_path / "both")]) == 0
+    text = (tmp_path / "both" / "summary.md").read_text()
+    assert "| ring |" in text
+    assert "| ulysses |" in text
+    assert not (folders[0] / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [None, "{broken}\n", '{"schema_version": 999}\n', '{"schema_version": 1}\n']
+)
+def test_a_folder_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, capsys, content):
+    if content is not None:
+        (tmp_path / "records.jsonl").write_text(content)
+    assert main([str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert str(tmp_path) in error
+
+
+@pytest.mark.filterwarnings("ignore:.*torn last line")
+def test_a_torn_last_line_does_not_cost_the_report(tmp_path):
+    (tmp_path / "records.jsonl").write_text(json.dumps(make_record()) + '\n{"schema')
+    assert main([str(tmp_path)]) == 0
+
+
+def test_analysis_never_imports_torch_nor_pyplot():
+    code = "import sys, analysis.report; assert not {'torch', 'matplotlib.pyplot'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)

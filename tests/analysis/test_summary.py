@@ -1,0 +1,56 @@
+import pytest
+
+from tests.analysis.records import make_failure, make_record, make_timing
+
+
+def repeats(step_times_ms, **overrides):
+    return [
+        make_record(repeat=number, timing=make_timing([[ms] * 8] * 2, 1000), **overrides)
+        for number, ms in enumerate(step_times_ms)
+    ]
+
+
+def test_repeats_of_a_cell_become_one_row_with_their_median(summary_of):
+    summary = summary_of(repeats([100.0, 400.0, 200.0]))
+    assert len(summary) == 1
+    assert summary["step_time_ms"][0] == 200.0
+    assert summary["tokens_per_s"][0] == pytest.approx(5000)
+
+
+def test_a_rate_over_two_repeats_is_total_work_over_total_time(summary_of):
+    assert summary_of(repeats([100.0, 300.0]))["tokens_per_s"][0] == pytest.approx(1000 / 0.2)
+
+
+def test_five_repeats_have_no_interval_although_each_has_eight_steps(summary_of):
+    row = summary_of(repeats([1.0, 2.0, 3.0, 4.0, 5.0])).iloc[0]
+    assert (row["n"], row["n_of"]) == (5, "repeats")
+    assert row[["tokens_per_s_low", "step_time_low_ms"]].isna().all()
+    assert row["tokens_per_s_lowest_repeat"] == pytest.approx(1000 / 5e-3)
+
+
+def test_six_repeats_have_one(summary_of):
+    row = summary_of(repeats([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])).iloc[0]
+    assert (row["step_time_low_ms"], row["step_time_high_ms"]) == (1.0, 6.0)
+    assert row["tokens_per_s_low"] == pytest.approx(1000 / 6e-3)
+
+
+def test_one_failed_repeat_shows_although_the_others_worked(summary_of):
+    row = summary_of([*repeats([100.0, 100.0]), make_failure("out_of_memory", "no room", repeat=2)]).iloc[0]
+    assert (row["status"], row["failed_repeats"], row["repeats"]) == ("out_of_memory", 1, 3)
+    assert row["tokens_per_s"] == pytest.approx(10000)
+
+
+def test_the_same_cell_on_two_machines_is_two_rows(summary_of):
+    assert len(summary_of([make_record(), make_record(environment={"device_name": "other"})])) == 2
+
+
+def test_a_missing_device_name_does_not_drop_a_cell(summary_of):
+    assert len(summary_of([make_record(environment={}), make_record(environment={}, repeat=1)])) == 1
+
+
+def test_rows_go_by_length_and_then_strategy(summary_of):
+    asked = [("ulysses", 65536), ("ulysses", 8192), ("local", 65536)]
+    records = [make_record(config={"strategy": strategy, "seq_len": length}) for strategy, length in asked]
+    summary = summary_of(records)
+    found = list(zip(summary["strategy"], summary["seq_len"], strict=True))
+    assert found == [("ulysses", 8192), ("local", 65536), ("ulysses", 65536)]

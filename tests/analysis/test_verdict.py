@@ -1,0 +1,54 @@
+from analysis.verdict import CPU_CAVEAT, leaders, verdict
+from tests.analysis.records import CPU, make_failure, make_record, make_timing
+
+
+def timed(strategy, steps_ms, **config):
+    return make_record(config={"strategy": strategy} | config, timing=make_timing([steps_ms] * 2))
+
+
+def test_the_fastest_strategy_of_a_length_is_named(summary_of):
+    found = verdict(summary_of([timed("ulysses", [100.0] * 8), timed("ring", [200.0] * 8)]))
+    assert found.fastest == "Most tokens/s: ulysses at 8k."
+    assert "2.00 times ring" in found.details[0]
+
+
+def test_overlapping_intervals_are_no_clear_difference(summary_of):
+    records = [timed("ulysses", [90.0, *[100.0] * 7]), timed("ring", [95.0, *[101.0] * 7])]
+    assert "Not clearly ahead: ulysses at 8k" in verdict(summary_of(records)).fastest
+
+
+def test_without_an_interval_nothing_is_clear(summary_of):
+    records = [timed("ulysses", [100.0] * 5), timed("ring", [900.0] * 5)]
+    assert not leaders(summary_of(records))[0].is_clear
+
+
+def test_different_work_is_not_compared(summary_of):
+    records = [timed("ulysses", [100.0] * 8), timed("ring", [200.0] * 8, engine="fsdp2")]
+    assert "no strategy is ahead" in verdict(summary_of(records)).fastest
+
+
+def test_provenances_are_not_compared(summary_of):
+    predicted = timed("ring", [200.0] * 8) | {"provenance": "predicted"}
+    assert "no strategy is ahead" in verdict(summary_of([timed("ulysses", [100.0] * 8), predicted])).fastest
+
+
+def test_what_ran_out_of_memory_comes_first_among_the_failures(summary_of):
+    records = [
+        make_failure("crashed", "no", config={"strategy": "ring"}),
+        make_failure("out_of_memory", "no", config={"seq_len": 65536}),
+    ]
+    assert verdict(summary_of(records)).failures[0] == "Out of memory: ulysses at 64k."
+
+
+def test_a_cpu_result_carries_its_caveat_and_a_gpu_result_none(summary_of):
+    assert verdict(summary_of([make_record(config=CPU)])).caveat == CPU_CAVEAT
+    assert verdict(summary_of([make_record()])).caveat is None
+
+
+def test_how_sure_says_n_and_how_many_intervals_there_are(summary_of):
+    found = verdict(summary_of([timed("ulysses", [100.0] * 8), timed("ring", [200.0])]))
+    assert "2 cells with n=1 to 8 steps; 1 of 2 have a 95 % interval" in found.certainty
+
+
+def test_no_records_give_sentences_too(summary_of):
+    assert verdict(summary_of([])).certainty == "No cell has a timed result."

@@ -1,0 +1,33 @@
+"""FLOPs agree with arithmetic done by hand and with torch's own counter."""
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.cost.flops import attention_forward_flops, hardware_flops, matrix_parameters, model_flops
+from bench.training.models import build_model
+from tests.cells import FOUR_H100, make_cell
+
+
+def test_matrix_parameters_are_what_torch_counts_in_a_forward():
+    cell = make_cell("seq_len=64")
+    model = build_model(cell.model, attention_name="sdpa", max_positions=64, seed=0)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 64, dtype=torch.long))
+    counted = counter.get_flop_counts()["Global"]
+    dense = sum(flops for operator, flops in counted.items() if "mm" in str(operator))
+    assert dense == 2 * matrix_parameters(cell.model) * 64
+
+
+def test_causal_attention_counts_the_scores_the_mask_leaves():
+    cell = make_cell("seq_len=4", "strategy=local")
+    assert attention_forward_flops(cell, causal=True) == 4 * (4 * 5 // 2) * 4 * 16
+    assert attention_forward_flops(cell, causal=False) == 4 * 16 * 4 * 16
+
+
+def test_checkpointing_adds_one_forward_to_the_hardware_and_none_to_the_model():
+    plain, checkpointed = (
+        make_cell(f"checkpointing={flag}", machine=FOUR_H100) for flag in ("false", "true")
+    )
+    assert model_flops(plain, causal=True) == model_flops(checkpointed, causal=True)
+    added = hardware_flops(checkpointed, causal=True) - hardware_flops(plain, causal=True)
+    assert added == model_flops(plain, causal=True) // 3

@@ -1,0 +1,55 @@
+"""The cause is blamed, not the ranks it dragged along."""
+
+import pytest
+
+from bench.rank_end import RankEnd, classify
+
+PEER_GONE = {
+    "phase": "steps",
+    "kind": "RuntimeError",
+    "message": "[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer",
+}
+
+
+def failed(rank, message, kind="RuntimeError", exit_code=1):
+    return RankEnd(rank, exit_code, None, {"phase": "steps", "kind": kind, "message": message}, "")
+
+
+def victim(rank):
+    return RankEnd(rank, 1, None, PEER_GONE, "")
+
+
+@pytest.mark.parametrize(
+    ("culprit", "status"),
+    [
+        (failed(1, "CUDA out of memory. Tried to allocate 2 GiB", "OutOfMemoryError"), "out_of_memory"),
+        (failed(1, "TorchScript ... DefaultCPUAllocator: can't allocate memory: you tried"), "out_of_memory"),
+        (failed(1, "", "MemoryError"), "out_of_memory"),
+        (failed(1, "ran out of memory of better days"), "error"),
+        (RankEnd(1, -9, None, None, ""), "killed"),
+        (RankEnd(1, -11, None, None, ""), "crashed"),
+        (RankEnd(1, -6, None, None, ""), "crashed"),
+        (RankEnd(1, 127, None, None, "DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
+        (RankEnd(1, 0, None, None, ""), "error"),
+    ],
+)
+def test_the_rank_that_failed_first_hand_is_named(culprit, status):
+    found, failure = classify([victim(0), culprit, victim(2)])
+    assert found == status
+    assert failure.rank == 1
+
+
+def test_ranks_that_wait_for_ever_are_timed_out():
+    status, failure = classify([RankEnd(0, None, None, None, ""), RankEnd(1, None, None, None, "")])
+    assert status == "timed_out"
+    assert "measure.timeout_s" in failure.message
+
+
+def test_a_rank_killed_while_others_had_to_be_stopped_is_the_culprit():
+    status, failure = classify([RankEnd(0, None, None, None, ""), RankEnd(1, -9, None, None, "")])
+    assert (status, failure.rank) == ("killed", 1)
+
+
+def test_only_reports_from_all_ranks_are_ok():
+    assert classify([RankEnd(0, 0, {}, None, ""), RankEnd(1, 0, {}, None, "")])[0] == "ok"
+    assert classify([RankEnd(0, 0, {}, None, ""), RankEnd(1, 0, None, None, "")])[0] == "error"

@@ -1,0 +1,62 @@
+"""Records survive: torn tails are dropped, anything else is an error with its line."""
+
+import json
+
+import pytest
+
+from bench.config import ConfigError
+from bench.record import SCHEMA_VERSION, Provenance, Record, Status
+from bench.store import Store, StoreError, read_records
+
+
+def make_record(cell_id="c0ffee", **changes):
+    fields = {
+        "schema_version": SCHEMA_VERSION, "cell_id": cell_id, "experiment": "none", "role": "cell",
+        "repeat": 0, "order": 0, "status": Status.OK, "reason": None, "provenance": Provenance.MEASURED,
+        "config": {}, "environment": {}, "analytic": {}, "started_at": "2026-11-21T00:00:00+00:00",
+        "wall_s": 1.0, "fixed_cost_s": 0.5,
+    }  # fmt: skip
+    return Record(**fields | changes)
+
+
+def test_what_was_appended_is_read_back(tmp_path):
+    with Store(tmp_path) as store:
+        store.append(make_record("a"))
+        store.append(make_record("b"))
+    assert [record["cell_id"] for record in read_records(tmp_path / "records.jsonl")] == ["a", "b"]
+
+
+def test_a_line_torn_at_any_byte_costs_only_itself(tmp_path):
+    with Store(tmp_path) as store:
+        store.append(make_record("a"))
+        whole = len(store.path.read_bytes())
+        store.append(make_record("b"))
+        both = store.path.read_bytes()
+        for cut in range(whole + 1, len(both), 7):
+            store.path.write_bytes(both[:cut])
+            with pytest.warns(UserWarning, match="torn last line"):
+                assert [record["cell_id"] for record in store.read()] == ["a"]
+            store.append(make_record("c"))
+            assert [record["cell_id"] for record in store.read()] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"schema_version":0}', '{"schema_version":1,"wall_s":NaN}', "\xff"]
+)
+def test_a_corrupt_line_is_named_by_its_number(tmp_path, line):
+    path = tmp_path / "records.jsonl"
+    good = json.dumps({"schema_version": SCHEMA_VERSION})
+    path.write_text(f"{good}\n{line}\n{good}\n", encoding="latin-1")
+    with pytest.raises(StoreError, match=r"records\.jsonl:2"):
+        read_records(path)
+
+
+def test_numbers_that_json_cannot_hold_are_refused(tmp_path):
+    with Store(tmp_path) as store, pytest.raises(ValueError, match="JSON"):
+        store.append(make_record(wall_s=float("nan")))
+
+
+def test_one_writer_at_a_time(tmp_path):
+    with Store(tmp_path), pytest.raises(ConfigError, match="another sweep is writing"), Store(tmp_path):
+        pass
+    assert not (tmp_path / ".lock").exists()

@@ -1,0 +1,12 @@
+"""One fork server for the whole session, as a sweep has one."""
+
+import pytest
+
+from bench.launcher import Launcher
+
+
+@pytest.fixture(scope="session")
+def launcher():
+    server = Launcher()
+    server.warm()
+    return server

@@ -1,0 +1,65 @@
+"""The house stands as designed: imports run one way, tables and folders agree."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from bench.attention.kernels import KERNELS
+from bench.legality import ENGINE_DTYPES
+from bench.resolve import CONF
+from bench.resolve import ENGINES as ENGINE_WORDS
+from bench.resolve import FAMILIES as FAMILY_WORDS
+from bench.resolve import KERNELS as KERNEL_WORDS
+from bench.resolve import LOSSES as LOSS_WORDS
+from bench.strategies import STRATEGIES, runnable
+from bench.training.data import SOURCES
+from bench.training.engines import ENGINES
+from bench.training.loss import LOSSES
+from bench.training.models import FAMILIES
+from bench.training.trainers import TRAINERS
+
+TORCH_FREE = [
+    "bench.sweep", "bench.cell", "bench.launcher", "bench.resolve", "bench.legality", "bench.store",
+    "bench.strategies", "bench.cost.flops", "bench.progress", "analysis.report", "run_sweep",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_what_plans_launches_and_reports_never_imports_torch(module):
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def names(group):
+    return {path.stem for path in (CONF / group).glob("*.yaml")}
+
+
+@pytest.mark.parametrize(
+    ("group", "table"),
+    [("strategy", STRATEGIES), ("engine", ENGINES), ("trainer", TRAINERS), ("data", SOURCES)],
+)
+def test_every_table_has_its_yaml_and_every_yaml_its_entry(group, table):
+    assert names(group) == set(table)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
+def test_a_choice_is_named_as_its_file_is(path):
+    if path.parent.name != "measure":
+        assert yaml.safe_load(path.read_text())["name"] == path.stem
+
+
+def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
+    assert set(ENGINE_WORDS) == set(ENGINES) == set(ENGINE_DTYPES)
+    assert set(KERNEL_WORDS) == set(KERNELS)
+    assert set(LOSS_WORDS) == set(LOSSES)
+    assert set(FAMILY_WORDS) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_a_strategy_lives_in_the_folder_of_its_name(name):
+    assert type(STRATEGIES[name]).__module__ == f"bench.strategies.{name}.facts"
+    assert runnable(name).__module__ == f"bench.strategies.{name}.attention"
