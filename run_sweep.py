@@ -18,16 +18,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from bench.conf_files import plain
 from bench.config import ConfigError
 from bench.environment import this_machine
 from bench.hydra_words import translated
 from bench.launcher import Launcher
 from bench.progress import Progress
-from bench.resolve import plain
 from bench.store import StoreError
 from bench.sweep import plan, run_plan
 
 EXIT_REQUEST_WRONG = 2
+SWEEP_FLAGS = ("-m", "--multirun")
 CONF = str(Path(__file__).parent / "conf")
 
 
@@ -62,13 +63,19 @@ def refusals() -> Iterator[None]:
         sys.exit(EXIT_REQUEST_WRONG)
 
 
+def readable_by_hydra(arguments: Sequence[str]) -> list[str]:
+    """The same request in Hydra's grammar: the sweep flag first, and `env.NAME` as a name that may be new."""
+    flags = [word for word in arguments if word in SWEEP_FLAGS]
+    words = [word for word in arguments if word not in SWEEP_FLAGS]
+    return [*flags, *(f"++{word}" if word.startswith("env.") else word for word in words)]
+
+
 def main() -> None:
     """Compose, plan, run."""
     folder = f"results/sweeps/{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
     OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
-    # `env` is open: a name that is not there yet is added, and checked against the allow-list later.
-    sys.argv[1:] = [f"++{word}" if word.startswith("env.") else word for word in sys.argv[1:]]
+    sys.argv[1:] = readable_by_hydra(sys.argv[1:])
     with tempfile.TemporaryDirectory() as scratch, refusals():
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
         run_one()

@@ -97,7 +97,8 @@ def record_of(planned: PlannedCell, ends: Sequence[RankEnd], wall_s: float, star
 
 def fixed_cost_s(reports: Sequence[Report], wall_s: float) -> float:
     """Seconds of a cell that are not its own steps: starting, joining, building, reporting, leaving."""
-    return wall_s - max(sum(report["phases_s"].get(p, 0.0) for p in STEP_PHASES) for report in reports)
+    own_work_s = [sum(report["phases_s"].get(phase, 0.0) for phase in STEP_PHASES) for report in reports]
+    return float(wall_s - max(own_work_s))
 
 
 def merge(reports: Sequence[Report], cell: RunConfig) -> dict[str, Any]:

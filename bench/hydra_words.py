@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from hydra.errors import OverrideParseException
 
 from bench import words
+from bench.conf_files import groups, options
 from bench.config import ConfigError
-from bench.resolve import CONF, all_keys
+from bench.resolve import all_keys
 
 
 def translated(error: Exception) -> str:
@@ -46,7 +47,7 @@ def _ambiguous(match: re.Match[str]) -> str:
 def _unknown_choice(match: re.Match[str]) -> str:
     group, name = match[1], match[2]
     try:
-        words.choice(group, name, _choices(group))
+        words.choice(group, name, options(group))
     except ConfigError as error:
         return str(error)
     return f"{group}={name}: cannot be composed"
@@ -56,16 +57,8 @@ def _unknown_key(match: re.Match[str]) -> str:
     key = match[1]
     if key in all_keys():
         group = key.split(".")[0]
-        return f"{key}: needs a {group} chosen by name, as in {group}={_choices(group)[-1]} {key}=..."
-    return f"{key}: {words.no_such_key(key, [*all_keys(), *_groups()])}"
-
-
-def _choices(group: str) -> Sequence[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-def _groups() -> Sequence[str]:
-    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+        return f"{key}: needs a {group} chosen by name, as in {group}={options(group)[-1]} {key}=..."
+    return f"{key}: {words.no_such_key(key, [*all_keys(), *groups()])}"
 
 
 TRANSLATIONS: Sequence[tuple[str, Callable[[re.Match[str]], str]]] = (

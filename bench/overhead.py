@@ -13,17 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-
 from bench.cell import PlannedCell, fixed_cost_s, run
+from bench.conf_files import composed
 from bench.config import RunConfig
 from bench.environment import this_machine
 from bench.launcher import Launcher
-from bench.resolve import CONF, plain, resolve
+from bench.resolve import resolve
 
 RANKS = 4
 GOAL_S = 3.0
@@ -44,7 +41,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="runs of each, in turns")
     parser.add_argument("words", nargs="*", help="the cell, e.g. strategy=ulysses engine=fsdp2")
     arguments = parser.parse_args()
-    cell = _cell(*WORDS, *arguments.words)
+    cell = resolve(composed(*WORDS, *arguments.words), this_machine())
     launcher = Launcher()
     cold_s, warm_s, torchrun_s = _in_turns(cell, launcher, arguments.repeats)
     ratio = statistics.median(warm_s) / statistics.median(torchrun_s)
@@ -94,16 +91,9 @@ def _under_torchrun(cell: RunConfig, folder: Path) -> float:
     return fixed_cost_s(reports, wall_s)
 
 
-def _cell(*words: str) -> RunConfig:
-    never: Callable[[], str] = lambda: ""  # noqa: E731  paths that only a sweep needs
-    for name in ("new_sweep_dir", "hydra_dir"):
-        OmegaConf.register_new_resolver(name, never, replace=True)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return resolve(plain(compose("config", overrides=list(words))), this_machine())
-
-
 def _shown(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds):6.2f}  (from {min(seconds):.2f} to {max(seconds):.2f}, n={len(seconds)})"
+    spread = f"from {min(seconds):.2f} to {max(seconds):.2f}, n={len(seconds)}"
+    return f"{statistics.median(seconds):6.2f}  ({spread})"
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from bench import words
+from bench.conf_files import Raw, options, read_option
 from bench.config import (
     ClusterConfig,
     ConfigError,
@@ -19,15 +17,15 @@ from bench.config import (
     ModelConfig,
     RunConfig,
 )
-from bench.environment import REPOSITORY, Machine
+from bench.environment import Machine
+from bench.model_numbers import model_config
+from bench.ranks import degrees, place, threads_per_rank, unshared_degrees
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import DTYPE_BYTES
 
-CONF = REPOSITORY / "conf"
 ENGINES = ("ddp", "fsdp2", "zero3")
 KERNELS = ("math", "torch_flash", "flash_attn_2")
 LOSSES = ("chunked", "untiled")
-FAMILIES = ("qwen3", "qwen2", "llama")
 ENV_ALLOWED = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "GLOO_SOCKET_IFNAME",
@@ -36,10 +34,6 @@ ENV_ALLOWED = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "TORCH_NCCL_",
 )
-CPU_RANKS = 2
-MIN_GPUS_FOR_4B = 4
-
-Raw = Mapping[str, Any]
 
 
 def _names(section: type[Any]) -> list[str]:
@@ -60,26 +54,15 @@ KNOWN_KEYS: Mapping[str, list[str]] = {
 }
 
 
-def plain(composed: DictConfig) -> Raw:
-    """A configuration that Hydra composed, as plain values without Hydra's own part."""
-    content = OmegaConf.to_container(
-        OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), resolve=True
-    )
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
-
-
 def resolve(raw: Raw, machine: Machine) -> RunConfig:
     """One cell from a composed configuration; raises ConfigError at the first value that is no good."""
     _refuse_unknown(raw)
     strategy = words.choice("strategy", raw["strategy"]["name"], STRATEGIES)
     seq_len = words.tokens("seq_len", raw["seq_len"])
-    cluster = _cluster(raw["cluster"], machine)
-    degrees = _degrees(raw, strategy, cluster["world_size"])
-    world_size = cluster["world_size"]
-    if not STRATEGIES[strategy].shares_sequences:
-        world_size = degrees["dp_replicate"] * degrees["dp_shard"]
-    device = cluster["device"]
+    where = place(raw["cluster"], machine)
+    shares = STRATEGIES[strategy].shares_sequences
+    spread = (degrees if shares else unshared_degrees)(raw, where.world_size)
+    world_size = where.world_size if shares else spread.product
     return RunConfig(
         seq_len=seq_len,
         batch=words.whole("batch", raw["batch"]),
@@ -88,21 +71,23 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
         layout=_layout(raw["layout"], strategy),
         kernel=_kernel(raw["kernel"]),
         dtype=words.choice("dtype", raw["dtype"], DTYPE_BYTES),
-        model=_model(raw["model"], machine if device == "cuda" else None),
+        model=model_config(raw["model"], len(machine.gpus) if where.device == "cuda" else 0),
         engine=words.choice("engine", raw["engine"]["name"], ENGINES),
         trainer=words.choice("trainer", raw["trainer"]["name"], ("native",)),
         workload=words.choice("workload", raw["workload"]["name"], ("train",)),
         data=_data(raw["data"], seq_len),
         mode=words.choice("mode", raw["mode"], ("measure",)),
-        hardware=_hardware(raw["hardware"], machine, device),
+        hardware=_hardware(raw["hardware"], machine, where.device),
         cluster=ClusterConfig(
-            name=cluster["name"],
+            name=where.name,
             world_size=world_size,
-            device=device,
-            backend=cluster["backend"],
-            threads_per_rank=_threads(raw["cluster"], machine, world_size),
+            device=where.device,
+            backend=where.backend,
+            threads_per_rank=threads_per_rank(raw["cluster"], machine, world_size),
         ),
-        **degrees,
+        sp_degree=spread.sp_degree,
+        dp_replicate=spread.dp_replicate,
+        dp_shard=spread.dp_shard,
         checkpointing=words.flag("checkpointing", raw["checkpointing"]),
         loss=words.choice("loss", raw["loss"], LOSSES),
         measure=_measure(raw["measure"]),
@@ -127,81 +112,6 @@ def all_keys() -> list[str]:
     return [f"{path}.{key}" if path else key for path, keys in KNOWN_KEYS.items() for key in keys]
 
 
-def _cluster(raw: Raw, machine: Machine) -> dict[str, Any]:
-    device = raw["device"]
-    if device == "auto":
-        device = "cuda" if machine.gpus else "cpu"
-    words.choice("cluster.device", device, ("cpu", "cuda"))
-    if device == "cuda" and not machine.gpus:
-        raise ConfigError(
-            f"cluster={raw['name']}: no GPU is visible here; take cluster=cpu, or check CUDA_VISIBLE_DEVICES"
-        )
-    backend = raw["backend"]
-    if backend == "auto":
-        backend = "nccl" if device == "cuda" else "gloo"
-    words.choice("cluster.backend", backend, ("nccl", "gloo"))
-    if (backend == "nccl") != (device == "cuda"):
-        raise ConfigError(
-            f"cluster.backend={backend}: goes with {'GPUs' if backend == 'nccl' else 'CPU ranks'}, and"
-            f" cluster.device={device}; leave cluster.backend=auto"
-        )
-    world_size = raw["world_size"]
-    if world_size == "auto":
-        world_size = len(machine.gpus) if device == "cuda" else CPU_RANKS
-    world_size = words.whole("cluster.world_size", world_size)
-    if device == "cuda" and world_size > len(machine.gpus):
-        raise ConfigError(
-            f"cluster.world_size={world_size}: {len(machine.gpus)} GPUs are visible;"
-            f" write cluster.world_size={len(machine.gpus)}"
-        )
-    name = ("gpu" if device == "cuda" else "cpu") if raw["name"] == "auto" else raw["name"]
-    return {"name": name, "device": device, "backend": backend, "world_size": world_size}
-
-
-def _degrees(raw: Raw, strategy: str, world_size: int) -> dict[str, int]:
-    """sp_degree, dp_replicate and dp_shard: their product is the number of ranks.
-
-    Without shared sequences a cell is one rank unless data parallelism is asked for, whatever sp_degree
-    and the cluster's size are swept over.
-    """
-    replicate = words.whole("dp_replicate", raw["dp_replicate"])
-    shard, sp_degree = raw["dp_shard"], raw["sp_degree"]
-    if not STRATEGIES[strategy].shares_sequences:
-        if sp_degree != "auto":
-            words.whole("sp_degree", sp_degree)
-        shard = 1 if shard == "auto" else words.whole("dp_shard", shard)
-        _check_ranks(replicate * shard, world_size, raw["cluster"]["world_size"])
-        return {"sp_degree": 1, "dp_replicate": replicate, "dp_shard": shard}
-    taken = replicate
-    if sp_degree != "auto":
-        sp_degree = words.whole("sp_degree", sp_degree)
-        taken *= sp_degree
-    if shard != "auto":
-        shard = words.whole("dp_shard", shard)
-        taken *= shard
-    # Where nothing is left to fill in, legality compares the product with the number of ranks.
-    left = max(1, world_size // taken)
-    if sp_degree == "auto":
-        return {
-            "sp_degree": left,
-            "dp_replicate": replicate,
-            "dp_shard": 1 if shard == "auto" else shard,
-        }
-    return {
-        "sp_degree": sp_degree,
-        "dp_replicate": replicate,
-        "dp_shard": left if shard == "auto" else shard,
-    }
-
-
-def _check_ranks(wanted: int, world_size: int, asked: Any) -> None:
-    if wanted > world_size and asked != "auto":
-        raise ConfigError(
-            f"dp_replicate x dp_shard = {wanted} ranks, but cluster.world_size={world_size}; raise"
-            f" cluster.world_size to {wanted}"
-        )
-
-
 def _layout(raw: Any, strategy: str) -> str:
     if raw == "auto":
         return STRATEGIES[strategy].default_layout
@@ -210,71 +120,6 @@ def _layout(raw: Any, strategy: str) -> str:
 
 def _kernel(raw: Any) -> str:
     return words.choice("kernel", "torch_flash" if raw == "auto" else raw, KERNELS)
-
-
-def _model(raw: Raw, gpus: Machine | None) -> ModelConfig:
-    name = raw["name"]
-    if name == "auto":
-        raw = _yaml("model", _auto_model(gpus))
-    elif name == "checkpoint":
-        raw = _checkpoint(raw["path"])
-    whole = {
-        key: words.whole(f"model.{key}", raw[key])
-        for key in (
-            "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
-            "num_kv_heads", "head_dim",
-        )
-    }  # fmt: skip
-    if whole["num_heads"] % whole["num_kv_heads"]:
-        raise ConfigError(
-            f"model.num_kv_heads={whole['num_kv_heads']}: must divide model.num_heads={whole['num_heads']}"
-        )
-    if whole["head_dim"] % 2:
-        raise ConfigError(f"model.head_dim={whole['head_dim']}: must be even for rotary positions")
-    return ModelConfig(
-        name=raw["name"],
-        family=words.choice("model.family", raw["family"], FAMILIES),
-        path=raw["path"],
-        tied_embeddings=words.flag("model.tied_embeddings", raw["tied_embeddings"]),
-        attention_bias=words.flag("model.attention_bias", raw["attention_bias"]),
-        rope_theta=float(raw["rope_theta"]),
-        norm_eps=float(raw["norm_eps"]),
-        **whole,
-    )
-
-
-def _auto_model(gpus: Machine | None) -> str:
-    if gpus is None:
-        return "qwen3_nano"
-    return "qwen3_4b" if len(gpus.gpus) >= MIN_GPUS_FOR_4B else "qwen3_0_6b"
-
-
-def _checkpoint(path: Any) -> dict[str, Any]:
-    """The numbers of a local checkpoint's config.json, in our words."""
-    try:
-        numbers = json.loads((Path(path or "") / "config.json").read_text())
-        heads = numbers["num_attention_heads"]
-        return {
-            "name": Path(path).resolve().name,
-            "family": numbers["model_type"],
-            "path": str(Path(path).resolve()),
-            "vocab_size": numbers["vocab_size"],
-            "hidden_size": numbers["hidden_size"],
-            "intermediate_size": numbers["intermediate_size"],
-            "num_layers": numbers["num_hidden_layers"],
-            "num_heads": heads,
-            "num_kv_heads": numbers.get("num_key_value_heads", heads),
-            "head_dim": numbers.get("head_dim") or numbers["hidden_size"] // heads,
-            "tied_embeddings": numbers.get("tie_word_embeddings", False),
-            "attention_bias": numbers.get("attention_bias", False),
-            "rope_theta": (numbers.get("rope_parameters") or numbers).get("rope_theta", 1e4),
-            "norm_eps": numbers.get("rms_norm_eps", 1e-6),
-        }
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"model.path={path}: no checkpoint folder with a config.json ({error}); name a local folder of"
-            " a Qwen3, Qwen2 or Llama model"
-        ) from None
 
 
 def _data(raw: Raw, seq_len: int) -> DataConfig:
@@ -295,15 +140,9 @@ def _hardware(raw: Raw, machine: Machine, device: str) -> str:
         return str(raw["name"])
     if device == "cpu":
         return "cpu"
-    known = [_yaml("hardware", path.stem) for path in sorted((CONF / "hardware").glob("*.yaml"))]
+    known = [read_option("hardware", name) for name in options("hardware")]
     fits = (h["name"] for h in known if h.get("matches") and h["matches"] in machine.gpus[0])
     return str(next(fits, "unknown"))
-
-
-def _threads(raw: Raw, machine: Machine, world_size: int) -> int:
-    if raw["threads_per_rank"] == "auto":
-        return max(1, machine.cores // world_size)
-    return words.whole("cluster.threads_per_rank", raw["threads_per_rank"])
 
 
 def _measure(raw: Raw) -> MeasureConfig:
@@ -326,9 +165,3 @@ def _env(raw: Raw) -> tuple[tuple[str, str], ...]:
                 f" ({', '.join(ENV_ALLOWED)}); set others before the command"
             )
     return tuple(sorted((name, str(value)) for name, value in raw.items()))
-
-
-def _yaml(group: str, name: str) -> dict[str, Any]:
-    content = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}

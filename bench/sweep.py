@@ -13,13 +13,14 @@ from omegaconf import OmegaConf
 
 from bench import words
 from bench.cell import CellInterrupted, PlannedCell, run
+from bench.conf_files import Raw
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.launcher import Launcher
 from bench.legality import refusal
 from bench.progress import Progress
 from bench.record import FINDINGS, Record, Status
-from bench.resolve import Raw, resolve
+from bench.resolve import resolve
 from bench.store import Store
 
 if TYPE_CHECKING:

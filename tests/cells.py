@@ -3,29 +3,17 @@
 from functools import cache
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-
 from bench.cell import PlannedCell, run
+from bench.conf_files import composed
 from bench.environment import Machine
-from bench.resolve import CONF, plain, resolve
+from bench.resolve import resolve
 
 TWO_CORES = Machine(gpus=(), cores=2, cpu="a test's processor", memory_bytes=2**34)
 FOUR_H100 = Machine(gpus=("NVIDIA H100 80GB HBM3",) * 4, cores=64, cpu="x", memory_bytes=2**40)
 TINY = ("seq_len=256", "measure.steps=1", "measure.warmup_steps=0", "measure.trace=false")
 
 
-def make_raw(*overrides):
-    """The composed configuration as plain values."""
-    return _compose(overrides)
-
-
-@cache
-def _compose(overrides):
-    for name in ("new_sweep_dir", "hydra_dir"):
-        OmegaConf.register_new_resolver(name, lambda: "unused", replace=True)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return plain(compose("config", overrides=list(overrides)))
+make_raw = cache(composed)
 
 
 def make_cell(*overrides, machine=TWO_CORES):

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from bench.attention.kernels import KERNELS
+from bench.conf_files import CONF
 from bench.legality import ENGINE_DTYPES
-from bench.resolve import CONF
+from bench.model_numbers import FAMILIES as FAMILY_WORDS
 from bench.resolve import ENGINES as ENGINE_WORDS
-from bench.resolve import FAMILIES as FAMILY_WORDS
 from bench.resolve import KERNELS as KERNEL_WORDS
 from bench.resolve import LOSSES as LOSS_WORDS
 from bench.strategies import STRATEGIES, runnable

@@ -1,9 +1,7 @@
-"""Peak memory of a rank: CUDA's own counters, or on the CPU tensors counted by the profiler and pages."""
+"""Peak memory of a rank: CUDA's own counters, or on the CPU tracked tensors; pages of the process beside."""
 
 from __future__ import annotations
 
-import gc
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,26 +30,14 @@ def resident_bytes(field: str = "VmRSS") -> int:
     return next((int(line[1]) * _KIB for line in lines if line[0] == f"{field}:"), 0)
 
 
-def live_tensor_bytes() -> int:
-    """Bytes of all CPU tensor storages that Python can reach, each counted once."""
-    sizes: dict[int, int] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for found in gc.get_objects():
-            if type(found) in (torch.Tensor, torch.nn.Parameter) and found.device.type == "cpu":
-                storage = found.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
-
-
 def reset_peak(device: torch.device) -> None:
-    """Start a GPU's peaks anew; those of the CPU come from the traced step."""
+    """Start a GPU's peaks anew; those of the CPU are tracked in a step."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def read_memory(device: torch.device, base_resident_bytes: int, cpu_peak_bytes: int | None) -> RankMemory:
-    """Peaks since `reset_peak`; on the CPU `cpu_peak_bytes` comes from the traced step."""
+    """Peaks since `reset_peak`; on the CPU `cpu_peak_bytes` comes from an AllocationTracker."""
     on_gpu = device.type == "cuda"
     return RankMemory(
         peak_allocated_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else cpu_peak_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import torch
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import RunConfig
+from bench.measure.allocations import AllocationTracker
 from bench.measure.gradients import write_gradients
 from bench.measure.losses import collect_losses
-from bench.measure.memory import live_tensor_bytes, read_memory, reset_peak
+from bench.measure.memory import read_memory, reset_peak
 from bench.measure.modules import watch_modules
 from bench.measure.timing import short_step, time_steps
 from bench.measure.trace import trace_step
@@ -56,14 +58,19 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
         "modules": sorted(modules),
         "shard_shape": list(trainer.fetch(0, cell.seq_len)[0].input_ids.shape),
     }
-    cpu_peak_bytes = None
+    tracker = AllocationTracker()
+    # A long step hides the tracker's cost, a short one does not, and then there is time for one more.
+    shares_step = cell.measure.trace and timed.warmup == "short"
+    if device.type == "cpu" and not shares_step:
+        with log.during("memory"), tracker:
+            trainer.step(timed.next_step, cell.seq_len)
     if cell.measure.trace:
         with log.during("trace"):
             # The profiler's first use is slow: a short step pays for it.
             trace_step(lambda: short_step(trainer, cell, multiple), device)
-            alive_bytes = live_tensor_bytes()
-            traced = trace_step(lambda: trainer.step(timed.next_step, cell.seq_len), device)
-        cpu_peak_bytes = alive_bytes + traced.peak_new_bytes
+            with tracker if device.type == "cpu" and shares_step else nullcontext():
+                traced = trace_step(lambda: trainer.step(timed.next_step, cell.seq_len), device)
         sections["trace"] = asdict(traced)
+    cpu_peak_bytes = tracker.peak_bytes or None
     sections["memory"] = asdict(read_memory(device, built.base_resident_bytes, cpu_peak_bytes))
     return sections

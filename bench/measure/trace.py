@@ -51,7 +51,7 @@ class TraceSource:
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One rank's traced step, times in milliseconds; `peak_new_bytes` is what the step itself allocated.
+    """One rank's traced step, times in milliseconds.
 
     `total_ms` is when any communication was in flight, `exposed_ms` the part of it without compute.
     """
@@ -61,7 +61,6 @@ class TracedStep:
     exposed_ms: float
     communication_ms: dict[str, float]
     calls: dict[str, int]
-    peak_new_bytes: int
 
 
 def trace_step(run_step: Callable[[], object], device: torch.device) -> TracedStep:
@@ -70,7 +69,7 @@ def trace_step(run_step: Callable[[], object], device: torch.device) -> TracedSt
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     dist.barrier()
-    with torch.profiler.profile(activities=activities, profile_memory=device.type == "cpu") as profiler:
+    with torch.profiler.profile(activities=activities) as profiler:
         start = time.perf_counter()
         run_step()
         synchronise(device)
@@ -86,11 +85,8 @@ def read_trace(events: Iterable[Event], step_ms: float, source: TraceSource) -> 
     """Communication of one rank by kind from a Chrome trace's events: intervals merged, never summed."""
     spans: defaultdict[str, list[Span]] = defaultdict(list)
     compute: list[Span] = []
-    allocated: list[int] = []
     for event in events:
-        if event.get("name") == "[memory]":
-            allocated.append(event["args"]["Total Allocated"])
-        elif event.get("ph") == "X":
+        if event.get("ph") == "X":
             kind = source.communication(event)
             if kind is not None:
                 spans[kind].append(_span(event))
@@ -104,7 +100,6 @@ def read_trace(events: Iterable[Event], step_ms: float, source: TraceSource) -> 
         exposed_ms=(total_us - overlap(communication, compute)) / 1e3,
         communication_ms={kind: length(found) / 1e3 for kind, found in spans.items()},
         calls={kind: len(found) for kind, found in spans.items()},
-        peak_new_bytes=max(allocated, default=0) - min(allocated[:1], default=0),
     )
 
 

@@ -1,0 +1,53 @@
+"""The YAML files of conf/, one folder a choice and one file an option, and what Hydra composes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from bench.environment import REPOSITORY
+
+CONF = REPOSITORY / "conf"
+
+SWEEP_PATHS = ("new_sweep_dir", "hydra_dir")
+"""Resolvers of conf/config.yaml that only a sweep can fill in."""
+
+Raw = Mapping[str, Any]
+"""A composed configuration as plain values, still in the user's words."""
+
+
+def plain(composed: DictConfig) -> Raw:
+    """A configuration that Hydra composed, as plain values without Hydra's own part."""
+    content = OmegaConf.to_container(
+        OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), resolve=True
+    )
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+def composed(*overrides: str) -> Raw:
+    """What the command line would compose of these words, for a cell that belongs to no sweep."""
+    for name in SWEEP_PATHS:
+        OmegaConf.register_new_resolver(name, lambda: "", replace=True)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return plain(compose("config", overrides=list(overrides)))
+
+
+def groups() -> list[str]:
+    """All choices: `strategy`, `model`, ..."""
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+
+
+def options(group: str) -> list[str]:
+    """All options of a choice."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def read_option(group: str, name: str) -> Raw:
+    """The content of one option's file."""
+    content = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}

@@ -1,0 +1,80 @@
+"""The numbers a model is built from: conf/model/, or a local checkpoint's config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench import words
+from bench.conf_files import Raw, read_option
+from bench.config import ConfigError, ModelConfig
+
+FAMILIES = ("qwen3", "qwen2", "llama")
+MIN_GPUS_FOR_4B = 4
+
+
+def model_config(raw: Raw, gpus: int) -> ModelConfig:
+    """The model of a cell: by name, from a checkpoint folder, or the one that fits this many GPUs."""
+    name = raw["name"]
+    if name == "auto":
+        raw = read_option("model", _auto_model(gpus))
+    elif name == "checkpoint":
+        raw = _checkpoint(raw["path"])
+    whole = {
+        key: words.whole(f"model.{key}", raw[key])
+        for key in (
+            "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
+            "num_kv_heads", "head_dim",
+        )
+    }  # fmt: skip
+    if whole["num_heads"] % whole["num_kv_heads"]:
+        raise ConfigError(
+            f"model.num_kv_heads={whole['num_kv_heads']}: must divide model.num_heads={whole['num_heads']}"
+        )
+    if whole["head_dim"] % 2:
+        raise ConfigError(f"model.head_dim={whole['head_dim']}: must be even for rotary positions")
+    return ModelConfig(
+        name=raw["name"],
+        family=words.choice("model.family", raw["family"], FAMILIES),
+        path=raw["path"],
+        tied_embeddings=words.flag("model.tied_embeddings", raw["tied_embeddings"]),
+        attention_bias=words.flag("model.attention_bias", raw["attention_bias"]),
+        rope_theta=float(raw["rope_theta"]),
+        norm_eps=float(raw["norm_eps"]),
+        **whole,
+    )
+
+
+def _auto_model(gpus: int) -> str:
+    if gpus == 0:
+        return "qwen3_nano"
+    return "qwen3_4b" if gpus >= MIN_GPUS_FOR_4B else "qwen3_0_6b"
+
+
+def _checkpoint(path: Any) -> dict[str, Any]:
+    """The numbers of a local checkpoint's config.json, in our words."""
+    try:
+        numbers = json.loads((Path(path or "") / "config.json").read_text())
+        heads = numbers["num_attention_heads"]
+        return {
+            "name": Path(path).resolve().name,
+            "family": numbers["model_type"],
+            "path": str(Path(path).resolve()),
+            "vocab_size": numbers["vocab_size"],
+            "hidden_size": numbers["hidden_size"],
+            "intermediate_size": numbers["intermediate_size"],
+            "num_layers": numbers["num_hidden_layers"],
+            "num_heads": heads,
+            "num_kv_heads": numbers.get("num_key_value_heads", heads),
+            "head_dim": numbers.get("head_dim") or numbers["hidden_size"] // heads,
+            "tied_embeddings": numbers.get("tie_word_embeddings", False),
+            "attention_bias": numbers.get("attention_bias", False),
+            "rope_theta": (numbers.get("rope_parameters") or numbers).get("rope_theta", 1e4),
+            "norm_eps": numbers.get("rms_norm_eps", 1e-6),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"model.path={path}: no checkpoint folder with a config.json ({error}); name a local folder of"
+            " a Qwen3, Qwen2 or Llama model"
+        ) from None

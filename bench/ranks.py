@@ -1,0 +1,123 @@
+"""The ranks of a cell: on what they run, how many there are, and how they divide the work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bench import words
+from bench.conf_files import Raw
+from bench.config import ConfigError
+from bench.environment import Machine
+
+CPU_RANKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where ranks run; `world_size` is how many there may be."""
+
+    name: str
+    device: str
+    backend: str
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """The factors of the number of ranks."""
+
+    sp_degree: int
+    dp_replicate: int
+    dp_shard: int
+
+    @property
+    def product(self) -> int:
+        return self.sp_degree * self.dp_replicate * self.dp_shard
+
+
+def place(raw: Raw, machine: Machine) -> Place:
+    """Device, backend and number of ranks, filled in from what is there.
+
+    Raises ConfigError where the machine cannot give what was asked for.
+    """
+    device = _device(raw, machine)
+    backend = _backend(raw, device)
+    world_size = raw["world_size"]
+    if world_size == "auto":
+        world_size = len(machine.gpus) if device == "cuda" else CPU_RANKS
+    world_size = words.whole("cluster.world_size", world_size)
+    if device == "cuda" and world_size > len(machine.gpus):
+        raise ConfigError(
+            f"cluster.world_size={world_size}: {len(machine.gpus)} GPUs are visible;"
+            f" write cluster.world_size={len(machine.gpus)}"
+        )
+    name = ("gpu" if device == "cuda" else "cpu") if raw["name"] == "auto" else raw["name"]
+    return Place(name, device, backend, world_size)
+
+
+def _device(raw: Raw, machine: Machine) -> str:
+    device: str = raw["device"]
+    if device == "auto":
+        device = "cuda" if machine.gpus else "cpu"
+    words.choice("cluster.device", device, ("cpu", "cuda"))
+    if device == "cuda" and not machine.gpus:
+        raise ConfigError(
+            f"cluster={raw['name']}: no GPU is visible here; take cluster=cpu, or check CUDA_VISIBLE_DEVICES"
+        )
+    return device
+
+
+def _backend(raw: Raw, device: str) -> str:
+    backend: str = raw["backend"]
+    if backend == "auto":
+        return "nccl" if device == "cuda" else "gloo"
+    words.choice("cluster.backend", backend, ("nccl", "gloo"))
+    if (backend == "nccl") != (device == "cuda"):
+        raise ConfigError(
+            f"cluster.backend={backend}: goes with {'GPUs' if backend == 'nccl' else 'CPU ranks'}, and"
+            f" cluster.device={device}; leave cluster.backend=auto"
+        )
+    return backend
+
+
+def degrees(raw: Raw, world_size: int) -> Degrees:
+    """How many ranks share a sequence, and how many sequences run side by side.
+
+    What is left at `auto` takes the ranks that are left; where nothing is, legality compares the product
+    with the number of ranks.
+    """
+    replicate = words.whole("dp_replicate", raw["dp_replicate"])
+    shard = _known("dp_shard", raw["dp_shard"])
+    sp_degree = _known("sp_degree", raw["sp_degree"])
+    left = max(1, world_size // (replicate * (shard or 1) * (sp_degree or 1)))
+    if sp_degree is None:
+        return Degrees(left, replicate, shard or 1)
+    return Degrees(sp_degree, replicate, shard or left)
+
+
+def unshared_degrees(raw: Raw, world_size: int) -> Degrees:
+    """The same where no rank shares a sequence: one rank, unless data parallelism is asked for.
+
+    Neither sp_degree nor the cluster's size changes what such a cell does.
+    """
+    _known("sp_degree", raw["sp_degree"])
+    replicate = words.whole("dp_replicate", raw["dp_replicate"])
+    shard = _known("dp_shard", raw["dp_shard"]) or 1
+    if replicate * shard > world_size and raw["cluster"]["world_size"] != "auto":
+        raise ConfigError(
+            f"dp_replicate x dp_shard = {replicate * shard} ranks, but cluster.world_size={world_size};"
+            f" write cluster.world_size={replicate * shard}"
+        )
+    return Degrees(1, replicate, shard)
+
+
+def threads_per_rank(raw: Raw, machine: Machine, world_size: int) -> int:
+    """An equal share of the cores, at least one, unless a number was asked for."""
+    if raw["threads_per_rank"] == "auto":
+        return max(1, machine.cores // world_size)
+    return words.whole("cluster.threads_per_rank", raw["threads_per_rank"])
+
+
+def _known(key: str, value: Any) -> int | None:
+    return None if value == "auto" else words.whole(key, value)
