@@ -13,10 +13,7 @@ from analysis.labels import count_label, is_cpu, number_label, status_label
 from analysis.series import series_keys, variant
 from bench.words import length_label
 
-CPU_CAVEAT = (
-    "This ran on a CPU: it shows that the loop works, not which strategy is faster on GPUs, and does not"
-    " rank strategies."
-)
+CPU_CAVEAT = "A CPU shows that the loop works, not which strategy is faster on GPUs: it ranks nothing."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Leader:
 class Verdict:
     """Sentences, each complete by itself; `caveat` is None where none is due."""
 
-    fastest: str
+    answer: str
     details: list[str]
     failures: list[str]
     certainty: str
@@ -45,12 +42,13 @@ class Verdict:
 def verdict(summary: pd.DataFrame) -> Verdict:
     """What these cells say; no comparison leaves its length, work, machine and provenance."""
     found = leaders(summary)
+    on_cpu = is_cpu(summary)
     return Verdict(
-        fastest=_fastest(found),
+        answer=_ran(summary) if on_cpu else _fastest(found),
         details=[_detail(leader) for leader in found],
         failures=_failures(summary),
         certainty=_certainty(summary),
-        caveat=CPU_CAVEAT if is_cpu(summary) else None,
+        caveat=CPU_CAVEAT if on_cpu else None,
     )
 
 
@@ -101,6 +99,19 @@ def _fastest(found: Sequence[Leader]) -> str:
         why = "the 95 % intervals of the first two overlap, or one has none"
         sentence += f" Not clearly ahead: {_places(unclear)}; {why}."
     return sentence
+
+
+def _ran(summary: pd.DataFrame) -> str:
+    """One sentence for a CPU, which ranks nothing: what ran at which lengths."""
+    done = summary[summary["status"] == "ok"]
+    if done.empty:
+        return "No cell has a result."
+    names = cell_names(summary)[done.index]
+    lengths: dict[tuple[int, ...], list[str]] = {}
+    for name, where in _by_name(zip(names, done["seq_len"], strict=True)).items():
+        lengths.setdefault(tuple(sorted(where)), []).append(name)
+    parts = [f"{_listed(who)} at {_listed(map(length_label, where))}" for where, who in lengths.items()]
+    return f"Ran, and trained on the tokens of every step: {'; '.join(parts)}."
 
 
 def _detail(leader: Leader) -> str:

@@ -17,9 +17,12 @@ from bench.measure.losses import collect_losses
 from bench.measure.memory import read_memory, reset_peak
 from bench.measure.modules import watch_modules
 from bench.measure.timing import short_step, time_steps
-from bench.measure.trace import trace_step
+from bench.measure.trace import trace_step, trace_steps
 from bench.rank_log import RankLog
 from bench.training.trainers import NativeTrainer
+
+TRACED_STEPS = 3
+"""One is kept: a single step of a few milliseconds says little on a machine with neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
             # The profiler's first use is slow: a short step pays for it.
             trace_step(lambda: short_step(trainer, cell, multiple), device)
             with tracker if device.type == "cpu" and shares_step else nullcontext():
-                traced = trace_step(lambda: trainer.step(timed.next_step, cell.seq_len), device)
+                steps = range(timed.next_step, timed.next_step + (1 if shares_step else TRACED_STEPS))
+                traced = trace_steps(lambda number: trainer.step(number, cell.seq_len), steps, device)
         sections["trace"] = asdict(traced)
     cpu_peak_bytes = tracker.peak_bytes or None
     sections["memory"] = asdict(read_memory(device, built.base_resident_bytes, cpu_peak_bytes))

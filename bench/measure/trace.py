@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,17 @@ def trace_step(run_step: Callable[[], object], device: torch.device) -> TracedSt
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_bytes())["traceEvents"]
     return read_trace(events, step_ms, SOURCES[device.type])
+
+
+def trace_steps(run_step: Callable[[int], object], steps: range, device: torch.device) -> TracedStep:
+    """Trace several steps one by one and keep the one of median length, by its slowest rank.
+
+    Every rank must call it; all keep the same step.
+    """
+    traced = [trace_step(partial(run_step, number), device) for number in steps]
+    slowest_ms = torch.tensor([step.step_ms for step in traced], device=device)
+    dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
+    return traced[int(slowest_ms.argsort()[len(traced) // 2])]
 
 
 def read_trace(events: Iterable[Event], step_ms: float, source: TraceSource) -> TracedStep:
