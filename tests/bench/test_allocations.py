@@ -47,19 +47,15 @@ def test_a_storage_that_is_emptied_stops_counting():
 
 
 def compare_with_the_profiler(job, log):
-    """Writes the tracker's and the profiler's peaks of two like steps beside the rank's log."""
+    """Writes the tracker's and the profiler's peak of the same step beside the rank's log."""
     import bench.worker
 
     def both(built, _):
-        steps = [lambda n=n: built.trainer.step(n, built.cell.seq_len) for n in range(3)]
-        steps[0]()
-        with AllocationTracker() as tracker:
-            steps[1]()
-        start = AllocationTracker()
-        with start:
+        built.trainer.step(0, built.cell.seq_len)
+        with AllocationTracker() as start:
             alive_bytes = start.peak_bytes
-        with torch.profiler.profile(profile_memory=True) as profiler:
-            steps[2]()
+        with torch.profiler.profile(profile_memory=True) as profiler, AllocationTracker() as tracker:
+            built.trainer.step(1, built.cell.seq_len)
         path = built.folder / f"{job.rank}.trace"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
@@ -73,8 +69,8 @@ def compare_with_the_profiler(job, log):
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "zero3"])
 def test_a_steps_peak_is_the_profilers(launcher, tmp_path, engine):
-    cell = tiny_cell("seq_len=4k", f"engine={engine}")
+    """On one rank: buffers that a gloo thread drops are freed unseen by the profiler, and stay in its sum."""
+    cell = tiny_cell("strategy=local", "seq_len=4k", f"engine={engine}")
     launcher.run(cell, tmp_path, entry=compare_with_the_profiler)
-    for rank in range(2):
-        tracked, profiled = json.loads((tmp_path / f"{rank}.peaks").read_text())
-        assert tracked == pytest.approx(profiled, rel=0.01)
+    tracked, profiled = json.loads((tmp_path / "0.peaks").read_text())
+    assert tracked == pytest.approx(profiled, rel=0.01)
