@@ -89,6 +89,7 @@ class RunConfig:
     hardware: str
     cluster: ClusterConfig
     sp_degree: int
+    ulysses_degree: int
     dp_replicate: int
     dp_shard: int
     checkpointing: bool
@@ -102,6 +103,11 @@ class RunConfig:
     def dp_degree(self) -> int:
         """Sequences in flight at once: data-parallel groups of `sp_degree` ranks each."""
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def ring_degree(self) -> int:
+        """Ranks of one ring: those that share a sequence but not its heads."""
+        return self.sp_degree // self.ulysses_degree
 
     @property
     def shard_len(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bench.config import RunConfig
@@ -14,7 +16,8 @@ from bench.config import RunConfig
 class RankGroups:
     """Where one rank stands.
 
-    `sequence` holds the ranks that share a sequence, `data_rank` tells which sequences they share.
+    `sequence` holds the ranks that share a sequence, `data_rank` tells which sequences they share. Of these
+    `ulysses` share heads, neighbours in rank, and `ring` pass blocks on.
     `shard_mesh` is what a sharding engine spreads parameters over: to it, sequence ranks are plain
     data-parallel ranks.
     """
@@ -23,6 +26,8 @@ class RankGroups:
     world_size: int
     sequence: dist.ProcessGroup
     sequence_rank: int
+    ulysses: dist.ProcessGroup
+    ring: dist.ProcessGroup
     data_rank: int
     shard_mesh: DeviceMesh
 
@@ -30,22 +35,27 @@ class RankGroups:
 def make_groups(cell: RunConfig) -> RankGroups:
     """The groups of this rank; the default process group must exist."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    ranks_DRU = torch.arange(world_size).view(cell.dp_degree, cell.ring_degree, cell.ulysses_degree)
+    made: dict[str, dist.ProcessGroup] = {}
     return RankGroups(
         rank=rank,
         world_size=world_size,
-        sequence=_sequence_group(cell.sp_degree, world_size),
+        sequence=_group(ranks_DRU.flatten(1), made),
         sequence_rank=rank % cell.sp_degree,
+        ulysses=_group(ranks_DRU.flatten(0, 1), made),
+        ring=_group(ranks_DRU.transpose(1, 2).flatten(0, 1), made),
         data_rank=rank // cell.sp_degree,
         shard_mesh=_shard_mesh(cell),
     )
 
 
-def _sequence_group(sp_degree: int, world_size: int) -> dist.ProcessGroup:
-    group: dist.ProcessGroup | None = dist.group.WORLD
-    if sp_degree < world_size:
-        group = dist.new_subgroups(group_size=sp_degree)[0]
-    assert group is not None
-    return group
+def _group(rows: Tensor, made: dict[str, dist.ProcessGroup]) -> dist.ProcessGroup:
+    """This rank's group when each row is one; the same rows give the same group."""
+    key = str(rows.tolist())
+    if key not in made:
+        whole = dist.group.WORLD if len(rows) == 1 else None
+        made[key] = whole or dist.new_subgroups_by_enumeration(rows.tolist())[0]
+    return made[key]
 
 
 def _shard_mesh(cell: RunConfig) -> DeviceMesh:

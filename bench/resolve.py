@@ -63,6 +63,7 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
     shares = STRATEGIES[strategy].shares_sequences
     spread = (degrees if shares else unshared_degrees)(raw, where.world_size)
     world_size = where.world_size if shares else spread.product
+    model = model_config(raw["model"], len(machine.gpus) if where.device == "cuda" else 0)
     return RunConfig(
         seq_len=seq_len,
         batch=words.whole("batch", raw["batch"]),
@@ -71,7 +72,7 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
         layout=_layout(raw["layout"], strategy),
         kernel=_kernel(raw["kernel"]),
         dtype=words.choice("dtype", raw["dtype"], DTYPE_BYTES),
-        model=model_config(raw["model"], len(machine.gpus) if where.device == "cuda" else 0),
+        model=model,
         engine=words.choice("engine", raw["engine"]["name"], ENGINES),
         trainer=words.choice("trainer", raw["trainer"]["name"], ("native",)),
         workload=words.choice("workload", raw["workload"]["name"], ("train",)),
@@ -86,6 +87,7 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
             threads_per_rank=threads_per_rank(raw["cluster"], machine, world_size),
         ),
         sp_degree=spread.sp_degree,
+        ulysses_degree=_ulysses_degree(raw, spread.sp_degree, model),
         dp_replicate=spread.dp_replicate,
         dp_shard=spread.dp_shard,
         checkpointing=words.flag("checkpointing", raw["checkpointing"]),
@@ -110,6 +112,12 @@ def _refuse_unknown(raw: Raw) -> None:
 def all_keys() -> list[str]:
     """Every key of the command line, with its group in front."""
     return [f"{path}.{key}" if path else key for path, keys in KNOWN_KEYS.items() for key in keys]
+
+
+def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
+    if raw["ulysses_degree"] == "auto":
+        return STRATEGIES[raw["strategy"]["name"]].ulysses_degree(sp_degree, model)
+    return words.whole("ulysses_degree", raw["ulysses_degree"])
 
 
 def _layout(raw: Any, strategy: str) -> str:

@@ -26,7 +26,7 @@ from bench.measure.memory import resident_bytes
 from bench.measure.passes import BuiltCell, run_passes
 from bench.process_groups import make_groups
 from bench.rank_log import RankLog
-from bench.strategies import runnable
+from bench.strategies import STRATEGIES, runnable
 from bench.training.data import open_data
 from bench.training.engines import ENGINES
 from bench.training.loss import ModelWithLoss
@@ -85,7 +85,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     with log.during("join"):
         device = _join(job)
         groups = make_groups(cell)
-        strategy = runnable(cell.strategy)(cell, groups)
+        strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
     with strategy.install() as wiring:
         with log.during("build"):
             data = open_data(cell, device)

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.kernels import KERNELS
-from bench.attention.layouts import LAYOUTS
 from bench.config import RunConfig
 from bench.process_groups import RankGroups
+from bench.strategies.facts import Facts
 
 IGNORED_LABEL = -100
 # Without "flash" or "sdpa" in it: transformers treats names that hold them in a way of its own.
@@ -53,19 +53,19 @@ class Wiring:
 class Strategy(ABC):
     """One strategy on one rank. `attention` takes and returns [B, N, S, D] shards in the cell's layout."""
 
-    def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
+    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
         self.cell = cell
+        self.facts = facts
         self.groups = groups
         self.kernel = KERNELS[cell.kernel]
 
     @abstractmethod
-    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        """Causal attention of the sequence group's shards, [B, N, S, D], differentiable."""
+    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
+        """Attention over the sequence group's shards, [B, N, S, D], differentiable; full where not causal."""
 
     def slices(self, seq_len: int) -> tuple[slice, ...]:
         """The pieces of a whole sequence that this rank holds."""
-        layout = LAYOUTS[self.cell.layout]
-        return layout.slices(seq_len, self.cell.sp_degree, self.groups.sequence_rank)
+        return self.facts.slices(self.cell, seq_len, self.groups.sequence_rank)
 
     def shard(self, batch: Batch) -> Batch:
         """This rank's shard of whole sequences."""
@@ -79,12 +79,11 @@ class Strategy(ABC):
         )
 
     def unshard(self, shards: list[Tensor]) -> Tensor:
-        """Whole sequences [B, T] in token order from the shards [B, S] of all group ranks."""
+        """Whole sequences [B, T, ...] in token order from the shards [B, S, ...] of all group ranks."""
         seq_len = sum(shard.shape[1] for shard in shards)
-        whole = shards[0].new_empty(shards[0].shape[0], seq_len)
-        layout = LAYOUTS[self.cell.layout]
+        whole = shards[0].new_empty(shards[0].shape[0], seq_len, *shards[0].shape[2:])
         for rank, shard in enumerate(shards):
-            pieces = layout.slices(seq_len, self.cell.sp_degree, rank)
+            pieces = self.facts.slices(self.cell, seq_len, rank)
             sizes = [len(range(seq_len)[piece]) for piece in pieces]
             for piece, part in zip(pieces, shard.split(sizes, dim=1), strict=True):
                 whole[:, piece] = part

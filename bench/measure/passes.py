@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from bench.attention.layouts import LAYOUTS
 from bench.config import RunConfig
 from bench.measure.allocations import AllocationTracker
 from bench.measure.gradients import write_gradients
@@ -43,7 +42,7 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     if cell.measure.gradients:
         with log.during("gradients"):
             write_gradients(trainer, cell, built.folder)
-    multiple = LAYOUTS[cell.layout].length_multiple(cell.sp_degree)
+    multiple = trainer.strategy.facts.length_multiple(cell)
     with log.during("steps"):
         with watch_modules() as modules:
             short_step(trainer, cell, multiple)

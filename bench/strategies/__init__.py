@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
 from bench.strategies.facts import Facts
 from bench.strategies.local.facts import Local
+from bench.strategies.ring.facts import Ring
 from bench.strategies.ring_flash_attn.facts import RingFlashAttn
 from bench.strategies.ulysses.facts import Ulysses
+from bench.strategies.usp.facts import USP
 
 if TYPE_CHECKING:
     from bench.attention.strategy import Strategy
 
 STRATEGIES: Mapping[str, Facts] = {
-    facts.name: facts for facts in (Local(), Ulysses(), DeepSpeedUlysses(), RingFlashAttn())
+    facts.name: facts for facts in (Local(), Ulysses(), Ring(), USP(), DeepSpeedUlysses(), RingFlashAttn())
 }
 
 

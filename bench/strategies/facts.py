@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from bench.attention.layouts import LAYOUTS
-from bench.config import RunConfig
+from bench.config import ModelConfig, RunConfig
 
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 
@@ -27,15 +27,40 @@ class Facts(ABC):
     def default_layout(self) -> str:
         return self.layouts[0]
 
+    def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:  # noqa: ARG002
+        """How many of the ranks that share a sequence share its heads, unless the user says so."""
+        return 1
+
+    def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002
+        """Whether attention can be causal (True) and full (False) in this layout."""
+        return (True, False)
+
+    def slices(self, cell: RunConfig, seq_len: int, group_rank: int) -> tuple[slice, ...]:
+        """The pieces of a whole sequence that a rank of the sequence group holds, in its local order."""
+        return LAYOUTS[cell.layout].slices(seq_len, cell.sp_degree, group_rank)
+
+    def length_multiple(self, cell: RunConfig) -> int:
+        """What `seq_len` has to be a multiple of."""
+        return LAYOUTS[cell.layout].length_multiple(cell.sp_degree)
+
     def refusals(self, cell: RunConfig) -> list[str]:
         """Why this cell cannot run, each with a way out; empty when it can."""
-        multiple = LAYOUTS[cell.layout].length_multiple(cell.sp_degree)
         return [
             *_not_among("layout", cell.layout, self.layouts, self.name),
             *_not_among("dtype", cell.dtype, self.dtypes, self.name),
-            *_not_divisible("seq_len", cell.seq_len, multiple, f"{self.name} in {cell.layout} layout"),
+            *self.degree_refusals(cell),
+            *_not_divisible(
+                "seq_len", cell.seq_len, self.length_multiple(cell), f"{self.name} in {cell.layout} layout"
+            ),
             *self.head_refusals(cell),
         ]
+
+    def degree_refusals(self, cell: RunConfig) -> list[str]:
+        """Only a hybrid has a choice of degrees."""
+        fixed = self.ulysses_degree(cell.sp_degree, cell.model)
+        if cell.ulysses_degree == fixed:
+            return []
+        return [f"ulysses_degree={cell.ulysses_degree} is for strategy=usp; leave ulysses_degree=auto"]
 
     def head_refusals(self, cell: RunConfig) -> list[str]:  # noqa: ARG002  most strategies take any heads
         return []
@@ -62,25 +87,26 @@ def backwards_per_step(cell: RunConfig) -> int:
 
 def head_exchange_refusals(cell: RunConfig) -> list[str]:
     """Ulysses deals whole heads out to ranks, so their number sets its limit."""
-    heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.sp_degree
+    heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.ulysses_degree
+    key = "ulysses_degree" if cell.ring_degree > 1 else "sp_degree"
     divisors = [d for d in range(1, heads + 1) if heads % d == 0 and _kv_fits(kv_heads, d)]
     if heads % degree == 0 and _kv_fits(kv_heads, degree):
         return []
     reason = (
-        f"{cell.strategy} deals {heads} query and {kv_heads} KV heads out to sp_degree={degree} ranks, which"
-        f" does not come out even; choose sp_degree from {', '.join(map(str, divisors))}, or a ring strategy"
+        f"{cell.strategy} deals {heads} query and {kv_heads} KV heads out to {key}={degree} ranks, which"
+        f" does not come out even; choose {key} from {', '.join(map(str, divisors))}, or a ring strategy"
     )
     return [reason]
 
 
 def head_exchange_bytes(cell: RunConfig, heads: int) -> int:
     """Payload of one all-to-all that carries `heads` heads of a shard, own part left out."""
-    return activation_bytes(cell, heads) * (cell.sp_degree - 1) // cell.sp_degree
+    return activation_bytes(cell, heads) * (cell.ulysses_degree - 1) // cell.ulysses_degree
 
 
 def exchanged_kv_heads(cell: RunConfig) -> int:
     """KV heads that travel: repeated up to one per rank where there are fewer heads than ranks."""
-    return max(cell.model.num_kv_heads, cell.sp_degree)
+    return max(cell.model.num_kv_heads, cell.ulysses_degree)
 
 
 def _kv_fits(kv_heads: int, degree: int) -> bool:

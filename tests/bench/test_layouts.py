@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.attention.layouts import LAYOUTS
+from bench.attention.layouts import LAYOUTS, cut
 
 
 def positions(layout, seq_len, sp_degree, rank):
@@ -26,3 +26,36 @@ def test_every_token_is_on_exactly_one_rank_and_shards_are_equal(name, sp_degree
 def test_zigzag_gives_every_rank_the_same_causal_area():
     areas = {sum(i + 1 for i in positions(LAYOUTS["zigzag"], 64, 4, rank)) for rank in range(4)}
     assert len(areas) == 1
+
+
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
+@given(degree=st.integers(1, 5), rows=st.integers(1, 4))
+def test_a_tile_leaves_exactly_what_the_causal_mask_does(name, degree, rows):
+    layout = LAYOUTS[name]
+    seq_len = rows * layout.length_multiple(degree)
+    shard_len = seq_len // degree
+    for rank, source in itertools.product(range(degree), repeat=2):
+        queries, keys = (positions(layout, seq_len, degree, r) for r in (rank, source))
+        seen = {(i, j) for i, j in itertools.product(range(shard_len), repeat=2) if queries[i] >= keys[j]}
+        assert seen == pairs_of(layout.causal_tile(shard_len, rank, source), shard_len)
+
+
+def pairs_of(tile, shard_len):
+    if tile is None:
+        return set()
+    rows, columns = range(shard_len)[tile.queries], range(shard_len)[tile.keys]
+    pairs = itertools.product(enumerate(rows), enumerate(columns))
+    return {(i, j) for (a, i), (b, j) in pairs if a >= b or not tile.causal}
+
+
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
+@given(ulysses=st.integers(1, 4), ring=st.integers(1, 4), rows=st.integers(1, 3))
+def test_usp_deals_every_token_out_once_and_keeps_ring_shards_whole(name, ulysses, ring, rows):
+    layout = LAYOUTS[name]
+    seq_len = rows * layout.length_multiple(ring) * ulysses
+    size = seq_len // (ring * ulysses)
+    for ring_rank in range(ring):
+        pieces = layout.slices(seq_len, ring, ring_rank)
+        shards = [cut(pieces, seq_len, u * size, (u + 1) * size) for u in range(ulysses)]
+        tokens = [i for shard in shards for piece in shard for i in range(seq_len)[piece]]
+        assert tokens == positions(layout, seq_len, ring, ring_rank)

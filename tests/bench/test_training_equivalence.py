@@ -4,12 +4,18 @@ import numpy as np
 import pytest
 
 from bench.legality import ENGINE_DTYPES
+from bench.strategies import STRATEGIES
 from tests import faults
 from tests.cells import run_cell, tiny_cell
 
+FP64_LIMIT = 1e-12
 FP32_LIMIT = 1e-5
 BF16_FLOOR = 2e-2
 ENGINES = sorted(ENGINE_DTYPES)
+FP64_ENGINES = [engine for engine in ENGINES if "fp64" in ENGINE_DTYPES[engine]]
+PARALLEL = [name for name, facts in STRATEGIES.items() if facts.shares_sequences]
+OURS = [name for name in PARALLEL if STRATEGIES[name].package is None]
+PACKAGES = [name for name in PARALLEL if name not in OURS]
 BATCHES = {
     "all tokens count": (),
     "uneven, one rank with none": ("data.prompt_tokens=100",),
@@ -46,16 +52,32 @@ def worst_error(found, expected):
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("strategy", ["ulysses", "deepspeed_ulysses"])
+@pytest.mark.parametrize("strategy", [name for name in PARALLEL if "fp32" in STRATEGIES[name].dtypes])
 def test_float32_gradients_equal_those_of_one_rank(gradients, strategy, engine, batch):
     words = (f"engine={engine}", "dtype=fp32", *BATCHES[batch])
     found = gradients(f"strategy={strategy}", *words)
     assert worst_error(found, gradients("strategy=local", *words)) < FP32_LIMIT
 
 
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous", "striped"])
+@pytest.mark.parametrize("engine", FP64_ENGINES)
+def test_float64_gradients_of_the_ring_equal_those_of_one_rank(gradients, engine, layout):
+    words = (f"engine={engine}", "dtype=fp64", "data.prompt_tokens=100")
+    found = gradients("strategy=ring", f"layout={layout}", *words)
+    assert worst_error(found, gradients("strategy=local", *words)) < FP64_LIMIT
+
+
+@pytest.mark.parametrize("engine", FP64_ENGINES)
+@pytest.mark.parametrize("strategy", ["ulysses", "usp"])
+def test_float64_gradients_of_shared_heads_equal_those_of_one_rank(gradients, strategy, engine):
+    words = (f"engine={engine}", "dtype=fp64", "data.prompt_tokens=100")
+    found = gradients(f"strategy={strategy}", *words)
+    assert worst_error(found, gradients("strategy=local", *words)) < FP64_LIMIT
+
+
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("strategy", ["ulysses", "deepspeed_ulysses", "ring_flash_attn"])
+@pytest.mark.parametrize("strategy", PACKAGES)
 def test_bf16_gradients_err_at_most_twice_as_much_as_one_rank_does(gradients, strategy, engine, batch):
     words = (f"engine={engine}", *BATCHES[batch])
     exact = gradients("strategy=local", "dtype=fp32", *words)

@@ -12,12 +12,13 @@ from bench.attention.kernels import attend
 from bench.attention.strategy import Strategy
 from bench.config import RunConfig
 from bench.process_groups import RankGroups
+from bench.strategies.facts import Facts
 from bench.training.deepspeed_ranks import join_deepspeed
 
 
 class DeepSpeedUlyssesAttention(Strategy):
-    def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
-        super().__init__(cell, groups)
+    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
+        super().__init__(cell, groups, facts)
         join_deepspeed(cell)
         self.exchange = UlyssesSPAttentionHF(
             attn=self._core_attention,
@@ -30,12 +31,12 @@ class DeepSpeedUlyssesAttention(Strategy):
             seq_length_is_variable=True,
         )
 
-    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         batch, _, shard_len, _ = q_BNSD.shape
         start = self.groups.sequence_rank * shard_len
         positions = torch.arange(start, start + shard_len, device=q_BNSD.device).expand(batch, -1)
         out_BSND = self.model_attention(
-            torch.nn.Module(), q_BNSD, k_BKSD, v_BKSD, position_ids=positions.contiguous()
+            torch.nn.Module(), q_BNSD, k_BKSD, v_BKSD, position_ids=positions.contiguous(), causal=causal
         )
         return out_BSND.transpose(1, 2)
 
@@ -58,9 +59,11 @@ class DeepSpeedUlyssesAttention(Strategy):
         k_BLTD: Tensor,
         v_BLTD: Tensor,
         attention_mask: Tensor | None,  # noqa: ARG002
+        *,
+        causal: bool = True,
         **keywords: Any,  # noqa: ARG002
     ) -> tuple[Tensor, None]:
-        out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=True)
+        out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=causal)
         return out_BMTD.transpose(1, 2), None
 
 

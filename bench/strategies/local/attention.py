@@ -9,8 +9,8 @@ from bench.attention.strategy import Strategy
 
 
 class LocalAttention(Strategy):
-    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        return attend(q_BNSD, k_BKSD, v_BKSD, kernel=self.kernel, causal=True)
+    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
+        return attend(q_BNSD, k_BKSD, v_BKSD, kernel=self.kernel, causal=causal)
 
 
 STRATEGY = LocalAttention

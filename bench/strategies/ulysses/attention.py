@@ -17,10 +17,10 @@ from bench.attention.strategy import Strategy
 
 
 class UlyssesAttention(Strategy):
-    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        q_BMTD, k_BLTD, v_BLTD = gather_seq_scatter_heads(q_BNSD, k_BKSD, v_BKSD, self.groups.sequence)
-        out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=True)
-        return gather_heads_scatter_seq(out_BMTD, self.groups.sequence)
+    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
+        q_BMTD, k_BLTD, v_BLTD = gather_seq_scatter_heads(q_BNSD, k_BKSD, v_BKSD, self.groups.ulysses)
+        out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=causal)
+        return gather_heads_scatter_seq(out_BMTD, self.groups.ulysses)
 
 
 def gather_seq_scatter_heads(

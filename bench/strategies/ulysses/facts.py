@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.config import RunConfig
+from bench.config import ModelConfig, RunConfig
 from bench.strategies.facts import (
     Facts,
     backwards_per_step,
@@ -15,6 +15,9 @@ from bench.strategies.facts import (
 
 class Ulysses(Facts):
     name = "ulysses"
+
+    def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:  # noqa: ARG002
+        return sp_degree
 
     def head_refusals(self, cell: RunConfig) -> list[str]:
         return head_exchange_refusals(cell)

@@ -1,0 +1,133 @@
+"""Ring Attention (arXiv:2310.01889): every rank keeps its queries and sees all keys pass by, block by block.
+
+Shapes: B batch, P ranks of the ring, S tokens of a shard, N query heads, K KV heads, D head size. K and V
+travel as one tensor, [2, B, K, S, D].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.attention.kernels import Kernel, kernel_backward, kernel_forward
+from bench.attention.layouts import EVERYTHING, LAYOUTS, Layout, Tile
+from bench.attention.merge import Partial
+from bench.attention.rotation import rotate
+from bench.attention.strategy import Strategy
+
+
+class RingAttention(Strategy):
+    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
+        ring = Ring(self.groups.ring, self.kernel, LAYOUTS[self.cell.layout], causal)
+        return ring_attention(q_BNSD, k_BKSD, v_BKSD, ring)
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Who takes part, what computes a block, and which part of it the mask leaves."""
+
+    group: dist.ProcessGroup
+    kernel: Kernel
+    layout: Layout
+    causal: bool
+
+    def sources(self) -> list[int]:
+        """Whose keys are at hand in each ring step: one's own first, then the previous ranks'."""
+        size, rank = self.group.size(), self.group.rank()
+        return [(rank - ring_step) % size for ring_step in range(size)]
+
+    def tile(self, shard_len: int, source: int) -> Tile | None:
+        return self.layout.causal_tile(shard_len, self.group.rank(), source) if self.causal else EVERYTHING
+
+
+def ring_attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, ring: Ring) -> Tensor:
+    """Attention over the keys of all ranks, [B, N, S, D], differentiable."""
+    kv_2BKSD = torch.stack([k_BKSD, v_BKSD])
+    out: Tensor = _RingAttention.apply(q_BNSD, kv_2BKSD, ring)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, kv: Tensor, ring: Ring) -> Tensor:
+        partial = ring_forward(q, kv, ring)
+        out = partial.out.to(q.dtype)
+        ctx.ring = ring
+        ctx.save_for_backward(q, kv, out, partial.lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
+        q, kv, out, lse = ctx.saved_tensors
+        dq, dkv = ring_backward(dout, q, kv, out, lse, ctx.ring)
+        return dq, dkv, None
+
+
+def ring_forward(q: Tensor, kv: Tensor, ring: Ring) -> Partial:
+    """Output and LSE over all ranks' keys: attend to the block at hand while the next one arrives."""
+    scale, partial = q.shape[-1] ** -0.5, None
+    for source in ring.sources():
+        is_last = source == ring.sources()[-1]
+        arriving = None if is_last else rotate(kv, ring.group)
+        tile = ring.tile(q.shape[2], source)
+        if tile is not None:
+            block = kernel_forward(
+                ring.kernel,
+                q[:, :, tile.queries],
+                kv[0, :, :, tile.keys],
+                kv[1, :, :, tile.keys],
+                causal=tile.causal,
+                scale=scale,
+            )
+            if partial is None:
+                partial = Partial.first(*block)
+            else:
+                partial.merge(tile.queries, *block)
+        kv = kv if arriving is None else arriving.wait()
+    assert partial is not None
+    return partial
+
+
+def ring_backward(
+    dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: Ring
+) -> tuple[Tensor, Tensor]:
+    """Gradients of q and of this rank's own kv, in their dtypes.
+
+    A block's gradient follows it round the ring: it arrives while this rank computes its own share, takes
+    it in and moves on; after the last ring step one more hop brings it home.
+    """
+    scale, wide = q.shape[-1] ** -0.5, lse.dtype
+    dq = torch.zeros(q.shape, dtype=wide, device=q.device)
+    dkv = torch.zeros(kv.shape, dtype=wide, device=kv.device)
+    home = None
+    for source in ring.sources():
+        is_last = source == ring.sources()[-1]
+        arriving = None if is_last else rotate(kv, ring.group)
+        tile = ring.tile(q.shape[2], source)
+        grads = None
+        if tile is not None:
+            rows, keys = tile.queries, tile.keys
+            grads = kernel_backward(
+                ring.kernel,
+                *(x[:, :, rows] for x in (dout, q)),
+                *(x[:, :, keys] for x in kv),
+                *(x[:, :, rows] for x in (out, lse)),
+                causal=tile.causal,
+                scale=scale,
+            )
+            dq[:, :, rows] += grads[0]
+        dkv = dkv if home is None else home.wait()
+        if tile is not None and grads is not None:
+            dkv[0, :, :, tile.keys] += grads[1]
+            dkv[1, :, :, tile.keys] += grads[2]
+        home = rotate(dkv, ring.group)
+        kv = kv if arriving is None else arriving.wait()
+    assert home is not None
+    return dq.to(q.dtype), home.wait().to(q.dtype)
+
+
+STRATEGY = RingAttention

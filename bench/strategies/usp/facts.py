@@ -1,0 +1,43 @@
+"""USP (arXiv:2405.07719): Ulysses inside, ring outside; ulysses_degree x ring_degree ranks a sequence."""
+
+from __future__ import annotations
+
+import math
+
+from bench.attention.layouts import LAYOUTS, cut
+from bench.config import ModelConfig, RunConfig
+from bench.strategies.facts import head_exchange_refusals
+from bench.strategies.ring.facts import Ring
+from bench.strategies.ulysses.facts import Ulysses
+
+
+class USP(Ring):
+    name = "usp"
+
+    def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:
+        """As many ranks as KV heads can be dealt out to without repeating any."""
+        return math.gcd(sp_degree, model.num_kv_heads)
+
+    def degree_refusals(self, cell: RunConfig) -> list[str]:
+        if cell.sp_degree % cell.ulysses_degree == 0:
+            return []
+        return [
+            f"ulysses_degree={cell.ulysses_degree} does not divide sp_degree={cell.sp_degree}; take a divisor"
+        ]
+
+    def length_multiple(self, cell: RunConfig) -> int:
+        return LAYOUTS[cell.layout].length_multiple(cell.ring_degree) * cell.ulysses_degree
+
+    def slices(self, cell: RunConfig, seq_len: int, group_rank: int) -> tuple[slice, ...]:
+        """A ring shard, cut in its local order among the ranks that share its heads."""
+        ring_rank, ulysses_rank = divmod(group_rank, cell.ulysses_degree)
+        ring_shard = LAYOUTS[cell.layout].slices(seq_len, cell.ring_degree, ring_rank)
+        shard_len = seq_len // cell.sp_degree
+        return cut(ring_shard, seq_len, ulysses_rank * shard_len, (ulysses_rank + 1) * shard_len)
+
+    def head_refusals(self, cell: RunConfig) -> list[str]:
+        return head_exchange_refusals(cell)
+
+    def exchange_bytes(self, cell: RunConfig) -> int:
+        """Both: the all-to-alls of Ulysses, and a ring over longer shards of fewer heads."""
+        return super().exchange_bytes(cell) + Ulysses().exchange_bytes(cell)
