@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.config import RunConfig
 from bench.cost.flops import hardware_flops, model_flops
 from bench.environment import describe
+from bench.gates import first_failure
 from bench.launcher import Launcher, Tell
 from bench.legality import refusal
 from bench.rank_end import RankEnd, classify
@@ -87,9 +88,10 @@ def record_of(planned: PlannedCell, ends: Sequence[RankEnd], wall_s: float, star
         return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
     reports = [end.report for end in ends if end.report is not None]
     sections = merge(reports, planned.cell)
-    wrong = _wrong_tokens(sections["losses"])
+    wrong = first_failure(planned.cell, sections)
     if wrong is not None:
-        return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, losses=sections["losses"])
+        evidence = {name: sections[name] for name in ("engagement", "losses")}
+        return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, **evidence)
     return _record(
         planned, Status.OK, None, wall_s, started_at, fixed_cost_s=fixed_cost_s(reports, wall_s), **sections
     )
@@ -111,7 +113,9 @@ def merge(reports: Sequence[Report], cell: RunConfig) -> dict[str, Any]:
         "engagement": Engagement(
             attention_name=engagements[0]["attention_name"],
             modules=engagements[0]["modules"],
-            shard_shapes=_by_rank(engagements, "shard_shape"),
+            attention_shapes=_by_rank(engagements, "attention_shapes"),
+            sent_bytes=_sent_bytes(_by_rank(engagements, "sent_bytes")),
+            calls=engagements[0]["calls"],
         ),
         "timing": Timing(
             step_times_ms=_by_rank(timings, "step_times_ms"),
@@ -143,6 +147,11 @@ def _merge_traces(traces: Sequence[Report]) -> Trace:
     )
 
 
+def _sent_bytes(per_rank: Sequence[dict[str, int]]) -> dict[str, list[int]]:
+    purposes = sorted({purpose for sent in per_rank for purpose in sent})
+    return {purpose: [sent.get(purpose, 0) for sent in per_rank] for purpose in purposes}
+
+
 def _known_by_rank(parts: Sequence[Report], key: str) -> list[Any] | None:
     """Null, not a list of nulls, where no rank has the figure."""
     values = _by_rank(parts, key)
@@ -151,17 +160,6 @@ def _known_by_rank(parts: Sequence[Report], key: str) -> list[Any] | None:
 
 def _by_rank(parts: Sequence[Report], key: str) -> list[Any]:
     return [part[key] for part in parts]
-
-
-def _wrong_tokens(losses: Losses) -> str | None:
-    """A reason when the ranks did not train on the step's tokens, each once, at its position."""
-    for step, (seen, expected) in enumerate(zip(losses.tokens_digest, losses.expected_digest, strict=True)):
-        if seen != expected:
-            return (
-                f"step {step}: the ranks saw other tokens than the step holds (digest {seen}, expected"
-                f" {expected}); some were dropped, repeated or misplaced"
-            )
-    return None
 
 
 def _record(

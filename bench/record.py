@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Status(StrEnum):
@@ -38,12 +38,16 @@ class Engagement:
     """Proof that what was asked for ran.
 
     `modules` are the Python modules of attention code that were entered in a step on rank 0;
-    `shard_shapes[rank]` is the [batch, tokens] the model was fed.
+    `attention_shapes[rank]` are the distinct [tokens, query heads, KV heads] that attention was given in a
+    full-length step; `sent_bytes[purpose][rank]` is what that step handed to collectives (payload that
+    leaves the rank), `calls` how many calls rank 0 made of each purpose and kind.
     """
 
     attention_name: str
     modules: list[str]
-    shard_shapes: list[list[int]]
+    attention_shapes: list[list[list[int]]]
+    sent_bytes: dict[str, list[int]]
+    calls: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,13 @@
 import os
 import signal
 import time
+from dataclasses import replace
 
 import bench.training.trainers
+from bench.attention.strategy import Strategy
+from bench.strategies import runnable
+from bench.strategies.local.attention import LocalAttention
+from bench.strategies.ring.attention import Ring
 from bench.worker import run_cell
 
 
@@ -55,9 +60,32 @@ def divide_by_sp_degree(job, log):
 def forget_to_shard_rank_1(job, log):
     """A silent fault of real trainers: a rank trains on its neighbour's tokens again."""
     if job.rank == 1:
-        layout = type(job.cell)  # the cell is frozen: the strategy's slices are what goes wrong
-        assert layout is not None
-        from bench.attention import strategy
+        Strategy.slices = lambda self, seq_len: (slice(0, seq_len // self.cell.sp_degree),)
+    return run_cell(job, log)
 
-        strategy.Strategy.slices = lambda self, seq_len: (slice(0, seq_len // self.cell.sp_degree),)
+
+def attend_locally(job, log):
+    """A strategy that the configuration accepts and nobody applies."""
+    runnable(job.cell.strategy).attention = LocalAttention.attention
+    return run_cell(job, log)
+
+
+def drop_a_ring_step(job, log):
+    """One rank's keys are never looked at, and never sent."""
+    sources = Ring.sources
+    Ring.sources = lambda self: sources(self)[:-1]
+    return run_cell(job, log)
+
+
+def contiguous_positions_with_zigzag(job, log):
+    """Tokens in the order of one layout, positions in that of another."""
+    shard = Strategy.shard
+
+    def misplaced(self, batch):
+        right = shard(self, batch)
+        size = right.input_ids.shape[1]
+        start = self.groups.sequence_rank * size
+        return replace(right, position_ids=batch.position_ids[:, start : start + size])
+
+    Strategy.shard = misplaced
     return run_cell(job, log)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from bench.attention.boundary import AttentionWatch
 from bench.attention.kernels import KERNELS
 from bench.config import RunConfig
 from bench.process_groups import RankGroups
@@ -58,6 +59,7 @@ class Strategy(ABC):
         self.facts = facts
         self.groups = groups
         self.kernel = KERNELS[cell.kernel]
+        self.watch: AttentionWatch | None = None
 
     @abstractmethod
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
@@ -119,7 +121,13 @@ class Strategy(ABC):
         """Transformers' attention interface: returns the output as [B, S, N, D], and no weights."""
         # Under autocast the normed Q and K arrive in float32 while V is already in the cell's dtype.
         q, k = query_BNSD.to(value_BKSD.dtype), key_BKSD.to(value_BKSD.dtype)
-        return self.model_attention(module, q, k, value_BKSD, **keywords), None
+
+        def attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+            return self.model_attention(module, q_BNSD, k_BKSD, v_BKSD, **keywords)
+
+        if self.watch is not None:
+            return self.watch.run(attention, q, k, value_BKSD), None
+        return attention(q, k, value_BKSD), None
 
     def model_attention(
         self,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from bench.config import RunConfig
-from bench.measure.allocations import AllocationTracker
 from bench.measure.gradients import write_gradients
+from bench.measure.inspection import Inspection
 from bench.measure.losses import collect_losses
 from bench.measure.memory import read_memory, reset_peak
 from bench.measure.modules import watch_modules
@@ -55,25 +55,27 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     }
     with log.during("losses"):
         sections["losses"] = asdict(collect_losses(timed.outcomes, trainer, cell))
-    sections["engagement"] = {
-        "attention_name": trainer.wiring.attention_name,
-        "modules": sorted(modules),
-        "shard_shape": list(trainer.fetch(0, cell.seq_len)[0].input_ids.shape),
-    }
-    tracker = AllocationTracker()
-    # A long step hides the tracker's cost, a short one does not, and then there is time for one more.
+    inspection = Inspection(trainer.strategy, device)
+    # A long step hides what looking costs; a short one does not, and then there is time for one more.
     shares_step = cell.measure.trace and timed.warmup == "short"
-    if device.type == "cpu" and not shares_step:
-        with log.during("memory"), tracker:
+    if not shares_step:
+        with log.during("inspection"), inspection.looking():
             trainer.step(timed.next_step, cell.seq_len)
     if cell.measure.trace:
         with log.during("trace"):
             # The profiler's first use is slow: a short step pays for it.
             trace_step(lambda: short_step(trainer, cell, multiple), device)
-            with tracker if device.type == "cpu" and shares_step else nullcontext():
+            with inspection.looking() if shares_step else nullcontext():
                 steps = range(timed.next_step, timed.next_step + (1 if shares_step else TRACED_STEPS))
                 traced = trace_steps(lambda number: trainer.step(number, cell.seq_len), steps, device)
         sections["trace"] = asdict(traced)
-    cpu_peak_bytes = tracker.peak_bytes or None
-    sections["memory"] = asdict(read_memory(device, built.base_resident_bytes, cpu_peak_bytes))
+    sections["engagement"] = {
+        "attention_name": trainer.wiring.attention_name,
+        "modules": sorted(modules),
+        "attention_shapes": sorted(map(list, inspection.watch.shapes)),
+        "sent_bytes": inspection.tap.sent_bytes(),
+        "calls": inspection.tap.calls_by_kind(),
+    }
+    memory = read_memory(device, built.base_resident_bytes, inspection.cpu_peak_bytes)
+    sections["memory"] = asdict(memory)
     return sections

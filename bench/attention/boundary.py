@@ -1,0 +1,52 @@
+"""Where attention begins and ends inside a model, forward and backward, for whoever wants to watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class AttentionWatch:
+    """Knows at any moment whether attention is running, and which shapes it was given.
+
+    `shapes` holds (shard tokens, query heads, KV heads) of every call seen.
+    """
+
+    def __init__(self) -> None:
+        self.is_inside = False
+        self.shapes: set[tuple[int, int, int]] = set()
+
+    def run(self, attention: Attention, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+        """Attention's output; marks on both sides tell backward when it enters and leaves."""
+        self.shapes.add((q_BNSD.shape[2], q_BNSD.shape[1], k_BKSD.shape[1]))
+        q, k, v = _Mark.apply(self._leave, q_BNSD, k_BKSD, v_BKSD)  # type: ignore[no-untyped-call]
+        self._enter()
+        out = attention(q, k, v)
+        self._leave()
+        marked: Tensor = _Mark.apply(self._enter, out)[0]  # type: ignore[no-untyped-call]
+        return marked
+
+    def _enter(self) -> None:
+        self.is_inside = True
+
+    def _leave(self) -> None:
+        self.is_inside = False
+
+
+class _Mark(torch.autograd.Function):
+    """The identity, whose backward calls back."""
+
+    @staticmethod
+    def forward(ctx: Any, callback: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.callback = callback
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.callback()
+        return None, *grads
