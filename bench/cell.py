@@ -23,6 +23,7 @@ from bench.record import (
     Failure,
     Losses,
     Memory,
+    Parity,
     Provenance,
     Record,
     Status,
@@ -90,7 +91,7 @@ def record_of(planned: PlannedCell, ends: Sequence[RankEnd], wall_s: float, star
     sections = merge(reports, planned.cell)
     wrong = first_failure(planned.cell, sections)
     if wrong is not None:
-        evidence = {name: sections[name] for name in ("engagement", "losses")}
+        evidence = {name: sections[name] for name in ("parity", "engagement", "losses")}
         return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, **evidence)
     return _record(
         planned, Status.OK, None, wall_s, started_at, fixed_cost_s=fixed_cost_s(reports, wall_s), **sections
@@ -110,6 +111,7 @@ def merge(reports: Sequence[Report], cell: RunConfig) -> dict[str, Any]:
     engagements = [report["engagement"] for report in reports]
     traces = [report["trace"] for report in reports if "trace" in report]
     return {
+        "parity": Parity(**reports[0]["parity"]),
         "engagement": Engagement(
             attention_name=engagements[0]["attention_name"],
             modules=engagements[0]["modules"],

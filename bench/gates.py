@@ -12,6 +12,11 @@ from bench.config import RunConfig
 from bench.record import Engagement, Losses
 from bench.strategies import STRATEGIES
 
+
+class WrongResultError(RuntimeError):
+    """Raised on every rank when a check made before timing fails; its text names the first divergence."""
+
+
 Sections = Mapping[str, Any]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.gates import WrongResultError
 from bench.record import Failure, Status
 
 OUT_OF_MEMORY_TEXTS = (
@@ -82,7 +83,12 @@ def _any(_: RankEnd) -> bool:
     return True
 
 
+def _gate_failed(end: RankEnd) -> bool:
+    return end.failure is not None and end.failure["kind"] == WrongResultError.__name__
+
+
 CAUSES = (
+    (Status.WRONG_RESULT, _gate_failed),
     (Status.OUT_OF_MEMORY, _ran_out_of_memory),
     (Status.KILLED, _was_killed),
     (Status.CRASHED, _crashed),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-STEP_PHASES = ("gradients", "steps", "inspection", "trace")
+STEP_PHASES = ("parity", "gradients", "steps", "inspection", "trace")
 """Phases that are a cell's own work: all the rest is its fixed cost."""
 
 

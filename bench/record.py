@@ -34,6 +34,18 @@ class Provenance(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """The strategy's attention against plain float64 attention at `tokens` tokens, by tensor.
+
+    Errors are relative to the exact tensor's maximum; a cell beyond a limit has no other section.
+    """
+
+    tokens: int
+    errors: dict[str, float]
+    limits: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engagement:
     """Proof that what was asked for ran.
 
@@ -139,6 +151,7 @@ class Record:
     started_at: str
     wall_s: float
     fixed_cost_s: float | None
+    parity: Parity | None = None
     engagement: Engagement | None = None
     timing: Timing | None = None
     losses: Losses | None = None

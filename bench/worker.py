@@ -83,7 +83,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     cell = job.cell
     base_resident_bytes = resident_bytes()
     with log.during("join"):
-        device = _join(job)
+        device = join(job)
         groups = make_groups(cell)
         strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
     with strategy.install() as wiring:
@@ -115,7 +115,7 @@ def _prepare(job: RankJob) -> None:
     torch.set_num_threads(job.cell.cluster.threads_per_rank)
 
 
-def _join(job: RankJob) -> torch.device:
+def join(job: RankJob) -> torch.device:
     """Meet the other ranks, and claim this rank's device."""
     cluster = job.cell.cluster
     device = torch.device(cluster.device)

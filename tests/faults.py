@@ -5,8 +5,15 @@ import signal
 import time
 from dataclasses import replace
 
+import torch
+import torch.distributed as dist
+
+import bench.strategies.ring.attention as ring
+import bench.strategies.ulysses.attention as ulysses
 import bench.training.trainers
-from bench.attention.strategy import Strategy
+from bench.attention import kernels
+from bench.attention.merge import Partial
+from bench.attention.strategy import Batch, Strategy
 from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
 from bench.strategies.ring.attention import Ring
@@ -59,8 +66,14 @@ def divide_by_sp_degree(job, log):
 
 def forget_to_shard_rank_1(job, log):
     """A silent fault of real trainers: a rank trains on its neighbour's tokens again."""
+
+    def first_shard(self, batch):
+        size = batch.input_ids.shape[1] // self.cell.sp_degree
+        parts = (batch.input_ids, batch.labels, batch.position_ids)
+        return Batch(batch.samples, *(part[:, :size] for part in parts))
+
     if job.rank == 1:
-        Strategy.slices = lambda self, seq_len: (slice(0, seq_len // self.cell.sp_degree),)
+        Strategy.shard = first_shard
     return run_cell(job, log)
 
 
@@ -88,4 +101,74 @@ def contiguous_positions_with_zigzag(job, log):
         return replace(right, position_ids=batch.position_ids[:, start : start + size])
 
     Strategy.shard = misplaced
+    return run_cell(job, log)
+
+
+def see_one_token_too_far(job, log):
+    """The causal triangle one diagonal too high."""
+    scores = kernels._scores
+
+    def shifted(q, k, causal, scale):
+        if not causal:
+            return scores(q, k, causal, scale)
+        product = scores(q, k, False, scale)
+        mask = torch.ones(product.shape[-2:], dtype=torch.bool).triu(diagonal=2)
+        return product.masked_fill(mask, float("-inf"))
+
+    kernels._scores = shifted
+    return run_cell(job, log)
+
+
+def skip_the_lse_rescale(job, log):
+    """Partial outputs added as if each had seen all keys."""
+
+    def added(self, rows, out, lse):
+        self.out[:, :, rows] += out
+
+    Partial.merge = added
+    return run_cell(job, log)
+
+
+def tile_the_kv_heads(job, log):
+    """Heads 0 1 0 1 where 0 0 1 1 was meant: the classic mistake of GQA."""
+    kernels._repeat = lambda kv, groups: kv.repeat(1, groups, 1, 1)
+    return run_cell(job, log)
+
+
+def sum_gradients_over_the_ranks(job, log):
+    """Gradients come out sp_degree times too large; the forward is right."""
+    attention = ulysses.UlyssesAttention.attention
+    extra = job.cell.sp_degree - 1
+
+    def summed(self, *qkv, causal=True):
+        return attention(self, *(x + extra * (x - x.detach()) for x in qkv), causal=causal)
+
+    ulysses.UlyssesAttention.attention = summed
+    return run_cell(job, log)
+
+
+def reuse_the_first_block_in_backward(job, log):
+    """A ring whose backward never looks at the blocks that pass by; the forward is right."""
+    backward = ring.ring_backward
+
+    def wrong(dout, q, kv, out, lse, plan):
+        ring.kernel_backward = lambda kernel, d, q_, k_, v_, *rest, **mask: kernel_backward(
+            kernel, d, q_, kv[0][:, :, : k_.shape[2]], kv[1][:, :, : v_.shape[2]], *rest, **mask
+        )
+        return backward(dout, q, kv, out, lse, plan)
+
+    kernel_backward = ring.kernel_backward
+    ring.ring_backward = wrong
+    return run_cell(job, log)
+
+
+def fill_a_permuted_buffer(job, log):
+    """`empty_like` of a permuted view: gloo fills it in the wrong order, forward exact, gradients not."""
+
+    def exchange(parts, group):
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts.contiguous(), group=group)
+        return received
+
+    ulysses._exchange = exchange
     return run_cell(job, log)

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from bench.config import RunConfig
+from bench.gates import WrongResultError
 from bench.measure.gradients import write_gradients
 from bench.measure.inspection import Inspection
 from bench.measure.losses import collect_losses
 from bench.measure.memory import read_memory, reset_peak
 from bench.measure.modules import watch_modules
+from bench.measure.parity import check_parity
 from bench.measure.timing import short_step, time_steps
 from bench.measure.trace import trace_step, trace_steps
 from bench.rank_log import RankLog
@@ -42,6 +44,11 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     if cell.measure.gradients:
         with log.during("gradients"):
             write_gradients(trainer, cell, built.folder)
+    with log.during("parity"):
+        parity = check_parity(trainer.strategy, device)
+        if parity.divergence is not None:
+            raise WrongResultError(f"attention parity: {parity.divergence}")
+    sections["parity"] = {"tokens": parity.tokens, "errors": parity.errors, "limits": parity.limits}
     multiple = trainer.strategy.facts.length_multiple(cell)
     with log.during("steps"):
         with watch_modules() as modules:

@@ -1,5 +1,8 @@
 """No number without a check in front of it: bytes by formula, shapes by configuration, tokens by digest."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from bench.strategies import STRATEGIES
@@ -34,18 +37,25 @@ def test_the_engines_own_traffic_is_not_booked_as_attention(launcher, tmp_path, 
 
 
 MUTATIONS = {
-    faults.forget_to_shard_rank_1: ("ulysses", "other tokens"),
-    faults.attend_locally: ("ulysses", "was not applied as configured"),
-    faults.drop_a_ring_step: ("ring", "was not applied as configured"),
-    faults.contiguous_positions_with_zigzag: ("ring", "other tokens"),
+    faults.forget_to_shard_rank_1: (("strategy=ulysses",), "other tokens"),
+    faults.contiguous_positions_with_zigzag: (("strategy=ring",), "other tokens"),
+    faults.attend_locally: (("strategy=ulysses",), "every rank attends to its own shard only"),
+    faults.drop_a_ring_step: (("strategy=ring",), "ring step 3 is dropped"),
+    faults.see_one_token_too_far: (("strategy=ulysses", "kernel=math"), "each token sees its successor"),
+    faults.skip_the_lse_rescale: (("strategy=ring",), "added without rescaling by their LSE"),
+    faults.tile_the_kv_heads: (("strategy=ring",), "tiled over the query heads"),
+    faults.sum_gradients_over_the_ranks: (("strategy=ulysses",), "dq is off .* exactly sp_degree = 4"),
+    faults.reuse_the_first_block_in_backward: (("strategy=ring",), "dq is off"),
+    faults.fill_a_permuted_buffer: (("strategy=ulysses",), "is off"),
 }
 
 
 @pytest.mark.parametrize("fault", MUTATIONS, ids=lambda fault: fault.__name__)
 def test_a_strategy_that_does_not_do_what_was_asked_is_a_wrong_result(launcher, tmp_path, fault):
-    strategy, reason = MUTATIONS[fault]
-    cell = tiny_cell(f"strategy={strategy}", "engine=ddp", "cluster.world_size=4")
+    words, reason = MUTATIONS[fault]
+    cell = tiny_cell(*words, "engine=ddp", "cluster.world_size=4", "model=qwen3_nano", "model.num_heads=8")
+    cell = replace(cell, model=replace(cell.model, num_kv_heads=4))
     record, _ = run_cell(launcher, cell, tmp_path, fault)
-    assert record.status == "wrong_result"
-    assert reason in record.reason
+    assert record.status == "wrong_result", record.reason
+    assert re.search(reason, record.reason)
     assert record.timing is None

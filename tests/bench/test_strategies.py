@@ -8,12 +8,13 @@ import pytest
 
 from bench.legality import refusal
 from bench.strategies import STRATEGIES
-from tests.attention_cases import BATCH, check_attention
+from tests.attention_cases import check_attention
 from tests.cells import make_cell
 
 LIMITS = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 2e-2}
 HEADS = {"MHA": (4, 4), "GQA": (8, 4), "fewer KV heads than ranks": (4, 2), "MQA": (4, 1)}
 SEQ_LEN = 96
+BATCH = 2
 WORLD_SIZES = (1, 2, 4)
 
 

@@ -1,0 +1,90 @@
+"""The parity pass: a strategy's attention against plain float64 attention, before anything is timed.
+
+At no more than 512 tokens, with the cell's own ranks, heads, layout, kernel and dtype. Inputs are rounded to
+the dtype first, so that only the computation is judged. Limit: twice plain attention's error in the same
+dtype, as flash-attention's own tests have it, with a floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.attention.strategy import Strategy
+from bench.config import RunConfig
+from bench.measure.divergence import first_divergence
+from bench.measure.plain_attention import Tensors, plain_attention, relative_error
+from bench.training.models import TORCH_DTYPES
+
+MAX_TOKENS = 512
+FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-5, "fp16": 4e-3, "bf16": 2e-2}
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class ParityOutcome:
+    """Errors relative to the exact tensor's maximum, and their limits; no `divergence` when all fit."""
+
+    tokens: int
+    errors: dict[str, float]
+    limits: dict[str, float]
+    divergence: str | None
+
+
+def check_parity(strategy: Strategy, device: torch.device, *, causal: bool = True) -> ParityOutcome:
+    """Run the strategy's attention forward and backward and compare; every rank must call it."""
+    cell = strategy.cell
+    seq_len = parity_len(strategy)
+    inputs = random_inputs(cell, seq_len, device)
+    exact = plain_attention(tuple(x.double() for x in inputs), causal=causal)
+    plain = plain_attention(inputs, causal=causal)
+    found = _gathered(strategy, inputs, causal=causal)
+    limits = {name: max(FLOORS[cell.dtype], 2 * relative_error(plain[name], exact[name])) for name in exact}
+    errors = {name: relative_error(found[name], exact[name]) for name in exact}
+    divergence = first_divergence(strategy, inputs, found, exact, limits, causal=causal)
+    return ParityOutcome(seq_len, errors, limits, divergence)
+
+
+def parity_len(strategy: Strategy) -> int:
+    """The most tokens up to 512, and up to the cell's own length, that the layout divides."""
+    multiple = strategy.facts.length_multiple(strategy.cell)
+    return max(multiple, min(MAX_TOKENS, strategy.cell.seq_len) // multiple * multiple)
+
+
+def random_inputs(cell: RunConfig, seq_len: int, device: torch.device) -> Tensors:
+    """q, k, v and the output's gradient, [B, heads, T, D] in the cell's dtype, the same on every rank."""
+    model, dtype = cell.model, TORCH_DTYPES[cell.dtype]
+    generator = torch.Generator().manual_seed(SEED)
+    heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads, model.num_heads)
+    return tuple(
+        torch.randn((cell.batch, n, seq_len, model.head_dim), generator=generator, dtype=torch.float64)
+        .to(dtype)
+        .to(device)
+        for n in heads
+    )
+
+
+def _gathered(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:
+    """out, dq, dk and dv of whole sequences in token order, from every rank's shard."""
+    pieces = strategy.slices(inputs[0].shape[2])
+    q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = strategy.attention(*leaves, causal=causal)
+    out.backward(dout)
+    shards = (out.detach(), *(leaf.grad for leaf in leaves))
+    return {
+        name: _whole(strategy, shard)
+        for name, shard in zip(("out", "dq", "dk", "dv"), shards, strict=True)
+        if shard is not None
+    }
+
+
+def _whole(strategy: Strategy, shard: Tensor) -> Tensor:
+    sent = shard.contiguous()
+    shards = [torch.empty_like(sent) for _ in range(strategy.cell.sp_degree)]
+    dist.all_gather(shards, sent, group=strategy.groups.sequence)
+    return strategy.unshard([x.transpose(1, 2) for x in shards]).transpose(1, 2)
