@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-MIN_STEPS_FOR_INTERVAL = 6
-"""With n samples [min, max] covers the median with probability 1 - 2 (1/2)^n: 93.75 % at 5, 96.9 % at 6."""
+from bench.median import median_interval
 
 MAX_TRACED_TO_TIMED = 1.2
 """Above this the profiler slowed the step too much for its shares to describe the timed one."""
 
 PEAK_DTYPES = frozenset({"bf16", "fp16"})
 """`peak_flops_per_s` in conf/hardware is the dense 16-bit figure, so MFU exists for these only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A 95 % nonparametric interval of the median, in the unit of its samples."""
-
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,30 +57,6 @@ class Metrics:
 def slowest_rank_ms(step_times_ms: Sequence[Sequence[float]]) -> list[float]:
     """Per step the slowest rank's time in ms, from `step_times_ms[rank][step]`."""
     return [max(step) for step in zip(*step_times_ms, strict=True)]
-
-
-@cache
-def interval_rank(n: int) -> int:
-    """The k for which [k-th smallest, k-th largest] of n samples covers the median with at least 95 %.
-
-    0 where n is too small for any.
-    """
-    tail, k = 0.0, 0
-    while k < n:
-        tail += math.comb(n, k) / 2**n
-        if 2 * tail > 0.05:  # noqa: PLR2004  100 % less the interval's 95 %
-            break
-        k += 1
-    return k
-
-
-def median_interval(samples: Sequence[float]) -> Interval | None:
-    """The 95 % interval of the median by order statistics; None below six samples."""
-    k = interval_rank(len(samples))
-    if k == 0:
-        return None
-    ordered = sorted(samples)
-    return Interval(low=ordered[k - 1], high=ordered[-k])
 
 
 def tokens_per_s(tokens: float, time_ms: float) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.metrics import median_interval, tokens_per_s
+from analysis.metrics import tokens_per_s
+from bench.median import median_interval
 
 CELL = ("cell_id", "provenance", "hardware", "device_name")
 """What makes two records repeats of one another: the same request on the same machine."""

@@ -4,12 +4,11 @@ import pytest
 
 from analysis.metrics import (
     communication_share,
-    interval_rank,
-    median_interval,
     of_record,
     slowest_rank_ms,
     worst_rank,
 )
+from bench.median import interval_rank, median_interval
 from tests.analysis.records import make_failure, make_record, make_timing
 
 PEAKS = {"h100_80gb": 1e15}

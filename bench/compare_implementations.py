@@ -1,0 +1,148 @@
+"""Ours against the packages: `python -m bench.compare_implementations`; exits 1 where ours is slower.
+
+One attention call, forward and backward, with the same inputs, kernel, layout and ranks, the two in turns in
+one set of processes. A call takes as long as its slowest rank; the ratio is taken pair by pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import words
+from bench.conf_files import composed
+from bench.config import ConfigError, RunConfig
+from bench.environment import this_machine
+from bench.launcher import Launcher
+from bench.legality import refusal
+from bench.median import median_interval
+from bench.resolve import resolve
+from bench.strategies import STRATEGIES, runnable
+
+if TYPE_CHECKING:
+    from bench.attention.strategy import Strategy
+    from bench.rank_log import RankLog
+    from bench.worker import RankJob
+
+PAIRS = (("ulysses", "deepspeed_ulysses"), ("ring", "ring_flash_attn"))
+WARM_UP_CALLS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Milliseconds of this rank's calls, in turns."""
+
+    ours_ms: list[float]
+    package_ms: list[float]
+
+
+def main() -> None:
+    """Print package / ours for every pair, length and degree; exit 1 where an interval lies below 1."""
+    parser = argparse.ArgumentParser(prog="python -m bench.compare_implementations", description=__doc__)
+    parser.add_argument("--lengths", default="1k,4k,16k")
+    parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("words", nargs="*", help="the cell, e.g. model.num_heads=8 model=qwen3_nano")
+    arguments = parser.parse_args()
+    launcher, slower = Launcher(), 0
+    print("package time / our time, median and 95 % interval of paired ratios; above 1 ours is faster")
+    for ranks in arguments.ranks.split(","):
+        for length in arguments.lengths.split(","):
+            for ours, package in PAIRS:
+                try:
+                    cell = _cell(ours, package, length, ranks, arguments)
+                except ConfigError as error:
+                    print(error, file=sys.stderr)
+                    sys.exit(2)
+                ratios, ours_ms = _ratios(launcher, cell, package, arguments.repeats)
+                line, is_slower = _line(ratios, ours_ms)
+                slower += is_slower
+                print(f"{ranks} ranks {length:>4} {ours:8} / {package:18} {line}", flush=True)
+    sys.exit(bool(slower))
+
+
+def in_turns(job: RankJob, log: RankLog) -> dict[str, Any]:
+    """A rank's whole life: both strategies of the folder's `package`, call by call in alternating order."""
+    from bench.measure.parity import random_inputs
+    from bench.process_groups import make_groups
+    from bench.worker import join
+
+    with log.during("compare"):
+        device = join(job)
+        asked = json.loads((job.folder / "asked.json").read_text())
+        groups, names = make_groups(job.cell), (job.cell.strategy, asked["package"])
+        both = [runnable(name)(replace(job.cell, strategy=name), groups, STRATEGIES[name]) for name in names]
+        inputs = random_inputs(job.cell, job.cell.seq_len, device)
+        calls = WARM_UP_CALLS + asked["repeats"]
+        times_ms: list[list[float]] = [[], []]
+        for call in range(calls):
+            for which in (0, 1) if call % 2 else (1, 0):
+                times_ms[which].append(_call_ms(both[which], inputs))
+    return asdict(Comparison(*(times[WARM_UP_CALLS:] for times in times_ms)))
+
+
+def _call_ms(strategy: Strategy, inputs: Sequence[Any]) -> float:
+    """Forward and backward of this rank's shard, from a barrier to the end of the device's work."""
+    import torch
+    import torch.distributed as dist
+
+    from bench.measure.clock import synchronise
+
+    pieces = strategy.slices(inputs[0].shape[2])
+    q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    dist.barrier()
+    start = time.perf_counter()
+    strategy.attention(*leaves).backward(dout)
+    synchronise(q.device)
+    return (time.perf_counter() - start) * 1e3
+
+
+def _cell(ours: str, package: str, length: str, ranks: str, arguments: argparse.Namespace) -> RunConfig:
+    asked = [f"seq_len={length}", f"cluster.world_size={ranks}", "engine=ddp", *arguments.words]
+    cells = [resolve(composed(f"strategy={name}", *asked), this_machine()) for name in (ours, package)]
+    for cell in cells:
+        reason = refusal(cell)
+        if reason is not None:
+            raise ConfigError(reason)
+    words.whole("--repeats", arguments.repeats, least=6)
+    return cells[0]
+
+
+def _ratios(launcher: Launcher, cell: RunConfig, package: str, repeats: int) -> tuple[list[float], float]:
+    """Paired ratios of the slowest ranks, and our median time in milliseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked = {"package": package, "repeats": repeats}
+        (Path(folder) / "asked.json").write_text(json.dumps(asked))
+        ends = launcher.run(cell, Path(folder), entry=in_turns)
+    reports = [end.report for end in ends if end.report is not None]
+    if len(reports) < len(ends):
+        failed = next(end for end in ends if end.report is None)
+        sys.exit(f"{cell.strategy} against {package} failed: {failed.failure or failed.log_tail}")
+    ours, theirs = (
+        [max(call) for call in zip(*(report[side] for report in reports), strict=True)]
+        for side in ("ours_ms", "package_ms")
+    )
+    return [b / a for a, b in zip(ours, theirs, strict=True)], statistics.median(ours)
+
+
+def _line(ratios: list[float], ours_ms: float) -> tuple[str, bool]:
+    interval = median_interval(ratios)
+    assert interval is not None
+    verdict = "ours is faster" if interval.low > 1 else "no clear difference"
+    if interval.high < 1:
+        verdict = f"ours is slower by {1 / statistics.median(ratios) - 1:.1%}"
+    shown = f"{statistics.median(ratios):5.2f} ({interval.low:.2f} to {interval.high:.2f})"
+    return f"{shown}, ours {ours_ms:.1f} ms, n={len(ratios)}: {verdict}", interval.high < 1
+
+
+if __name__ == "__main__":
+    main()
