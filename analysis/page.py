@@ -157,11 +157,23 @@ def _attempt(record: Record) -> Attempt:
         "started": record.get("started_at"),
         "took": None if record.get("wall_s") is None else f"{record['wall_s']:.1f} s",
         "attention modules entered": ", ".join(engagement.get("modules", ())),
-        "[batch, tokens] per rank": _text(engagement["shard_shapes"]) if engagement else None,
+        "parity with float64": _parity(record.get("parity")),
+        "[tokens, query heads, KV heads] in attention": _text(engagement.get("attention_shapes", "")),
+        "bytes sent per step, by purpose and rank": _text(engagement.get("sent_bytes", "")),
         "loss, first to last step": f"{losses[0]:.4f} to {losses[-1]:.4f}" if losses else None,
     }
     present = [(name, str(text)) for name, text in facts.items() if text]
     return Attempt(f"repeat {record['repeat']}", present, failure.get("log_tail") or None)
+
+
+def _parity(parity: Mapping[str, Any] | None) -> str | None:
+    """Every tensor's error with its limit, relative to its maximum."""
+    if not parity:
+        return None
+    pairs = (
+        f"{name} {error:.1e} (limit {parity['limits'][name]:.0e})" for name, error in parity["errors"].items()
+    )
+    return f"at {parity['tokens']} tokens: {', '.join(pairs)}"
 
 
 def _without_volatile(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+from dataclasses import asdict
 
-from bench.record import SCHEMA_VERSION
+from bench.record import SCHEMA_VERSION, Engagement, Parity
 
 CONFIG = {
     "seq_len": 8192,
@@ -33,7 +34,7 @@ CONFIG = {
     "experiment": "none",
 }
 CPU = {"hardware": "cpu", "cluster": "cpu", "cluster.device": "cpu"}
-FAILED = {"timing": None, "memory": None, "trace": None, "losses": None, "engagement": None}
+FAILED = {"timing": None, "memory": None, "trace": None, "losses": None, "engagement": None, "parity": None}
 
 
 def make_record(*, config=None, **overrides):
@@ -59,11 +60,16 @@ def make_record(*, config=None, **overrides):
         "started_at": "2026-01-01T00:00:00+00:00",
         "wall_s": 3.0,
         "fixed_cost_s": 1.5,
-        "engagement": {
-            "attention_name": "bench",
-            "modules": ["bench.strategies.ulysses.attention"],
-            "shard_shapes": [[1, settings["seq_len"] // ranks]] * ranks,
-        },
+        "parity": asdict(Parity(tokens=512, errors={"out": 1e-3}, limits={"out": 2e-2})),
+        "engagement": asdict(
+            Engagement(
+                attention_name="bench",
+                modules=["bench.strategies.ulysses.attention"],
+                attention_shapes=[[[settings["seq_len"] // ranks, 4, 2]]] * ranks,
+                sent_bytes={"attention": [1024] * ranks},
+                calls={"attention all_to_all": 2},
+            )
+        ),
         "timing": make_timing([[100.0] * 8] * ranks, settings["seq_len"]),
         "losses": {"loss": [5.5, 4.5]},
         "memory": {
