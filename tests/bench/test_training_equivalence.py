@@ -1,5 +1,7 @@
 """Every strategy trains the same objective as one rank does: loss, gradient norm, every gradient."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,15 @@ BATCHES = {
     "accumulated": ("grad_accum=2", "batch=2"),
 }
 RANKS = ("cluster.world_size=4", "measure.gradients=true")
+
+
+def grid(strategies):
+    """Strategy x engine x batch: every pair of two is always run, the rest of the grid is slow."""
+    axes = itertools.product(enumerate(strategies), enumerate(ENGINES), enumerate(BATCHES))
+    return [
+        pytest.param(strategy, engine, batch, marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow)
+        for (i, strategy), (j, engine), (k, batch) in axes
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +61,9 @@ def worst_error(found, expected):
     )
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("strategy", [name for name in PARALLEL if "fp32" in STRATEGIES[name].dtypes])
+@pytest.mark.parametrize(
+    ("strategy", "engine", "batch"), grid([n for n in PARALLEL if "fp32" in STRATEGIES[n].dtypes])
+)
 def test_float32_gradients_equal_those_of_one_rank(gradients, strategy, engine, batch):
     words = (f"engine={engine}", "dtype=fp32", *BATCHES[batch])
     found = gradients(f"strategy={strategy}", *words)
@@ -75,9 +86,7 @@ def test_float64_gradients_of_shared_heads_equal_those_of_one_rank(gradients, st
     assert worst_error(found, gradients("strategy=local", *words)) < FP64_LIMIT
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("strategy", PACKAGES)
+@pytest.mark.parametrize(("strategy", "engine", "batch"), grid(PACKAGES))
 def test_bf16_gradients_err_at_most_twice_as_much_as_one_rank_does(gradients, strategy, engine, batch):
     words = (f"engine={engine}", *BATCHES[batch])
     exact = gradients("strategy=local", "dtype=fp32", *words)
