@@ -24,6 +24,7 @@ WORDING: Mapping[str, str] = {
     "hardware": "{}",
     "device_name": "{}",
     "layout": "{}",
+    "strategy.rotation": "{}",
     "kernel": "{}",
     "engine": "{}",
     "dtype": "{}",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+_PAIRS: Mapping[str, str] = {"options": "strategy", "env": "env"}
+"""Fields that are pairs of name and value, and the group their names stand in on the command line."""
 
 
 class ConfigError(ValueError):
@@ -71,12 +75,16 @@ class MeasureConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One cell. `seq_len` counts tokens of the whole sequence; `batch` counts whole sequences."""
+    """One cell. `seq_len` counts tokens of the whole sequence; `batch` counts whole sequences.
+
+    `options` are the strategy's own choices, such as a rotation.
+    """
 
     seq_len: int
     batch: int
     grad_accum: int
     strategy: str
+    options: tuple[tuple[str, str], ...]
     layout: str
     kernel: str
     dtype: str
@@ -98,6 +106,10 @@ class RunConfig:
     seed: int
     env: tuple[tuple[str, str], ...]
     experiment: str
+
+    def option(self, name: str) -> str:
+        """The value of one of the strategy's own choices."""
+        return dict(self.options)[name]
 
     @property
     def dp_degree(self) -> int:
@@ -146,6 +158,7 @@ class RunConfig:
                 "data": DataConfig(**fields["data"]),
                 "cluster": ClusterConfig(**fields["cluster"]),
                 "measure": MeasureConfig(**fields["measure"]),
+                "options": tuple((name, value) for name, value in fields["options"]),
                 "env": tuple((name, value) for name, value in fields["env"]),
             }
         )
@@ -154,8 +167,8 @@ class RunConfig:
         """The record's `config`: the command line's names, choices as strings, the rest as `group.key`."""
         flat: dict[str, Any] = {}
         for key, value in asdict(self).items():
-            if key == "env":
-                flat |= {f"env.{name}": text for name, text in value}
+            if key in _PAIRS:
+                flat |= {f"{_PAIRS[key]}.{name}": text for name, text in value}
             elif isinstance(value, dict):
                 flat[key] = value.pop("name", None) or value
                 flat |= {f"{key}.{inner}": leaf for inner, leaf in value.items()}

@@ -11,6 +11,7 @@ from bench import words
 from bench.conf_files import groups, options
 from bench.config import ConfigError
 from bench.resolve import all_keys
+from bench.strategies import STRATEGIES
 
 
 def translated(error: Exception) -> str:
@@ -55,6 +56,9 @@ def _unknown_choice(match: re.Match[str]) -> str:
 
 def _unknown_key(match: re.Match[str]) -> str:
     key = match[1]
+    owners = [name for name, facts in STRATEGIES.items() if key.removeprefix("strategy.") in facts.options]
+    if owners:
+        return f"{key}: only strategy={' or '.join(owners)} has this choice; leave it out for others"
     if key in all_keys():
         group = key.split(".")[0]
         return f"{key}: needs a {group} chosen by name, as in {group}={options(group)[-1]} {key}=..."

@@ -41,8 +41,8 @@ def _names(section: type[Any]) -> list[str]:
 
 
 KNOWN_KEYS: Mapping[str, list[str]] = {
-    "": [*_names(RunConfig), "resume", "sweep_dir"],
-    "strategy": ["name"],
+    "": [*(name for name in _names(RunConfig) if name != "options"), "resume", "sweep_dir"],
+    "strategy": ["name", *sorted({key for facts in STRATEGIES.values() for key in facts.options})],
     "model": _names(ModelConfig),
     "engine": ["name"],
     "trainer": ["name"],
@@ -69,6 +69,7 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
         batch=words.whole("batch", raw["batch"]),
         grad_accum=words.whole("grad_accum", raw["grad_accum"]),
         strategy=strategy,
+        options=_options(raw["strategy"], STRATEGIES[strategy].options),
         layout=_layout(raw["layout"], strategy),
         kernel=_kernel(raw["kernel"]),
         dtype=words.choice("dtype", raw["dtype"], DTYPE_BYTES),
@@ -118,6 +119,13 @@ def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
     if raw["ulysses_degree"] == "auto":
         return STRATEGIES[raw["strategy"]["name"]].ulysses_degree(sp_degree, model)
     return words.whole("ulysses_degree", raw["ulysses_degree"])
+
+
+def _options(raw: Raw, known: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
+    for key in raw:
+        if key not in ("name", *known):
+            raise ConfigError(f"strategy.{key}: {raw['name']} has no such choice; leave it out")
+    return tuple((key, words.choice(f"strategy.{key}", raw[key], values)) for key, values in known.items())
 
 
 def _layout(raw: Any, strategy: str) -> str:

@@ -1,22 +1,27 @@
-"""A stand-in for flash-attn's two private functions, on top of any of our kernels.
+"""A stand-in for the flash-attn package, on top of any of our kernels.
 
-ring-flash-attn needs `_flash_attn_forward` and `_flash_attn_backward` and nothing else of flash-attn. Given
-them, its algorithm runs unchanged where flash-attn cannot be installed. A real install is never shadowed
+ring-flash-attn needs four private functions and nothing else of flash-attn. Given them, its algorithms run
+unchanged where flash-attn cannot be installed. A real install is never shadowed
 when the cell's kernel is `flash_attn_2`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import transformers.modeling_flash_attention_utils as transformers_flash
-from torch import Tensor
 
-from bench.attention.kernels import KERNELS, Kernel, kernel_backward, kernel_forward
+from bench.attention.flash_attn_functions import (
+    backward_with,
+    forward_with,
+    varlen_backward_with,
+    varlen_forward_with,
+)
+from bench.attention.kernels import KERNELS, Kernel
 
 # ring-flash-attn 0.1.8 asks transformers for a name that is gone since transformers 5.
 _GONE_FROM_TRANSFORMERS = "is_flash_attn_greater_or_equal_2_10"
@@ -50,65 +55,9 @@ def _stand_ins(kernel: Kernel) -> dict[str, ModuleType]:
     interface.__spec__ = ModuleSpec("flash_attn.flash_attn_interface", loader=None)
     vars(package)["flash_attn_interface"] = interface
     vars(interface).update(
-        _flash_attn_forward=_forward_with(kernel),
-        _flash_attn_backward=_backward_with(kernel),
-        _flash_attn_varlen_forward=_no_varlen,
-        _flash_attn_varlen_backward=_no_varlen,
+        _flash_attn_forward=forward_with(kernel),
+        _flash_attn_backward=backward_with(kernel),
+        _flash_attn_varlen_forward=varlen_forward_with(kernel),
+        _flash_attn_varlen_backward=varlen_backward_with(kernel),
     )
     return {"flash_attn": package, "flash_attn.flash_attn_interface": interface}
-
-
-def _forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, None, None]]:
-    def _flash_attn_forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dropout_p: float,  # noqa: ARG001
-        softmax_scale: float,
-        causal: bool,
-        window_size_left: int = -1,  # noqa: ARG001
-        window_size_right: int = -1,  # noqa: ARG001
-        softcap: float = 0.0,  # noqa: ARG001
-        alibi_slopes: Tensor | None = None,  # noqa: ARG001
-        return_softmax: bool = False,  # noqa: ARG001
-    ) -> tuple[Tensor, Tensor, None, None]:
-        """Output [B, S, N, D] and LSE [B, N, S]; the last two of flash-attn's four values are unused."""
-        q_BNSD, k_BKTD, v_BKTD = (x.transpose(1, 2) for x in (q, k, v))
-        out_BNSD, lse_BNS = kernel_forward(kernel, q_BNSD, k_BKTD, v_BKTD, causal=causal, scale=softmax_scale)
-        return out_BNSD.transpose(1, 2), lse_BNS.float(), None, None
-
-    return _flash_attn_forward
-
-
-def _backward_with(kernel: Kernel) -> Callable[..., None]:
-    def _flash_attn_backward(
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        softmax_lse: Tensor,
-        dq: Tensor,
-        dk: Tensor,
-        dv: Tensor,
-        dropout_p: float,  # noqa: ARG001
-        softmax_scale: float,
-        causal: bool,
-        window_size_left: int = -1,  # noqa: ARG001
-        window_size_right: int = -1,  # noqa: ARG001
-        softcap: float = 0.0,  # noqa: ARG001
-        alibi_slopes: Tensor | None = None,  # noqa: ARG001
-        deterministic: bool = False,  # noqa: ARG001
-        rng_state: Tensor | None = None,  # noqa: ARG001
-    ) -> None:
-        """Fills dq, dk and dv in place, [B, S, heads, D]."""
-        dout, q, k, v, out = (x.transpose(1, 2) for x in (dout, q, k, v, out))
-        grads = kernel_backward(kernel, dout, q, k, v, out, softmax_lse, causal=causal, scale=softmax_scale)
-        for into, grad in zip((dq, dk, dv), grads, strict=True):
-            into.copy_(grad.transpose(1, 2))
-
-    return _flash_attn_backward
-
-
-def _no_varlen(*_: object, **__: object) -> None:
-    raise NotImplementedError("the bridge to flash-attn covers whole sequences, not packed ones")

@@ -27,11 +27,15 @@ SMALL_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """How to read one operator: its kind, which argument is sent, which share of that leaves the rank."""
+    """How to read one operator: its kind, which argument is sent, which share of that leaves the rank.
+
+    `splits` is the argument that says how much goes to each rank, where it need not be the same.
+    """
 
     kind: str
     sent: int
     share: Callable[[int], float]
+    splits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,9 @@ COLLECTIVES: Mapping[str, Collective] = {
     "c10d::allreduce_": Collective("all_reduce", 0, _there_and_back),
     "c10d::broadcast_": Collective("broadcast", 0, _once),
     "c10d::send": Collective("send_recv", 0, _once),
+    # torch's functional collectives, which context parallel and DTensor use.
+    "_c10d_functional::all_to_all_single": Collective("all_to_all", 0, _to_each_other, splits=2),
+    "_c10d_functional::all_gather_into_tensor": Collective("all_gather", 0, _whole_to_each_other),
     # DeepSpeed hides its exchange in an operator of its own; the c10d call in it is out of sight.
     "deepspeed::dim_zero_all_to_all": Collective("all_to_all", 0, _to_each_other),
 }
@@ -117,14 +124,18 @@ class CommunicationTap(TorchDispatchMode):
         return dict(Counter(f"{call.purpose} {call.kind}" for call in self.calls))
 
     def _call(self, collective: Collective, args: Sequence[Any]) -> Call:
-        size = _group_size(args)
-        handed_bytes = _bytes(args[collective.sent])
+        group = _group(args)
+        size, handed_bytes = group.size(), _bytes(args[collective.sent])
+        share = collective.share(size)
+        if collective.splits is not None:
+            splits = args[collective.splits]
+            share = 1 - splits[group.rank()] / sum(splits)
         purpose = PURPOSES.get(collective.kind, "other")
         if self.watch.is_inside:
             purpose = "attention"
         elif collective.kind == "all_reduce" and handed_bytes < SMALL_BYTES:
             purpose = "data_and_loss"
-        return Call(collective.kind, purpose, size, round(handed_bytes * collective.share(size)))
+        return Call(collective.kind, purpose, size, round(handed_bytes * share))
 
 
 def _bytes(handed: Any) -> int:
@@ -133,10 +144,10 @@ def _bytes(handed: Any) -> int:
     return sum(map(_bytes, handed)) if isinstance(handed, list | tuple) else 0
 
 
-def _group_size(args: Sequence[Any]) -> int:
+def _group(args: Sequence[Any]) -> dist.ProcessGroup:
     for arg in args:
         if isinstance(arg, torch.ScriptObject):
-            return int(dist.ProcessGroup.unbox(arg).size())
+            return dist.ProcessGroup.unbox(arg)
         if isinstance(arg, str):
-            return int(_resolve_process_group(GroupName(arg)).size())
+            return _resolve_process_group(GroupName(arg))
     raise TypeError("a collective without a group")

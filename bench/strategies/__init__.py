@@ -11,6 +11,8 @@ from bench.strategies.facts import Facts
 from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
 from bench.strategies.ring_flash_attn.facts import RingFlashAttn
+from bench.strategies.ring_flash_attn_llama3.facts import RingFlashAttnLlama3
+from bench.strategies.torch_cp.facts import TorchCP
 from bench.strategies.ulysses.facts import Ulysses
 from bench.strategies.usp.facts import USP
 
@@ -18,7 +20,17 @@ if TYPE_CHECKING:
     from bench.attention.strategy import Strategy
 
 STRATEGIES: Mapping[str, Facts] = {
-    facts.name: facts for facts in (Local(), Ulysses(), Ring(), USP(), DeepSpeedUlysses(), RingFlashAttn())
+    facts.name: facts
+    for facts in (
+        Local(),
+        Ulysses(),
+        Ring(),
+        USP(),
+        DeepSpeedUlysses(),
+        RingFlashAttn(),
+        RingFlashAttnLlama3(),
+        TorchCP(),
+    )
 }
 
 

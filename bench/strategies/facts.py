@@ -22,6 +22,10 @@ class Facts(ABC):
     """The distribution whose code runs, where it is not ours."""
     shares_sequences: ClassVar[bool] = True
     """Whether ranks share a sequence at all; false only for `local`."""
+    options: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Choices of this strategy alone, `strategy.<key>` on the command line; the YAML names the default."""
+    kernels: ClassVar[tuple[str, ...] | None] = None
+    """The kernels it can run on; None where any will do."""
 
     @property
     def default_layout(self) -> str:
@@ -48,6 +52,7 @@ class Facts(ABC):
         return [
             *_not_among("layout", cell.layout, self.layouts, self.name),
             *_not_among("dtype", cell.dtype, self.dtypes, self.name),
+            *_not_among("kernel", cell.kernel, self.kernels or (cell.kernel,), self.name),
             *self.degree_refusals(cell),
             *_not_divisible(
                 "seq_len", cell.seq_len, self.length_multiple(cell), f"{self.name} in {cell.layout} layout"

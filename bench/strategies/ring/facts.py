@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from bench.config import RunConfig
 from bench.strategies.facts import (
     DTYPE_BYTES,
@@ -17,7 +19,7 @@ WIDE_BYTES = 4
 
 class Ring(Facts):
     name = "ring"
-    layouts = ("zigzag", "contiguous", "striped")
+    layouts: ClassVar[tuple[str, ...]] = ("zigzag", "contiguous", "striped")
 
     def exchange_bytes(self, cell: RunConfig) -> int:
         """K and V make P-1 hops in forward and again in backward; their gradients make P, the last one home.
