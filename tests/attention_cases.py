@@ -15,12 +15,12 @@ def check_attention(job, log):
     from bench.worker import join
 
     join(job)
-    errors = {}
-    for name, (fields, causal) in json.loads((job.folder / "cases.json").read_text()).items():
+    errors = []
+    for fields, causal in json.loads((job.folder / "cases.json").read_text()):
         cell = RunConfig.from_json(fields)
-        with log.during(name):
+        with log.during(f"{cell.strategy} {cell.layout} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
-            errors[name] = check_parity(strategy, torch.device("cpu"), causal=causal).errors
+            errors.append(check_parity(strategy, torch.device("cpu"), causal=causal).errors)
     if job.rank == 0:
         (job.folder / "errors.json").write_text(json.dumps(errors))
     return {}

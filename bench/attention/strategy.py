@@ -65,6 +65,17 @@ class Strategy(ABC):
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         """Attention over the sequence group's shards, [B, N, S, D], differentiable; full where not causal."""
 
+    def log_sum_exp(
+        self,
+        q_BNSD: Tensor,  # noqa: ARG002
+        k_BKSD: Tensor,  # noqa: ARG002
+        v_BKSD: Tensor,  # noqa: ARG002
+        *,
+        causal: bool = True,  # noqa: ARG002
+    ) -> Tensor | None:
+        """LSE of this rank's queries over all keys, [B, N, S], where the strategy's code exposes it."""
+        return None
+
     def slices(self, seq_len: int) -> tuple[slice, ...]:
         """The pieces of a whole sequence that this rank holds."""
         return self.facts.slices(self.cell, seq_len, self.groups.sequence_rank)

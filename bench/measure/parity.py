@@ -43,8 +43,8 @@ def check_parity(strategy: Strategy, device: torch.device, *, causal: bool = Tru
     exact = plain_attention(tuple(x.double() for x in inputs), causal=causal)
     plain = plain_attention(inputs, causal=causal)
     found = _gathered(strategy, inputs, causal=causal)
-    limits = {name: max(FLOORS[cell.dtype], 2 * relative_error(plain[name], exact[name])) for name in exact}
-    errors = {name: relative_error(found[name], exact[name]) for name in exact}
+    limits = {name: max(FLOORS[cell.dtype], 2 * relative_error(plain[name], exact[name])) for name in found}
+    errors = {name: relative_error(found[name], exact[name]) for name in found}
     divergence = first_divergence(strategy, inputs, found, exact, limits, causal=causal)
     return ParityOutcome(seq_len, errors, limits, divergence)
 
@@ -69,18 +69,20 @@ def random_inputs(cell: RunConfig, seq_len: int, device: torch.device) -> Tensor
 
 
 def _gathered(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:
-    """out, dq, dk and dv of whole sequences in token order, from every rank's shard."""
+    """out, dq, dk, dv and the LSE, if exposed, of whole sequences in token order, from every rank's shard."""
     pieces = strategy.slices(inputs[0].shape[2])
     q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     out = strategy.attention(*leaves, causal=causal)
     out.backward(dout)
-    shards = (out.detach(), *(leaf.grad for leaf in leaves))
-    return {
-        name: _whole(strategy, shard)
-        for name, shard in zip(("out", "dq", "dk", "dv"), shards, strict=True)
-        if shard is not None
+    with torch.no_grad():
+        lse_BNS = strategy.log_sum_exp(q, k, v, causal=causal)
+    shards = {
+        "out": out.detach(),
+        "lse": None if lse_BNS is None else lse_BNS[..., None],
+        **{f"d{name}": leaf.grad for name, leaf in zip("qkv", leaves, strict=True)},
     }
+    return {name: _whole(strategy, shard) for name, shard in shards.items() if shard is not None}
 
 
 def _whole(strategy: Strategy, shard: Tensor) -> Tensor:

@@ -9,11 +9,17 @@ Tensors = tuple[Tensor, ...]
 
 
 def plain_attention(inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:
-    """out, dq, dk and dv of `inputs` = (q, k, v, dout), each [B, heads, T, D], in their own dtype."""
+    """out, lse, dq, dk and dv of `inputs` = (q, k, v, dout), each [B, heads, T, D], in their own dtype.
+
+    The LSE has a last dimension of 1, so that all five are [B, heads, T, something].
+    """
     q, k, v = (x.clone().requires_grad_() for x in inputs[:3])
-    out = masked_attention(q, k, v, visible(q.shape[2], causal=causal, device=q.device))
+    mask_TT = visible(q.shape[2], causal=causal, device=q.device)
+    out = masked_attention(q, k, v, mask_TT)
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), inputs[3])
-    return {"out": out.detach(), "dq": dq, "dk": dk, "dv": dv}
+    with torch.no_grad():
+        lse = masked_scores(q, k, mask_TT).logsumexp(dim=-1, keepdim=True)
+    return {"out": out.detach(), "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 
 
 def visible(tokens: int, *, causal: bool, device: torch.device) -> Tensor:
@@ -24,13 +30,18 @@ def visible(tokens: int, *, causal: bool, device: torch.device) -> Tensor:
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask_TT: Tensor) -> Tensor:
     """Output [B, N, T, D]; KV heads are shared by consecutive query heads. Rows that see nothing are 0."""
-    groups = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-    scores = scores.masked_fill(~mask_TT, float("-inf"))
-    weights = scores.softmax(dim=-1).masked_fill(~mask_TT.any(dim=-1)[:, None], 0.0)
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    weights = masked_scores(q, k, mask_TT).softmax(dim=-1).masked_fill(~mask_TT.any(dim=-1)[:, None], 0.0)
     out: Tensor = weights @ v
     return out
+
+
+def masked_scores(q: Tensor, k: Tensor, mask_TT: Tensor) -> Tensor:
+    """Scaled scores [B, N, T, T], minus infinity where the mask hides a key."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    masked: Tensor = scores.masked_fill(~mask_TT, float("-inf"))
+    return masked
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Every strategy's attention is plain attention: output and gradients against float64."""
+"""Every strategy's attention is plain attention: output, LSE and gradients against float64."""
 
 import itertools
 import json
@@ -10,31 +10,36 @@ from bench.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.attention_cases import check_attention
 from tests.cells import make_cell
+from tests.covers import pairwise
 
 LIMITS = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 2e-2}
 HEADS = {"MHA": (4, 4), "GQA": (8, 4), "fewer KV heads than ranks": (4, 2), "MQA": (4, 1)}
 SEQ_LEN = 96
 BATCH = 2
 WORLD_SIZES = (1, 2, 4)
+EXPOSE_LSE = {"local", "ring", "ring_flash_attn", "ring_flash_attn_llama3"}
 
 
-def strategy_layouts():
-    return [(name, layout) for name, facts in STRATEGIES.items() for layout in facts.layouts]
+def variants(facts):
+    """Every layout with every choice that is the strategy's own."""
+    choices = [[(key, value) for value in values] for key, values in facts.options.items()]
+    return itertools.product(facts.layouts, itertools.product(*choices))
 
 
 def all_cases(world_size):
-    """Every legal strategy x layout x dtype x heads x mask on this many ranks."""
+    """Every legal strategy, layout, option, dtype, head ratio and mask on this many ranks."""
     cases = {}
-    for (strategy, layout), dtype, heads in itertools.product(strategy_layouts(), LIMITS, HEADS):
-        cell = attention_cell(strategy, layout, dtype, heads, world_size)
-        if refusal(cell) is None and cell.cluster.world_size == world_size:
-            for causal in STRATEGIES[strategy].causal_masks(layout):
-                mask = "causal" if causal else "full"
-                cases[f"{strategy} {layout} {dtype} {heads} {mask}"] = (cell, causal)
+    for strategy, facts in STRATEGIES.items():
+        for (layout, options), dtype, heads in itertools.product(variants(facts), LIMITS, HEADS):
+            cell = attention_cell(strategy, layout, options, dtype, heads, world_size)
+            if refusal(cell) is None and cell.cluster.world_size == world_size:
+                for mask in ("causal", "full"):
+                    if (mask == "causal") in facts.causal_masks(layout):
+                        cases[strategy, layout, options, dtype, heads, mask] = cell
     return cases
 
 
-def attention_cell(strategy, layout, dtype, heads, world_size):
+def attention_cell(strategy, layout, options, dtype, heads, world_size):
     cell = make_cell(
         *(f"strategy={strategy}", "engine=ddp", f"batch={BATCH}", f"seq_len={SEQ_LEN}"),
         f"cluster.world_size={world_size}",
@@ -42,20 +47,37 @@ def attention_cell(strategy, layout, dtype, heads, world_size):
     num_heads, num_kv_heads = HEADS[heads]
     model = replace(cell.model, num_heads=num_heads, num_kv_heads=num_kv_heads)
     degree = STRATEGIES[strategy].ulysses_degree(cell.sp_degree, model)
-    return replace(cell, layout=layout, dtype=dtype, model=model, ulysses_degree=degree)
+    return replace(cell, layout=layout, options=options, dtype=dtype, model=model, ulysses_degree=degree)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_output_and_gradients_match_float64(launcher, tmp_path, world_size):
-    cases = all_cases(world_size)
-    listed = {name: (cell.to_json(), causal) for name, (cell, causal) in cases.items()}
+def cover(world_size):
+    return pairwise({case: case for case in all_cases(world_size)})
+
+
+@pytest.mark.parametrize(
+    ("world_size", "choose"),
+    [
+        *((size, cover) for size in WORLD_SIZES),
+        *(pytest.param(size, all_cases, marks=pytest.mark.slow) for size in WORLD_SIZES),
+    ],
+)
+def test_output_lse_and_gradients_match_float64(launcher, tmp_path, world_size, choose):
+    known = all_cases(world_size)
+    cases = {case: known[case] for case in choose(world_size)}
+    listed = [(cell.to_json(), case[-1] == "causal") for case, cell in cases.items()]
     (tmp_path / "cases.json").write_text(json.dumps(listed))
-    any_cell = next(iter(cases.values()))[0]
-    ends = launcher.run(any_cell, tmp_path, entry=check_attention)
+    ends = launcher.run(next(iter(cases.values())), tmp_path, entry=check_attention)
     assert all(end.report is not None for end in ends), ends[0].failure or ends[0].log_tail
-    errors = json.loads((tmp_path / "errors.json").read_text())
-    wrong = {
-        name: found for name, found in errors.items() if max(found.values()) > LIMITS[cases[name][0].dtype]
-    }
+    errors = dict(zip(cases, json.loads((tmp_path / "errors.json").read_text()), strict=True))
+    wrong = {case: found for case, found in errors.items() if max(found.values()) > LIMITS[case[3]]}
     assert not wrong
-    assert len(errors) == len(cases) > 0
+    assert all({"out", "dq", "dk", "dv"} <= found.keys() for found in errors.values())
+    assert {case[0] for case, found in errors.items() if "lse" in found} == EXPOSE_LSE & {c[0] for c in cases}
+
+
+def test_the_cover_holds_every_strategy_layout_dtype_and_mask():
+    for world_size in WORLD_SIZES:
+        cases, chosen = all_cases(world_size), cover(world_size)
+        assert len(chosen) < len(cases) / 2
+        for axis in range(6):
+            assert {case[axis] for case in chosen} == {case[axis] for case in cases}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bench.attention.kernels import attend
+from bench.attention.kernels import attend, kernel_forward
 from bench.attention.strategy import Strategy
 
 
 class LocalAttention(Strategy):
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         return attend(q_BNSD, k_BKSD, v_BKSD, kernel=self.kernel, causal=causal)
+
+    def log_sum_exp(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
+        scale = q_BNSD.shape[-1] ** -0.5
+        return kernel_forward(self.kernel, q_BNSD, k_BKSD, v_BKSD, causal=causal, scale=scale)[1]
 
 
 STRATEGY = LocalAttention

@@ -22,8 +22,13 @@ from bench.attention.strategy import Strategy
 
 class RingAttention(Strategy):
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        ring = Ring(self.groups.ring, self.kernel, LAYOUTS[self.cell.layout], causal)
-        return ring_attention(q_BNSD, k_BKSD, v_BKSD, ring)
+        return ring_attention(q_BNSD, k_BKSD, v_BKSD, self.ring(causal=causal))
+
+    def log_sum_exp(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
+        return ring_forward(q_BNSD, torch.stack([k_BKSD, v_BKSD]), self.ring(causal=causal)).lse
+
+    def ring(self, *, causal: bool) -> Ring:
+        return Ring(self.groups.ring, self.kernel, LAYOUTS[self.cell.layout], causal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -24,12 +25,19 @@ class RingFlashAttention(Strategy):
         super().__init__(cell, groups, facts)
         with flash_attn_from(self.kernel):
             import ring_flash_attn
-        self.function: Callable[..., Tensor] = getattr(ring_flash_attn, FUNCTIONS[cell.layout])
+        self.function: Callable[..., Any] = getattr(ring_flash_attn, FUNCTIONS[cell.layout])
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        q_BSND, k_BSKD, v_BSKD = (x.transpose(1, 2).contiguous() for x in (q_BNSD, k_BKSD, v_BKSD))
-        out_BSND = self.function(q_BSND, k_BSKD, v_BSKD, causal=causal, group=self.groups.sequence)
+        out_BSND: Tensor = self._call(q_BNSD, k_BKSD, v_BKSD, causal=causal)
         return out_BSND.transpose(1, 2)
+
+    def log_sum_exp(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
+        lse_BNS: Tensor = self._call(q_BNSD, k_BKSD, v_BKSD, causal=causal, return_attn_probs=True)[1]
+        return lse_BNS
+
+    def _call(self, *qkv: Tensor, **keywords: Any) -> Any:
+        q_BSND, k_BSKD, v_BSKD = (x.transpose(1, 2).contiguous() for x in qkv)
+        return self.function(q_BSND, k_BSKD, v_BSKD, group=self.groups.sequence, **keywords)
 
 
 STRATEGY = RingFlashAttention

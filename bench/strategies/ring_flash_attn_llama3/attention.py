@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,19 +25,32 @@ class Llama3Attention(Strategy):
         self.package = ring_flash_attn
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        seq_len, group = q_BNSD.shape[2] * self.cell.sp_degree, self.groups.sequence
-        boundaries = torch.tensor([0, seq_len], dtype=torch.int32, device=q_BNSD.device)
-        packing = self.package.llama3_flash_attn_prepare_cu_seqlens(
+        outs_SND = self._by_sequence(q_BNSD, k_BKSD, v_BKSD, causal=causal)
+        return torch.stack([out_SND.transpose(0, 1) for out_SND in outs_SND])
+
+    def log_sum_exp(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
+        parts = self._by_sequence(q_BNSD, k_BKSD, v_BKSD, causal=causal, return_attn_probs=True)
+        return torch.stack([lse_NS for _, lse_NS, _ in parts])
+
+    def _by_sequence(self, *qkv: Tensor, causal: bool, **keywords: Any) -> list[Any]:
+        """The package's results, one a sequence of the batch: its varlen functions know no batch."""
+        seq_len, group = qkv[0].shape[2] * self.cell.sp_degree, self.groups.sequence
+        boundaries = torch.tensor([0, seq_len], dtype=torch.int32, device=qkv[0].device)
+        *packing, key_slice = self.package.llama3_flash_attn_prepare_cu_seqlens(
             boundaries, causal, rank=self.groups.sequence_rank, world_size=self.cell.sp_degree
         )
-        outs_NSD = []
-        for sequence in range(q_BNSD.shape[0]):
-            q, k, v = (x[sequence].transpose(0, 1).contiguous() for x in (q_BNSD, k_BKSD, v_BKSD))
-            out_SND = self.package.llama3_flash_attn_varlen_func(
-                q, k, v, *packing[:4], KV_HEADS_AT_A_TIME, packing[4], causal=causal, group=group
+        return [
+            self.package.llama3_flash_attn_varlen_func(
+                *(x.transpose(0, 1).contiguous() for x in one),
+                *packing,
+                KV_HEADS_AT_A_TIME,
+                key_slice,
+                causal=causal,
+                group=group,
+                **keywords,
             )
-            outs_NSD.append(out_SND.transpose(0, 1))
-        return torch.stack(outs_NSD)
+            for one in zip(*qkv, strict=True)
+        ]
 
 
 STRATEGY = Llama3Attention
