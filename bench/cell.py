@@ -58,19 +58,29 @@ def run(
     *,
     entry: RankEntry | None = None,
     tell: Tell = lambda _: None,
+    known_parity: Parity | None = None,
 ) -> Record:
-    """The record of one cell: `unsupported` without starting a rank where it is not legal."""
+    """The record of one cell: `unsupported` without starting a rank where it is not legal.
+
+    With `known_parity`, that of an equal cell, the check is not run again.
+    """
     reason = refusal(planned.cell)
     if reason is not None:
         return _record(planned, Status.UNSUPPORTED, reason, wall_s=0.0)
     start = time.monotonic()
     started_at = datetime.now(UTC)
     try:
-        ends = launcher.run(planned.cell, folder / planned.folder_name, entry=entry, tell=tell)
+        ends = launcher.run(
+            planned.cell,
+            folder / planned.folder_name,
+            entry=entry,
+            tell=tell,
+            parity_is_known=known_parity is not None,
+        )
     except KeyboardInterrupt:
         interrupted = _record(planned, Status.INTERRUPTED, "interrupted", time.monotonic() - start)
         raise CellInterrupted(interrupted) from None
-    return record_of(planned, ends, time.monotonic() - start, started_at)
+    return record_of(planned, ends, time.monotonic() - start, started_at, known_parity)
 
 
 class CellInterrupted(KeyboardInterrupt):
@@ -81,14 +91,20 @@ class CellInterrupted(KeyboardInterrupt):
         self.record = record
 
 
-def record_of(planned: PlannedCell, ends: Sequence[RankEnd], wall_s: float, started_at: datetime) -> Record:
+def record_of(
+    planned: PlannedCell,
+    ends: Sequence[RankEnd],
+    wall_s: float,
+    started_at: datetime,
+    known_parity: Parity | None = None,
+) -> Record:
     """The ranks' ends as one record."""
     status, failure = classify(ends)
     if failure is not None:
         reason = f"rank {failure.rank}, {failure.phase or 'unknown phase'}: {failure.message}"
         return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
     reports = [end.report for end in ends if end.report is not None]
-    sections = merge(reports, planned.cell)
+    sections = merge(reports, planned.cell, known_parity)
     wrong = first_failure(planned.cell, sections)
     if wrong is not None:
         evidence = {name: sections[name] for name in ("parity", "engagement", "losses")}
@@ -104,14 +120,14 @@ def fixed_cost_s(reports: Sequence[Report], wall_s: float) -> float:
     return float(wall_s - max(own_work_s))
 
 
-def merge(reports: Sequence[Report], cell: RunConfig) -> dict[str, Any]:
+def merge(reports: Sequence[Report], cell: RunConfig, known_parity: Parity | None = None) -> dict[str, Any]:
     """The ranks' reports as the record's sections: lists by rank, nothing reduced."""
     timings = [report["timing"] for report in reports]
     memories = [report["memory"] for report in reports]
     engagements = [report["engagement"] for report in reports]
     traces = [report["trace"] for report in reports if "trace" in report]
     return {
-        "parity": Parity(**reports[0]["parity"]),
+        "parity": known_parity or Parity(**reports[0]["parity"]),
         "engagement": Engagement(
             attention_name=engagements[0]["attention_name"],
             modules=engagements[0]["modules"],

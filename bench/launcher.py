@@ -55,18 +55,18 @@ class Launcher:
         *,
         entry: RankEntry | None = None,
         tell: Tell = lambda _: None,
+        parity_is_known: bool = False,
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
         folder.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + cell.measure.timeout_s
         receiver, sender = self._context.Pipe(duplex=False)
         with tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-") as meeting:
-            ranks = [
-                self._context.Process(
-                    target=_enter, args=(cell, rank, folder, Path(meeting) / "store", sender, entry)
-                )
+            jobs = [
+                (cell, rank, folder, Path(meeting) / "store", parity_is_known)
                 for rank in range(cell.cluster.world_size)
             ]
+            ranks = [self._context.Process(target=_enter, args=(job, sender, entry)) for job in jobs]
             try:
                 for process in ranks:
                     process.start()
@@ -79,19 +79,13 @@ class Launcher:
         return [_end(folder, rank, finished.get(rank)) for rank in range(len(ranks))]
 
 
-def _enter(
-    cell: RunConfig,
-    rank: int,
-    folder: Path,
-    store: Path,
-    sender: Connection,
-    entry: RankEntry | None,
-) -> None:
+def _enter(told: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:
     """The first function of a rank: everything it needs is imported in the server already."""
     from bench.worker import RankJob, live, run_cell
 
-    tell: Tell = sender.send if rank == 0 else lambda _: None
-    live(RankJob(cell, rank, folder, store), tell, entry or run_cell)
+    job = RankJob(*told)
+    tell: Tell = sender.send if job.rank == 0 else lambda _: None
+    live(job, tell, entry or run_cell)
 
 
 def _watch(

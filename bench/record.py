@@ -35,11 +35,15 @@ class Provenance(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """The strategy's attention against plain float64 attention at `tokens` tokens, by tensor.
+    """Attention and objective against float64 at `tokens` tokens, by tensor.
 
-    Errors are relative to the exact tensor's maximum; a cell beyond a limit has no other section.
+    Errors of `out`, `lse`, `dq`, `dk` and `dv` are relative to the exact tensor's maximum, those of `loss`
+    and `gradients` (of a two-layer cut of the model) to its length. A cell beyond a limit has no timing.
+    `checked_in` is the cell that was checked: one of the same sweep may stand for others that differ in
+    nothing the check depends on.
     """
 
+    checked_in: str
     tokens: int
     errors: dict[str, float]
     limits: dict[str, float]

@@ -18,6 +18,7 @@ from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.launcher import Launcher
 from bench.legality import refusal
+from bench.parity_cache import ParityCache
 from bench.progress import Progress
 from bench.record import FINDINGS, Record, Status
 from bench.resolve import resolve
@@ -79,8 +80,11 @@ def run_plan(
         pending = _pending(plan, before)
         _write_config(plan)
         progress.start(pending, plan.folder)
+        parities = ParityCache()
         try:
-            statuses = [_run_one(planned, launcher, progress, store, entry(planned)) for planned in pending]
+            statuses = [
+                _run_one(planned, launcher, progress, store, parities, entry(planned)) for planned in pending
+            ]
         except CellInterrupted as interrupted:
             store.append(interrupted.record)
             progress.stop()
@@ -96,10 +100,19 @@ def _run_one(
     launcher: Launcher,
     progress: Progress,
     store: Store,
+    parities: ParityCache,
     entry: RankEntry | None,
 ) -> Status:
     progress.begin(planned)
-    record: Record = run(planned, launcher, store.folder / "cells", entry=entry, tell=progress.tell)
+    record: Record = run(
+        planned,
+        launcher,
+        store.folder / "cells",
+        entry=entry,
+        tell=progress.tell,
+        known_parity=parities.find(planned.cell),
+    )
+    parities.keep(planned.cell, record)
     store.append(record)
     progress.end(planned, record)
     return record.status

@@ -40,12 +40,16 @@ DEADLINE_MARGIN_S = 60
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """What one rank is told. `rendezvous` is a file shared by the cell's ranks, or None for env://."""
+    """What one rank is told. `rendezvous` is a file shared by the cell's ranks, or None for env://.
+
+    `parity_is_known` where an equal cell of the sweep has passed that check.
+    """
 
     cell: RunConfig
     rank: int
     folder: Path
     rendezvous: Path | None
+    parity_is_known: bool = False
 
 
 RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
@@ -92,7 +96,8 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
             model = _build(cell, wiring.attention_name)
             engine = ENGINES[cell.engine](model, cell, groups, device)
             trainer = TRAINERS[cell.trainer](cell, model, engine, strategy, wiring, data)
-        return run_passes(BuiltCell(cell, trainer, device, job.folder, base_resident_bytes), log)
+        built = BuiltCell(cell, trainer, device, job.folder, base_resident_bytes, job.parity_is_known)
+        return run_passes(built, log)
 
 
 def _prepare(job: RankJob) -> None:

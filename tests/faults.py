@@ -13,7 +13,7 @@ import bench.strategies.ulysses.attention as ulysses
 import bench.training.trainers
 from bench.attention import kernels
 from bench.attention.merge import Partial
-from bench.attention.strategy import Batch, Strategy
+from bench.attention.strategy import IGNORED_LABEL, Batch, Strategy
 from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
 from bench.strategies.ring.attention import Ring
@@ -101,6 +101,34 @@ def contiguous_positions_with_zigzag(job, log):
         return replace(right, position_ids=batch.position_ids[:, start : start + size])
 
     Strategy.shard = misplaced
+    return run_cell(job, log)
+
+
+def average_losses_over_ranks(job, log):
+    """Each rank its own mean, then the mean over ranks: tokens of ranks with few of them weigh more."""
+    count, local = bench.training.trainers.count_valid, []
+
+    def counted(labels):
+        local.append(count(labels))
+        return local[-1]
+
+    bench.training.trainers.count_valid = counted
+    bench.training.trainers.backward_loss = lambda loss_sum, *_: loss_sum / local[-1].clamp(min=1)
+    return run_cell(job, log)
+
+
+def shift_labels_after_sharding(job, log):
+    """The last token of every piece has no label: its successor lies on another rank."""
+    shard = Strategy.shard
+
+    def unlabelled(self, batch):
+        labels = batch.labels.clone()
+        for rank in range(self.cell.sp_degree):
+            for piece in self.facts.slices(self.cell, labels.shape[1], rank):
+                labels[:, piece.stop - 1] = IGNORED_LABEL
+        return shard(self, replace(batch, labels=labels))
+
+    Strategy.shard = unlabelled
     return run_cell(job, log)
 
 

@@ -18,9 +18,9 @@ from bench.attention.strategy import Strategy
 from bench.config import RunConfig
 from bench.measure.divergence import first_divergence
 from bench.measure.plain_attention import Tensors, plain_attention, relative_error
+from bench.parity_cache import MAX_TOKENS
 from bench.training.models import TORCH_DTYPES
 
-MAX_TOKENS = 512
 FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-5, "fp16": 4e-3, "bf16": 2e-2}
 SEED = 7
 

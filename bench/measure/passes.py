@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from bench.measure.inspection import Inspection
 from bench.measure.losses import collect_losses
 from bench.measure.memory import read_memory, reset_peak
 from bench.measure.modules import watch_modules
-from bench.measure.parity import check_parity
+from bench.measure.objective import check_objective
+from bench.measure.parity import ParityOutcome, check_parity
 from bench.measure.timing import short_step, time_steps
 from bench.measure.trace import trace_step, trace_steps
 from bench.rank_log import RankLog
@@ -35,6 +38,24 @@ class BuiltCell:
     device: torch.device
     folder: Path
     base_resident_bytes: int
+    parity_is_known: bool
+
+
+def _parity(trainer: NativeTrainer, device: torch.device) -> dict[str, Any]:
+    """Errors and limits of attention and of the objective; raises WrongResultError where one is beyond."""
+    checks: Mapping[str, Callable[[], ParityOutcome]] = {
+        "attention": partial(check_parity, trainer.strategy, device),
+        "objective": partial(check_objective, trainer, device),
+    }
+    section: dict[str, Any] = {"checked_in": trainer.cell.cell_id, "errors": {}, "limits": {}}
+    for name, check in checks.items():
+        outcome = check()
+        if outcome.divergence is not None:
+            raise WrongResultError(f"{name} parity: {outcome.divergence}")
+        section["tokens"] = outcome.tokens
+        section["errors"] |= outcome.errors
+        section["limits"] |= outcome.limits
+    return section
 
 
 def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
@@ -44,11 +65,9 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     if cell.measure.gradients:
         with log.during("gradients"):
             write_gradients(trainer, cell, built.folder)
-    with log.during("parity"):
-        parity = check_parity(trainer.strategy, device)
-        if parity.divergence is not None:
-            raise WrongResultError(f"attention parity: {parity.divergence}")
-    sections["parity"] = {"tokens": parity.tokens, "errors": parity.errors, "limits": parity.limits}
+    if not built.parity_is_known:
+        with log.during("parity"):
+            sections["parity"] = _parity(trainer, device)
     multiple = trainer.strategy.facts.length_multiple(cell)
     with log.during("steps"):
         with watch_modules() as modules:

@@ -60,7 +60,7 @@ def make_record(*, config=None, **overrides):
         "started_at": "2026-01-01T00:00:00+00:00",
         "wall_s": 3.0,
         "fixed_cost_s": 1.5,
-        "parity": asdict(Parity(tokens=512, errors={"out": 1e-3}, limits={"out": 2e-2})),
+        "parity": asdict(Parity(checked_in="0" * 12, tokens=512, errors={"out": 1e-3}, limits={"out": 2e-2})),
         "engagement": asdict(
             Engagement(
                 attention_name="bench",
