@@ -17,7 +17,7 @@ GENERATIONS: Mapping[int, str] = {9: "Hopper", 10: "Blackwell"}
 class KernelFacts:
     """One kernel's facts; `name` is its key in the table and its file in `bench/attention/kernels/`.
 
-    `dtypes` says for each device what it takes; a device that is missing it does not run on. `package` is the
+    `dtypes` says what it takes on each device; on others it does not run. `package` is the
     distribution that brings it, where torch does not. `capabilities` are the major compute capabilities that
     torch's own adapters to the package accept, empty where nothing narrower than "a GPU" is written down. A
     cell does not know the capability of its GPUs: legality can name them, only a rank can check them.
