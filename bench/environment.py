@@ -21,9 +21,12 @@ PACKAGES = (
     "deepspeed",
     "ring-flash-attn",
     "flash-attn",
+    "flash-attn-3",
+    "flash-attn-4",
     "transformers",
     "accelerate",
     "nvidia-nccl-cu13",
+    "nvidia-cudnn-cu13",
 )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import RunConfig
 from bench.environment import installed
 from bench.strategies import STRATEGIES
 
 ENGINE_PACKAGES = {"zero3": "deepspeed"}
-KERNEL_PACKAGES = {"flash_attn_2": "flash-attn"}
 ENGINE_DTYPES = {
     "ddp": ("bf16", "fp32", "fp64"),
     "fsdp2": ("bf16", "fp32", "fp64"),
@@ -25,6 +25,7 @@ def refusal(cell: RunConfig) -> str | None:
         )
     reasons = [
         *STRATEGIES[cell.strategy].refusals(cell),
+        *KERNEL_FACTS[cell.kernel].refusals(cell),
         *_engine_refusals(cell),
         *_missing_packages(cell),
     ]
@@ -43,8 +44,6 @@ def _engine_refusals(cell: RunConfig) -> list[str]:
             f"dp_replicate={cell.dp_replicate} is not for engine=zero3, which shards over all ranks; take"
             " dp_shard, or engine=fsdp2"
         )
-    if cell.kernel == "flash_attn_2" and (cell.cluster.device == "cpu" or cell.dtype not in ("bf16", "fp16")):
-        reasons.append("kernel=flash_attn_2 needs a GPU and dtype=bf16; take kernel=torch_flash")
     return reasons
 
 
@@ -52,7 +51,6 @@ def _missing_packages(cell: RunConfig) -> list[str]:
     wanted = {
         f"strategy={cell.strategy}": STRATEGIES[cell.strategy].package,
         f"engine={cell.engine}": ENGINE_PACKAGES.get(cell.engine),
-        f"kernel={cell.kernel}": KERNEL_PACKAGES.get(cell.kernel),
     }
     return [
         f"{who} needs the package {package}; install it with: pip install {package}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import words
+from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.conf_files import Raw, options, read_option
 from bench.config import (
     ClusterConfig,
@@ -24,7 +25,6 @@ from bench.strategies import STRATEGIES
 from bench.strategies.facts import DTYPE_BYTES
 
 ENGINES = ("ddp", "fsdp2", "zero3")
-KERNELS = ("math", "torch_flash", "flash_attn_2")
 LOSSES = ("chunked", "untiled")
 ENV_ALLOWED = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -135,7 +135,7 @@ def _layout(raw: Any, strategy: str) -> str:
 
 
 def _kernel(raw: Any) -> str:
-    return words.choice("kernel", "torch_flash" if raw == "auto" else raw, KERNELS)
+    return words.choice("kernel", DEFAULT_KERNEL if raw == "auto" else raw, KERNEL_FACTS)
 
 
 def _data(raw: Raw, seq_len: int) -> DataConfig:

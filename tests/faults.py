@@ -11,7 +11,7 @@ import torch.distributed as dist
 import bench.strategies.ring.attention as ring
 import bench.strategies.ulysses.attention as ulysses
 import bench.training.trainers
-from bench.attention import kernels
+from bench.attention.kernels import call, math
 from bench.attention.merge import Partial
 from bench.attention.strategy import IGNORED_LABEL, Batch, Strategy
 from bench.strategies import runnable
@@ -134,7 +134,7 @@ def shift_labels_after_sharding(job, log):
 
 def see_one_token_too_far(job, log):
     """The causal triangle one diagonal too high."""
-    scores = kernels._scores
+    scores = math._scores
 
     def shifted(q, k, causal, scale):
         if not causal:
@@ -143,7 +143,7 @@ def see_one_token_too_far(job, log):
         mask = torch.ones(product.shape[-2:], dtype=torch.bool).triu(diagonal=2)
         return product.masked_fill(mask, float("-inf"))
 
-    kernels._scores = shifted
+    math._scores = shifted
     return run_cell(job, log)
 
 
@@ -159,7 +159,7 @@ def skip_the_lse_rescale(job, log):
 
 def tile_the_kv_heads(job, log):
     """Heads 0 1 0 1 where 0 0 1 1 was meant: the classic mistake of GQA."""
-    kernels._repeat = lambda kv, groups: kv.repeat(1, groups, 1, 1)
+    call._repeat = lambda kv, groups: kv.repeat(1, groups, 1, 1)
     return run_cell(job, log)
 
 

@@ -6,12 +6,12 @@ import sys
 import pytest
 import yaml
 
+from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.conf_files import CONF
 from bench.legality import ENGINE_DTYPES
 from bench.model_numbers import FAMILIES as FAMILY_WORDS
 from bench.resolve import ENGINES as ENGINE_WORDS
-from bench.resolve import KERNELS as KERNEL_WORDS
 from bench.resolve import LOSSES as LOSS_WORDS
 from bench.strategies import STRATEGIES, runnable
 from bench.training.data import SOURCES
@@ -22,7 +22,8 @@ from bench.training.trainers import TRAINERS
 
 TORCH_FREE = [
     "bench.sweep", "bench.cell", "bench.launcher", "bench.resolve", "bench.legality", "bench.store",
-    "bench.strategies", "bench.cost.flops", "bench.progress", "analysis.report", "run_sweep",
+    "bench.strategies", "bench.attention.kernel_facts", "bench.cost.flops", "bench.progress",
+    "analysis.report", "run_sweep",
 ]  # fmt: skip
 
 
@@ -54,7 +55,8 @@ def test_a_choice_is_named_as_its_file_is(path):
 
 def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
     assert set(ENGINE_WORDS) == set(ENGINES) == set(ENGINE_DTYPES)
-    assert set(KERNEL_WORDS) == set(KERNELS)
+    assert list(KERNEL_FACTS) == list(KERNELS)
+    assert DEFAULT_KERNEL in KERNELS
     assert set(LOSS_WORDS) == set(LOSSES)
     assert set(FAMILY_WORDS) == set(FAMILIES)
 
@@ -63,3 +65,9 @@ def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
 def test_a_strategy_lives_in_the_folder_of_its_name(name):
     assert type(STRATEGIES[name]).__module__ == f"bench.strategies.{name}.facts"
     assert runnable(name).__module__ == f"bench.strategies.{name}.attention"
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_a_kernel_lives_in_the_file_of_its_name(name):
+    for function in (KERNELS[name].forward, KERNELS[name].backward):
+        assert function.__module__ == f"bench.attention.kernels.{name}"

@@ -1,0 +1,93 @@
+"""What is known of a kernel without running it, and without torch: devices, dtypes, GPUs, whose package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bench.config import RunConfig
+from bench.environment import installed
+
+ANY_DTYPE = ("bf16", "fp16", "fp32", "fp64")
+HALF = ("bf16", "fp16")
+GENERATIONS: Mapping[int, str] = {9: "Hopper", 10: "Blackwell"}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """One kernel's facts; `name` is its key in the table and its file in `bench/attention/kernels/`.
+
+    `dtypes` says what it takes on each device; on others it does not run. `package` is the
+    distribution that brings it, where torch does not. `capabilities` are the major compute capabilities that
+    torch's own adapters to the package accept, empty where nothing narrower than "a GPU" is written down. A
+    cell does not know the capability of its GPUs: legality can name them, only a rank can check them.
+    """
+
+    name: str
+    dtypes: Mapping[str, tuple[str, ...]]
+    package: str | None = None
+    install: str = ""
+    capabilities: tuple[int, ...] = ()
+
+    @property
+    def gpus(self) -> str:
+        """The GPUs it needs in words: "GPU", "Hopper GPU", "Hopper or Blackwell GPU"."""
+        generations = " or ".join(GENERATIONS[major] for major in self.capabilities)
+        return f"{generations} GPU".lstrip()
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its package is there, by its metadata alone: nothing is imported."""
+        return self.package is None or installed(self.package) is not None
+
+    def refusals(self, cell: RunConfig) -> list[str]:
+        """Why this cell cannot run on this kernel, each with a way out; empty when it can."""
+        device = cell.cluster.device
+        if device not in self.dtypes:
+            return [
+                f"kernel={self.name} needs a {self.gpus}; take {_instead(cell)}, or run it with cluster=gpu"
+            ]
+        reasons = []
+        if cell.dtype not in self.dtypes[device]:
+            reasons.append(
+                f"dtype={cell.dtype} is not for kernel={self.name} on {device}; choose"
+                f" dtype={' or '.join(self.dtypes[device])}, or {_instead(cell)}"
+            )
+        if not self.is_installed:
+            reasons.append(
+                f"kernel={self.name} needs the package {self.package} and a {self.gpus}; install it with:"
+                f" {self.install}; or take {_instead(cell)}"
+            )
+        return reasons
+
+
+KERNEL_FACTS: Mapping[str, KernelFacts] = {
+    facts.name: facts
+    for facts in (
+        KernelFacts("torch_flash", {"cpu": ANY_DTYPE, "cuda": HALF}),
+        KernelFacts("math", {"cpu": ANY_DTYPE, "cuda": ANY_DTYPE}),
+        KernelFacts("cudnn", {"cuda": HALF}),
+        KernelFacts("flash_attn_2", {"cuda": HALF}, "flash-attn", "pip install flash-attn"),
+        KernelFacts(
+            "flash_attn_3",
+            {"cuda": HALF},
+            "flash-attn-3",
+            "python setup.py install, in the folder hopper of github.com/Dao-AILab/flash-attention",
+            capabilities=(9,),
+        ),
+        KernelFacts(
+            "flash_attn_4", {"cuda": HALF}, "flash-attn-4", "pip install flash-attn-4", capabilities=(9, 10)
+        ),
+    )
+}
+DEFAULT_KERNEL = "torch_flash"
+
+
+def _instead(cell: RunConfig) -> str:
+    """The first kernel of the table that needs no package and takes the cell's device and dtype."""
+    fits = (
+        facts.name
+        for facts in KERNEL_FACTS.values()
+        if facts.package is None and cell.dtype in facts.dtypes.get(cell.cluster.device, ())
+    )
+    return f"kernel={next(fits)}"

@@ -1,0 +1,22 @@
+"""Attention on one device, one kernel a file, and the table of them.
+
+Shapes: B batch, N query heads, K KV heads, S query tokens, T key tokens, D head size. LSE is the natural
+log-sum-exp of the scaled scores, [B, N, S], in float32, or in float64 for float64 inputs. What is known of a
+kernel without torch stands in `bench.attention.kernel_facts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bench.attention.kernels import cudnn, flash_attn_2, flash_attn_3, flash_attn_4, math, torch_flash
+from bench.attention.kernels.autograd import attend
+from bench.attention.kernels.call import kernel_backward, kernel_forward
+from bench.attention.kernels.kernel import Kernel
+
+__all__ = ["KERNELS", "Kernel", "attend", "kernel_backward", "kernel_forward"]
+
+KERNELS: Mapping[str, Kernel] = {
+    module.KERNEL.name: module.KERNEL
+    for module in (torch_flash, math, cudnn, flash_attn_2, flash_attn_3, flash_attn_4)
+}

@@ -1,0 +1,36 @@
+"""The flash-attn package, version 2, by the two private functions that ring-flash-attn uses as well."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bench.attention.kernels.kernel import Kernel
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    from flash_attn.flash_attn_interface import _flash_attn_forward
+
+    q_BSND, k_BTKD, v_BTKD = (x.transpose(1, 2) for x in (q, k, v))
+    out_BSND, lse_BNS, *_ = _flash_attn_forward(
+        q_BSND, k_BTKD, v_BTKD, dropout_p=0.0, softmax_scale=scale, causal=causal,
+        window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None, return_softmax=False,
+    )  # fmt: skip
+    return out_BSND.transpose(1, 2), lse_BNS
+
+
+def _backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    from flash_attn.flash_attn_interface import _flash_attn_backward
+
+    tensors = [x.transpose(1, 2).contiguous() for x in (dout, q, k, v, out)]
+    grads = [torch.empty_like(x) for x in tensors[1:4]]
+    _flash_attn_backward(
+        *tensors, lse, *grads, dropout_p=0.0, softmax_scale=scale, causal=causal,
+        window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None, deterministic=False,
+    )  # fmt: skip
+    return grads[0].transpose(1, 2), grads[1].transpose(1, 2), grads[2].transpose(1, 2)
+
+
+KERNEL = Kernel("flash_attn_2", _forward, _backward, native_gqa=True)

@@ -1,0 +1,36 @@
+"""FlashAttention-3, for Hopper: the module `flash_attn_interface` of flash-attention's folder `hopper`.
+
+Its functions are torch custom operators; builds from before they were took other arguments and are refused by
+Python at the first call.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bench.attention.kernels.kernel import Kernel
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    from flash_attn_interface import _flash_attn_forward
+
+    q_BSND, k_BTKD, v_BTKD = (x.transpose(1, 2) for x in (q, k, v))
+    out_BSND, lse_BNS, *_ = _flash_attn_forward(q_BSND, k_BTKD, v_BTKD, softmax_scale=scale, causal=causal)
+    return out_BSND.transpose(1, 2), lse_BNS
+
+
+def _backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    from flash_attn_interface import _flash_attn_backward
+
+    tensors = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors[1:4])
+    _flash_attn_backward(
+        *tensors, lse, dq=dq, dk=dk, dv=dv, softmax_scale=scale, is_causal=causal, deterministic=False
+    )
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+KERNEL = Kernel("flash_attn_3", _forward, _backward, native_gqa=True)
