@@ -83,9 +83,10 @@ class CellInterrupted(KeyboardInterrupt):
 
 def record_of(planned: PlannedCell, ends: Sequence[RankEnd], wall_s: float, started_at: datetime) -> Record:
     """The ranks' ends as one record."""
-    status, failure = classify(ends)
+    status, failure = classify(ends, limited=planned.cell.cluster.memory_limit_gib is not None)
     if failure is not None:
-        reason = f"rank {failure.rank}, {failure.phase or 'unknown phase'}: {failure.message}"
+        where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
+        reason = f"rank {failure.rank}, {where}: {failure.message}"
         return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
     reports = [end.report for end in ends if end.report is not None]
     sections = merge(reports, planned.cell)

@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+READABLE_VERSIONS = frozenset({2, SCHEMA_VERSION})
+"""Records of these can be analysed: what a newer version adds is null in an older one."""
 
 
 class Status(StrEnum):
@@ -122,14 +124,52 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockClass:
+    """Blocks of one kind: `count` storages of `total_bytes` together, by what they are for.
+
+    `dtype` and `shape` are those of the largest tensor in such a block.
+    """
+
+    role: str
+    dtype: str
+    shape: list[int]
+    count: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """The failed allocation of one rank.
+
+    `memory` is `device` or `host`, `requested_bytes` null where the error does not say, `limit_bytes` null
+    without `cluster.memory_limit_gib`. `held_bytes` is what the rank had then: of a GPU what was allocated,
+    on the CPU its data beyond the limit's base, or null. `largest` are the classes with most bytes among
+    the live tensors that Python or an autograd graph could reach.
+    """
+
+    memory: str
+    requested_bytes: int | None
+    limit_bytes: int | None
+    held_bytes: int | None
+    largest: list[BlockClass]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a cell has no result: the first rank to blame, where it was, and the end of its log."""
+    """Why a cell has no result: the first rank to blame, where it was, and the end of its log.
+
+    `step_phase` is the part of the step (load, forward, loss, backward, optimizer), where it was in one.
+    `found_after_s` are the seconds from the error to the end of all ranks.
+    """
 
     rank: int | None
     phase: str | None
     kind: str
     message: str
     log_tail: str
+    step_phase: str | None = None
+    found_after_s: float | None = None
+    out_of_memory: OutOfMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

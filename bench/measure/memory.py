@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-_KIB = 1024
+from bench.memory_limit import process_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +17,6 @@ class RankMemory:
     peak_reserved_bytes: int | None
     peak_resident_bytes: int
     base_resident_bytes: int
-
-
-def resident_bytes(field: str = "VmRSS") -> int:
-    """Pages of this process now (`VmRSS`) or at their highest (`VmHWM`), Linux only, else 0."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return 0
-    lines = (line.split() for line in status.splitlines())
-    return next((int(line[1]) * _KIB for line in lines if line[0] == f"{field}:"), 0)
 
 
 def reset_peak(device: torch.device) -> None:
@@ -42,6 +31,6 @@ def read_memory(device: torch.device, base_resident_bytes: int, cpu_peak_bytes: 
     return RankMemory(
         peak_allocated_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else cpu_peak_bytes,
         peak_reserved_bytes=torch.cuda.max_memory_reserved(device) if on_gpu else None,
-        peak_resident_bytes=resident_bytes("VmHWM"),
+        peak_resident_bytes=process_bytes("VmHWM"),
         base_resident_bytes=base_resident_bytes,
     )

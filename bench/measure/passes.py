@@ -19,6 +19,7 @@ from bench.measure.modules import watch_modules
 from bench.measure.parity import check_parity
 from bench.measure.timing import short_step, time_steps
 from bench.measure.trace import trace_step, trace_steps
+from bench.memory_limit import without_memory_limit
 from bench.rank_log import RankLog
 from bench.training.trainers import NativeTrainer
 
@@ -44,7 +45,7 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     if cell.measure.gradients:
         with log.during("gradients"):
             write_gradients(trainer, cell, built.folder)
-    with log.during("parity"):
+    with log.during("parity"), without_memory_limit():
         parity = check_parity(trainer.strategy, device)
         if parity.divergence is not None:
             raise WrongResultError(f"attention parity: {parity.divergence}")
