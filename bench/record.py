@@ -95,15 +95,50 @@ class Losses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Peaks per rank, in bytes. `allocated` counts tensors; `resident` counts the process's pages.
+    """Peaks per rank, in bytes. `allocated` counts tensors, `reserved` what the allocator holds for them;
+    `resident` counts the process's pages, `device_used` the whole device by NVML.
 
-    `base_resident_bytes` is what a rank holds before it builds anything; null where not measured.
+    `peak_` without more is steady state: the timed window on a GPU, one later step on the CPU. `whole_life_`
+    is the most of building the model, the first short step, which makes the optimizer's state, and the
+    steady state. `_phase` is the part of the step in which the peak was reached: load (building, fetching),
+    forward, loss, backward, optimizer. `base_resident_bytes` is what a rank holds before it builds anything,
+    `limit_base_bytes` what a memory limit counts from. Null where not measured or not known.
     """
 
     peak_allocated_bytes: list[int] | None
     peak_reserved_bytes: list[int] | None
     peak_resident_bytes: list[int]
     base_resident_bytes: list[int]
+    peak_phase: list[str] | None = None
+    whole_life_allocated_bytes: list[int] | None = None
+    whole_life_reserved_bytes: list[int] | None = None
+    whole_life_phase: list[str] | None = None
+    device_used_bytes: list[int] | None = None
+    device_used_reason: str | None = None
+    limit_base_bytes: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """Devices and machine over the timed window, per rank; samples in order, at `sample_ms` of the window.
+
+    `reason` says why figures are null. `clock_events` names every clock-event reason that NVML gave;
+    `throttled` is whether any device was held back: by heat, by a power brake, or with its median SM clock
+    under 75 % of `reference_clock_mhz`. `foreign_processes` used a rank's device beside it. `load_average`
+    is the machine's at the window's start, `involuntary_switches` how often a rank lost its core in it.
+    """
+
+    reason: str | None
+    throttled: bool | None
+    sample_ms: list[list[float]] | None
+    power_w: list[list[float]] | None
+    sm_clock_mhz: list[list[float]] | None
+    reference_clock_mhz: list[float] | None
+    utilisation: list[list[float]] | None
+    clock_events: list[list[str]] | None
+    foreign_processes: list[int] | None
+    load_average: float
+    involuntary_switches: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +232,7 @@ class Record:
     losses: Losses | None = None
     memory: Memory | None = None
     trace: Trace | None = None
+    telemetry: Telemetry | None = None
     failure: Failure | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 
 from bench.config import RunConfig
+from bench.measure.memory import MemoryWatch
 from bench.measure.passes import BuiltCell, run_passes
-from bench.memory_limit import process_bytes, set_memory_limit
+from bench.memory_limit import set_memory_limit
 from bench.process_groups import make_groups
 from bench.rank_end import RankFailed
 from bench.rank_failure import describe_failure
@@ -75,7 +76,7 @@ def live(job: RankJob, tell: Callable[[str | RankFailed], None], entry: RankEntr
 def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     """Join, build, and run the cell's passes: this rank's part of every section of the record."""
     cell = job.cell
-    base_resident_bytes = process_bytes("VmRSS")
+    memory = MemoryWatch(torch.device(cell.cluster.device), log.step)
     with log.during("join"):
         device = join(job)
         groups = make_groups(cell)
@@ -83,13 +84,13 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         if cell.cluster.memory_limit_gib is not None:
             log.limit_base_bytes = set_memory_limit(cell.cluster.memory_limit_gib, device)
     with strategy.install() as wiring:
-        with log.during("build"):
+        with log.during("build"), memory.life:
             log.step.enter("load")
             data = open_data(cell, device)
             model = _build(cell, wiring.attention_name, log.step)
             engine = ENGINES[cell.engine](model, cell, groups, device)
             trainer = TRAINERS[cell.trainer](cell, model, engine, strategy, wiring, data, log.step)
-        return run_passes(BuiltCell(cell, trainer, device, job.folder, base_resident_bytes), log)
+        return run_passes(BuiltCell(cell, trainer, device, job.folder, memory), log)
 
 
 def _fail(job: RankJob, log: RankLog, tell: Callable[[str | RankFailed], None], error: BaseException) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from bench.gates import WrongResultError
 from bench.measure.gradients import write_gradients
 from bench.measure.inspection import Inspection
 from bench.measure.losses import collect_losses
-from bench.measure.memory import read_memory, reset_peak
+from bench.measure.memory import MemoryWatch
 from bench.measure.modules import watch_modules
 from bench.measure.parity import check_parity
+from bench.measure.telemetry import Telemetry, open_nvml
 from bench.measure.timing import short_step, time_steps
 from bench.measure.trace import trace_step, trace_steps
 from bench.memory_limit import without_memory_limit
@@ -35,7 +38,7 @@ class BuiltCell:
     trainer: NativeTrainer
     device: torch.device
     folder: Path
-    base_resident_bytes: int
+    memory: MemoryWatch
 
 
 def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
@@ -52,10 +55,10 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     sections["parity"] = {"tokens": parity.tokens, "errors": parity.errors, "limits": parity.limits}
     multiple = trainer.strategy.facts.length_multiple(cell)
     with log.during("steps"):
-        with watch_modules() as modules:
+        with watch_modules() as modules, built.memory.life:
             short_step(trainer, cell, multiple)
-        reset_peak(device)
-        timed = time_steps(trainer, cell, device, log.tell)
+        telemetry = Telemetry(partial(open_nvml, device))
+        timed = time_steps(trainer, cell, device, log.tell, partial(_watched, built.memory, telemetry))
     sections["timing"] = {
         "step_times_ms": timed.step_times_ms,
         "window_ms": timed.window_ms,
@@ -63,7 +66,8 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     }
     with log.during("losses"):
         sections["losses"] = asdict(collect_losses(timed.outcomes, trainer, cell))
-    inspection = Inspection(trainer.strategy, device)
+    sections["telemetry"] = asdict(telemetry.read())
+    inspection = Inspection(trainer.strategy, built.memory.steady)
     # A long step hides what looking costs; a short one does not, and then there is time for one more.
     shares_step = cell.measure.trace and timed.warmup == "short"
     if not shares_step:
@@ -84,6 +88,14 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
         "sent_bytes": inspection.tap.sent_bytes(),
         "calls": inspection.tap.calls_by_kind(),
     }
-    memory = read_memory(device, built.base_resident_bytes, inspection.cpu_peak_bytes)
-    sections["memory"] = asdict(memory)
+    sections["memory"] = asdict(built.memory.read()) | {"limit_base_bytes": log.limit_base_bytes}
     return sections
+
+
+@contextmanager
+def _watched(memory: MemoryWatch, telemetry: Telemetry) -> Iterator[None]:
+    """Around a timed window: nothing of it runs between the steps."""
+    memory.start_window()
+    with telemetry.window():
+        yield
+    memory.end_window()
