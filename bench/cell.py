@@ -27,6 +27,7 @@ from bench.record import (
     Provenance,
     Record,
     Status,
+    Telemetry,
     Timing,
     Trace,
 )
@@ -99,9 +100,10 @@ def record_of(
     known_parity: Parity | None = None,
 ) -> Record:
     """The ranks' ends as one record."""
-    status, failure = classify(ends)
+    status, failure = classify(ends, limited=planned.cell.cluster.memory_limit_gib is not None)
     if failure is not None:
-        reason = f"rank {failure.rank}, {failure.phase or 'unknown phase'}: {failure.message}"
+        where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
+        reason = f"rank {failure.rank}, {where}: {failure.message}"
         return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
     reports = [end.report for end in ends if end.report is not None]
     sections = merge(reports, planned.cell, known_parity)
@@ -125,6 +127,7 @@ def merge(reports: Sequence[Report], cell: RunConfig, known_parity: Parity | Non
     timings = [report["timing"] for report in reports]
     memories = [report["memory"] for report in reports]
     engagements = [report["engagement"] for report in reports]
+    telemetries = [report["telemetry"] for report in reports]
     traces = [report["trace"] for report in reports if "trace" in report]
     return {
         "parity": known_parity or Parity(**reports[0]["parity"]),
@@ -142,14 +145,40 @@ def merge(reports: Sequence[Report], cell: RunConfig, known_parity: Parity | Non
             tokens_per_step=cell.tokens_per_step,
         ),
         "losses": Losses(**reports[0]["losses"]),
-        "memory": Memory(
-            peak_allocated_bytes=_known_by_rank(memories, "peak_allocated_bytes"),
-            peak_reserved_bytes=_known_by_rank(memories, "peak_reserved_bytes"),
-            peak_resident_bytes=_by_rank(memories, "peak_resident_bytes"),
-            base_resident_bytes=_by_rank(memories, "base_resident_bytes"),
-        ),
+        "memory": _merge_memories(memories, telemetries),
+        "telemetry": _merge_telemetries(telemetries),
         "trace": _merge_traces(traces) if traces else None,
     }
+
+
+def _merge_memories(memories: Sequence[Report], telemetries: Sequence[Report]) -> Memory:
+    used = _known_by_rank(telemetries, "device_used_bytes")
+    by_rank: dict[str, Any] = {key: _known_by_rank(memories, key) for key in memories[0]}
+    return Memory(
+        **by_rank,
+        device_used_bytes=used and [round(max(samples)) for samples in used],
+        device_used_reason=None if used else _reason(telemetries),
+    )
+
+
+def _merge_telemetries(telemetries: Sequence[Report]) -> Telemetry:
+    own = ("reason", "throttled", "load_average", "device_used_bytes")
+    held_back = [telemetry["throttled"] for telemetry in telemetries]
+    by_rank: dict[str, Any] = {
+        key: _known_by_rank(telemetries, key) for key in telemetries[0] if key not in own
+    }
+    return Telemetry(
+        **by_rank,
+        reason=_reason(telemetries),
+        throttled=True if True in held_back else None if None in held_back else False,
+        load_average=telemetries[0]["load_average"],
+    )
+
+
+def _reason(telemetries: Sequence[Report]) -> str | None:
+    """Why figures are missing, each reason once."""
+    reasons = dict.fromkeys(each["reason"] for each in telemetries if each["reason"] is not None)
+    return "; ".join(reasons) or None
 
 
 def _merge_traces(traces: Sequence[Report]) -> Trace:

@@ -51,13 +51,18 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """The ranks of a cell and what they run on."""
+    """The ranks of a cell and what they run on.
+
+    `memory_limit_gib` bounds what one rank may allocate: on a GPU in all, on a CPU beyond what it holds
+    once it has joined the others.
+    """
 
     name: str
     world_size: int
     device: str
     backend: str
     threads_per_rank: int
+    memory_limit_gib: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.config import RunConfig
-from bench.rank_end import RankEnd
+from bench.rank_end import RankEnd, RankFailed, is_victim
 
 if TYPE_CHECKING:
     from bench.worker import RankEntry
 
 GRACE_S = 3.0
 """How long the others may write their own reports once one rank has failed."""
+VICTIM_GRACE_S = 20.0
+"""The same where all it says is that it lost a peer: that one may still be cleaning up, and has to speak."""
 LOG_TAIL_BYTES = 4000
 PRELOAD = ["bench.preload"]
 
@@ -59,6 +61,8 @@ class Launcher:
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
         folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob("rank_*.json"):
+            leftover.unlink()
         deadline = time.monotonic() + cell.measure.timeout_s
         receiver, sender = self._context.Pipe(duplex=False)
         with tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-") as meeting:
@@ -76,7 +80,8 @@ class Launcher:
                 for process in ranks:
                     _kill(process)
                 receiver.close()
-        return [_end(folder, rank, finished.get(rank)) for rank in range(len(ranks))]
+        over_s = time.monotonic()
+        return [_end(folder, rank, finished.get(rank), over_s) for rank in range(len(ranks))]
 
 
 def _enter(told: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:
@@ -84,7 +89,11 @@ def _enter(told: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -
     from bench.worker import RankJob, live, run_cell
 
     job = RankJob(*told)
-    tell: Tell = sender.send if job.rank == 0 else lambda _: None
+
+    def tell(message: str | RankFailed) -> None:
+        if job.rank == 0 or isinstance(message, RankFailed):
+            sender.send(message)
+
     live(job, tell, entry or run_cell)
 
 
@@ -100,18 +109,39 @@ def _watch(
             break
         pending = [process.sentinel for rank, process in enumerate(ranks) if rank not in finished]
         ready = wait([*pending, *open_pipe], timeout=left_s)
+        failed = []
         if receiver in ready:
-            try:
-                tell(receiver.recv())
-            except EOFError:
-                open_pipe = []
-        for rank, process in enumerate(ranks):
-            if rank not in finished and process.sentinel in ready:
-                process.join()
-                finished[rank] = process.exitcode if process.exitcode is not None else 1
-                if not _report(folder, rank).exists():
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
+            message = _receive(receiver)
+            open_pipe = [] if message is None else open_pipe
+            if isinstance(message, RankFailed):
+                failed.append(message.rank)
+            elif message is not None:
+                tell(message)
+        ended = {r: process for r, process in enumerate(ranks) if process.sentinel in ready}
+        finished |= {rank: _exit_code(process) for rank, process in ended.items()}
+        failed += [rank for rank in ended if not _report(folder, rank).exists()]
+        deadline = min([deadline, *(time.monotonic() + _grace_s(folder, rank) for rank in failed)])
     return finished
+
+
+def _receive(receiver: Connection) -> str | RankFailed | None:
+    """What a rank tells; None when the last of them has left."""
+    try:
+        message: str | RankFailed = receiver.recv()
+    except EOFError:
+        return None
+    return message
+
+
+def _exit_code(process: BaseProcess) -> int:
+    process.join()
+    return process.exitcode if process.exitcode is not None else 1
+
+
+def _grace_s(folder: Path, rank: int) -> float:
+    """How long to wait for the other ranks, by what this one left behind."""
+    failure = _read(_failure(folder, rank))
+    return VICTIM_GRACE_S if failure is not None and is_victim(failure) else GRACE_S
 
 
 def _kill(process: BaseProcess) -> None:
@@ -124,8 +154,10 @@ def _kill(process: BaseProcess) -> None:
     process.join()
 
 
-def _end(folder: Path, rank: int, exit_code: int | None) -> RankEnd:
-    report, failure = _take(_report(folder, rank)), _take(folder / f"rank_{rank}.failure.json")
+def _end(folder: Path, rank: int, exit_code: int | None, over_s: float) -> RankEnd:
+    report, failure = _take(_report(folder, rank)), _take(_failure(folder, rank))
+    if failure is not None:
+        failure["found_after_s"] = over_s - failure.pop("failed_at_s")
     return RankEnd(rank, exit_code, report, failure, _tail(folder / f"rank_{rank}.log"))
 
 
@@ -134,12 +166,22 @@ def _report(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank}.report.json"
 
 
-def _take(path: Path) -> dict[str, Any] | None:
-    """Read a rank's file and remove it: what it says goes into the record."""
+def _failure(folder: Path, rank: int) -> Path:
+    """What a rank leaves when an error ended it."""
+    return folder / f"rank_{rank}.failure.json"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     content: dict[str, Any] = json.loads(path.read_text())
-    path.unlink()
+    return content
+
+
+def _take(path: Path) -> dict[str, Any] | None:
+    """Read a rank's file and remove it: what it says goes into the record."""
+    content = _read(path)
+    path.unlink(missing_ok=True)
     return content
 
 

@@ -7,23 +7,38 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from bench.step_phase import StepPhase
+
 STEP_PHASES = ("parity", "gradients", "steps", "inspection", "trace")
 """Phases that are a cell's own work: all the rest is its fixed cost."""
 
 
 @dataclass(slots=True)
 class RankLog:
-    """Where a rank is, how many seconds each phase took, and whom to tell."""
+    """Where a rank is, how many seconds each phase took, and whom to tell.
+
+    `step` says where in a step it is. `on_error` hears of an error where it leaves a phase, before any
+    cleanup further out: that may take long, or fail in a way of its own and hide the cause.
+    `limit_base_bytes` is what a memory limit counts from; None without one.
+    """
 
     tell: Callable[[str], None]
     phase: str = "start"
     phases_s: dict[str, float] = field(default_factory=dict)
+    step: StepPhase = field(default_factory=StepPhase)
+    on_error: Callable[[BaseException], None] = lambda _: None
+    limit_base_bytes: int | None = None
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
         """Name the phase for messages; a phase that raises stays the current one."""
         self.phase = phase
+        self.step.enter(None)
         self.tell(phase)
         start = time.monotonic()
-        yield
+        try:
+            yield
+        except BaseException as error:
+            self.on_error(error)
+            raise
         self.phases_s[phase] = time.monotonic() - start

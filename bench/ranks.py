@@ -11,6 +11,7 @@ from bench.config import ConfigError
 from bench.environment import Machine
 
 CPU_RANKS = 2
+MIN_CPU_LIMIT_GIB = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,23 @@ def threads_per_rank(raw: Raw, machine: Machine, world_size: int) -> int:
     if raw["threads_per_rank"] == "auto":
         return max(1, machine.cores // world_size)
     return words.whole("cluster.threads_per_rank", raw["threads_per_rank"])
+
+
+def memory_limit_gib(raw: Raw, device: str) -> float | None:
+    """How much one rank may allocate; None where nothing limits it.
+
+    On the CPU a limit under MIN_CPU_LIMIT_GIB would end a rank before it can say why.
+    """
+    key, value = "cluster.memory_limit_gib", raw["memory_limit_gib"]
+    if value is None:
+        return None
+    limit_gib = words.gib(key, value)
+    if device == "cpu" and limit_gib < MIN_CPU_LIMIT_GIB:
+        raise ConfigError(
+            f"{key}={value}: CPU ranks need at least {MIN_CPU_LIMIT_GIB} to get going; write for example"
+            f" {key}=0.1, or null for no limit"
+        )
+    return limit_gib
 
 
 def _known(key: str, value: Any) -> int | None:

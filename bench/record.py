@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+READABLE_VERSIONS = frozenset({2, SCHEMA_VERSION})
+"""Records of these can be analysed: what a newer version adds is null in an older one."""
 
 
 class Status(StrEnum):
@@ -97,15 +99,50 @@ class Losses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Peaks per rank, in bytes. `allocated` counts tensors; `resident` counts the process's pages.
+    """Peaks per rank, in bytes. `allocated` counts tensors, `reserved` what the allocator holds for them;
+    `resident` counts the process's pages, `device_used` the whole device by NVML.
 
-    `base_resident_bytes` is what a rank holds before it builds anything; null where not measured.
+    `peak_` without more is steady state: the timed window on a GPU, one later step on the CPU. `whole_life_`
+    is the most of building the model, the first short step, which makes the optimizer's state, and the
+    steady state. `_phase` is the part of the step in which the peak was reached: load (building, fetching),
+    forward, loss, backward, optimizer. `base_resident_bytes` is what a rank holds before it builds anything,
+    `limit_base_bytes` what a memory limit counts from. Null where not measured or not known.
     """
 
     peak_allocated_bytes: list[int] | None
     peak_reserved_bytes: list[int] | None
     peak_resident_bytes: list[int]
     base_resident_bytes: list[int]
+    peak_phase: list[str] | None = None
+    whole_life_allocated_bytes: list[int] | None = None
+    whole_life_reserved_bytes: list[int] | None = None
+    whole_life_phase: list[str] | None = None
+    device_used_bytes: list[int] | None = None
+    device_used_reason: str | None = None
+    limit_base_bytes: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """Devices and machine over the timed window, per rank; samples in order, at `sample_ms` of the window.
+
+    `reason` says why figures are null. `clock_events` names every clock-event reason that NVML gave;
+    `throttled` is whether any device was held back: by heat, by a power brake, or with its median SM clock
+    under 75 % of `reference_clock_mhz`. `foreign_processes` used a rank's device beside it. `load_average`
+    is the machine's at the window's start, `involuntary_switches` how often a rank lost its core in it.
+    """
+
+    reason: str | None
+    throttled: bool | None
+    sample_ms: list[list[float]] | None
+    power_w: list[list[float]] | None
+    sm_clock_mhz: list[list[float]] | None
+    reference_clock_mhz: list[float] | None
+    utilisation: list[list[float]] | None
+    clock_events: list[list[str]] | None
+    foreign_processes: list[int] | None
+    load_average: float
+    involuntary_switches: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +163,52 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockClass:
+    """Blocks of one kind: `count` storages of `total_bytes` together, by what they are for.
+
+    `dtype` and `shape` are those of the largest tensor in such a block.
+    """
+
+    role: str
+    dtype: str
+    shape: list[int]
+    count: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """The failed allocation of one rank.
+
+    `memory` is `device` or `host`, `requested_bytes` null where the error does not say, `limit_bytes` null
+    without `cluster.memory_limit_gib`. `held_bytes` is what the rank had then: of a GPU what was allocated,
+    on the CPU its data beyond the limit's base, or null. `largest` are the classes with most bytes among
+    the live tensors that Python or an autograd graph could reach.
+    """
+
+    memory: str
+    requested_bytes: int | None
+    limit_bytes: int | None
+    held_bytes: int | None
+    largest: list[BlockClass]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a cell has no result: the first rank to blame, where it was, and the end of its log."""
+    """Why a cell has no result: the first rank to blame, where it was, and the end of its log.
+
+    `step_phase` is the part of the step (load, forward, loss, backward, optimizer), where it was in one.
+    `found_after_s` are the seconds from the error to the end of all ranks.
+    """
 
     rank: int | None
     phase: str | None
     kind: str
     message: str
     log_tail: str
+    step_phase: str | None = None
+    found_after_s: float | None = None
+    out_of_memory: OutOfMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +236,7 @@ class Record:
     losses: Losses | None = None
     memory: Memory | None = None
     trace: Trace | None = None
+    telemetry: Telemetry | None = None
     failure: Failure | None = None
 
     def to_json(self) -> dict[str, Any]:

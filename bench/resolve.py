@@ -20,7 +20,7 @@ from bench.config import (
 )
 from bench.environment import Machine
 from bench.model_numbers import model_config
-from bench.ranks import degrees, place, threads_per_rank, unshared_degrees
+from bench.ranks import degrees, memory_limit_gib, place, threads_per_rank, unshared_degrees
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import DTYPE_BYTES
 
@@ -86,6 +86,7 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
             device=where.device,
             backend=where.backend,
             threads_per_rank=threads_per_rank(raw["cluster"], machine, world_size),
+            memory_limit_gib=memory_limit_gib(raw["cluster"], where.device),
         ),
         sp_degree=spread.sp_degree,
         ulysses_degree=_ulysses_degree(raw, spread.sp_degree, model),

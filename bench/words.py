@@ -48,11 +48,18 @@ def whole(key: str, value: Any, *, least: int = 1) -> int:
 
 def seconds(key: str, value: Any) -> float:
     """A positive, finite number of seconds."""
+    return _positive(key, value, f"a positive number of seconds; write for example {key}=20")
+
+
+def gib(key: str, value: Any) -> float:
+    """A positive, finite number of GiB (2^30 bytes)."""
+    return _positive(key, value, f"a positive number of GiB, or null; write for example {key}=0.5")
+
+
+def _positive(key: str, value: Any, rule: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value <= 0:
-        raise ConfigError(
-            f"{key}={_shown(value)}: must be a positive number of seconds; write for example {key}=20"
-        )
+        raise ConfigError(f"{key}={_shown(value)}: must be {rule}")
     return float(value)
 
 

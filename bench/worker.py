@@ -22,10 +22,14 @@ import torch
 import torch.distributed as dist
 
 from bench.config import RunConfig
-from bench.measure.memory import resident_bytes
+from bench.measure.memory import MemoryWatch
 from bench.measure.passes import BuiltCell, run_passes
+from bench.memory_limit import set_memory_limit
 from bench.process_groups import make_groups
+from bench.rank_end import RankFailed
+from bench.rank_failure import describe_failure
 from bench.rank_log import RankLog
+from bench.step_phase import StepPhase
 from bench.strategies import STRATEGIES, runnable
 from bench.training.data import open_data
 from bench.training.engines import ENGINES
@@ -56,25 +60,16 @@ RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
 """What a rank does once it is prepared; its return value is the rank's report."""
 
 
-def live(job: RankJob, tell: Callable[[str], None], entry: RankEntry) -> None:
+def live(job: RankJob, tell: Callable[[str | RankFailed], None], entry: RankEntry) -> None:
     """Run a rank to its end; never returns. Its report or its failure is on the disk by then."""
-    log = RankLog(tell)
+    log = RankLog(tell, on_error=lambda error: _fail(job, log, tell, error))
     try:
         _prepare(job)
         report = entry(job, log)
         _write(job, "report", {**report, "phases_s": log.phases_s})
         code = 0
     except BaseException as error:  # noqa: BLE001  whatever ends a rank becomes its record
-        _write(
-            job,
-            "failure",
-            {
-                "phase": log.phase,
-                "kind": type(error).__name__,
-                "message": str(error),
-                "traceback": traceback.format_exc(),
-            },
-        )
+        _fail(job, log, tell, error)
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
@@ -85,19 +80,29 @@ def live(job: RankJob, tell: Callable[[str], None], entry: RankEntry) -> None:
 def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     """Join, build, and run the cell's passes: this rank's part of every section of the record."""
     cell = job.cell
-    base_resident_bytes = resident_bytes()
+    memory = MemoryWatch(torch.device(cell.cluster.device), log.step)
     with log.during("join"):
         device = join(job)
         groups = make_groups(cell)
         strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
+        if cell.cluster.memory_limit_gib is not None:
+            log.limit_base_bytes = set_memory_limit(cell.cluster.memory_limit_gib, device)
     with strategy.install() as wiring:
-        with log.during("build"):
+        with log.during("build"), memory.life:
+            log.step.enter("load")
             data = open_data(cell, device)
-            model = _build(cell, wiring.attention_name)
+            model = _build(cell, wiring.attention_name, log.step)
             engine = ENGINES[cell.engine](model, cell, groups, device)
-            trainer = TRAINERS[cell.trainer](cell, model, engine, strategy, wiring, data)
-        built = BuiltCell(cell, trainer, device, job.folder, base_resident_bytes, job.parity_is_known)
+            trainer = TRAINERS[cell.trainer](cell, model, engine, strategy, wiring, data, log.step)
+        built = BuiltCell(cell, trainer, device, job.folder, memory, job.parity_is_known)
         return run_passes(built, log)
+
+
+def _fail(job: RankJob, log: RankLog, tell: Callable[[str | RankFailed], None], error: BaseException) -> None:
+    """Write the failure and say so at once; only the first of a rank's errors counts."""
+    if not _path(job, "failure").exists():
+        _write(job, "failure", describe_failure(error, log, job.cell.cluster))
+        tell(RankFailed(job.rank))
 
 
 def _prepare(job: RankJob) -> None:
@@ -144,7 +149,7 @@ def join(job: RankJob) -> torch.device:
     return device
 
 
-def _build(cell: RunConfig, attention_name: str) -> ModelWithLoss:
+def _build(cell: RunConfig, attention_name: str, phase: StepPhase) -> ModelWithLoss:
     """The model with its loss, in the dtype of its master weights: float32, or float64 for fp64."""
     wide = TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"]
     torch.set_default_dtype(wide)
@@ -152,18 +157,22 @@ def _build(cell: RunConfig, attention_name: str) -> ModelWithLoss:
     if cell.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
-    return ModelWithLoss(model, cell.loss)
+    return ModelWithLoss(model, cell.loss, phase)
 
 
 def _write(job: RankJob, kind: str, content: dict[str, Any]) -> None:
     """One JSON file per rank, whole or not there at all."""
-    path = job.folder / f"rank_{job.rank}.{kind}.json"
+    path = _path(job, kind)
     draft = path.with_suffix(".draft")
     with draft.open("w") as file:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
     draft.rename(path)
+
+
+def _path(job: RankJob, kind: str) -> Path:
+    return job.folder / f"rank_{job.rank}.{kind}.json"
 
 
 def main() -> None:

@@ -13,19 +13,23 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.step_phase import StepPhase
+
 
 class AllocationTracker(TorchDispatchMode):
-    """While it is on, `peak_bytes` grows to the most bytes that tensors held at once.
+    """While it is on, `peak_bytes` grows to the most bytes that tensors held at once, first in `peak_phase`.
 
     Counted are the storages that Python can reach at the start and those that operators touch; sizes are
     read anew each time, because FSDP2 empties storages without freeing them. Not counted: what a kernel
     takes and gives back within itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, phase: StepPhase | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.phase = phase or StepPhase()
         self._live: WeakSet[torch.UntypedStorage] = WeakSet()
         self.peak_bytes = 0
+        self.peak_phase: str | None = None
 
     def __enter__(self) -> Self:
         self._note(_reachable_tensors())
@@ -49,7 +53,9 @@ class AllocationTracker(TorchDispatchMode):
         for tensor in tensors:
             if tensor.device.type == "cpu":
                 self._live.add(tensor.untyped_storage())
-        self.peak_bytes = max(self.peak_bytes, sum(storage.nbytes() for storage in self._live))
+        live_bytes = sum(storage.nbytes() for storage in self._live)
+        if live_bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_phase = live_bytes, self.phase.name
 
 
 def _tensors_in(nested: Any) -> Iterator[Tensor]:

@@ -22,6 +22,7 @@ from bench.attention.strategy import Batch
 from bench.config import DataConfig, RunConfig
 from bench.measure.losses import expected_digest, seen_digest
 from bench.measure.plain_attention import masked_attention, visible
+from bench.step_phase import StepPhase
 from bench.training.data import count_valid, open_data
 from bench.training.engines import ENGINES, LOW_PRECISION
 from bench.training.loss import ModelWithLoss
@@ -97,12 +98,12 @@ def cut_step(trainer: NativeTrainer, seq_len: int, device: torch.device) -> Iter
     with _plain_attention_installed():
         reference = copy.deepcopy(model)
         reference.config._attn_implementation = PLAIN_NAME
-        whole = ModelWithLoss(model.train(), cell.loss)
+        whole = ModelWithLoss(model.train(), cell.loss, StepPhase())
         engine = ENGINES["ddp"](whole, cell, trainer.strategy.groups, device)
-        cut = TRAINERS[cell.trainer](cell, whole, engine, trainer.strategy, wiring, data)
+        cut = TRAINERS[cell.trainer](cell, whole, engine, trainer.strategy, wiring, data, StepPhase())
         yield CutStep(
             found=_found(cut, seq_len),
-            reference=ModelWithLoss(reference.train(), cell.loss).to(device, torch.float64),
+            reference=ModelWithLoss(reference.train(), cell.loss, StepPhase()).to(device, torch.float64),
             sequences=data.whole_step(0, seq_len),
             saw_the_step=seen_digest(cut, 0, seq_len) == expected_digest(data, 0, seq_len),
         )

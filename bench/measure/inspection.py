@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-
-import torch
+from contextlib import contextmanager
 
 from bench.attention.boundary import AttentionWatch
 from bench.attention.strategy import Strategy
-from bench.measure.allocations import AllocationTracker
+from bench.measure.memory import PeakTracker
 from bench.measure.tap import CommunicationTap
 
 
 class Inspection:
     """Filled by the step that runs while `looking` lasts; costs milliseconds, so never a timed one."""
 
-    def __init__(self, strategy: Strategy, device: torch.device) -> None:
+    def __init__(self, strategy: Strategy, tracker: PeakTracker) -> None:
         self.strategy = strategy
         self.watch = AttentionWatch()
         self.tap = CommunicationTap(self.watch)
-        self.tracker = AllocationTracker() if device.type == "cpu" else None
+        self.tracker = tracker
 
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Watch, tap and track everything this rank does."""
         self.strategy.watch = self.watch
         try:
-            with self.tracker or nullcontext(), self.tap:
+            with self.tracker, self.tap:
                 yield
         finally:
             self.strategy.watch = None
-
-    @property
-    def cpu_peak_bytes(self) -> int | None:
-        """The most bytes that tensors held; None on a GPU, whose allocator knows."""
-        return None if self.tracker is None else self.tracker.peak_bytes

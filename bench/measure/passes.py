@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,14 @@ from bench.gates import WrongResultError
 from bench.measure.gradients import write_gradients
 from bench.measure.inspection import Inspection
 from bench.measure.losses import collect_losses
-from bench.measure.memory import read_memory, reset_peak
+from bench.measure.memory import MemoryWatch
 from bench.measure.modules import watch_modules
 from bench.measure.objective import check_objective
 from bench.measure.parity import ParityOutcome, check_parity
+from bench.measure.telemetry import Telemetry, open_nvml
 from bench.measure.timing import short_step, time_steps
 from bench.measure.trace import trace_step, trace_steps
+from bench.memory_limit import without_memory_limit
 from bench.rank_log import RankLog
 from bench.training.trainers import NativeTrainer
 
@@ -37,7 +39,7 @@ class BuiltCell:
     trainer: NativeTrainer
     device: torch.device
     folder: Path
-    base_resident_bytes: int
+    memory: MemoryWatch
     parity_is_known: bool
 
 
@@ -66,14 +68,14 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
         with log.during("gradients"):
             write_gradients(trainer, cell, built.folder)
     if not built.parity_is_known:
-        with log.during("parity"):
+        with log.during("parity"), without_memory_limit():
             sections["parity"] = _parity(trainer, device)
     multiple = trainer.strategy.facts.length_multiple(cell)
     with log.during("steps"):
-        with watch_modules() as modules:
+        with watch_modules() as modules, built.memory.life:
             short_step(trainer, cell, multiple)
-        reset_peak(device)
-        timed = time_steps(trainer, cell, device, log.tell)
+        telemetry = Telemetry(partial(open_nvml, device))
+        timed = time_steps(trainer, cell, device, log.tell, partial(_watched, built.memory, telemetry))
     sections["timing"] = {
         "step_times_ms": timed.step_times_ms,
         "window_ms": timed.window_ms,
@@ -81,7 +83,8 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     }
     with log.during("losses"):
         sections["losses"] = asdict(collect_losses(timed.outcomes, trainer, cell))
-    inspection = Inspection(trainer.strategy, device)
+    sections["telemetry"] = asdict(telemetry.read())
+    inspection = Inspection(trainer.strategy, built.memory.steady)
     # A long step hides what looking costs; a short one does not, and then there is time for one more.
     shares_step = cell.measure.trace and timed.warmup == "short"
     if not shares_step:
@@ -102,6 +105,14 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
         "sent_bytes": inspection.tap.sent_bytes(),
         "calls": inspection.tap.calls_by_kind(),
     }
-    memory = read_memory(device, built.base_resident_bytes, inspection.cpu_peak_bytes)
-    sections["memory"] = asdict(memory)
+    sections["memory"] = asdict(built.memory.read()) | {"limit_base_bytes": log.limit_base_bytes}
     return sections
+
+
+@contextmanager
+def _watched(memory: MemoryWatch, telemetry: Telemetry) -> Iterator[None]:
+    """Around a timed window: nothing of it runs between the steps."""
+    memory.start_window()
+    with telemetry.window():
+        yield
+    memory.end_window()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,21 +34,24 @@ def time_steps(
     cell: RunConfig,
     device: torch.device,
     tell: Callable[[str], None],
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> TimedSteps:
     """Time as many steps as `measure.steps` and `measure.budget_s` allow, at least one.
 
     A short step has paid for lazy initialisation by now. Where the budget leaves no room for full-length
-    warm-up steps, the first full-length step is the timed one and the warm-up is called short.
+    warm-up steps, the first full-length step is the timed one and the warm-up is called short. `around` is
+    entered before each window's clock starts and left after it stops; the last window is the timed one.
     """
     tell("warm-up")
-    first = _window(trainer, 0, 1, cell, device)
+    first = _window(trainer, range(1), cell, device, around)
     rounds = _affordable(first.window_ms, cell, device)
     if rounds == 0:
         return first
     for number in range(1, cell.measure.warmup_steps):
         first.outcomes.append(trainer.step(number, cell.seq_len))
     tell(f"timing {rounds} steps")
-    timed = _window(trainer, max(cell.measure.warmup_steps, 1), rounds, cell, device)
+    start = max(cell.measure.warmup_steps, 1)
+    timed = _window(trainer, range(start, start + rounds), cell, device, around)
     return TimedSteps(
         timed.step_times_ms,
         timed.window_ms,
@@ -63,20 +68,25 @@ def short_step(trainer: Trainer, cell: RunConfig, length_multiple: int) -> None:
 
 
 def _window(
-    trainer: Trainer, first_step: int, steps: int, cell: RunConfig, device: torch.device
+    trainer: Trainer,
+    steps: range,
+    cell: RunConfig,
+    device: torch.device,
+    around: Callable[[], AbstractContextManager[Any]],
 ) -> TimedSteps:
-    dist.barrier()
-    synchronise(device)
-    clock = StepClock(device)
-    start = time.perf_counter()
-    clock.mark()
-    outcomes = []
-    for number in range(first_step, first_step + steps):
-        outcomes.append(trainer.step(number, cell.seq_len))
+    with around():
+        dist.barrier()
+        synchronise(device)
+        clock = StepClock(device)
+        start = time.perf_counter()
         clock.mark()
-    step_times_ms = clock.step_times_ms()
-    window_ms = (time.perf_counter() - start) * 1e3
-    return TimedSteps(step_times_ms, window_ms, "short", outcomes, first_step + steps)
+        outcomes = []
+        for number in steps:
+            outcomes.append(trainer.step(number, cell.seq_len))
+            clock.mark()
+        step_times_ms = clock.step_times_ms()
+        window_ms = (time.perf_counter() - start) * 1e3
+    return TimedSteps(step_times_ms, window_ms, "short", outcomes, steps.stop)
 
 
 def _affordable(first_ms: float, cell: RunConfig, device: torch.device) -> int:

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from bench.attention.strategy import IGNORED_LABEL, Batch
+from bench.step_phase import StepPhase
 
 CHUNK_TOKENS = 1024
 
@@ -32,16 +33,18 @@ class ModelWithLoss(nn.Module):
     The loss is inside the root module, because engines gather the output head's weight only there.
     """
 
-    def __init__(self, model: Any, loss: str) -> None:
+    def __init__(self, model: Any, loss: str, phase: StepPhase) -> None:
         super().__init__()
         self.model = model
         self.loss_sum = LOSSES[loss]
+        self.phase = phase
 
     def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
         """The sum of this shard's token losses, a float32 (or float64) scalar."""
         hidden_BSH = self.model.model(
             input_ids=input_ids, position_ids=position_ids, use_cache=False
         ).last_hidden_state
+        self.phase.enter("loss")
         return self.loss_sum(self.model.lm_head, hidden_BSH.flatten(0, 1), labels.flatten())
 
     def loss_of(self, batch: Batch) -> Tensor:

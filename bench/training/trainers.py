@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bench.attention.strategy import Batch, Strategy, Wiring
 from bench.config import RunConfig
+from bench.step_phase import StepPhase
 from bench.training.data import StepData, count_valid
 from bench.training.engines import Engine
 from bench.training.loss import ModelWithLoss, backward_loss
@@ -47,13 +48,18 @@ class NativeTrainer(Trainer):
     strategy: Strategy
     wiring: Wiring
     data: StepData
+    phase: StepPhase
 
     def step(self, number: int, seq_len: int) -> StepOutcome:
         loss_sum, valid_tokens = self.accumulate(number, seq_len)
-        return StepOutcome(loss_sum, valid_tokens, self.engine.update())
+        self.phase.enter("optimizer")
+        outcome = StepOutcome(loss_sum, valid_tokens, self.engine.update())
+        self.phase.enter(None)
+        return outcome
 
     def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
         """All micro-steps of a step, gradients left in place: local loss sum, global valid tokens."""
+        self.phase.enter("load")
         batches = self.fetch(number, seq_len)
         valid_tokens = torch.stack([count_valid(batch.labels) for batch in batches]).sum()
         dist.all_reduce(valid_tokens)
@@ -71,7 +77,9 @@ class NativeTrainer(Trainer):
 
     def _micro_step(self, batch: Batch, valid_tokens: Tensor, *, last: bool) -> Tensor:
         with self.engine.micro_step(last=last), self.strategy.step(batch):
+            self.phase.enter("forward")
             loss_sum: Tensor = self.engine.module(batch.input_ids, batch.labels, batch.position_ids)
+            self.phase.enter("backward")
             self.engine.backward(backward_loss(loss_sum, valid_tokens, self.wiring.gradient_divisor))
         return loss_sum.detach()
 

@@ -1,0 +1,73 @@
+"""A limit on what a cell may allocate, so that running out of memory can be had on any machine.
+
+On the CPU it is the soft RLIMIT_DATA, counted from what a rank holds once its process groups exist. Set
+earlier, the groups' threads could not start; RLIMIT_AS would count address space that nobody uses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+GIB = 2**30
+_KIB = 1024
+_WARM_UP_NUMBERS = 2**20
+
+
+def process_bytes(field: str) -> int:
+    """A figure of this process such as `VmRSS`, `VmHWM` or `VmData`, in bytes; Linux only, else 0."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    lines = (line.split() for line in status.splitlines())
+    return next((int(line[1]) * _KIB for line in lines if line[0] == f"{field}:"), 0)
+
+
+def set_memory_limit(limit_gib: float, device: torch.device) -> int:
+    """Let allocations fail beyond the limit; every rank must call it once its groups exist.
+
+    Returns the bytes from which the limit counts: on the CPU what the rank holds now, on a GPU none.
+    """
+    if device.type == "cuda":
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * GIB / total_bytes), device)
+        return 0
+    # Threads that start with the first use are no part of what the cell adds: 8 MB of stack each.
+    torch.ones(_WARM_UP_NUMBERS).add_(1)
+    dist.barrier()
+    base_bytes = process_bytes("VmData")
+    _set_soft_limit(base_bytes + round(limit_gib * GIB))
+    return base_bytes
+
+
+@contextmanager
+def without_memory_limit() -> Iterator[None]:
+    """Around what is no part of the cell, such as a check that needs more than the cell may.
+
+    Blocks that the allocator keeps from it count afterwards, and are the cell's to use again.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    if limit == resource.RLIM_INFINITY:
+        yield
+        return
+    lift_memory_limit()
+    yield
+    ctypes.CDLL(None).malloc_trim(0)
+    _set_soft_limit(limit)
+
+
+def lift_memory_limit() -> None:
+    """Give an error's handler room on the CPU again; allocates nothing itself."""
+    _set_soft_limit(resource.getrlimit(resource.RLIMIT_DATA)[1])
+
+
+def _set_soft_limit(size_bytes: int) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, hard))

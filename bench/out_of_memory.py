@@ -1,0 +1,98 @@
+"""Which errors mean that memory ran out, whose memory it was, and how much was asked for."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_REQUESTED = re.compile(
+    r"(?:tried to allocate|unable to allocate|failed to (?:cuda )?c?alloc(?:ate|)(?: async)?)"
+    r"\s+([0-9]+(?:\.[0-9]+)?)\s*(bytes|[KMGT]iB)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A pattern that an error's text holds when memory ran out; `memory` is `device` or `host`.
+
+    With `only_limited` it means so only in a cell whose memory was limited.
+    """
+
+    pattern: re.Pattern[str]
+    memory: str
+    only_limited: bool = False
+
+
+LIMITED = True
+# Searched in the whole text: TorchScript puts the allocator's line at the end of its own.
+SIGNS: Sequence[Sign] = (
+    Sign(re.compile(r"(CUDA|HIP) out of memory"), "device"),
+    Sign(re.compile(r"(CUDA|HIP)( driver)? error: out of memory"), "device"),
+    Sign(re.compile(r"C(UBLAS|UDNN|USOLVER|UFFT|USPARSE)_(STATUS_)?ALLOC_FAILED"), "device"),
+    Sign(re.compile(r"Cuda failure.{0,20}out of memory", re.IGNORECASE), "device"),
+    Sign(re.compile(r"Failed to CUDA calloc"), "device"),
+    Sign(re.compile(r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"), "device"),
+    Sign(re.compile(r"DefaultCPUAllocator: can't allocate memory"), "host"),
+    Sign(re.compile(r"DefaultCPUAllocator: not enough memory"), "host"),
+    Sign(re.compile(r"std::bad_alloc"), "host"),
+    Sign(re.compile(r"Cannot allocate memory \(12\)|\[Errno 12\]"), "host"),
+    Sign(re.compile(r"cannot allocate memory for thread-local data"), "host"),
+    # A thread's stack counts as data. One that cannot be made may end in C++'s abort.
+    Sign(re.compile(r"can't start new thread|Thread creation failed|pthread_create"), "host", LIMITED),
+    Sign(re.compile(r"terminate called without an active exception"), "host", LIMITED),
+    # oneDNN, where there is no room for the code it generates or for its scratchpad.
+    Sign(re.compile(r"could not (create|execute) a (primitive|memory)"), "host", LIMITED),
+)
+KINDS = {"OutOfMemoryError": "device", "MemoryError": "host"}
+
+
+def memory_of_text(text: str, *, limited: bool = False) -> str | None:
+    """Whose memory ran out by this text, `device` or `host`; None where it says nothing of the kind.
+
+    The word "memory" alone is no sign. `limited` says that the cell ran under a memory limit.
+    """
+    found = (
+        sign.memory for sign in SIGNS if (limited or not sign.only_limited) and sign.pattern.search(text)
+    )
+    return next(found, None)
+
+
+def memory_of_error(error: BaseException, *, limited: bool = False) -> str | None:
+    """Whose memory ran out by an exception's type or text, or None."""
+    kinds = (KINDS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in KINDS)
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return "host"
+    return next(kinds, None) or memory_of_text(str(error), limited=limited)
+
+
+def root_cause(error: BaseException, *, limited: bool = False) -> tuple[BaseException, str | None]:
+    """The error itself, or the one behind it that ran out of memory, and whose memory that was.
+
+    A library's cleanup may fail in its own way once an allocation has failed.
+    """
+    for each in _chain(error):
+        memory = memory_of_error(each, limited=limited)
+        if memory is not None:
+            return each, memory
+    return error, None
+
+
+def requested_bytes(text: str) -> int | None:
+    """How many bytes the failed allocation asked for; None where the text does not say."""
+    match = _REQUESTED.search(text)
+    if match is None:
+        return None
+    unit = match[2] if match[2] in _UNITS else match[2].lower()
+    return round(float(match[1]) * _UNITS[unit])
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
