@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.config import RunConfig
-from bench.cost.flops import hardware_flops, model_flops
+from bench.cost.flops import (
+    attention_backward_flops,
+    attention_forward_flops,
+    hardware_flops,
+    model_flops,
+)
 from bench.environment import describe
 from bench.gates import first_failure
 from bench.launcher import Launcher, Tell
@@ -19,6 +24,7 @@ from bench.rank_end import RankEnd, classify
 from bench.rank_log import STEP_PHASES
 from bench.record import (
     SCHEMA_VERSION,
+    AttentionCalls,
     Engagement,
     Failure,
     Losses,
@@ -144,11 +150,21 @@ def merge(reports: Sequence[Report], cell: RunConfig, known_parity: Parity | Non
             warmup=timings[0]["warmup"],
             tokens_per_step=cell.tokens_per_step,
         ),
-        "losses": Losses(**reports[0]["losses"]),
+        "losses": Losses(**reports[0]["losses"]) if "losses" in reports[0] else None,
+        "attention": _merge_attention(reports),
         "memory": _merge_memories(memories, telemetries),
         "telemetry": _merge_telemetries(telemetries),
         "trace": _merge_traces(traces) if traces else None,
     }
+
+
+def _merge_attention(reports: Sequence[Report]) -> AttentionCalls | None:
+    """Times by rank; what rank 0 alone measured is rank 0's."""
+    if "attention" not in reports[0]:
+        return None
+    calls = [report["attention"] for report in reports]
+    by_rank = {name: _by_rank(calls, name) for name in ("forward_ms", "backward_ms")}
+    return AttentionCalls(**calls[0] | by_rank)
 
 
 def _merge_memories(memories: Sequence[Report], telemetries: Sequence[Report]) -> Memory:
@@ -239,14 +255,35 @@ def _record(
 
 
 def analytic(cell: RunConfig) -> dict[str, Any]:
-    """What arithmetic says of one optimizer step: FLOPs of all ranks, exchange bytes of one."""
+    """What arithmetic says of one step: FLOPs of all ranks, exchange bytes of one."""
     return {
         "tokens_per_step": cell.tokens_per_step,
+        **ANALYTIC_FLOPS[cell.workload.name](cell),
+        "exchange_bytes": STRATEGIES[cell.strategy].exchange_bytes(cell),
+    }
+
+
+def _training_flops(cell: RunConfig) -> dict[str, int]:
+    return {
         "model_flops_causal": model_flops(cell, causal=True),
         "model_flops_full": model_flops(cell, causal=False),
         "hardware_flops_causal": hardware_flops(cell, causal=True),
-        "exchange_bytes": STRATEGIES[cell.strategy].exchange_bytes(cell),
     }
+
+
+def _attention_flops(cell: RunConfig) -> dict[str, int]:
+    """Of one call, by the area that the mask leaves."""
+    causal = cell.workload.mask == "causal"
+    return {
+        "attention_forward_flops": attention_forward_flops(cell, causal=causal),
+        "attention_backward_flops": attention_backward_flops(cell, causal=causal),
+    }
+
+
+ANALYTIC_FLOPS: Mapping[str, Callable[[RunConfig], dict[str, int]]] = {
+    "train": _training_flops,
+    "attention": _attention_flops,
+}
 
 
 def _first_line(text: str) -> str:

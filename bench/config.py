@@ -66,6 +66,14 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadConfig:
+    """What a step is: `train`, or `attention` alone; `mask` is `causal` or `full`, in training causal."""
+
+    name: str
+    mask: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureConfig:
     """How much of what is measured; `budget_s` and `timeout_s` are seconds."""
 
@@ -96,7 +104,7 @@ class RunConfig:
     model: ModelConfig
     engine: str
     trainer: str
-    workload: str
+    workload: WorkloadConfig
     data: DataConfig
     mode: str
     hardware: str
@@ -161,6 +169,7 @@ class RunConfig:
             | {
                 "model": ModelConfig(**fields["model"]),
                 "data": DataConfig(**fields["data"]),
+                "workload": WorkloadConfig(**fields["workload"]),
                 "cluster": ClusterConfig(**fields["cluster"]),
                 "measure": MeasureConfig(**fields["measure"]),
                 "options": tuple((name, value) for name, value in fields["options"]),

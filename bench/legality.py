@@ -33,6 +33,8 @@ def refusal(cell: RunConfig) -> str | None:
 
 
 def _engine_refusals(cell: RunConfig) -> list[str]:
+    if cell.engine not in ENGINE_DTYPES:
+        return []  # a workload that trains nothing
     reasons = []
     dtypes = ENGINE_DTYPES[cell.engine]
     if cell.dtype not in dtypes:

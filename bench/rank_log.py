@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from bench.step_phase import StepPhase
 
-STEP_PHASES = ("parity", "gradients", "steps", "inspection", "trace")
+STEP_PHASES = ("parity", "gradients", "steps", "inspection", "trace", "attention")
 """Phases that are a cell's own work: all the rest is its fixed cost."""
 
 

@@ -98,6 +98,26 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCalls:
+    """Attention alone; a step of `timing` is one call, forward and backward.
+
+    `forward_ms[rank][call]` and `backward_ms[rank][call]` are of the timed calls, `single_forward_ms[call]`
+    of the same kernel on whole sequences on one device: rank 0 while the others wait. Errors are the
+    largest of `error_rows` tokens against float64, in units in the last place of the dtype at the tensor's
+    maximum; `control_error_ulps` is the single device's.
+    """
+
+    forward_ms: list[list[float]]
+    backward_ms: list[list[float]]
+    single_forward_ms: list[float] | None
+    single_backward_ms: list[float] | None
+    single_reason: str | None
+    error_rows: int
+    error_ulps: dict[str, float]
+    control_error_ulps: dict[str, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Peaks per rank, in bytes. `allocated` counts tensors, `reserved` what the allocator holds for them;
     `resident` counts the process's pages, `device_used` the whole device by NVML.
@@ -234,6 +254,7 @@ class Record:
     engagement: Engagement | None = None
     timing: Timing | None = None
     losses: Losses | None = None
+    attention: AttentionCalls | None = None
     memory: Memory | None = None
     trace: Trace | None = None
     telemetry: Telemetry | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from bench.config import (
     MeasureConfig,
     ModelConfig,
     RunConfig,
+    WorkloadConfig,
 )
 from bench.environment import Machine
 from bench.model_numbers import model_config
@@ -26,6 +27,9 @@ from bench.strategies.facts import DTYPE_BYTES
 
 ENGINES = ("ddp", "fsdp2", "zero3")
 LOSSES = ("chunked", "untiled")
+WORKLOADS = ("train", "attention")
+NO_TRAINING = "none"
+"""Engine and trainer of a workload that trains nothing."""
 ENV_ALLOWED = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "GLOO_SOCKET_IFNAME",
@@ -46,7 +50,7 @@ KNOWN_KEYS: Mapping[str, list[str]] = {
     "model": _names(ModelConfig),
     "engine": ["name"],
     "trainer": ["name"],
-    "workload": ["name"],
+    "workload": _names(WorkloadConfig),
     "data": _names(DataConfig),
     "cluster": _names(ClusterConfig),
     "measure": _names(MeasureConfig),
@@ -56,6 +60,24 @@ KNOWN_KEYS: Mapping[str, list[str]] = {
 
 def resolve(raw: Raw, machine: Machine) -> RunConfig:
     """One cell from a composed configuration; raises ConfigError at the first value that is no good."""
+    cell = _resolved(raw, machine)
+    return cell if cell.workload.name == "train" else _attention_alone(cell)
+
+
+def _attention_alone(cell: RunConfig) -> RunConfig:
+    """One layer's attention: what only training reads must not tell cells apart."""
+    return replace(
+        cell,
+        model=replace(cell.model, num_layers=1, path=None),
+        engine=NO_TRAINING,
+        trainer=NO_TRAINING,
+        grad_accum=1,
+        checkpointing=False,
+        measure=replace(cell.measure, gradients=False),
+    )
+
+
+def _resolved(raw: Raw, machine: Machine) -> RunConfig:
     _refuse_unknown(raw)
     strategy = words.choice("strategy", raw["strategy"]["name"], STRATEGIES)
     seq_len = words.tokens("seq_len", raw["seq_len"])
@@ -76,7 +98,10 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
         model=model,
         engine=words.choice("engine", raw["engine"]["name"], ENGINES),
         trainer=words.choice("trainer", raw["trainer"]["name"], ("native",)),
-        workload=words.choice("workload", raw["workload"]["name"], ("train",)),
+        workload=WorkloadConfig(
+            name=words.choice("workload", raw["workload"]["name"], WORKLOADS),
+            mask=words.choice("workload.mask", raw["workload"].get("mask", "causal"), ("causal", "full")),
+        ),
         data=_data(raw["data"], seq_len),
         mode=words.choice("mode", raw["mode"], ("measure",)),
         hardware=_hardware(raw["hardware"], machine, where.device),

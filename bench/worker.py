@@ -29,13 +29,8 @@ from bench.process_groups import make_groups
 from bench.rank_end import RankFailed
 from bench.rank_failure import describe_failure
 from bench.rank_log import RankLog
-from bench.step_phase import StepPhase
 from bench.strategies import STRATEGIES, runnable
-from bench.training.data import open_data
-from bench.training.engines import ENGINES
-from bench.training.loss import ModelWithLoss
-from bench.training.models import TORCH_DTYPES, build_model
-from bench.training.trainers import TRAINERS
+from bench.workloads import WORKLOADS, Rank
 
 _PR_SET_PDEATHSIG = 1
 DEADLINE_MARGIN_S = 60
@@ -90,12 +85,8 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     with strategy.install() as wiring:
         with log.during("build"), memory.life:
             log.step.enter("load")
-            data = open_data(cell, device)
-            model = _build(cell, wiring.attention_name, log.step)
-            engine = ENGINES[cell.engine](model, cell, groups, device)
-            trainer = TRAINERS[cell.trainer](cell, model, engine, strategy, wiring, data, log.step)
-        built = BuiltCell(cell, trainer, device, job.folder, memory, job.parity_is_known)
-        return run_passes(built, log)
+            workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
+        return run_passes(BuiltCell(workload, job.folder, memory, job.parity_is_known), log)
 
 
 def _fail(job: RankJob, log: RankLog, tell: Callable[[str | RankFailed], None], error: BaseException) -> None:
@@ -147,17 +138,6 @@ def join(job: RankJob) -> torch.device:
         **meeting,
     )
     return device
-
-
-def _build(cell: RunConfig, attention_name: str, phase: StepPhase) -> ModelWithLoss:
-    """The model with its loss, in the dtype of its master weights: float32, or float64 for fp64."""
-    wide = TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"]
-    torch.set_default_dtype(wide)
-    model = build_model(cell.model, attention_name=attention_name, max_positions=cell.seq_len, seed=cell.seed)
-    if cell.checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.train()
-    return ModelWithLoss(model, cell.loss, phase)
 
 
 def _write(job: RankJob, kind: str, content: dict[str, Any]) -> None:

@@ -8,17 +8,20 @@ import yaml
 
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS
+from bench.cell import ANALYTIC_FLOPS
 from bench.conf_files import CONF
 from bench.legality import ENGINE_DTYPES
 from bench.model_numbers import FAMILIES as FAMILY_WORDS
 from bench.resolve import ENGINES as ENGINE_WORDS
 from bench.resolve import LOSSES as LOSS_WORDS
+from bench.resolve import WORKLOADS as WORKLOAD_WORDS
 from bench.strategies import STRATEGIES, runnable
 from bench.training.data import SOURCES
 from bench.training.engines import ENGINES
 from bench.training.loss import LOSSES
 from bench.training.models import FAMILIES
 from bench.training.trainers import TRAINERS
+from bench.workloads import WORKLOADS
 
 TORCH_FREE = [
     "bench.sweep", "bench.cell", "bench.launcher", "bench.resolve", "bench.legality", "bench.store",
@@ -39,7 +42,13 @@ def names(group):
 
 @pytest.mark.parametrize(
     ("group", "table"),
-    [("strategy", STRATEGIES), ("engine", ENGINES), ("trainer", TRAINERS), ("data", SOURCES)],
+    [
+        ("strategy", STRATEGIES),
+        ("engine", ENGINES),
+        ("trainer", TRAINERS),
+        ("data", SOURCES),
+        ("workload", WORKLOADS),
+    ],
 )
 def test_every_table_has_its_yaml_and_every_yaml_its_entry(group, table):
     assert names(group) == set(table)
@@ -58,6 +67,7 @@ def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
     assert list(KERNEL_FACTS) == list(KERNELS)
     assert DEFAULT_KERNEL in KERNELS
     assert set(LOSS_WORDS) == set(LOSSES)
+    assert set(WORKLOAD_WORDS) == set(WORKLOADS) == set(ANALYTIC_FLOPS)
     assert set(FAMILY_WORDS) == set(FAMILIES)
 
 

@@ -30,6 +30,11 @@ def attention_forward_flops(cell: RunConfig, *, causal: bool) -> int:
     return 4 * entries * heads * cell.sequences_per_step
 
 
+def attention_backward_flops(cell: RunConfig, *, causal: bool) -> int:
+    """Five matrix products, as a flash backward runs them."""
+    return int(FLASH_BACKWARD_FACTOR * attention_forward_flops(cell, causal=causal))
+
+
 def model_flops(cell: RunConfig, *, causal: bool) -> int:
     """What the mathematics needs, forward and backward, without any recomputation: MFU's numerator."""
     dense = 2 * matrix_parameters(cell.model) * cell.tokens_per_step

@@ -100,7 +100,7 @@ def cut_step(trainer: NativeTrainer, seq_len: int, device: torch.device) -> Iter
         reference.config._attn_implementation = PLAIN_NAME
         whole = ModelWithLoss(model.train(), cell.loss, StepPhase())
         engine = ENGINES["ddp"](whole, cell, trainer.strategy.groups, device)
-        cut = TRAINERS[cell.trainer](cell, whole, engine, trainer.strategy, wiring, data, StepPhase())
+        cut = TRAINERS[cell.trainer](cell, engine, trainer.strategy, wiring, data, StepPhase())
         yield CutStep(
             found=_found(cut, seq_len),
             reference=ModelWithLoss(reference.train(), cell.loss, StepPhase()).to(device, torch.float64),

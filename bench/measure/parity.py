@@ -57,15 +57,16 @@ def parity_len(strategy: Strategy) -> int:
 
 def random_inputs(cell: RunConfig, seq_len: int, device: torch.device) -> Tensors:
     """q, k, v and the output's gradient, [B, heads, T, D] in the cell's dtype, the same on every rank."""
-    model, dtype = cell.model, TORCH_DTYPES[cell.dtype]
-    generator = torch.Generator().manual_seed(SEED)
-    heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads, model.num_heads)
-    return tuple(
-        torch.randn((cell.batch, n, seq_len, model.head_dim), generator=generator, dtype=torch.float64)
-        .to(dtype)
-        .to(device)
-        for n in heads
-    )
+    return tuple(random_input(cell, which, seq_len, device) for which in range(4))
+
+
+def random_input(cell: RunConfig, which: int, seq_len: int, device: torch.device) -> Tensor:
+    """One of them alone: 0 is q, 1 is k, 2 is v, 3 is the output's gradient."""
+    model = cell.model
+    heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads, model.num_heads)[which]
+    generator = torch.Generator(device).manual_seed(SEED + which)
+    shape = (cell.batch, heads, seq_len, model.head_dim)
+    return torch.randn(shape, generator=generator, dtype=TORCH_DTYPES[cell.dtype], device=device)
 
 
 def _gathered(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:

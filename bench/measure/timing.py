@@ -13,24 +13,21 @@ import torch.distributed as dist
 
 from bench.config import RunConfig
 from bench.measure.clock import StepClock, synchronise
-from bench.training.trainers import StepOutcome, Trainer
-
-SHORT_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class TimedSteps:
-    """One rank's timed pass; `outcomes` are those of all full-length steps, `first` their first step."""
+    """One rank's timed pass; `outcomes` are what all full-length steps returned, the timed ones last."""
 
     step_times_ms: list[float]
     window_ms: float
     warmup: str
-    outcomes: list[StepOutcome]
+    outcomes: list[Any]
     next_step: int
 
 
 def time_steps(
-    trainer: Trainer,
+    run_step: Callable[[int], Any],
     cell: RunConfig,
     device: torch.device,
     tell: Callable[[str], None],
@@ -43,15 +40,15 @@ def time_steps(
     entered before each window's clock starts and left after it stops; the last window is the timed one.
     """
     tell("warm-up")
-    first = _window(trainer, range(1), cell, device, around)
+    first = _window(run_step, range(1), device, around)
     rounds = _affordable(first.window_ms, cell, device)
     if rounds == 0:
         return first
     for number in range(1, cell.measure.warmup_steps):
-        first.outcomes.append(trainer.step(number, cell.seq_len))
+        first.outcomes.append(run_step(number))
     tell(f"timing {rounds} steps")
     start = max(cell.measure.warmup_steps, 1)
-    timed = _window(trainer, range(start, start + rounds), cell, device, around)
+    timed = _window(run_step, range(start, start + rounds), device, around)
     return TimedSteps(
         timed.step_times_ms,
         timed.window_ms,
@@ -61,16 +58,9 @@ def time_steps(
     )
 
 
-def short_step(trainer: Trainer, cell: RunConfig, length_multiple: int) -> None:
-    """One step of at most 2,048 tokens, for all that happens only once: allocators, optimizer state."""
-    short = SHORT_TOKENS // length_multiple * length_multiple
-    trainer.step(0, min(cell.seq_len, max(short, length_multiple)))
-
-
 def _window(
-    trainer: Trainer,
+    run_step: Callable[[int], Any],
     steps: range,
-    cell: RunConfig,
     device: torch.device,
     around: Callable[[], AbstractContextManager[Any]],
 ) -> TimedSteps:
@@ -82,7 +72,7 @@ def _window(
         clock.mark()
         outcomes = []
         for number in steps:
-            outcomes.append(trainer.step(number, cell.seq_len))
+            outcomes.append(run_step(number))
             clock.mark()
         step_times_ms = clock.step_times_ms()
         window_ms = (time.perf_counter() - start) * 1e3

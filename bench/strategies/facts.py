@@ -53,11 +53,19 @@ class Facts(ABC):
             *_not_among("layout", cell.layout, self.layouts, self.name),
             *_not_among("dtype", cell.dtype, self.dtypes, self.name),
             *_not_among("kernel", cell.kernel, self.kernels or (cell.kernel,), self.name),
+            *self.mask_refusals(cell),
             *self.degree_refusals(cell),
             *_not_divisible(
                 "seq_len", cell.seq_len, self.length_multiple(cell), f"{self.name} in {cell.layout} layout"
             ),
             *self.head_refusals(cell),
+        ]
+
+    def mask_refusals(self, cell: RunConfig) -> list[str]:
+        if (cell.workload.mask == "causal") in self.causal_masks(cell.layout):
+            return []
+        return [
+            f"workload.mask=full is not for {self.name} in {cell.layout} layout; take workload.mask=causal"
         ]
 
     def degree_refusals(self, cell: RunConfig) -> list[str]:

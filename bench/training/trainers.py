@@ -15,7 +15,7 @@ from bench.config import RunConfig
 from bench.step_phase import StepPhase
 from bench.training.data import StepData, count_valid
 from bench.training.engines import Engine
-from bench.training.loss import ModelWithLoss, backward_loss
+from bench.training.loss import backward_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class NativeTrainer(Trainer):
     """Our own loop: what a careful user writes by hand, and no more."""
 
     cell: RunConfig
-    model: ModelWithLoss
     engine: Engine
     strategy: Strategy
     wiring: Wiring

@@ -1,0 +1,13 @@
+"""The one table of workloads. A new one is a file here, a line below and a YAML in conf/workload/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bench.workloads.attention import Attention
+from bench.workloads.train import Train
+from bench.workloads.workload import Rank, Workload
+
+WORKLOADS: Mapping[str, type[Workload]] = {"train": Train, "attention": Attention}
+
+__all__ = ["WORKLOADS", "Rank", "Workload"]

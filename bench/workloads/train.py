@@ -1,0 +1,69 @@
+"""Training steps: the model, its engine and the trainer whose loop runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.measure.gradients import write_gradients
+from bench.measure.losses import collect_losses
+from bench.measure.objective import check_objective
+from bench.measure.parity import ParityOutcome, check_parity
+from bench.measure.timing import TimedSteps
+from bench.training.data import open_data
+from bench.training.engines import ENGINES
+from bench.training.loss import ModelWithLoss
+from bench.training.models import TORCH_DTYPES, build_model
+from bench.training.trainers import TRAINERS, StepOutcome
+from bench.workloads.workload import Rank, Workload
+
+SHORT_TOKENS = 2048
+
+
+class Train(Workload):
+    def __init__(self, rank: Rank) -> None:
+        super().__init__(rank)
+        cell = self.cell
+        engine = ENGINES[cell.engine](_model(rank), cell, rank.strategy.groups, rank.device)
+        self.trainer = TRAINERS[cell.trainer](
+            cell, engine, rank.strategy, rank.wiring, open_data(cell, rank.device), rank.phase
+        )
+
+    def step(self, number: int) -> StepOutcome:
+        return self.trainer.step(number, self.cell.seq_len)
+
+    def short_step(self) -> None:
+        """At most 2,048 tokens: allocators, optimizer state, lazy imports."""
+        multiple = self.rank.strategy.facts.length_multiple(self.cell)
+        short = max(multiple, SHORT_TOKENS // multiple * multiple)
+        self.trainer.step(0, min(self.cell.seq_len, short))
+
+    def checks(self) -> Mapping[str, Callable[[], ParityOutcome]]:
+        return {
+            "attention": partial(check_parity, self.rank.strategy, self.rank.device),
+            "objective": partial(check_objective, self.trainer, self.rank.device),
+        }
+
+    def sections(self, timed: TimedSteps) -> dict[str, Any]:
+        return {"losses": asdict(collect_losses(timed.outcomes, self.trainer, self.cell))}
+
+    def write_gradients(self, folder: Path) -> None:
+        write_gradients(self.trainer, self.cell, folder)
+
+
+def _model(rank: Rank) -> ModelWithLoss:
+    """The model with its loss, in the dtype of its master weights: float32, or float64 for fp64."""
+    cell = rank.strategy.cell
+    torch.set_default_dtype(TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"])
+    model = build_model(
+        cell.model, attention_name=rank.wiring.attention_name, max_positions=cell.seq_len, seed=cell.seed
+    )
+    if cell.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    return ModelWithLoss(model, cell.loss, rank.phase)
