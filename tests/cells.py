@@ -1,5 +1,6 @@
 """Cells for tests, composed from conf/ exactly as the command line composes them."""
 
+import itertools
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def make_cell(*overrides, machine=TWO_CORES):
 def tiny_cell(*overrides):
     """A cell that takes a second: 256 tokens, one timed step, no trace."""
     return make_cell(*TINY, *overrides)
+
+
+def variants(facts):
+    """Every layout of a strategy with every choice that is its own."""
+    choices = [[(key, value) for value in values] for key, values in facts.options.items()]
+    return itertools.product(facts.layouts, itertools.product(*choices))
 
 
 def run_cell(launcher, cell, folder, entry=None):

@@ -7,12 +7,16 @@ import pytest
 
 from bench.strategies import STRATEGIES
 from tests import faults
-from tests.cells import run_cell, tiny_cell
+from tests.cells import run_cell, tiny_cell, variants
 
 CASES = {
-    f"{name} {layout}": (f"strategy={name}", f"layout={layout}")
+    " ".join((name, layout, *(value for _, value in options))): (
+        f"strategy={name}",
+        f"layout={layout}",
+        *(f"strategy.{key}={value}" for key, value in options),
+    )
     for name, facts in STRATEGIES.items()
-    for layout in facts.layouts
+    for layout, options in variants(facts)
 }
 
 
@@ -26,6 +30,19 @@ def test_attention_exchanges_the_bytes_of_its_formula(launcher, tmp_path, case, 
     sent = record.engagement.sent_bytes.get("attention", [0])
     assert set(sent) == {STRATEGIES[cell.strategy].exchange_bytes(cell)}
     assert (sent[0] > 0) == (cell.sp_degree > 1)
+
+
+@pytest.mark.parametrize(
+    ("rotation", "kinds"), [("allgather", {"all_gather", "all_to_all"}), ("alltoall", {"all_to_all"})]
+)
+def test_the_record_shows_which_rotation_ran(launcher, tmp_path, rotation, kinds):
+    cell = tiny_cell(
+        "strategy=torch_cp", f"strategy.rotation={rotation}", "engine=ddp", "cluster.world_size=4"
+    )
+    record, _ = run_cell(launcher, cell, tmp_path)
+    assert record.config["strategy.rotation"] == rotation
+    seen = record.engagement.calls
+    assert {call.split()[1] for call in seen if call.startswith("attention")} == kinds
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "zero3"])

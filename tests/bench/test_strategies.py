@@ -9,7 +9,7 @@ import pytest
 from bench.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.attention_cases import check_attention
-from tests.cells import make_cell
+from tests.cells import make_cell, variants
 from tests.covers import pairwise
 
 LIMITS = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 2e-2}
@@ -18,12 +18,6 @@ SEQ_LEN = 96
 BATCH = 2
 WORLD_SIZES = (1, 2, 4)
 EXPOSE_LSE = {"local", "ring", "ring_flash_attn", "ring_flash_attn_llama3"}
-
-
-def variants(facts):
-    """Every layout with every choice that is the strategy's own."""
-    choices = [[(key, value) for value in values] for key, values in facts.options.items()]
-    return itertools.product(facts.layouts, itertools.product(*choices))
 
 
 def all_cases(world_size):

@@ -12,6 +12,8 @@ from tests.cells import run_cell, tiny_cell
 
 FP64_LIMIT = 1e-12
 FP32_LIMIT = 1e-5
+ZERO3_LIMIT = 1e-6
+"""ZeRO-3 knows no float64; the two others are held to 1e-12 there."""
 BF16_FLOOR = 2e-2
 ENGINES = sorted(ENGINE_DTYPES)
 FP64_ENGINES = [engine for engine in ENGINES if "fp64" in ENGINE_DTYPES[engine]]
@@ -67,7 +69,8 @@ def worst_error(found, expected):
 def test_float32_gradients_equal_those_of_one_rank(gradients, strategy, engine, batch):
     words = (f"engine={engine}", "dtype=fp32", *BATCHES[batch])
     found = gradients(f"strategy={strategy}", *words)
-    assert worst_error(found, gradients("strategy=local", *words)) < FP32_LIMIT
+    limit = ZERO3_LIMIT if engine == "zero3" else FP32_LIMIT
+    assert worst_error(found, gradients("strategy=local", *words)) < limit
 
 
 @pytest.mark.parametrize("layout", ["zigzag", "contiguous", "striped"])
