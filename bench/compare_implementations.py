@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,12 @@ if TYPE_CHECKING:
     from bench.rank_log import RankLog
     from bench.worker import RankJob
 
-PAIRS = (("ulysses", "deepspeed_ulysses"), ("ring", "ring_flash_attn"))
+PAIRS = (
+    ("ulysses", ("strategy=deepspeed_ulysses",)),
+    ("ring", ("strategy=ring_flash_attn",)),
+    ("ring", ("strategy=torch_cp", "strategy.rotation=alltoall")),
+)
+"""Ours, and the words for the package that does the same."""
 WARM_UP_CALLS = 3
 
 
@@ -56,21 +61,21 @@ def main() -> None:
     print("package time / our time, median and 95 % interval of paired ratios; above 1 ours is faster")
     for ranks in arguments.ranks.split(","):
         for length in arguments.lengths.split(","):
-            for ours, package in PAIRS:
+            for ours, theirs in PAIRS:
                 try:
-                    cell = _cell(ours, package, length, ranks, arguments)
+                    cell, package = _cells(ours, theirs, length, ranks, arguments)
                 except ConfigError as error:
                     print(error, file=sys.stderr)
                     sys.exit(2)
                 ratios, ours_ms = _ratios(launcher, cell, package, arguments.repeats)
                 line, is_slower = _line(ratios, ours_ms)
                 slower += is_slower
-                print(f"{ranks} ranks {length:>4} {ours:8} / {package:18} {line}", flush=True)
+                print(f"{ranks} ranks {length:>4} {package.strategy:17} / {ours:7} {line}", flush=True)
     sys.exit(bool(slower))
 
 
 def in_turns(job: RankJob, log: RankLog) -> dict[str, Any]:
-    """A rank's whole life: both strategies of the folder's `package`, call by call in alternating order."""
+    """A rank's whole life: the cell and the folder's `package`, call by call in alternating order."""
     from bench.measure.parity import random_inputs
     from bench.process_groups import make_groups
     from bench.worker import join
@@ -78,8 +83,10 @@ def in_turns(job: RankJob, log: RankLog) -> dict[str, Any]:
     with log.during("compare"):
         device = join(job)
         asked = json.loads((job.folder / "asked.json").read_text())
-        groups, names = make_groups(job.cell), (job.cell.strategy, asked["package"])
-        both = [runnable(name)(replace(job.cell, strategy=name), groups, STRATEGIES[name]) for name in names]
+        groups, package = make_groups(job.cell), RunConfig.from_json(asked["package"])
+        both = [
+            runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy]) for cell in (job.cell, package)
+        ]
         inputs = random_inputs(job.cell, job.cell.seq_len, device)
         calls = WARM_UP_CALLS + asked["repeats"]
         times_ms: list[list[float]] = [[], []]
@@ -106,27 +113,31 @@ def _call_ms(strategy: Strategy, inputs: Sequence[Any]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def _cell(ours: str, package: str, length: str, ranks: str, arguments: argparse.Namespace) -> RunConfig:
-    asked = [f"seq_len={length}", f"cluster.world_size={ranks}", "engine=ddp", *arguments.words]
-    cells = [resolve(composed(f"strategy={name}", *asked), this_machine()) for name in (ours, package)]
+def _cells(
+    ours: str, theirs: Sequence[str], length: str, ranks: str, arguments: argparse.Namespace
+) -> tuple[RunConfig, RunConfig]:
+    asked = [f"seq_len={length}", f"cluster.world_size={ranks}", "workload=attention", *arguments.words]
+    cells = [resolve(composed(*who, *asked), this_machine()) for who in ([f"strategy={ours}"], theirs)]
     for cell in cells:
         reason = refusal(cell)
         if reason is not None:
             raise ConfigError(reason)
     words.whole("--repeats", arguments.repeats, least=6)
-    return cells[0]
+    return cells[0], cells[1]
 
 
-def _ratios(launcher: Launcher, cell: RunConfig, package: str, repeats: int) -> tuple[list[float], float]:
+def _ratios(
+    launcher: Launcher, cell: RunConfig, package: RunConfig, repeats: int
+) -> tuple[list[float], float]:
     """Paired ratios of the slowest ranks, and our median time in milliseconds."""
     with tempfile.TemporaryDirectory() as folder:
-        asked = {"package": package, "repeats": repeats}
+        asked = {"package": package.to_json(), "repeats": repeats}
         (Path(folder) / "asked.json").write_text(json.dumps(asked))
         ends = launcher.run(cell, Path(folder), entry=in_turns)
     reports = [end.report for end in ends if end.report is not None]
     if len(reports) < len(ends):
         failed = next(end for end in ends if end.report is None)
-        sys.exit(f"{cell.strategy} against {package} failed: {failed.failure or failed.log_tail}")
+        sys.exit(f"{cell.strategy} against {package.strategy} failed: {failed.failure or failed.log_tail}")
     ours, theirs = (
         [max(call) for call in zip(*(report[side] for report in reports), strict=True)]
         for side in ("ours_ms", "package_ms")
