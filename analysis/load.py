@@ -12,6 +12,7 @@ import pandas as pd
 import yaml
 
 from analysis.metrics import Metrics, of_record
+from bench.record import READABLE_VERSIONS
 from bench.store import StoreError, read_records
 
 Record = Mapping[str, Any]
@@ -80,7 +81,7 @@ def _read_sweep(folder: Path) -> list[Record]:
         hint = "name a sweep's folder, for example results/sweeps/<time>"
         raise StoreError(f"{folder}: no records.jsonl in this folder; {hint}")
     last: dict[tuple[str, int], Record] = {}
-    for number, record in enumerate(read_records(path), start=1):
+    for number, record in enumerate(read_records(path, READABLE_VERSIONS), start=1):
         lacking = [key for key in REQUIRED if key not in record]
         lacking += [f"config.{key}" for key in REQUIRED_CONFIG if key not in (record.get("config") or ())]
         if lacking:

@@ -16,6 +16,13 @@ PEAK_DTYPES = frozenset({"bf16", "fp16"})
 """`peak_flops_per_s` in conf/hardware is the dense 16-bit figure, so MFU exists for these only."""
 
 
+PEAKS = (
+    "peak_allocated_bytes", "peak_reserved_bytes", "peak_resident_bytes", "whole_life_allocated_bytes",
+    "device_used_bytes",
+)  # fmt: skip
+"""The memory section's figures per rank, of which the worst rank's is reported."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """Communication of one traced step as a fraction of that step: the worst rank's, each by itself."""
@@ -43,6 +50,8 @@ class Metrics:
     peak_reserved_bytes: int | None = None
     peak_resident_bytes: int | None = None
     resident_above_base_bytes: int | None = None
+    whole_life_allocated_bytes: int | None = None
+    device_used_bytes: int | None = None
     communication_share: float | None = None
     exposed_communication_share: float | None = None
     traced_to_timed: float | None = None
@@ -94,6 +103,7 @@ def of_record(record: Mapping[str, Any], peaks: Mapping[str, float]) -> Metrics:
     notes = [
         "warmed up with shorter steps only" if timed.get("warmup") == "short" else None,
         traced.pop("note", None),
+        _throttling(record.get("telemetry") or {}),
     ]
     return Metrics(
         **timed,
@@ -174,9 +184,16 @@ def _memory(memory: Mapping[str, Any]) -> dict[str, Any]:
         for peak, start in zip(resident or [], base or [], strict=False)
         if peak is not None and start is not None
     ]
-    names = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_resident_bytes")
-    peaks = {name: worst_rank(memory.get(name)) for name in names}
+    peaks = {name: worst_rank(memory.get(name)) for name in PEAKS}
     return {**peaks, "resident_above_base_bytes": worst_rank(above_base)}
+
+
+def _throttling(telemetry: Mapping[str, Any]) -> str | None:
+    """What held a device back while the clock ran, if anything did."""
+    if not telemetry.get("throttled"):
+        return None
+    seen = dict.fromkeys(name for events in telemetry.get("clock_events") or () for name in events)
+    return f"throttled while timed ({', '.join(seen) or 'low clock'})"
 
 
 def _losses(losses: Mapping[str, Any]) -> dict[str, Any]:

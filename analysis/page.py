@@ -14,11 +14,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from analysis.figures import FIGURES
 from analysis.labels import CPU_BANNER, count_label, is_cpu, status_label
 from analysis.load import Record, device_name
+from analysis.memory_facts import largest_blocks, memory_facts
 from analysis.style import subtitle
 from analysis.tables import HEADINGS, Row, failure_reasons, rows_of
 from analysis.verdict import cell_names, verdict
 
 VOLATILE = frozenset({"load_average"})
+BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "together")
 MAX_VALUES = 4
 """More different values than this are counted, not listed."""
 
@@ -38,6 +40,7 @@ class Attempt:
 
     title: str
     facts: list[tuple[str, str]]
+    blocks: list[tuple[str, ...]]
     log_tail: str | None
 
 
@@ -73,6 +76,7 @@ def render(records: Sequence[Record], summary: pd.DataFrame, svgs: Mapping[str, 
         verdict=verdict(summary),
         pictures=[picture(name, svg) for name, svg in svgs.items()],
         headings=HEADINGS,
+        block_headings=BLOCK_HEADINGS,
         reasons=failure_reasons(summary),
         cells=cells_of(records, summary, shared),
         shared=[*shared.items()],
@@ -147,7 +151,10 @@ def _own_settings(record: Record, shared: Mapping[str, str]) -> list[tuple[str, 
 
 def _attempt(record: Record) -> Attempt:
     failure = record.get("failure") or {}
-    where = [f"rank {failure['rank']}" if failure.get("rank") is not None else None, failure.get("phase")]
+    where = [
+        f"rank {failure['rank']}" if failure.get("rank") is not None else None,
+        *(failure.get(key) for key in ("phase", "step_phase")),
+    ]
     engagement, losses = record.get("engagement") or {}, (record.get("losses") or {}).get("loss")
     facts = {
         "status": status_label(record["status"]),
@@ -161,9 +168,11 @@ def _attempt(record: Record) -> Attempt:
         "[tokens, query heads, KV heads] in attention": _text(engagement.get("attention_shapes", "")),
         "bytes sent per step, by purpose and rank": _text(engagement.get("sent_bytes", "")),
         "loss, first to last step": f"{losses[0]:.4f} to {losses[-1]:.4f}" if losses else None,
+        **memory_facts(record),
     }
     present = [(name, str(text)) for name, text in facts.items() if text]
-    return Attempt(f"repeat {record['repeat']}", present, failure.get("log_tail") or None)
+    title = f"repeat {record['repeat']}"
+    return Attempt(title, present, largest_blocks(failure), failure.get("log_tail") or None)
 
 
 def _parity(parity: Mapping[str, Any] | None) -> str | None:

@@ -79,7 +79,7 @@ def _markdown_page(summary: pd.DataFrame) -> str:
 
 def _answer(found: Verdict) -> list[str]:
     caveat = [found.caveat] if found.caveat else []
-    return [found.answer, *caveat, *found.failures, found.certainty]
+    return [found.answer, *caveat, *found.failures, *found.fits, found.certainty]
 
 
 def _print_summary(summary: pd.DataFrame, page: Path) -> None:

@@ -18,6 +18,7 @@ NEVER = frozenset({"seq_len", "strategy", "experiment", "mode"})
 WORDING: Mapping[str, str] = {
     "sp_degree": "sp {}",
     "cluster.world_size": "{} ranks",
+    "cluster.memory_limit_gib": "limit {} GiB",
     "batch": "batch {}",
     "grad_accum": "{} micro-steps",
     "provenance": "{}",

@@ -12,8 +12,8 @@ CELL = ("cell_id", "provenance", "hardware", "device_name")
 
 MEDIANS = (
     "step_time_ms", "peak_allocated_bytes", "peak_reserved_bytes", "peak_resident_bytes",
-    "resident_above_base_bytes", "communication_share", "exposed_communication_share",
-    "traced_to_timed", "first_loss", "last_loss",
+    "resident_above_base_bytes", "whole_life_allocated_bytes", "device_used_bytes",
+    "communication_share", "exposed_communication_share", "traced_to_timed", "first_loss", "last_loss",
 )  # fmt: skip
 RATES = (
     "tokens_per_s", "tokens_per_s_per_rank", "window_tokens_per_s",

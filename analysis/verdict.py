@@ -35,6 +35,7 @@ class Verdict:
     answer: str
     details: list[str]
     failures: list[str]
+    fits: list[str]
     certainty: str
     caveat: str | None
 
@@ -47,6 +48,7 @@ def verdict(summary: pd.DataFrame) -> Verdict:
         answer=_ran(summary) if on_cpu else _fastest(found),
         details=[_detail(leader) for leader in found],
         failures=_failures(summary),
+        fits=_fits(summary),
         certainty=_certainty(summary),
         caveat=CPU_CAVEAT if on_cpu else None,
     )
@@ -134,6 +136,27 @@ def _failures(summary: pd.DataFrame) -> list[str]:
         label = "out of memory" if status == "out_of_memory" else status_label(status)
         sentences.append(f"{label.capitalize()}: {_places(where)}.")
     return sentences
+
+
+def _fits(summary: pd.DataFrame) -> list[str]:
+    """One sentence where anything ran out of memory: the longest length that fits, per series of cells."""
+    if not (summary["status"] == "out_of_memory").any():
+        return []
+    names = cell_names(summary)
+    parts = [_longest(name, cells) for name, cells in summary.groupby(names, sort=False)]
+    return [f"Longest length that fits in memory: {'; '.join(parts)}."]
+
+
+def _longest(name: str, cells: pd.DataFrame) -> str:
+    """`ring 64k (96k runs out)`, or that nothing longer was tried."""
+    fitting = cells.loc[cells["status"] == "ok", "seq_len"]
+    longest = int(fitting.max()) if len(fitting) else 0
+    failing = cells.loc[cells["status"] == "out_of_memory", "seq_len"]
+    beyond = failing[failing > longest]
+    if not len(beyond):
+        return f"{name} {length_label(longest)} (nothing longer was tried)" if longest else f"{name} unknown"
+    shortest = length_label(int(beyond.min()))
+    return f"{name} {length_label(longest) if longest else 'none'} ({shortest} runs out)"
 
 
 def _certainty(summary: pd.DataFrame) -> str:

@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _REQUESTED = re.compile(
-    r"(?:tried to allocate|unable to allocate|failed to (?:cuda )?c?alloc(?:ate|)(?: async)?)"
-    r"\s+([0-9]+(?:\.[0-9]+)?)\s*(bytes|[KMGT]iB)",
-    re.IGNORECASE,
+    r"(?i:tried to allocate|unable to allocate|failed to cuda (?:m|c)alloc(?: async)?)"
+    r"\s+([0-9]+(?:\.[0-9]+)?)\s*(bytes|[KMGTPE]iB)"
 )
 
 
@@ -86,8 +85,8 @@ def requested_bytes(text: str) -> int | None:
     match = _REQUESTED.search(text)
     if match is None:
         return None
-    unit = match[2] if match[2] in _UNITS else match[2].lower()
-    return round(float(match[1]) * _UNITS[unit])
+    unit_bytes: int = 1024 ** _UNITS.index(match[2])
+    return round(float(match[1]) * unit_bytes)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,26 +53,27 @@ class Store:
         return read_records(self.path) if self.path.exists() else []
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """All records of a file, as written.
+def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> list[dict[str, Any]]:
+    """All records of a file, as written, of any of these schema versions.
 
     A torn last line is dropped with one warning. Raises StoreError, with the line's number, for anything
-    else that is no record of this schema.
+    else that is no such record.
     """
     lines = path.read_bytes().split(b"\n")
     if lines.pop():
         warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
-    return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
+    return [_parse(path, number, line, versions) for number, line in enumerate(lines, start=1)]
 
 
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse(path: Path, number: int, line: bytes, versions: Collection[int]) -> dict[str, Any]:
     try:
         record = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, UnicodeDecodeError) as error:
         raise StoreError(f"{path}:{number}: not a record: {error}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
-    if version != SCHEMA_VERSION:
-        raise StoreError(f"{path}:{number}: schema_version {version}, this is {SCHEMA_VERSION}")
+    if version not in versions:
+        known = " or ".join(map(str, sorted(versions)))
+        raise StoreError(f"{path}:{number}: schema_version {version}, readable here is {known}")
     return dict(record)
 
 

@@ -17,7 +17,7 @@ from bench.attention.strategy import IGNORED_LABEL, Batch, Strategy
 from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
 from bench.strategies.ring.attention import Ring
-from bench.worker import run_cell
+from bench.worker import join, run_cell
 
 
 def raise_in_rank_1(job, log):
@@ -54,6 +54,70 @@ def leave_rank_1(job, log):
 def run_out_of_memory_in_rank_1(job, log):
     if job.rank == 1:
         bytearray(2**60)
+    return run_cell(job, log)
+
+
+def run_out_of_device_memory_in_rank_1(job, log):
+    if job.rank == 1:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total")
+    return run_cell(job, log)
+
+
+def run_out_of_memory_in_rank_1_and_clean_up(job, log):
+    """The others sit in their first collective all that time."""
+    if job.rank == 1:
+        try:
+            run_out_of_memory_in_rank_1(job, log)
+        finally:
+            time.sleep(4)
+    return run_cell(job, log)
+
+
+def run_out_of_memory_in_rank_1_and_hang_up_first(job, log):
+    """The others lose their connection long before the cause is told."""
+    join(job)
+    dist.barrier()
+    if job.rank == 1:
+        try:
+            run_out_of_memory_in_rank_1(job, log)
+        finally:
+            dist.destroy_process_group()
+            time.sleep(6)
+    dist.all_reduce(torch.ones(2**20))
+    return {}
+
+
+def run_out_of_memory_and_fail_in_cleanup(job, log):
+    """A library's own cleanup trips over the failed allocation."""
+    if job.rank == 1:
+        try:
+            run_out_of_memory_in_rank_1(job, log)
+        except MemoryError as error:
+            raise RuntimeError("cannot close what was never opened") from error
+    return run_cell(job, log)
+
+
+def run_out_of_memory_and_never_leave(job, log):
+    """The error is on its way out of the rank's phase, and something further out never comes back."""
+    if job.rank == 1:
+        try:
+            with log.during("build"):
+                run_out_of_memory_in_rank_1(job, log)
+        finally:
+            time.sleep(3600)
+    return run_cell(job, log)
+
+
+def run_out_of_memory_everywhere(job, log):
+    with log.during("build"):
+        bytearray(2**60)
+
+
+def abort_like_a_limit_in_rank_1(job, log):
+    """What glibc says and does where a thread's own data finds no room."""
+    if job.rank == 1:
+        os.write(2, b"cannot allocate memory for thread-local data: ABORT\n")
+        os._exit(127)
     return run_cell(job, log)
 
 

@@ -61,6 +61,55 @@ def test_everything_is_rebuilt_from_the_records_alone(folder):
     assert (folder / "summary.md").exists()
 
 
+FAILED_ALLOCATION = {
+    "memory": "device",
+    "requested_bytes": 3 * 2**30,
+    "limit_bytes": None,
+    "held_bytes": 70 * 2**30,
+    "largest": [
+        {
+            "role": "activation",
+            "dtype": "bfloat16",
+            "shape": [8192, 64],
+            "count": 36,
+            "total_bytes": 5 * 2**30,
+        }
+    ],
+}
+
+
+def test_a_cell_that_ran_out_of_memory_shows_rank_phase_size_and_the_largest_classes(tmp_path):
+    record = make_failure("out_of_memory", "no room")
+    record["failure"] |= {"phase": "steps", "step_phase": "backward", "out_of_memory": FAILED_ALLOCATION}
+    write_report(write_sweep(tmp_path, [record]))
+    source = (tmp_path / "report.html").read_text()
+    for text in ("rank 1, steps, backward", "3.0 GiB", "70.0 GiB", "8192 x 64", "5.0 GiB", "activation"):
+        assert text in source
+    assert "Largest classes of live blocks" in source
+    write_report(write_sweep(tmp_path, [make_record()]))
+    assert "Largest classes of live blocks" not in (tmp_path / "report.html").read_text()
+
+
+def test_a_throttled_cell_says_so_in_the_table_and_on_the_page(tmp_path):
+    telemetry = {
+        "throttled": True,
+        "clock_events": [["power_cap"], ["hardware_thermal"]],
+        "load_average": 7.25,
+    }
+    write_report(write_sweep(tmp_path, [make_record(telemetry=telemetry)]))
+    assert "throttled while timed (power_cap, hardware_thermal)" in (tmp_path / "summary.md").read_text()
+    assert "7.25" in (tmp_path / "report.html").read_text()
+
+
+def test_a_peak_is_shown_with_the_part_of_the_step_that_reached_it(tmp_path):
+    record = make_record()
+    record["memory"] |= {"peak_phase": ["backward", "loss"], "whole_life_allocated_bytes": [3 * 2**30] * 2}
+    write_report(write_sweep(tmp_path, [record]))
+    source = (tmp_path / "report.html").read_text()
+    assert "2.0 GiB in backward, 2.0 GiB in loss" in source
+    assert "3.0 GiB, 3.0 GiB" in source
+
+
 @pytest.mark.parametrize("records", [[], [make_record()], [make_failure("killed", "by whom?")]])
 def test_any_number_of_usable_records_gives_a_report(tmp_path, records):
     write_report(write_sweep(tmp_path, records))

@@ -40,6 +40,35 @@ def test_what_ran_out_of_memory_comes_first_among_the_failures(summary_of):
     assert verdict(summary_of(records)).failures[0] == "Out of memory: ulysses at 64k."
 
 
+def test_the_longest_length_that_fits_is_told_per_strategy_where_memory_ran_out(summary_of):
+    records = [
+        *(timed("ulysses", [100.0] * 8, seq_len=length) for length in (8192, 16384)),
+        make_failure("out_of_memory", "no", config={"seq_len": 65536}),
+        make_failure("out_of_memory", "no", config={"seq_len": 32768}),
+        timed("ring", [100.0] * 8, seq_len=65536),
+        make_failure("out_of_memory", "no", config={"strategy": "usp"}),
+    ]
+    (sentence,) = verdict(summary_of(records)).fits
+    assert sentence == (
+        "Longest length that fits in memory: ulysses 16k (32k runs out); usp none (8k runs out);"
+        " ring 64k (nothing longer was tried)."
+    )
+
+
+def test_nothing_is_said_of_lengths_that_fit_where_nothing_ran_out(summary_of):
+    assert verdict(summary_of([make_record(), make_failure("crashed", "no")])).fits == []
+
+
+def test_two_limits_are_two_answers(summary_of):
+    records = [
+        make_failure("out_of_memory", "no", config={"cluster.memory_limit_gib": 1.0}),
+        make_record(config={"cluster.memory_limit_gib": 2.0}),
+    ]
+    sentence = verdict(summary_of(records)).fits[0]
+    assert "ulysses, limit 1 GiB none (8k runs out)" in sentence
+    assert "ulysses, limit 2 GiB 8k (nothing longer was tried)" in sentence
+
+
 def test_a_cpu_result_carries_its_caveat_and_a_gpu_result_none(summary_of):
     assert verdict(summary_of([make_record(config=CPU)])).caveat == CPU_CAVEAT
     assert verdict(summary_of([make_record()])).caveat is None

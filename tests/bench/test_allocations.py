@@ -7,7 +7,7 @@ import torch
 
 from bench.measure.allocations import AllocationTracker
 from bench.worker import run_cell as run_in_rank
-from tests.cells import tiny_cell
+from tests.cells import run_cell, tiny_cell
 
 MIB = 2**20
 
@@ -50,27 +50,87 @@ def compare_with_the_profiler(job, log):
     """Writes the tracker's and the profiler's peak of the same step beside the rank's log."""
     import bench.worker
 
-    def both(built, _):
+    def mark(phase):
+        with torch.profiler.record_function(f"end of {phase}"):
+            pass
+
+    def both(built, log):
         built.trainer.step(0, built.cell.seq_len)
+        log.step.on_change = mark
         with AllocationTracker() as start:
             alive_bytes = start.peak_bytes
-        with torch.profiler.profile(profile_memory=True) as profiler, AllocationTracker() as tracker:
+        tracker = AllocationTracker(log.step)
+        with torch.profiler.profile(profile_memory=True) as profiler, tracker:
             built.trainer.step(1, built.cell.seq_len)
         path = built.folder / f"{job.rank}.trace"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-        grown = max(e["args"]["Total Allocated"] for e in events if e.get("name") == "[memory]")
-        (built.folder / f"{job.rank}.peaks").write_text(json.dumps([tracker.peak_bytes, alive_bytes + grown]))
+        allocated = [(e["args"]["Total Allocated"], e["ts"]) for e in events if e.get("name") == "[memory]"]
+        grown, when = max(allocated)
+        ends = sorted((e["ts"], e["name"]) for e in events if str(e.get("name")).startswith("end of "))
+        phase = next(name.removeprefix("end of ") for ts, name in ends if ts > when)
+        peaks = [[tracker.peak_bytes, tracker.peak_phase], [alive_bytes + grown, phase]]
+        (built.folder / f"{job.rank}.peaks").write_text(json.dumps(peaks))
         return {}
 
     bench.worker.run_passes = both
     return run_in_rank(job, log)
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "zero3"])
-def test_a_steps_peak_is_the_profilers(launcher, tmp_path, engine):
+ACTIVATIONS = ("seq_len=4k",)
+WEIGHTS = (
+    "seq_len=64",
+    "model=qwen3_nano",
+    "model.hidden_size=512",
+    "model.intermediate_size=4096",
+    "dtype=fp32",
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "phase"),
+    [
+        ("ddp", ACTIVATIONS, "backward"),
+        ("fsdp2", ACTIVATIONS, "backward"),
+        ("zero3", ACTIVATIONS, "backward"),
+        ("ddp", WEIGHTS, "optimizer"),
+    ],
+)
+def test_a_steps_peak_and_its_phase_are_the_profilers(launcher, tmp_path, engine, words, phase):
     """On one rank: buffers that a gloo thread drops are freed unseen by the profiler, and stay in its sum."""
-    cell = tiny_cell("strategy=local", "seq_len=4k", f"engine={engine}")
+    cell = tiny_cell("strategy=local", f"engine={engine}", *words)
     launcher.run(cell, tmp_path, entry=compare_with_the_profiler)
-    tracked, profiled = json.loads((tmp_path / "0.peaks").read_text())
+    (tracked, found), (profiled, expected) = json.loads((tmp_path / "0.peaks").read_text())
     assert tracked == pytest.approx(profiled, rel=0.01)
+    assert found == expected == phase
+
+
+def need_more_while_building(job, log):
+    """A build that holds 64 MiB for a moment, as sharding a whole model does."""
+    import bench.worker
+
+    open_data = bench.worker.open_data
+
+    def wasteful(cell, device):
+        mib(64)
+        return open_data(cell, device)
+
+    bench.worker.open_data = wasteful
+    return run_in_rank(job, log)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "zero3"])
+def test_the_whole_life_holds_what_only_building_needs(launcher, tmp_path, engine):
+    record, _ = run_cell(launcher, tiny_cell(f"engine={engine}"), tmp_path, need_more_while_building)
+    assert record.status == "ok", record.reason
+    memory = record.memory
+    assert set(memory.whole_life_phase) == {"load"}
+    for life, steady in zip(memory.whole_life_allocated_bytes, memory.peak_allocated_bytes, strict=True):
+        assert life >= 64 * MIB > steady
+
+
+def test_the_whole_life_is_never_less_than_the_steady_state(launcher, tmp_path):
+    record, _ = run_cell(launcher, tiny_cell("engine=zero3", "seq_len=8k"), tmp_path)
+    memory = record.memory
+    assert memory.whole_life_allocated_bytes == memory.peak_allocated_bytes
+    assert set(memory.peak_phase) == set(memory.whole_life_phase) == {"backward"}

@@ -26,6 +26,20 @@ def victim(rank):
         (failed(1, "TorchScript ... DefaultCPUAllocator: can't allocate memory: you tried"), "out_of_memory"),
         (failed(1, "", "MemoryError"), "out_of_memory"),
         (failed(1, "ran out of memory of better days"), "error"),
+        (failed(1, "CUDA error: out of memory\nCUDA kernel errors might be"), "out_of_memory"),
+        (
+            failed(1, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "out_of_memory",
+        ),
+        (failed(1, "ncclUnhandledCudaError: Last error:\nCuda failure 2 'out of memory'"), "out_of_memory"),
+        (failed(1, "Failed to CUDA calloc async 608 bytes"), "out_of_memory"),
+        (failed(1, "[Errno 12] Cannot allocate memory", "OSError"), "out_of_memory"),
+        (failed(1, "std::bad_alloc"), "out_of_memory"),
+        (failed(1, "CUDA error: an illegal memory access was encountered"), "error"),
+        (failed(1, "tensors must be in contiguous memory format"), "error"),
+        (failed(1, "can't start new thread"), "error"),
+        (failed(1, "could not create a primitive"), "error"),
+        (RankEnd(1, -6, None, None, "terminate called ... what():  std::bad_alloc"), "out_of_memory"),
         (RankEnd(1, -9, None, None, ""), "killed"),
         (RankEnd(1, -11, None, None, ""), "crashed"),
         (RankEnd(1, -6, None, None, ""), "crashed"),
@@ -48,6 +62,32 @@ def test_ranks_that_wait_for_ever_are_timed_out():
 def test_a_rank_killed_while_others_had_to_be_stopped_is_the_culprit():
     status, failure = classify([RankEnd(0, None, None, None, ""), RankEnd(1, -9, None, None, "")])
     assert (status, failure.rank) == ("killed", 1)
+
+
+@pytest.mark.parametrize(
+    "culprit",
+    [
+        failed(1, "can't start new thread"),
+        failed(1, "could not create a primitive"),
+        RankEnd(1, -6, None, None, "terminate called without an active exception"),
+        RankEnd(1, 127, None, None, "cannot allocate memory for thread-local data: ABORT"),
+    ],
+)
+def test_under_a_limit_more_deaths_are_the_limits(culprit):
+    status, failure = classify([victim(0), culprit], limited=True)
+    assert (status, failure.rank) == ("out_of_memory", 1)
+    assert failure.out_of_memory.memory == "host"
+
+
+def test_a_rank_that_is_silent_after_others_lost_a_peer_is_an_error_and_no_timeout():
+    status, failure = classify([victim(0), RankEnd(1, None, None, None, "")])
+    assert (status, failure.rank) == ("error", 1)
+    assert "stopped" in failure.message
+
+
+def test_ranks_without_memory_are_blamed_before_those_that_were_killed_for_waiting():
+    oom = failed(1, "DefaultCPUAllocator: can't allocate memory", exit_code=None)
+    assert classify([RankEnd(0, None, None, None, ""), oom])[0] == "out_of_memory"
 
 
 def test_only_reports_from_all_ranks_are_ok():
