@@ -11,7 +11,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from bench.config import ConfigError
-from bench.record import SCHEMA_VERSION, Record
+from bench.record import READABLE_VERSIONS, SCHEMA_VERSION, Record
 
 
 class StoreError(ValueError):
@@ -70,7 +70,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     except (ValueError, UnicodeDecodeError) as error:
         raise StoreError(f"{path}:{number}: not a record: {error}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
-    if version != SCHEMA_VERSION:
+    if version not in READABLE_VERSIONS:
         raise StoreError(f"{path}:{number}: schema_version {version}, this is {SCHEMA_VERSION}")
     return dict(record)
 

@@ -25,10 +25,15 @@ class Inspection:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Watch, tap and track everything this rank does."""
+        with self.watching(), self.tracker or nullcontext(), self.tap:
+            yield
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Only see attention begin and end: that costs microseconds."""
         self.strategy.watch = self.watch
         try:
-            with self.tracker or nullcontext(), self.tap:
-                yield
+            yield
         finally:
             self.strategy.watch = None
 

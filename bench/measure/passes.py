@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from bench.measure.memory import read_memory, reset_peak
 from bench.measure.modules import watch_modules
 from bench.measure.parity import check_parity
 from bench.measure.timing import short_step, time_steps
-from bench.measure.trace import trace_step, trace_steps
+from bench.measure.trace import StepWatch, keep_or_remove, read_step, trace_steps, warm_profiler
 from bench.rank_log import RankLog
 from bench.training.trainers import NativeTrainer
 
@@ -70,12 +69,7 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
             trainer.step(timed.next_step, cell.seq_len)
     if cell.measure.trace:
         with log.during("trace"):
-            # The profiler's first use is slow: a short step pays for it.
-            trace_step(lambda: short_step(trainer, cell, multiple), device)
-            with inspection.looking() if shares_step else nullcontext():
-                steps = range(timed.next_step, timed.next_step + (1 if shares_step else TRACED_STEPS))
-                traced = trace_steps(lambda number: trainer.step(number, cell.seq_len), steps, device)
-        sections["trace"] = asdict(traced)
+            sections["trace"] = _trace(built, inspection, timed.next_step, shares_step=shares_step)
     sections["engagement"] = {
         "attention_name": trainer.wiring.attention_name,
         "modules": sorted(modules),
@@ -86,3 +80,16 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     memory = read_memory(device, built.base_resident_bytes, inspection.cpu_peak_bytes)
     sections["memory"] = asdict(memory)
     return sections
+
+
+def _trace(built: BuiltCell, inspection: Inspection, first_step: int, *, shares_step: bool) -> dict[str, Any]:
+    """Trace full-length steps; the calls of an inspected step tell what each transfer was for."""
+    cell, trainer, device, folder = built.cell, built.trainer, built.device, built.folder
+    watch = StepWatch(inspection.watch, trainer.engine)
+    warm_profiler()
+    steps = range(first_step, first_step + (1 if shares_step else TRACED_STEPS))
+    with inspection.looking() if shares_step else inspection.watching():
+        traced = trace_steps(lambda number: trainer.step(number, cell.seq_len), steps, watch, device, folder)
+    section = read_step(traced, inspection.tap.calls, device.type)
+    keep_or_remove(traced, folder, keep=cell.measure.keep_traces)
+    return section
