@@ -78,8 +78,9 @@ def trace_case(job, log):
         run_step()
     warm_profiler()
     path = job.folder / f"trace-{job.rank}.json"
-    with log.during("trace"), CommunicationTap(case.watch) as again:
-        traced = trace_step(run_step, StepWatch(case.watch, case.optimizer), device, path)
+    again = CommunicationTap(case.watch)
+    with log.during("trace"):
+        traced = trace_step(run_step, StepWatch(case.watch, case.optimizer, lambda: again), device, path)
     assert [call.members for call in again.calls] == [call.members for call in tap.calls]
     calls = [asdict(call) for call in again.calls]
     (job.folder / f"calls-{job.rank}.json").write_text(json.dumps(calls))

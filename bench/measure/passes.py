@@ -85,11 +85,11 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
 def _trace(built: BuiltCell, inspection: Inspection, first_step: int, *, shares_step: bool) -> dict[str, Any]:
     """Trace full-length steps; the calls of an inspected step tell what each transfer was for."""
     cell, trainer, device, folder = built.cell, built.trainer, built.device, built.folder
-    watch = StepWatch(inspection.watch, trainer.engine)
+    looking = inspection.looking if shares_step else inspection.watching
+    watch = StepWatch(inspection.watch, trainer.engine, looking)
     warm_profiler()
     steps = range(first_step, first_step + (1 if shares_step else TRACED_STEPS))
-    with inspection.looking() if shares_step else inspection.watching():
-        traced = trace_steps(lambda number: trainer.step(number, cell.seq_len), steps, watch, device, folder)
+    traced = trace_steps(lambda number: trainer.step(number, cell.seq_len), steps, watch, device, folder)
     section = read_step(traced, inspection.tap.calls, device.type)
     keep_or_remove(traced, folder, keep=cell.measure.keep_traces)
     return section

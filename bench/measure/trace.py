@@ -10,7 +10,7 @@ import gzip
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -32,10 +32,9 @@ from bench.measure.timeline import (
     cpu_timeline,
     cuda_timeline,
 )
-from bench.measure.trace_reader import Track, read_events, read_tracks
+from bench.measure.trace_reader import KEPT_TRACE, Track, read_events, read_tracks
 
 CLOCK_MARKS = 5
-KEPT_TRACE = "rank_{rank}.trace.json.gz"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 MakeTimeline = Callable[[Mapping[str, Track], Regions, Sequence[Call] | None], Timeline]
@@ -52,11 +51,15 @@ class TracedStep:
 
 @dataclass(slots=True)
 class StepWatch:
-    """What to look at while a step is traced: attention's borders, and the optimizer's."""
+    """What to look at while a step is traced: attention's borders, and the optimizer's.
+
+    The optimizer's method `update` is its part of the step: clipping, stepping, clearing. `looking` is on
+    during the step and no longer: a tap must not see the barrier before it.
+    """
 
     attention: AttentionWatch
     optimizer: object
-    """Its method `update` is the optimizer's part of the step: clipping, stepping, clearing."""
+    looking: Callable[[], AbstractContextManager[object]]
 
 
 def warm_profiler() -> None:
@@ -100,7 +103,7 @@ def trace_step(
     attention_before = len(watch.attention.spans_ns)
     with profile(activities=activities) as profiler:
         marks_ns = [_mark_clock() for _ in range(CLOCK_MARKS)]
-        with _stamped(watch.optimizer, "update") as optimizer_ns:
+        with _stamped(watch.optimizer, "update") as optimizer_ns, watch.looking():
             start_ns = time.monotonic_ns()
             run_step()
             synchronise(device)

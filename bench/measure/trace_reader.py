@@ -21,6 +21,8 @@ from bench.measure.intervals import Spans
 
 Event = Mapping[str, Any]
 
+KEPT_TRACE = "rank_{rank}.trace.json.gz"
+"""What a rank leaves in its folder where traces are kept."""
 CHUNK_LETTERS = 1 << 22
 MAX_EVENT_LETTERS = 1 << 26
 """No event is longer: a file in which one seems to be is broken, and must not be read into memory whole."""

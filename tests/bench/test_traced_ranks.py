@@ -17,6 +17,7 @@ def traced(launcher, tmp_path, case, ranks):
     cell = make_cell("strategy=ring", f"cluster.world_size={ranks}")
     folder = tmp_path / case.__name__
     ends = launcher.run(cell, folder, entry=trace_case)
+    assert all(end.report for end in ends), ends[0].log_tail
     traces = [end.report["trace"] for end in ends]
     return merge_traces(traces, cell), traces, folder
 
@@ -66,6 +67,7 @@ def test_the_tap_and_the_profiler_read_one_clock(launcher, tmp_path):
 CELLS = {name: (f"strategy={name}", "engine=zero3") for name in STRATEGIES} | {
     f"ulysses {engine}": ("strategy=ulysses", f"engine={engine}") for engine in ("ddp", "fsdp2")
 }
+CELLS["a long step, traced and tapped at once"] = ("strategy=ring", "engine=fsdp2", "measure.budget_s=0.001")
 
 
 @pytest.mark.parametrize("case", CELLS)
