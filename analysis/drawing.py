@@ -19,7 +19,6 @@ from analysis.series import series_of
 from analysis.style import BANNER_COLOR, MUTED_COLOR, subtitle
 
 WIDTH_INCHES = 8.0
-AXES_INCHES = 4.0
 LINE_INCHES = 0.19
 LETTERS_PER_LINE = 115
 LETTERS_PER_HANDLE = 8
@@ -31,13 +30,13 @@ def build_figure(name: str, summary: pd.DataFrame) -> Figure:
     kind = FIGURES[name]
     lines = _header_lines(summary, kind.reading)
     marks = failure_marks(list(series_of(summary)))
-    rows = 1 + max((mark.row for mark in marks), default=-1)
+    rows = 1 + max((mark.row for mark in marks), default=-1) if kind.against_length else 0
     probe = Figure().add_subplot()
     kind.draw(summary, probe)
     columns, legend_rows = _legend_shape([*legend_entries(probe)])
     heights = [
         LINE_INCHES * (len(lines) + 2),
-        AXES_INCHES + ROW_INCHES * rows,
+        kind.inches(summary) + ROW_INCHES * rows,
         LINE_INCHES * (legend_rows + 0.5),
     ]
     figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")

@@ -32,6 +32,11 @@ def name(request):
     return request.param
 
 
+@pytest.fixture(params=[name for name, kind in FIGURES.items() if kind.against_length])
+def name_against_length(request):
+    return request.param
+
+
 @pytest.mark.parametrize("count", [0, 1, 30])
 def test_a_figure_is_drawn_for_any_number_of_cells(summary_of, name, count):
     records = grid([*STRATEGY_LOOKS][:6], LENGTHS)[:count]
@@ -48,16 +53,17 @@ def test_a_figure_without_usable_cells_says_so_and_shows_the_failures(summary_of
 
 
 @pytest.mark.parametrize(("status", "glyph"), [("out_of_memory", "x"), ("timed_out", "*"), ("error", "*")])
-def test_a_failed_cell_has_its_own_mark_at_its_length(summary_of, name, status, glyph):
+def test_a_failed_cell_has_its_own_mark_at_its_length(summary_of, name_against_length, status, glyph):
     records = [make_record(), make_failure(status, "no", config={"seq_len": 65536})]
-    marks = [line for line in axes_of(name, summary_of(records)).lines if line.get_marker() == glyph]
+    lines = axes_of(name_against_length, summary_of(records)).lines
+    marks = [line for line in lines if line.get_marker() == glyph]
     assert [list(mark.get_xdata()) for mark in marks] == [[65536]]
     assert marks[0].get_color() == STRATEGY_LOOKS["ulysses"].color
 
 
-def test_no_data_point_reaches_into_the_lane_of_the_failures(summary_of, name):
+def test_no_data_point_reaches_into_the_lane_of_the_failures(summary_of, name_against_length):
     records = [*grid(["local", "ulysses"], LENGTHS), make_failure("killed", "no", config={"seq_len": 4096})]
-    axes = axes_of(name, summary_of(records))
+    axes = axes_of(name_against_length, summary_of(records))
     lane = next(line for line in axes.lines if list(line.get_xdata()) == [0, 1]).get_ydata()[0]
     points = [
         point for line in axes.lines if line.get_transform() == axes.transData for point in line.get_xydata()
@@ -86,8 +92,8 @@ def test_every_figure_says_what_was_measured_on_what(summary_of, name):
     assert expected in texts(build_figure(name, summary_of([make_record()])))
 
 
-def test_lengths_are_labelled_8k_and_96k(summary_of, name):
-    figure = build_figure(name, summary_of(grid(["ulysses"], LENGTHS)))
+def test_lengths_are_labelled_8k_and_96k(summary_of, name_against_length):
+    figure = build_figure(name_against_length, summary_of(grid(["ulysses"], LENGTHS)))
     assert {"8k", "64k", "96k"} <= {label.get_text() for label in figure.axes[1].get_xticklabels()}
 
 
