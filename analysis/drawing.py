@@ -21,6 +21,8 @@ from analysis.style import BANNER_COLOR, MUTED_COLOR, subtitle
 WIDTH_INCHES = 8.0
 LINE_INCHES = 0.19
 LETTERS_PER_LINE = 115
+LETTERS_BESIDE_ROWS = 88
+"""Where the names of rows stand on the left, the header begins to the right of them."""
 LETTERS_PER_HANDLE = 8
 DPI = 150
 
@@ -28,7 +30,8 @@ DPI = 150
 def build_figure(name: str, summary: pd.DataFrame) -> Figure:
     """The figure of this name in FIGURES, complete, for the cells of a summary."""
     kind = FIGURES[name]
-    lines = _header_lines(summary, kind.reading)
+    letters = LETTERS_PER_LINE if kind.against_length else LETTERS_BESIDE_ROWS
+    lines = _header_lines(summary, kind.reading, letters)
     marks = failure_marks(list(series_of(summary)))
     rows = 1 + max((mark.row for mark in marks), default=-1) if kind.against_length else 0
     probe = Figure().add_subplot()
@@ -74,10 +77,10 @@ def svg_bytes(figure: Figure) -> bytes:
     return svg
 
 
-def _header_lines(summary: pd.DataFrame, reading: str) -> list[tuple[str, str]]:
+def _header_lines(summary: pd.DataFrame, reading: str, letters: int) -> list[tuple[str, str]]:
     """The lines under the title with their colours."""
-    lines = [(line, "black") for line in textwrap.wrap(subtitle(summary), LETTERS_PER_LINE)]
-    lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, LETTERS_PER_LINE)]
+    lines = [(line, "black") for line in textwrap.wrap(subtitle(summary), letters)]
+    lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, letters)]
     return [*lines, (CPU_BANNER, BANNER_COLOR)] if is_cpu(summary) else lines
 
 

@@ -25,9 +25,10 @@ MAX_ROWS = 60
 MAX_BARS = 120
 """More bars than these nobody can tell apart, and each takes the time of a hundred points."""
 ROW_INCHES = 0.26
-BAR_ROOM = 0.8
+BAR_ROOM = 0.6
 """The part of the gap between two lengths that their bars may fill."""
 MARKER_Y = -0.045
+VOID = "void: no trace, or one that took over 1.2 times the timed step"
 WATERFALL_NOUN = "split of its step"
 
 
@@ -87,6 +88,12 @@ def plot_waterfall(summary: pd.DataFrame, axes: Axes) -> None:
         _write_failures(axes, summary)
         return
     rows = list(_waterfall_rows(summary))
+    split = summary[summary["part_attention_ms"].notna()]
+    whole = len(split) - int((split[EFFICIENCY] >= 0).sum())
+    if whole:
+        why = "no local cell did the same work, or its attention was no faster"
+        text = f"ideal attention not split off for {count_label(whole, 'cell')}: {why}"
+        axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
     for y, row in enumerate(rows):
         for start, share, look in row.bars:
             bar = axes.barh(y, share, left=start, height=0.72, color=look.color, label=look.label)
@@ -129,7 +136,7 @@ def _waterfall_rows(summary: pd.DataFrame) -> Iterator[_Row]:
         name = ", ".join(filter(None, (str(cell["strategy"]), variant(cell, keys))))
         name = f"{name}, {length_label(int(cell['seq_len']))}"
         if pd.isna(cell["part_attention_ms"]):
-            yield _Row(name, (), status_label(str(cell["status"])) if cell["status"] != "ok" else "void")
+            yield _Row(name, (), status_label(str(cell["status"])) if cell["status"] != "ok" else VOID)
             continue
         bars = _bars(cell)
         if len(summary) > CASCADE_CELLS:
@@ -150,11 +157,15 @@ def step_ms(cell: Mapping[Any, Any] | pd.Series[Any]) -> float:
 
 def _bars(cell: pd.Series[Any]) -> tuple[tuple[float, float, PartLook], ...]:
     """(Start, share, look) of every part, each beginning where the one before ends."""
-    known = pd.notna(cell[IDEAL])
-    looks = ((IDEAL_LOOK, EFFICIENCY_LOOK) if known else (WHOLE_ATTENTION,)) + LATER_PARTS
+    looks = ((IDEAL_LOOK, EFFICIENCY_LOOK) if _has_ideal(cell) else (WHOLE_ATTENTION,)) + LATER_PARTS
     shares = [_share(cell, look) for look in looks]
     starts = accumulate(shares, initial=0.0)
     return tuple(zip(starts, shares, looks, strict=False))
+
+
+def _has_ideal(cell: pd.Series[Any]) -> bool:
+    """Whether attention can be split: not where it took no longer than what was to be its best."""
+    return bool(cell[EFFICIENCY] >= 0)
 
 
 def _share(cell: pd.Series[Any], look: PartLook) -> float:

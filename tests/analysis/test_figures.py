@@ -122,3 +122,34 @@ def test_points_of_neighbouring_lengths_never_change_places():
 def test_the_same_records_give_the_same_svg(summary_of, name):
     one, two = (svg_bytes(build_figure(name, summary_of([make_record()]))) for _ in range(2))
     assert one == two
+
+
+def test_the_bars_of_a_step_fill_it(summary_of):
+    axes = axes_of("step_parts", summary_of(grid(["local", "ulysses"], LENGTHS)))
+    tops = {}
+    for bar in axes.patches:
+        tops[bar.get_x()] = max(tops.get(bar.get_x(), 0), bar.get_y() + bar.get_height())
+    assert len(tops) == 2 * len(LENGTHS)
+    assert all(top == pytest.approx(1) for top in tops.values())
+
+
+def test_no_bar_of_a_step_is_cut_off(summary_of):
+    for lengths in ([8192], [8192, 16384], LENGTHS):
+        axes = axes_of("step_parts", summary_of(grid([*STRATEGY_LOOKS][:6], lengths)))
+        left, right = axes.get_xlim()
+        assert all(left <= bar.get_x() and bar.get_x() + bar.get_width() <= right for bar in axes.patches)
+
+
+def test_every_part_of_a_waterfall_begins_where_the_one_before_ends(summary_of):
+    axes = axes_of("waterfall", summary_of([make_record(config={"strategy": "local"}), make_record()]))
+    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    assert bars[0][0] == 0
+    for (_, end), (start, _) in itertools.pairwise(bars):
+        assert start == pytest.approx(end) or (start == 0 and end == pytest.approx(1))
+    assert bars[-1][1] == pytest.approx(1)
+
+
+def test_a_waterfall_of_many_cells_says_how_many_it_leaves_out(summary_of):
+    records = grid([*STRATEGY_LOOKS], [2**n for n in range(10, 20)])
+    figure = build_figure("waterfall", summary_of(records))
+    assert any(text.startswith("and 20 cells more") for text in texts(figure))

@@ -1,9 +1,11 @@
 """What a trace says of real ranks, where the answer is known beforehand or by another way."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
+from analysis.step_parts import step_parts
 from bench.measure.merge import merge_traces
 from bench.strategies import STRATEGIES
 from tests.cells import make_cell, run_cell, tiny_cell
@@ -85,5 +87,8 @@ def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked
         assert booked == pytest.approx(step_ms, rel=0.02)
         assert trace.compute_ms["attention"][rank] > 0
         assert trace.compute_ms["optimizer"][rank] > 0
+    busiest = max(range(len(trace.step_ms)), key=trace.compute_ms["attention"].__getitem__)
+    parts = step_parts(asdict(trace))
+    assert parts.step_ms == pytest.approx(trace.step_ms[busiest], rel=0.02)
     exchanged = "attention" in trace.purpose_total_ms and min(trace.purpose_total_ms["attention"]) > 0
     assert exchanged == (cell.sp_degree > 1)
