@@ -19,9 +19,10 @@ from analysis.series import series_of
 from analysis.style import BANNER_COLOR, MUTED_COLOR, subtitle
 
 WIDTH_INCHES = 8.0
-AXES_INCHES = 4.0
 LINE_INCHES = 0.19
 LETTERS_PER_LINE = 115
+LETTERS_BESIDE_ROWS = 88
+"""Where the names of rows stand on the left, the header begins to the right of them."""
 LETTERS_PER_HANDLE = 8
 DPI = 150
 
@@ -29,15 +30,16 @@ DPI = 150
 def build_figure(name: str, summary: pd.DataFrame) -> Figure:
     """The figure of this name in FIGURES, complete, for the cells of a summary."""
     kind = FIGURES[name]
-    lines = _header_lines(summary, kind.reading)
+    letters = LETTERS_PER_LINE if kind.against_length else LETTERS_BESIDE_ROWS
+    lines = _header_lines(summary, kind.reading, letters)
     marks = failure_marks(list(series_of(summary)))
-    rows = 1 + max((mark.row for mark in marks), default=-1)
+    rows = 1 + max((mark.row for mark in marks), default=-1) if kind.against_length else 0
     probe = Figure().add_subplot()
     kind.draw(summary, probe)
     columns, legend_rows = _legend_shape([*legend_entries(probe)])
     heights = [
         LINE_INCHES * (len(lines) + 2),
-        AXES_INCHES + ROW_INCHES * rows,
+        kind.inches(summary) + ROW_INCHES * rows,
         LINE_INCHES * (legend_rows + 0.5),
     ]
     figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")
@@ -75,10 +77,10 @@ def svg_bytes(figure: Figure) -> bytes:
     return svg
 
 
-def _header_lines(summary: pd.DataFrame, reading: str) -> list[tuple[str, str]]:
+def _header_lines(summary: pd.DataFrame, reading: str, letters: int) -> list[tuple[str, str]]:
     """The lines under the title with their colours."""
-    lines = [(line, "black") for line in textwrap.wrap(subtitle(summary), LETTERS_PER_LINE)]
-    lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, LETTERS_PER_LINE)]
+    lines = [(line, "black") for line in textwrap.wrap(subtitle(summary), letters)]
+    lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, letters)]
     return [*lines, (CPU_BANNER, BANNER_COLOR)] if is_cpu(summary) else lines
 
 

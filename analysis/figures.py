@@ -8,29 +8,40 @@ from dataclasses import dataclass
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.container import ErrorbarContainer
+from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from analysis.failures import count_failures, draw_failures, failure_marks
+from analysis.axes import finish_length_axes
 from analysis.labels import bytes_label, count_label, is_cpu
 from analysis.metrics import MAX_TRACED_TO_TIMED
 from analysis.series import Series, series_of
-from analysis.style import MUTED_COLOR, dodge, line_of, look_of, style_length_axis
+from analysis.step_figures import plot_step_parts, plot_waterfall, waterfall_inches
+from analysis.style import MUTED_COLOR, dodge, line_of, look_of
 
+AXES_INCHES = 4.0
 MAX_LEGEND_ENTRIES = 24
 LOG_FROM_RATIO = 20
 """A y axis is logarithmic when its largest value is this many times the smallest."""
 
 
+Handle = Line2D | ErrorbarContainer | BarContainer
+"""What a legend can show."""
+
+
 @dataclass(frozen=True, slots=True)
 class FigureKind:
-    """One figure of the report; `reading` says the reduction behind a point."""
+    """One figure of the report; `reading` says the reduction behind a point.
+
+    `inches` is the height of its axes; a figure that is not against length has a row for each cell.
+    """
 
     title: str
     y_label: str
     draw: Callable[[pd.DataFrame, Axes], None]
     reading: str
+    inches: Callable[[pd.DataFrame], float] = lambda _: AXES_INCHES
+    against_length: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,7 @@ def plot_throughput(summary: pd.DataFrame, axes: Axes) -> None:
     _draw_series(axes, series, quantity)
     _scale_y(axes, summary[quantity.column])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    _finish(axes, summary, series, quantity)
+    finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
 
 
 def plot_peak_memory(summary: pd.DataFrame, axes: Axes) -> None:
@@ -62,21 +73,31 @@ def plot_peak_memory(summary: pd.DataFrame, axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
     if axes.get_yscale() == "linear":
         axes.set_yticks(_size_ticks(axes.get_ylim()[1]))
-    _finish(axes, summary, series, quantity)
+    finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
 
 
 def plot_communication_share(summary: pd.DataFrame, axes: Axes) -> None:
-    """Exposed (solid, filled) and total (dotted, hollow) share of communication in the traced step."""
-    exposed = Quantity("exposed_communication_share", "communication share")
+    """Exposed (solid, filled) and total (dotted, hollow) share of all communication in the traced step."""
+    _plot_share(summary, axes, "communication_share")
+
+
+def plot_exchange_share(summary: pd.DataFrame, axes: Axes) -> None:
+    """The same of the attention exchange alone: what a strategy itself costs."""
+    _plot_share(summary, axes, "attention_exchange_share")
+
+
+def _plot_share(summary: pd.DataFrame, axes: Axes, total: str) -> None:
+    noun = total.replace("_", " ")
+    exposed = Quantity(f"exposed_{total}", noun)
     series = list(series_of(summary))
-    _draw_series(axes, series, Quantity("communication_share", exposed.noun), is_background=True)
+    _draw_series(axes, series, Quantity(total, noun), is_background=True)
     _draw_series(axes, series, exposed)
-    top = summary["communication_share"].max()
+    top = summary[total].max()
     top = top * 1.1 if top > 0 else 1.0
     axes.set_ylim(-0.02 * top, top)  # a share of 0 must not be cut in half by the axis
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     axes.set_title("; ".join(_remarks(summary)), loc="left", size=8, color=MUTED_COLOR)
-    _finish(axes, summary, series, exposed)
+    finish_length_axes(axes, summary, series, column=exposed.column, noun=exposed.noun)
 
 
 FIGURES: Mapping[str, FigureKind] = {
@@ -89,9 +110,25 @@ FIGURES: Mapping[str, FigureKind] = {
         "Peak memory", "peak allocated, worst rank", plot_peak_memory,
         "Highest tensor allocation of the worst rank in steady state",
     ),
+    "attention_exchange": FigureKind(
+        "Attention exchange", "share of the traced step", plot_exchange_share,
+        "Worst rank's merged time of the attention exchange over its traced step; filled: exposed, hollow:"
+        " total",
+    ),
     "communication_share": FigureKind(
         "Communication share", "share of the traced step", plot_communication_share,
         "Worst rank's merged communication time over its traced step; filled: exposed, hollow: total",
+    ),
+    "step_parts": FigureKind(
+        "Where the step went", "share of the traced step", plot_step_parts,
+        "The traced step of the rank that attention kept busiest, every instant booked once: compute, else"
+        " exposed communication, else idle",
+    ),
+    "waterfall": FigureKind(
+        "From ideal attention to the step", "", plot_waterfall,
+        "Shares of the traced step of the rank that attention kept busiest; ideal: local's attention for the"
+        " same work over the cell's cores or GPUs, where local ran",
+        inches=waterfall_inches, against_length=False,
     ),
 }  # fmt: skip
 
@@ -104,12 +141,12 @@ def _remarks(summary: pd.DataFrame) -> list[str]:
     return [*remarks, "on a CPU exposed is contention for cores too"] if is_cpu(summary) else remarks
 
 
-def legend_entries(axes: Axes) -> dict[str, Line2D | ErrorbarContainer]:
+def legend_entries(axes: Axes) -> dict[str, Handle]:
     """What the legend shows by label: each series, or each strategy where the series are too many."""
     handles, labels = axes.get_legend_handles_labels()
     pairs = zip(labels, handles, strict=True)
-    entries: dict[str, Line2D | ErrorbarContainer] = {
-        label: each for label, each in pairs if isinstance(each, Line2D | ErrorbarContainer)
+    entries: dict[str, Handle] = {
+        label: each for label, each in pairs if isinstance(each, Line2D | ErrorbarContainer | BarContainer)
     }
     if len(entries) <= MAX_LEGEND_ENTRIES:
         return entries
@@ -168,19 +205,3 @@ def _scale_y(axes: Axes, values: pd.Series[float]) -> None:
         axes.set_ylim(bottom=0)
         if high > 0 and math.isfinite(high):
             axes.set_ylim(top=max(axes.get_ylim()[1], high * 1.08))
-
-
-def _finish(axes: Axes, summary: pd.DataFrame, series: Sequence[Series], quantity: Quantity) -> None:
-    """The length axis, the failures and, where there is nothing to draw, a sentence that says so."""
-    style_length_axis(axes, sorted({int(length) for length in summary["seq_len"]}))
-    axes.grid(visible=True, color="#E0E0E0", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    if summary[quantity.column].isna().all():
-        failures = count_failures(summary)
-        why = f" ({failures})" if failures else ""
-        text = f"No cell has a {quantity.noun}{why}" if len(summary) else "No records"
-        axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center", color=MUTED_COLOR)
-        axes.set_yticks([])
-        axes.set_ylim(0, 1)
-    draw_failures(axes, failure_marks(series))

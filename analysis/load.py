@@ -12,6 +12,7 @@ import pandas as pd
 import yaml
 
 from analysis.metrics import Metrics, of_record
+from analysis.step_parts import EFFICIENCY, IDEAL
 from bench.record import READABLE_VERSIONS
 from bench.store import StoreError, read_records
 
@@ -26,8 +27,11 @@ DERIVED_COLUMNS = ("device_name", "sequences_per_step")
 SUMMARY_COLUMNS = (
     "repeats", "failed_repeats", "n", "n_of", "tokens_per_s_lowest_repeat",
     "tokens_per_s_highest_repeat", "speed_up", "speed_up_base_cell_id", "speed_up_base_ranks",
+    IDEAL, EFFICIENCY,
 )  # fmt: skip
-"""What `summarise` and `with_speed_up` add; listed here because config_columns must know them."""
+"""What `summarise`, `with_speed_up` and `with_ideal_attention` add; here because config_columns must know
+them.
+"""
 METRIC_COLUMNS = tuple(field.name for field in fields(Metrics))
 NUMBER_COLUMNS = tuple(name for name in METRIC_COLUMNS if name not in {"note", "warmup"})
 REQUIRED = ("cell_id", "repeat", "status", "reason", "provenance", "config")

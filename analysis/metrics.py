@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.step_parts import part_columns
 from bench.median import median_interval
 
 MAX_TRACED_TO_TIMED = 1.2
@@ -54,13 +55,26 @@ class Metrics:
     device_used_bytes: int | None = None
     communication_share: float | None = None
     exposed_communication_share: float | None = None
+    attention_exchange_share: float | None = None
+    exposed_attention_exchange_share: float | None = None
     traced_to_timed: float | None = None
+    straggler_gap_ms: float | None = None
     mfu_causal: float | None = None
     mfu_full: float | None = None
     hfu_causal: float | None = None
     first_loss: float | None = None
     last_loss: float | None = None
     note: str | None = None
+    part_attention_ms: float | None = None
+    part_imbalance_ms: float | None = None
+    part_packing_ms: float | None = None
+    part_transfer_ms: float | None = None
+    part_waiting_ms: float | None = None
+    part_model_state_ms: float | None = None
+    part_other_exchange_ms: float | None = None
+    part_optimizer_ms: float | None = None
+    part_other_compute_ms: float | None = None
+    part_idle_ms: float | None = None
 
 
 def slowest_rank_ms(step_times_ms: Sequence[Sequence[float]]) -> list[float]:
@@ -84,6 +98,22 @@ def communication_share(trace: Mapping[str, Any]) -> Share:
         total=_share(trace["total_ms"], trace["step_ms"]),
         exposed=_share(trace["exposed_ms"], trace["step_ms"]),
     )
+
+
+def attention_exchange_share(trace: Mapping[str, Any]) -> Share | None:
+    """The same of the attention exchange alone; None where a record does not tell purposes apart."""
+    if "purpose_total_ms" not in trace or any(trace["unjoined"]):
+        return None
+    nothing = [0.0] * len(trace["step_ms"])
+    return Share(
+        total=_share(trace["purpose_total_ms"].get("attention", nothing), trace["step_ms"]),
+        exposed=_share(trace["purpose_exposed_ms"].get("attention", nothing), trace["step_ms"]),
+    )
+
+
+def straggler_gap_ms(trace: Mapping[str, Any]) -> float:
+    """How much longer the slowest rank's traced step took than the median rank's."""
+    return float(max(trace["step_ms"]) - statistics.median(trace["step_ms"]))
 
 
 def utilisation(flops: float, step_ms: float, ranks: int, peak_flops_per_s: float) -> float:
@@ -169,11 +199,15 @@ def _traced(record: Mapping[str, Any], step_time_ms: float | None) -> dict[str, 
     if ratio is not None and ratio > MAX_TRACED_TO_TIMED:
         note = f"communication share void: the traced step took {ratio:.2f} times the timed step"
         return {"traced_to_timed": ratio, "note": note}
-    share = communication_share(trace)
+    share, exchange = communication_share(trace), attention_exchange_share(trace)
     return {
         "traced_to_timed": ratio,
         "communication_share": share.total,
         "exposed_communication_share": share.exposed,
+        "attention_exchange_share": exchange and exchange.total,
+        "exposed_attention_exchange_share": exchange and exchange.exposed,
+        "straggler_gap_ms": straggler_gap_ms(trace),
+        **part_columns(trace),
     }
 
 

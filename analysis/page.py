@@ -12,7 +12,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.figures import FIGURES
-from analysis.labels import CPU_BANNER, count_label, is_cpu, status_label
+from analysis.labels import CPU_BANNER, count_label, is_cpu, number_label, status_label
 from analysis.load import Record, device_name
 from analysis.memory_facts import largest_blocks, memory_facts
 from analysis.style import subtitle
@@ -167,12 +167,31 @@ def _attempt(record: Record) -> Attempt:
         "parity with float64": _parity(record.get("parity")),
         "[tokens, query heads, KV heads] in attention": _text(engagement.get("attention_shapes", "")),
         "bytes sent per step, by purpose and rank": _text(engagement.get("sent_bytes", "")),
+        **_traced(record.get("trace") or {}),
         "loss, first to last step": f"{losses[0]:.4f} to {losses[-1]:.4f}" if losses else None,
         **memory_facts(record),
     }
     present = [(name, str(text)) for name, text in facts.items() if text]
     title = f"repeat {record['repeat']}"
     return Attempt(title, present, largest_blocks(failure), failure.get("log_tail") or None)
+
+
+def _traced(trace: Mapping[str, Any]) -> dict[str, str | None]:
+    """What a traced step spent on others, in ms by purpose and rank, and how evenly work was spread."""
+    return {
+        "exposed communication, ms by purpose and rank": _times(trace.get("purpose_exposed_ms")),
+        "waiting for other ranks, ms by purpose and rank": _times(trace.get("purpose_waiting_ms")),
+        "compute, ms by part and rank": _times(trace.get("compute_ms")),
+        "causal (query, key, head) triples by rank": _text(trace.get("causal_area", "")),
+        "purposes unknown": "; ".join(filter(None, trace.get("unjoined", ()))),
+    }
+
+
+def _times(times_ms: Mapping[str, Sequence[float]] | None) -> str | None:
+    """`attention 1.23, 4.56; gradients 7.89, 0.12`."""
+    if not times_ms:
+        return None
+    return "; ".join(f"{name} {', '.join(map(number_label, ranks))}" for name, ranks in times_ms.items())
 
 
 def _parity(parity: Mapping[str, Any] | None) -> str | None:

@@ -14,8 +14,9 @@ from rich.text import Text
 from analysis.comparison import with_speed_up
 from analysis.drawing import build_figure, png_bytes, svg_bytes
 from analysis.figures import FIGURES
+from analysis.ideal import with_ideal_attention
 from analysis.labels import count_label
-from analysis.load import peak_flops_per_s, read_sweeps, to_frame
+from analysis.load import Record, peak_flops_per_s, read_sweeps, to_frame
 from analysis.page import render
 from analysis.style import subtitle
 from analysis.summary import summarise
@@ -42,7 +43,7 @@ def write_report(folder: Path) -> None:
 def write_joint_report(folders: Sequence[Path], output: Path) -> None:
     """One report of several sweeps, written into `output`; raises StoreError for unusable records."""
     records = read_sweeps(folders)
-    summary = with_speed_up(summarise(to_frame(records, peak_flops_per_s())))
+    summary = summary_of(records)
     pictures = output / "figures"
     pictures.mkdir(parents=True, exist_ok=True)
     svgs = {}
@@ -56,6 +57,12 @@ def write_joint_report(folders: Sequence[Path], output: Path) -> None:
     page = output / "report.html"
     page.write_text(render(records, summary, svgs), encoding="utf-8")
     _print_summary(summary, page)
+
+
+def summary_of(records: Sequence[Record]) -> pd.DataFrame:
+    """One row per cell with everything that tables and figures show."""
+    cells = summarise(to_frame(records, peak_flops_per_s()))
+    return with_ideal_attention(with_speed_up(cells))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

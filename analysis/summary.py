@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.metrics import tokens_per_s
+from analysis.step_parts import PART_COLUMNS
 from bench.median import median_interval
 
 CELL = ("cell_id", "provenance", "hardware", "device_name")
@@ -13,7 +14,9 @@ CELL = ("cell_id", "provenance", "hardware", "device_name")
 MEDIANS = (
     "step_time_ms", "peak_allocated_bytes", "peak_reserved_bytes", "peak_resident_bytes",
     "resident_above_base_bytes", "whole_life_allocated_bytes", "device_used_bytes",
-    "communication_share", "exposed_communication_share", "traced_to_timed", "first_loss", "last_loss",
+    "communication_share", "exposed_communication_share",
+    "attention_exchange_share", "exposed_attention_exchange_share", "straggler_gap_ms",
+    "traced_to_timed", "first_loss", "last_loss",
 )  # fmt: skip
 RATES = (
     "tokens_per_s", "tokens_per_s_per_rank", "window_tokens_per_s",
@@ -42,7 +45,8 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     # A rate's median is that of its reciprocal, the time: rates are never averaged.
     reciprocals = 1 / good[[*RATES]].astype("float64")
     summary[[*RATES]] = 1 / reciprocals.groupby(good_cell).median()
-    for name in ("n_steps", "warmup", "tokens_per_step", *INTERVALS):
+    # Parts of one step add up; medians of parts over several do not.
+    for name in ("n_steps", "warmup", "tokens_per_step", *INTERVALS, *PART_COLUMNS):
         summary[name] = good.groupby(good_cell)[name].first()
     summary["note"] = frame.groupby(cell)["note"].first()
     summary["repeats"] = cell.value_counts()

@@ -27,7 +27,8 @@ OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 HEADINGS = (
     "strategy", "length", "ranks/sp", "status", "tokens/s", "n and 95 % interval", "step time (ms)",
-    "peak allocated", "communication exposed / total", "speed-up", "note",
+    "peak allocated", "attention exchange exposed / total", "communication exposed / total",
+    "traced / timed", "speed-up", "note",
 )  # fmt: skip
 TERMINAL_ROWS = 60
 MIN_STRATEGY_COLUMNS = 17
@@ -45,7 +46,9 @@ class Row:
     spread: str
     step_time: str
     peak_allocated: str
+    exchange: str
     communication: str
+    traced_to_timed: str
     speed_up: str
     note: str
 
@@ -91,11 +94,11 @@ def terminal_table(summary: pd.DataFrame) -> Table:
     table.add_column("strategy", overflow="fold", min_width=MIN_STRATEGY_COLUMNS)
     for heading in ("length", "ranks/sp", "status"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("tokens/s", "n", "95 % interval", "step ms", "peak", "comm."):
+    for heading in ("tokens/s", "n", "95 % interval", "step ms", "peak", "exch."):
         table.add_column(heading, justify="right", no_wrap=True)
     shown = summary.head(TERMINAL_ROWS)
     for row, cell in zip(rows_of(shown), shown.to_dict("records"), strict=True):
-        share = cell["exposed_communication_share"]
+        share = cell["exposed_attention_exchange_share"]
         texts = [
             *row.texts()[:5],
             n_label(cell).replace("repeats", "rep."),
@@ -120,7 +123,6 @@ def failure_reasons(summary: pd.DataFrame) -> list[str]:
 
 
 def _row(cell: dict[Any, Any], name: str) -> Row:
-    shares = (cell["exposed_communication_share"], cell["communication_share"])
     speed_up = cell.get("speed_up")
     return Row(
         strategy=f"{cell['strategy']}, {name}" if name else str(cell["strategy"]),
@@ -131,10 +133,18 @@ def _row(cell: dict[Any, Any], name: str) -> Row:
         spread=spread_label(cell),
         step_time=number_label(cell["step_time_ms"]),
         peak_allocated=bytes_label(cell["peak_allocated_bytes"]),
-        communication="" if pd.isna(shares[0]) else " / ".join(map(percent_label, shares)),
+        exchange=_shares(cell, "attention_exchange_share"),
+        communication=_shares(cell, "communication_share"),
+        traced_to_timed=number_label(cell["traced_to_timed"]),
         speed_up="" if speed_up is None or pd.isna(speed_up) else f"{speed_up:.2f}",
         note=cell["note"] if isinstance(cell["note"], str) else "",
     )
+
+
+def _shares(cell: dict[Any, Any], total: str) -> str:
+    """Exposed and total as `5.0 % / 10.0 %`."""
+    shares = (cell[f"exposed_{total}"], cell[total])
+    return "" if pd.isna(shares[0]) else " / ".join(map(percent_label, shares))
 
 
 def _status(cell: dict[Any, Any]) -> str:

@@ -20,6 +20,7 @@ from bench.environment import describe
 from bench.gates import first_failure
 from bench.launcher import Launcher, Tell
 from bench.legality import refusal
+from bench.measure.merge import merge_traces
 from bench.rank_end import RankEnd, classify
 from bench.rank_log import STEP_PHASES
 from bench.record import (
@@ -35,7 +36,6 @@ from bench.record import (
     Status,
     Telemetry,
     Timing,
-    Trace,
 )
 from bench.strategies import STRATEGIES
 
@@ -154,7 +154,7 @@ def merge(reports: Sequence[Report], cell: RunConfig, known_parity: Parity | Non
         "attention": _merge_attention(reports),
         "memory": _merge_memories(memories, telemetries),
         "telemetry": _merge_telemetries(telemetries),
-        "trace": _merge_traces(traces) if traces else None,
+        "trace": merge_traces(traces, cell) if traces else None,
     }
 
 
@@ -195,19 +195,6 @@ def _reason(telemetries: Sequence[Report]) -> str | None:
     """Why figures are missing, each reason once."""
     reasons = dict.fromkeys(each["reason"] for each in telemetries if each["reason"] is not None)
     return "; ".join(reasons) or None
-
-
-def _merge_traces(traces: Sequence[Report]) -> Trace:
-    kinds = sorted({kind for trace in traces for kind in trace["communication_ms"]})
-    return Trace(
-        step_ms=_by_rank(traces, "step_ms"),
-        total_ms=_by_rank(traces, "total_ms"),
-        exposed_ms=_by_rank(traces, "exposed_ms"),
-        communication_ms={
-            kind: [trace["communication_ms"].get(kind, 0.0) for trace in traces] for kind in kinds
-        },
-        calls={kind: [trace["calls"].get(kind, 0) for trace in traces] for kind in kinds},
-    )
 
 
 def _sent_bytes(per_rank: Sequence[dict[str, int]]) -> dict[str, list[int]]:

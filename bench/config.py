@@ -83,6 +83,7 @@ class MeasureConfig:
     repeats: int
     timeout_s: float
     trace: bool
+    keep_traces: bool
     gradients: bool
 
 
@@ -153,9 +154,9 @@ class RunConfig:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
 
     def identity(self) -> dict[str, Any]:
-        """All that decides what a cell does: repeats and the experiment that asked for it do not."""
+        """All that decides what a cell does: repeats, files kept and who asked for it do not."""
         fields = asdict(self)
-        del fields["experiment"], fields["measure"]["repeats"]
+        del fields["experiment"], fields["measure"]["repeats"], fields["measure"]["keep_traces"]
         return fields
 
     def to_json(self) -> dict[str, Any]:

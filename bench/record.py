@@ -167,12 +167,24 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One step under torch.profiler, per rank. Intervals are merged, never summed.
+    """One step under torch.profiler, per rank, in milliseconds. Intervals are merged, never summed.
 
     `communication_ms[kind][rank]` is the union of that kind's intervals, `total_ms[rank]` the union over
     all kinds, `exposed_ms[rank]` the part of it without compute on that rank, `step_ms[rank]` the traced
     step: the share's denominator. A send or receive in flight behind compute counts in total, not in
     exposed.
+
+    By purpose (attention, parameters, gradients, data_and_loss, other) and rank: `purpose_total_ms` is in
+    flight, `purpose_exposed_ms` exposed, `purpose_waiting_ms` the latest arrival of the ranks that had to
+    meet minus one's own, `purpose_exposed_waiting_ms` the exposed part of that. The last two are null
+    where the ranks' clocks or calls cannot be compared; `unjoined[rank]` says why purposes are unknown.
+
+    `compute_ms[part][rank]`: `attention` is its kernels and arithmetic, `packing` the copies and
+    conversions in attention, `optimizer` clipping and the update, `other` the rest. Each instant is booked
+    once: `compute_ms`, `purpose_exposed_ms` and `idle_ms` add up to `step_ms`.
+
+    `causal_area[rank]` counts the (query, key, head) triples that the mask leaves a rank, of one sequence
+    and layer.
     """
 
     step_ms: list[float]
@@ -180,6 +192,14 @@ class Trace:
     exposed_ms: list[float]
     communication_ms: dict[str, list[float]]
     calls: dict[str, list[int]]
+    purpose_total_ms: dict[str, list[float]]
+    purpose_exposed_ms: dict[str, list[float]]
+    purpose_waiting_ms: dict[str, list[float]] | None
+    purpose_exposed_waiting_ms: dict[str, list[float]] | None
+    compute_ms: dict[str, list[float]]
+    idle_ms: list[float]
+    causal_area: list[int]
+    unjoined: list[str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,6 +195,7 @@ def _measure(raw: Raw) -> MeasureConfig:
         repeats=words.whole("measure.repeats", raw["repeats"]),
         timeout_s=words.seconds("measure.timeout_s", raw["timeout_s"]),
         trace=words.flag("measure.trace", raw["trace"]),
+        keep_traces=words.flag("measure.keep_traces", raw["keep_traces"]),
         gradients=words.flag("measure.gradients", raw["gradients"]),
     )
 

@@ -18,6 +18,7 @@ from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.launcher import Launcher
 from bench.legality import refusal
+from bench.measure.trace_reader import KEPT_TRACE
 from bench.parity_cache import ParityCache
 from bench.progress import Progress
 from bench.record import FINDINGS, Record, Status
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from bench.worker import RankEntry
 
 MAX_CELLS = 10_000
+TRACES_FOLDER = "traces"
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 ReportWriter = Callable[[Path], None]
@@ -104,18 +106,29 @@ def _run_one(
     entry: RankEntry | None,
 ) -> Status:
     progress.begin(planned)
+    cells = store.folder / "cells"
     record: Record = run(
         planned,
         launcher,
-        store.folder / "cells",
+        cells,
         entry=entry,
         tell=progress.tell,
         known_parity=parities.find(planned.cell),
     )
     parities.keep(planned.cell, record)
+    _gather_traces(planned, cells, store.folder / TRACES_FOLDER)
     store.append(record)
     progress.end(planned, record)
     return record.status
+
+
+def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
+    """Put the traces that a cell's ranks kept together: `<cell>-<rank>.json.gz`."""
+    for rank in range(planned.cell.cluster.world_size):
+        kept = cells / planned.folder_name / KEPT_TRACE.format(rank=rank)
+        if kept.exists():
+            traces.mkdir(exist_ok=True)
+            kept.rename(traces / f"{planned.folder_name}-{rank}.json.gz")
 
 
 def _pending(plan: Plan, before: Sequence[dict[str, Any]]) -> list[PlannedCell]:

@@ -1,6 +1,8 @@
 """What a user types, from the command line to the report."""
 
 import csv
+import gzip
+import json
 import signal
 import subprocess
 import sys
@@ -34,21 +36,22 @@ def test_a_sweep_ends_in_records_tables_figures_and_a_page(tmp_path):
         assert record["status"] == "ok"
         assert record["losses"]["tokens_digest"] == record["losses"]["expected_digest"]
         assert min(record["memory"]["peak_allocated_bytes"]) > 0
-        assert strategy == "local" or min(record["trace"]["total_ms"]) > 0
+        assert strategy == "local" or min(record["trace"]["purpose_total_ms"]["attention"]) > 0
+        assert not (tmp_path / "out" / "traces").exists()
         assert len(record["timing"]["step_times_ms"]) == record["config"]["cluster.world_size"]
     for length in (1024, 2048):
         digests = {tuple(found[s, length]["losses"]["tokens_digest"]) for s, n in found if n == length}
         assert len(digests) == 1
     with (tmp_path / "out" / "summary.csv").open() as file:
         assert all(float(row["tokens_per_s"]) > 0 for row in csv.DictReader(file))
-    written = ("summary.md", "report.html", "config.yaml", "figures/throughput.png", "figures/throughput.svg")
+    written = ("summary.md", "report.html", "config.yaml", "figures/waterfall.png", "figures/throughput.svg")
     assert all((tmp_path / "out" / name).stat().st_size > 0 for name in written)
     assert "6/6" in done.stdout
 
 
 def test_the_published_packages_own_code_ran(tmp_path):
     words = ("-m", "seq_len=1k", "strategy=deepspeed_ulysses,ring_flash_attn", "sweep_dir=out", *QUICK)
-    assert sweep(tmp_path, *words).returncode == 0
+    assert sweep(tmp_path, *words, "measure.keep_traces=true").returncode == 0
     modules = {
         r["config"]["strategy"]: r["engagement"]["modules"]
         for r in read_records(tmp_path / "out" / "records.jsonl")
@@ -56,6 +59,13 @@ def test_the_published_packages_own_code_ran(tmp_path):
     assert "deepspeed.runtime.sequence_parallel.ulysses_sp" in modules["deepspeed_ulysses"]
     assert "ring_flash_attn.zigzag_ring_flash_attn" in modules["ring_flash_attn"]
     assert not any("bench.strategies.ulysses.attention" in entered for entered in modules.values())
+    # The same sweep kept its traces: one of each cell and rank, of which Perfetto opens the gzipped JSON.
+    records = read_records(tmp_path / "out" / "records.jsonl")
+    kept = {path.name for path in (tmp_path / "out" / "traces").iterdir()}
+    assert kept == {f"{r['cell_id']}-{r['repeat']}-{rank}.json.gz" for r in records for rank in (0, 1)}
+    for name in kept:
+        events = json.loads(gzip.decompress((tmp_path / "out" / "traces" / name).read_bytes()))["traceEvents"]
+        assert any(event["name"].startswith("gloo:") for event in events)
 
 
 def test_resume_runs_only_what_is_missing(tmp_path):

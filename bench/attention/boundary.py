@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,15 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 class AttentionWatch:
     """Knows at any moment whether attention is running, and which shapes it was given.
 
-    `shapes` holds (shard tokens, query heads, KV heads) of every call seen.
+    `shapes` holds (shard tokens, query heads, KV heads) of every call seen, `spans_ns` when attention was
+    entered and left, forward and backward, in `time.monotonic_ns`.
     """
 
     def __init__(self) -> None:
         self.is_inside = False
         self.shapes: set[tuple[int, int, int]] = set()
+        self.spans_ns: list[tuple[int, int]] = []
+        self._entered_ns = 0
 
     def run(self, attention: Attention, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         """Attention's output; marks on both sides tell backward when it enters and leaves."""
@@ -33,8 +37,11 @@ class AttentionWatch:
 
     def _enter(self) -> None:
         self.is_inside = True
+        self._entered_ns = time.monotonic_ns()
 
     def _leave(self) -> None:
+        if self.is_inside:
+            self.spans_ns.append((self._entered_ns, time.monotonic_ns()))
         self.is_inside = False
 
 

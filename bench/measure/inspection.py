@@ -23,9 +23,14 @@ class Inspection:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Watch, tap and track everything this rank does."""
+        with self.watching(), self.tracker, self.tap:
+            yield
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Only see attention begin and end: that costs microseconds."""
         self.strategy.watch = self.watch
         try:
-            with self.tracker, self.tap:
-                yield
+            yield
         finally:
             self.strategy.watch = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from bench.measure.memory import MemoryWatch
 from bench.measure.modules import watch_modules
 from bench.measure.telemetry import Telemetry, open_nvml
 from bench.measure.timing import time_steps
-from bench.measure.trace import trace_step, trace_steps
+from bench.measure.trace import StepWatch, keep_or_remove, read_step, trace_steps, warm_profiler
 from bench.memory_limit import without_memory_limit
 from bench.rank_log import RankLog
 from bench.workloads.workload import Workload
@@ -66,12 +66,7 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
             workload.step(timed.next_step)
     if cell.measure.trace:
         with log.during("trace"):
-            # The profiler's first use is slow: a short step pays for it.
-            trace_step(workload.short_step, device)
-            with inspection.looking() if shares_step else nullcontext():
-                steps = range(timed.next_step, timed.next_step + (1 if shares_step else TRACED_STEPS))
-                traced = trace_steps(workload.step, steps, device)
-        sections["trace"] = asdict(traced)
+            sections["trace"] = _trace(built, inspection, timed.next_step, shares_step=shares_step)
     sections["engagement"] = {
         "attention_name": rank.wiring.attention_name,
         "modules": sorted(modules),
@@ -93,6 +88,19 @@ def _parity(workload: Workload) -> dict[str, Any]:
         section["tokens"] = outcome.tokens
         section["errors"] |= outcome.errors
         section["limits"] |= outcome.limits
+    return section
+
+
+def _trace(built: BuiltCell, inspection: Inspection, first_step: int, *, shares_step: bool) -> dict[str, Any]:
+    """Trace full-length steps; the calls of an inspected step tell what each transfer was for."""
+    workload, device, folder = built.workload, built.workload.rank.device, built.folder
+    looking = inspection.looking if shares_step else inspection.watching
+    watch = StepWatch(inspection.watch, workload.optimizer, looking)
+    warm_profiler()
+    steps = range(first_step, first_step + (1 if shares_step else TRACED_STEPS))
+    traced = trace_steps(workload.step, steps, watch, device, folder)
+    section = read_step(traced, inspection.tap.calls, device.type)
+    keep_or_remove(traced, folder, keep=workload.cell.measure.keep_traces)
     return section
 
 

@@ -1,145 +1,170 @@
-"""The traced pass: one step under torch.profiler, apart from timing because tracing slows a step."""
+"""The traced pass: one step under torch.profiler, apart from timing because tracing slows a step.
+
+Nothing is added to the step but marks: when attention and the optimizer were entered and left, and a few
+readings of the clock beside it.
+"""
 
 from __future__ import annotations
 
-import json
-import tempfile
+import gzip
+import shutil
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from bench.attention.boundary import AttentionWatch
+from bench.measure.calls import Call
 from bench.measure.clock import synchronise
-from bench.measure.intervals import Span, length, overlap
+from bench.measure.split import flights_ms, split
+from bench.measure.timeline import (
+    CLOCK_MARK,
+    JoinError,
+    Regions,
+    Timeline,
+    cpu_timeline,
+    cuda_timeline,
+)
+from bench.measure.trace_reader import KEPT_TRACE, Track, read_events, read_tracks
 
-# `c10d::` events say what was asked for; on gloo the time is in `gloo:` events of worker threads.
-GLOO_KINDS: Mapping[str, str] = {
-    "gloo:all_to_all": "all_to_all",
-    "gloo:all_gather": "all_gather",
-    "gloo:all_reduce": "all_reduce",
-    "gloo:reduce_scatter": "reduce_scatter",
-    "gloo:broadcast": "broadcast",
-    "gloo:send": "send_recv",
-    "gloo:recv": "send_recv",
-    "gloo:barrier": "barrier",
-}
-NCCL_KINDS: Mapping[str, str] = {
-    "AllToAll": "all_to_all",
-    "AllGather": "all_gather",
-    "AllReduce": "all_reduce",
-    "ReduceScatter": "reduce_scatter",
-    "Broadcast": "broadcast",
-    "SendRecv": "send_recv",
-}
+CLOCK_MARKS = 5
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-
-Event = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceSource:
-    """Which events of a device's trace are communication, of what kind, and which are compute."""
-
-    communication: Callable[[Event], str | None]
-    is_compute: Callable[[Event], bool]
+MakeTimeline = Callable[[Mapping[str, Track], Regions, Sequence[Call] | None], Timeline]
+TIMELINES: Mapping[str, MakeTimeline] = {"cpu": cpu_timeline, "cuda": cuda_timeline}
 
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One rank's traced step, times in milliseconds.
+    """One step as it was traced: the file, and what the rank itself knew of the step."""
 
-    `total_ms` is when any communication was in flight, `exposed_ms` the part of it without compute.
+    path: Path
+    regions: Regions
+
+
+@dataclass(slots=True)
+class StepWatch:
+    """What to look at while a step is traced: attention's borders, and the optimizer's.
+
+    The optimizer's method `update` is its part of the step: clipping, stepping, clearing. `looking` is on
+    during the step and no longer: a tap must not see the barrier before it.
     """
 
-    step_ms: float
-    total_ms: float
-    exposed_ms: float
-    communication_ms: dict[str, float]
-    calls: dict[str, int]
+    attention: AttentionWatch
+    optimizer: object | None
+    looking: Callable[[], AbstractContextManager[object]]
 
 
-def trace_step(run_step: Callable[[], object], device: torch.device) -> TracedStep:
-    """Run one step under the profiler and keep what its trace says; the trace itself is dropped."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    dist.barrier()
-    with torch.profiler.profile(activities=activities) as profiler:
-        start = time.perf_counter()
-        run_step()
-        synchronise(device)
-        step_ms = (time.perf_counter() - start) * 1e3
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_bytes())["traceEvents"]
-    return read_trace(events, step_ms, SOURCES[device.type])
+def warm_profiler() -> None:
+    """Pay for the profiler's first use, without a training step: a shorter one would make ZeRO-3 record its
+    order of parameters anew, and the next step would hold calls that no other has.
+    """
+    with profile(activities=[ProfilerActivity.CPU]):
+        torch.ones(1).add(1)
 
 
-def trace_steps(run_step: Callable[[int], object], steps: range, device: torch.device) -> TracedStep:
+def trace_steps(
+    run_step: Callable[[int], object], steps: range, watch: StepWatch, device: torch.device, folder: Path
+) -> TracedStep:
     """Trace several steps one by one and keep the one of median length, by its slowest rank.
 
-    Every rank must call it; all keep the same step.
+    Every rank must call it; all keep the same step. The traces of the others are removed.
     """
-    traced = [trace_step(partial(run_step, number), device) for number in steps]
-    slowest_ms = torch.tensor([step.step_ms for step in traced], device=device)
+    rank = dist.get_rank()
+    traced = [
+        trace_step(partial(run_step, number), watch, device, folder / f"trace-{rank}-{number}.json")
+        for number in steps
+    ]
+    steps_ns = [step.regions.step_ns for step in traced]
+    slowest_ms = torch.tensor([(end - start) / 1e6 for start, end in steps_ns], device=device)
     dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
-    return traced[int(slowest_ms.argsort()[len(traced) // 2])]
+    kept = int(slowest_ms.argsort()[len(traced) // 2])
+    for number, step in enumerate(traced):
+        if number != kept:
+            step.path.unlink()
+    return traced[kept]
 
 
-def read_trace(events: Iterable[Event], step_ms: float, source: TraceSource) -> TracedStep:
-    """Communication of one rank by kind from a Chrome trace's events: intervals merged, never summed."""
-    spans: defaultdict[str, list[Span]] = defaultdict(list)
-    compute: list[Span] = []
-    for event in events:
-        if event.get("ph") == "X":
-            kind = source.communication(event)
-            if kind is not None:
-                spans[kind].append(_span(event))
-            elif source.is_compute(event):
-                compute.append(_span(event))
-    communication = [span for found in spans.values() for span in found]
-    total_us = length(communication)
-    return TracedStep(
-        step_ms=step_ms,
-        total_ms=total_us / 1e3,
-        exposed_ms=(total_us - overlap(communication, compute)) / 1e3,
-        communication_ms={kind: length(found) / 1e3 for kind, found in spans.items()},
-        calls={kind: len(found) for kind, found in spans.items()},
-    )
+def trace_step(
+    run_step: Callable[[], object], watch: StepWatch, device: torch.device, path: Path
+) -> TracedStep:
+    """Run one step under the profiler, its Chrome trace written to `path`."""
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    dist.barrier()
+    attention_before = len(watch.attention.spans_ns)
+    with profile(activities=activities) as profiler:
+        marks_ns = [_mark_clock() for _ in range(CLOCK_MARKS)]
+        with _stamped(watch.optimizer, "update") as optimizer_ns, watch.looking():
+            start_ns = time.monotonic_ns()
+            run_step()
+            synchronise(device)
+            end_ns = time.monotonic_ns()
+    profiler.export_chrome_trace(str(path))
+    regions = Regions((start_ns, end_ns), marks_ns, watch.attention.spans_ns[attention_before:], optimizer_ns)
+    return TracedStep(path, regions)
 
 
-def _span(event: Event) -> Span:
-    return event["ts"], event["ts"] + event["dur"]
+def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> dict[str, Any]:
+    """One rank's part of the trace section, for the launcher to put beside the others'.
+
+    `unjoined` says why the calls could not be told apart by purpose, null where they could.
+    """
+    tracks = read_tracks(read_events(traced.path))
+    timeline_of, unjoined = TIMELINES[device_type], None
+    try:
+        timeline = timeline_of(tracks, traced.regions, calls)
+    except JoinError as error:
+        unjoined = str(error)
+        timeline = timeline_of(tracks, traced.regions, None)
+    return {
+        **asdict(split(timeline)),
+        "flights": flights_ms(timeline),
+        "clock": BOOT_ID.read_text().strip() if BOOT_ID.exists() else "",
+        "unjoined": unjoined,
+    }
 
 
-def _gloo_kind(event: Event) -> str | None:
-    return GLOO_KINDS.get(event.get("name", ""))
+def keep_or_remove(traced: TracedStep, folder: Path, *, keep: bool) -> None:
+    """Leave the trace gzipped as KEPT_TRACE in the rank's folder, or nothing; Perfetto opens either."""
+    if keep:
+        kept = folder / KEPT_TRACE.format(rank=dist.get_rank())
+        with traced.path.open("rb") as plain, gzip.open(kept, "wb", compresslevel=6) as packed:
+            shutil.copyfileobj(plain, packed)
+    traced.path.unlink()
 
 
-def _is_cpu_compute(event: Event) -> bool:
-    """`aten::` operators; never autograd's nodes, which contain waits."""
-    return event.get("cat") == "cpu_op" and str(event.get("name", "")).startswith("aten::")
+def _mark_clock() -> int:
+    """The monotonic clock, read inside an annotation that the trace will hold."""
+    with record_function(CLOCK_MARK):
+        return time.monotonic_ns()
 
 
-def _nccl_kind(event: Event) -> str | None:
-    name = str(event.get("name", ""))
-    if event.get("cat") != "kernel" or not name.startswith("ncclDevKernel_"):
-        return None
-    return next((kind for part, kind in NCCL_KINDS.items() if part in name), "other")
+@contextmanager
+def _stamped(owner: object | None, method: str) -> Iterator[list[tuple[int, int]]]:
+    """When the object's method was entered and left while the context lasts, ns of the monotonic clock."""
+    spans_ns: list[tuple[int, int]] = []
+    if owner is None:
+        yield spans_ns
+        return
+    run = getattr(owner, method)
 
+    def stamped() -> Any:
+        start_ns = time.monotonic_ns()
+        result = run()
+        spans_ns.append((start_ns, time.monotonic_ns()))
+        return result
 
-def _is_kernel(event: Event) -> bool:
-    return event.get("cat") == "kernel"
-
-
-SOURCES: Mapping[str, TraceSource] = {
-    "cpu": TraceSource(_gloo_kind, _is_cpu_compute),
-    "cuda": TraceSource(_nccl_kind, _is_kernel),
-}
+    setattr(owner, method, stamped)
+    try:
+        yield spans_ns
+    finally:
+        delattr(owner, method)

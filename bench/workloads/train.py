@@ -29,9 +29,9 @@ class Train(Workload):
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)
         cell = self.cell
-        engine = ENGINES[cell.engine](_model(rank), cell, rank.strategy.groups, rank.device)
+        self.optimizer = ENGINES[cell.engine](_model(rank), cell, rank.strategy.groups, rank.device)
         self.trainer = TRAINERS[cell.trainer](
-            cell, engine, rank.strategy, rank.wiring, open_data(cell, rank.device), rank.phase
+            cell, self.optimizer, rank.strategy, rank.wiring, open_data(cell, rank.device), rank.phase
         )
 
     def step(self, number: int) -> StepOutcome:

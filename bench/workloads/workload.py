@@ -29,6 +29,9 @@ class Rank:
 class Workload(ABC):
     """One kind of step; the passes run, time, trace and inspect it without knowing which."""
 
+    optimizer: object | None = None
+    """What has a method `update`, the optimizer's part of a step; None where nothing is trained."""
+
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.cell = rank.strategy.cell

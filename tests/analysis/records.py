@@ -78,8 +78,29 @@ def make_record(*, config=None, **overrides):
             "peak_resident_bytes": [500] * ranks,
             "base_resident_bytes": [300] * ranks,
         },
-        "trace": {"step_ms": [110.0] * ranks, "total_ms": [22.0] * ranks, "exposed_ms": [11.0] * ranks},
+        "trace": make_trace(ranks),
         "failure": None,
+    } | overrides
+
+
+def make_trace(ranks, attention_ms=60.0, **overrides):
+    """A step of 110 ms, a fifth of it communication, half of that exposed; all ranks the same."""
+    per_rank = {"attention": attention_ms, "packing": 4.0, "optimizer": 10.0, "other": 79.0 - attention_ms}
+    exposed = {"attention": 7.0, "parameters": 2.0, "gradients": 1.0, "data_and_loss": 1.0}
+    return {
+        "step_ms": [110.0] * ranks,
+        "total_ms": [22.0] * ranks,
+        "exposed_ms": [11.0] * ranks,
+        "communication_ms": {"all_to_all": [22.0] * ranks},
+        "calls": {"all_to_all": [4] * ranks},
+        "purpose_total_ms": {"attention": [14.0] * ranks, "parameters": [8.0] * ranks},
+        "purpose_exposed_ms": {purpose: [ms] * ranks for purpose, ms in exposed.items()},
+        "purpose_waiting_ms": {"attention": [5.0] * ranks},
+        "purpose_exposed_waiting_ms": {"attention": [3.0] * ranks},
+        "compute_ms": {part: [ms] * ranks for part, ms in per_rank.items()},
+        "idle_ms": [6.0] * ranks,
+        "causal_area": [1000] * ranks,
+        "unjoined": [None] * ranks,
     } | overrides
 
 

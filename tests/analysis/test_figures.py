@@ -32,6 +32,11 @@ def name(request):
     return request.param
 
 
+@pytest.fixture(params=[name for name, kind in FIGURES.items() if kind.against_length])
+def name_against_length(request):
+    return request.param
+
+
 @pytest.mark.parametrize("count", [0, 1, 30])
 def test_a_figure_is_drawn_for_any_number_of_cells(summary_of, name, count):
     records = grid([*STRATEGY_LOOKS][:6], LENGTHS)[:count]
@@ -48,16 +53,17 @@ def test_a_figure_without_usable_cells_says_so_and_shows_the_failures(summary_of
 
 
 @pytest.mark.parametrize(("status", "glyph"), [("out_of_memory", "x"), ("timed_out", "*"), ("error", "*")])
-def test_a_failed_cell_has_its_own_mark_at_its_length(summary_of, name, status, glyph):
+def test_a_failed_cell_has_its_own_mark_at_its_length(summary_of, name_against_length, status, glyph):
     records = [make_record(), make_failure(status, "no", config={"seq_len": 65536})]
-    marks = [line for line in axes_of(name, summary_of(records)).lines if line.get_marker() == glyph]
+    lines = axes_of(name_against_length, summary_of(records)).lines
+    marks = [line for line in lines if line.get_marker() == glyph]
     assert [list(mark.get_xdata()) for mark in marks] == [[65536]]
     assert marks[0].get_color() == STRATEGY_LOOKS["ulysses"].color
 
 
-def test_no_data_point_reaches_into_the_lane_of_the_failures(summary_of, name):
+def test_no_data_point_reaches_into_the_lane_of_the_failures(summary_of, name_against_length):
     records = [*grid(["local", "ulysses"], LENGTHS), make_failure("killed", "no", config={"seq_len": 4096})]
-    axes = axes_of(name, summary_of(records))
+    axes = axes_of(name_against_length, summary_of(records))
     lane = next(line for line in axes.lines if list(line.get_xdata()) == [0, 1]).get_ydata()[0]
     points = [
         point for line in axes.lines if line.get_transform() == axes.transData for point in line.get_xydata()
@@ -86,8 +92,8 @@ def test_every_figure_says_what_was_measured_on_what(summary_of, name):
     assert expected in texts(build_figure(name, summary_of([make_record()])))
 
 
-def test_lengths_are_labelled_8k_and_96k(summary_of, name):
-    figure = build_figure(name, summary_of(grid(["ulysses"], LENGTHS)))
+def test_lengths_are_labelled_8k_and_96k(summary_of, name_against_length):
+    figure = build_figure(name_against_length, summary_of(grid(["ulysses"], LENGTHS)))
     assert {"8k", "64k", "96k"} <= {label.get_text() for label in figure.axes[1].get_xticklabels()}
 
 
@@ -116,3 +122,34 @@ def test_points_of_neighbouring_lengths_never_change_places():
 def test_the_same_records_give_the_same_svg(summary_of, name):
     one, two = (svg_bytes(build_figure(name, summary_of([make_record()]))) for _ in range(2))
     assert one == two
+
+
+def test_the_bars_of_a_step_fill_it(summary_of):
+    axes = axes_of("step_parts", summary_of(grid(["local", "ulysses"], LENGTHS)))
+    tops = {}
+    for bar in axes.patches:
+        tops[bar.get_x()] = max(tops.get(bar.get_x(), 0), bar.get_y() + bar.get_height())
+    assert len(tops) == 2 * len(LENGTHS)
+    assert all(top == pytest.approx(1) for top in tops.values())
+
+
+def test_no_bar_of_a_step_is_cut_off(summary_of):
+    for lengths in ([8192], [8192, 16384], LENGTHS):
+        axes = axes_of("step_parts", summary_of(grid([*STRATEGY_LOOKS][:6], lengths)))
+        left, right = axes.get_xlim()
+        assert all(left <= bar.get_x() and bar.get_x() + bar.get_width() <= right for bar in axes.patches)
+
+
+def test_every_part_of_a_waterfall_begins_where_the_one_before_ends(summary_of):
+    axes = axes_of("waterfall", summary_of([make_record(config={"strategy": "local"}), make_record()]))
+    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    assert bars[0][0] == 0
+    for (_, end), (start, _) in itertools.pairwise(bars):
+        assert start == pytest.approx(end) or (start == 0 and end == pytest.approx(1))
+    assert bars[-1][1] == pytest.approx(1)
+
+
+def test_a_waterfall_of_many_cells_says_how_many_it_leaves_out(summary_of):
+    records = grid([*STRATEGY_LOOKS], [2**n for n in range(10, 20)])
+    figure = build_figure("waterfall", summary_of(records))
+    assert any(text.startswith("and 20 cells more") for text in texts(figure))

@@ -12,7 +12,14 @@ from tests.analysis.records import CPU, grid, make_failure, make_record, make_ti
 
 FIGURE_FILES = {
     f"{name}.{kind}"
-    for name in ("throughput", "peak_memory", "communication_share")
+    for name in (
+        "throughput",
+        "peak_memory",
+        "attention_exchange",
+        "communication_share",
+        "step_parts",
+        "waterfall",
+    )
     for kind in ("png", "svg")
 }
 EVIL = '<script>alert("x")</script>'

@@ -1,0 +1,201 @@
+"""Where a traced step went: bars of a whole step against length, and a waterfall per cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import log2
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from analysis.axes import finish_length_axes, say_empty
+from analysis.labels import count_label, number_label, percent_label, status_label
+from analysis.series import Series, series_keys, series_of, variant
+from analysis.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS
+from analysis.style import MUTED_COLOR, look_of
+from bench.words import length_label
+
+CASCADE_CELLS = 4
+"""Up to so many cells a waterfall gives every part a line of its own."""
+MAX_ROWS = 60
+MAX_BARS = 120
+"""More bars than these nobody can tell apart, and each takes the time of a hundred points."""
+ROW_INCHES = 0.26
+BAR_ROOM = 0.6
+"""The part of the gap between two lengths that their bars may fill."""
+MARKER_Y = -0.045
+VOID = "void: no trace, or one that took over 1.2 times the timed step"
+WATERFALL_NOUN = "split of its step"
+
+
+@dataclass(frozen=True, slots=True)
+class PartLook:
+    """How one part of a step is called and coloured: a column, or the sum of two."""
+
+    label: str
+    color: str
+    columns: tuple[str, ...]
+
+
+# Attention in blues, what moves in reds and yellows, the rest in greys and greens: apart in print too.
+IDEAL_LOOK = PartLook("ideal attention (local / capacity)", "#08519C", (IDEAL,))
+EFFICIENCY_LOOK = PartLook("kernel at the block shape", "#6BAED6", (EFFICIENCY,))
+WHOLE_ATTENTION = PartLook("attention compute", "#2171B5", ("part_attention_ms",))
+LATER_PARTS = (
+    PartLook("load imbalance", "#BDD7E7", ("part_imbalance_ms",)),
+    PartLook("packing", "#7A5195", ("part_packing_ms",)),
+    PartLook("attention exchange, exposed", "#CB181D", ("part_transfer_ms",)),
+    PartLook("attention exchange, waiting", "#FCAE91", ("part_waiting_ms",)),
+    PartLook("parameters and gradients, exposed", "#FE9929", ("part_model_state_ms",)),
+    PartLook("other communication, exposed", "#FEE391", ("part_other_exchange_ms",)),
+    PartLook("optimizer", "#238B45", ("part_optimizer_ms",)),
+    PartLook("other compute", "#74C476", ("part_other_compute_ms",)),
+    PartLook("idle", "#D9D9D9", ("part_idle_ms",)),
+)
+WHOLE_STEP = (
+    PartLook("attention compute", "#2171B5", ("part_attention_ms", "part_imbalance_ms")),
+    *LATER_PARTS[1:],
+)
+
+
+def plot_step_parts(summary: pd.DataFrame, axes: Axes) -> None:
+    """The whole traced step of every cell as one bar, each part a share of it."""
+    series = list(series_of(summary))
+    lengths = sorted({int(length) for length in summary["seq_len"]})
+    drawn = [each for each in series if each.rows["part_attention_ms"].notna().any()]
+    axes.set_ylim(2 * MARKER_Y, 1)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    left = MAX_BARS
+    for number, each in enumerate(drawn):
+        left -= _draw_bars(axes, each, number, len(drawn), lengths, most=left)
+    if left == 0:
+        axes.set_title(f"only the first {MAX_BARS} cells", loc="left", size=8, color=MUTED_COLOR)
+    finish_length_axes(axes, summary, series, column="part_attention_ms", noun=WATERFALL_NOUN)
+    axes.grid(visible=False, axis="x")
+
+
+def plot_waterfall(summary: pd.DataFrame, axes: Axes) -> None:
+    """From ideal attention to the whole traced step, in shares of it; the best cells first where many."""
+    axes.spines[["top", "right"]].set_visible(False)
+    if summary["part_attention_ms"].isna().all():
+        say_empty(axes, summary, WATERFALL_NOUN)
+        axes.set_xticks([])
+        _write_failures(axes, summary)
+        return
+    rows = list(_waterfall_rows(summary))
+    split = summary[summary["part_attention_ms"].notna()]
+    whole = len(split) - int((split[EFFICIENCY] >= 0).sum())
+    if whole:
+        why = "no local cell did the same work, or its attention was no faster"
+        text = f"ideal attention not split off for {count_label(whole, 'cell')}: {why}"
+        axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
+    for y, row in enumerate(rows):
+        for start, share, look in row.bars:
+            bar = axes.barh(y, share, left=start, height=0.72, color=look.color, label=look.label)
+            if row.text_at_bar:
+                axes.annotate(
+                    row.text_at_bar, (max(start, start + share), y), xytext=(4, 0),
+                    textcoords="offset points", va="center", fontsize=7, color=MUTED_COLOR,
+                )  # fmt: skip
+            bar.set_label(look.label)
+        if not row.bars:
+            axes.text(0.01, y, row.text_at_bar, va="center", fontsize=8, color=MUTED_COLOR)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, max(1.0, *(start + share for row in rows for start, share, _ in row.bars)) * 1.12)
+    axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
+    axes.set_xlabel("share of the traced step")
+    axes.grid(visible=True, axis="x", color="#E0E0E0", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def waterfall_inches(summary: pd.DataFrame) -> float:
+    """How high the axes have to be: a row per cell, or per part of a cell where those are few."""
+    if "part_attention_ms" not in summary or summary["part_attention_ms"].isna().all():
+        return 2.0
+    return max(2.0, ROW_INCHES * (sum(1 for _ in _waterfall_rows(summary)) + 2))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One line of a waterfall: bars of (start, share, look), and what is written beside the last one."""
+
+    label: str
+    bars: tuple[tuple[float, float, PartLook], ...]
+    text_at_bar: str
+
+
+def _waterfall_rows(summary: pd.DataFrame) -> Iterator[_Row]:
+    keys = series_keys(summary)
+    for _, cell in summary.head(MAX_ROWS).iterrows():
+        name = ", ".join(filter(None, (str(cell["strategy"]), variant(cell, keys))))
+        name = f"{name}, {length_label(int(cell['seq_len']))}"
+        if pd.isna(cell["part_attention_ms"]):
+            yield _Row(name, (), status_label(str(cell["status"])) if cell["status"] != "ok" else VOID)
+            continue
+        bars = _bars(cell)
+        if len(summary) > CASCADE_CELLS:
+            yield _Row(f"{name}, {number_label(step_ms(cell))} ms", bars, "")
+            continue
+        yield _Row(f"{name}: {number_label(step_ms(cell))} ms", (), "")
+        for bar in bars:
+            ms = bar[1] * step_ms(cell)
+            yield _Row(bar[2].label, (bar,), f"{number_label(ms)} ms, {percent_label(bar[1])}")
+    if len(summary) > MAX_ROWS:
+        yield _Row("", (), f"and {count_label(len(summary) - MAX_ROWS, 'cell')} more in summary.csv")
+
+
+def step_ms(cell: Mapping[Any, Any] | pd.Series[Any]) -> float:
+    """The traced step of a cell's busiest rank, the sum of its parts."""
+    return float(sum(cell[column] for column in PART_COLUMNS))
+
+
+def _bars(cell: pd.Series[Any]) -> tuple[tuple[float, float, PartLook], ...]:
+    """(Start, share, look) of every part, each beginning where the one before ends."""
+    looks = ((IDEAL_LOOK, EFFICIENCY_LOOK) if _has_ideal(cell) else (WHOLE_ATTENTION,)) + LATER_PARTS
+    shares = [_share(cell, look) for look in looks]
+    starts = accumulate(shares, initial=0.0)
+    return tuple(zip(starts, shares, looks, strict=False))
+
+
+def _has_ideal(cell: pd.Series[Any]) -> bool:
+    """Whether attention can be split: not where it took no longer than what was to be its best."""
+    return bool(cell[EFFICIENCY] >= 0)
+
+
+def _share(cell: pd.Series[Any], look: PartLook) -> float:
+    return float(sum(cell[column] for column in look.columns)) / step_ms(cell)
+
+
+def _draw_bars(
+    axes: Axes, each: Series, number: int, count: int, lengths: Sequence[int], *, most: int
+) -> int:
+    """The bars of one series, with its marker below each; how many there are."""
+    octaves = min([log2(longer / shorter) for shorter, longer in pairwise(lengths)], default=1.0)
+    step = min(octaves, 1.0) * BAR_ROOM / count
+    look, rows = look_of(each.strategy), each.rows[each.rows["part_attention_ms"].notna()].head(most)
+    middle = 2 ** ((number - (count - 1) / 2) * step)
+    for _, cell in rows.iterrows():
+        x, bottom = float(cell["seq_len"]) * middle, 0.0
+        left, right = x * 2 ** (-step * 0.45), x * 2 ** (step * 0.45)
+        for part in WHOLE_STEP:
+            share = _share(cell, part)
+            axes.bar(left, share, right - left, bottom, align="edge", color=part.color, label=part.label)
+            bottom += share
+    axes.plot(
+        rows["seq_len"] * middle, [MARKER_Y] * len(rows),
+        color=look.color, marker=look.marker, markersize=5, linestyle="none", label=each.label,
+    )  # fmt: skip
+    return len(rows)
+
+
+def _write_failures(axes: Axes, summary: pd.DataFrame) -> None:
+    """The statuses of cells that have no bar, where no other has one either."""
+    statuses = dict.fromkeys(status_label(str(status)) for status in summary["status"] if status != "ok")
+    for number, status in enumerate(statuses):
+        axes.text(0.5, 0.25 - 0.1 * number, status, transform=axes.transAxes, ha="center", fontsize=8)

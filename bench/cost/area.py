@@ -1,0 +1,21 @@
+"""How much of the causal triangle each rank computes: what a layout balances or does not."""
+
+from __future__ import annotations
+
+from bench.attention.layouts import LAYOUTS
+from bench.config import RunConfig
+
+
+def causal_area(cell: RunConfig, group_rank: int) -> int:
+    """(Query, key, head) triples that the causal mask leaves a rank, of one sequence and layer.
+
+    Ranks that share heads hold the same queries once heads are exchanged; those of a ring keep their own
+    and see all keys. A query at position p sees p + 1 keys.
+    """
+    pieces = LAYOUTS[cell.layout].slices(cell.seq_len, cell.ring_degree, group_rank // cell.ulysses_degree)
+    pairs = sum(_keys_seen(range(cell.seq_len)[piece]) for piece in pieces)
+    return pairs * (cell.model.num_heads // cell.ulysses_degree)
+
+
+def _keys_seen(queries: range) -> int:
+    return (queries[0] + queries[-1] + 2) * len(queries) // 2 if queries else 0

@@ -1,0 +1,114 @@
+"""What a rank asks of others: calls, how an operator is read as one, and what it is for. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+SMALL_BYTES = 1024
+"""An all-reduce of less carries counts, losses and norms; more are gradients."""
+
+PURPOSES = ("attention", "parameters", "gradients", "data_and_loss", "other")
+"""In the order in which time is booked where communication for two purposes is exposed at once."""
+
+PURPOSE_OF_KIND: Mapping[str, str] = {
+    "all_gather": "parameters",
+    "broadcast": "parameters",
+    "reduce_scatter": "gradients",
+    "all_reduce": "gradients",
+}
+
+Meeting = tuple[str, tuple[int, ...], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """How to read one operator: its kind, which argument is sent, which share of that leaves the rank.
+
+    `peer` is the argument that names the other rank, by its place in the group, for a send or receive.
+    `splits` is the argument that says how much goes to each rank, where it need not be the same.
+    """
+
+    kind: str
+    sent: int
+    share: Callable[[int], float]
+    peer: int | None = None
+    splits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of this rank.
+
+    `members` are the global ranks that have to meet: those of the group, or sender and receiver.
+    `ordinal` counts from 0 the calls of this kind among these members. `sent_bytes` is payload.
+    `arrival_ns` is `time.monotonic_ns`, one clock for all ranks of a host and none across hosts.
+    """
+
+    kind: str
+    purpose: str
+    members: tuple[int, ...]
+    ordinal: int
+    sent_bytes: int
+    arrival_ns: int
+
+
+def meeting(kind: str, members: tuple[int, ...], ordinal: int) -> Meeting:
+    """What the same call has in common on all its members: a send meets its receive."""
+    return ("send_recv" if kind in {"send", "recv"} else kind, members, ordinal)
+
+
+def purpose_of(kind: str, handed_bytes: int, *, in_attention: bool) -> str:
+    """What a call is for, from where it is made, its kind and its size."""
+    if in_attention:
+        return "attention"
+    if kind == "all_reduce" and handed_bytes < SMALL_BYTES:
+        return "data_and_loss"
+    return PURPOSE_OF_KIND.get(kind, "other")
+
+
+def _to_each_other(size: int) -> float:
+    return (size - 1) / size
+
+
+def _whole_to_each_other(size: int) -> float:
+    return size - 1
+
+
+def _there_and_back(size: int) -> float:
+    return 2 * (size - 1) / size
+
+
+def _once(size: int) -> float:
+    return min(1, size - 1)
+
+
+def _nothing(size: int) -> float:  # noqa: ARG001
+    return 0
+
+
+_ALL_TO_ALL = Collective("all_to_all", 1, _to_each_other)
+_ALL_GATHER = Collective("all_gather", 1, _whole_to_each_other)
+_REDUCE_SCATTER = Collective("reduce_scatter", 1, _to_each_other)
+_ALL_REDUCE = Collective("all_reduce", 0, _there_and_back)
+_BROADCAST = Collective("broadcast", 0, _once)
+COLLECTIVES: Mapping[str, Collective] = {
+    "c10d::alltoall_base_": _ALL_TO_ALL,
+    "c10d::_allgather_base_": _ALL_GATHER,
+    "c10d::allgather_": _ALL_GATHER,
+    "c10d::_reduce_scatter_base_": _REDUCE_SCATTER,
+    "c10d::reduce_scatter_": _REDUCE_SCATTER,
+    "c10d::allreduce_": _ALL_REDUCE,
+    "c10d::broadcast_": _BROADCAST,
+    "c10d::send": Collective("send", 0, _once, peer=2),
+    "c10d::recv_": Collective("recv", 0, _nothing, peer=2),
+    "c10d::barrier": Collective("barrier", 0, _nothing),
+    # These hide the c10d call that they make: DTensor's, and DeepSpeed's exchange.
+    "_c10d_functional::all_reduce": _ALL_REDUCE,
+    "_c10d_functional::all_reduce_": _ALL_REDUCE,
+    "_c10d_functional::broadcast": _BROADCAST,
+    "_c10d_functional::all_gather_into_tensor": Collective("all_gather", 0, _whole_to_each_other),
+    "_c10d_functional::reduce_scatter_tensor": Collective("reduce_scatter", 0, _to_each_other),
+    "_c10d_functional::all_to_all_single": Collective("all_to_all", 0, _to_each_other, splits=2),
+    "deepspeed::dim_zero_all_to_all": Collective("all_to_all", 0, _to_each_other),
+}

@@ -1,0 +1,38 @@
+"""The causal work of a rank is counted token by token where that is cheap."""
+
+import pytest
+
+from bench.cost.area import causal_area
+from bench.strategies import STRATEGIES
+from tests.cells import make_cell
+
+CASES = [(name, layout) for name, facts in STRATEGIES.items() for layout in facts.layouts if name != "local"]
+
+
+def areas(*words):
+    cell = make_cell(*words, "cluster.world_size=4", "seq_len=64")
+    return cell, [causal_area(cell, rank) for rank in range(4)]
+
+
+@pytest.mark.parametrize(("strategy", "layout"), CASES)
+def test_the_ranks_areas_are_the_whole_triangle_of_every_head(strategy, layout):
+    cell, found = areas(f"strategy={strategy}", f"layout={layout}")
+    assert sum(found) == cell.model.num_heads * 64 * 65 // 2
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
+def test_a_rings_area_is_the_keys_that_its_own_queries_see(layout):
+    cell, found = areas("strategy=ring", f"layout={layout}")
+    facts = STRATEGIES["ring"]
+    counted = [
+        sum(position + 1 for piece in facts.slices(cell, 64, rank) for position in range(64)[piece])
+        for rank in range(4)
+    ]
+    assert found == [cell.model.num_heads * pairs for pairs in counted]
+
+
+def test_contiguous_leaves_the_last_rank_most_of_the_work_and_zigzag_all_the_same():
+    _, contiguous = areas("strategy=ring", "layout=contiguous")
+    _, zigzag = areas("strategy=ring", "layout=zigzag")
+    assert contiguous[3] / contiguous[0] > 6
+    assert len(set(zigzag)) == 1

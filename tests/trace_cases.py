@@ -1,0 +1,87 @@
+"""Steps on real gloo ranks of which it is known where their time went."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.distributed as dist
+
+from bench.attention.boundary import AttentionWatch
+from bench.measure.tap import CommunicationTap
+from bench.measure.trace import StepWatch, read_step, trace_step, warm_profiler
+
+SLEEP_S = 0.4
+PAYLOAD = 1 << 12
+BIG_PAYLOAD = 1 << 22
+
+
+class Optimizer:
+    """The part of an engine that a traced step asks for."""
+
+    def update(self):
+        return None
+
+
+@dataclass
+class Case:
+    """One rank of a synthetic step; attention is whatever runs inside `watch`."""
+
+    rank: int
+    watch: AttentionWatch
+    optimizer: Optimizer
+
+    def sleep_before_the_exchange(self):
+        """Rank 1 comes late to an exchange of attention, then all meet again for a gradient."""
+        if self.rank == 1:
+            time.sleep(SLEEP_S)
+        self.watch._enter()
+        sent = torch.ones(PAYLOAD)
+        dist.all_to_all_single(torch.empty_like(sent), sent)
+        self.watch._leave()
+        dist.all_reduce(torch.ones(PAYLOAD))
+
+    def hide_an_exchange_behind_compute(self):
+        """An all-reduce is in flight while this rank multiplies, and done long before it stops."""
+        work = dist.all_reduce(torch.ones(BIG_PAYLOAD), async_op=True)
+        matrix = torch.ones(400, 400)
+        until = time.monotonic() + SLEEP_S
+        while time.monotonic() < until:
+            for _ in range(20):
+                matrix = matrix @ matrix
+        work.wait()
+
+    def pass_on_late(self):
+        """A ring whose rank 0 sends late: its follower waits for it, nobody else does for long."""
+        size = dist.get_world_size()
+        sent, received = torch.ones(PAYLOAD), torch.empty(PAYLOAD)
+        self.watch._enter()
+        if self.rank == 0:
+            time.sleep(SLEEP_S)
+        hops = [
+            dist.P2POp(dist.isend, sent, (self.rank + 1) % size),
+            dist.P2POp(dist.irecv, received, (self.rank - 1) % size),
+        ]
+        for work in dist.batch_isend_irecv(hops):
+            work.wait()
+        self.watch._leave()
+
+
+def trace_case(job, log):
+    """A rank's whole life: the case named by the folder, tapped once, then traced."""
+    from bench.worker import join
+
+    device = join(job)
+    case = Case(job.rank, AttentionWatch(), Optimizer())
+    run_step = getattr(case, job.folder.name)
+    with CommunicationTap(case.watch) as tap:
+        run_step()
+    warm_profiler()
+    path = job.folder / f"trace-{job.rank}.json"
+    again = CommunicationTap(case.watch)
+    with log.during("trace"):
+        traced = trace_step(run_step, StepWatch(case.watch, case.optimizer, lambda: again), device, path)
+    assert [call.members for call in again.calls] == [call.members for call in tap.calls]
+    calls = [asdict(call) for call in again.calls]
+    (job.folder / f"calls-{job.rank}.json").write_text(json.dumps(calls))
+    return {"trace": read_step(traced, tap.calls, "cpu")}
