@@ -26,10 +26,10 @@ LETTERS_PER_HANDLE = 8
 DPI = 150
 
 
-def build_figure(name: str, summary: pd.DataFrame) -> Figure:
-    """The figure of this name in FIGURES, complete, for the cells of a summary."""
+def build_figure(name: str, summary: pd.DataFrame, note: str | None = None) -> Figure:
+    """The figure of this name in FIGURES, complete; `note` says which cells are left out."""
     kind = FIGURES[name]
-    lines = _header_lines(summary, kind.reading)
+    lines = _header_lines(summary, kind.reading, note)
     marks = failure_marks(list(series_of(summary)))
     rows = 1 + max((mark.row for mark in marks), default=-1)
     probe = Figure().add_subplot()
@@ -75,10 +75,11 @@ def svg_bytes(figure: Figure) -> bytes:
     return svg
 
 
-def _header_lines(summary: pd.DataFrame, reading: str) -> list[tuple[str, str]]:
+def _header_lines(summary: pd.DataFrame, reading: str, note: str | None) -> list[tuple[str, str]]:
     """The lines under the title with their colours."""
     lines = [(line, "black") for line in textwrap.wrap(subtitle(summary), LETTERS_PER_LINE)]
     lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, LETTERS_PER_LINE)]
+    lines += [(line, BANNER_COLOR) for line in textwrap.wrap(note or "", LETTERS_PER_LINE)]
     return [*lines, (CPU_BANNER, BANNER_COLOR)] if is_cpu(summary) else lines
 
 
