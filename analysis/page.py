@@ -22,6 +22,11 @@ from analysis.verdict import Verdict, cell_names
 
 MAX_VALUES = 4
 """More different values than this are counted, not listed."""
+SORTED_BY = (
+    "strategy", "seq_len", "cluster.world_size", "status", "tokens_per_s", "n", "step_time_ms",
+    "peak_allocated_bytes", "exposed_communication_share", "speed_up", "note",
+)  # fmt: skip
+"""The summary's column behind each of HEADINGS."""
 RowsBehind = dict[tuple[str, ...], list[int]]
 """Per cell the rows of the archive's frame that its records are."""
 
@@ -46,13 +51,17 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One row of the table with the records behind it; `settings` are those not shared by all cells."""
+    """One row of the table with the records behind it; `settings` are those not shared by all cells.
+
+    `values` are what the table is sorted by, heading by heading: plain numbers or words, empty where missing.
+    """
 
     anchor: str
     cell_id: str
     name: str
     status: str
     row: Row
+    values: list[str]
     settings: list[tuple[str, str]]
     attempts: list[Attempt]
 
@@ -103,8 +112,9 @@ def cells_of(
 ) -> list[Cell]:
     """The cells of a summary, each with its own settings and its records."""
     cells = []
-    for number, (identity, status, name, row) in enumerate(
-        zip(_identities(shown), shown["status"], cell_names(shown), rows_of(shown), strict=True)
+    values = [_sort_values(cell) for cell in shown.to_dict("records")]
+    for number, (identity, name, row) in enumerate(
+        zip(_identities(shown), cell_names(shown), rows_of(shown), strict=True)
     ):
         records = [archive.record(row_behind) for row_behind in rows_behind[identity]]
         cells.append(
@@ -112,13 +122,19 @@ def cells_of(
                 anchor=f"cell-{number}-{identity[0]}",
                 cell_id=identity[0],
                 name=f"{name}, {row.length}",
-                status=status,
+                status=shown["status"].iloc[number],
                 row=row,
+                values=values[number],
                 settings=_own_settings(records[0], shared),
                 attempts=[_attempt(record) for record in records],
             )
         )
     return cells
+
+
+def _sort_values(cell: Mapping[Any, Any]) -> list[str]:
+    found = (cell.get(column) for column in SORTED_BY)
+    return ["" if value is None or pd.isna(value) else str(value) for value in found]
 
 
 def _rows_behind(frame: pd.DataFrame) -> RowsBehind:
