@@ -21,11 +21,12 @@ from rich.console import Console
 from bench.conf_files import plain
 from bench.config import ConfigError
 from bench.environment import this_machine
+from bench.experiments import experiment_of
 from bench.hydra_words import translated
 from bench.launcher import Launcher
 from bench.progress import Progress
 from bench.store import StoreError
-from bench.sweep import plan, run_plan
+from bench.sweep import EXIT_OK, plan, run_plan
 
 EXIT_REQUEST_WRONG = 2
 SWEEP_FLAGS = ("-m", "--multirun")
@@ -33,9 +34,14 @@ CONF = str(Path(__file__).parent / "conf")
 
 
 def run_cells(composed: Sequence[DictConfig], *, single: bool = False) -> NoReturn:
-    """Plan and run these cells; ends the process with the sweep's exit code."""
+    """Plan and run these cells, or answer without a run; ends the process with the sweep's exit code."""
     with refusals():
-        planned = plan([plain(cell) for cell in composed], this_machine(), single=single)
+        raws, machine = [plain(cell) for cell in composed], this_machine()
+        experiment = experiment_of(raws)
+        if experiment.answer is not None:
+            experiment.answer(experiment.cells(raws, machine), Path(str(raws[0]["sweep_dir"])))
+            sys.exit(EXIT_OK)
+        planned = plan(raws, machine, single=single)
         launcher = Launcher()
         launcher.warm()
         from analysis.report import write_report

@@ -27,11 +27,11 @@ LETTERS_PER_HANDLE = 8
 DPI = 150
 
 
-def build_figure(name: str, summary: pd.DataFrame) -> Figure:
-    """The figure of this name in FIGURES, complete, for the cells of a summary."""
+def build_figure(name: str, summary: pd.DataFrame, note: str | None = None) -> Figure:
+    """The figure of this name in FIGURES, complete; `note` says which cells are left out."""
     kind = FIGURES[name]
     letters = LETTERS_PER_LINE if kind.against_length else LETTERS_BESIDE_ROWS
-    lines = _header_lines(summary, kind.reading, letters)
+    lines = _header_lines(summary, kind.reading, note, letters)
     marks = failure_marks(list(series_of(summary)))
     rows = 1 + max((mark.row for mark in marks), default=-1) if kind.against_length else 0
     probe = Figure().add_subplot()
@@ -77,10 +77,13 @@ def svg_bytes(figure: Figure) -> bytes:
     return svg
 
 
-def _header_lines(summary: pd.DataFrame, reading: str, letters: int) -> list[tuple[str, str]]:
+def _header_lines(
+    summary: pd.DataFrame, reading: str, note: str | None, letters: int
+) -> list[tuple[str, str]]:
     """The lines under the title with their colours."""
     lines = [(line, "black") for line in textwrap.wrap(subtitle(summary), letters)]
     lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, letters)]
+    lines += [(line, BANNER_COLOR) for line in textwrap.wrap(note or "", letters)]
     return [*lines, (CPU_BANNER, BANNER_COLOR)] if is_cpu(summary) else lines
 
 

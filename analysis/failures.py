@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +15,7 @@ from matplotlib.ticker import NullLocator
 
 from analysis.labels import status_label
 from analysis.series import Series
-from analysis.style import MUTED_COLOR, look_of
+from analysis.style import MUTED_COLOR, length_limits, look_of
 
 GLYPHS: Mapping[str, str] = {"out_of_memory": "x"}
 OTHER_GLYPH = "*"
@@ -23,15 +24,17 @@ ROW_INCHES = 0.17
 MAX_ROWS = 12
 TEXT_TURNS_AT = 0.7
 """Beyond this part of the length axis a text stands on the left of its glyph."""
+GLYPH_FRACTION, LETTER_FRACTION = 0.018, 0.011
+"""Half of a glyph with its gap, and a letter of its text, as fractions of the axes; rather too wide."""
 MAX_LANE = 0.6
 """The lane never takes more than this fraction of the axes, however many rows it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One failed cell: its length and status, and the row and name of its series."""
+    """Failed cells of one series and status at neighbouring lengths, named once; `row` is of the lane."""
 
-    seq_len: int
+    seq_lens: tuple[int, ...]
     status: str
     strategy: str
     series: str
@@ -39,17 +42,62 @@ class Mark:
 
 
 def failure_marks(series: Sequence[Series]) -> list[Mark]:
-    """Every failed cell: a row for each series that has one, or for each strategy where those are many."""
+    """Every failed cell: rows for each series that has one, or for each strategy where those are many.
+
+    A series has one row, and more where the texts of its marks would overlap.
+    """
     failing = [(each, each.rows[each.rows["status"] != "ok"]) for each in series]
     failing = [(each, rows) for each, rows in failing if not rows.empty]
     name = attrgetter("label" if len(failing) <= MAX_ROWS else "strategy")
-    row_of = {label: row for row, label in enumerate(dict.fromkeys(name(each) for each, _ in failing))}
-    marks = [
-        Mark(int(seq_len), status, each.strategy, name(each), row_of[name(each)])
-        for each, rows in failing
-        for seq_len, status in zip(rows["seq_len"], rows["status"], strict=True)
-    ]
-    return [*dict.fromkeys(marks)]
+    failed: dict[tuple[str, str], set[tuple[int, str]]] = {}
+    for each, rows in failing:
+        found = zip(map(int, rows["seq_len"]), rows["status"], strict=True)
+        failed.setdefault((name(each), each.strategy), set()).update(found)
+    lengths = sorted({int(length) for each in series for length in each.rows["seq_len"]})
+    marks: list[Mark] = []
+    for (label, strategy), cells in failed.items():
+        first_row = 1 + max((mark.row for mark in marks), default=-1)
+        for row, status, run in _in_rows(_runs(cells, lengths), length_limits(lengths)):
+            marks.append(Mark(run, status, strategy, label, first_row + row))
+    return marks
+
+
+def _runs(cells: Iterable[tuple[int, str]], lengths: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
+    """Status and lengths of failures at neighbouring lengths with one status, by first length."""
+    before = {longer: shorter for shorter, longer in pairwise(lengths)}
+    runs: list[tuple[str, tuple[int, ...]]] = []
+    for seq_len, status in sorted(cells):
+        goes_on = bool(runs) and runs[-1][0] == status and runs[-1][1][-1] == before.get(seq_len)
+        run = runs.pop()[1] if goes_on else ()
+        runs.append((status, (*run, seq_len)))
+    return runs
+
+
+def _in_rows(
+    runs: Iterable[tuple[str, tuple[int, ...]]], limits: tuple[float, float]
+) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+    """Each run with the first row in which it has room, counted from 0."""
+    ends: list[float] = []
+    for status, run in runs:
+        start, end = _extent(run, status, limits)
+        row = next((row for row, taken in enumerate(ends) if taken < start), len(ends))
+        ends[row : row + 1] = [end]
+        yield row, status, run
+
+
+def _extent(run: Sequence[int], status: str, limits: tuple[float, float]) -> tuple[float, float]:
+    """Where glyphs and text of a mark begin and end, as fractions of the axes."""
+    first, last = (_fraction(length, limits) for length in (run[0], run[-1]))
+    text = GLYPH_FRACTION + LETTER_FRACTION * len(status_label(status))
+    if last > TEXT_TURNS_AT:
+        return first - text, last + GLYPH_FRACTION
+    return first - GLYPH_FRACTION, last + text
+
+
+def _fraction(length: float, limits: tuple[float, float]) -> float:
+    """Where on the logarithmic length axis this length stands, 0..1."""
+    left, right = limits
+    return math.log(length / left) / math.log(right / left)
 
 
 def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
@@ -64,7 +112,10 @@ def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
     y_of = {mark.row: 1 - row_height * (mark.row + 0.75) for mark in marks}
     for mark in marks:
         _draw_mark(axes, mark, y_of[mark.row])
-    for row, name in {mark.row: mark.series for mark in marks}.items():
+    first_rows: dict[str, int] = {}
+    for mark in marks:
+        first_rows.setdefault(mark.series, mark.row)
+    for name, row in first_rows.items():
         axes.text(1.01, y_of[row], name, transform=axes.transAxes, va="center", **TEXT)
 
 
@@ -75,15 +126,15 @@ def count_failures(summary: pd.DataFrame) -> str:
 
 
 def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
-    """One glyph in its strategy's colour, its text on the side that has room; `y` in axes fractions."""
+    """A mark in its strategy's colour, its text on the side that has room; `y` in axes fractions."""
     transform = axes.get_xaxis_transform()
     glyph, color = GLYPHS.get(mark.status, OTHER_GLYPH), look_of(mark.strategy).color
-    axes.plot(mark.seq_len, y, glyph, color=color, ms=6, mew=1.5, transform=transform, zorder=4)
-    left, right = axes.get_xlim()
-    on_left = math.log(mark.seq_len / left) > TEXT_TURNS_AT * math.log(right / left)
+    heights = [y] * len(mark.seq_lens)
+    axes.plot(mark.seq_lens, heights, glyph, color=color, ms=6, mew=1.5, transform=transform, zorder=4)
+    on_left = _fraction(mark.seq_lens[-1], axes.get_xlim()) > TEXT_TURNS_AT
     axes.annotate(
         status_label(mark.status),
-        (mark.seq_len, y),
+        (mark.seq_lens[0 if on_left else -1], y),
         xycoords=transform,
         xytext=(-6 if on_left else 6, 0),
         textcoords="offset points",

@@ -21,6 +21,7 @@ from analysis.style import MUTED_COLOR, dodge, line_of, look_of
 
 AXES_INCHES = 4.0
 MAX_LEGEND_ENTRIES = 24
+MAX_SIZE_TICKS = 7
 LOG_FROM_RATIO = 20
 """A y axis is logarithmic when its largest value is this many times the smallest."""
 
@@ -60,7 +61,9 @@ def plot_throughput(summary: pd.DataFrame, axes: Axes) -> None:
     series = list(series_of(summary))
     _draw_series(axes, series, quantity)
     _scale_y(axes, summary[quantity.column])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    )
     finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
 
 
@@ -71,8 +74,8 @@ def plot_peak_memory(summary: pd.DataFrame, axes: Axes) -> None:
     _draw_series(axes, series, quantity)
     _scale_y(axes, summary[quantity.column])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
-    if axes.get_yscale() == "linear":
-        axes.set_yticks(_size_ticks(axes.get_ylim()[1]))
+    is_linear = axes.get_yscale() == "linear"
+    axes.set_yticks(_size_ticks(axes.get_ylim()[1]) if is_linear else _binary_ticks(*axes.get_ylim()))
     finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
 
 
@@ -194,6 +197,12 @@ def _size_ticks(top: float) -> list[float]:
     unit = 1024 ** int(math.log(max(top, 1), 1024))
     ticks = MaxNLocator(steps=[1, 2, 2.5, 5, 10]).tick_values(0, top / unit)
     return [float(tick * unit) for tick in ticks if tick * unit <= top]
+
+
+def _binary_ticks(low: float, high: float) -> list[float]:
+    """Powers of two from `low` to `high` bytes, evenly thinned."""
+    powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+    return [2.0**power for power in powers[:: math.ceil(len(powers) / MAX_SIZE_TICKS) or 1]]
 
 
 def _scale_y(axes: Axes, values: pd.Series[float]) -> None:

@@ -47,8 +47,8 @@ def number_label(value: float | None) -> str:
 
 
 def count_label(count: int, noun: str) -> str:
-    """`1 cell`, `2 cells`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """`1 cell`, `2 cells`, `100,000 cells`."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def n_label(row: Mapping[Any, Any]) -> str:

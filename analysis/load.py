@@ -1,9 +1,9 @@
-"""Sweep folders to records, records to one tidy frame: one row per cell and repeat."""
+"""Records to one tidy frame: one row per cell and repeat."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,18 @@ import yaml
 
 from analysis.metrics import Metrics, of_record
 from analysis.step_parts import EFFICIENCY, IDEAL
-from bench.record import READABLE_VERSIONS
-from bench.store import StoreError, read_records
+from bench.store import StoreError
 
 Record = Mapping[str, Any]
+Columns = dict[str, list[Any]]
 
 HARDWARE_FOLDER = Path(__file__).resolve().parent.parent / "conf" / "hardware"
 RECORD_COLUMNS = (
     "cell_id", "experiment", "role", "repeat", "order", "status", "reason", "provenance",
     "started_at", "wall_s", "fixed_cost_s",
 )  # fmt: skip
+IN_RECORD = frozenset(RECORD_COLUMNS)
+NO_SCALAR = (list, dict)
 DERIVED_COLUMNS = ("device_name", "sequences_per_step")
 SUMMARY_COLUMNS = (
     "repeats", "failed_repeats", "n", "n_of", "tokens_per_s_lowest_repeat",
@@ -40,23 +42,32 @@ RAN_HERE = frozenset({"measured", "replayed"})
 """Provenances whose environment is the machine the numbers belong to."""
 
 
-def read_sweeps(folders: Iterable[Path]) -> list[Record]:
-    """The records of all folders; of a cell that was run again after a failure only the last attempt.
-
-    Raises StoreError, in one line, for a folder without records and for a line that is no record.
-    """
-    return [record for folder in folders for record in _read_sweep(folder)]
-
-
 def to_frame(records: Sequence[Record], peaks: Mapping[str, float]) -> pd.DataFrame:
     """One row per record: identity, configuration by the command line's names, metrics with units.
 
     What is missing is None or NaN, never 0. `peaks` maps hardware to peak FLOP/s.
     """
-    rows = [_row(record, peaks) for record in records]
-    keys = {key: None for row in rows for key in row}
-    columns = [*keys] or [*RECORD_COLUMNS, *REQUIRED_CONFIG, *DERIVED_COLUMNS, *METRIC_COLUMNS]
-    frame = pd.DataFrame({column: [row.get(column) for row in rows] for column in columns})
+    return frame_of(columns_of([row_of(record, peaks) for record in records]))
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    """Rows turned into columns; what a row lacks is None."""
+    first = [*rows[0]] if rows else []
+    if all(
+        [*row] == first for row in rows
+    ):  # far quicker, and so are the rows of one version of this program
+        by_column = zip(*(row.values() for row in rows), strict=True)
+        return {key: [*values] for key, values in zip(first, by_column, strict=bool(rows))}
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: [row.get(key) for row in rows] for key in keys}
+
+
+def frame_of(columns: Columns) -> pd.DataFrame:
+    """The columns as a frame, which has all columns of a record also where it has no row."""
+    empty: Columns = {
+        key: [] for key in (*RECORD_COLUMNS, *REQUIRED_CONFIG, *DERIVED_COLUMNS, *METRIC_COLUMNS)
+    }
+    frame = pd.DataFrame(columns or empty)
     # A column in which every number is missing must still be one of numbers.
     return frame.astype(dict.fromkeys(NUMBER_COLUMNS, "float64"))
 
@@ -79,27 +90,25 @@ def peak_flops_per_s(folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
     return {each["name"]: float(each["peak_flops_per_s"]) for each in known if "peak_flops_per_s" in each}
 
 
-def _read_sweep(folder: Path) -> list[Record]:
-    path = folder / "records.jsonl"
-    if not path.is_file():
-        hint = "name a sweep's folder, for example results/sweeps/<time>"
-        raise StoreError(f"{folder}: no records.jsonl in this folder; {hint}")
-    last: dict[tuple[str, int], Record] = {}
-    for number, record in enumerate(read_records(path, READABLE_VERSIONS), start=1):
-        lacking = [key for key in REQUIRED if key not in record]
-        lacking += [f"config.{key}" for key in REQUIRED_CONFIG if key not in (record.get("config") or ())]
-        if lacking:
-            raise StoreError(f"{path}:{number}: not a record: lacks {', '.join(lacking)}")
-        last[record["cell_id"], record["repeat"]] = record
-    return [*last.values()]
+def refuse_what_is_no_record(record: Record, path: Path, number: int) -> None:
+    """Raises StoreError, naming file and line, where a part is lacking that no record is without."""
+    lacking = [key for key in REQUIRED if key not in record]
+    lacking += [f"config.{key}" for key in REQUIRED_CONFIG if key not in (record.get("config") or ())]
+    if lacking:
+        raise StoreError(f"{path}:{number}: not a record: lacks {', '.join(lacking)}")
 
 
-def _row(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
+def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
+    """A record's row of the frame: the columns of RECORD_COLUMNS, its configuration, its metrics."""
     config = record["config"]
     metrics = of_record(record, peaks)
     return {
         **{key: record.get(key) for key in RECORD_COLUMNS},
-        **{key: _scalar(value) for key, value in config.items() if key not in RECORD_COLUMNS},
+        **{
+            key: _comparable(value) if isinstance(value, NO_SCALAR) else value
+            for key, value in config.items()
+            if key not in IN_RECORD
+        },
         "device_name": device_name(record),
         "sequences_per_step": _sequences_per_step(config),
         **{name: getattr(metrics, name) for name in METRIC_COLUMNS},
@@ -116,6 +125,6 @@ def _sequences_per_step(config: Mapping[str, Any]) -> int | None:
     return count
 
 
-def _scalar(value: Any) -> Any:
-    """The value itself, or its JSON where it is no single value: a frame's cells must be comparable."""
-    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
+def _comparable(value: Any) -> str:
+    """What is no single value as its JSON: a frame's cells must be comparable."""
+    return json.dumps(value, sort_keys=True)

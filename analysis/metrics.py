@@ -79,7 +79,7 @@ class Metrics:
 
 def slowest_rank_ms(step_times_ms: Sequence[Sequence[float]]) -> list[float]:
     """Per step the slowest rank's time in ms, from `step_times_ms[rank][step]`."""
-    return [max(step) for step in zip(*step_times_ms, strict=True)]
+    return [*map(max, zip(*step_times_ms, strict=True))]
 
 
 def tokens_per_s(tokens: float, time_ms: float) -> float:

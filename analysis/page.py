@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from analysis.archive import Archive
 from analysis.figures import FIGURES
 from analysis.labels import CPU_BANNER, count_label, is_cpu, number_label, status_label
-from analysis.load import Record, device_name
+from analysis.load import Record
 from analysis.memory_facts import largest_blocks, memory_facts
+from analysis.selection import for_pages
 from analysis.style import subtitle
 from analysis.tables import HEADINGS, Row, failure_reasons, rows_of
-from analysis.verdict import cell_names, verdict
+from analysis.verdict import Verdict, cell_names
 
-VOLATILE = frozenset({"load_average"})
 BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "together")
 MAX_VALUES = 4
 """More different values than this are counted, not listed."""
+SORTED_BY = (
+    "strategy", "seq_len", "cluster.world_size", "status", "tokens_per_s", "n", "step_time_ms",
+    "peak_allocated_bytes", "exposed_attention_exchange_share", "exposed_communication_share",
+    "traced_to_timed", "speed_up", "note",
+)  # fmt: skip
+"""The summary's column behind each of HEADINGS."""
+RowsBehind = dict[tuple[str, ...], list[int]]
+"""Per cell the rows of the archive's frame that its records are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +55,29 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One row of the table with the records behind it; `settings` are those not shared by all cells."""
+    """One row of the table with the records behind it; `settings` are those not shared by all cells.
+
+    `values` are what the table is sorted by, heading by heading: plain numbers or words, empty where missing.
+    """
 
     anchor: str
     cell_id: str
     name: str
     status: str
     row: Row
+    values: list[str]
     settings: list[tuple[str, str]]
     attempts: list[Attempt]
 
 
-def render(records: Sequence[Record], summary: pd.DataFrame, svgs: Mapping[str, bytes]) -> str:
-    """The whole page as HTML; it loads nothing from anywhere."""
+def render(
+    archive: Archive,
+    summary: pd.DataFrame,
+    found: Verdict,
+    svgs: Mapping[str, bytes],
+    figures_note: str | None,
+) -> str:
+    """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed."""
     environment = Environment(
         loader=PackageLoader("analysis", "."),
         autoescape=True,
@@ -66,21 +85,23 @@ def render(records: Sequence[Record], summary: pd.DataFrame, svgs: Mapping[str, 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    configs = [record["config"] for record in records]
-    shared = shared_values(configs)
-    machines = [_without_volatile(record.get("environment") or {}) for record in records]
+    shared = {key: _text(value) for key, value in archive.shared.items()}
+    rows_behind = _rows_behind(archive.frame)
+    shown = for_pages(summary, _started(archive.frame, summary, rows_behind))
     return environment.get_template("report.html.jinja").render(
         subtitle=subtitle(summary),
         banner=CPU_BANNER if is_cpu(summary) else None,
-        count=f"{count_label(len(summary), 'cell')}, {count_label(len(records), 'record')}",
-        verdict=verdict(summary),
+        count=f"{count_label(len(summary), 'cell')}, {count_label(len(archive.frame), 'record')}",
+        verdict=found,
         pictures=[picture(name, svg) for name, svg in svgs.items()],
+        figures_note=figures_note,
         headings=HEADINGS,
         block_headings=BLOCK_HEADINGS,
         reasons=failure_reasons(summary),
-        cells=cells_of(records, summary, shared),
+        cells=cells_of(archive, shown.cells, rows_behind, shared),
+        cells_note=shown.note,
         shared=[*shared.items()],
-        environment=distinct_values(machines),
+        environment=distinct_values(map(_with_packages, archive.environments)),
     )
 
 
@@ -91,46 +112,55 @@ def picture(name: str, svg: bytes) -> Picture:
     return Picture(kind.title, f"{kind.title} against sequence length. {kind.reading}.", address)
 
 
-def cells_of(records: Sequence[Record], summary: pd.DataFrame, shared: Mapping[str, str]) -> list[Cell]:
-    """The summary's cells, each with its own settings and its records."""
-    behind: dict[tuple[str, ...], list[Record]] = {}
-    for record in records:
-        behind.setdefault(_identity(record["cell_id"], record["provenance"], device_name(record)), []).append(
-            record
-        )
-    columns = (summary[key] for key in ("cell_id", "provenance", "device_name", "status"))
+def cells_of(
+    archive: Archive, shown: pd.DataFrame, rows_behind: RowsBehind, shared: Mapping[str, str]
+) -> list[Cell]:
+    """The cells of a summary, each with its own settings and its records."""
     cells = []
-    for number, (cell_id, provenance, device, status, name, row) in enumerate(
-        zip(*columns, cell_names(summary), rows_of(summary), strict=True)
+    values = [_sort_values(cell) for cell in shown.to_dict("records")]
+    for number, (identity, name, row) in enumerate(
+        zip(_identities(shown), cell_names(shown), rows_of(shown), strict=True)
     ):
-        attempts = behind[_identity(cell_id, provenance, device)]
+        records = [archive.record(row_behind) for row_behind in rows_behind[identity]]
         cells.append(
             Cell(
-                anchor=f"cell-{number}-{cell_id}",
-                cell_id=cell_id,
+                anchor=f"cell-{number}-{identity[0]}",
+                cell_id=identity[0],
                 name=f"{name}, {row.length}",
-                status=status,
+                status=shown["status"].iloc[number],
                 row=row,
-                settings=_own_settings(attempts[0], shared),
-                attempts=[_attempt(record) for record in attempts],
+                values=values[number],
+                settings=_own_settings(records[0], shared),
+                attempts=[_attempt(record) for record in records],
             )
         )
     return cells
 
 
-def _identity(cell_id: str, provenance: str, device: str | None) -> tuple[str, ...]:
-    """What a summary's row is of, with one spelling for an unknown device."""
-    return cell_id, provenance, device if isinstance(device, str) else ""
+def _sort_values(cell: Mapping[Any, Any]) -> list[str]:
+    found = (cell.get(column) for column in SORTED_BY)
+    return ["" if value is None or pd.isna(value) else str(value) for value in found]
 
 
-def shared_values(mappings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The entries that all of these have in common, as text; nothing where one alone has no rival."""
-    first = mappings[0] if mappings else {}
-    return {
-        key: _text(value)
-        for key, value in first.items()
-        if all(key in other and other[key] == value for other in mappings)
-    }
+def _rows_behind(frame: pd.DataFrame) -> RowsBehind:
+    """Per cell the rows of its records."""
+    rows: RowsBehind = {}
+    for row, identity in enumerate(_identities(frame)):
+        rows.setdefault(identity, []).append(row)
+    return rows
+
+
+def _started(frame: pd.DataFrame, summary: pd.DataFrame, rows_behind: RowsBehind) -> pd.Series[str]:
+    """When the last of a cell's records was started, which may be known of none."""
+    started = frame["started_at"].fillna("").tolist()
+    last = [max(started[row] for row in rows_behind[identity]) for identity in _identities(summary)]
+    return pd.Series(last, index=summary.index, dtype="object")
+
+
+def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
+    """What each row is of: the request, its provenance and machine."""
+    columns = (frame[key].fillna("") for key in ("cell_id", "provenance", "device_name"))
+    return zip(*columns, strict=True)
 
 
 def distinct_values(mappings: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -204,10 +234,10 @@ def _parity(parity: Mapping[str, Any] | None) -> str | None:
     return f"at {parity['tokens']} tokens: {', '.join(pairs)}"
 
 
-def _without_volatile(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment with its packages one by one, without what changes by the minute."""
+def _with_packages(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment with its packages one by one."""
     packages = environment.get("packages") or {}
-    rest = {key: value for key, value in environment.items() if key not in {*VOLATILE, "packages"}}
+    rest = {key: value for key, value in environment.items() if key != "packages"}
     return rest | {f"package {name}": version for name, version in packages.items()}
 
 

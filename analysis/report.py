@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
+from analysis.archive import CAN_FORK, read_archive
 from analysis.comparison import with_speed_up
 from analysis.drawing import build_figure, png_bytes, svg_bytes
 from analysis.figures import FIGURES
 from analysis.ideal import with_ideal_attention
 from analysis.labels import count_label
-from analysis.load import Record, peak_flops_per_s, read_sweeps, to_frame
+from analysis.load import peak_flops_per_s
 from analysis.page import render
+from analysis.selection import ALL_IN, MAX_SHOWN_CELLS, Selection, for_figures
 from analysis.style import subtitle
 from analysis.summary import summarise
 from analysis.tables import (
@@ -33,6 +37,8 @@ from bench.store import StoreError
 
 EXIT_OK, EXIT_REQUEST_WRONG = 0, 2
 TERMINAL_COLUMNS = 100
+MANY_CELLS = 20_000
+"""From here on the table for programs takes long enough to be written by a process of its own."""
 
 
 def write_report(folder: Path) -> None:
@@ -42,27 +48,17 @@ def write_report(folder: Path) -> None:
 
 def write_joint_report(folders: Sequence[Path], output: Path) -> None:
     """One report of several sweeps, written into `output`; raises StoreError for unusable records."""
-    records = read_sweeps(folders)
-    summary = summary_of(records)
-    pictures = output / "figures"
-    pictures.mkdir(parents=True, exist_ok=True)
-    svgs = {}
-    for name in FIGURES:
-        figure = build_figure(name, summary)
-        svgs[name] = svg_bytes(figure)
-        (pictures / f"{name}.png").write_bytes(png_bytes(figure))
-        (pictures / f"{name}.svg").write_bytes(svgs[name])
-    (output / "summary.csv").write_text(csv_text(summary), encoding="utf-8")
-    (output / "summary.md").write_text(_markdown_page(summary), encoding="utf-8")
-    page = output / "report.html"
-    page.write_text(render(records, summary, svgs), encoding="utf-8")
-    _print_summary(summary, page)
-
-
-def summary_of(records: Sequence[Record]) -> pd.DataFrame:
-    """One row per cell with everything that tables and figures show."""
-    cells = summarise(to_frame(records, peak_flops_per_s()))
-    return with_ideal_attention(with_speed_up(cells))
+    archive = read_archive(folders, peak_flops_per_s())
+    summary = with_ideal_attention(with_speed_up(summarise(archive.frame)))
+    output.mkdir(parents=True, exist_ok=True)
+    with _meanwhile(len(summary) > MANY_CELLS, lambda: _write_csv(summary, output / "summary.csv")):
+        found = verdict(summary)
+        drawn = for_figures(summary)
+        svgs = _write_figures(drawn, output / "figures")
+        (output / "summary.md").write_text(_markdown_page(summary, found), encoding="utf-8")
+        page = output / "report.html"
+        page.write_text(render(archive, summary, found, svgs, drawn.note), encoding="utf-8")
+    _print_summary(summary, found, page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,9 +75,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_OK
 
 
-def _markdown_page(summary: pd.DataFrame) -> str:
-    answer = "\n".join(f"- {markdown_cell(line)}" for line in _answer(verdict(summary)))
-    return f"# Summary\n\n{markdown_cell(subtitle(summary))}\n\n{answer}\n\n{markdown_text(summary)}"
+@contextmanager
+def _meanwhile(pays: bool, write: Callable[[], None]) -> Iterator[None]:
+    """Write beside what the block does, in a process of its own where that pays; else before it."""
+    if not (pays and CAN_FORK):
+        write()
+        yield
+        return
+    writer = multiprocessing.get_context("fork").Process(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        writer.join()
+    if writer.exitcode != 0:
+        raise OSError("summary.csv was not written; the lines above say why")
+
+
+def _write_csv(summary: pd.DataFrame, path: Path) -> None:
+    path.write_text(csv_text(summary), encoding="utf-8")
+
+
+def _write_figures(drawn: Selection, folder: Path) -> dict[str, bytes]:
+    """Every figure as PNG and SVG; the SVGs by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    svgs = {}
+    for name in FIGURES:
+        figure = build_figure(name, drawn.cells, drawn.note)
+        svgs[name] = svg_bytes(figure)
+        (folder / f"{name}.png").write_bytes(png_bytes(figure))
+        (folder / f"{name}.svg").write_bytes(svgs[name])
+    return svgs
+
+
+def _markdown_page(summary: pd.DataFrame, found: Verdict) -> str:
+    answer = "\n".join(f"- {markdown_cell(line)}" for line in _answer(found))
+    rest = len(summary) - MAX_SHOWN_CELLS
+    more = f"\nand {count_label(rest, 'cell')} more; {ALL_IN}\n" if rest > 0 else ""
+    table = markdown_text(summary.head(MAX_SHOWN_CELLS))
+    return f"# Summary\n\n{markdown_cell(subtitle(summary))}\n\n{answer}\n\n{table}{more}"
 
 
 def _answer(found: Verdict) -> list[str]:
@@ -89,13 +121,13 @@ def _answer(found: Verdict) -> list[str]:
     return [found.answer, *caveat, *found.failures, *found.fits, found.certainty]
 
 
-def _print_summary(summary: pd.DataFrame, page: Path) -> None:
+def _print_summary(summary: pd.DataFrame, found: Verdict, page: Path) -> None:
     console = Console(highlight=False)
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
     console.print(terminal_table(summary))
     if len(summary) > TERMINAL_ROWS:
-        console.print(f"and {count_label(len(summary) - TERMINAL_ROWS, 'cell')} more in summary.md")
-    for line in [*failure_reasons(summary), *_answer(verdict(summary))]:
+        console.print(f"and {count_label(len(summary) - TERMINAL_ROWS, 'cell')} more in summary.csv")
+    for line in [*failure_reasons(summary), *_answer(found)]:
         console.print(Text(line))
     console.print(Text(f"report: {page}"), soft_wrap=True)
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from analysis.comparison import FREE, FREE_GROUPS, varies
@@ -34,6 +36,8 @@ WORDING: Mapping[str, str] = {
     "workload": "{}",
 }
 
+Codes = npt.NDArray[np.intp]
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -55,14 +59,12 @@ def series_keys(summary: pd.DataFrame) -> list[str]:
     Settings that must be equal in a comparison count where they differ anywhere; those that follow from
     the strategy, such as its default layout, only where they differ within one.
     """
-    keys: list[str] = []
-    groups = _groups(summary, keys)
-    for key in _candidates(summary):
-        refined = _groups(summary, [*keys, key])
-        if refined > groups or _must_agree(key):
-            keys.append(key)
-            groups = refined
-    return keys
+    return _keys_and_number(summary)[0]
+
+
+def series_number(summary: pd.DataFrame) -> pd.Series[int]:
+    """Per cell the number of its series."""
+    return pd.Series(_keys_and_number(summary)[1], index=summary.index, dtype="int64")
 
 
 def series_of(summary: pd.DataFrame) -> Iterator[Series]:
@@ -77,7 +79,7 @@ def series_of(summary: pd.DataFrame) -> Iterator[Series]:
             yield Series(strategy, variant(rows.iloc[0], keys), number, rows)
 
 
-def variant(row: pd.Series[Any], keys: Sequence[str]) -> str:
+def variant(row: pd.Series[Any] | Mapping[Any, Any], keys: Sequence[str]) -> str:
     """What sets a cell apart, in a few words: `sp 4, fsdp2`."""
     return ", ".join(
         WORDING.get(key, f"{key}={{}}").format(_whole(row[key])) for key in keys if pd.notna(row[key])
@@ -90,8 +92,22 @@ def _candidates(summary: pd.DataFrame) -> list[str]:
     return [key for key in present if varies(summary, key)]
 
 
-def _groups(summary: pd.DataFrame, keys: Sequence[str]) -> int:
-    return int(summary.groupby(["strategy", *keys], dropna=False).ngroups)
+def _keys_and_number(summary: pd.DataFrame) -> tuple[list[str], Codes]:
+    """The series' keys, and per cell the number that strategy and keys give it."""
+    keys: list[str] = []
+    number = _codes(summary["strategy"])
+    for key in _candidates(summary):
+        codes = _codes(summary[key])
+        refined = pd.factorize(number * (codes.max() + 1) + codes)[0]
+        if refined.max() > number.max() or _must_agree(key):
+            keys.append(key)
+            number = refined
+    return keys, number
+
+
+def _codes(column: pd.Series[Any]) -> Codes:
+    """Per row the number of its value, missing being one of them."""
+    return pd.factorize(column, use_na_sentinel=False)[0]
 
 
 def _must_agree(key: str) -> bool:

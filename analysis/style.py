@@ -86,11 +86,18 @@ def style_length_axis(axes: Axes, lengths: Sequence[int]) -> None:
         shown = sorted(lengths, reverse=True)[::every]
         axes.xaxis.set_major_locator(FixedLocator(shown))
         axes.xaxis.set_major_formatter(FixedFormatter([length_label(length) for length in shown]))
-        margin = 2 ** (EDGE_OCTAVES if len(lengths) > 1 else 1.0)
-        axes.set_xlim(min(lengths) / margin, max(lengths) * margin)
+        axes.set_xlim(*length_limits(lengths))
     else:
         axes.set_xticks([])
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def length_limits(lengths: Sequence[int]) -> tuple[float, float]:
+    """Both ends of the length axis: a little beyond the lengths, of which there may be none."""
+    if not lengths:
+        return 1.0, 2.0
+    margin = 2 ** (EDGE_OCTAVES if len(lengths) > 1 else 1.0)
+    return min(lengths) / margin, max(lengths) * margin
 
 
 def subtitle(summary: pd.DataFrame) -> str:

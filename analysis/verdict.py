@@ -10,10 +10,16 @@ import pandas as pd
 
 from analysis.comparison import work_number
 from analysis.labels import count_label, is_cpu, number_label, status_label
-from analysis.series import series_keys, variant
+from analysis.selection import ALL_IN
+from analysis.series import series_keys, series_number, variant
 from bench.words import length_label
 
 CPU_CAVEAT = "A CPU shows that the loop works, not which strategy is faster on GPUs: it ranks nothing."
+LEADER_COLUMNS = ("work", "name", "seq_len", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
+MAX_NAMES = 12
+"""A sentence that would name more settings than this names strategies and counts their settings."""
+MAX_LENGTHS = 8
+MAX_DETAILS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,51 +48,52 @@ class Verdict:
 
 def verdict(summary: pd.DataFrame) -> Verdict:
     """What these cells say; no comparison leaves its length, work, machine and provenance."""
-    found = leaders(summary)
+    names = cell_names(summary)
+    found = leaders(summary, names)
     on_cpu = is_cpu(summary)
     return Verdict(
-        answer=_ran(summary) if on_cpu else _fastest(found),
-        details=[_detail(leader) for leader in found],
-        failures=_failures(summary),
+        answer=_ran(summary, names) if on_cpu else _fastest(found),
+        details=_details(found),
+        failures=_failures(summary, names),
         fits=_fits(summary),
         certainty=_certainty(summary),
         caveat=CPU_CAVEAT if on_cpu else None,
     )
 
 
-def leaders(summary: pd.DataFrame) -> list[Leader]:
+def leaders(summary: pd.DataFrame, names: pd.Series[str]) -> list[Leader]:
     """Per length and kind of work the fastest cell, by length.
 
     It is clear when its interval lies above the runner-up's; without both intervals it is not.
     """
     timed = summary[summary["tokens_per_s"].notna()]
-    if timed.empty:
-        return []
-    names = cell_names(summary)
-    groups = timed.groupby(work_number(summary)[timed.index], sort=False)
-    found = [_leader(rows.sort_values("tokens_per_s", ascending=False), names) for _, rows in groups]
-    return sorted(found, key=lambda leader: leader.seq_len)
+    timed = timed.assign(work=work_number(summary)[timed.index], name=names[timed.index])
+    first_two = timed.sort_values("tokens_per_s", ascending=False).groupby("work", sort=False).head(2)
+    pairs: dict[int, list[dict[Any, Any]]] = {}
+    for row in first_two[[*LEADER_COLUMNS]].to_dict("records"):
+        pairs.setdefault(row["work"], []).append(row)
+    return sorted((_leader(*pair) for pair in pairs.values()), key=lambda leader: leader.seq_len)
 
 
 def cell_names(summary: pd.DataFrame) -> pd.Series[str]:
     """Per cell its strategy and what sets it apart from others of that strategy."""
-    keys = series_keys(summary)
-    names = [
-        ", ".join(filter(None, (str(row["strategy"]), variant(row, keys))))
-        for _, row in summary[["strategy", *keys]].iterrows()
-    ]
-    return pd.Series(names, index=summary.index, dtype="object")
+    keys, number = series_keys(summary), series_number(summary)
+    is_first = ~number.duplicated()
+    firsts = summary.loc[is_first, ["strategy", *keys]].to_dict("records")
+    names = {
+        series: ", ".join(filter(None, (str(row["strategy"]), variant(row, keys))))
+        for series, row in zip(number[is_first], firsts, strict=True)
+    }
+    return number.map(names).astype("object")
 
 
-def _leader(rows: pd.DataFrame, names: pd.Series[str]) -> Leader:
-    first = rows.iloc[0]
-    common = (names[rows.index[0]], int(first["seq_len"]), float(first["tokens_per_s"]))
-    if len(rows) == 1:
+def _leader(first: Mapping[Any, Any], second: Mapping[Any, Any] | None = None) -> Leader:
+    common = (first["name"], int(first["seq_len"]), float(first["tokens_per_s"]))
+    if second is None:
         return Leader(*common, None, None, is_clear=False)
-    second = rows.iloc[1]
     ratio = float(first["tokens_per_s"] / second["tokens_per_s"])
     is_clear = bool(first["tokens_per_s_low"] > second["tokens_per_s_high"])
-    return Leader(*common, names[rows.index[1]], ratio, is_clear)
+    return Leader(*common, second["name"], ratio, is_clear)
 
 
 def _fastest(found: Sequence[Leader]) -> str:
@@ -103,17 +110,23 @@ def _fastest(found: Sequence[Leader]) -> str:
     return sentence
 
 
-def _ran(summary: pd.DataFrame) -> str:
+def _ran(summary: pd.DataFrame, names: pd.Series[str]) -> str:
     """One sentence for a CPU, which ranks nothing: what ran at which lengths."""
     done = summary[summary["status"] == "ok"]
     if done.empty:
         return "No cell has a result."
-    names = cell_names(summary)[done.index]
     lengths: dict[tuple[int, ...], list[str]] = {}
-    for name, where in _by_name(zip(names, done["seq_len"], strict=True)).items():
+    for name, where in _by_name(zip(names[done.index], done["seq_len"], strict=True)).items():
         lengths.setdefault(tuple(sorted(where)), []).append(name)
-    parts = [f"{_listed(who)} at {_listed(map(length_label, where))}" for where, who in lengths.items()]
+    parts = [f"{_listed(who)} at {_lengths(where)}" for where, who in lengths.items()]
     return f"Ran, and trained on the tokens of every step: {'; '.join(parts)}."
+
+
+def _details(found: Sequence[Leader]) -> list[str]:
+    """A line for each comparison, for the first of too many."""
+    lines = [_detail(leader) for leader in found[:MAX_DETAILS]]
+    rest = len(found) - len(lines)
+    return [*lines, f"and {count_label(rest, 'comparison')} more; {ALL_IN}"] if rest else lines
 
 
 def _detail(leader: Leader) -> str:
@@ -124,10 +137,9 @@ def _detail(leader: Leader) -> str:
     return f"{start}, {leader.ratio:.2f} times {leader.runner_up}{clear}"
 
 
-def _failures(summary: pd.DataFrame) -> list[str]:
+def _failures(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
     """One sentence per status: who met it and at which lengths; running out of memory comes first."""
     failed = summary[summary["status"] != "ok"]
-    names = cell_names(summary)
     statuses = sorted(failed["status"].unique(), key=lambda status: status != "out_of_memory")
     sentences = []
     for status in statuses:
@@ -176,16 +188,29 @@ def _certainty(summary: pd.DataFrame) -> str:
 
 
 def _by_name(cells: Iterable[tuple[str, Any]]) -> dict[str, set[int]]:
+    """Per name its lengths; per strategy, with the number of its settings, where names are too many."""
     where: dict[str, set[int]] = {}
     for name, seq_len in cells:
         where.setdefault(name, set()).add(int(seq_len))
-    return where
+    if len(where) <= MAX_NAMES:
+        return where
+    settings: dict[str, list[set[int]]] = {}
+    for name, lengths in where.items():
+        settings.setdefault(name.split(", ")[0], []).append(lengths)
+    return {
+        f"{strategy} ({count_label(len(each), 'setting')})": set().union(*each)
+        for strategy, each in settings.items()
+    }
 
 
 def _places(where: Mapping[str, set[int]]) -> str:
-    return "; ".join(
-        f"{name} at {_listed(map(length_label, sorted(lengths)))}" for name, lengths in where.items()
-    )
+    return "; ".join(f"{name} at {_lengths(lengths)}" for name, lengths in where.items())
+
+
+def _lengths(lengths: Iterable[int]) -> str:
+    """`8k and 64k`; only first and last of many."""
+    labels = [*map(length_label, sorted(lengths))]
+    return _listed(labels) if len(labels) <= MAX_LENGTHS else f"{labels[0]} to {labels[-1]}"
 
 
 def _listed(items: Iterable[str]) -> str:

@@ -62,12 +62,15 @@ def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> l
     lines = path.read_bytes().split(b"\n")
     if lines.pop():
         warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
-    return [_parse(path, number, line, versions) for number, line in enumerate(lines, start=1)]
+    return [parse_record(path, number, line, versions) for number, line in enumerate(lines, start=1)]
 
 
-def _parse(path: Path, number: int, line: bytes, versions: Collection[int]) -> dict[str, Any]:
+def parse_record(
+    path: Path, number: int, line: bytes, versions: Collection[int] = (SCHEMA_VERSION,)
+) -> dict[str, Any]:
+    """One line as a record; raises StoreError, with file and line, where it is none of these versions."""
     try:
-        record = json.loads(line, parse_constant=_refuse_constant)
+        record = _STRICT.decode(line.decode())
     except (ValueError, UnicodeDecodeError) as error:
         raise StoreError(f"{path}:{number}: not a record: {error}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
@@ -79,6 +82,10 @@ def _parse(path: Path, number: int, line: bytes, versions: Collection[int]) -> d
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
+"""Made once: `json.loads` would make one for every line."""
 
 
 def _whole_lines_bytes(path: Path) -> int:

@@ -16,13 +16,13 @@ from bench.cell import CellInterrupted, PlannedCell, run
 from bench.conf_files import Raw
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
+from bench.experiments import experiment_of
 from bench.launcher import Launcher
 from bench.legality import refusal
 from bench.measure.trace_reader import KEPT_TRACE
 from bench.parity_cache import ParityCache
 from bench.progress import Progress
 from bench.record import FINDINGS, Record, Status
-from bench.resolve import resolve
 from bench.store import Store
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:
     """
     if len(raws) > MAX_CELLS:
         raise ConfigError(f"{len(raws)} cells: a sweep holds at most {MAX_CELLS}; sweep fewer values")
-    cells = {cell.cell_id: cell for cell in (resolve(raw, machine) for raw in raws)}
+    asked = experiment_of(raws).cells(raws, machine)
+    cells = {cell.cell_id: cell for cell in asked}
     if single:
         for cell in cells.values():
             _refuse_illegal(cell)

@@ -1,14 +1,20 @@
 import itertools
+import math
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from analysis.drawing import build_figure, png_bytes, svg_bytes
+from analysis.failures import failure_marks
 from analysis.figures import FIGURES
 from analysis.labels import CPU_BANNER
+from analysis.selection import for_figures
+from analysis.series import series_of
 from analysis.style import STRATEGY_LOOKS, dodge, look_of
 from tests.analysis.records import CPU, grid, make_failure, make_record
+from tests.analysis.synthetic import synthetic_records
 
 LENGTHS = [8192, 16384, 32768, 65536, 98304]
 
@@ -153,3 +159,42 @@ def test_a_waterfall_of_many_cells_says_how_many_it_leaves_out(summary_of):
     records = grid([*STRATEGY_LOOKS], [2**n for n in range(10, 20)])
     figure = build_figure("waterfall", summary_of(records))
     assert any(text.startswith("and 20 cells more") for text in texts(figure))
+
+
+def boxes_of_texts(figure):
+    figure.draw_without_rendering()
+    found = {}
+    for axes in figure.axes:
+        shown = [each for each in axes.findobj(Text) if each.get_visible() and each.get_text().strip()]
+        found |= {(id(each), each.get_text()): each.get_window_extent() for each in shown}
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 1, 30, 288, 3000])
+def test_no_two_texts_of_a_figure_overlap(summary_of, name, count):
+    drawn = for_figures(summary_of(synthetic_records(count)))
+    boxes = boxes_of_texts(build_figure(name, drawn.cells, drawn.note))
+    overlaps = [
+        (one[1], two[1])
+        for (one, a), (two, b) in itertools.combinations(boxes.items(), 2)
+        if a.x0 + 1 < b.x1 and b.x0 + 1 < a.x1 and a.y0 + 1 < b.y1 and b.y0 + 1 < a.y1
+    ]
+    assert overlaps == []
+
+
+def test_failures_at_neighbouring_lengths_are_named_once_and_others_each(summary_of):
+    failing = [16384, 32768, 98304]
+    records = [
+        *grid(["local"], LENGTHS),
+        *(make_failure("out_of_memory", "no", config={"seq_len": each}) for each in failing),
+    ]
+    marks = failure_marks(list(series_of(summary_of(records))))
+    assert [mark.seq_lens for mark in marks] == [(16384, 32768), (98304,)]
+
+
+def test_sizes_on_a_logarithmic_axis_are_powers_of_two(summary_of):
+    memory = {"peak_allocated_bytes": [3 * 2**20]}, {"peak_allocated_bytes": [5 * 2**30]}
+    records = [make_record(config={"seq_len": 8192 * 2**i}, memory=each) for i, each in enumerate(memory)]
+    axes = axes_of("peak_memory", summary_of(records))
+    assert axes.get_yscale() == "log"
+    assert {math.log2(tick) % 1 for tick in axes.get_yticks()} == {0}

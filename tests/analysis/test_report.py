@@ -7,8 +7,11 @@ import sys
 import pytest
 
 from analysis.report import main, write_report
-from analysis.verdict import CPU_CAVEAT
+from analysis.tables import MAX_REASONS, failure_reasons
+from analysis.verdict import CPU_CAVEAT, verdict
+from bench.record import Provenance
 from tests.analysis.records import CPU, grid, make_failure, make_record, make_timing, write_sweep
+from tests.analysis.synthetic import PROVENANCE, synthetic_records
 
 FIGURE_FILES = {
     f"{name}.{kind}"
@@ -120,13 +123,13 @@ def test_a_peak_is_shown_with_the_part_of_the_step_that_reached_it(tmp_path):
 @pytest.mark.parametrize("records", [[], [make_record()], [make_failure("killed", "by whom?")]])
 def test_any_number_of_usable_records_gives_a_report(tmp_path, records):
     write_report(write_sweep(tmp_path, records))
-    assert "<table>" in (tmp_path / "report.html").read_text() or not records
+    assert '<table class="cells">' in (tmp_path / "report.html").read_text() or not records
 
 
 def test_a_malicious_reason_or_log_is_text_and_no_markup(folder):
     write_report(folder)
     page = Page((folder / "report.html").read_text())
-    assert "script" not in page.tags
+    assert page.tags.count("script") == 1  # the page's own
     assert EVIL in "".join(page.text)
     assert f"tail {EVIL}" in "".join(page.text)
     assert "<script" not in (folder / "summary.md").read_text()
@@ -142,7 +145,7 @@ def test_every_row_links_to_a_section_that_exists(folder):
     write_report(folder)
     source = (folder / "report.html").read_text()
     links = set(re.findall(r'href="#(cell-[\w-]+)"', source))
-    assert links == set(re.findall(r'<details id="(cell-[\w-]+)"', source))
+    assert links == set(re.findall(r'<details class="cell" id="(cell-[\w-]+)"', source))
     assert len(links) == len(mixed())
 
 
@@ -201,3 +204,27 @@ def test_a_torn_last_line_does_not_cost_the_report(tmp_path):
 def test_analysis_never_imports_torch_nor_pyplot():
     code = "import sys, analysis.report; assert not {'torch', 'matplotlib.pyplot'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_of_too_many_cells_the_page_shows_some_and_the_csv_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("analysis.report.MANY_CELLS", 1000)
+    write_report(write_sweep(tmp_path, synthetic_records(1500)))
+    page = (tmp_path / "report.html").read_text()
+    assert len(re.findall(r'<details class="cell"', page)) == 1000
+    assert "Of 1,500 cells the 1,000 that were started last are listed" in page
+    assert "series are drawn" in page
+    assert len((tmp_path / "summary.csv").read_text().splitlines()) == 1501
+    assert "500 cells more; all cells are in summary.csv" in (tmp_path / "summary.md").read_text()
+
+
+def test_many_reasons_and_many_settings_are_counted_not_listed(summary_of):
+    summary = summary_of(
+        [make_failure("error", f"reason {i}", config={"batch": i}) for i in range(MAX_REASONS + 5)]
+    )
+    assert failure_reasons(summary)[-1] == "5 more reasons, of 5 cells; all cells are in summary.csv"
+    assert verdict(summary).failures == [f"Error: ulysses ({MAX_REASONS + 5} settings) at 8k."]
+
+
+def test_synthetic_records_can_never_pass_for_results():
+    assert PROVENANCE not in {provenance.value for provenance in Provenance}
+    assert {record["provenance"] for record in synthetic_records(10)} == {PROVENANCE}

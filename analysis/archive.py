@@ -1,0 +1,192 @@
+"""Sweeps' folders, read piece by piece and by several processes, so that 100,000 records take seconds.
+
+Raw records are too large to keep. Of each there stays its row, and where it stands for whoever shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.load import Columns, Record, columns_of, frame_of, refuse_what_is_no_record, row_of
+from bench.record import READABLE_VERSIONS
+from bench.store import StoreError, parse_record
+
+PIECE_BYTES = 16 * 2**20
+CAN_FORK = sys.platform == "linux"
+"""Elsewhere a forked process may not use the system's own libraries."""
+VOLATILE = frozenset({"load_average"})
+"""What of an environment changes by the minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole lines of one records.jsonl: bytes `start` to `end`, the first being line `first_line`."""
+
+    path: Path
+    start: int
+    end: int
+    first_line: int
+
+
+@dataclass(slots=True)
+class Shared:
+    """The settings in which all configurations agree that were added so far; None before the first."""
+
+    settings: dict[str, Any] | None = None
+
+    def add(self, config: Mapping[str, Any]) -> None:
+        if self.settings is None:
+            self.settings = dict(config)
+        elif not self.settings.items() <= config.items():
+            self.settings = {k: v for k, v in self.settings.items() if k in config and config[k] == v}
+
+
+@dataclass(slots=True)
+class Environments:
+    """The different environments that were added, in order, without what changes by the minute."""
+
+    met: dict[str, dict[str, Any]] = field(default_factory=dict)
+    last: dict[str, Any] | None = None
+
+    def add(self, environment: Mapping[str, Any]) -> None:
+        lasting = {key: value for key, value in environment.items() if key not in VOLATILE}
+        if lasting != self.last:
+            self.met.setdefault(json.dumps(lasting, sort_keys=True), lasting)
+            self.last = lasting
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What is kept of one piece: the columns of its rows and the byte at which each record starts."""
+
+    columns: Columns
+    starts: list[int]
+    shared: Shared
+    environments: Environments
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """All records of some folders, of a cell that was run again after a failure only the last attempt.
+
+    Row by row, `frame` holds their numbers and `places` file and byte of the record itself. `shared` are
+    the settings that all of them have in common, `environments` the different ones they ran in.
+    """
+
+    frame: pd.DataFrame
+    places: Sequence[tuple[Path, int]]
+    shared: Mapping[str, Any]
+    environments: Sequence[Mapping[str, Any]]
+
+    def record(self, row: int) -> Record:
+        """The whole record behind a row of the frame."""
+        path, start = self.places[row]
+        with path.open("rb") as file:
+            file.seek(start)
+            return parse_record(path, row, file.readline(), READABLE_VERSIONS)
+
+
+def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive:
+    """The records of all folders. `peaks` maps hardware to peak FLOP/s.
+
+    Raises StoreError, in one line, for a folder without records and for a line that is no record.
+    """
+    pieces = [piece for folder in folders for piece in _pieces(folder)]
+    reads = [*_read_all(pieces, peaks)]
+    columns = _joined([read.columns for read in reads])
+    shared, environments = Shared(), Environments()
+    for read in reads:
+        if read.shared.settings is not None:
+            shared.add(read.shared.settings)
+        for environment in read.environments.met.values():
+            environments.add(environment)
+    places = [(piece.path, start) for piece, read in zip(pieces, reads, strict=True) for start in read.starts]
+    last = _last_attempts(places, columns)
+    frame = frame_of(columns)
+    return Archive(
+        frame=frame if len(last) == len(frame) else frame.iloc[last].reset_index(drop=True),
+        places=[places[row] for row in last],
+        shared=shared.settings or {},
+        environments=[*environments.met.values()],
+    )
+
+
+def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
+    """Parse every line of a piece; raises StoreError, with the line's number, at the first that is bad."""
+    with piece.path.open("rb") as file:
+        file.seek(piece.start)
+        lines = file.read(piece.end - piece.start).split(b"\n")[:-1]
+    rows, starts, shared, environments = [], [], Shared(), Environments()
+    start = piece.start
+    for number, line in enumerate(lines, start=piece.first_line):
+        record = parse_record(piece.path, number, line, READABLE_VERSIONS)
+        refuse_what_is_no_record(record, piece.path, number)
+        rows.append(row_of(record, peaks))
+        shared.add(record["config"])
+        environments.add(record.get("environment") or {})
+        starts.append(start)
+        start += len(line) + 1
+    return Read(columns_of(rows), starts, shared, environments)
+
+
+def _pieces(folder: Path) -> Iterator[Piece]:
+    """The pieces of a folder's records; a torn last line is left out with one warning."""
+    path = folder / "records.jsonl"
+    if not path.is_file():
+        hint = "name a sweep's folder, for example results/sweeps/<time>"
+        raise StoreError(f"{folder}: no records.jsonl in this folder; {hint}")
+    if path.stat().st_size == 0:
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
+        start, line = 0, 1
+        while start < whole:
+            end = min(whole, content.find(b"\n", min(start + PIECE_BYTES, whole - 1)) + 1)
+            yield Piece(path, start, end, line)
+            line += content[start:end].count(b"\n")
+            start = end
+
+
+def _read_all(pieces: Sequence[Piece], peaks: Mapping[str, float]) -> Iterator[Read]:
+    """What is kept of every piece, in order; by one process where a second would not pay."""
+    work = partial(read_piece, peaks=peaks)
+    workers = min(len(pieces), len(os.sched_getaffinity(0))) if CAN_FORK else 1
+    if workers < 2 or sum(piece.end - piece.start for piece in pieces) <= PIECE_BYTES:  # noqa: PLR2004
+        yield from map(work, pieces)
+        return
+    # Forked, they need no second import; nothing in here has started a thread that could hold a lock.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        yield from pool.map(work, pieces)
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    """The columns of all parts below one another; what a part lacks is None."""
+    rows = [len(next(iter(part.values()), ())) for part in parts]
+    keys = dict.fromkeys(key for part in parts for key in part)
+    return {
+        key: [v for part, count in zip(parts, rows, strict=True) for v in part.get(key, [None] * count)]
+        for key in keys
+    }
+
+
+def _last_attempts(places: Sequence[tuple[Path, int]], columns: Columns) -> list[int]:
+    """The rows that count: of equal file, cell and repeat the last one, where the first stood."""
+    if not places:
+        return []
+    keys = zip((path for path, _ in places), columns["cell_id"], columns["repeat"], strict=True)
+    return [*{key: row for row, key in enumerate(keys)}.values()]

@@ -1,0 +1,96 @@
+"""Sweeps of any size that nobody measured, to see how the analysis scales.
+
+`python -m tests.analysis.synthetic FOLDER COUNT` writes COUNT such records. Their provenance is one that
+no mode of the benchmark writes, so that they can never pass for results.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from pathlib import Path
+
+from tests.analysis.records import make_failure, make_record, make_timing, write_sweep
+
+PROVENANCE = "synthetic"
+AXES = {
+    "seq_len": [1024 * 2**power for power in range(8)] + [96 * 1024, 192 * 1024, 384 * 1024, 768 * 1024],
+    "strategy": ["local", "ulysses", "ring", "usp", "deepspeed_ulysses", "ring_flash_attn"],
+    "engine": ["zero3", "fsdp2", "ddp"],
+    "sp_degree": [2, 4, 8],
+    "model": ["qwen3_0_6b", "qwen3_4b", "qwen3_8b", "qwen3_14b", "qwen2_5_7b", "llama3_1_8b"],
+    "dtype": ["bf16", "fp32"],
+    "checkpointing": [False, True],
+    "batch": [1, 2],
+    "kernel": ["torch_flash", "flash_attn_2"],
+    "seed": [*range(100)],
+}
+"""The axes that vary soonest come first: a small sweep varies lengths and strategies only."""
+FAILURES = ("out_of_memory", "timed_out", "killed", "unsupported")
+FAILURE_SHARE = 0.08
+STEPS = 20
+ENVIRONMENT = {
+    "gpus": ["a device that does not exist"] * 8,
+    "cores": 64,
+    "cpu": "a processor that does not exist",
+    "memory_bytes": 2**40,
+    "device_name": "a device that does not exist",
+    "os": "an operating system",
+    "python": "3.11.7",
+    "packages": {
+        "torch": "2.13.0",
+        "deepspeed": "0.19.8",
+        "ring-flash-attn": "0.1.8",
+        "transformers": "5.23.0",
+    },
+    "git_commit": "0" * 40,
+    "git_dirty": False,
+    "load_average": 1.0,
+    "argv": ["run_sweep.py", "-m", "seq_len=1k,2k"],
+}
+
+
+def synthetic_records(count, repeats=1):
+    """So many records of `count / repeats` different cells; the same ones whenever it is called."""
+    random_numbers = random.Random(0)
+    shapes = itertools.product(*(AXES[key] for key in reversed(AXES)))
+    configs = (dict(zip(reversed(AXES), shape, strict=True)) for shape in shapes)
+    cells = ((config, repeat) for config in configs for repeat in range(repeats))
+    return [
+        _record(random_numbers, order, config, repeat)
+        for order, (config, repeat) in enumerate(itertools.islice(cells, count))
+    ]
+
+
+def _record(random_numbers, order, config, repeat):
+    ranks = config["sp_degree"]
+    common = {
+        "config": config | {"cluster.world_size": ranks, **{f"model.detail_{i}": i for i in range(10)}},
+        "provenance": PROVENANCE,
+        "environment": ENVIRONMENT,
+        "order": order,
+        "repeat": repeat,
+        "started_at": f"2026-01-01T00:00:00.{order:06d}+00:00",
+    }
+    if random_numbers.random() < FAILURE_SHARE:
+        status = random_numbers.choice(FAILURES)
+        return make_failure(status, f"{status} with batch={config['batch']}", "a log\n" * 20, **common)
+    step_ms = config["seq_len"] ** 1.3 / 1e3 * random_numbers.uniform(0.8, 1.2) / ranks
+    steps_ms = [[step_ms * random_numbers.uniform(1, 1.1) for _ in range(STEPS)] for _ in range(ranks)]
+    memory = [int(config["seq_len"] * 2**17 / ranks * random_numbers.uniform(1, 1.1))] * ranks
+    return make_record(
+        **common,
+        timing=make_timing(steps_ms, config["seq_len"] * config["batch"]),
+        losses={"loss": [5.5 - 0.01 * step for step in range(STEPS)]},
+        memory={"peak_allocated_bytes": memory, "peak_reserved_bytes": [None] * ranks},
+        trace={
+            "step_ms": [step_ms * 1.05] * ranks,
+            "total_ms": [step_ms * 0.2] * ranks,
+            "exposed_ms": [step_ms * random_numbers.uniform(0.05, 0.15)] * ranks,
+        },
+    )
+
+
+if __name__ == "__main__":
+    write_sweep(Path(sys.argv[1]), synthetic_records(int(sys.argv[2])))
