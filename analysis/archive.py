@@ -139,7 +139,16 @@ def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
         environments.add(record.get("environment") or {})
         starts.append(start)
         start += len(line) + 1
-    return Read(columns_of(rows), starts, shared, environments)
+    columns = {key: _equal_texts_as_one(values) for key, values in columns_of(rows).items()}
+    return Read(columns, starts, shared, environments)
+
+
+def _equal_texts_as_one(values: list[Any]) -> list[Any]:
+    """The same values, equal texts being one object, so that a process hands it over once."""
+    if not isinstance(values[0], str):
+        return values
+    seen: dict[Any, Any] = {}
+    return [seen.setdefault(value, value) for value in values]
 
 
 def _pieces(folder: Path) -> Iterator[Piece]:

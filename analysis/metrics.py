@@ -154,6 +154,7 @@ def _timed(record: Mapping[str, Any], peaks: Mapping[str, float]) -> dict[str, A
     if not timing:
         return {}
     steps_ms = slowest_rank_ms(timing["step_times_ms"])
+    steps_ms.sort()  # once for both
     median_ms, interval = statistics.median(steps_ms), median_interval(steps_ms)
     tokens, ranks = timing["tokens_per_step"], len(timing["step_times_ms"])
     return {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -38,7 +37,7 @@ from bench.store import StoreError
 EXIT_OK, EXIT_REQUEST_WRONG = 0, 2
 TERMINAL_COLUMNS = 100
 MANY_CELLS = 20_000
-"""From here on the table for programs takes long enough to be written by a process of its own."""
+"""Beyond this, figures and the table for programs take long enough for processes of their own."""
 
 
 def write_report(folder: Path) -> None:
@@ -51,13 +50,17 @@ def write_joint_report(folders: Sequence[Path], output: Path) -> None:
     archive = read_archive(folders, peak_flops_per_s())
     summary = with_ideal_attention(with_speed_up(summarise(archive.frame)))
     output.mkdir(parents=True, exist_ok=True)
-    with _meanwhile(len(summary) > MANY_CELLS, lambda: _write_csv(summary, output / "summary.csv")):
-        found = verdict(summary)
-        drawn = for_figures(summary)
-        svgs = _write_figures(drawn, output / "figures")
-        (output / "summary.md").write_text(_markdown_page(summary, found), encoding="utf-8")
-        page = output / "report.html"
-        page.write_text(render(archive, summary, found, svgs, drawn.note), encoding="utf-8")
+    drawn = for_figures(summary)
+    pays = len(summary) > MANY_CELLS
+    table_done = _beside(lambda: _write_csv(summary, output / "summary.csv"), pays=pays)
+    figures_done = _beside(lambda: _write_figures(drawn, output / "figures"), pays=pays)
+    found = verdict(summary)
+    (output / "summary.md").write_text(_markdown_page(summary, found), encoding="utf-8")
+    figures_done()
+    svgs = {name: (output / "figures" / f"{name}.svg").read_bytes() for name in FIGURES}
+    page = output / "report.html"
+    page.write_text(render(archive, summary, found, svgs, drawn.note), encoding="utf-8")
+    table_done()
     _print_summary(summary, found, page)
 
 
@@ -75,37 +78,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_OK
 
 
-@contextmanager
-def _meanwhile(pays: bool, write: Callable[[], None]) -> Iterator[None]:
-    """Write beside what the block does, in a process of its own where that pays; else before it."""
+def _beside(write: Callable[[], None], *, pays: bool) -> Callable[[], None]:
+    """Write at once, or in a process of its own where that pays; what comes back waits for the end of it."""
     if not (pays and CAN_FORK):
         write()
-        yield
-        return
+        return lambda: None
     writer = multiprocessing.get_context("fork").Process(target=write)
     writer.start()
-    try:
-        yield
-    finally:
+
+    def wait() -> None:
         writer.join()
-    if writer.exitcode != 0:
-        raise OSError("summary.csv was not written; the lines above say why")
+        if writer.exitcode != 0:
+            raise OSError("the report is incomplete; the lines above say why")
+
+    return wait
 
 
 def _write_csv(summary: pd.DataFrame, path: Path) -> None:
     path.write_text(csv_text(summary), encoding="utf-8")
 
 
-def _write_figures(drawn: Selection, folder: Path) -> dict[str, bytes]:
-    """Every figure as PNG and SVG; the SVGs by name."""
+def _write_figures(drawn: Selection, folder: Path) -> None:
+    """Every figure as PNG and SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    svgs = {}
     for name in FIGURES:
         figure = build_figure(name, drawn.cells, drawn.note)
-        svgs[name] = svg_bytes(figure)
         (folder / f"{name}.png").write_bytes(png_bytes(figure))
-        (folder / f"{name}.svg").write_bytes(svgs[name])
-    return svgs
+        (folder / f"{name}.svg").write_bytes(svg_bytes(figure))
 
 
 def _markdown_page(summary: pd.DataFrame, found: Verdict) -> str:

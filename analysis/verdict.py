@@ -66,8 +66,8 @@ def leaders(summary: pd.DataFrame, names: pd.Series[str]) -> list[Leader]:
 
     It is clear when its interval lies above the runner-up's; without both intervals it is not.
     """
-    timed = summary[summary["tokens_per_s"].notna()]
-    timed = timed.assign(work=work_number(summary)[timed.index], name=names[timed.index])
+    cells = summary[["seq_len", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"]]
+    timed = cells.assign(work=work_number(summary), name=names)[cells["tokens_per_s"].notna()]
     first_two = timed.sort_values("tokens_per_s", ascending=False).groupby("work", sort=False).head(2)
     pairs: dict[int, list[dict[Any, Any]]] = {}
     for row in first_two[[*LEADER_COLUMNS]].to_dict("records"):
@@ -112,7 +112,7 @@ def _fastest(found: Sequence[Leader]) -> str:
 
 def _ran(summary: pd.DataFrame, names: pd.Series[str]) -> str:
     """One sentence for a CPU, which ranks nothing: what ran at which lengths."""
-    done = summary[summary["status"] == "ok"]
+    done = summary.loc[summary["status"] == "ok", ["seq_len"]]
     if done.empty:
         return "No cell has a result."
     lengths: dict[tuple[int, ...], list[str]] = {}
@@ -139,7 +139,7 @@ def _detail(leader: Leader) -> str:
 
 def _failures(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
     """One sentence per status: who met it and at which lengths; running out of memory comes first."""
-    failed = summary[summary["status"] != "ok"]
+    failed = summary.loc[summary["status"] != "ok", ["status", "seq_len"]]
     statuses = sorted(failed["status"].unique(), key=lambda status: status != "out_of_memory")
     sentences = []
     for status in statuses:
@@ -172,7 +172,7 @@ def _longest(name: str, cells: pd.DataFrame) -> str:
 
 
 def _certainty(summary: pd.DataFrame) -> str:
-    timed = summary[summary["n"].notna()]
+    timed = summary.loc[summary["n"].notna(), ["n", "n_of", "tokens_per_s_low"]]
     if timed.empty:
         return "No cell has a timed result."
     parts = []
