@@ -13,7 +13,9 @@ from bench.measure.trace import StepWatch, read_step, trace_step, warm_profiler
 
 SLEEP_S = 0.4
 PAYLOAD = 1 << 12
-BIG_PAYLOAD = 1 << 22
+BIG_PAYLOAD = 1 << 18
+MATRIX_SIZE = 1800
+"""Few long products rather than many short ones: between two operators a busy machine takes the core away."""
 
 
 class Optimizer:
@@ -43,12 +45,10 @@ class Case:
 
     def hide_an_exchange_behind_compute(self):
         """An all-reduce is in flight while this rank multiplies, and done long before it stops."""
-        work = dist.all_reduce(torch.ones(BIG_PAYLOAD), async_op=True)
-        matrix = torch.ones(400, 400)
-        until = time.monotonic() + SLEEP_S
-        while time.monotonic() < until:
-            for _ in range(20):
-                matrix = matrix @ matrix
+        sent, matrix = torch.ones(BIG_PAYLOAD), torch.ones(MATRIX_SIZE, MATRIX_SIZE)
+        work = dist.all_reduce(sent, async_op=True)
+        for _ in range(4):
+            torch.mm(matrix, matrix)
         work.wait()
 
     def pass_on_late(self):

@@ -95,5 +95,10 @@ def test_repeats_show_one_step_whose_parts_add_up(summary_of):
     assert cell["part_attention_ms"] == 50
 
 
+def test_a_failed_repeat_does_not_cost_the_others_parts(summary_of):
+    cell = summary_of([make_failure("killed", "by whom?"), make_record(repeat=1)]).iloc[0]
+    assert step_ms(cell) == pytest.approx(110)
+
+
 def test_a_failed_cell_has_no_parts(summary_of):
     assert summary_of([make_failure("error", "no")])[[*PART_COLUMNS, IDEAL]].isna().all(axis=None)

@@ -43,7 +43,7 @@ def test_the_parts_of_a_step_add_up_to_it():
     timeline = of_cpu(
         [
             event("aten::linear", 0, 10), event("aten::mm", 1, 9),
-            event("aten::clone", 10, 12), event("aten::copy_", 11, 12),
+            event("aten::repeat_interleave", 10, 12), event("aten::cumsum", 10.5, 11),
             event("c10d::alltoall_base_", 12, 12.5), annotation("gloo:all_to_all", 12, 20),
             event("aten::_scaled_dot_product_flash_attention_for_cpu", 20, 50), event("aten::copy_", 21, 22),
             event("aten::add_", 70, 90),

@@ -43,8 +43,8 @@ def test_communication_behind_compute_is_total_and_not_exposed(launcher, tmp_pat
     trace, _, _ = traced(launcher, tmp_path, Case.hide_an_exchange_behind_compute, ranks)
     for rank in range(ranks):
         total, exposed = trace.purpose_total_ms["gradients"][rank], trace.exposed_ms[rank]
-        assert total > 1
-        # Between two operators of Python there is no compute: a little stays exposed.
+        assert total > 0
+        # Until the first product starts, and between two of them, a little stays exposed.
         assert exposed < 0.05 * trace.step_ms[rank]
 
 
