@@ -17,6 +17,10 @@ import torch.distributed as dist
 
 GIB = 2**30
 _KIB = 1024
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_SMALL_BLOCK_BYTES = 64 * _KIB
+_MAX_KEPT_BYTES = 32 * 2**20
+"""The most to which glibc raises its threshold by itself (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
 _WARM_UP_NUMBERS = 2**20
 
 
@@ -51,15 +55,17 @@ def set_memory_limit(limit_gib: float, device: torch.device) -> int:
 def without_memory_limit() -> Iterator[None]:
     """Around what is no part of the cell, such as a check that needs more than the cell may.
 
-    Blocks that the allocator keeps from it count afterwards, and are the cell's to use again.
+    Meanwhile glibc hands large blocks straight back: kept ones would be the cell's to use, or count as its
+    own. Afterwards it keeps them as it does once a program has freed large blocks.
     """
     limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
     if limit == resource.RLIM_INFINITY:
         yield
         return
     lift_memory_limit()
+    _keep_freed_blocks_below(_SMALL_BLOCK_BYTES)
     yield
-    ctypes.CDLL(None).malloc_trim(0)
+    _keep_freed_blocks_below(_MAX_KEPT_BYTES)
     _set_soft_limit(limit)
 
 
@@ -71,3 +77,11 @@ def lift_memory_limit() -> None:
 def _set_soft_limit(size_bytes: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, hard))
+
+
+def _keep_freed_blocks_below(size_bytes: int) -> None:
+    """Larger blocks get a mapping of their own; see mallopt(3)."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, size_bytes)
+    libc.mallopt(_M_TRIM_THRESHOLD, 2 * size_bytes)
+    libc.malloc_trim(0)

@@ -55,13 +55,13 @@ def compare_with_the_profiler(job, log):
             pass
 
     def both(built, log):
-        built.trainer.step(0, built.cell.seq_len)
+        built.workload.step(0)
         log.step.on_change = mark
         with AllocationTracker() as start:
             alive_bytes = start.peak_bytes
         tracker = AllocationTracker(log.step)
         with torch.profiler.profile(profile_memory=True) as profiler, tracker:
-            built.trainer.step(1, built.cell.seq_len)
+            built.workload.step(1)
         path = built.folder / f"{job.rank}.trace"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
@@ -107,15 +107,15 @@ def test_a_steps_peak_and_its_phase_are_the_profilers(launcher, tmp_path, engine
 
 def need_more_while_building(job, log):
     """A build that holds 64 MiB for a moment, as sharding a whole model does."""
-    import bench.worker
+    from bench.workloads import train
 
-    open_data = bench.worker.open_data
+    open_data = train.open_data
 
     def wasteful(cell, device):
         mib(64)
         return open_data(cell, device)
 
-    bench.worker.open_data = wasteful
+    train.open_data = wasteful
     return run_in_rank(job, log)
 
 

@@ -52,7 +52,9 @@ def test_a_limit_between_two_peaks_lets_the_short_cells_run_and_ends_the_long_on
         if record["status"] == "out_of_memory":
             assert record["failure"]["found_after_s"] < FOUND_WITHIN_S
             assert record["failure"]["step_phase"] in ("forward", "loss", "backward", "optimizer")
-            assert record["failure"]["out_of_memory"]["requested_bytes"] > 0
+            # oneDNN and threads fail without a size.
+            has_size = "tried to allocate" in record["failure"]["message"]
+            assert bool(record["failure"]["out_of_memory"]["requested_bytes"]) == has_size
 
 
 def test_the_record_says_who_asked_for_how_much_and_what_held_the_rest(launcher, tmp_path):
