@@ -34,7 +34,8 @@ Handle = Line2D | ErrorbarContainer | BarContainer
 class FigureKind:
     """One figure of the report; `reading` says the reduction behind a point.
 
-    `inches` is the height of its axes; a figure that is not against length has a row for each cell.
+    `inches` is the height of its axes; a figure that is not against length has a row for each cell. One that
+    `needs` a column is left out where no cell has a value in it.
     """
 
     title: str
@@ -43,6 +44,7 @@ class FigureKind:
     reading: str
     inches: Callable[[pd.DataFrame], float] = lambda _: AXES_INCHES
     against_length: bool = True
+    needs: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,26 @@ def plot_exchange_share(summary: pd.DataFrame, axes: Axes) -> None:
     _plot_share(summary, axes, "attention_exchange_share")
 
 
+def plot_attention_of_single(summary: pd.DataFrame, axes: Axes) -> None:
+    """How near a strategy comes to one device's attention divided by its ranks."""
+    quantity = Quantity("attention_of_single", "attention call")
+    series = list(series_of(summary))
+    _draw_series(axes, series, quantity)
+    _scale_y(axes, summary[quantity.column])
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
+
+
+def plot_error_growth(summary: pd.DataFrame, axes: Axes) -> None:
+    """Error of the output against float64, and that of the kernel alone (dotted, hollow)."""
+    quantity = Quantity("out_error_ulps", "attention call")
+    series = list(series_of(summary))
+    _draw_series(axes, series, Quantity("control_out_error_ulps", quantity.noun), is_background=True)
+    _draw_series(axes, series, quantity)
+    _scale_y(axes, summary[[quantity.column, "control_out_error_ulps"]].max(axis=1))
+    finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
+
+
 def _plot_share(summary: pd.DataFrame, axes: Axes, total: str) -> None:
     noun = total.replace("_", " ")
     exposed = Quantity(f"exposed_{total}", noun)
@@ -133,7 +155,24 @@ FIGURES: Mapping[str, FigureKind] = {
         " same work over the cell's cores or GPUs, where local ran",
         inches=waterfall_inches, against_length=False,
     ),
+    "attention_of_single": FigureKind(
+        "Attention alone", "of one device's attention / ranks", plot_attention_of_single,
+        "The same kernel's forward and backward on one device, divided by the ranks that share a sequence,"
+        " over the slowest rank's median call",
+        needs="attention_of_single",
+    ),
+    "error_growth": FigureKind(
+        "Error of the output", "ulps of the dtype", plot_error_growth,
+        "Largest deviation from float64 over sampled tokens, in units in the last place at a row's maximum;"
+        " hollow: the kernel alone on one device",
+        needs="out_error_ulps",
+    ),
 }  # fmt: skip
+
+
+def figures_for(summary: pd.DataFrame) -> list[str]:
+    """The names of the figures that have something to show of these cells."""
+    return [name for name, kind in FIGURES.items() if kind.needs is None or summary[kind.needs].notna().any()]
 
 
 def _remarks(summary: pd.DataFrame) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.attention_calls import AttentionMetrics, attention_metrics
 from analysis.step_parts import part_columns
 from bench.median import median_interval
 
@@ -33,7 +34,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+class Metrics(AttentionMetrics):
     """One record's numbers, named with their unit. Times are of the slowest rank, memory of the worst."""
 
     n_steps: int | None = None
@@ -140,6 +141,7 @@ def of_record(record: Mapping[str, Any], peaks: Mapping[str, float]) -> Metrics:
         **_memory(record.get("memory") or {}),
         **traced,
         **_losses(record.get("losses") or {}),
+        **attention_metrics(record),
         note="; ".join(filter(None, notes)) or None,
     )
 

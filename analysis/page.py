@@ -12,6 +12,8 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.archive import Archive
+from analysis.attention_table import HEADINGS as ATTENTION_HEADINGS
+from analysis.attention_table import attention_rows
 from analysis.figures import FIGURES
 from analysis.labels import CPU_BANNER, count_label, is_cpu, number_label, status_label
 from analysis.load import Record
@@ -100,6 +102,8 @@ def render(
         reasons=failure_reasons(summary),
         cells=cells_of(archive, shown.cells, rows_behind, shared),
         cells_note=shown.note,
+        attention_headings=ATTENTION_HEADINGS,
+        attention_rows=attention_rows(shown.cells),
         shared=[*shared.items()],
         environment=distinct_values(map(_with_packages, archive.environments)),
     )

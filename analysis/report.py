@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.archive import CAN_FORK, read_archive
+from analysis.attention_table import HEADINGS, SHORT_HEADINGS, attention_rows
 from analysis.comparison import with_speed_up
 from analysis.drawing import build_figure, png_bytes, svg_bytes
-from analysis.figures import FIGURES
+from analysis.figures import figures_for
 from analysis.ideal import with_ideal_attention
 from analysis.labels import count_label
 from analysis.load import peak_flops_per_s
@@ -28,8 +29,10 @@ from analysis.tables import (
     csv_text,
     failure_reasons,
     markdown_cell,
+    markdown_table,
     markdown_text,
     terminal_table,
+    text_table,
 )
 from analysis.verdict import Verdict, verdict
 from bench.store import StoreError
@@ -57,7 +60,8 @@ def write_joint_report(folders: Sequence[Path], output: Path) -> None:
     found = verdict(summary)
     (output / "summary.md").write_text(_markdown_page(summary, found), encoding="utf-8")
     figures_done()
-    svgs = {name: (output / "figures" / f"{name}.svg").read_bytes() for name in FIGURES}
+    names = figures_for(summary)
+    svgs = {name: (output / "figures" / f"{name}.svg").read_bytes() for name in names}
     page = output / "report.html"
     page.write_text(render(archive, summary, found, svgs, drawn.note), encoding="utf-8")
     table_done()
@@ -101,7 +105,7 @@ def _write_csv(summary: pd.DataFrame, path: Path) -> None:
 def _write_figures(drawn: Selection, folder: Path) -> None:
     """Every figure as PNG and SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in FIGURES:
+    for name in figures_for(drawn.cells):
         figure = build_figure(name, drawn.cells, drawn.note)
         (folder / f"{name}.png").write_bytes(png_bytes(figure))
         (folder / f"{name}.svg").write_bytes(svg_bytes(figure))
@@ -112,7 +116,9 @@ def _markdown_page(summary: pd.DataFrame, found: Verdict) -> str:
     rest = len(summary) - MAX_SHOWN_CELLS
     more = f"\nand {count_label(rest, 'cell')} more; {ALL_IN}\n" if rest > 0 else ""
     table = markdown_text(summary.head(MAX_SHOWN_CELLS))
-    return f"# Summary\n\n{markdown_cell(subtitle(summary))}\n\n{answer}\n\n{table}{more}"
+    calls = attention_rows(summary.head(MAX_SHOWN_CELLS))
+    attention = f"\n## Attention alone\n\n{markdown_table(HEADINGS, calls)}" if calls else ""
+    return f"# Summary\n\n{markdown_cell(subtitle(summary))}\n\n{answer}\n\n{table}{more}{attention}"
 
 
 def _answer(found: Verdict) -> list[str]:
@@ -126,6 +132,9 @@ def _print_summary(summary: pd.DataFrame, found: Verdict, page: Path) -> None:
     console.print(terminal_table(summary))
     if len(summary) > TERMINAL_ROWS:
         console.print(f"and {count_label(len(summary) - TERMINAL_ROWS, 'cell')} more in summary.csv")
+    calls = attention_rows(summary.head(TERMINAL_ROWS))
+    if calls:
+        console.print(text_table(SHORT_HEADINGS, calls))
     for line in [*failure_reasons(summary), *_answer(found)]:
         console.print(Text(line))
     console.print(Text(f"report: {page}"), soft_wrap=True)

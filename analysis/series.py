@@ -15,6 +15,8 @@ from analysis.load import config_columns
 
 FIRST = ("provenance", "hardware", "device_name", "sp_degree", "cluster.world_size", "layout")
 """The order in which settings are tried: the sooner one tells cells apart, the fewer are needed."""
+NOT_USED = "none"
+"""Engine and trainer of a cell that trains nothing: no word of its name."""
 NEVER = frozenset({"seq_len", "strategy", "experiment", "mode"})
 """The axes themselves, and what the provenance says already."""
 WORDING: Mapping[str, str] = {
@@ -82,7 +84,9 @@ def series_of(summary: pd.DataFrame) -> Iterator[Series]:
 def variant(row: pd.Series[Any] | Mapping[Any, Any], keys: Sequence[str]) -> str:
     """What sets a cell apart, in a few words: `sp 4, fsdp2`."""
     return ", ".join(
-        WORDING.get(key, f"{key}={{}}").format(_whole(row[key])) for key in keys if pd.notna(row[key])
+        WORDING.get(key, f"{key}={{}}").format(_whole(row[key]))
+        for key in keys
+        if pd.notna(row[key]) and row[key] != NOT_USED
     )
 
 

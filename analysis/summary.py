@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis.attention_calls import ATTENTION_COLUMNS
 from analysis.metrics import tokens_per_s
 from analysis.step_parts import PART_COLUMNS
 from bench.median import median_interval
@@ -16,7 +17,7 @@ MEDIANS = (
     "resident_above_base_bytes", "whole_life_allocated_bytes", "device_used_bytes",
     "communication_share", "exposed_communication_share",
     "attention_exchange_share", "exposed_attention_exchange_share", "straggler_gap_ms",
-    "traced_to_timed", "first_loss", "last_loss",
+    "traced_to_timed", "first_loss", "last_loss", *ATTENTION_COLUMNS,
 )  # fmt: skip
 RATES = (
     "tokens_per_s", "tokens_per_s_per_rank", "window_tokens_per_s",

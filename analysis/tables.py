@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -80,8 +81,13 @@ def csv_text(summary: pd.DataFrame) -> str:
 
 def markdown_text(summary: pd.DataFrame) -> str:
     """The human columns as a Markdown table."""
-    lines = [HEADINGS, ["---"] * len(HEADINGS)]
-    lines += [[markdown_cell(text) for text in row.texts()] for row in rows_of(summary)]
+    return markdown_table(HEADINGS, [row.texts() for row in rows_of(summary)])
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Texts as a Markdown table."""
+    lines = [[*headings], ["---"] * len(headings)]
+    lines += [[markdown_cell(text) for text in row] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
@@ -109,6 +115,23 @@ def terminal_table(summary: pd.DataFrame) -> Table:
         ]
         texts += [row.step_time, row.peak_allocated, "" if pd.isna(share) else f"{share:.0%}"]
         table.add_row(*(Text(text) for text in texts))
+    return table
+
+
+def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Texts for a terminal, the first column as wide as it needs to be."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for number, heading in enumerate(headings):
+        width = None if number else MIN_STRATEGY_COLUMNS
+        table.add_column(
+            heading,
+            justify="right" if number else "left",
+            overflow="fold",
+            min_width=width,
+            no_wrap=number > 0,
+        )
+    for row in rows:
+        table.add_row(*(Text(text) for text in row))
     return table
 
 

@@ -103,8 +103,8 @@ class AttentionCalls:
 
     `forward_ms[rank][call]` and `backward_ms[rank][call]` are of the timed calls, `single_forward_ms[call]`
     of the same kernel on whole sequences on one device: rank 0 while the others wait. Errors are the
-    largest of `error_rows` tokens against float64, in units in the last place of the dtype at the tensor's
-    maximum; `control_error_ulps` is the single device's.
+    largest of `error_rows` tokens against float64, in units in the last place of the dtype at each row's
+    own maximum; `control_error_ulps` is the single device's.
     """
 
     forward_ms: list[list[float]]

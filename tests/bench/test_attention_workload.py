@@ -5,7 +5,7 @@ import torch
 
 from bench.legality import refusal
 from bench.measure.plain_attention import plain_attention
-from bench.measure.row_errors import _rows, ulp
+from bench.measure.row_errors import _rows, error_ulps, ulp
 from bench.strategies import STRATEGIES
 from tests import faults
 from tests.cells import run_cell, tiny_cell
@@ -85,5 +85,12 @@ def test_exact_rows_are_those_of_plain_attention():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_one_ulp_is_the_distance_to_the_next_number(dtype):
-    value = torch.tensor(3.0, dtype=dtype)
-    assert float(torch.nextafter(value, torch.tensor(4.0, dtype=dtype)) - value) == ulp(3.0, dtype)
+    value = torch.tensor([3.0, 0.001, 1000.0], dtype=dtype)
+    above = torch.nextafter(value, torch.full_like(value, torch.inf))
+    assert torch.equal((above - value).double(), ulp(value, dtype))
+
+
+def test_errors_are_counted_in_ulps_of_their_own_row():
+    exact = torch.tensor([[1.0, 0.5], [0.001, 0.0005]], dtype=torch.float64)
+    found = torch.nextafter(exact.float(), torch.zeros(2, 2) + 2)
+    assert error_ulps(found, exact.float().double()).tolist() == [1.0, 1.0]

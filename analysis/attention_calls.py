@@ -1,0 +1,64 @@
+"""Attention alone, from a record's raw calls to numbers. What was not measured is None."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetrics:
+    """Numbers of one record's calls; times are medians over calls of the slowest rank.
+
+    `attention_flops_per_s` is of all ranks, forward and backward, by the area that the mask leaves, backward
+    as 2.5 forwards (arXiv:2307.08691, section 4). `attention_of_single` is the time of the same kernel on one
+    device, divided by the ranks that share a sequence, over this strategy's: 1 is ideal.
+    """
+
+    attention_forward_ms: float | None = None
+    attention_backward_ms: float | None = None
+    attention_flops_per_s: float | None = None
+    attention_of_single: float | None = None
+    out_error_ulps: float | None = None
+    dq_error_ulps: float | None = None
+    control_out_error_ulps: float | None = None
+    control_dq_error_ulps: float | None = None
+
+
+ATTENTION_COLUMNS = tuple(field.name for field in fields(AttentionMetrics))
+
+
+def attention_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a record of attention alone; empty for any other."""
+    calls = record.get("attention")
+    if not calls:
+        return {}
+    forward_ms, backward_ms = (_slowest_ms(calls[f"{name}_ms"]) for name in ("forward", "backward"))
+    both_ms = statistics.median(map(sum, zip(forward_ms, backward_ms, strict=True)))
+    analytic = record["analytic"]
+    flops = analytic["attention_forward_flops"] + analytic["attention_backward_flops"]
+    control = calls["control_error_ulps"] or {}
+    return {
+        "attention_forward_ms": statistics.median(forward_ms),
+        "attention_backward_ms": statistics.median(backward_ms),
+        "attention_flops_per_s": flops / both_ms * 1e3,
+        "attention_of_single": _of_single(calls, both_ms, record["config"]["sp_degree"]),
+        "out_error_ulps": calls["error_ulps"]["out"],
+        "dq_error_ulps": calls["error_ulps"]["dq"],
+        "control_out_error_ulps": control.get("out"),
+        "control_dq_error_ulps": control.get("dq"),
+    }
+
+
+def _slowest_ms(times_ms: Sequence[Sequence[float]]) -> list[float]:
+    return [*map(max, zip(*times_ms, strict=True))]
+
+
+def _of_single(calls: Mapping[str, Any], both_ms: float, sp_degree: int) -> float | None:
+    forward_ms, backward_ms = calls["single_forward_ms"], calls["single_backward_ms"]
+    if forward_ms is None or backward_ms is None:
+        return None
+    single_ms = statistics.median(map(sum, zip(forward_ms, backward_ms, strict=True)))
+    return single_ms / sp_degree / both_ms
