@@ -131,8 +131,9 @@ def cuda_timeline(
     known = launched >= 0
     launch_us = np.where(known, launches.spans[launched, 0], device.spans[:, 0])
     is_nccl = device.named(lambda name: name.startswith("nccl"))
-    moves = np.flatnonzero(operators.named(MOVEMENTS.__contains__))
-    is_movement = covers(union(operators.spans[operators.outermost(moves)]), launch_us) & known
+    called = operators.outermost(np.flatnonzero(operators.named(lambda name: name.startswith("aten::"))))
+    moves = called[operators.named(MOVEMENTS.__contains__)[called]]
+    is_movement = covers(union(operators.spans[moves]), launch_us) & known
     attention = union(spans_of(regions.attention_ns) / 1e3)
     rows = np.flatnonzero(~is_nccl)
     return Timeline(
