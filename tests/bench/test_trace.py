@@ -2,9 +2,11 @@
 
 import pytest
 
+from bench.measure.cpu_timeline import cpu_timeline
+from bench.measure.cuda_timeline import cuda_timeline
 from bench.measure.merge import merge_traces
 from bench.measure.split import flights_ms, split
-from bench.measure.timeline import JoinError, cpu_timeline, cuda_timeline
+from bench.measure.timeline import JoinError
 from bench.measure.trace_reader import read_tracks
 from tests.bench.traces import MAIN, WORKER, annotation, call, event, kernel, mark, regions
 from tests.cells import make_cell
