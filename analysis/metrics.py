@@ -14,6 +14,8 @@ from bench.median import median_interval
 MAX_TRACED_TO_TIMED = 1.2
 """Above this the profiler slowed the step too much for its shares to describe the timed one."""
 
+UNJOINED = "communication by purpose unknown: the traced step made other calls than the inspected one"
+
 PEAK_DTYPES = frozenset({"bf16", "fp16"})
 """`peak_flops_per_s` in conf/hardware is the dense 16-bit figure, so MFU exists for these only."""
 
@@ -211,6 +213,7 @@ def _traced(record: Mapping[str, Any], step_time_ms: float | None) -> dict[str, 
         "exposed_attention_exchange_share": exchange and exchange.exposed,
         "straggler_gap_ms": straggler_gap_ms(trace),
         **part_columns(trace),
+        "note": UNJOINED if any(trace.get("unjoined", ())) else None,
     }
 
 

@@ -23,14 +23,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from bench.attention.boundary import AttentionWatch
 from bench.measure.calls import Call
 from bench.measure.clock import synchronise
+from bench.measure.cpu_timeline import cpu_timeline
+from bench.measure.cuda_timeline import cuda_timeline
 from bench.measure.split import flights_ms, split
 from bench.measure.timeline import (
     CLOCK_MARK,
     JoinError,
     Regions,
     Timeline,
-    cpu_timeline,
-    cuda_timeline,
 )
 from bench.measure.trace_reader import KEPT_TRACE, Track, read_events, read_tracks
 

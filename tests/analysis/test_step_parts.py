@@ -51,6 +51,11 @@ def test_purposes_that_are_not_known_have_no_share(trace):
     assert of_record(make_record(trace=trace), {}).communication_share == pytest.approx(0.2)
 
 
+def test_calls_that_could_not_be_joined_are_noted(summary_of):
+    cell = summary_of([make_record(trace=make_trace(2, unjoined=["the tap saw 1, not 2"] * 2))]).iloc[0]
+    assert "purpose unknown" in cell["note"]
+
+
 def test_a_record_made_before_parts_were_known_is_still_read():
     assert of_record(make_record(schema_version=2, trace=OLD_TRACE), {}).part_attention_ms is None
 

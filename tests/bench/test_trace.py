@@ -2,9 +2,11 @@
 
 import pytest
 
+from bench.measure.cpu_timeline import cpu_timeline
+from bench.measure.cuda_timeline import cuda_timeline
 from bench.measure.merge import merge_traces
 from bench.measure.split import flights_ms, split
-from bench.measure.timeline import JoinError, cpu_timeline, cuda_timeline
+from bench.measure.timeline import JoinError
 from bench.measure.trace_reader import read_tracks
 from tests.bench.traces import MAIN, WORKER, annotation, call, event, kernel, mark, regions
 from tests.cells import make_cell
@@ -192,6 +194,8 @@ NCCL_STEP = [
     event("aten::clone", 2, 2.5),
     *kernel("void at::native::elementwise_kernel<direct_copy_kernel_cuda>", 25, 28, 2.1, 3),
     *nccl("SendRecv", 28, 40, 3, 4, "all_to_allv", 1 << 20),
+    event("aten::_scaled_dot_product_flash_attention", 3.9, 4.5),
+    event("aten::contiguous", 4, 4.2),
     *kernel("pytorch_flash::flash_fwd_kernel", 40, 60, 4, 5),
     *nccl("ReduceScatter_Sum_f32_RING_LL", 55, 75, 6, 6, "_reduce_scatter_base", 1 << 20, dtype="Float"),
     *nccl("AllReduce_Sum_f32_RING_LL", 80, 82, 7, 7, "allreduce", 1, dtype="Float"),

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from bench.measure import trace_reader
+from bench.measure.cpu_timeline import cpu_timeline
 from bench.measure.split import split
-from bench.measure.timeline import CLOCK_MARK, Regions, cpu_timeline
+from bench.measure.timeline import CLOCK_MARK, Regions
 from bench.measure.trace_reader import TraceError, read_events, read_tracks
 from tests.bench.traces import event, mark
 from tests.cells import run_cell, tiny_cell
