@@ -20,7 +20,7 @@ from tests.cells import make_cell
     ],
 )
 def test_a_step_has_to_cost_what_a_bare_one_does_and_surely_so(low, high, missed):
-    said = _missed_step_goal(Interval(low, high))
+    said = _missed_step_goal(Interval(low=low, high=high))
     assert [word in line for word, line in zip(missed, said, strict=True)] == [True] * len(missed)
 
 
