@@ -21,7 +21,7 @@ from analysis.style import BANNER_COLOR, MUTED_COLOR, subtitle
 WIDTH_INCHES = 8.0
 LINE_INCHES = 0.19
 LETTERS_PER_LINE = 115
-LETTERS_BESIDE_ROWS = 88
+LETTERS_BESIDE_ROWS = 76
 """Where the names of rows stand on the left, the header begins to the right of them."""
 LETTERS_PER_HANDLE = 8
 DPI = 150

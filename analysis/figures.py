@@ -96,7 +96,7 @@ def plot_attention_of_single(summary: pd.DataFrame, axes: Axes) -> None:
     quantity = Quantity("attention_of_single", "attention call")
     series = list(series_of(summary))
     _draw_series(axes, series, quantity)
-    _scale_y(axes, summary[quantity.column])
+    _scale_y(axes, summary[quantity.column], is_linear=True)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
 
@@ -107,7 +107,8 @@ def plot_error_growth(summary: pd.DataFrame, axes: Axes) -> None:
     series = list(series_of(summary))
     _draw_series(axes, series, Quantity("control_out_error_ulps", quantity.noun), is_background=True)
     _draw_series(axes, series, quantity)
-    _scale_y(axes, summary[[quantity.column, "control_out_error_ulps"]].max(axis=1))
+    _scale_y(axes, pd.concat([summary[quantity.column], summary["control_out_error_ulps"]]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
 
 
@@ -244,10 +245,10 @@ def _binary_ticks(low: float, high: float) -> list[float]:
     return [2.0**power for power in powers[:: math.ceil(len(powers) / MAX_SIZE_TICKS) or 1]]
 
 
-def _scale_y(axes: Axes, values: pd.Series[float]) -> None:
+def _scale_y(axes: Axes, values: pd.Series[float], *, is_linear: bool = False) -> None:
     """From zero on a linear axis; logarithmic where the values span more than a linear one can show."""
     low, high = values.min(), values.max()
-    if low > 0 and high / low > LOG_FROM_RATIO:
+    if not is_linear and low > 0 and high / low > LOG_FROM_RATIO:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)

@@ -12,11 +12,10 @@ import pandas as pd
 
 from analysis.comparison import FREE, FREE_GROUPS, varies
 from analysis.load import config_columns
+from bench.words import NOT_USED
 
 FIRST = ("provenance", "hardware", "device_name", "sp_degree", "cluster.world_size", "layout")
 """The order in which settings are tried: the sooner one tells cells apart, the fewer are needed."""
-NOT_USED = "none"
-"""Engine and trainer of a cell that trains nothing: no word of its name."""
 NEVER = frozenset({"seq_len", "strategy", "experiment", "mode"})
 """The axes themselves, and what the provenance says already."""
 WORDING: Mapping[str, str] = {

@@ -91,8 +91,7 @@ def plot_waterfall(summary: pd.DataFrame, axes: Axes) -> None:
     split = summary[summary["part_attention_ms"].notna()]
     whole = len(split) - int((split[EFFICIENCY] >= 0).sum())
     if whole:
-        why = "no local cell did the same work, or its attention was no faster"
-        text = f"ideal attention not split off for {count_label(whole, 'cell')}: {why}"
+        text = f"ideal not split off for {count_label(whole, 'cell')}: no local cell, or none that was faster"
         axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
     for y, row in enumerate(rows):
         for start, share, look in row.bars:

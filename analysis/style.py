@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from analysis.labels import count_label
-from bench.words import length_label
+from bench.words import NOT_USED, length_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ def subtitle(summary: pd.DataFrame) -> str:
     """Provenance, hardware, model, engine, dtype and ranks of all cells: `measured, cpu, ..., 2 ranks`."""
     parts = []
     for key in SUBTITLE_KEYS:
-        values = sorted(summary[key].dropna().unique()) if key in summary.columns else []
+        met = [*summary[key].dropna().unique()] if key in summary.columns else []
+        values = sorted(value for value in met if value != NOT_USED)
         parts += [" and ".join(map(str, values))] if values else []
     return ", ".join([*parts, *_ranks(summary)])
 

@@ -28,8 +28,6 @@ from bench.strategies.facts import DTYPE_BYTES
 ENGINES = ("ddp", "fsdp2", "zero3")
 LOSSES = ("chunked", "untiled")
 WORKLOADS = ("train", "attention")
-NO_TRAINING = "none"
-"""Engine and trainer of a workload that trains nothing."""
 ENV_ALLOWED = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "GLOO_SOCKET_IFNAME",
@@ -69,8 +67,8 @@ def _attention_alone(cell: RunConfig) -> RunConfig:
     return replace(
         cell,
         model=replace(cell.model, num_layers=1, path=None),
-        engine=NO_TRAINING,
-        trainer=NO_TRAINING,
+        engine=words.NOT_USED,
+        trainer=words.NOT_USED,
         grad_accum=1,
         checkpointing=False,
         measure=replace(cell.measure, gradients=False),

@@ -14,6 +14,9 @@ MAX_TOKENS = 2**40
 _LENGTH = re.compile(r"([0-9]{1,18})([kKmM]?)")
 _UNIT = {"": 1, "k": 1024, "m": 1024 * 1024}
 
+NOT_USED = "none"
+"""A choice that a cell has no use for, such as the engine of one that trains nothing."""
+
 
 def tokens(key: str, value: Any) -> int:
     """A length in tokens: `8192`, `8k` (1024 each) or `1m` (1024k)."""
