@@ -134,3 +134,19 @@ def write_sweep(folder, records):
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (folder / "records.jsonl").write_text(lines)
     return folder
+
+
+def of_attention(record, **calls):
+    """The record with calls of attention alone: 3 of them on 2 ranks, 4 + 8 ms on one device."""
+    section = {
+        "forward_ms": [[1.0, 2.0, 1.0], [2.0, 1.0, 1.0]],
+        "backward_ms": [[3.0, 3.0, 3.0], [4.0, 2.0, 4.0]],
+        "single_forward_ms": [4.0],
+        "single_backward_ms": [8.0],
+        "single_reason": None,
+        "error_rows": 32,
+        "error_ulps": {"out": 1.5, "dq": 3.0},
+        "control_error_ulps": {"out": 1.0, "dq": 2.0},
+    }
+    flops = {"attention_forward_flops": 2 * 10**9, "attention_backward_flops": 5 * 10**9}
+    return record | {"attention": section | calls, "analytic": record["analytic"] | flops}

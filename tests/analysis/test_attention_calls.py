@@ -2,25 +2,12 @@ import pytest
 
 from analysis.attention_table import HEADINGS, attention_rows
 from analysis.figures import FIGURES, figures_for
-from tests.analysis.records import make_record
-
-CALLS = {
-    "forward_ms": [[1.0, 2.0, 1.0], [2.0, 1.0, 1.0]],
-    "backward_ms": [[3.0, 3.0, 3.0], [4.0, 2.0, 4.0]],
-    "single_forward_ms": [4.0],
-    "single_backward_ms": [8.0],
-    "single_reason": None,
-    "error_rows": 32,
-    "error_ulps": {"out": 1.5, "dq": 3.0},
-    "control_error_ulps": {"out": 1.0, "dq": 2.0},
-}
-ANALYTIC = {"attention_forward_flops": 2 * 10**9, "attention_backward_flops": 5 * 10**9}
+from tests.analysis.records import make_record, of_attention
 
 
 def attention_record(**calls):
     config = {"sp_degree": 2, "cluster.world_size": 2, "workload": "attention"}
-    record = make_record(config=config)
-    return record | {"attention": CALLS | calls, "analytic": ANALYTIC, "losses": None}
+    return of_attention(make_record(config=config) | {"losses": None}, **calls)
 
 
 def test_a_call_takes_as_long_as_its_slowest_rank_and_half_of_one_device_is_ideal_on_two(summary_of):

@@ -13,7 +13,7 @@ from analysis.labels import CPU_BANNER
 from analysis.selection import for_figures
 from analysis.series import series_of
 from analysis.style import STRATEGY_LOOKS, dodge, look_of
-from tests.analysis.records import CPU, grid, make_failure, make_record
+from tests.analysis.records import CPU, grid, make_failure, make_record, of_attention
 from tests.analysis.synthetic import synthetic_records
 
 LENGTHS = [8192, 16384, 32768, 65536, 98304]
@@ -68,7 +68,8 @@ def test_a_failed_cell_has_its_own_mark_at_its_length(summary_of, name_against_l
 
 
 def test_no_data_point_reaches_into_the_lane_of_the_failures(summary_of, name_against_length):
-    records = [*grid(["local", "ulysses"], LENGTHS), make_failure("killed", "no", config={"seq_len": 4096})]
+    records = [of_attention(record) for record in grid(["local", "ulysses"], LENGTHS)]
+    records.append(make_failure("killed", "no", config={"seq_len": 4096}))
     axes = axes_of(name_against_length, summary_of(records))
     lane = next(line for line in axes.lines if list(line.get_xdata()) == [0, 1]).get_ydata()[0]
     points = [
