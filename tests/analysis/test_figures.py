@@ -96,7 +96,7 @@ def test_every_figure_of_cpu_cells_carries_the_banner_and_no_other_does(summary_
 
 def test_every_figure_says_what_was_measured_on_what(summary_of, name):
     expected = "measured, h100_80gb, NVIDIA H100 80GB HBM3, qwen3_nano, zero3, bf16, train, 2 ranks"
-    assert expected in texts(build_figure(name, summary_of([make_record()])))
+    assert expected in " ".join(texts(build_figure(name, summary_of([make_record()]))))
 
 
 def test_lengths_are_labelled_8k_and_96k(summary_of, name_against_length):
