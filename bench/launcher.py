@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -84,6 +85,14 @@ class Launcher:
         return [_end(folder, rank, finished.get(rank), over_s) for rank in range(len(ranks))]
 
 
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A rank that ended by itself: its exit code, and when by the monotonic clock."""
+
+    code: int
+    at_s: float
+
+
 def _enter(told: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:
     """The first function of a rank: everything it needs is imported in the server already."""
     from bench.worker import RankJob, live, run_cell
@@ -99,9 +108,9 @@ def _enter(told: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -
 
 def _watch(
     ranks: Sequence[BaseProcess], folder: Path, receiver: Connection, deadline: float, tell: Tell
-) -> dict[int, int]:
-    """Exit codes of the ranks that ended by themselves, in time."""
-    finished: dict[int, int] = {}
+) -> dict[int, Exit]:
+    """The ranks that ended by themselves, in time."""
+    finished: dict[int, Exit] = {}
     open_pipe = [receiver]
     while len(finished) < len(ranks):
         left_s = deadline - time.monotonic()
@@ -118,7 +127,7 @@ def _watch(
             elif message is not None:
                 tell(message)
         ended = {r: process for r, process in enumerate(ranks) if process.sentinel in ready}
-        finished |= {rank: _exit_code(process) for rank, process in ended.items()}
+        finished |= {rank: Exit(_exit_code(each), time.monotonic()) for rank, each in ended.items()}
         failed += [rank for rank in ended if not _report(folder, rank).exists()]
         deadline = min([deadline, *(time.monotonic() + _grace_s(folder, rank) for rank in failed)])
     return finished
@@ -154,11 +163,19 @@ def _kill(process: BaseProcess) -> None:
     process.join()
 
 
-def _end(folder: Path, rank: int, exit_code: int | None, over_s: float) -> RankEnd:
+def _end(folder: Path, rank: int, left: Exit | None, over_s: float) -> RankEnd:
     report, failure = _take(_report(folder, rank)), _take(_failure(folder, rank))
+    failed_at_s = left.at_s if left is not None else None
     if failure is not None:
-        failure["found_after_s"] = over_s - failure.pop("failed_at_s")
-    return RankEnd(rank, exit_code, report, failure, _tail(folder / f"rank_{rank}.log"))
+        failed_at_s = failure.pop("failed_at_s")
+    return RankEnd(
+        rank,
+        None if left is None else left.code,
+        report,
+        failure,
+        _tail(folder / f"rank_{rank}.log"),
+        None if failed_at_s is None else over_s - failed_at_s,
+    )
 
 
 def _report(folder: Path, rank: int) -> Path:

@@ -32,6 +32,7 @@ class RankEnd:
     """`exit_code` is negative for a signal and None for a rank that had to be stopped.
 
     `report` is there only when every pass was done, `failure` only when the rank could still write one.
+    `found_after_s` are the seconds from its failure, or else its own end, to the end of all ranks.
     """
 
     rank: int
@@ -39,6 +40,7 @@ class RankEnd:
     report: dict[str, Any] | None
     failure: dict[str, Any] | None
     log_tail: str
+    found_after_s: float | None = None
 
 
 def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status, Failure | None]:
@@ -142,7 +144,7 @@ def _failure(end: RankEnd, status: Status, ranks: Ranks) -> Failure:
         message=told.get("message") or _exit_message(end, status),
         log_tail=end.log_tail,
         step_phase=told.get("step_phase"),
-        found_after_s=told.get("found_after_s"),
+        found_after_s=end.found_after_s,
         out_of_memory=_out_of_memory(memory, ranks.memory(end)),
     )
 

@@ -238,7 +238,7 @@ class Failure:
     """Why a cell has no result: the first rank to blame, where it was, and the end of its log.
 
     `step_phase` is the part of the step (load, forward, loss, backward, optimizer), where it was in one.
-    `found_after_s` are the seconds from the error to the end of all ranks.
+    `found_after_s` are the seconds from the error, or the rank's death, to the end of all ranks.
     """
 
     rank: int | None
