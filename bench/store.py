@@ -28,10 +28,16 @@ class Store:
 
     def __enter__(self) -> Self:
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
             raise ConfigError(
                 f"sweep_dir={self.folder}: another sweep is writing here; wait for it or name another folder"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"sweep_dir={self.folder}: cannot be written to ({error.strerror or error}); name another"
+                " folder"
             ) from None
         return self
 
