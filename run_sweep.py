@@ -24,7 +24,7 @@ from bench.environment import this_machine
 from bench.hydra_words import translated
 from bench.launcher import Launcher
 from bench.progress import Progress
-from bench.store import StoreError
+from bench.store import StoreError, warn_in_one_line
 from bench.sweep import plan, run_plan
 
 EXIT_REQUEST_WRONG = 2
@@ -64,6 +64,7 @@ def main() -> None:
     """Compose, plan, run."""
     folder = f"results/sweeps/{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
     OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
+    warn_in_one_line()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
     with tempfile.TemporaryDirectory() as scratch, refusals():
         refuse_no_conf()

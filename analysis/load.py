@@ -12,6 +12,7 @@ import pandas as pd
 import yaml
 
 from analysis.metrics import Metrics, of_record
+from analysis.wellformed import flaw
 from bench.store import StoreError, read_records
 
 Record = Mapping[str, Any]
@@ -29,7 +30,6 @@ SUMMARY_COLUMNS = (
 """What `summarise` and `with_speed_up` add; listed here because config_columns must know them."""
 METRIC_COLUMNS = tuple(field.name for field in fields(Metrics))
 NUMBER_COLUMNS = tuple(name for name in METRIC_COLUMNS if name not in {"note", "warmup"})
-REQUIRED = ("cell_id", "repeat", "status", "reason", "provenance", "config")
 REQUIRED_CONFIG = ("seq_len", "strategy")
 RAN_HERE = frozenset({"measured", "replayed"})
 """Provenances whose environment is the machine the numbers belong to."""
@@ -78,13 +78,12 @@ def _read_sweep(folder: Path) -> list[Record]:
     path = folder / "records.jsonl"
     if not path.is_file():
         hint = "name a sweep's folder, for example results/sweeps/<time>"
-        raise StoreError(f"{folder}: no records.jsonl in this folder; {hint}")
+        raise StoreError(f"{folder}: no file records.jsonl in this folder; {hint}")
     last: dict[tuple[str, int], Record] = {}
     for number, record in enumerate(read_records(path), start=1):
-        lacking = [key for key in REQUIRED if key not in record]
-        lacking += [f"config.{key}" for key in REQUIRED_CONFIG if key not in (record.get("config") or ())]
-        if lacking:
-            raise StoreError(f"{path}:{number}: not a record: lacks {', '.join(lacking)}")
+        wrong = flaw(record)
+        if wrong is not None:
+            raise StoreError(f"{path}:{number}: not a record: {wrong}")
         last[record["cell_id"], record["repeat"]] = record
     return [*last.values()]
 

@@ -15,7 +15,7 @@ from analysis.comparison import with_speed_up
 from analysis.drawing import build_figure, png_bytes, svg_bytes
 from analysis.figures import FIGURES
 from analysis.labels import count_label
-from analysis.load import peak_flops_per_s, read_sweeps, to_frame
+from analysis.load import Record, peak_flops_per_s, read_sweeps, to_frame
 from analysis.page import render
 from analysis.style import subtitle
 from analysis.summary import summarise
@@ -28,7 +28,7 @@ from analysis.tables import (
     terminal_table,
 )
 from analysis.verdict import Verdict, verdict
-from bench.store import StoreError
+from bench.store import StoreError, warn_in_one_line
 
 EXIT_OK, EXIT_REQUEST_WRONG = 0, 2
 TERMINAL_COLUMNS = 100
@@ -41,7 +41,17 @@ def write_report(folder: Path) -> None:
 
 def write_joint_report(folders: Sequence[Path], output: Path) -> None:
     """One report of several sweeps, written into `output`; raises StoreError for unusable records."""
+    _write(read_sweeps(folders), output)
+
+
+def _some_records(folders: Sequence[Path]) -> list[Record]:
     records = read_sweeps(folders)
+    if not records:
+        raise StoreError(f"{folders[0]}: no records yet; run the sweep first")
+    return records
+
+
+def _write(records: Sequence[Record], output: Path) -> None:
     summary = with_speed_up(summarise(to_frame(records, peak_flops_per_s())))
     pictures = output / "figures"
     pictures.mkdir(parents=True, exist_ok=True)
@@ -64,10 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder")
     parser.add_argument("--output", type=Path, help="where to write (default: the first FOLDER)")
     chosen = parser.parse_args(arguments)
+    warn_in_one_line()
     try:
-        write_joint_report(chosen.folders, chosen.output or chosen.folders[0])
-    except (StoreError, OSError) as error:
+        _write(_some_records(chosen.folders), chosen.output or chosen.folders[0])
+    except StoreError as error:
         print(error, file=sys.stderr)
+        return EXIT_REQUEST_WRONG
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror or error}; name another --output", file=sys.stderr)
         return EXIT_REQUEST_WRONG
     return EXIT_OK
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
+from bench import words
 from bench.config import ConfigError
 from bench.record import SCHEMA_VERSION, Record
+
+NO_JSON_LINES: Mapping[bytes, str] = {
+    b"\x1f\x8b": "is gzip; unpack it first",
+    b"\xef\xbb\xbf": "begins with a byte-order mark; save it as UTF-8 without one",
+    b"\xff\xfe": "is UTF-16; save it as UTF-8",
+    b"\xfe\xff": "is UTF-16; save it as UTF-8",
+}
+"""How files begin that an editor or a download has changed, and what to say of them."""
 
 
 class StoreError(ValueError):
@@ -64,21 +74,48 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     A torn last line is dropped with one warning. Raises StoreError, with the line's number, for anything
     else that is no record of this schema.
     """
-    lines = path.read_bytes().split(b"\n")
-    if lines.pop():
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from None
+    for start, what in NO_JSON_LINES.items():
+        if content.startswith(start):
+            raise StoreError(f"{path}: {what}")
+    lines = content.split(b"\n")
+    torn = lines.pop()
+    records = [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
+    if torn:
         warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
-    return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
+    return records
+
+
+def warn_in_one_line() -> None:
+    """Show warnings without the line of code that raised them: a user of a command has no use for it."""
+    warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
 
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    if not line.strip():
+        raise StoreError(f"{path}:{number}: an empty line; delete it")
     try:
-        record = json.loads(line, parse_constant=_refuse_constant)
-    except (ValueError, UnicodeDecodeError) as error:
+        record = json.loads(line.decode(), parse_constant=_refuse_constant, object_pairs_hook=_without_twins)
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}:{number}: not a record: {error}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
     if version != SCHEMA_VERSION:
-        raise StoreError(f"{path}:{number}: schema_version {version}, this is {SCHEMA_VERSION}")
+        raise StoreError(
+            f"{path}:{number}: schema_version {words.shown(version)}, this is {SCHEMA_VERSION}; run the sweep"
+            " again, or read it with the version that wrote it"
+        )
     return dict(record)
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose every key is there once: of two values neither can be trusted."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
 
 
 def _refuse_constant(name: str) -> None:
