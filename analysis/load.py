@@ -76,7 +76,7 @@ def peak_flops_per_s(folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
 
 def _read_sweep(folder: Path) -> list[Record]:
     path = folder / "records.jsonl"
-    if not path.is_file():
+    if not _is_file(path):
         hint = "name a sweep's folder, for example results/sweeps/<time>"
         raise StoreError(f"{folder}: no file records.jsonl in this folder; {hint}")
     last: dict[tuple[str, int], Record] = {}
@@ -86,6 +86,13 @@ def _read_sweep(folder: Path) -> list[Record]:
             raise StoreError(f"{path}:{number}: not a record: {wrong}")
         last[record["cell_id"], record["repeat"]] = record
     return [*last.values()]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 def _row(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
