@@ -18,19 +18,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from bench.conf_files import plain
+from bench.command_line import readable_by_hydra
+from bench.conf_files import CONF, plain, refuse_no_conf
 from bench.config import ConfigError
 from bench.environment import this_machine
 from bench.experiments import experiment_of
 from bench.hydra_words import translated
 from bench.launcher import Launcher
 from bench.progress import Progress
-from bench.store import StoreError
+from bench.store import StoreError, warn_in_one_line
 from bench.sweep import EXIT_OK, plan, run_plan
 
 EXIT_REQUEST_WRONG = 2
-SWEEP_FLAGS = ("-m", "--multirun")
-CONF = str(Path(__file__).parent / "conf")
 
 
 def run_cells(composed: Sequence[DictConfig], *, single: bool = False) -> NoReturn:
@@ -43,14 +42,13 @@ def run_cells(composed: Sequence[DictConfig], *, single: bool = False) -> NoRetu
             sys.exit(EXIT_OK)
         planned = plan(raws, machine, single=single)
         launcher = Launcher()
-        launcher.warm()
         from analysis.report import write_report
 
         progress = Progress(Console())
         sys.exit(run_plan(planned, launcher, progress, write_report=write_report))
 
 
-@hydra.main(config_path=CONF, config_name="config", version_base="1.3")
+@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def run_one(config: DictConfig) -> None:
     """A single cell: what `python run_sweep.py` without -m runs."""
     run_cells([config], single=True)
@@ -69,20 +67,15 @@ def refusals() -> Iterator[None]:
         sys.exit(EXIT_REQUEST_WRONG)
 
 
-def readable_by_hydra(arguments: Sequence[str]) -> list[str]:
-    """The same request in Hydra's grammar: the sweep flag first, and `env.NAME` as a name that may be new."""
-    flags = [word for word in arguments if word in SWEEP_FLAGS]
-    words = [word for word in arguments if word not in SWEEP_FLAGS]
-    return [*flags, *(f"++{word}" if word.startswith("env.") else word for word in words)]
-
-
 def main() -> None:
     """Compose, plan, run."""
     folder = f"results/sweeps/{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
     OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
+    warn_in_one_line()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
-    sys.argv[1:] = readable_by_hydra(sys.argv[1:])
     with tempfile.TemporaryDirectory() as scratch, refusals():
+        refuse_no_conf()
+        sys.argv[1:] = readable_by_hydra(sys.argv[1:])
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
         run_one()
 

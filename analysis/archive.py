@@ -22,7 +22,7 @@ import pandas as pd
 
 from analysis.load import Columns, Record, columns_of, frame_of, refuse_what_is_no_record, row_of
 from bench.record import READABLE_VERSIONS
-from bench.store import StoreError, parse_record
+from bench.store import StoreError, parse_record, refuse_other_formats
 
 PIECE_BYTES = 16 * 2**20
 CAN_FORK = sys.platform == "linux"
@@ -154,12 +154,20 @@ def _equal_texts_as_one(values: list[Any]) -> list[Any]:
 def _pieces(folder: Path) -> Iterator[Piece]:
     """The pieces of a folder's records; a torn last line is left out with one warning."""
     path = folder / "records.jsonl"
-    if not path.is_file():
-        hint = "name a sweep's folder, for example results/sweeps/<time>"
-        raise StoreError(f"{folder}: no records.jsonl in this folder; {hint}")
+    try:
+        if not path.is_file():
+            hint = "name a sweep's folder, for example results/sweeps/<time>"
+            raise StoreError(f"{folder}: no file records.jsonl in this folder; {hint}")
+        yield from _pieces_of(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _pieces_of(path: Path) -> Iterator[Piece]:
     if path.stat().st_size == 0:
         return
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        refuse_other_formats(path, content[:4])
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)

@@ -13,6 +13,7 @@ import yaml
 
 from analysis.metrics import Metrics, of_record
 from analysis.step_parts import EFFICIENCY, IDEAL
+from analysis.wellformed import flaw
 from bench.store import StoreError
 
 Record = Mapping[str, Any]
@@ -36,7 +37,6 @@ them.
 """
 METRIC_COLUMNS = tuple(field.name for field in fields(Metrics))
 NUMBER_COLUMNS = tuple(name for name in METRIC_COLUMNS if name not in {"note", "warmup"})
-REQUIRED = ("cell_id", "repeat", "status", "reason", "provenance", "config")
 REQUIRED_CONFIG = ("seq_len", "strategy")
 RAN_HERE = frozenset({"measured", "replayed"})
 """Provenances whose environment is the machine the numbers belong to."""
@@ -91,11 +91,10 @@ def peak_flops_per_s(folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
 
 
 def refuse_what_is_no_record(record: Record, path: Path, number: int) -> None:
-    """Raises StoreError, naming file and line, where a part is lacking that no record is without."""
-    lacking = [key for key in REQUIRED if key not in record]
-    lacking += [f"config.{key}" for key in REQUIRED_CONFIG if key not in (record.get("config") or ())]
-    if lacking:
-        raise StoreError(f"{path}:{number}: not a record: lacks {', '.join(lacking)}")
+    """Raises StoreError, naming file and line, where a record's values cannot be used."""
+    wrong = flaw(record)
+    if wrong is not None:
+        raise StoreError(f"{path}:{number}: not a record: {wrong}")
 
 
 def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:

@@ -184,15 +184,16 @@ def _utilisations(
     peak = peaks.get(str(config.get("hardware")))
     if peak is None or config.get("dtype") not in PEAK_DTYPES:
         return {}
+    analytic = record.get("analytic") or {}
     sources = {
         "mfu_causal": "model_flops_causal",
         "mfu_full": "model_flops_full",
         "hfu_causal": "hardware_flops_causal",
     }
     return {
-        name: utilisation(record["analytic"][source], step_ms, ranks, peak)
+        name: utilisation(analytic[source], step_ms, ranks, peak)
         for name, source in sources.items()
-        if source in record["analytic"]
+        if source in analytic
     }
 
 

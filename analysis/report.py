@@ -12,7 +12,7 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from analysis.archive import CAN_FORK, read_archive
+from analysis.archive import CAN_FORK, Archive, read_archive
 from analysis.attention_table import HEADINGS, SHORT_HEADINGS, attention_rows
 from analysis.comparison import with_speed_up
 from analysis.drawing import build_figure, png_bytes, svg_bytes
@@ -35,7 +35,7 @@ from analysis.tables import (
     text_table,
 )
 from analysis.verdict import Verdict, verdict
-from bench.store import StoreError
+from bench.store import StoreError, warn_in_one_line
 
 EXIT_OK, EXIT_REQUEST_WRONG = 0, 2
 TERMINAL_COLUMNS = 100
@@ -50,7 +50,17 @@ def write_report(folder: Path) -> None:
 
 def write_joint_report(folders: Sequence[Path], output: Path) -> None:
     """One report of several sweeps, written into `output`; raises StoreError for unusable records."""
+    _write(read_archive(folders, peak_flops_per_s()), output)
+
+
+def _some_records(folders: Sequence[Path]) -> Archive:
     archive = read_archive(folders, peak_flops_per_s())
+    if archive.frame.empty:
+        raise StoreError(f"{folders[0]}: no records yet; run the sweep first")
+    return archive
+
+
+def _write(archive: Archive, output: Path) -> None:
     summary = with_ideal_attention(with_speed_up(summarise(archive.frame)))
     output.mkdir(parents=True, exist_ok=True)
     drawn = for_figures(summary)
@@ -74,10 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder")
     parser.add_argument("--output", type=Path, help="where to write (default: the first FOLDER)")
     chosen = parser.parse_args(arguments)
+    warn_in_one_line()
     try:
-        write_joint_report(chosen.folders, chosen.output or chosen.folders[0])
-    except (StoreError, OSError) as error:
+        _write(_some_records(chosen.folders), chosen.output or chosen.folders[0])
+    except StoreError as error:
         print(error, file=sys.stderr)
+        return EXIT_REQUEST_WRONG
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror or error}; name another --output", file=sys.stderr)
         return EXIT_REQUEST_WRONG
     return EXIT_OK
 

@@ -8,6 +8,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from bench.config import ConfigError
 from bench.environment import REPOSITORY
 
 CONF = REPOSITORY / "conf"
@@ -17,6 +18,12 @@ SWEEP_PATHS = ("new_sweep_dir", "hydra_dir")
 
 Raw = Mapping[str, Any]
 """A composed configuration as plain values, still in the user's words."""
+
+
+def refuse_no_conf() -> None:
+    """Raises ConfigError where the choices did not come along: a wheel holds code only."""
+    if not CONF.is_dir():
+        raise ConfigError(f"{CONF}: no such folder; run from a checkout, installed with: pip install -e .")
 
 
 def plain(composed: DictConfig) -> Raw:

@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -85,17 +86,41 @@ def _visible_gpus() -> tuple[str, ...]:
 
     try:
         pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+        uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     except pynvml.NVMLError:
         return ()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return names
-    wanted = [entry.strip() for entry in visible.split(",") if entry.strip() not in ("", "-1")]
-    by_index = [names[int(entry)] for entry in wanted if entry.isdigit() and int(entry) < len(names)]
-    by_uuid = [names[0] for entry in wanted if not entry.isdigit() and names]
-    return tuple(by_index + by_uuid)
+    chosen = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+    return tuple(names[index] for index in chosen)
+
+
+def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
+    """The devices that a value of CUDA_VISIBLE_DEVICES leaves, as CUDA reads it.
+
+    The first entry that names no device ends the list, and one that repeats a device empties it.
+    """
+    if variable is None:
+        return [*range(len(uuids))]
+    chosen: list[int] = []
+    for entry in map(str.strip, variable.split(",")):
+        index = _device_index(entry, uuids)
+        if index is None:
+            break
+        if index in chosen:
+            return []
+        chosen.append(index)
+    return chosen
+
+
+def _device_index(entry: str, uuids: Sequence[str]) -> int | None:
+    """A device by its number, or by as much of its UUID as no other shares; a MIG slice by its GPU's."""
+    if entry.isascii() and entry.isdigit():
+        return int(entry) if int(entry) < len(uuids) else None
+    if entry.startswith("MIG-"):
+        return 0 if uuids else None
+    matching = [i for i, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+    return matching[0] if len(matching) == 1 else None
 
 
 def _cpu_name() -> str:

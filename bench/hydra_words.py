@@ -36,13 +36,20 @@ def _texts(error: BaseException | None) -> list[str]:
 
 
 def _unreadable(override: str) -> str:
-    if "=" not in override:
-        return f"{override}: is no key=value; write for example seq_len=8k"
-    return f"{override}: cannot be read; quote a value that holds spaces, brackets or commas"
-
-
-def _ambiguous(match: re.Match[str]) -> str:
-    return f"{match[1]}: several values need -m, as in: python run_sweep.py -m {match[1]}"
+    shown = words.shown(override)
+    key, is_pair, value = override.partition("=")
+    if not is_pair:
+        return f"{shown}: is no key=value; write for example seq_len=8k"
+    name = re.sub(r"[^\w.].*", "", key.strip(" +"))
+    if name != key.lstrip("+") or value.startswith("="):
+        return f"{shown}: cannot be read; write {name}={value.strip(' =')}"
+    if re.search(r"^,|,,|,$", value):
+        return f"{shown}: cannot be read; a list is values and commas, as in -m {key}=8k,64k"
+    bare = value.replace("'", "").replace('"', "")
+    return (
+        f"{shown}: cannot be read; quote a value that holds brackets or other signs, twice for the shell:"
+        f" '{key}=\"{bare}\"'"
+    )
 
 
 def _unknown_choice(match: re.Match[str]) -> str:
@@ -65,9 +72,34 @@ def _unknown_key(match: re.Match[str]) -> str:
     return f"{key}: {words.no_such_key(key, [*all_keys(), *groups()])}"
 
 
+def _no_variable(match: re.Match[str]) -> str:
+    name = match[1]
+    return f"${{oc.env:{name}}}: {name} is not set; set it, or give a default: ${{oc.env:{name},value}}"
+
+
+def _no_such_reference(match: re.Match[str]) -> str:
+    return f"${{{match[1]}}}: {words.no_such_key(match[1], all_keys())}"
+
+
+def _no_such_resolver(match: re.Match[str]) -> str:
+    return f"${{{match[1]}:...}}: no such function; write a value, ${{key}} or ${{oc.env:NAME}}"
+
+
+def _circle(match: re.Match[str]) -> str:
+    return f"{match[1]}: refers to itself; write a value"
+
+
+def _unresolved(match: re.Match[str]) -> str:
+    return f"{match[2]}: cannot be filled in ({match[1].strip()}); write a value"
+
+
 TRANSLATIONS: Sequence[tuple[str, Callable[[re.Match[str]], str]]] = (
-    (r"Ambiguous value for argument '([^']*)'", _ambiguous),
     (r"Could not find '([^/']+)/([^']+)'", _unknown_choice),
     (r"Could not override '([^']+)'", _unknown_key),
     (r"Key '([^']+)' is not in struct", _unknown_key),
+    (r"Environment variable '([^']*)' not found", _no_variable),
+    (r"Interpolation key '([^']*)' not found", _no_such_reference),
+    (r"Unsupported interpolation type (\S+)", _no_such_resolver),
+    (r"Recursive interpolation detected(?s:.*?)full_key: (\S+)", _circle),
+    (r"while resolving interpolation: (.*)(?s:.*?)full_key: (\S+)", _unresolved),
 )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.config import RunConfig
+from bench.environment import REPOSITORY
 from bench.rank_end import RankEnd, RankFailed, is_victim
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ class Launcher:
     def __init__(self) -> None:
         # CPU ranks must not probe for accelerators; a server once started keeps its environment.
         os.environ.setdefault("DS_LOG_LEVEL", "warning")
+        # Ranks are told their threads; of a value that is no number OpenMP complains on the user's screen.
+        if not os.environ.get("OMP_NUM_THREADS", "1").strip("0").isdigit():
+            del os.environ["OMP_NUM_THREADS"]
+        # The server finds modules by its environment alone: no other installed copy may win over this one.
+        known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if str(REPOSITORY) not in known:
+            os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, known)])
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
 

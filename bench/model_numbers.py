@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,22 @@ def model_config(raw: Raw, gpus: int) -> ModelConfig:
     }  # fmt: skip
     if whole["num_heads"] % whole["num_kv_heads"]:
         raise ConfigError(
-            f"model.num_kv_heads={whole['num_kv_heads']}: must divide model.num_heads={whole['num_heads']}"
+            f"model.num_kv_heads={whole['num_kv_heads']}: must divide model.num_heads={whole['num_heads']};"
+            f" write for example model.num_kv_heads={math.gcd(whole['num_kv_heads'], whole['num_heads'])}"
         )
     if whole["head_dim"] % 2:
-        raise ConfigError(f"model.head_dim={whole['head_dim']}: must be even for rotary positions")
+        raise ConfigError(
+            f"model.head_dim={whole['head_dim']}: must be even for rotary positions; write for example"
+            f" model.head_dim={whole['head_dim'] + 1}"
+        )
     return ModelConfig(
-        name=raw["name"],
+        name=words.text("model.name", raw["name"]),
         family=words.choice("model.family", raw["family"], FAMILIES),
-        path=raw["path"],
+        path=words.path("model.path", raw["path"]),
         tied_embeddings=words.flag("model.tied_embeddings", raw["tied_embeddings"]),
         attention_bias=words.flag("model.attention_bias", raw["attention_bias"]),
-        rope_theta=float(raw["rope_theta"]),
-        norm_eps=float(raw["norm_eps"]),
+        rope_theta=words.positive("model.rope_theta", raw["rope_theta"], example="1e4"),
+        norm_eps=words.positive("model.norm_eps", raw["norm_eps"], example="1e-6"),
         **whole,
     )
 
@@ -55,10 +60,10 @@ def _auto_model(gpus: int) -> str:
 def _checkpoint(path: Any) -> dict[str, Any]:
     """The numbers of a local checkpoint's config.json, in our words."""
     try:
-        numbers = json.loads((Path(path or "") / "config.json").read_text())
+        numbers = json.loads((Path(words.text("model.path", path)) / "config.json").read_text())
         heads = numbers["num_attention_heads"]
         return {
-            "name": Path(path).resolve().name,
+            "name": Path(path).resolve().name or "checkpoint",
             "family": numbers["model_type"],
             "path": str(Path(path).resolve()),
             "vocab_size": numbers["vocab_size"],
@@ -73,7 +78,11 @@ def _checkpoint(path: Any) -> dict[str, Any]:
             "rope_theta": (numbers.get("rope_parameters") or numbers).get("rope_theta", 1e4),
             "norm_eps": numbers.get("rms_norm_eps", 1e-6),
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except ConfigError:
+        raise ConfigError(
+            f"model.path={words.shown(path)}: names no folder; write for example model.path=/path/to/model"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"model.path={path}: no checkpoint folder with a config.json ({error}); name a local folder of"
             " a Qwen3, Qwen2 or Llama model"

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import words
-from bench.conf_files import Raw
+from bench.conf_files import Raw, options
 from bench.config import ConfigError
 from bench.environment import Machine
 
 CPU_RANKS = 2
 MIN_CPU_LIMIT_GIB = 0.02
+MAX_CPU_RANKS = 64
+"""Where there are fewer cores: every rank is a process of some hundred megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,23 @@ def place(raw: Raw, machine: Machine) -> Place:
     if world_size == "auto":
         world_size = len(machine.gpus) if device == "cuda" else CPU_RANKS
     world_size = words.whole("cluster.world_size", world_size)
-    if device == "cuda" and world_size > len(machine.gpus):
-        raise ConfigError(
-            f"cluster.world_size={world_size}: {len(machine.gpus)} GPUs are visible;"
-            f" write cluster.world_size={len(machine.gpus)}"
-        )
-    name = ("gpu" if device == "cuda" else "cpu") if raw["name"] == "auto" else raw["name"]
+    _refuse_too_many("cluster.world_size", world_size, device, machine)
+    name = words.choice("cluster", raw["name"], options("cluster"))
+    if name == "auto":
+        name = "gpu" if device == "cuda" else "cpu"
     return Place(name, device, backend, world_size)
+
+
+def most_ranks(device: str, machine: Machine) -> int:
+    """How many ranks a cell may have: one a GPU; on the CPU one a core, or MAX_CPU_RANKS."""
+    return len(machine.gpus) if device == "cuda" else max(MAX_CPU_RANKS, machine.cores)
+
+
+def _refuse_too_many(key: str, ranks: int, device: str, machine: Machine) -> None:
+    most = most_ranks(device, machine)
+    if ranks > most:
+        what = "GPUs are visible" if device == "cuda" else "CPU ranks are the most here"
+        raise ConfigError(f"{key}={ranks}: {most} {what}; write {key}={most}, or less")
 
 
 def _device(raw: Raw, machine: Machine) -> str:
@@ -63,9 +75,8 @@ def _device(raw: Raw, machine: Machine) -> str:
         device = "cuda" if machine.gpus else "cpu"
     words.choice("cluster.device", device, ("cpu", "cuda"))
     if device == "cuda" and not machine.gpus:
-        raise ConfigError(
-            f"cluster={raw['name']}: no GPU is visible here; take cluster=cpu, or check CUDA_VISIBLE_DEVICES"
-        )
+        asked = "cluster=gpu" if raw["name"] == "gpu" else "cluster.device=cuda"
+        raise ConfigError(f"{asked}: no GPU is visible here; take cluster=cpu, or check CUDA_VISIBLE_DEVICES")
     return device
 
 
@@ -82,7 +93,7 @@ def _backend(raw: Raw, device: str) -> str:
     return backend
 
 
-def degrees(raw: Raw, world_size: int) -> Degrees:
+def degrees(raw: Raw, where: Place) -> Degrees:
     """How many ranks share a sequence, and how many sequences run side by side.
 
     What is left at `auto` takes the ranks that are left; where nothing is, legality compares the product
@@ -91,13 +102,13 @@ def degrees(raw: Raw, world_size: int) -> Degrees:
     replicate = words.whole("dp_replicate", raw["dp_replicate"])
     shard = _known("dp_shard", raw["dp_shard"])
     sp_degree = _known("sp_degree", raw["sp_degree"])
-    left = max(1, world_size // (replicate * (shard or 1) * (sp_degree or 1)))
+    left = max(1, where.world_size // (replicate * (shard or 1) * (sp_degree or 1)))
     if sp_degree is None:
         return Degrees(left, replicate, shard or 1)
     return Degrees(sp_degree, replicate, shard or left)
 
 
-def unshared_degrees(raw: Raw, world_size: int) -> Degrees:
+def unshared_degrees(raw: Raw, where: Place, machine: Machine) -> Degrees:
     """The same where no rank shares a sequence: one rank, unless data parallelism is asked for.
 
     Neither sp_degree nor the cluster's size changes what such a cell does.
@@ -105,10 +116,12 @@ def unshared_degrees(raw: Raw, world_size: int) -> Degrees:
     _known("sp_degree", raw["sp_degree"])
     replicate = words.whole("dp_replicate", raw["dp_replicate"])
     shard = _known("dp_shard", raw["dp_shard"]) or 1
-    if replicate * shard > world_size and raw["cluster"]["world_size"] != "auto":
+    ranks = replicate * shard
+    _refuse_too_many("dp_replicate x dp_shard", ranks, where.device, machine)
+    if ranks > where.world_size and raw["cluster"]["world_size"] != "auto":
         raise ConfigError(
-            f"dp_replicate x dp_shard = {replicate * shard} ranks, but cluster.world_size={world_size};"
-            f" write cluster.world_size={replicate * shard}"
+            f"dp_replicate x dp_shard = {ranks} ranks, but cluster.world_size={where.world_size};"
+            f" write cluster.world_size={ranks}"
         )
     return Degrees(1, replicate, shard)
 
@@ -117,7 +130,13 @@ def threads_per_rank(raw: Raw, machine: Machine, world_size: int) -> int:
     """An equal share of the cores, at least one, unless a number was asked for."""
     if raw["threads_per_rank"] == "auto":
         return max(1, machine.cores // world_size)
-    return words.whole("cluster.threads_per_rank", raw["threads_per_rank"])
+    threads = words.whole("cluster.threads_per_rank", raw["threads_per_rank"])
+    if threads > machine.cores:
+        raise ConfigError(
+            f"cluster.threads_per_rank={threads}: this process may use {machine.cores} cores; write"
+            f" cluster.threads_per_rank={machine.cores}"
+        )
+    return threads
 
 
 def memory_limit_gib(raw: Raw, device: str) -> float | None:
@@ -128,7 +147,7 @@ def memory_limit_gib(raw: Raw, device: str) -> float | None:
     key, value = "cluster.memory_limit_gib", raw["memory_limit_gib"]
     if value is None:
         return None
-    limit_gib = words.gib(key, value)
+    limit_gib = words.positive(key, value, example="0.5")
     if device == "cpu" and limit_gib < MIN_CPU_LIMIT_GIB:
         raise ConfigError(
             f"{key}={value}: CPU ranks need at least {MIN_CPU_LIMIT_GIB} to get going; write for example"

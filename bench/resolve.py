@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from bench import words
@@ -24,6 +23,7 @@ from bench.model_numbers import model_config
 from bench.ranks import degrees, memory_limit_gib, place, threads_per_rank, unshared_degrees
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import DTYPE_BYTES
+from bench.training.text import refuse_no_text
 
 ENGINES = ("ddp", "fsdp2", "zero3")
 LOSSES = ("chunked", "untiled")
@@ -81,7 +81,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
     seq_len = words.tokens("seq_len", raw["seq_len"])
     where = place(raw["cluster"], machine)
     shares = STRATEGIES[strategy].shares_sequences
-    spread = (degrees if shares else unshared_degrees)(raw, where.world_size)
+    spread = degrees(raw, where) if shares else unshared_degrees(raw, where, machine)
     world_size = where.world_size if shares else spread.product
     model = model_config(raw["model"], len(machine.gpus) if where.device == "cuda" else 0)
     return RunConfig(
@@ -120,7 +120,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         measure=_measure(raw["measure"]),
         seed=words.whole("seed", raw["seed"], least=0),
         env=_env(raw["env"]),
-        experiment=raw["experiment"]["name"],
+        experiment=words.choice("experiment", raw["experiment"]["name"], options("experiment")),
     )
 
 
@@ -164,20 +164,20 @@ def _kernel(raw: Any) -> str:
 
 def _data(raw: Raw, seq_len: int) -> DataConfig:
     name = words.choice("data", raw["name"], ("text", "synthetic"))
-    for key in ("path", "tokenizer"):
-        if raw[key] is not None and not Path(str(raw[key])).exists():
-            raise ConfigError(f"data.{key}={raw[key]}: no such file or folder; check the path")
+    path, tokenizer = (words.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer"))
+    if name == "text" and path is not None:
+        refuse_no_text(path)
     prompt = words.whole("data.prompt_tokens", raw["prompt_tokens"], least=0)
     if prompt >= seq_len:
         raise ConfigError(
             f"data.prompt_tokens={prompt}: leaves no token of seq_len={seq_len} to train on; stay below it"
         )
-    return DataConfig(name=name, path=raw["path"], tokenizer=raw["tokenizer"], prompt_tokens=prompt)
+    return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt)
 
 
 def _hardware(raw: Raw, machine: Machine, device: str) -> str:
     if raw["name"] != "auto":
-        return str(raw["name"])
+        return words.choice("hardware", raw["name"], options("hardware"))
     if device == "cpu":
         return "cpu"
     known = [read_option("hardware", name) for name in options("hardware")]
@@ -198,11 +198,15 @@ def _measure(raw: Raw) -> MeasureConfig:
     )
 
 
-def _env(raw: Raw) -> tuple[tuple[str, str], ...]:
-    for name in raw:
+def _env(raw: Any) -> tuple[tuple[str, str], ...]:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"env={words.shown(raw)}: holds variables by name; write env.NAME=value")
+    for name, value in raw.items():
         if not name.startswith(ENV_ALLOWED):
             raise ConfigError(
                 f"env.{name}: only variables that change communication or allocation are an axis"
                 f" ({', '.join(ENV_ALLOWED)}); set others before the command"
             )
+        if isinstance(value, list | Mapping) or value is None:
+            raise ConfigError(f"env.{name}={words.shown(value)}: must be text; write env.{name}=value")
     return tuple(sorted((name, str(value)) for name, value in raw.items()))

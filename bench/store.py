@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
+from bench import words
 from bench.config import ConfigError
 from bench.record import SCHEMA_VERSION, Record
+
+NO_JSON_LINES: Mapping[bytes, str] = {
+    b"\x1f\x8b": "is gzip; unpack it first",
+    b"\xef\xbb\xbf": "begins with a byte-order mark; save it as UTF-8 without one",
+    b"\xff\xfe": "is UTF-16; save it as UTF-8",
+    b"\xfe\xff": "is UTF-16; save it as UTF-8",
+}
+"""How files begin that an editor or a download has changed, and what to say of them."""
 
 
 class StoreError(ValueError):
@@ -29,10 +38,16 @@ class Store:
 
     def __enter__(self) -> Self:
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
             raise ConfigError(
                 f"sweep_dir={self.folder}: another sweep is writing here; wait for it or name another folder"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"sweep_dir={self.folder}: cannot be written to ({error.strerror or error}); name another"
+                " folder"
             ) from None
         return self
 
@@ -59,32 +74,64 @@ def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> l
     A torn last line is dropped with one warning. Raises StoreError, with the line's number, for anything
     else that is no such record.
     """
-    lines = path.read_bytes().split(b"\n")
-    if lines.pop():
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from None
+    refuse_other_formats(path, content[:4])
+    lines = content.split(b"\n")
+    torn = lines.pop()
+    records = [parse_record(path, number, line, versions) for number, line in enumerate(lines, start=1)]
+    if torn:
         warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
-    return [parse_record(path, number, line, versions) for number, line in enumerate(lines, start=1)]
+    return records
+
+
+def warn_in_one_line() -> None:
+    """Show warnings without the line of code that raised them: a user of a command has no use for it."""
+    warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
+
+
+def refuse_other_formats(path: Path, start: bytes) -> None:
+    """Raises StoreError for a file that does not begin as JSON lines do."""
+    for beginning, what in NO_JSON_LINES.items():
+        if start.startswith(beginning):
+            raise StoreError(f"{path}: {what}")
 
 
 def parse_record(
     path: Path, number: int, line: bytes, versions: Collection[int] = (SCHEMA_VERSION,)
 ) -> dict[str, Any]:
     """One line as a record; raises StoreError, with file and line, where it is none of these versions."""
+    if not line.strip():
+        raise StoreError(f"{path}:{number}: an empty line; delete it")
     try:
         record = _STRICT.decode(line.decode())
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}:{number}: not a record: {error}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
     if version not in versions:
         known = " or ".join(map(str, sorted(versions)))
-        raise StoreError(f"{path}:{number}: schema_version {version}, readable here is {known}")
+        raise StoreError(
+            f"{path}:{number}: schema_version {words.shown(version)}, readable here is {known}; run the sweep"
+            " again, or read it with the version that wrote it"
+        )
     return dict(record)
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose every key is there once: of two values neither can be trusted."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
-_STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_without_twins)
 """Made once: `json.loads` would make one for every line."""
 
 

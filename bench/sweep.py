@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from bench import words
 from bench.cell import CellInterrupted, PlannedCell, run
+from bench.command_line import refuse_too_many
 from bench.conf_files import Raw
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
@@ -28,7 +29,6 @@ from bench.store import Store
 if TYPE_CHECKING:
     from bench.worker import RankEntry
 
-MAX_CELLS = 10_000
 TRACES_FOLDER = "traces"
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
@@ -50,19 +50,18 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:
     Order is random so that heat and neighbours favour no strategy. Raises ConfigError for the first bad
     value; in a single run also for an illegal combination, which a sweep records as `unsupported`.
     """
-    if len(raws) > MAX_CELLS:
-        raise ConfigError(f"{len(raws)} cells: a sweep holds at most {MAX_CELLS}; sweep fewer values")
-    asked = experiment_of(raws).cells(raws, machine)
-    cells = {cell.cell_id: cell for cell in asked}
+    refuse_too_many([len(raws)])
+    cells = {cell.cell_id: cell for cell in experiment_of(raws).cells(raws, machine)}
     if single:
         for cell in cells.values():
             _refuse_illegal(cell)
+    refuse_too_many([len(cells), max(cell.measure.repeats for cell in cells.values())])
     pairs = [(cell, repeat) for cell in cells.values() for repeat in range(cell.measure.repeats)]
     random.Random(min(cell.seed for cell in cells.values())).shuffle(pairs)
     planned = (PlannedCell(cell, repeat, order) for order, (cell, repeat) in enumerate(pairs))
     first = raws[0]
     resume = words.flag("resume", first["resume"])
-    return Plan(tuple(planned), Path(str(first["sweep_dir"])), resume)
+    return Plan(tuple(planned), Path(words.text("sweep_dir", first["sweep_dir"])), resume)
 
 
 def run_plan(
@@ -77,10 +76,10 @@ def run_plan(
 
     0 when every cell that could run did, 1 when some failed, 130 when interrupted.
     """
-    plan.folder.mkdir(parents=True, exist_ok=True)
     with Store(plan.folder) as store:
         before = store.read()
         pending = _pending(plan, before)
+        launcher.warm()
         _write_config(plan)
         progress.start(pending, plan.folder)
         parities = ParityCache()

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from bench.config import ConfigError
 
-MAX_TOKENS = 2**40
-_LENGTH = re.compile(r"([0-9]{1,18})([kKmM]?)")
+MAX_WHOLE = 2**40
+"""Of tokens and of every other count: seeds and sums over samples stay within 64 bits."""
+MAX_SECONDS = 1_000_000
+"""Under what the operating system's timers can wait, 2^31 milliseconds."""
+MAX_SHOWN = 80
+SYNONYMS: Mapping[str, str] = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "float64": "fp64",
+    "double": "fp64",
+    "gpu": "cuda",
+}
+"""Other people's words for values of ours, where spelling alone would suggest none or the wrong one."""
+_LENGTH = re.compile(r"([0-9]{1,80})([kKmM]?)")
 _UNIT = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 NOT_USED = "none"
@@ -22,10 +39,10 @@ def tokens(key: str, value: Any) -> int:
     """A length in tokens: `8192`, `8k` (1024 each) or `1m` (1024k)."""
     match = _LENGTH.fullmatch(_text(value))
     count = int(match[1]) * _UNIT[match[2].lower()] if match else 0
-    if not 1 <= count <= MAX_TOKENS:
+    if not 1 <= count <= MAX_WHOLE:
         raise ConfigError(
-            f"{key}={_shown(value)}: a length is a whole number of tokens from 1, with k for 1024 or m"
-            f" for 1048576; write for example {key}=8k{_sweep_hint(key, value)}"
+            f"{key}={shown(value)}: a length is a whole number of tokens from 1{_up_to(count)}, with k for"
+            f" 1024 or m for 1048576; write for example {key}=8k{_sweep_hint(key, value, '8k,64k')}"
         )
     return count
 
@@ -39,53 +56,111 @@ def length_label(tokens: int) -> str:
 
 
 def whole(key: str, value: Any, *, least: int = 1) -> int:
-    """A whole number not below `least`."""
-    number = int(_text(value)) if re.fullmatch(r"[0-9]{1,18}", _text(value)) else None
-    if number is None or number < least:
+    """A whole number from `least` to MAX_WHOLE."""
+    number = int(_text(value)) if re.fullmatch(r"[0-9]+", _text(value)[:MAX_SHOWN]) else None
+    if number is None or not least <= number <= MAX_WHOLE:
         raise ConfigError(
-            f"{key}={_shown(value)}: must be a whole number from {least}; write for example"
-            f" {key}={max(least, 2)}{_sweep_hint(key, value)}"
+            f"{key}={shown(value)}: must be a whole number from {least}{_up_to(number)}; write for example"
+            f" {key}={max(least, 2)}{_sweep_hint(key, value, '2,4')}"
         )
     return number
 
 
 def seconds(key: str, value: Any) -> float:
-    """A positive, finite number of seconds."""
-    return _positive(key, value, f"a positive number of seconds; write for example {key}=20")
-
-
-def gib(key: str, value: Any) -> float:
-    """A positive, finite number of GiB (2^30 bytes)."""
-    return _positive(key, value, f"a positive number of GiB, or null; write for example {key}=0.5")
-
-
-def _positive(key: str, value: Any, rule: str) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"{key}={_shown(value)}: must be {rule}")
+    """A positive number of seconds, MAX_SECONDS at the most."""
+    if not _is_number(value) or not 0 < value <= MAX_SECONDS:
+        raise ConfigError(
+            f"{key}={shown(value)}: must be a positive number of seconds up to {MAX_SECONDS}; write for"
+            f" example {key}=20"
+        )
     return float(value)
+
+
+def positive(key: str, value: Any, *, example: str) -> float:
+    """A positive, finite number."""
+    if not _is_number(value) or not math.isfinite(value) or value <= 0:
+        raise ConfigError(
+            f"{key}={shown(value)}: must be a positive number; write for example {key}={example}"
+        )
+    return float(value)
+
+
+def text(key: str, value: Any) -> str:
+    """A name or a path: one line that is not empty."""
+    line = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    if not line.strip() or not line.isprintable():
+        raise ConfigError(f"{key}={shown(value)}: must be a line of text; write {key}=... or leave it out")
+    return line
+
+
+def path(key: str, value: Any) -> str | None:
+    """A file or folder that is there and can be read; None stays None."""
+    if value is None:
+        return None
+    name = text(key, value)
+    try:
+        mode = os.R_OK | (os.X_OK if Path(name).is_dir() else 0)
+        is_there, is_readable = Path(name).exists(), os.access(name, mode)
+    except (OSError, ValueError):
+        is_there = is_readable = False
+    if not is_there:
+        raise ConfigError(f"{key}={shown(name)}: no such file or folder; check the path")
+    if not is_readable:
+        raise ConfigError(f"{key}={shown(name)}: may not be read; change its permissions, or name another")
+    return name
 
 
 def flag(key: str, value: Any) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{key}={_shown(value)}: must be true or false; write {key}=true")
+        raise ConfigError(f"{key}={shown(value)}: must be true or false; write {key}=true")
     return value
 
 
 def choice(key: str, value: Any, known: Collection[str]) -> str:
     """One of `known`, spelt exactly so."""
     if not isinstance(value, str) or value not in known:
-        near = difflib.get_close_matches(str(value).lower(), known, n=1)
-        hint = f"did you mean {key}={near[0]}?" if near else f"write for example {key}={min(known)}"
-        raise ConfigError(f"{key}={_shown(value)}: must be one of {', '.join(sorted(known))}; {hint}")
+        near = nearest(str(value).lower().removeprefix("torch."), known)
+        hint = f"did you mean {key}={near}?" if near else f"write for example {key}={min(known)}"
+        raise ConfigError(f"{key}={shown(value)}: must be one of {', '.join(sorted(known))}; {hint}")
     return value
 
 
 def no_such_key(key: str, known: Collection[str]) -> str:
     """What to say of a key that does not exist, with the nearest that does."""
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"no such key; did you mean {near[0]}?" if near else "no such key; --help lists them all"
+    near = nearest(key, known)
+    return f"no such key; did you mean {near}?" if near else "no such key; --help lists them all"
+
+
+def shown(value: Any) -> str:
+    """A value as the user may have typed it, in one line that is not too long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(shown, value))}]"
+    line = str(value)
+    if isinstance(value, str) and (value.strip() != value or not value.isprintable()):
+        line = repr(value)
+    return line if len(line) <= MAX_SHOWN else f"{line[: MAX_SHOWN - 3]}..."
+
+
+def nearest(word: str, known: Collection[str]) -> str | None:
+    """The known word that was probably meant."""
+    synonym = SYNONYMS.get(word)
+    if synonym in known:
+        return synonym
+    return next(iter(difflib.get_close_matches(word, known, n=1)), None)
+
+
+def _up_to(number: int | None) -> str:
+    """The upper limit, where it is what was broken."""
+    return f" to {MAX_WHOLE}" if number is not None and number > MAX_WHOLE else ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _text(value: Any) -> str:
@@ -94,16 +169,6 @@ def _text(value: Any) -> str:
     return str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{','.join(map(_shown, value))}]"
-    return repr(value) if isinstance(value, str) and value.strip() != value else str(value)
-
-
-def _sweep_hint(key: str, value: Any) -> str:
-    several = isinstance(value, list) or (isinstance(value, str) and "," in value)
-    return f"; for several values add -m: -m {key}=8k,64k" if several else ""
+def _sweep_hint(key: str, value: Any, several: str) -> str:
+    is_list = isinstance(value, list) or (isinstance(value, str) and "," in value)
+    return f"; for several values add -m: -m {key}={several}" if is_list else ""

@@ -33,6 +33,11 @@ from bench.strategies import STRATEGIES, runnable
 from bench.workloads import WORKLOADS, Rank
 
 _PR_SET_PDEATHSIG = 1
+OTHER_LAUNCHERS = (
+    "GROUP_", "LOCAL_WORLD_", "MASTER_", "MPI_", "MV2_", "OMPI_", "PMI", "ROLE_", "SLURM_",
+    "TORCHELASTIC_",
+)  # fmt: skip
+"""How the variables begin that mpirun, srun or a torchrun around the sweep leave behind."""
 DEADLINE_MARGIN_S = 60
 """Collectives outwait the launcher, so that a hang is the launcher's to report."""
 
@@ -106,11 +111,14 @@ def _prepare(job: RankJob) -> None:
     os.dup2(log, sys.stderr.fileno())
     os.environ.update(dict(job.cell.env))
     if job.rendezvous is not None:
-        # transformers, accelerate and DeepSpeed look for torchrun's variables.
+        # transformers, accelerate and DeepSpeed look for torchrun's variables, and trip over any other's.
+        for name in [name for name in os.environ if name.startswith(OTHER_LAUNCHERS)]:
+            del os.environ[name]
         ranks = {
             "RANK": job.rank,
             "LOCAL_RANK": job.rank,
             "WORLD_SIZE": job.cell.cluster.world_size,
+            "LOCAL_WORLD_SIZE": job.cell.cluster.world_size,
         }
         os.environ.update({name: str(value) for name, value in ranks.items()})
     torch.set_num_threads(job.cell.cluster.threads_per_rank)

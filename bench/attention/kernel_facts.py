@@ -21,6 +21,7 @@ class KernelFacts:
     distribution that brings it, where torch does not. `capabilities` are the major compute capabilities that
     torch's own adapters to the package accept, empty where nothing narrower than "a GPU" is written down. A
     cell does not know the capability of its GPUs: legality can name them, only a rank can check them.
+    `max_head_dim` is the largest head it takes on a GPU, None where nothing is written down.
     """
 
     name: str
@@ -28,6 +29,7 @@ class KernelFacts:
     package: str | None = None
     install: str = ""
     capabilities: tuple[int, ...] = ()
+    max_head_dim: int | None = None
 
     @property
     def gpus(self) -> str:
@@ -53,6 +55,12 @@ class KernelFacts:
                 f"dtype={cell.dtype} is not for kernel={self.name} on {device}; choose"
                 f" dtype={' or '.join(self.dtypes[device])}, or {_instead(cell)}"
             )
+        head_dim = cell.model.head_dim
+        if device == "cuda" and self.max_head_dim is not None and head_dim > self.max_head_dim:
+            reasons.append(
+                f"model.head_dim={head_dim} is not for kernel={self.name}, which takes {self.max_head_dim} at"
+                " most; choose kernel=math"
+            )
         if not self.is_installed:
             reasons.append(
                 f"kernel={self.name} needs the package {self.package} and a {self.gpus}; install it with:"
@@ -64,16 +72,17 @@ class KernelFacts:
 KERNEL_FACTS: Mapping[str, KernelFacts] = {
     facts.name: facts
     for facts in (
-        KernelFacts("torch_flash", {"cpu": ANY_DTYPE, "cuda": HALF}),
+        KernelFacts("torch_flash", {"cpu": ANY_DTYPE, "cuda": HALF}, max_head_dim=256),
         KernelFacts("math", {"cpu": ANY_DTYPE, "cuda": ANY_DTYPE}),
         KernelFacts("cudnn", {"cuda": HALF}),
-        KernelFacts("flash_attn_2", {"cuda": HALF}, "flash-attn", "pip install flash-attn"),
+        KernelFacts("flash_attn_2", {"cuda": HALF}, "flash-attn", "pip install flash-attn", max_head_dim=256),
         KernelFacts(
             "flash_attn_3",
             {"cuda": HALF},
             "flash-attn-3",
             "python setup.py install, in the folder hopper of github.com/Dao-AILab/flash-attention",
             capabilities=(9,),
+            max_head_dim=256,
         ),
         KernelFacts(
             "flash_attn_4", {"cuda": HALF}, "flash-attn-4", "pip install flash-attn-4", capabilities=(9, 10)

@@ -49,12 +49,17 @@ class Facts(ABC):
 
     def refusals(self, cell: RunConfig) -> list[str]:
         """Why this cell cannot run, each with a way out; empty when it can."""
-        return [
+        unlisted = [
             *_not_among("layout", cell.layout, self.layouts, self.name),
             *_not_among("dtype", cell.dtype, self.dtypes, self.name),
             *_not_among("kernel", cell.kernel, self.kernels or (cell.kernel,), self.name),
             *self.mask_refusals(cell),
-            *self.degree_refusals(cell),
+        ]
+        degrees = self.degree_refusals(cell)
+        if degrees:  # without a ring or a Ulysses group there is no length or head count to speak of
+            return [*unlisted, *degrees]
+        return [
+            *unlisted,
             *_not_divisible(
                 "seq_len", cell.seq_len, self.length_multiple(cell), f"{self.name} in {cell.layout} layout"
             ),

@@ -6,21 +6,17 @@ sequences per step; which rank and micro-step gets which of them is decided here
 
 from __future__ import annotations
 
-import json
-import pydoc_data.topics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from bench.attention.strategy import IGNORED_LABEL, Batch
-from bench.config import ConfigError, DataConfig, RunConfig
+from bench.config import ConfigError, RunConfig
+from bench.training.text import read_text
 
 SampleTokens = Callable[[int, int], Tensor]
 """(sample, length) -> that many token ids, int64: the first tokens of the sample."""
-
-TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 
 
 class StepData:
@@ -103,31 +99,6 @@ SOURCES: Mapping[str, Callable[[RunConfig], SampleTokens]] = {
     "text": _text_source,
     "synthetic": _synthetic_source,
 }
-
-
-def read_text(data: DataConfig) -> str:
-    """The text of a file, of all text files under a folder, or of the `text` fields of JSON lines."""
-    if data.path is None:
-        return "\n\n".join(pydoc_data.topics.topics.values())
-    path = Path(data.path)
-    files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES) if path.is_dir() else [path]
-    try:
-        text = "\n\n".join(map(_file_text, files))
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"data.path={data.path}: cannot be read as text ({error}); name a UTF-8 file, a folder of"
-            f" {' '.join(TEXT_SUFFIXES)} files, or JSON lines with a `text` field"
-        ) from None
-    if not text.strip():
-        raise ConfigError(f"data.path={data.path}: holds no text; name another file or folder")
-    return text
-
-
-def _file_text(path: Path) -> str:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".jsonl":
-        return text
-    return "\n\n".join(json.loads(line)["text"] for line in text.splitlines() if line.strip())
 
 
 def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 
 from bench.attention.strategy import IGNORED_LABEL, Batch
 from bench.config import ConfigError
-from bench.training.data import SOURCES, digest, open_data, read_text
+from bench.training.data import SOURCES, digest, open_data
+from bench.training.text import read_text
 from tests.cells import make_cell
 
 CPU = torch.device("cpu")

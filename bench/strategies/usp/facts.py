@@ -22,7 +22,7 @@ class USP(Ring):
         if cell.sp_degree % cell.ulysses_degree == 0:
             return []
         return [
-            f"ulysses_degree={cell.ulysses_degree} does not divide sp_degree={cell.sp_degree}; take a divisor"
+            f"ulysses_degree={cell.ulysses_degree} must divide sp_degree={cell.sp_degree}; leave it at auto"
         ]
 
     def length_multiple(self, cell: RunConfig) -> int:

@@ -1,0 +1,134 @@
+"""What the command line refuses before Hydra composes, and Hydra's own errors: one line, and nothing runs."""
+
+import shlex
+import sys
+
+import pytest
+
+import run_sweep
+from tests.cells import TWO_CORES
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch, capsys):
+    """Run a command line in this process up to where cells would start: (exit code, cells, stderr)."""
+
+    def run_line(line):
+        started = []
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(run_sweep, "this_machine", lambda: TWO_CORES)
+        monkeypatch.setattr(run_sweep, "run_plan", lambda plan, *_, **__: started.extend(plan.cells) or 0)
+        monkeypatch.setattr(sys, "argv", ["run_sweep.py", *shlex.split(line)])
+        with pytest.raises(SystemExit) as ended:
+            run_sweep.main()
+        return ended.value.code, started, capsys.readouterr().err.strip()
+
+    return run_line
+
+
+def refused(typed, tmp_path, line):
+    """The one line that was said instead of running."""
+    code, started, said = typed(line)
+    assert (code, started, list(tmp_path.iterdir())) == (2, [], [])
+    assert len(said.splitlines()) == 1
+    assert "Traceback" not in said
+    return said
+
+
+HYDRAS_ERRORS = {
+    "an unknown key": ("seqlen=8k", "did you mean seq_len?"),
+    "an unknown key in a group": ("measure.timeout=3", "did you mean measure.timeout_s?"),
+    "an unknown key that is added": ("++seqlen=8k", "did you mean seq_len?"),
+    "a key below a value": ("measure.steps.foo=1", "did you mean measure.steps?"),
+    "an unknown choice": ("strategy=ring_attentoin", "did you mean strategy=ring"),
+    "a choice in the wrong case": ("strategy=ULYSSES", "did you mean strategy=ulysses?"),
+    "an unknown group": ("foo/bar=3", "no such key"),
+    "no choice": ("strategy=", "must be one of"),
+    "a null choice": ("strategy=null", "must be one of"),
+    "a number as choice": ("strategy=1", "must be one of"),
+    "a list as choice": ("strategy=[ulysses,ring]", "must be one of"),
+    "an empty group": ("measure={}", "measure={}: must be one of standard"),
+    "another folder's choice": ("strategy=../model/auto", "must be one of"),
+    "a group that is added": ("+strategy=ring", "write strategy=ring, without a plus"),
+    "a value that is added": ("+seq_len=8k", "write seq_len=8k, without a plus"),
+    "a value taken away": ("~seq_len", "no key can be taken away"),
+    "a group taken away": ("~strategy", "no key can be taken away"),
+    "a value taken away in a sweep": ("-m ~measure.steps strategy=local", "no key can be taken away"),
+    "a moved group": ("strategy@model=ring", "write strategy=ring"),
+    "Hydra's own folder": ("hydra.run.dir=x", "sweep_dir=..."),
+    "Hydra's own launcher": ("hydra/launcher=joblib", "settings are fixed"),
+    "no equals sign": ("seq_len", "is no key=value"),
+    "a colon": ("seq_len:8k", "is no key=value"),
+    "no key": ("=8k", "is no key=value"),
+    "nothing": ("''", "is no key=value"),
+    "two equals signs": ("seq_len==8k", "write seq_len=8k"),
+    "spaces round the sign": ("'seq_len = 8k'", "write seq_len=8k"),
+    "brackets behind a key": ("measure[0]=3", "write measure=3"),
+    "a quote without end": ("\"seq_len='8k\"", "cannot be read; quote"),
+    "a sign that needs quotes": ("data.path=/tmp/é", "'data.path=\"/tmp/é\"'"),
+    "a power": ("seq_len=10^30", "cannot be read"),
+    "full-width digits": ("seq_len=８k", "cannot be read"),  # noqa: RUF001
+    "an unknown function": ("'seq_len=square(3)'", "cannot be read"),
+    "an interpolation without end": ("'seq_len=${batch'", "cannot be read"),
+    "a variable that is not set": ("'seq_len=${oc.env:NO_SUCH_VARIABLE}'", "NO_SUCH_VARIABLE is not set"),
+    "a variable that is no length": ("'seq_len=${oc.env:PATH}'", "a length is a whole number"),
+    "a reference to nothing": ("'seq_len=${bach}'", "did you mean batch?"),
+    "a reference to itself": ("'seq_len=${seq_len}'", "refers to itself"),
+    "a reference to a group": ("'seq_len=${measure}'", "a length is a whole number"),
+    "an unknown resolver": ("'seq_len=${nosuch:1}'", "${nosuch:...}: no such function"),
+    "a resolver's own error": ("'seq_len=${oc.decode:3}'", "seq_len: cannot be filled in"),
+    "a list without -m": ("seq_len=8k,64k", "-m seq_len=8k,64k"),
+    "a range without -m": ("'seed=range(1,3)'", "-m seed=range(1,3)"),
+    "a comma at the end": ("-m seq_len=8k,", "a list is values and commas"),
+    "a space after a comma": ("-m seq_len=8k, 16k", "a list is values and commas"),
+    "a list in brackets with -m": ("-m seq_len=[8k,64k] strategy=local", "-m seq_len=8k,64k"),
+    "an empty range": ("-m 'seed=range(0)'", "holds no values"),
+    "a range without step": ("-m 'seed=range(1,9,0)'", "holds no values"),
+    "an interval": ("-m 'seed=interval(1,2)'", "holds no values"),
+    "a pattern that nothing fits": ("-m 'strategy=glob(x*)'", "holds no values"),
+    "a million cells": ("-m 'seed=range(1000)' 'batch=range(1,1001)'", "at most 10000"),
+    "a range longer than memory": ("-m 'seed=range(1000000000000)'", "at most 10000"),
+    "a million repeats": ("measure.repeats=1000000", "at most 10000"),
+    "two folders": ("-m sweep_dir=a,b", "holds for a whole sweep"),
+    "two ways to resume": ("-m resume=true,false", "holds for a whole sweep"),
+    "a key with dashes": ("--seq-len=8k", "write seq_len=8k"),
+    "an unknown option": ("--multi", "did you mean --multirun?"),
+    "another configuration": ("--config-name nonsense", "no such option"),
+    "another folder of choices": ("--config-path /tmp", "no such option"),
+    "a pickle to rerun": ("--experimental-rerun job.pickle", "no such option"),
+    "nothing to show": ("--cfg", "--cfg=null: must be one of"),
+    "nonsense to show": ("--cfg jobs", "did you mean --cfg=job?"),
+    "to show and to sweep": ("-m --cfg job", "leave out -m"),
+    "a bad value in the seventh cell": ("-m seq_len=1k,2k,3k,4k,5k,6k,7q strategy=local", "seq_len=7q"),
+    "a bad choice in the last cell": ("-m strategy=local,ring,ulises", "did you mean strategy=ulysses?"),
+    "a variable that is no axis": ("-m env.PATH=1,2 strategy=local", "env.PATH"),
+    "no variable": ("env.=3", "cannot be read"),
+    "a nested variable": ("env.NCCL_ALGO.x=3", "must be text"),
+    "a null variable": ("env.NCCL_ALGO=null", "must be text"),
+    "an illegal combination": ("strategy=ring_flash_attn dtype=fp32", "dtype=bf16 or fp16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HYDRAS_ERRORS)
+def test_words_that_compose_to_nothing_are_refused_in_one_line(typed, tmp_path, case):
+    line, said = HYDRAS_ERRORS[case]
+    assert said in refused(typed, tmp_path, line)
+
+
+SWEEPS = {
+    "nothing but -m": ("-m", 3),
+    "-m at the end, twice": ("strategy=local --multirun -m", 1),
+    "one length, written three ways": ("-m seq_len=8k,8K,8192 strategy=local", 1),
+    "an illegal cell among legal ones": ("-m strategy=local,ulysses sp_degree=3", 2),
+    "a pattern": ("-m 'strategy=glob(u*)'", 2),
+    "a variable as an axis": ("-m env.NCCL_ALGO=Ring,Tree strategy=local", 2),
+    "a value from the environment": ("'seq_len=${oc.env:NO_SUCH_VARIABLE,4k}'", 1),
+    "a key given twice": ("seq_len=8k seq_len=16k", 1),
+}
+
+
+@pytest.mark.parametrize("case", SWEEPS)
+def test_what_looks_odd_and_is_meant_runs(typed, case):
+    line, cells = SWEEPS[case]
+    code, started, said = typed(line)
+    assert (code, len(started), said) == (0, cells, "")

@@ -1,0 +1,86 @@
+"""The real command in odd surroundings: folders, variables, terminals, what other launchers left behind."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from bench.environment import REPOSITORY, describe
+from bench.store import read_records
+from tests.cells import TINY, make_cell, run_cell
+
+COMMAND = [sys.executable, str(REPOSITORY / "run_sweep.py")]
+
+
+def typed_in_a_shell(folder, *words, **environment):
+    """The real command in a process of its own; None removes a variable."""
+    kept = {name: value for name, value in (os.environ | environment).items() if value is not None}
+    return subprocess.run(
+        [*COMMAND, *words], cwd=folder, env=kept, capture_output=True, text=True, check=False
+    )
+
+
+def refused_in_a_shell(folder, *words, **environment):
+    before = sorted(folder.rglob("*"))
+    done = typed_in_a_shell(folder, *words, **environment)
+    assert (done.returncode, sorted(folder.rglob("*")), done.stdout) == (2, before, "")
+    assert len(done.stderr.strip().splitlines()) == 1
+    return done.stderr
+
+
+def test_a_bad_value_in_the_seventh_cell_stops_the_command_before_the_first(tmp_path):
+    said = refused_in_a_shell(tmp_path, "-m", "batch=1,2,3,4,5,6,0", "strategy=local")
+    assert said.startswith("batch=0: must be a whole number from 1")
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file", "/proc/sweep"])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, place):
+    (tmp_path / "taken").touch()
+    folder = {"a file": tmp_path / "taken", "below a file": tmp_path / "taken" / "x"}.get(place, place)
+    said = refused_in_a_shell(tmp_path, "seq_len=256", f"sweep_dir={folder}")
+    assert f"sweep_dir={folder}: cannot be written to" in said
+
+
+def test_a_refusal_reads_the_same_in_a_poor_environment(tmp_path):
+    poor = {"HOME": None, "LC_ALL": "C", "COLUMNS": "20", "PATH": "", "OMP_NUM_THREADS": "0", "TERM": "dumb"}
+    assert "did you mean seq_len?" in refused_in_a_shell(tmp_path, "seqlen=8k", **poor)
+
+
+def test_code_without_its_choices_says_where_to_run_it(tmp_path):
+    for name in ("bench", "analysis", "hydra_plugins"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "run_sweep.py", tmp_path)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, str(tmp_path / "run_sweep.py"), "seq_len=8k"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "pip install -e ." in done.stderr
+
+
+STALE = {
+    "RANK": "7", "LOCAL_RANK": "7", "WORLD_SIZE": "9", "LOCAL_WORLD_SIZE": "9", "GROUP_RANK": "3",
+    "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x",
+    "TORCHELASTIC_USE_AGENT_STORE": "True", "SLURM_PROCID": "5", "SLURM_NTASKS": "9", "SLURM_LOCALID": "5",
+    "SLURM_JOB_ID": "1", "SLURM_NODELIST": "nowhere", "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "9", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "PMI_RANK": "2",
+    "OMP_NUM_THREADS": "0", "CUDA_VISIBLE_DEVICES": "-1", "LC_ALL": "C", "COLUMNS": "20", "PYTHONPATH": None,
+}  # fmt: skip
+
+
+def test_what_other_launchers_left_behind_does_not_disturb_a_cell(tmp_path):
+    done = typed_in_a_shell(tmp_path, *TINY, "strategy=deepspeed_ulysses", "sweep_dir=out", **STALE)
+    assert (done.returncode, done.stderr) == (0, "")
+    (record,) = read_records(tmp_path / "out" / "records.jsonl")
+    assert (record["status"], record["config"]["cluster.world_size"]) == ("ok", 2)
+
+
+def test_a_deadline_of_a_millisecond_is_a_cell_that_timed_out(launcher, tmp_path):
+    record, _ = run_cell(launcher, make_cell(*TINY, "measure.timeout_s=1e-3"), tmp_path)
+    assert record.status == "timed_out"
+
+
+def test_without_git_a_record_says_that_the_commit_is_unknown(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert (describe()["git_commit"], describe()["git_dirty"]) == (None, None)
