@@ -28,11 +28,14 @@ FINDINGS = frozenset({Status.OK, Status.UNSUPPORTED, Status.OUT_OF_MEMORY})
 
 
 class Provenance(StrEnum):
+    """What stands behind a record's numbers; `synthetic` ones were made up to try the analysis at scale."""
+
     MEASURED = "measured"
     REPLAYED = "replayed"
     SIMULATED = "simulated"
     PREDICTED = "predicted"
     PUBLISHED = "published"
+    SYNTHETIC = "synthetic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
