@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from bench.record import BlockClass
 
@@ -115,13 +116,14 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _note(blocks: dict[int, _Block], role: str, tensor: Tensor, device_type: str) -> None:
-    if tensor.device.type != device_type or tensor.layout != torch.strided:
+    is_fake = isinstance(tensor, FakeTensor)
+    if is_fake or tensor.device.type != device_type or tensor.layout != torch.strided:
         return
     try:
         storage = tensor.untyped_storage()
+        size_bytes, address = storage.nbytes(), storage.data_ptr()
     except (RuntimeError, NotImplementedError):
         return  # a wrapper without memory of its own
-    size_bytes, address = storage.nbytes(), storage.data_ptr()
     if not size_bytes:
         return
     dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)

@@ -1,6 +1,7 @@
 """What holds memory is named by role, dtype and shape, without touching any of it."""
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from bench.measure.live_blocks import MAX_CLASSES, largest_classes
@@ -34,6 +35,14 @@ def test_activations_that_only_the_graph_holds_are_found():
     assert (found.count, found.total_bytes) == (2, 2 * 4 * BATCH[0] * BATCH[1])
     loss.backward()
     assert ("activation", "float32", tuple(BATCH)) not in classes()
+
+
+def test_a_tensor_without_memory_is_passed_over():
+    with FakeTensorMode():
+        fake = torch.zeros(BATCH)
+    meta = torch.zeros(BATCH, device="meta")
+    assert fake.shape == meta.shape
+    assert not any(each.shape == BATCH for each in largest_classes("cpu"))
 
 
 def test_a_checkpoint_is_not_computed_again():
