@@ -44,11 +44,13 @@ def readable_by_hydra(arguments: Sequence[str]) -> list[str]:
     is_sweep = given[:1] == ["-m"]
     if is_sweep and len(given) > 1:
         raise ConfigError(f"{' '.join(given)}: {given[1]} shows and runs nothing; leave out -m")
+    # An experiment is a sweep by itself: its file in conf/ says so to Hydra.
+    asks_a_question = any(word.startswith("experiment=") and word != "experiment=none" for word in asked)
     parser = OverridesParser.create()
     overrides = {word: parser.parse_overrides([word])[0] for word in asked}
     for word, override in overrides.items():
         _refuse_change_of_shape(override, word)
-        _refuse_sweep(override, word, is_sweep=is_sweep)
+        _refuse_sweep(override, word, is_sweep=is_sweep or asks_a_question)
         if override.key_or_group in groups():
             for value in _values(override):
                 words.choice(override.key_or_group, value, options(override.key_or_group))

@@ -77,7 +77,9 @@ def limit_of(cell: RunConfig) -> Limit:
 def _closed(raw: Raw) -> Iterator[dict[str, Any]]:
     """The request with every choice made: what it names, else all there is."""
     models = [raw["model"]] if "model" in raw else _models_with_numbers()
-    strategies = [raw["strategy"]] if "strategy" in raw else [{"name": name} for name in STRATEGIES]
+    strategies = (
+        [raw["strategy"]] if "strategy" in raw else [read_option("strategy", name) for name in STRATEGIES]
+    )
     asked = raw["sp_degree"]
     degrees = [words.whole("sp_degree", each) for each in (asked if isinstance(asked, list) else [asked])]
     for model in models:

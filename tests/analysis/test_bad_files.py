@@ -43,7 +43,10 @@ SECOND_LINES = {
     "half a record": (GOOD[:50], "not a record"),
     "a list": ("[]", "schema_version null"),
     "brackets without end": ("[" * 100_000, "not a record"),
-    "an old schema": (section(schema_version=1), "schema_version 1, readable here is 2 or 3; run the sweep again"),
+    "an old schema": (
+        section(schema_version=1),
+        "schema_version 1, readable here is 2 or 3; run the sweep again",
+    ),
     "a schema to come": (section(schema_version=99), "schema_version 99"),
     "no schema": ('{"a": 1}', "schema_version null"),
     "NaN": (GOOD.replace('"wall_s": 3.0', '"wall_s": NaN'), "NaN is no number"),

@@ -20,10 +20,21 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("checkpointing", ["false", "true"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "checkpointing"),
+    [
+        pytest.param(case, flag, marks=() if (number + flag) % 2 else pytest.mark.slow)
+        for number, case in enumerate(CASES)
+        for flag in (False, True)
+    ],
+)
 def test_attention_exchanges_the_bytes_of_its_formula(launcher, tmp_path, case, checkpointing):
-    words = (*CASES[case], "engine=ddp", "cluster.world_size=4", f"checkpointing={checkpointing}")
+    words = (
+        *CASES[case],
+        "engine=ddp",
+        "cluster.world_size=4",
+        f"checkpointing={str(checkpointing).lower()}",
+    )
     cell = tiny_cell(*words, "batch=2", "grad_accum=2")
     record, _ = run_cell(launcher, cell, tmp_path)
     assert record.status == "ok", record.reason

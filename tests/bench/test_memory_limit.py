@@ -24,7 +24,7 @@ LIMIT_GIB = 0.2
 QUICK = ("measure.steps=1", "measure.warmup_steps=0", "measure.trace=false", "cluster=cpu")
 ENGINES = ("ddp", "fsdp2", "zero3")
 GRID = [*itertools.product(STRATEGIES, ENGINES)]
-COVER = [pair for number, pair in enumerate(GRID) if (number + number // len(ENGINES)) % len(ENGINES) == 0]
+COVER = GRID[:: len(ENGINES) * 2 + 1]
 
 
 @pytest.mark.parametrize(
