@@ -11,9 +11,9 @@ import random
 import sys
 from pathlib import Path
 
+from bench.record import Provenance
 from tests.analysis.records import make_failure, make_record, make_timing, write_sweep
 
-PROVENANCE = "synthetic"
 AXES = {
     "seq_len": [1024 * 2**power for power in range(8)] + [96 * 1024, 192 * 1024, 384 * 1024, 768 * 1024],
     "strategy": ["local", "ulysses", "ring", "usp", "deepspeed_ulysses", "ring_flash_attn"],
@@ -67,7 +67,7 @@ def _record(random_numbers, order, config, repeat):
     ranks = config["sp_degree"]
     common = {
         "config": config | {"cluster.world_size": ranks, **{f"model.detail_{i}": i for i in range(10)}},
-        "provenance": PROVENANCE,
+        "provenance": Provenance.SYNTHETIC,
         "environment": ENVIRONMENT,
         "order": order,
         "repeat": repeat,

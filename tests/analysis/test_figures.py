@@ -171,7 +171,9 @@ def boxes_of_texts(figure):
     return found
 
 
-@pytest.mark.parametrize("count", [0, 1, 30, 288, 3000])
+@pytest.mark.parametrize(
+    "count", [0, 1, 30, *(pytest.param(count, marks=pytest.mark.slow) for count in (288, 3000))]
+)
 def test_no_two_texts_of_a_figure_overlap(summary_of, name, count):
     drawn = for_figures(summary_of(synthetic_records(count)))
     boxes = boxes_of_texts(build_figure(name, drawn.cells, drawn.note))
