@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.attention_calls import AttentionMetrics, attention_metrics
+from analysis.stability import load_note, step_notes
 from analysis.step_parts import part_columns
 from bench.median import median_interval
 
@@ -137,6 +138,8 @@ def of_record(record: Mapping[str, Any], peaks: Mapping[str, float]) -> Metrics:
         "warmed up with shorter steps only" if timed.get("warmup") == "short" else None,
         traced.pop("note", None),
         _throttling(record.get("telemetry") or {}),
+        load_note(record),
+        *step_notes(slowest_rank_ms((record.get("timing") or {}).get("step_times_ms") or [])),
     ]
     return Metrics(
         **timed,
