@@ -14,7 +14,7 @@ from bench.measure.inspection import Inspection
 from bench.measure.memory import MemoryWatch
 from bench.measure.modules import watch_modules
 from bench.measure.telemetry import Telemetry, open_nvml
-from bench.measure.timing import time_steps
+from bench.measure.timing import TimedSteps, time_steps
 from bench.measure.trace import StepWatch, keep_or_remove, read_step, trace_steps, warm_profiler
 from bench.memory_limit import without_memory_limit
 from bench.rank_log import RankLog
@@ -36,8 +36,7 @@ class BuiltCell:
 
 def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     """This rank's part of every section; what all ranks agree on is the same on every rank."""
-    workload, rank = built.workload, built.workload.rank
-    cell, device = workload.cell, rank.device
+    workload, cell, device = built.workload, built.workload.cell, built.workload.rank.device
     sections: dict[str, Any] = {}
     if cell.measure.gradients:
         with log.during("gradients"):
@@ -58,23 +57,31 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     with log.during(cell.workload.name):
         sections |= workload.sections(timed)
     sections["telemetry"] = asdict(telemetry.read())
+    sections |= _look_inside(built, timed, sorted(modules), log)
+    sections["memory"] = asdict(built.memory.read()) | {"limit_base_bytes": log.limit_base_bytes}
+    return sections
+
+
+def _look_inside(built: BuiltCell, timed: TimedSteps, modules: list[str], log: RankLog) -> dict[str, Any]:
+    """Engagement and trace, from steps that nobody times."""
+    workload, rank = built.workload, built.workload.rank
+    sections: dict[str, Any] = {}
     inspection = Inspection(rank.strategy, built.memory.steady)
     # A long step hides what looking costs; a short one does not, and then there is time for one more.
-    shares_step = cell.measure.trace and timed.warmup == "short"
+    shares_step = workload.cell.measure.trace and timed.warmup == "short"
     if not shares_step:
         with log.during("inspection"), inspection.looking():
             workload.step(timed.next_step)
-    if cell.measure.trace:
+    if workload.cell.measure.trace:
         with log.during("trace"):
             sections["trace"] = _trace(built, inspection, timed.next_step, shares_step=shares_step)
     sections["engagement"] = {
         "attention_name": rank.wiring.attention_name,
-        "modules": sorted(modules),
+        "modules": modules,
         "attention_shapes": sorted(map(list, inspection.watch.shapes)),
         "sent_bytes": inspection.tap.sent_bytes(),
         "calls": inspection.tap.calls_by_kind(),
     }
-    sections["memory"] = asdict(built.memory.read()) | {"limit_base_bytes": log.limit_base_bytes}
     return sections
 
 

@@ -89,3 +89,9 @@ def test_how_sure_says_n_and_how_many_intervals_there_are(summary_of):
 
 def test_no_records_give_sentences_too(summary_of):
     assert verdict(summary_of([])).certainty == "No cell has a timed result."
+
+
+def test_of_attention_alone_nobody_says_that_it_trained(summary_of):
+    alone = make_record(config={"workload": "attention", "cluster.device": "cpu", "hardware": "cpu"})
+    answer = verdict(summary_of([alone])).answer
+    assert answer.startswith("Ran and passed every check")
