@@ -33,9 +33,9 @@ class Progress:
     def start(self, cells: Sequence[PlannedCell], folder: Path) -> None:
         """Say what is planned and on what."""
         self._left, self._total = list(cells), len(cells)
-        self.console.print(f"{len(cells)} cells, records in {folder}", highlight=False)
+        self.console.print(f"{len(cells)} cells, records in {folder}", highlight=False, markup=False)
         for line in sorted({_picked(planned.cell) for planned in cells}):
-            self.console.print(line, highlight=False)
+            self.console.print(line, highlight=False, markup=False)
         if self.console.is_terminal and cells:
             self._bar = Bar(
                 TextColumn("{task.description}"),
@@ -66,7 +66,7 @@ class Progress:
         wall_s = time.monotonic() - self._started
         line = f"[{done}/{self._total}] {self._label}: {outcome(record)} ({wall_s:.1f} s)"
         eta = self._eta()
-        self.console.print(f"{line}; {eta}" if eta else line, highlight=False, soft_wrap=True)
+        self.console.print(f"{line}; {eta}" if eta else line, highlight=False, soft_wrap=True, markup=False)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], advance=1, eta=eta)
 
