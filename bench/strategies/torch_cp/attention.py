@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import library as operators
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental._attention import (
@@ -65,15 +66,15 @@ class TorchContextParallel(Strategy):
 
 
 @cache
-def flash_operator_for_cpu() -> torch.library.Library:
+def flash_operator_for_cpu() -> operators.Library:
     """Give torch's flash operator a CPU kernel, which its table of rings asks for and torch does not have.
 
     The same CPU flash attention that torch uses under another name; K and V heads are repeated for it.
     """
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("_scaled_dot_product_flash_attention", _cpu_forward, "CPU")
-    library.impl("_scaled_dot_product_flash_attention_backward", _cpu_backward, "CPU")
-    return library
+    aten = operators.Library("aten", "IMPL")
+    aten.impl("_scaled_dot_product_flash_attention", _cpu_forward, "CPU")
+    aten.impl("_scaled_dot_product_flash_attention_backward", _cpu_backward, "CPU")
+    return aten
 
 
 def _cpu_forward(
