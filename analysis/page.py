@@ -216,7 +216,7 @@ def _traced(trace: Mapping[str, Any]) -> dict[str, str | None]:
         "exposed communication, ms by purpose and rank": _times(trace.get("purpose_exposed_ms")),
         "waiting for other ranks, ms by purpose and rank": _times(trace.get("purpose_waiting_ms")),
         "compute, ms by part and rank": _times(trace.get("compute_ms")),
-        "causal (query, key, head) triples by rank": _text(trace.get("causal_area", "")),
+        "causal (query, key, head) triples by rank": _text(trace.get("causal_area") or ""),
         "purposes unknown": "; ".join(filter(None, trace.get("unjoined", ()))),
     }
 
@@ -232,6 +232,8 @@ def _parity(parity: Mapping[str, Any] | None) -> str | None:
     """Every tensor's error with its limit, relative to its maximum."""
     if not parity:
         return None
+    if parity.get("reason"):
+        return f"not compared: {parity['reason']}"
     pairs = (
         f"{name} {error:.1e} (limit {parity['limits'][name]:.0e})" for name, error in parity["errors"].items()
     )
