@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from bench.step_phase import StepPhase
+
 Spans = list[tuple[int, int]]
 """When something was entered and left, in `time.monotonic_ns`."""
 
@@ -31,3 +35,25 @@ def method_spans(owner: object | None, method: str) -> Iterator[Spans]:
         yield spans_ns
     finally:
         delattr(owner, method)
+
+
+@contextmanager
+def step_spans(phase: StepPhase) -> Iterator[Spans]:
+    """Steps of every torch optimizer while the context lasts; `phase` hears of them, too."""
+    spans_ns: Spans = []
+    entered_ns: list[int] = []
+
+    def enter(*_: object) -> None:
+        phase.enter("optimizer")
+        entered_ns.append(time.monotonic_ns())
+
+    def leave(*_: object) -> None:
+        spans_ns.append((entered_ns.pop(), time.monotonic_ns()))
+        phase.enter(None)
+
+    hooks = register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)
+    try:
+        yield spans_ns
+    finally:
+        for hook in hooks:
+            hook.remove()

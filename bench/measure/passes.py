@@ -49,7 +49,9 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
         with watch_modules() as modules, built.memory.life:
             workload.short_step()
         telemetry = Telemetry(partial(open_nvml, device))
-        timed = time_steps(workload.step, cell, device, log.tell, partial(_watched, built.memory, telemetry))
+        timed = time_steps(
+            workload.step, cell, device, log.tell, partial(watched_window, built.memory, telemetry)
+        )
     sections["timing"] = {
         "step_times_ms": timed.step_times_ms,
         "window_ms": timed.window_ms,
@@ -110,7 +112,7 @@ def _trace(built: BuiltCell, inspection: Inspection, first_step: int, *, shares_
 
 
 @contextmanager
-def _watched(memory: MemoryWatch, telemetry: Telemetry) -> Iterator[None]:
+def watched_window(memory: MemoryWatch, telemetry: Telemetry) -> Iterator[None]:
     """Around a timed window: nothing of it runs between the steps."""
     memory.start_window()
     with telemetry.window():
