@@ -136,7 +136,7 @@ DEFINITIONS = (
         "attention_parity", "Attention parity", "relative error",
         "How far the strategy's attention is from plain float64 attention, relative to the exact maximum.",
         (),
-        ("parity.errors", "parity.limits", "parity.tokens", "parity.checked_in"),
+        ("parity.errors", "parity.limits", "parity.tokens", "parity.checked_in", "parity.reason"),
     ),
     Definition(
         "objective_parity", "Objective parity", "relative error",

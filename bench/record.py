@@ -88,7 +88,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """The training signal of every full-length step, equal on all ranks.
+    """The training signal of every full-length step, equal on all ranks; digests of the first only.
 
     `tokens_digest[step]` is a sum over (sample, position, token, label), so it does not depend on how a
     step was sharded; `expected_digest` is the same sum taken from the data without any sharding.

@@ -58,7 +58,7 @@ def cell_names(cell):
         "batch": cell.batch, "shard_len": cell.shard_len, "sequences": cell.sequences_per_step,
         "layers": model.num_layers, "heads": model.num_heads, "kv_heads": model.num_kv_heads,
         "head_dim": model.head_dim, "hidden": model.hidden_size, "vocab": model.vocab_size,
-        "intermediate": model.intermediate_size, "checkpointing": cell.checkpointing,
+        "intermediate": model.intermediate_size, "checkpointing": cell.checkpointing, "loss": cell.loss,
     }  # fmt: skip
 
 
@@ -73,9 +73,11 @@ def test_the_page_on_payload_says_what_each_strategy_exchanges(name, words):
     assert eval(row[1], {**cell_names(cell), "max": max}) == STRATEGIES[name].exchange_bytes(cell)  # noqa: S307
 
 
+@pytest.mark.parametrize("loss", ["untiled", "chunked"])
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
-def test_the_page_on_mfu_says_how_flops_are_counted(checkpointing):
-    cell = make_cell(*LOOKED_UP, "batch=2", f"checkpointing={checkpointing}", machine=FOUR_H100)
+def test_the_page_on_mfu_says_how_flops_are_counted(checkpointing, loss):
+    choices = "batch=2", f"checkpointing={checkpointing}", f"loss={loss}"
+    cell = make_cell(*LOOKED_UP, *choices, machine=FOUR_H100)
     given = {"ranks": 4, "step_time_ms": 1.0, "peak_flops_per_s": 1.0}
     found = cell_names(cell) | given
     exec(formula_of("mfu"), found)  # noqa: S102  a page of this repository

@@ -57,17 +57,25 @@ def observe(
     folder: str | Path = "results/observed",
     steps: int = 20,
     warmup_steps: int = 2,
+    report: bool = True,
 ) -> Observation:
     """A context for every step of a loop that trains `model`; the same one, however often it is asked for.
 
     `group` are the ranks that share a sequence, None where none do. Every rank must enter it. After
     `warmup_steps` + `steps` + 6 steps rank 0 adds a record to `folder` and reports. `strategy` is the name
     it has there; with one of ours, the shapes and bytes that this strategy must show are checked, too. A
-    step that raises leaves a record that says so. Raises ConfigError for what cannot be observed.
+    step that raises leaves a record that says so. Without `report` there is only the record. Raises
+    ConfigError for what cannot be observed.
     """
     known = Observation.of_models.get(model)
     if known is None:
-        wishes = Wishes(strategy=strategy, folder=Path(folder), steps=steps, warmup_steps=warmup_steps)
+        wishes = Wishes(
+            strategy=strategy,
+            folder=Path(folder),
+            steps=steps,
+            warmup_steps=warmup_steps,
+            report=report,
+        )
         known = Observation.of_models[model] = Observation(model, _process_group(group), wishes)
     return known
 
@@ -132,7 +140,8 @@ class Observation:
             self.record = observed_record(setting, self.wishes, reports, wall_s, repeat)
             keep(self.record, store)
         print(f"bench.observe: {outcome(self.record)}", flush=True)
-        _report(self.wishes.folder)
+        if self.wishes.report:
+            _report(self.wishes.folder)
 
     def _fail(self, error: BaseException) -> None:
         """Write what ended the loop, unless another rank has done so or nothing is known of the tokens."""

@@ -40,6 +40,7 @@ class Wishes:
     folder: Path
     steps: int
     warmup_steps: int
+    report: bool
 
     def __post_init__(self) -> None:
         words.whole("steps", self.steps)
