@@ -102,6 +102,7 @@ class Observation:
         )  # fmt: skip
         self._started_at = _agreed_time(device)
         self._boundaries = self._steps.boundaries()
+        self._speaks = dist.get_rank() == 0
         self._seen = 0
         self._is_over = False
         atexit.register(self._say_what_is_missing)
@@ -179,7 +180,7 @@ class Observation:
 
     def _say_what_is_missing(self) -> None:
         needed = self.wishes.warmup_steps + self.wishes.steps + OTHER_STEPS
-        if not self._is_over and int(self._steps.feeding.group[0]) == 0:
+        if not self._is_over and self._speaks:
             print(
                 f"bench.observe: saw {self._seen} of the {needed} steps that it needs, and wrote nothing; run"
                 " longer, or observe fewer steps with steps=",
