@@ -113,7 +113,8 @@ def picture(name: str, svg: bytes) -> Picture:
     """A figure as a data address, with a sentence for readers who cannot see it."""
     kind = FIGURES[name]
     address = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
-    return Picture(kind.title, f"{kind.title} against sequence length. {kind.reading}.", address)
+    name_in_full = f"{kind.title} against {kind.against}" if kind.against else kind.title
+    return Picture(kind.title, f"{name_in_full}. {kind.reading}.", address)
 
 
 def cells_of(

@@ -8,7 +8,7 @@ from matplotlib.text import Text
 
 from analysis.drawing import build_figure, png_bytes, svg_bytes
 from analysis.failures import failure_marks
-from analysis.figures import FIGURES
+from analysis.figures import AGAINST_LENGTH, FIGURES
 from analysis.labels import CPU_BANNER
 from analysis.selection import for_figures
 from analysis.series import series_of
@@ -38,7 +38,7 @@ def name(request):
     return request.param
 
 
-@pytest.fixture(params=[name for name, kind in FIGURES.items() if kind.against_length])
+@pytest.fixture(params=[name for name, kind in FIGURES.items() if kind.against == AGAINST_LENGTH])
 def name_against_length(request):
     return request.param
 
@@ -192,7 +192,7 @@ def test_failures_at_neighbouring_lengths_are_named_once_and_others_each(summary
         *(make_failure("out_of_memory", "no", config={"seq_len": each}) for each in failing),
     ]
     marks = failure_marks(list(series_of(summary_of(records))))
-    assert [mark.seq_lens for mark in marks] == [(16384, 32768), (98304,)]
+    assert [mark.places for mark in marks] == [(16384, 32768), (98304,)]
 
 
 def test_sizes_on_a_logarithmic_axis_are_powers_of_two(summary_of):
