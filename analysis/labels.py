@@ -33,6 +33,12 @@ def bytes_label(size: float | None) -> str:
     return f"{size:.0f} B"
 
 
+def share_label(size: float | None, share: float | None) -> str:
+    """Bytes and, where it is known, the part of a whole that they are: `14.5 MiB (7.1 %)`."""
+    known = f" ({percent_label(share)})" if size is not None and share is not None and pd.notna(share) else ""
+    return bytes_label(size) + known
+
+
 def percent_label(fraction: float | None) -> str:
     """A fraction of 0..1 as `12.3 %`."""
     return MISSING if fraction is None or pd.isna(fraction) else f"{fraction:.1%}".replace("%", " %")

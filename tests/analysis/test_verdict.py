@@ -1,4 +1,5 @@
-from analysis.verdict import CPU_CAVEAT, cell_names, leaders, verdict
+from analysis.leaders import leaders
+from analysis.verdict import CPU_CAVEAT, cell_names, verdict
 from tests.analysis.records import CPU, make_failure, make_record, make_timing
 
 
