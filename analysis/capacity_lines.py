@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from analysis.capacity import capacity_label
 from analysis.failures import height_inches
-from analysis.labels import count_label, is_cpu
+from analysis.labels import is_cpu
 from analysis.style import MUTED_COLOR
 
 MAX_LINES = 3
@@ -54,11 +54,13 @@ def drawn_capacities(summary: pd.DataFrame) -> list[Capacity]:
 
 
 def capacity_remarks(summary: pd.DataFrame, drawn: Sequence[Capacity]) -> list[str]:
-    """What a reader must know of the capacities: those without a line, and what a limit counts."""
+    """What a reader must know: what the lines are, which capacities have none, what a limit counts."""
+    remarks = ["lines across: what one rank may use"] if drawn else []
     others = [each.label for each in capacities_of(summary) if each not in drawn]
-    remarks = [f"one rank may use more than is shown: {others[0]}"] if len(others) == 1 else []
-    if len(others) > 1:
-        remarks = [f"{count_label(len(others), 'higher capacity')} in summary.csv".replace("ys", "ies")]
+    if len(others) == 1:
+        remarks.append(f"above the axis: what one rank may use, {others[0]}")
+    elif others:
+        remarks.append(f"what one rank may use has {len(others)} more values, in summary.csv")
     limited = is_cpu(summary) and any(each.label.startswith("limit") for each in drawn)
     return [*remarks, CPU_REMARK] if limited else remarks
 

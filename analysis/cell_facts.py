@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.capacity import capacity_label
 from analysis.comparison import BASE
-from analysis.labels import bytes_label, count_label, number_label, percent_label
+from analysis.labels import SHARED_CORES, bytes_label, count_label, number_label, percent_label
 
 MODEL_UTILISATION, HARDWARE_UTILISATION = ("mfu_causal", "mfu_full"), ("hfu_causal", "hfu_full")
 
@@ -45,7 +45,10 @@ def _scaling(cell: Mapping[Any, Any]) -> str:
     """The same over the fewest ranks, with what that is of the ideal."""
     base = (cell["scaling_base_ranks"], cell["scaling_base_cell_id"])
     text = _over_base(cell, "scaling_speed_up", cell["scaling_base_strategy"], *base)
-    return f"{text}, efficiency {percent_label(cell['scaling_efficiency'])}" if text else ""
+    if not text:
+        return ""
+    caveat = f"; {SHARED_CORES}" if cell.get("cluster.device") == "cpu" else ""
+    return f"{text}, efficiency {percent_label(cell['scaling_efficiency'])}{caveat}"
 
 
 def _over_base(cell: Mapping[Any, Any], column: str, strategy: str, ranks: float | None, cell_id: str) -> str:

@@ -19,4 +19,5 @@ def with_derived(summary: pd.DataFrame, hardware_bytes: Mapping[str, float] | No
     `hardware_bytes` is the memory of one device by hardware name; by default that of conf/hardware.
     """
     known = hardware_facts("memory_bytes") if hardware_bytes is None else hardware_bytes
-    return with_ideal_attention(with_scaling(with_speed_up(with_capacity(summary, known))))
+    whole = summary.copy()  # one block of memory again: many were inserted, and pandas warns of a hundred
+    return with_ideal_attention(with_scaling(with_speed_up(with_capacity(whole, known))))

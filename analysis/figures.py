@@ -139,7 +139,7 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "peak_memory": FigureKind(
         "Peak memory", "peak allocated, worst rank", plot_peak_memory,
-        "Highest tensor allocation of the worst rank in steady state; dashed: what one rank may use",
+        "Highest tensor allocation of the worst rank in steady state",
     ),
     "attention_exchange": FigureKind(
         "Attention exchange", "share of the traced step", plot_exchange_share,

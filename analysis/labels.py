@@ -10,6 +10,7 @@ import pandas as pd
 MISSING = ""
 """A missing number is an empty cell; the status and the note beside it say why."""
 CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
+SHARED_CORES = "CPU ranks share cores, so this says nothing about scaling on GPUs"
 STATUS_LABELS: Mapping[str, str] = {
     "out_of_memory": "OOM",
     "timed_out": "timed out",

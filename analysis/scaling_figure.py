@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 from analysis.axes import finish_axes, scale_y
 from analysis.comparison import BASE, work_keys
 from analysis.failures import Mark, failure_marks
-from analysis.labels import count_label, is_cpu
+from analysis.labels import SHARED_CORES, count_label, is_cpu
 from analysis.scaling import scaling_group
 from analysis.series import Series, variant
 from analysis.style import LENGTH, MUTED_COLOR, RANKS, dodge, line_of, look_of
@@ -23,7 +23,6 @@ NOUN = "scaling efficiency"
 MAX_LINES = 12
 """More lines than these cannot be told apart: then only some lengths are drawn."""
 IDEAL_LABEL = "ideal: 100 %"
-CPU_REMARK = "CPU ranks share cores, so this says nothing about scaling on GPUs"
 MANY_BASES = "local where it did the same work, else the strategy's own fewest ranks; named in summary.csv"
 MAX_BASES = 3
 OWN = "the strategy's own"
@@ -70,7 +69,7 @@ def scaling_cells(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     cells = summary[scales] if scales.any() else summary
     lengths = LENGTH.values(cells)
     shown = _few_enough(lengths, group[cells.index].groupby(cells["seq_len"]).nunique())
-    remarks = [CPU_REMARK] if is_cpu(summary) else []
+    remarks = [SHARED_CORES] if is_cpu(summary) else []
     if len(shown) < len(lengths):
         left_out = count_label(len(lengths) - len(shown), "other length")
         remarks.append(f"{left_out} in summary.csv")

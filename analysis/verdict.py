@@ -80,7 +80,7 @@ def _ran(summary: pd.DataFrame, names: pd.Series[str]) -> str:
     lengths: dict[tuple[int, ...], list[str]] = {}
     for name, where in _by_name(zip(names[done.index], done["seq_len"], strict=True)).items():
         lengths.setdefault(tuple(sorted(where)), []).append(name)
-    parts = [f"{_listed(who)} at {_lengths(where)}" for where, who in lengths.items()]
+    parts = [f"{_listed(map(_bracketed, who))} at {_lengths(where)}" for where, who in lengths.items()]
     trained = "workload" not in summary.columns or summary.loc[done.index, "workload"].eq("train").all()
     how = "Ran, and trained on the tokens of every step" if trained else "Ran and passed every check"
     return f"{how}: {'; '.join(parts)}."
@@ -160,6 +160,12 @@ def _lengths(lengths: Iterable[int]) -> str:
     """`8k and 64k`; only first and last of many."""
     labels = [*map(length_label, sorted(lengths))]
     return _listed(labels) if len(labels) <= MAX_LENGTHS else f"{labels[0]} to {labels[-1]}"
+
+
+def _bracketed(name: str) -> str:
+    """`ring (sp 2)` of `ring, sp 2`: a name that can stand in a list."""
+    strategy, _, settings = name.partition(", ")
+    return f"{strategy} ({settings})" if settings else name
 
 
 def _listed(items: Iterable[str]) -> str:

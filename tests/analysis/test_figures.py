@@ -13,7 +13,7 @@ from analysis.labels import CPU_BANNER
 from analysis.selection import for_figures
 from analysis.series import series_of
 from analysis.style import STRATEGY_LOOKS, dodge, look_of
-from tests.analysis.records import CPU, grid, make_failure, make_record, of_attention
+from tests.analysis.records import CPU, FAILED, grid, make_failure, make_record, of_attention, on_ranks
 from tests.analysis.synthetic import synthetic_records
 
 LENGTHS = [8192, 16384, 32768, 65536, 98304]
@@ -176,13 +176,32 @@ def boxes_of_texts(figure):
 )
 def test_no_two_texts_of_a_figure_overlap(summary_of, name, count):
     drawn = for_figures(summary_of(synthetic_records(count)))
-    boxes = boxes_of_texts(build_figure(name, drawn.cells, drawn.note))
-    overlaps = [
+    assert overlaps_in(build_figure(name, drawn.cells, drawn.note)) == []
+
+
+@pytest.mark.parametrize("limits_gib", [[4.0], [4.0, 4.1, 40.0]])
+def test_no_two_texts_overlap_where_ranks_and_capacities_are_many_and_cells_fail(
+    summary_of, name, limits_gib
+):
+    strategies = [*STRATEGY_LOOKS][1:6]
+    records = [
+        record
+        for limit in limits_gib
+        for record in on_ranks(strategies, LENGTHS, [1, 2, 4, 8], **{"cluster.memory_limit_gib": limit})
+    ]
+    failures = ("out_of_memory", "timed_out", "unsupported")
+    for record, status in zip(records[::7], itertools.cycle(failures), strict=False):
+        record.update(FAILED | {"status": status, "reason": "no"})
+    drawn = for_figures(summary_of(records))
+    assert overlaps_in(build_figure(name, drawn.cells, drawn.note)) == []
+
+
+def overlaps_in(figure):
+    return [
         (one[1], two[1])
-        for (one, a), (two, b) in itertools.combinations(boxes.items(), 2)
+        for (one, a), (two, b) in itertools.combinations(boxes_of_texts(figure).items(), 2)
         if a.x0 + 1 < b.x1 and b.x0 + 1 < a.x1 and a.y0 + 1 < b.y1 and b.y0 + 1 < a.y1
     ]
-    assert overlaps == []
 
 
 def test_failures_at_neighbouring_lengths_are_named_once_and_others_each(summary_of):

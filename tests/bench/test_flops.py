@@ -1,8 +1,10 @@
 """FLOPs agree with arithmetic done by hand and with torch's own counter."""
 
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.cell import analytic
 from bench.cost.flops import attention_forward_flops, hardware_flops, matrix_parameters, model_flops
 from bench.training.models import build_model
 from tests.cells import FOUR_H100, make_cell
@@ -22,6 +24,14 @@ def test_causal_attention_counts_the_scores_the_mask_leaves():
     cell = make_cell("seq_len=4", "strategy=local")
     assert attention_forward_flops(cell, causal=True) == 4 * (4 * 5 // 2) * 4 * 16
     assert attention_forward_flops(cell, causal=False) == 4 * 16 * 4 * 16
+
+
+@pytest.mark.parametrize("kind", ["model", "hardware"])
+def test_a_record_stores_flops_with_and_without_the_mask(kind):
+    stored = analytic(make_cell("seq_len=64", "strategy=local"))
+    passes = {"model": 3, "hardware": 3.5}[kind]  # of attention's forward, the second recomputes the scores
+    masked = 4 * (64**2 - 64 * 65 // 2) * 4 * 16
+    assert stored[f"{kind}_flops_full"] - stored[f"{kind}_flops_causal"] == passes * masked
 
 
 def test_checkpointing_adds_one_forward_to_the_hardware_and_none_to_the_model():
