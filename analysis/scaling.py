@@ -13,7 +13,7 @@ COLUMNS = ("scaling_base_cell_id", "scaling_base_strategy", "scaling_base_ranks"
 
 def scaling_group(summary: pd.DataFrame) -> pd.Series[int]:
     """Per cell the number of the strategy and work that it shares with cells on other numbers of ranks."""
-    return summary.groupby([work_number(summary), "strategy"], sort=False).ngroup()
+    return _within_strategy(summary, work_number(summary))
 
 
 def with_scaling(summary: pd.DataFrame) -> pd.DataFrame:
@@ -25,7 +25,8 @@ def with_scaling(summary: pd.DataFrame) -> pd.DataFrame:
     """
     if RANKS not in summary.columns:
         return summary.assign(**dict.fromkeys([*COLUMNS, "scaling_efficiency"]))
-    work, own = work_number(summary), scaling_group(summary)
+    work = work_number(summary)
+    own = _within_strategy(summary, work)
     timed = summary.loc[summary["tokens_per_s"].notna() & summary[RANKS].notna(), [*FROM_BASE]]
     timed = timed.sort_values([RANKS, "tokens_per_s"], ascending=[True, False], kind="stable")
     own_base = _first_of_each(timed, own)
@@ -43,6 +44,10 @@ def with_scaling(summary: pd.DataFrame) -> pd.DataFrame:
         **dict(zip(COLUMNS, values, strict=True)),
         scaling_efficiency=speed_up / (summary[RANKS] / base[RANKS]),
     )
+
+
+def _within_strategy(summary: pd.DataFrame, work: pd.Series[int]) -> pd.Series[int]:
+    return summary.groupby([work, "strategy"], sort=False).ngroup()
 
 
 def _first_of_each(cells: pd.DataFrame, number: pd.Series[int]) -> pd.DataFrame:

@@ -50,6 +50,12 @@ def test_local_on_more_ranks_than_a_strategy_s_own_fewest_is_no_base(summary_of)
     assert set(by_ranks(summary, "scaling_base_strategy").values()) == {"ulysses"}
 
 
+def test_of_bases_on_as_many_ranks_the_fastest_counts(summary_of):
+    fast, slow = local(400.0, kernel="cudnn"), local(800.0)
+    summary = summary_of([slow, fast, *ulysses({2: 250.0, 4: 125.0})])
+    assert set(by_ranks(summary, "scaling_base_cell_id").values()) == {fast["cell_id"]}
+
+
 def test_efficiency_is_tokens_per_s_per_rank_over_the_base_s(summary_of):
     summary = summary_of([local(410.0), *ulysses({2: 250.0, 8: 90.0})])
     rates = by_ranks(summary, "tokens_per_s_per_rank")
