@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 import pandas as pd
@@ -12,6 +13,7 @@ from analysis.failures import count_failures, draw_failures, failure_marks
 from analysis.series import Series
 from analysis.style import LENGTH, MUTED_COLOR, Scale, style_x_axis
 
+REMARK_LETTERS = 95
 LOG_FROM_RATIO = 20
 """A y axis is logarithmic when its largest value is this many times the smallest."""
 
@@ -34,6 +36,12 @@ def finish_axes(
     if summary[column].isna().all():
         say_empty(axes, summary, noun)
     draw_failures(axes, failure_marks(series, scale))
+
+
+def write_remarks(axes: Axes, remarks: Sequence[str]) -> None:
+    """What a reader must know of this figure's cells, above its axes and no wider than the figure."""
+    text = textwrap.fill("; ".join(remarks), REMARK_LETTERS)
+    axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
 
 
 def say_empty(axes: Axes, summary: pd.DataFrame, noun: str) -> None:

@@ -12,7 +12,7 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from analysis.axes import finish_length_axes, scale_y
+from analysis.axes import finish_length_axes, scale_y, write_remarks
 from analysis.capacity_lines import capacity_remarks, draw_capacities, drawn_capacities, make_room_above
 from analysis.failures import Mark, failure_marks
 from analysis.labels import bytes_label, count_label, is_cpu
@@ -20,7 +20,7 @@ from analysis.metrics import MAX_TRACED_TO_TIMED
 from analysis.scaling_figure import plot_scaling, scaling_marks
 from analysis.series import Series, series_of
 from analysis.step_figures import plot_step_parts, plot_waterfall, waterfall_inches
-from analysis.style import MUTED_COLOR, dodge, line_of, look_of
+from analysis.style import dodge, line_of, look_of
 
 AXES_INCHES = 4.0
 AGAINST_LENGTH = "sequence length"
@@ -81,7 +81,7 @@ def plot_peak_memory(summary: pd.DataFrame, axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
     is_linear = axes.get_yscale() == "linear"
     axes.set_yticks(_size_ticks(axes.get_ylim()[1]) if is_linear else _binary_ticks(*axes.get_ylim()))
-    axes.set_title("; ".join(capacity_remarks(summary, drawn)), loc="left", size=8, color=MUTED_COLOR)
+    write_remarks(axes, capacity_remarks(summary, drawn))
     finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
     draw_capacities(axes, drawn)
 
@@ -127,7 +127,7 @@ def _plot_share(summary: pd.DataFrame, axes: Axes, total: str) -> None:
     top = top * 1.1 if top > 0 else 1.0
     axes.set_ylim(-0.02 * top, top)  # a share of 0 must not be cut in half by the axis
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    axes.set_title("; ".join(_remarks(summary)), loc="left", size=8, color=MUTED_COLOR)
+    write_remarks(axes, _remarks(summary))
     finish_length_axes(axes, summary, series, column=exposed.column, noun=exposed.noun)
 
 

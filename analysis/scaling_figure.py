@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from analysis.axes import finish_axes, scale_y
+from analysis.axes import finish_axes, scale_y, write_remarks
 from analysis.comparison import BASE, work_keys
 from analysis.failures import Mark, failure_marks
 from analysis.labels import SHARED_CORES, count_label, is_cpu
@@ -26,7 +25,6 @@ IDEAL_LABEL = "ideal: 100 %"
 MANY_BASES = "local where it did the same work, else the strategy's own fewest ranks; named in summary.csv"
 MAX_BASES = 3
 OWN = "the strategy's own"
-LETTERS = 105
 
 
 def plot_scaling(summary: pd.DataFrame, axes: Axes) -> None:
@@ -47,8 +45,7 @@ def plot_scaling(summary: pd.DataFrame, axes: Axes) -> None:
         )  # fmt: skip
     scale_y(axes, pd.concat([cells[EFFICIENCY], pd.Series([1.0])]))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    text = textwrap.fill("; ".join([*_bases(drawn), *remarks]), LETTERS)
-    axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
+    write_remarks(axes, [*_bases(drawn), *remarks])
     finish_axes(axes, cells, series, column=EFFICIENCY, noun=NOUN, scale=RANKS)
 
 

@@ -100,5 +100,5 @@ def test_a_cross_for_out_of_memory_stands_above_the_line_it_ran_into(summary_of,
 
 def test_a_limit_on_a_cpu_says_what_it_counts(summary_of):
     on_cpu, on_gpu = (axes_of("peak_memory", summary_of([peak(2, **LIMIT | c)])) for c in (CPU, {}))
-    assert CPU_REMARK in on_cpu.get_title(loc="left")
+    assert CPU_REMARK in on_cpu.get_title(loc="left").replace("\n", " ")
     assert CPU_REMARK not in on_gpu.get_title(loc="left")

@@ -20,8 +20,9 @@ LENGTHS = [8192, 16384, 32768, 65536, 98304]
 
 
 def texts(figure):
+    """Every text of a figure, its lines joined to one."""
     return [
-        text.get_text()
+        text.get_text().replace("\n", " ")
         for axes in figure.axes
         for text in axes.findobj(lambda each: hasattr(each, "get_text"))
     ]
@@ -193,7 +194,24 @@ def test_no_two_texts_overlap_where_ranks_and_capacities_are_many_and_cells_fail
     for record, status in zip(records[::7], itertools.cycle(failures), strict=False):
         record.update(FAILED | {"status": status, "reason": "no"})
     drawn = for_figures(summary_of(records))
-    assert overlaps_in(build_figure(name, drawn.cells, drawn.note)) == []
+    figure = build_figure(name, drawn.cells, drawn.note)
+    assert overlaps_in(figure) == []
+    assert not is_cut_off(figure)
+
+
+@pytest.mark.parametrize("config", [{}, CPU, CPU | {"cluster.memory_limit_gib": 4.0}])
+def test_no_text_is_cut_off_at_the_edge_of_a_figure(summary_of, name, config):
+    records = on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **config)
+    slow = {"trace": make_record()["trace"] | {"step_ms": [1e9] * 2}}
+    records += [of_attention(make_record(config=config, **slow)), make_failure("error", "no", config=config)]
+    assert not is_cut_off(build_figure(name, summary_of(records)))
+
+
+def is_cut_off(figure):
+    """Whether anything drawn reaches over the figure's edge, by more than a hundredth of an inch."""
+    figure.draw_without_rendering()
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    return min(box.x0, box.y0, width - box.x1, height - box.y1) < -0.01
 
 
 def overlaps_in(figure):
