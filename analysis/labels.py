@@ -10,6 +10,7 @@ import pandas as pd
 MISSING = ""
 """A missing number is an empty cell; the status and the note beside it say why."""
 CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
+SHARED_CORES = "CPU ranks share cores, so this says nothing about scaling on GPUs"
 STATUS_LABELS: Mapping[str, str] = {
     "out_of_memory": "OOM",
     "timed_out": "timed out",
@@ -31,6 +32,12 @@ def bytes_label(size: float | None) -> str:
         if size >= unit_bytes:
             return f"{size / unit_bytes:.1f} {unit}"
     return f"{size:.0f} B"
+
+
+def share_label(size: float | None, share: float | None) -> str:
+    """Bytes and, where it is known, the part of a whole that they are: `14.5 MiB (7.1 %)`."""
+    known = f" ({percent_label(share)})" if size is not None and share is not None and pd.notna(share) else ""
+    return bytes_label(size) + known
 
 
 def percent_label(fraction: float | None) -> str:

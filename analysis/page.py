@@ -15,6 +15,7 @@ from analysis.archive import Archive
 from analysis.attention_table import COLUMNS as ATTENTION_COLUMNS
 from analysis.attention_table import HEADINGS as ATTENTION_HEADINGS
 from analysis.attention_table import attention_rows
+from analysis.cell_facts import cell_facts
 from analysis.figures import FIGURES
 from analysis.labels import CPU_BANNER, count_label, is_cpu, number_label, status_label
 from analysis.load import Record
@@ -61,7 +62,8 @@ class Attempt:
 class Cell:
     """One row of the table with the records behind it; `settings` are those not shared by all cells.
 
-    `values` are what the table is sorted by, heading by heading: plain numbers or words, empty where missing.
+    `facts` are of the cell as a whole, `values` what the table is sorted by, heading by heading: plain
+    numbers or words, empty where missing.
     """
 
     anchor: str
@@ -70,6 +72,7 @@ class Cell:
     status: str
     row: Row
     values: list[str]
+    facts: list[tuple[str, str]]
     settings: list[tuple[str, str]]
     attempts: list[Attempt]
 
@@ -120,7 +123,8 @@ def picture(name: str, svg: bytes) -> Picture:
     """A figure as a data address, with a sentence for readers who cannot see it."""
     kind = FIGURES[name]
     address = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
-    return Picture(kind.title, f"{kind.title} against sequence length. {kind.reading}.", address)
+    name_in_full = f"{kind.title} against {kind.against}" if kind.against else kind.title
+    return Picture(kind.title, f"{name_in_full}. {kind.reading}.", address)
 
 
 def cells_of(
@@ -128,7 +132,7 @@ def cells_of(
 ) -> list[Cell]:
     """The cells of a summary, each with its own settings and its records."""
     cells = []
-    values = [_sort_values(cell) for cell in shown.to_dict("records")]
+    rows = shown.to_dict("records")
     for number, (identity, name, row) in enumerate(
         zip(_identities(shown), cell_names(shown), rows_of(shown), strict=True)
     ):
@@ -140,7 +144,8 @@ def cells_of(
                 name=f"{name}, {row.length}",
                 status=shown["status"].iloc[number],
                 row=row,
-                values=values[number],
+                values=_sort_values(rows[number]),
+                facts=cell_facts(rows[number]),
                 settings=_own_settings(records[0], shared),
                 attempts=[_attempt(record) for record in records],
             )

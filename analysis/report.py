@@ -14,10 +14,9 @@ from rich.text import Text
 
 from analysis.archive import CAN_FORK, Archive, read_archive
 from analysis.attention_table import HEADINGS, SHORT_HEADINGS, attention_rows
-from analysis.comparison import with_speed_up
+from analysis.derived import with_derived
 from analysis.drawing import build_figure, png_bytes, svg_bytes
 from analysis.figures import figures_for
-from analysis.ideal import with_ideal_attention
 from analysis.labels import count_label
 from analysis.load import peak_flops_per_s
 from analysis.page import render
@@ -61,7 +60,7 @@ def _some_records(folders: Sequence[Path]) -> Archive:
 
 
 def _write(archive: Archive, output: Path) -> None:
-    summary = with_ideal_attention(with_speed_up(summarise(archive.frame)))
+    summary = with_derived(summarise(archive.frame))
     output.mkdir(parents=True, exist_ok=True)
     drawn = for_figures(summary)
     pays = len(summary) > MANY_CELLS

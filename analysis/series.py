@@ -24,6 +24,7 @@ WORDING: Mapping[str, str] = {
     "cluster.memory_limit_gib": "limit {} GiB",
     "batch": "batch {}",
     "grad_accum": "{} micro-steps",
+    "sequences_per_step": "{} sequences",
     "provenance": "{}",
     "hardware": "{}",
     "device_name": "{}",

@@ -21,6 +21,7 @@ from analysis.labels import (
     n_label,
     number_label,
     percent_label,
+    share_label,
     spread_label,
     status_label,
 )
@@ -32,8 +33,8 @@ OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 HEADINGS = (
     "strategy", "length", "ranks/sp", "status", "tokens/s", "n and 95 % interval", "step time (ms)",
-    "peak allocated", "attention exchange exposed / total", "communication exposed / total",
-    "traced / timed", "speed-up", "note",
+    "peak allocated (of capacity)", "attention exchange exposed / total",
+    "communication exposed / total", "traced / timed", "speed-up", "note",
 )  # fmt: skip
 TERMINAL_ROWS = 60
 MAX_REASONS = 40
@@ -113,7 +114,11 @@ def terminal_table(summary: pd.DataFrame) -> Table:
             n_label(cell).replace("repeats", "rep."),
             interval_label(cell).replace(" to ", "-"),
         ]
-        texts += [row.step_time, row.peak_allocated, "" if pd.isna(share) else f"{share:.0%}"]
+        texts += [
+            row.step_time,
+            bytes_label(cell["peak_allocated_bytes"]),
+            "" if pd.isna(share) else f"{share:.0%}",
+        ]
         table.add_row(*(Text(text) for text in texts))
     return table
 
@@ -165,7 +170,7 @@ def _row(cell: dict[Any, Any], name: str) -> Row:
         tokens_per_s=number_label(cell["tokens_per_s"]),
         spread=spread_label(cell),
         step_time=number_label(cell["step_time_ms"]),
-        peak_allocated=bytes_label(cell["peak_allocated_bytes"]),
+        peak_allocated=share_label(cell["peak_allocated_bytes"], cell.get("capacity_share")),
         exchange=_shares(cell, "attention_exchange_share"),
         communication=_shares(cell, "communication_share"),
         traced_to_timed=number_label(cell["traced_to_timed"]),

@@ -117,7 +117,12 @@ RULES = (
     Rule("losses", "loss", "a number for each step", _all(_is_finite), is_required=False),
     *(
         Rule("analytic", key, "a number from 0", _is_amount, is_required=False)
-        for key in ("model_flops_causal", "model_flops_full", "hardware_flops_causal")
+        for key in (
+            "model_flops_causal",
+            "model_flops_full",
+            "hardware_flops_causal",
+            "hardware_flops_full",
+        )
     ),
 )
 SECTIONS = ("config", "environment", "analytic", "timing", "trace", "memory", "losses")

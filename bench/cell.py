@@ -179,6 +179,7 @@ def _training_flops(cell: RunConfig) -> dict[str, int]:
         "model_flops_causal": model_flops(cell, causal=True),
         "model_flops_full": model_flops(cell, causal=False),
         "hardware_flops_causal": hardware_flops(cell, causal=True),
+        "hardware_flops_full": hardware_flops(cell, causal=False),
     }
 
 

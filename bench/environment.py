@@ -39,20 +39,32 @@ class Machine:
     cores: int
     cpu: str
     memory_bytes: int
+    gpu_memory_bytes: tuple[int, ...] = ()
+    """What each of `gpus` has in all, as NVML counts it; less is left for tensors."""
 
     @property
     def device_name(self) -> str:
         return self.gpus[0] if self.gpus else self.cpu
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device as NVML knows it."""
+
+    name: str
+    memory_bytes: int
+
+
 @cache
 def this_machine() -> Machine:
     """The visible GPUs by NVML's names, the cores this process may use, the processor and the memory."""
+    gpus = _visible_gpus()
     return Machine(
-        gpus=_visible_gpus(),
+        gpus=tuple(gpu.name for gpu in gpus),
         cores=len(os.sched_getaffinity(0)),
         cpu=_cpu_name(),
         memory_bytes=psutil.virtual_memory().total,
+        gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in gpus),
     )
 
 
@@ -80,19 +92,22 @@ def describe() -> dict[str, Any]:
     }
 
 
-def _visible_gpus() -> tuple[str, ...]:
-    """Names of the GPUs that CUDA_VISIBLE_DEVICES leaves; none where NVML is absent."""
+def _visible_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves; none where NVML is absent."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+        gpus = [
+            Gpu(str(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+            for handle in handles
+        ]
         uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     except pynvml.NVMLError:
         return ()
     chosen = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
-    return tuple(names[index] for index in chosen)
+    return tuple(gpus[index] for index in chosen)
 
 
 def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:

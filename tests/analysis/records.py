@@ -128,6 +128,20 @@ def grid(strategies, lengths, **overrides):
     ]
 
 
+def on_ranks(strategies, lengths, ranks, step_ms=lambda length, count: length / 80 / count, **config):
+    """One working cell per strategy, length and number of ranks, all of which share the sequence."""
+    return [
+        make_record(
+            config={"strategy": strategy, "seq_len": length, "cluster.world_size": count, "sp_degree": count}
+            | config,
+            timing=make_timing([[step_ms(length, count)] * 8] * count, length),
+        )
+        for strategy in strategies
+        for length in lengths
+        for count in ranks
+    ]
+
+
 def write_sweep(folder, records):
     """A sweep's folder with these records."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ def test_eight_steps_show_their_interval(summary_of):
 
 def test_a_row_reads_in_a_person_s_units(summary_of):
     row = rows_of(summary_of([make_record()]))[0]
-    assert (row.length, row.ranks, row.peak_allocated) == ("8k", "2/2", "2.0 GiB")
+    assert (row.length, row.ranks, row.peak_allocated) == ("8k", "2/2", "2.0 GiB (2.5 %)")
     assert row.communication == "10.0 % / 20.0 %"
 
 

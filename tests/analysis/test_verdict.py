@@ -1,5 +1,6 @@
-from analysis.verdict import CPU_CAVEAT, cell_names, leaders, verdict
-from tests.analysis.records import CPU, make_failure, make_record, make_timing
+from analysis.leaders import leaders
+from analysis.verdict import CPU_CAVEAT, cell_names, verdict
+from tests.analysis.records import CPU, make_failure, make_record, make_timing, on_ranks
 
 
 def timed(strategy, steps_ms, **config):
@@ -82,6 +83,22 @@ def test_a_cpu_result_says_what_ran_and_names_no_winner(summary_of):
     assert "Most tokens/s" not in answer
 
 
+def test_length_by_length_a_cpu_s_figures_stand_by_name_without_a_ratio(summary_of):
+    fast, slow = (timed(s, [t] * 8, **CPU) for s, t in (("ulysses", 1.0), ("ring", 900.0)))
+    details = verdict(summary_of([fast, slow])).details
+    assert details == ["8k, in tokens/s: ring: 9,102; ulysses: 8,192,000"]
+
+
+def test_a_cpu_s_figures_of_different_work_stand_in_different_lines(summary_of):
+    records = [timed("ulysses", [100.0] * 8, **CPU), timed("ring", [100.0] * 8, engine="fsdp2", **CPU)]
+    assert len(verdict(summary_of(records)).details) == 2
+
+
+def test_settings_do_not_read_as_strategies_in_the_answer_of_a_cpu(summary_of):
+    records = on_ranks(["ring"], [8192], [2, 4], **CPU)
+    assert "ring (sp 2) and ring (sp 4) at 8k" in verdict(summary_of(records)).answer
+
+
 def test_how_sure_says_n_and_how_many_intervals_there_are(summary_of):
     found = verdict(summary_of([timed("ulysses", [100.0] * 8), timed("ring", [200.0])]))
     assert "2 cells with n=1 to 8 steps; 1 of 2 have a 95 % interval" in found.certainty
@@ -92,6 +109,7 @@ def test_no_records_give_sentences_too(summary_of):
 
 
 def test_of_attention_alone_nobody_says_that_it_trained(summary_of):
-    alone = make_record(config={"workload": "attention", "cluster.device": "cpu", "hardware": "cpu"})
+    config = {"workload": "attention", "cluster.device": "cpu", "hardware": "cpu"}
+    alone = make_record(config=config, losses=None)
     answer = verdict(summary_of([alone])).answer
     assert answer.startswith("Ran and passed every check")
