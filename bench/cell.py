@@ -18,7 +18,7 @@ from bench.cost.flops import (
 )
 from bench.environment import describe
 from bench.gates import first_failure
-from bench.launcher import Launcher, Tell
+from bench.launcher import SILENT, Launcher, Listener
 from bench.legality import refusal
 from bench.measure.merge import merge_traces
 from bench.rank_end import RankEnd, classify
@@ -64,7 +64,7 @@ def run(
     folder: Path,
     *,
     entry: RankEntry | None = None,
-    tell: Tell = lambda _: None,
+    listener: Listener = SILENT,
     known_parity: Parity | None = None,
 ) -> Record:
     """The record of one cell: `unsupported` without starting a rank where it is not legal.
@@ -81,7 +81,7 @@ def run(
             planned.cell,
             folder / planned.folder_name,
             entry=entry,
-            tell=tell,
+            listener=listener,
             parity_is_known=known_parity is not None,
         )
     except KeyboardInterrupt:

@@ -29,6 +29,7 @@ from bench.process_groups import make_groups
 from bench.rank_end import RankFailed
 from bench.rank_failure import describe_failure
 from bench.rank_log import RankLog
+from bench.stage import Stage
 from bench.strategies import STRATEGIES, runnable
 from bench.workloads import WORKLOADS, Rank
 
@@ -60,7 +61,7 @@ RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
 """What a rank does once it is prepared; its return value is the rank's report."""
 
 
-def live(job: RankJob, tell: Callable[[str | RankFailed], None], entry: RankEntry) -> None:
+def live(job: RankJob, tell: Callable[[Stage | RankFailed], None], entry: RankEntry) -> None:
     """Run a rank to its end; never returns. Its report or its failure is on the disk by then."""
     log = RankLog(tell, on_error=lambda error: _fail(job, log, tell, error))
     try:
@@ -94,7 +95,9 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         return run_passes(BuiltCell(workload, job.folder, memory, job.parity_is_known), log)
 
 
-def _fail(job: RankJob, log: RankLog, tell: Callable[[str | RankFailed], None], error: BaseException) -> None:
+def _fail(
+    job: RankJob, log: RankLog, tell: Callable[[Stage | RankFailed], None], error: BaseException
+) -> None:
     """Write the failure and say so at once; only the first of a rank's errors counts."""
     if not _path(job, "failure").exists():
         _write(job, "failure", describe_failure(error, log, job.cell.cluster))
