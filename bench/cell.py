@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from bench.worker import RankEntry
 
 Report = dict[str, Any]
+NAMED_BY_KIND = frozenset({Status.ERROR})
+"""Where the message of an exception may say little without its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,9 @@ def run(
             parity_is_known=known_parity is not None,
         )
     except KeyboardInterrupt:
-        interrupted = _record(planned, Status.INTERRUPTED, "interrupted", time.monotonic() - start)
+        wall_s = time.monotonic() - start
+        reason = f"stopped by Ctrl-C after {wall_s:.0f} s"
+        interrupted = _record(planned, Status.INTERRUPTED, reason, wall_s, started_at)
         raise CellInterrupted(interrupted) from None
     return record_of(planned, ends, time.monotonic() - start, started_at, known_parity)
 
@@ -109,7 +113,8 @@ def record_of(
     status, failure = classify(ends, limited=planned.cell.cluster.memory_limit_gib is not None)
     if failure is not None:
         where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
-        reason = f"rank {failure.rank}, {where}: {failure.message}"
+        what = f"{failure.kind}: {failure.message}" if status in NAMED_BY_KIND else failure.message
+        reason = f"rank {failure.rank}, {where}: {what.strip() or failure.kind}"
         return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
     reports = [end.report for end in ends if end.report is not None]
     sections = merge(reports, planned.cell, known_parity)

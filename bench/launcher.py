@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.config import RunConfig
 from bench.environment import REPOSITORY
-from bench.rank_end import RankEnd, RankFailed, is_victim
+from bench.rank_end import STACK_SIGNAL, RankEnd, RankFailed, is_victim
 from bench.stage import Stage
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ GRACE_S = 3.0
 """How long the others may write their own reports once one rank has failed."""
 VICTIM_GRACE_S = 20.0
 """The same where all it says is that it lost a peer: that one may still be cleaning up, and has to speak."""
+STACK_S = 0.3
+"""How long a rank may write its stack before it is killed."""
 LOG_TAIL_BYTES = 4000
 PRELOAD = ["bench.preload"]
 TICK_S = 1.0
@@ -107,6 +109,7 @@ class Launcher:
                     process.start()
                 sender.close()
                 finished = _watch(ranks, folder, receiver, deadline, listener)
+                _ask_for_stacks([process for rank, process in enumerate(ranks) if rank not in finished])
             finally:
                 for process in ranks:
                     _kill(process)
@@ -182,6 +185,15 @@ def _grace_s(folder: Path, rank: int) -> float:
     """How long to wait for the other ranks, by what this one left behind."""
     failure = _read(_failure(folder, rank))
     return VICTIM_GRACE_S if failure is not None and is_victim(failure) else GRACE_S
+
+
+def _ask_for_stacks(left: Sequence[BaseProcess]) -> None:
+    """Let ranks that have to be stopped write where they stand; nobody else can tell afterwards."""
+    for process in left:
+        if process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, STACK_SIGNAL)
+    time.sleep(STACK_S if left else 0)
 
 
 def _kill(process: BaseProcess) -> None:

@@ -15,22 +15,26 @@ Config = Mapping[str, Any]
 LOGS = "cells/<cell>-<repeat>/rank_<rank>.log"
 """Where ranks write, in a sweep's folder."""
 NEXT_STEPS: Mapping[Status, str] = {
-    Status.UNSUPPORTED: "change what the reason names; the other cells do not need it",
+    Status.UNSUPPORTED: "the reason names the way out; the other cells stand as they are",
     Status.WRONG_RESULT: (
         "it computes something else, so it has no speed; find a layout, kernel or dtype that passes, and tell"
         " whose code it is"
     ),
     Status.OUT_OF_MEMORY: "where it no longer fits is a result; to fit more, try",
-    Status.TIMED_OUT: f"raise measure.timeout_s if it was only slow; if it hung, see {LOGS}",
+    Status.TIMED_OUT: f"raise measure.timeout_s if it was only slow; where each rank stood ends {LOGS}",
     Status.KILLED: "dmesg says if the kernel did it for want of memory; run fewer things beside it",
-    Status.CRASHED: f"see the end of {LOGS}; run it again to tell a bug from an accident",
+    Status.CRASHED: f"the stack ends {LOGS}; run it again to tell a bug from an accident",
     Status.ERROR: f"the traceback is in {LOGS}",
     Status.INTERRUPTED: "run it again",
 }
 """Of every status but `ok`; out of memory goes on with what the cells have not tried."""
+WAYS_TO_FIT_READ = (
+    "strategy", "batch", "workload", "checkpointing", "loss", "model.num_layers", "cluster.memory_limit_gib",
+)  # fmt: skip
+"""What of a configuration decides which ways are open."""
 WAYS_TO_FIT: Sequence[tuple[str, Callable[[Config], bool]]] = (
-    ("strategy=ulysses or ring", lambda config: config["strategy"] == "local"),
-    ("a higher sp_degree", lambda config: config["strategy"] != "local"),
+    ("strategy=ulysses or ring", lambda config: config.get("strategy") == "local"),
+    ("a higher sp_degree", lambda config: config.get("strategy") != "local"),
     ("batch=1", lambda config: _number(config, "batch") > 1),
     (
         "checkpointing=true",
@@ -65,5 +69,5 @@ def again_command(arguments: Sequence[str], folder: Path) -> str:
 
 
 def _number(config: Config, key: str) -> float:
-    """A figure of a configuration; 0 where there is none, not a number where a table has lost it."""
+    """A figure of a configuration; 0 where it has none."""
     return float(config.get(key) or 0)

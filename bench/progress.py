@@ -40,6 +40,7 @@ class Progress:
         self._left: list[PlannedCell] = []
         self._running: PlannedCell | None = None
         self._course: Course | None = None
+        self._waiting_s: float | None = None
         self._total = 0
         self._folder = Path()
         self._live: Live | None = None
@@ -67,6 +68,7 @@ class Progress:
         self._running = planned
         self._course = Course(planned.cell, self._estimate.step_s(planned.cell), self._now_s)
         self._said_s = self._now_s()
+        self._guess()
         self._refresh()
 
     def tell(self, stage: Stage) -> None:
@@ -76,6 +78,7 @@ class Progress:
         self._course.enter(stage)
         if stage.step_s is not None:
             self._estimate.learn(self._running.cell, stage.step_s)
+            self._guess()
 
     def tick(self) -> None:
         """Keep the bar up with the clock; a log gets a line now and then."""
@@ -90,11 +93,12 @@ class Progress:
         self._left.remove(planned)
         self._running = self._course = None
         if record.timing is not None:
-            self._estimate.learn(planned.cell, max(rank[-1] for rank in record.timing.step_times_ms) / 1e3)
+            self._estimate.learn(planned.cell, max(map(statistics.median, record.timing.step_times_ms)) / 1e3)
+        self._guess()
         if record.status not in FINDINGS and record.failure is not None:
             folder = self._folder / "cells" / planned.folder_name
             line = f"{line}; log: {folder / f'rank_{record.failure.rank}.log'}"
-        self.say("; ".join(filter(None, (line, self._eta()))))
+        self.say(f"{line}; {self._eta()}" if self._left and self._waiting_s is not None else line)
         self._refresh()
 
     def stop(self) -> None:
@@ -136,13 +140,15 @@ class Progress:
     def _eta(self) -> str:
         if not self._left:
             return ""
-        waiting = self._estimate.remaining_s(
-            planned.cell for planned in self._left if planned is not self._running
-        )
-        running = self._course.remaining_s() if self._course is not None else 0.0
-        if waiting is None or running is None:
+        running_s = self._course.remaining_s() if self._course is not None else 0.0
+        if self._waiting_s is None or running_s is None:
             return "time left unknown"
-        return f"about {duration_label(waiting + running)} left"
+        return f"about {duration_label(self._waiting_s + running_s)} left"
+
+    def _guess(self) -> None:
+        """How long the cells behind the running one will take; not at every tick: there may be thousands."""
+        waiting = (planned.cell for planned in self._left if planned is not self._running)
+        self._waiting_s = self._estimate.remaining_s(waiting)
 
 
 def cell_label(cell: RunConfig) -> str:

@@ -7,6 +7,7 @@ through interpreter shutdown after DeepSpeed aborts now and then.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ from bench.measure.memory import MemoryWatch
 from bench.measure.passes import BuiltCell, run_passes
 from bench.memory_limit import set_memory_limit
 from bench.process_groups import make_groups
-from bench.rank_end import RankFailed
+from bench.rank_end import STACK_SIGNAL, RankFailed
 from bench.rank_failure import describe_failure
 from bench.rank_log import RankLog
 from bench.stage import Stage
@@ -105,13 +106,15 @@ def _fail(
 
 
 def _prepare(job: RankJob) -> None:
-    """Die with the parent, keep a log of one's own, share the cores fairly."""
+    """Die with the parent, keep a log of one's own and leave a stack in it, share the cores fairly."""
     if os.getsid(0) != os.getpid():
         os.setsid()  # torchrun has done so already
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     log = os.open(job.folder / f"rank_{job.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL)
     os.environ.update(dict(job.cell.env))
     if job.rendezvous is not None:
         # transformers, accelerate and DeepSpeed look for torchrun's variables, and trip over any other's.

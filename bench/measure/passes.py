@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -67,7 +68,7 @@ def _look_inside(built: BuiltCell, timed: TimedSteps, modules: list[str], log: R
     inspection = Inspection(rank.strategy, built.memory.steady)
     # A long step hides what looking costs; a short one does not, and then there is time for one more.
     shares_step = workload.cell.measure.trace and timed.warmup == "short"
-    step_s = timed.window_ms / 1e3 / len(timed.step_times_ms)
+    step_s = statistics.median(timed.step_times_ms) / 1e3
     if not shares_step:
         with log.during("engagement", 1, step_s), inspection.looking():
             workload.step(timed.next_step)
