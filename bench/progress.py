@@ -84,8 +84,8 @@ class Progress:
         """Keep the bar up with the clock; a log gets a line now and then."""
         self._refresh()
         if self._live is None and self._now_s() - self._said_s >= HEARTBEAT_S and self._course is not None:
-            took = duration_label(self._course.elapsed_s)
-            self.say(f"{self._place()}: still running, {self._course.where()} (since {took}); {self._eta()}")
+            since = duration_label(self._course.elapsed_s)
+            self.say(f"{self._place()}: running for {since}, {self._course.where()}; {self._eta()}")
 
     def end(self, planned: PlannedCell, record: Record) -> None:
         assert self._course is not None

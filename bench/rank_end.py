@@ -172,7 +172,7 @@ def _exit_message(end: RankEnd, status: Status) -> str:
     messages = {
         Status.KILLED: "killed from outside; the kernel does so when host memory runs out: see dmesg",
         Status.CRASHED: "died of a signal; its log ends with the stack",
-        Status.TIMED_OUT: "still running at the deadline; raise measure.timeout_s if it was only slow; its log ends with the stack",
+        Status.TIMED_OUT: "still running at the deadline; raise measure.timeout_s, or see in its log where",
         Status.OUT_OF_MEMORY: "an allocation failed; the error gives no size",
         Status.ERROR: f"left with exit code {end.exit_code} and no result; the end of its log may tell why",
     }

@@ -42,6 +42,17 @@ def test_a_rank_past_the_deadline_is_timed_out_and_gone(launcher, tmp_path):
     ]
 
 
+STACKS = {faults.segfault_in_rank_1: "Segmentation fault", faults.sleep_in_rank_1: "most recent call first"}
+
+
+@pytest.mark.parametrize("fault", STACKS, ids=lambda fault: fault.__name__)
+def test_a_rank_that_cannot_speak_leaves_its_stack_in_its_log(launcher, tmp_path, fault):
+    record, folder = run_cell(launcher, tiny_cell("engine=ddp", "measure.timeout_s=6"), tmp_path, fault)
+    for log in (record.failure.log_tail, (folder / "rank_1.log").read_text()):
+        assert STACKS[fault] in log
+        assert f"in {fault.__name__}" in log
+
+
 def _is_rank(process):
     """Ranks lead their own process groups; the fork server and its tracker do not."""
     try:
