@@ -46,6 +46,13 @@ class RankEnd:
     log_tail: str
     found_after_s: float | None = None
 
+    @property
+    def why(self) -> str:
+        """Why there is no report, in one line, for commands that keep no record."""
+        told = self.failure["message"] if self.failure is not None else self.log_tail
+        last = (told.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
+        return f"rank {self.rank}: {last}; try one such cell with run_sweep.py, whose record says more"
+
 
 def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status, Failure | None]:
     """The cell's status and whom to blame. The worst cause wins over those it dragged along.
