@@ -53,7 +53,7 @@ class Progress:
         if not cells:
             self.say(f"nothing is missing in {folder}; name another sweep_dir to run all again")
             return
-        self.say(f"{len(cells)} cells, records in {folder}")
+        self.say(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, records in {folder}")
         for line in sorted({_picked(planned.cell) for planned in cells}):
             self.say(line)
         # FORCE_COLOR makes rich take a pipe for a terminal: colours it may have, but no moving cursor.
