@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import sys
@@ -27,9 +28,10 @@ from bench.hydra_words import translated
 from bench.launcher import Launcher
 from bench.progress import Progress
 from bench.store import StoreError, warn_in_one_line
-from bench.sweep import EXIT_OK, plan, run_plan
+from bench.sweep import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, plan, run_plan
 
 EXIT_REQUEST_WRONG = 2
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 def run_cells(composed: Sequence[DictConfig], *, single: bool = False) -> NoReturn:
@@ -65,6 +67,14 @@ def refusals() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         print(translated(error), file=sys.stderr)
         sys.exit(EXIT_REQUEST_WRONG)
+    except KeyboardInterrupt:
+        print("interrupted before any cell ran; the same command starts afresh", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        print(f"{error}; free space there, then add resume=true and sweep_dir=...", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
 
 
 def main() -> None:

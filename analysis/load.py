@@ -14,7 +14,7 @@ import yaml
 from analysis.metrics import Metrics, of_record
 from analysis.step_parts import EFFICIENCY, IDEAL
 from analysis.wellformed import flaw
-from bench.store import StoreError
+from bench.store import DELETE_LINE, StoreError
 
 Record = Mapping[str, Any]
 Columns = dict[str, list[Any]]
@@ -109,7 +109,7 @@ def refuse_what_is_no_record(record: Record, path: Path, number: int) -> None:
     """Raises StoreError, naming file and line, where a record's values cannot be used."""
     wrong = flaw(record)
     if wrong is not None:
-        raise StoreError(f"{path}:{number}: not a record: {wrong}")
+        raise StoreError(f"{path}:{number}: not a record: {wrong}; {DELETE_LINE}")
 
 
 def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from analysis.figures import FIGURES
 from analysis.labels import CPU_BANNER, count_label, is_cpu, number_label, status_label
 from analysis.load import Record
 from analysis.memory_facts import largest_blocks, memory_facts
+from analysis.next_steps import next_steps
 from analysis.quantities import meanings_of
 from analysis.selection import for_pages
 from analysis.style import subtitle
@@ -105,6 +106,7 @@ def render(
         headings=with_meanings(HEADINGS, SORTED_BY),
         block_headings=BLOCK_HEADINGS,
         reasons=failure_reasons(summary),
+        next_steps=next_steps(summary),
         cells=cells_of(archive, shown.cells, rows_behind, shared),
         cells_note=shown.note,
         attention_headings=with_meanings(ATTENTION_HEADINGS, ATTENTION_COLUMNS),

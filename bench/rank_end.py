@@ -20,6 +20,10 @@ VICTIM_TEXTS = (
 )
 
 
+STACK_SIGNAL = signal.SIGUSR1
+"""On it a rank writes into its log where it stands."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankFailed:
     """What a rank tells the launcher as soon as its failure is on the disk, before any cleanup."""
@@ -41,6 +45,13 @@ class RankEnd:
     failure: dict[str, Any] | None
     log_tail: str
     found_after_s: float | None = None
+
+    @property
+    def why(self) -> str:
+        """Why there is no report, in one line, for commands that keep no record."""
+        told = self.failure["message"] if self.failure is not None else self.log_tail
+        last = (told.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
+        return f"rank {self.rank}: {last}; try one such cell with run_sweep.py, whose record says more"
 
 
 def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status, Failure | None]:
@@ -167,11 +178,11 @@ def _exit_kind(end: RankEnd, status: Status) -> str:
 def _exit_message(end: RankEnd, status: Status) -> str:
     messages = {
         Status.KILLED: "killed from outside; the kernel does so when host memory runs out: see dmesg",
-        Status.CRASHED: "died without a Python traceback; the end of its log may tell why",
-        Status.TIMED_OUT: "still running at the deadline; raise measure.timeout_s if it was only slow",
+        Status.CRASHED: "died of a signal; its log ends with the stack",
+        Status.TIMED_OUT: "still running at the deadline; raise measure.timeout_s, or see in its log where",
         Status.OUT_OF_MEMORY: "an allocation failed; the error gives no size",
-        Status.ERROR: f"left with exit code {end.exit_code} and no result",
+        Status.ERROR: f"left with exit code {end.exit_code} and no result; the end of its log may tell why",
     }
     if status is Status.ERROR and end.exit_code is None:
-        return "said nothing after the others had lost a peer, and was stopped"
+        return "said nothing after the others had lost a peer, and was stopped; compare all ranks' logs"
     return messages.get(status, status.value)

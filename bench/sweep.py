@@ -21,6 +21,7 @@ from bench.experiments import experiment_of
 from bench.launcher import Launcher
 from bench.legality import refusal
 from bench.measure.trace_reader import KEPT_TRACE
+from bench.next_steps import again_command
 from bench.parity_cache import ParityCache
 from bench.progress import Progress
 from bench.record import FINDINGS, Record, Status
@@ -82,19 +83,44 @@ def run_plan(
         launcher.warm()
         _write_config(plan)
         progress.start(pending, plan.folder)
-        parities = ParityCache()
+        parities, statuses = ParityCache(), list[Status]()
+        is_interrupted = False
         try:
-            statuses = [
-                _run_one(planned, launcher, progress, store, parities, entry(planned)) for planned in pending
-            ]
-        except CellInterrupted as interrupted:
-            store.append(interrupted.record)
+            for planned in pending:
+                statuses.append(_run_one(planned, launcher, progress, store, parities, entry(planned)))
+        except KeyboardInterrupt as interrupted:
+            is_interrupted = True
+            if isinstance(interrupted, CellInterrupted):
+                store.append(interrupted.record)
+        finally:
             progress.stop()
-            write_report(plan.folder)
-            return EXIT_INTERRUPTED
-        progress.stop()
+        return _conclude(plan, progress, write_report, statuses, is_interrupted=is_interrupted)
+
+
+def _conclude(
+    plan: Plan,
+    progress: Progress,
+    write_report: ReportWriter,
+    statuses: Sequence[Status],
+    *,
+    is_interrupted: bool,
+) -> int:
+    """Write the report and say how to go on; the exit code."""
+    if is_interrupted:
+        progress.say("interrupted; the report of what is there follows")
+    try:
         write_report(plan.folder)
-    return EXIT_OK if all(status in FINDINGS for status in statuses) else EXIT_FAILED
+    except KeyboardInterrupt:
+        is_interrupted = True
+        progress.say(f"interrupted; for the report: python -m analysis.report {plan.folder}")
+    again = again_command(sys.argv, plan.folder)
+    failed = sum(status not in FINDINGS for status in statuses)
+    if is_interrupted:
+        progress.say(f"to run what is missing: {again}")
+        return EXIT_INTERRUPTED
+    if failed:
+        progress.say(f"{failed} of {len(statuses)} cells failed; to run them again: {again}")
+    return EXIT_FAILED if failed else EXIT_OK
 
 
 def _run_one(
@@ -112,7 +138,7 @@ def _run_one(
         launcher,
         cells,
         entry=entry,
-        tell=progress.tell,
+        listener=progress,
         known_parity=parities.find(planned.cell),
     )
     parities.keep(planned.cell, record)

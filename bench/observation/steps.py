@@ -17,7 +17,7 @@ from bench.measure.inspection import Inspection
 from bench.measure.memory import MemoryWatch
 from bench.measure.modules import watch_modules
 from bench.measure.optimizer_spans import step_spans
-from bench.measure.passes import TRACED_STEPS, watched_window
+from bench.measure.passes import watched_window
 from bench.measure.telemetry import Telemetry, open_nvml
 from bench.measure.trace import StepTracer, keep_or_remove, read_step, warm_profiler
 from bench.observation.attention import captured_attention, noted_dtype, watched_attention
@@ -28,6 +28,7 @@ from bench.observation.subject import Subject
 from bench.observation.tokens import positions_of
 from bench.rank_log import RankLog
 from bench.sections import Report
+from bench.stage import TRACED_STEPS
 
 Boundaries = Generator[None, None, None]
 """Yields where a step begins and where it has ended, in turns; what follows the last end is work of ours."""
@@ -66,7 +67,7 @@ class Steps:
     def _first(self) -> Boundaries:
         """The step that pays for what happens once; its memory is part of the whole life's."""
         with (
-            self.log.during("steps"),
+            self.log.during("timing"),
             watch_modules() as modules,
             noted_dtype(self.subject.attention_name, self._note_dtype),
             step_spans(self.log.step),
@@ -121,7 +122,7 @@ class Steps:
     def _inspected(self, inspection: Inspection) -> Boundaries:
         """Every collective, its bytes and purpose; live tensors on the CPU."""
         with (
-            self.log.during("inspection"),
+            self.log.during("engagement"),
             step_spans(self.log.step),
             self.feeding.watched(),
             inspection.looking(),

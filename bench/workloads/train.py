@@ -26,6 +26,8 @@ SHORT_TOKENS = 2048
 
 
 class Train(Workload):
+    own_phase = "losses"
+
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)
         cell = self.cell

@@ -76,7 +76,7 @@ def test_the_terminal_table_fits_100_columns(summary_of):
     records = grid(["deepspeed_ulysses", "ring_flash_attn_llama3"], [8192, 98304])
     records.append(make_failure("unsupported", "x" * 300, config={"engine": "fsdp2"}))
     console = Console(width=100, file=io.StringIO())
-    console.print(terminal_table(summary_of(records)))
+    console.print(terminal_table(summary_of(records), 100))
     text = console.file.getvalue()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 100

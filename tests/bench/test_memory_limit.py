@@ -64,7 +64,7 @@ def test_the_record_says_who_asked_for_how_much_and_what_held_the_rest(launcher,
     words = ("strategy=local", "engine=ddp", "seq_len=16k", f"cluster.memory_limit_gib={LIMIT_GIB}")
     record, _ = run_cell(launcher, make_cell(*QUICK, *words, "batch=2"), tmp_path)
     told = record.failure.out_of_memory
-    assert (record.status, record.failure.rank, record.failure.phase) == ("out_of_memory", 0, "steps")
+    assert (record.status, record.failure.rank, record.failure.phase) == ("out_of_memory", 0, "timing")
     assert told.memory == "host"
     assert told.limit_bytes == round(LIMIT_GIB * 2**30)
     assert told.requested_bytes > MIB

@@ -5,14 +5,14 @@ import pytest
 from bench.rank_end import RankEnd, classify
 
 PEER_GONE = {
-    "phase": "steps",
+    "phase": "timing",
     "kind": "RuntimeError",
     "message": "[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer",
 }
 
 
 def failed(rank, message, kind="RuntimeError", exit_code=1):
-    return RankEnd(rank, exit_code, None, {"phase": "steps", "kind": kind, "message": message}, "")
+    return RankEnd(rank, exit_code, None, {"phase": "timing", "kind": kind, "message": message}, "")
 
 
 def victim(rank):
