@@ -83,4 +83,5 @@ def test_a_deadline_of_a_millisecond_is_a_cell_that_timed_out(launcher, tmp_path
 
 def test_without_git_a_record_says_that_the_commit_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert (describe()["git_commit"], describe()["git_dirty"]) == (None, None)
+    found = describe({})
+    assert (found["git_commit"], found["git_dirty"]) == (None, None)
