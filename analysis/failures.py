@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 
 from analysis.labels import status_label
 from analysis.series import Series
-from analysis.style import MUTED_COLOR, length_limits, look_of
+from analysis.style import MUTED_COLOR, length_limits
 
 GLYPHS: Mapping[str, str] = {"out_of_memory": "x"}
 OTHER_GLYPH = "*"
@@ -36,7 +36,7 @@ class Mark:
 
     seq_lens: tuple[int, ...]
     status: str
-    strategy: str
+    color: str
     series: str
     row: int
 
@@ -52,13 +52,13 @@ def failure_marks(series: Sequence[Series]) -> list[Mark]:
     failed: dict[tuple[str, str], set[tuple[int, str]]] = {}
     for each, rows in failing:
         found = zip(map(int, rows["seq_len"]), rows["status"], strict=True)
-        failed.setdefault((name(each), each.strategy), set()).update(found)
+        failed.setdefault((name(each), each.look.color), set()).update(found)
     lengths = sorted({int(length) for each in series for length in each.rows["seq_len"]})
     marks: list[Mark] = []
-    for (label, strategy), cells in failed.items():
+    for (label, color), cells in failed.items():
         first_row = 1 + max((mark.row for mark in marks), default=-1)
         for row, status, run in _in_rows(_runs(cells, lengths), length_limits(lengths)):
-            marks.append(Mark(run, status, strategy, label, first_row + row))
+            marks.append(Mark(run, status, color, label, first_row + row))
     return marks
 
 
@@ -128,7 +128,7 @@ def count_failures(summary: pd.DataFrame) -> str:
 def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
     """A mark in its strategy's colour, its text on the side that has room; `y` in axes fractions."""
     transform = axes.get_xaxis_transform()
-    glyph, color = GLYPHS.get(mark.status, OTHER_GLYPH), look_of(mark.strategy).color
+    glyph, color = GLYPHS.get(mark.status, OTHER_GLYPH), mark.color
     heights = [y] * len(mark.seq_lens)
     axes.plot(mark.seq_lens, heights, glyph, color=color, ms=6, mew=1.5, transform=transform, zorder=4)
     on_left = _fraction(mark.seq_lens[-1], axes.get_xlim()) > TEXT_TURNS_AT

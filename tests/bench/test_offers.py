@@ -183,6 +183,18 @@ def test_beside_a_broken_package_the_command_line_works(tmp_path, typed):
     assert not [*(tmp_path / "elsewhere").iterdir()]
 
 
+def test_head_limits_are_told_of_every_strategy_that_can_be_had(tmp_path, typed):
+    install(tmp_path, "broken", "import no_such_module")
+    install(tmp_path, "my_ring", package="my-package")
+    words = ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4", "sweep_dir=out")
+    done = typed(*words)
+    assert done.returncode == 0, done.stderr
+    told = (tmp_path / "elsewhere" / "out" / "head_limits.csv").read_text()
+    assert "my_ring" in told
+    assert "broken" not in told
+    assert "no_such_module" in typed(*words, "strategy=broken").stderr
+
+
 WRONG_WORDS = {
     "an unknown strategy": (("strategy=my_rin",), "did you mean strategy=my_ring?"),
     "another's choice": (
