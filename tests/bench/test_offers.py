@@ -218,10 +218,11 @@ def test_wrong_words_about_an_offered_strategy_get_the_same_help_as_about_ours(t
     assert len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("words", [(), ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4")])
 @pytest.mark.parametrize("asked", ["refusals", "exchange_bytes", "ulysses_degree"])
-def test_facts_that_fail_when_asked_are_refused_before_a_cell_starts(tmp_path, typed, asked):
+def test_facts_that_fail_when_asked_are_refused_before_a_cell_starts(tmp_path, typed, asked, words):
     install(tmp_path, "my_ring", f"{GOOD}        {asked} = 3")
-    refused = typed("-m", "strategy=my_ring", *TINY)
+    refused = typed("-m", "strategy=my_ring", *words, *TINY)
     assert refused.returncode == 2
     assert "of the package some-package 1.2 fails when asked: TypeError" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
