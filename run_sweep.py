@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from bench.command_line import readable_by_hydra
-from bench.conf_files import CONF, plain, refuse_no_conf
+from bench.conf_files import CONF, plain, refuse_no_conf, tell_hydra_of_offers
 from bench.config import ConfigError
 from bench.environment import this_machine
 from bench.experiments import experiment_of
@@ -85,6 +85,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
     with tempfile.TemporaryDirectory() as scratch, refusals():
         refuse_no_conf()
+        tell_hydra_of_offers()
         sys.argv[1:] = readable_by_hydra(sys.argv[1:])
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
         run_one()

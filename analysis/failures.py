@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 
 from analysis.labels import status_label
 from analysis.series import Series
-from analysis.style import LENGTH, MUTED_COLOR, Scale, look_of, x_limits
+from analysis.style import LENGTH, MUTED_COLOR, Scale, x_limits
 
 GLYPHS: Mapping[str, str] = {"out_of_memory": "x"}
 OTHER_GLYPH = "*"
@@ -39,7 +39,7 @@ class Mark:
 
     places: tuple[int, ...]
     status: str
-    strategy: str
+    color: str
     series: str
     row: int
 
@@ -55,13 +55,13 @@ def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]
     failed: dict[tuple[str, str], set[tuple[int, str]]] = {}
     for each, rows in failing:
         found = zip(map(int, rows[scale.column]), rows["status"], strict=True)
-        failed.setdefault((name(each), each.strategy), set()).update(found)
+        failed.setdefault((name(each), each.look.color), set()).update(found)
     places = sorted({place for each in series for place in scale.values(each.rows)})
     marks: list[Mark] = []
-    for (label, strategy), cells in failed.items():
+    for (label, color), cells in failed.items():
         first_row = 1 + max((mark.row for mark in marks), default=-1)
         for row, status, run in _in_rows(_runs(cells, places), x_limits(places)):
-            marks.append(Mark(run, status, strategy, label, first_row + row))
+            marks.append(Mark(run, status, color, label, first_row + row))
     return marks
 
 
@@ -131,7 +131,7 @@ def count_failures(summary: pd.DataFrame) -> str:
 def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
     """A mark in its strategy's colour, its text on the side that has room; `y` in axes fractions."""
     transform = axes.get_xaxis_transform()
-    glyph, color = GLYPHS.get(mark.status, OTHER_GLYPH), look_of(mark.strategy).color
+    glyph, color = GLYPHS.get(mark.status, OTHER_GLYPH), mark.color
     heights = [y] * len(mark.places)
     axes.plot(mark.places, heights, glyph, color=color, ms=6, mew=1.5, transform=transform, zorder=4)
     on_left = _fraction(mark.places[-1], axes.get_xlim()) > TEXT_TURNS_AT

@@ -20,7 +20,7 @@ from analysis.metrics import MAX_TRACED_TO_TIMED
 from analysis.scaling_figure import plot_scaling, scaling_marks
 from analysis.series import Series, series_of
 from analysis.step_figures import plot_step_parts, plot_waterfall, waterfall_inches
-from analysis.style import dodge, line_of, look_of
+from analysis.style import dodge, line_of
 
 AXES_INCHES = 4.0
 AGAINST_LENGTH = "sequence length"
@@ -216,7 +216,7 @@ def _draw_series(
         # Cells without a value stay in, as gaps: a line must not run across a failure.
         rows = each.rows.sort_values("seq_len")
         x = rows["seq_len"] * dodge(number, len(drawn), lengths)
-        look, line = look_of(each.strategy), line_of(each.variant_number)
+        look, line = each.look, line_of(each.variant_number)
         if is_background:
             line = {"linestyle": ":", "fillstyle": "none"}
         axes.errorbar(

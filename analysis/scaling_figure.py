@@ -14,7 +14,7 @@ from analysis.failures import Mark, failure_marks
 from analysis.labels import SHARED_CORES, count_label, is_cpu
 from analysis.scaling import scaling_group
 from analysis.series import Series, variant
-from analysis.style import LENGTH, MUTED_COLOR, RANKS, dodge, line_of, look_of
+from analysis.style import LENGTH, MUTED_COLOR, RANKS, dodge, line_of, looks_of
 from bench.words import length_label
 
 EFFICIENCY = "scaling_efficiency"
@@ -37,7 +37,7 @@ def plot_scaling(summary: pd.DataFrame, axes: Axes) -> None:
         axes.axhline(1, color=MUTED_COLOR, linestyle="--", linewidth=1.1, label=IDEAL_LABEL, zorder=1.5)
     for number, each in enumerate(drawn):
         points = _fastest_per_ranks(each.rows)
-        look = look_of(each.strategy)
+        look = each.look
         axes.plot(
             points[RANKS.column] * dodge(number, len(drawn), ranks), points[EFFICIENCY],
             color=look.color, marker=look.marker, markersize=6, linewidth=1.4, alpha=0.9, label=each.label,
@@ -86,12 +86,13 @@ def _series(cells: pd.DataFrame) -> Iterator[Series]:
     """A line for each strategy, length and kind of work; lines of one length look alike."""
     keys = _work_in_words(cells)
     kinds = cells.groupby(["seq_len", *keys], dropna=False, sort=True).ngroup() if len(cells) else None
+    looks = looks_of(cells["strategy"].unique())
     for strategy in sorted(cells["strategy"].unique(), key=lambda name: (name != "local", name)):
         own = cells[cells["strategy"] == strategy]
         for number, rows in own.groupby(kinds, sort=True):
             first = rows.iloc[0]
             what = [length_label(int(first["seq_len"])), variant(first, keys)]
-            yield Series(strategy, ", ".join(filter(None, what)), int(number), rows)
+            yield Series(strategy, looks[strategy], ", ".join(filter(None, what)), int(number), rows)
 
 
 def _work_in_words(cells: pd.DataFrame) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -50,12 +50,23 @@ SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dt
 """What a reader must know of all cells of a figure, in order."""
 
 
-def look_of(strategy: str) -> Look:
-    """The strategy's colour and marker; an unknown name always gets the same ones."""
-    code = zlib.crc32(strategy.encode())
-    color = OTHER_COLORS[code % len(OTHER_COLORS)]
-    other = Look(color, OTHER_MARKERS[code // len(OTHER_COLORS) % len(OTHER_MARKERS)])
-    return STRATEGY_LOOKS.get(strategy, other)
+def looks_of(strategies: Iterable[str]) -> dict[str, Look]:
+    """Each strategy's colour and marker, no two alike while there are colours left.
+
+    One that is not in the table gets those its name leads to, whatever else is drawn; where two names lead
+    to one colour, the later in the alphabet takes the next that is free.
+    """
+    names = sorted(set(strategies))
+    looks = {name: STRATEGY_LOOKS[name] for name in names if name in STRATEGY_LOOKS}
+    free = [*OTHER_COLORS]
+    for name in (name for name in names if name not in STRATEGY_LOOKS):
+        code = zlib.crc32(name.encode())
+        wanted = code % len(OTHER_COLORS)
+        turns = (OTHER_COLORS[(wanted + turn) % len(OTHER_COLORS)] for turn in range(len(OTHER_COLORS)))
+        color = next(color for color in turns if color in free)
+        free = [each for each in free if each != color] or [*OTHER_COLORS]
+        looks[name] = Look(color, OTHER_MARKERS[code // len(OTHER_COLORS) % len(OTHER_MARKERS)])
+    return looks
 
 
 def line_of(variant_number: int) -> dict[str, Any]:

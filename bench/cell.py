@@ -158,7 +158,7 @@ def _record(
         reason=reason,
         provenance=Provenance.MEASURED,
         config=cell.flat(),
-        environment=describe(),
+        environment=describe(STRATEGIES.packages(cell.strategy)),
         analytic=analytic(cell),
         started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
         wall_s=wall_s,

@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -76,15 +76,19 @@ def installed(package: str) -> str | None:
         return None
 
 
-def describe() -> dict[str, Any]:
-    """The record's `environment`: machine, software versions, code and load, as plain JSON values."""
+def describe(offered_by: Mapping[str, str]) -> dict[str, Any]:
+    """The record's `environment`: machine, software versions, code and load, as plain JSON values.
+
+    `offered_by` is the distribution, with its version, that the cell's strategy came from; empty for ours.
+    """
     commit = _git("rev-parse", "HEAD")
     return {
         **asdict(this_machine()),
         "device_name": this_machine().device_name,
         "os": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: installed(name) for name in PACKAGES},
+        "packages": {name: installed(name) for name in PACKAGES} | dict(offered_by),
+        **({"strategy_package": min(offered_by)} if offered_by else {}),
         "git_commit": commit,
         "git_dirty": None if commit is None else bool(_git("status", "--porcelain")),
         "load_average": os.getloadavg()[0],

@@ -66,7 +66,8 @@ def _unknown_choice(match: re.Match[str]) -> str:
 
 def _unknown_key(match: re.Match[str]) -> str:
     key = match[1]
-    owners = [name for name, facts in STRATEGIES.items() if key.removeprefix("strategy.") in facts.options]
+    option = key.removeprefix("strategy.")
+    owners = [facts.name for facts in STRATEGIES.usable() if option in facts.options]
     if owners:
         return f"{key}: only strategy={' or '.join(owners)} has this choice; leave it out for others"
     if key in all_keys():

@@ -15,9 +15,12 @@ import transformers.models.qwen2.modeling_qwen2
 import transformers.models.qwen3.modeling_qwen3
 
 import bench.worker
+from bench.strategies import STRATEGIES
+
+len(STRATEGIES)  # reads once for all ranks which packages offer strategies; imports none of them
 
 # What imports made stays for ever: out of the collector's sight, a rank finds its tensors in milliseconds.
 gc.collect()
 gc.freeze()
 
-__all__ = ["bench", "deepspeed", "torch", "transformers"]
+__all__ = ["STRATEGIES", "bench", "deepspeed", "torch", "transformers"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from bench.parity_cache import ParityCache
 from bench.progress import Progress
 from bench.record import FINDINGS, Record, Status
 from bench.store import Store
+from bench.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from bench.worker import RankEntry
@@ -53,8 +54,9 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:
     """
     refuse_too_many([len(raws)])
     cells = {cell.cell_id: cell for cell in experiment_of(raws).cells(raws, machine)}
-    if single:
-        for cell in cells.values():
+    for cell in cells.values():
+        _refuse_failing_facts(cell)
+        if single:
             _refuse_illegal(cell)
     refuse_too_many([len(cells), max(cell.measure.repeats for cell in cells.values())])
     pairs = [(cell, repeat) for cell in cells.values() for repeat in range(cell.measure.repeats)]
@@ -178,3 +180,14 @@ def _refuse_illegal(cell: RunConfig) -> None:
     reason = refusal(cell)
     if reason is not None:
         raise ConfigError(reason)
+
+
+def _refuse_failing_facts(cell: RunConfig) -> None:
+    """Raises ConfigError where a package's facts fail: once cells run, nothing may end the sweep."""
+    with STRATEGIES.asking(cell.strategy):
+        answers: Mapping[str, Any] = {
+            "refusals": "; ".join(STRATEGIES[cell.strategy].refusals(cell)),
+            "exchange_bytes": STRATEGIES[cell.strategy].exchange_bytes(cell),
+        }
+        if not isinstance(answers["exchange_bytes"], int):
+            raise TypeError(f"exchange_bytes must be a whole number, not {answers['exchange_bytes']!r}")

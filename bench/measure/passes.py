@@ -45,7 +45,7 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
         with log.during("parity"), without_memory_limit():
             sections["parity"] = _parity(workload, log)
     with log.during("timing"):
-        with watch_modules() as modules, built.memory.life:
+        with watch_modules(workload.rank.strategy.package_name + ".") as modules, built.memory.life:
             workload.short_step()
         telemetry = Telemetry(partial(open_nvml, device))
         timed = time_steps(

@@ -20,7 +20,7 @@ from bench.measure.optimizer_spans import step_spans
 from bench.measure.passes import watched_window
 from bench.measure.telemetry import Telemetry, open_nvml
 from bench.measure.trace import StepTracer, keep_or_remove, read_step, warm_profiler
-from bench.observation.attention import captured_attention, noted_dtype, watched_attention
+from bench.observation.attention import captured_attention, module_of, noted_dtype, watched_attention
 from bench.observation.feeding import Feeding
 from bench.observation.outcome import Wishes
 from bench.observation.parity import DTYPE_WORDS, compare
@@ -68,7 +68,7 @@ class Steps:
         """The step that pays for what happens once; its memory is part of the whole life's."""
         with (
             self.log.during("timing"),
-            watch_modules() as modules,
+            watch_modules(module_of(self.subject.attention_name)) as modules,
             noted_dtype(self.subject.attention_name, self._note_dtype),
             step_spans(self.log.step),
             self.feeding.watched(),

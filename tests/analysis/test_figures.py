@@ -12,7 +12,7 @@ from analysis.figures import AGAINST_LENGTH, FIGURES
 from analysis.labels import CPU_BANNER
 from analysis.selection import for_figures
 from analysis.series import series_of
-from analysis.style import STRATEGY_LOOKS, dodge, look_of
+from analysis.style import STRATEGY_LOOKS, dodge, looks_of
 from tests.analysis.records import CPU, FAILED, grid, make_failure, make_record, of_attention, on_ranks
 from tests.analysis.synthetic import synthetic_records
 
@@ -112,13 +112,22 @@ def test_a_line_does_not_run_across_a_failed_length(summary_of):
 
 
 def test_no_two_strategies_look_alike():
-    looks = [look_of(name) for name in STRATEGY_LOOKS]
-    assert all(a.color != b.color and a.marker != b.marker for a, b in itertools.combinations(looks, 2))
+    looks = looks_of([*STRATEGY_LOOKS, *(f"somebodys_{number}" for number in range(6))]).values()
+    assert len({look.color for look in looks}) == len(looks) == len(STRATEGY_LOOKS) + 6
+    known = looks_of(STRATEGY_LOOKS).values()
+    assert all(a.color != b.color and a.marker != b.marker for a, b in itertools.combinations(known, 2))
 
 
-def test_an_unknown_strategy_always_looks_the_same():
-    assert look_of("something_new") == look_of("something_new")
-    assert look_of("something_new") not in STRATEGY_LOOKS.values()
+def test_an_unknown_strategy_looks_the_same_whatever_is_drawn_beside_it():
+    alone = looks_of(["something_new"])["something_new"]
+    assert looks_of([*STRATEGY_LOOKS, "something_new"])["something_new"] == alone
+    assert alone not in STRATEGY_LOOKS.values()
+    assert looks_of(["b", "a", "ring"]) == looks_of(["ring", "a", "b"])
+
+
+def test_more_unknown_strategies_than_colours_have_a_look_each():
+    names = [f"somebodys_{number}" for number in range(20)]
+    assert looks_of(names).keys() == set(names)
 
 
 def test_points_of_neighbouring_lengths_never_change_places():

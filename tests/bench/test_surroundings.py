@@ -98,4 +98,5 @@ def test_a_gpu_s_memory_is_recorded_beside_its_name(monkeypatch):
 
 def test_without_git_a_record_says_that_the_commit_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert (describe()["git_commit"], describe()["git_dirty"]) == (None, None)
+    found = describe({})
+    assert (found["git_commit"], found["git_dirty"]) == (None, None)
