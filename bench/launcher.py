@@ -41,8 +41,11 @@ class Launcher:
     """Starts the ranks of one cell at a time. Imports no torch and never touches CUDA."""
 
     def __init__(self) -> None:
-        # CPU ranks must not probe for accelerators; a server once started keeps its environment.
+        # A server once started keeps its environment.
         os.environ.setdefault("DS_LOG_LEVEL", "warning")
+        # A library that asks for a GPU while the server imports it must not start CUDA there: no rank forked
+        # after that could use one. torch then asks NVML.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         # Ranks are told their threads; of a value that is no number OpenMP complains on the user's screen.
         if not os.environ.get("OMP_NUM_THREADS", "1").strip("0").isdigit():
             del os.environ["OMP_NUM_THREADS"]

@@ -47,7 +47,8 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     with log.during("steps"):
         with watch_modules() as modules, built.memory.life:
             workload.short_step()
-        telemetry = Telemetry(partial(open_nvml, device))
+        beside = cell.cluster.ranks_beside(workload.rank.strategy.groups.rank)
+        telemetry = Telemetry(partial(open_nvml, device, ranks_beside=beside))
         timed = time_steps(workload.step, cell, device, log.tell, partial(_watched, built.memory, telemetry))
     sections["timing"] = {
         "step_times_ms": timed.step_times_ms,
