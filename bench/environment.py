@@ -27,7 +27,9 @@ PACKAGES = (
     "transformers",
     "accelerate",
     "nvidia-nccl-cu13",
+    "nvidia-nccl-cu12",
     "nvidia-cudnn-cu13",
+    "nvidia-cudnn-cu12",
 )
 
 

@@ -31,7 +31,8 @@ GRACE_S = 3.0
 """How long the others may write their own reports once one rank has failed."""
 VICTIM_GRACE_S = 20.0
 """The same where all it says is that it lost a peer: that one may still be cleaning up, and has to speak."""
-LOG_TAIL_BYTES = 4000
+LOG_TAIL_BYTES = 8000
+"""NCCL's watchdog prints why it ends a rank, and after that two C++ stacks of up to 4,000 bytes in all."""
 PRELOAD = ["bench.preload"]
 
 Tell = Callable[[str], None]

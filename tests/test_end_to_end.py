@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,11 +16,15 @@ from bench.environment import REPOSITORY
 from bench.store import read_records
 
 COMMAND = [sys.executable, str(REPOSITORY / "run_sweep.py")]
+NO_GPU = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+"""The numbers below are of CPU ranks, also where there is a GPU."""
 QUICK = ["measure.steps=2", "measure.warmup_steps=1"]
 
 
 def sweep(folder, *words):
-    return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*COMMAND, *words], cwd=folder, env=NO_GPU, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_sweep_ends_in_records_tables_figures_and_a_page(tmp_path):
@@ -124,7 +129,9 @@ def test_the_configuration_can_be_shown_without_running(tmp_path):
 
 def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(tmp_path):
     words = ["-m", "seq_len=256,64k", "strategy=local", "engine=ddp", "sweep_dir=out", "measure.budget_s=100"]
-    process = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, *words], cwd=tmp_path, env=NO_GPU, stdout=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 30
     while not list(tmp_path.glob("out/cells/*/rank_0.log")) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -76,7 +76,7 @@ def trace_case(job, log):
     run_step = getattr(case, job.folder.name)
     with CommunicationTap(case.watch) as tap:
         run_step()
-    warm_profiler()
+    warm_profiler(torch.device("cpu"))
     path = job.folder / f"trace-{job.rank}.json"
     again = CommunicationTap(case.watch)
     with log.during("trace"):

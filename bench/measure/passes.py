@@ -104,7 +104,7 @@ def _trace(built: BuiltCell, inspection: Inspection, first_step: int, *, shares_
     workload, device, folder = built.workload, built.workload.rank.device, built.folder
     looking = inspection.looking if shares_step else inspection.watching
     watch = StepWatch(inspection.watch, workload.optimizer, looking)
-    warm_profiler()
+    warm_profiler(device)
     steps = range(first_step, first_step + (1 if shares_step else TRACED_STEPS))
     traced = trace_steps(workload.step, steps, watch, device, folder)
     section = read_step(traced, inspection.tap.calls, device.type)

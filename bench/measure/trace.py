@@ -62,12 +62,13 @@ class StepWatch:
     looking: Callable[[], AbstractContextManager[object]]
 
 
-def warm_profiler() -> None:
+def warm_profiler(device: torch.device) -> None:
     """Pay for the profiler's first use, without a training step: a shorter one would make ZeRO-3 record its
     order of parameters anew, and the next step would hold calls that no other has.
     """
-    with profile(activities=[ProfilerActivity.CPU]):
-        torch.ones(1).add(1)
+    with profile(activities=_activities(device)):
+        torch.ones(1, device=device).add(1)
+        synchronise(device)
 
 
 def trace_steps(
@@ -96,12 +97,9 @@ def trace_step(
     run_step: Callable[[], object], watch: StepWatch, device: torch.device, path: Path
 ) -> TracedStep:
     """Run one step under the profiler, its Chrome trace written to `path`."""
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
     dist.barrier()
     attention_before = len(watch.attention.spans_ns)
-    with profile(activities=activities) as profiler:
+    with profile(activities=_activities(device)) as profiler:
         marks_ns = [_mark_clock() for _ in range(CLOCK_MARKS)]
         with _stamped(watch.optimizer, "update") as optimizer_ns, watch.looking():
             start_ns = time.monotonic_ns()
@@ -140,6 +138,12 @@ def keep_or_remove(traced: TracedStep, folder: Path, *, keep: bool) -> None:
         with traced.path.open("rb") as plain, gzip.open(kept, "wb", compresslevel=6) as packed:
             shutil.copyfileobj(plain, packed)
     traced.path.unlink()
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    """What the profiler looks at: a GPU's kernels and copies beside the operators."""
+    on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    return [ProfilerActivity.CPU, *on_gpu]
 
 
 def _mark_clock() -> int:

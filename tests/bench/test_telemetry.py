@@ -122,6 +122,14 @@ def test_processes_beside_ours_are_counted_where_pids_are_ours_to_compare():
     assert watched(Driver(pids=(2**22 + 1,))).foreign_processes is None
 
 
+def test_ranks_that_share_the_device_are_no_strangers_to_each_other(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
+    driver = Driver(pids=(os.getpid(), 1, 2, 3))
+    driver.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+    device = open_nvml(torch.device("cuda", 0), driver, ranks_beside=2)
+    assert (device.handle, device.foreign_processes()) == ("GPU-1234", 1)
+
+
 IDLE, CAP, HEAT, BRAKE = (
     CLOCK_EVENTS[name] for name in ("idle", "power_cap", "hardware_thermal", "power_brake")
 )

