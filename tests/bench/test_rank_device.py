@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 from bench.environment import Machine
 from bench.legality import refusal
-from bench.rank_device import SHARED_GPU_NCCL, claim_device
+from bench.rank_device import SHARED_GPU_NCCL, claim_device, finish_together
 from bench.strategies import STRATEGIES
+from bench.worker import join
 from tests.cells import FOUR_H100, ONE_H200, TINY, make_cell
 
 NCCL = ("NCCL_HOSTID", *SHARED_GPU_NCCL)
@@ -83,6 +85,27 @@ def test_a_rank_claims_the_gpu_that_local_rank_names(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
     device = claim_device(make_cell(machine=FOUR_H100).cluster)
     assert (device, claimed) == (torch.device("cuda", 3), [device])
+
+
+LATE_S = 0.5
+
+
+def finish_late_in_rank_1(job, log):
+    """How long each rank waited for the others at its end; the device is none that can be waited for."""
+    torch.cuda.synchronize = lambda device: None
+    join(job)
+    if job.rank == 1:
+        time.sleep(LATE_S)
+    start = time.monotonic()
+    finish_together(torch.device("cuda"))
+    return {"waited_s": time.monotonic() - start}
+
+
+def test_no_rank_leaves_before_the_last_has_done_its_work(launcher, tmp_path):
+    ends = launcher.run(make_cell("cluster.world_size=4"), tmp_path, entry=finish_late_in_rank_1)
+    assert all(end.report is not None for end in ends), ends[0].log_tail
+    waited_s = [end.report["waited_s"] for end in ends]
+    assert waited_s[1] < LATE_S / 2 < min(waited_s[0], *waited_s[2:])
 
 
 TOUCHES_CUDA = """

@@ -19,7 +19,7 @@ pytestmark = [*NEEDS_GPU]
 WORLD_SIZES = (2, 4)
 PARALLEL = [name for name, facts in STRATEGIES.items() if facts.shares_sequences]
 ENGINES = sorted(ENGINE_DTYPES)
-QUICK = ("seq_len=1k", "measure.steps=2", "measure.warmup_steps=1", "measure.timeout_s=300")
+QUICK = ("seq_len=1k", "measure.steps=2", "measure.warmup_steps=1", "measure.timeout_s=120")
 MESHES = ("dp_shard=2 sp_degree=2", "dp_replicate=2 sp_degree=2")
 
 
