@@ -19,6 +19,9 @@ GPU_KERNELS = [name for name, facts in KERNEL_FACTS.items() if "cuda" in facts.d
 MACHINE = replace(this_machine(), gpus=this_machine().gpus[:1]) if this_machine().gpus else ONE_H200
 """The first GPU alone: whatever else a machine has, these tests say the same."""
 
+SOON_OVER = ("measure.timeout_s=120",)
+"""Ranks that wait for each other in vain must not do so for half an hour."""
+
 
 def needs_gpu(test):
     """Mark a single test, where others of its file run anywhere."""
@@ -36,7 +39,7 @@ def skip_without(kernel):
 def gpu_cell(*words, ranks=1):
     """A cell of the small model on ranks that share the first GPU."""
     where = ("cluster=gpu", f"cluster.ranks_per_gpu={ranks}", f"cluster.world_size={ranks}")
-    return make_cell(*where, "model=qwen3_nano", *words, machine=MACHINE)
+    return make_cell(*where, *SOON_OVER, "model=qwen3_nano", *words, machine=MACHINE)
 
 
 def run_on_gpu(launcher, cell, folder, entry=None):

@@ -12,7 +12,7 @@ from bench.environment import REPOSITORY, installed
 from bench.legality import ENGINE_DTYPES, ENGINE_PACKAGES
 from bench.measure.telemetry import Telemetry, open_nvml
 from bench.store import read_records
-from tests.gpus import GPU_KERNELS, NEEDS_GPU, gpu_cell, run_on_gpu, skip_without
+from tests.gpus import GPU_KERNELS, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu, skip_without
 
 pytestmark = [*NEEDS_GPU]
 
@@ -32,7 +32,7 @@ def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, stra
     if total_bytes < ENOUGH_BYTES:
         pytest.skip(f"needs a GPU of {ENOUGH_BYTES / 2**30:.0f} GiB")
     words = ["model=qwen3_0_6b", "seq_len=8k", "strategy=local", f"engine={engine}", "cluster=gpu"]
-    words += [f"measure.steps={STEPS}", "measure.warmup_steps=1", "sweep_dir=out"]
+    words += [f"measure.steps={STEPS}", "measure.warmup_steps=1", "sweep_dir=out", *SOON_OVER]
     command = [sys.executable, str(REPOSITORY / "run_sweep.py"), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,7 +19,8 @@ pytestmark = [*NEEDS_GPU]
 WORLD_SIZES = (2, 4)
 PARALLEL = [name for name, facts in STRATEGIES.items() if facts.shares_sequences]
 ENGINES = sorted(ENGINE_DTYPES)
-QUICK = ("seq_len=1k", "measure.steps=2", "measure.warmup_steps=1", "measure.timeout_s=120")
+QUICK = ("seq_len=1k", "measure.steps=2", "measure.warmup_steps=1")
+MANY_CASES = ("engine=ddp", "seq_len=512", "measure.timeout_s=400")
 MESHES = ("dp_shard=2 sp_degree=2", "dp_replicate=2 sp_degree=2")
 
 
@@ -83,7 +84,7 @@ def attention_cases(ranks):
             for dtype in KERNEL_FACTS[kernel].dtypes["cuda"]:
                 words = [f"strategy={strategy}", f"layout={layout}", f"kernel={kernel}", f"dtype={dtype}"]
                 words += [f"strategy.{key}={value}" for key, value in options]
-                cell = gpu_cell(*words, "engine=ddp", "seq_len=512", ranks=ranks)
+                cell = gpu_cell(*words, *MANY_CASES, ranks=ranks)
                 if KERNELS[kernel].available("cuda") and refusal(cell) is None:
                     for causal in facts.causal_masks(layout):
                         known[strategy, layout, options, kernel, dtype, causal] = cell
