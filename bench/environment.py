@@ -75,6 +75,7 @@ def describe() -> dict[str, Any]:
         "os": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: installed(name) for name in PACKAGES},
+        "gpu_driver": _gpu_driver(),
         "git_commit": commit,
         "git_dirty": None if commit is None else bool(_git("status", "--porcelain")),
         "load_average": os.getloadavg()[0],
@@ -95,6 +96,17 @@ def _visible_gpus() -> tuple[str, ...]:
         return ()
     chosen = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
     return tuple(names[index] for index in chosen)
+
+
+def _gpu_driver() -> str | None:
+    """The version of NVIDIA's driver, None where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
 
 
 def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
