@@ -6,7 +6,9 @@ import os
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import create_autospec
 
+import pynvml
 import pytest
 import torch
 
@@ -84,6 +86,18 @@ def test_every_figure_is_sampled_in_a_thread_of_its_own():
     beside = driver.threads - {threading.main_thread()}
     assert beside
     assert not any(thread.is_alive() for thread in beside)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_asked_for_in_words_that_pynvml_has(name):
+    FIGURES[name](create_autospec(pynvml), "handle")
+
+
+def test_clock_and_processes_are_asked_for_in_words_that_pynvml_has():
+    device = NvmlDevice(create_autospec(pynvml), "handle")
+    device.nvml.nvmlDeviceGetMaxClockInfo.return_value = 1_980
+    device.nvml.nvmlDeviceGetComputeRunningProcesses.return_value = [SimpleNamespace(pid=os.getpid())]
+    assert (device.reference_clock_mhz(), device.foreign_processes()) == (1_980, 0)
 
 
 def test_a_device_lost_in_the_middle_leaves_null_figures_and_the_reason():
