@@ -20,6 +20,7 @@ from tests.gpus import GPU_KERNELS, NEEDS_GPU, gpu_cell, run_on_gpu
 pytestmark = [*NEEDS_GPU]
 
 WORLD_SIZES = (2, 4)
+ROUNDING = 1.001
 PARALLEL = [name for name, facts in STRATEGIES.items() if facts.shares_sequences]
 ENGINES = sorted(ENGINE_DTYPES)
 QUICK = ("seq_len=1k", "measure.steps=2", "measure.warmup_steps=1")
@@ -66,7 +67,7 @@ def test_every_instant_of_the_traced_step_is_booked_once_and_every_transfer_has_
         booked = sum(times[rank] for times in trace.compute_ms.values()) + trace.idle_ms[rank]
         booked += sum(times[rank] for times in trace.purpose_exposed_ms.values())
         assert booked == pytest.approx(step_ms, rel=0.02)
-        assert trace.exposed_ms[rank] <= trace.total_ms[rank] <= step_ms * 1.001
+        assert trace.exposed_ms[rank] / ROUNDING <= trace.total_ms[rank] <= step_ms * ROUNDING
         assert trace.compute_ms["attention"][rank] > 0
         assert trace.compute_ms["optimizer"][rank] > 0
         assert trace.purpose_total_ms["attention"][rank] > 0
