@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from analysis.failures import ROW_INCHES
 from analysis.figures import FIGURES, legend_entries
-from analysis.labels import CPU_BANNER, is_cpu
+from analysis.labels import banner
 from analysis.style import BANNER_COLOR, MUTED_COLOR, subtitle
 
 WIDTH_INCHES = 8.0
@@ -82,7 +82,8 @@ def _header_lines(
     lines = [(line, "black") for line in textwrap.wrap(subtitle(summary), letters)]
     lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, letters)]
     lines += [(line, BANNER_COLOR) for line in textwrap.wrap(note or "", letters)]
-    return [*lines, (CPU_BANNER, BANNER_COLOR)] if is_cpu(summary) else lines
+    warning = banner(summary)
+    return [*lines, (warning, BANNER_COLOR)] if warning else lines
 
 
 def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]]) -> None:

@@ -17,7 +17,7 @@ from analysis.attention_table import HEADINGS as ATTENTION_HEADINGS
 from analysis.attention_table import attention_rows
 from analysis.cell_facts import cell_facts
 from analysis.figures import FIGURES
-from analysis.labels import CPU_BANNER, count_label, is_cpu, number_label, status_label
+from analysis.labels import banner, count_label, number_label, status_label
 from analysis.load import Record
 from analysis.memory_facts import largest_blocks, memory_facts
 from analysis.next_steps import next_steps
@@ -98,7 +98,7 @@ def render(
     shown = for_pages(summary, _started(archive.frame, summary, rows_behind))
     return environment.get_template("report.html.jinja").render(
         subtitle=subtitle(summary),
-        banner=CPU_BANNER if is_cpu(summary) else None,
+        banner=banner(summary),
         count=f"{count_label(len(summary), 'cell')}, {count_label(len(archive.frame), 'record')}",
         verdict=found,
         pictures=[picture(name, svg) for name, svg in svgs.items()],

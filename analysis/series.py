@@ -23,6 +23,7 @@ WORDING: Mapping[str, str] = {
     "sp_degree": "sp {}",
     "cluster.world_size": "{} ranks",
     "cluster.memory_limit_gib": "limit {} GiB",
+    "cluster.ranks_per_gpu": "{} ranks a GPU",
     "batch": "batch {}",
     "grad_accum": "{} micro-steps",
     "sequences_per_step": "{} sequences",

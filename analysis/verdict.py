@@ -8,12 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.labels import count_label, is_cpu, status_label
+from analysis.labels import count_label, is_cpu, shares_gpus, status_label
 from analysis.leaders import Leader, leader_lines, leaders, measured_lines
 from analysis.series import series_keys, series_number, variant
 from bench.words import length_label
 
 CPU_CAVEAT = "A CPU shows that the loop works, not which strategy is faster on GPUs: it ranks nothing."
+SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."
 MAX_NAMES = 12
 """A sentence that would name more settings than this names strategies and counts their settings."""
 MAX_LENGTHS = 8
@@ -34,15 +35,15 @@ class Verdict:
 def verdict(summary: pd.DataFrame) -> Verdict:
     """What these cells say; no comparison leaves its length, work, machine and provenance."""
     names = cell_names(summary)
-    on_cpu = is_cpu(summary)
-    found = [] if on_cpu else leaders(summary, names)
+    caveat = CPU_CAVEAT if is_cpu(summary) else SHARED_GPU_CAVEAT if shares_gpus(summary) else None
+    found = leaders(summary, names) if caveat is None else []
     return Verdict(
-        answer=_ran(summary, names) if on_cpu else _fastest(found),
-        details=measured_lines(summary, names) if on_cpu else leader_lines(found),
+        answer=_fastest(found) if caveat is None else _ran(summary, names),
+        details=leader_lines(found) if caveat is None else measured_lines(summary, names),
         failures=_failures(summary, names),
         fits=_fits(summary),
         certainty=_certainty(summary),
-        caveat=CPU_CAVEAT if on_cpu else None,
+        caveat=caveat,
     )
 
 
@@ -73,7 +74,7 @@ def _fastest(found: Sequence[Leader]) -> str:
 
 
 def _ran(summary: pd.DataFrame, names: pd.Series[str]) -> str:
-    """One sentence for a CPU, which ranks nothing: what ran at which lengths."""
+    """One sentence for cells that rank nothing: what ran at which lengths."""
     done = summary.loc[summary["status"] == "ok", ["seq_len"]]
     if done.empty:
         return "No cell has a result."

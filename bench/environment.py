@@ -27,7 +27,9 @@ PACKAGES = (
     "transformers",
     "accelerate",
     "nvidia-nccl-cu13",
+    "nvidia-nccl-cu12",
     "nvidia-cudnn-cu13",
+    "nvidia-cudnn-cu12",
 )
 
 
@@ -89,6 +91,7 @@ def describe(offered_by: Mapping[str, str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: installed(name) for name in PACKAGES} | dict(offered_by),
         **({"strategy_package": min(offered_by)} if offered_by else {}),
+        "gpu_driver": _gpu_driver(),
         "git_commit": commit,
         "git_dirty": None if commit is None else bool(_git("status", "--porcelain")),
         "load_average": os.getloadavg()[0],
@@ -112,6 +115,17 @@ def _visible_gpus() -> tuple[Gpu, ...]:
         return ()
     chosen = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
     return tuple(gpus[index] for index in chosen)
+
+
+def _gpu_driver() -> str | None:
+    """The version of NVIDIA's driver, None where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
 
 
 def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:

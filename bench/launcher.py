@@ -34,7 +34,8 @@ VICTIM_GRACE_S = 20.0
 """The same where all it says is that it lost a peer: that one may still be cleaning up, and has to speak."""
 STACK_S = 0.3
 """How long a rank may write its stack before it is killed."""
-LOG_TAIL_BYTES = 4000
+LOG_TAIL_BYTES = 8000
+"""NCCL's watchdog prints why it ends a rank, and after that two C++ stacks of up to 4,000 bytes in all."""
 PRELOAD = ["bench.preload"]
 TICK_S = 1.0
 """How often whoever listens may look at the clock: enough for people, and nothing to the ranks' cores."""
@@ -65,8 +66,11 @@ class Launcher:
     """Starts the ranks of one cell at a time. Imports no torch and never touches CUDA."""
 
     def __init__(self) -> None:
-        # CPU ranks must not probe for accelerators; a server once started keeps its environment.
+        # A server once started keeps its environment.
         os.environ.setdefault("DS_LOG_LEVEL", "warning")
+        # A library that asks for a GPU while the server imports it must not start CUDA there: no rank forked
+        # after that could use one. torch then asks NVML.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         # Ranks are told their threads; of a value that is no number OpenMP complains on the user's screen.
         if not os.environ.get("OMP_NUM_THREADS", "1").strip("0").isdigit():
             del os.environ["OMP_NUM_THREADS"]

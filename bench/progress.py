@@ -176,7 +176,8 @@ def duration_label(seconds: float) -> str:
 
 def _picked(cell: RunConfig) -> str:
     cluster = cell.cluster
+    shared = ", ranks share GPUs: correctness only" if cluster.ranks_per_gpu > 1 else ""
     return (
-        f"{cell.strategy}: {cluster.world_size} x {cluster.device} over {cluster.backend},"
+        f"{cell.strategy}: {cluster.world_size} x {cluster.device} over {cluster.backend}{shared},"
         f" {cluster.threads_per_rank} threads each, {cell.model.name}, {cell.engine}, {cell.dtype}"
     )

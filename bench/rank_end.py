@@ -16,7 +16,10 @@ VICTIM_TEXTS = (
     "Connection reset by peer",
     "Broken pipe",
     "Application timeout caused pair closure",
+    "Connection closed by remote peer",
     "remote process exited",
+    "remote process exiting",
+    "NCCL communicator was aborted",
 )
 
 
@@ -105,7 +108,14 @@ def _was_killed(end: RankEnd, _: Ranks) -> bool:
 
 
 def _crashed(end: RankEnd, ranks: Ranks) -> bool:
-    return end.exit_code is not None and end.exit_code < 0 and not _was_killed(end, ranks)
+    by_signal = end.exit_code is not None and end.exit_code < 0
+    return by_signal and not _was_killed(end, ranks) and not _ended_by_watchdog(end)
+
+
+def _ended_by_watchdog(end: RankEnd) -> bool:
+    """NCCL's watchdog aborts a rank whose peer is gone: a victim that could write no failure of its own."""
+    aborted = end.failure is None and end.exit_code == -signal.SIGABRT
+    return aborted and any(text in end.log_tail for text in VICTIM_TEXTS)
 
 
 def _raised(end: RankEnd, _: Ranks) -> bool:
@@ -121,7 +131,8 @@ def _broke_off(end: RankEnd, _: Ranks) -> bool:
 
 
 def _left_without_result(end: RankEnd, _: Ranks) -> bool:
-    return end.exit_code is not None and end.report is None and end.failure is None
+    says_nothing = end.exit_code is not None and end.report is None and end.failure is None
+    return says_nothing and not _ended_by_watchdog(end)
 
 
 def _any(_: RankEnd, __: Ranks) -> bool:

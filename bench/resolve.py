@@ -110,6 +110,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         cluster=ClusterConfig(
             name=where.name,
             world_size=world_size,
+            ranks_per_gpu=min(where.ranks_per_gpu, world_size),
             device=where.device,
             backend=where.backend,
             threads_per_rank=threads_per_rank(raw["cluster"], machine, world_size),

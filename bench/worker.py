@@ -27,6 +27,7 @@ from bench.measure.memory import MemoryWatch
 from bench.measure.passes import BuiltCell, run_passes
 from bench.memory_limit import set_memory_limit
 from bench.process_groups import make_groups
+from bench.rank_device import claim_device, finish_together, prepare_environment
 from bench.rank_end import STACK_SIGNAL, RankFailed
 from bench.rank_failure import describe_failure
 from bench.rank_log import RankLog
@@ -93,7 +94,10 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         with log.during("build"), memory.life:
             log.step.enter("load")
             workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
-        return run_passes(BuiltCell(workload, job.folder, memory, job.parity_is_known), log)
+        report = run_passes(BuiltCell(workload, job.folder, memory, job.parity_is_known), log)
+    with log.during("finish"):
+        finish_together(device)
+    return report
 
 
 def _fail(
@@ -127,16 +131,14 @@ def _prepare(job: RankJob) -> None:
             "LOCAL_WORLD_SIZE": job.cell.cluster.world_size,
         }
         os.environ.update({name: str(value) for name, value in ranks.items()})
+    prepare_environment(job.cell.cluster)
     torch.set_num_threads(job.cell.cluster.threads_per_rank)
 
 
 def join(job: RankJob) -> torch.device:
     """Meet the other ranks, and claim this rank's device."""
     cluster = job.cell.cluster
-    device = torch.device(cluster.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    device = claim_device(cluster)
     meeting: dict[str, Any] = {"init_method": "env://"}
     if job.rendezvous is not None:
         # A file needs no port, so no second sweep or leftover can hold it.

@@ -4,12 +4,11 @@ import itertools
 import json
 from dataclasses import replace
 
-import torch
-
 from bench.config import RunConfig
 from bench.legality import refusal
 from bench.measure.parity import check_parity
 from bench.process_groups import make_groups
+from bench.rank_device import finish_together
 from bench.strategies import STRATEGIES, runnable
 from tests.cells import make_cell, variants
 from tests.covers import pairwise
@@ -53,18 +52,20 @@ def cover(strategies, world_size):
 
 
 def check_attention(job, log):
-    """A rank's whole life: every case of the folder's `cases.json`, errors to `errors.json`."""
+    """A rank's whole life: every case of the folder's `cases.json`, to `errors.json` and `limits.json`."""
     from bench.worker import join
 
-    join(job)
-    errors = []
+    device = join(job)
+    outcomes = []
     for fields, causal in json.loads((job.folder / "cases.json").read_text()):
         cell = RunConfig.from_json(fields)
         with log.during(f"{cell.strategy} {cell.layout} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
-            errors.append(check_parity(strategy, torch.device("cpu"), causal=causal).errors)
+            outcomes.append(check_parity(strategy, device, causal=causal))
     if job.rank == 0:
-        (job.folder / "errors.json").write_text(json.dumps(errors))
+        (job.folder / "errors.json").write_text(json.dumps([outcome.errors for outcome in outcomes]))
+        (job.folder / "limits.json").write_text(json.dumps([outcome.limits for outcome in outcomes]))
+    finish_together(device)
     return {}
 
 

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 import subprocess
 import sys
 
@@ -12,11 +13,15 @@ from bench.environment import REPOSITORY
 from bench.store import read_records
 
 COMMAND = [sys.executable, str(REPOSITORY / "run_sweep.py")]
+NO_GPU = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+"""The numbers below are of CPU ranks, also where there is a GPU."""
 QUICK = ["measure.steps=2", "measure.warmup_steps=1"]
 
 
 def sweep(folder, *words):
-    return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*COMMAND, *words], cwd=folder, env=NO_GPU, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_sweep_ends_in_records_tables_figures_and_a_page(tmp_path):

@@ -47,7 +47,8 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
     with log.during("timing"):
         with watch_modules(workload.rank.strategy.package_name + ".") as modules, built.memory.life:
             workload.short_step()
-        telemetry = Telemetry(partial(open_nvml, device))
+        beside = cell.cluster.ranks_beside(workload.rank.strategy.groups.rank)
+        telemetry = Telemetry(partial(open_nvml, device, ranks_beside=beside))
         timed = time_steps(
             workload.step, cell, device, log.tell, partial(watched_window, built.memory, telemetry)
         )
@@ -103,7 +104,7 @@ def _trace(built: BuiltCell, inspection: Inspection, steps: range, *, shares_ste
     looking = inspection.looking if shares_step else inspection.watching
     optimizing = partial(method_spans, workload.optimizer, "update")
     tracer = StepTracer(inspection.watch, optimizing, looking, device, folder)
-    warm_profiler()
+    warm_profiler(device)
     for number in steps:
         with tracer.step():
             workload.step(number)

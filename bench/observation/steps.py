@@ -137,7 +137,7 @@ class Steps:
         with tempfile.TemporaryDirectory(prefix="observed-") as folder, self.log.during("trace"):
             optimizing = partial(step_spans, self.log.step)
             tracer = StepTracer(inspection.watch, optimizing, inspection.watching, self.device, Path(folder))
-            warm_profiler()
+            warm_profiler(self.device)
             for number in range(TRACED_STEPS):
                 with tracer.step():
                     yield

@@ -34,6 +34,7 @@ CONFIG = {
     "experiment": "none",
 }
 CPU = {"hardware": "cpu", "cluster": "cpu", "cluster.device": "cpu"}
+SHARED_GPU = {"cluster.ranks_per_gpu": 2}
 FAILED = {"timing": None, "memory": None, "trace": None, "losses": None, "engagement": None, "parity": None}
 
 

@@ -9,11 +9,20 @@ from matplotlib.text import Text
 from analysis.drawing import build_figure, png_bytes, svg_bytes
 from analysis.failures import failure_marks
 from analysis.figures import AGAINST_LENGTH, FIGURES
-from analysis.labels import CPU_BANNER
+from analysis.labels import CPU_BANNER, SHARED_GPU_BANNER
 from analysis.selection import for_figures
 from analysis.series import series_of
 from analysis.style import STRATEGY_LOOKS, dodge, looks_of
-from tests.analysis.records import CPU, FAILED, grid, make_failure, make_record, of_attention, on_ranks
+from tests.analysis.records import (
+    CPU,
+    FAILED,
+    SHARED_GPU,
+    grid,
+    make_failure,
+    make_record,
+    of_attention,
+    on_ranks,
+)
 from tests.analysis.synthetic import synthetic_records
 
 LENGTHS = [8192, 16384, 32768, 65536, 98304]
@@ -90,9 +99,13 @@ def test_error_bars_stand_only_where_an_interval_does(summary_of):
     assert (with_bars, without) == (True, False)
 
 
-def test_every_figure_of_cpu_cells_carries_the_banner_and_no_other_does(summary_of, name):
-    assert CPU_BANNER in texts(build_figure(name, summary_of([make_record(config=CPU)])))
-    assert CPU_BANNER not in texts(build_figure(name, summary_of([make_record()])))
+def test_every_figure_of_cells_that_rank_nothing_says_so_and_no_other_does(summary_of, name):
+    banners = {CPU_BANNER, SHARED_GPU_BANNER}
+    cells = {CPU_BANNER: CPU, SHARED_GPU_BANNER: SHARED_GPU}
+    for expected, config in cells.items():
+        assert banners & {*texts(build_figure(name, summary_of([make_record(config=config)])))} == {expected}
+    for alone in ({}, {"cluster.ranks_per_gpu": 1}):
+        assert not banners & {*texts(build_figure(name, summary_of([make_record(config=alone)])))}
 
 
 def test_every_figure_says_what_was_measured_on_what(summary_of, name):

@@ -1,6 +1,8 @@
+import pytest
+
 from analysis.leaders import leaders
-from analysis.verdict import CPU_CAVEAT, cell_names, verdict
-from tests.analysis.records import CPU, make_failure, make_record, make_timing, on_ranks
+from analysis.verdict import CPU_CAVEAT, SHARED_GPU_CAVEAT, cell_names, verdict
+from tests.analysis.records import CPU, SHARED_GPU, make_failure, make_record, make_timing, on_ranks
 
 
 def timed(strategy, steps_ms, **config):
@@ -76,8 +78,15 @@ def test_a_cpu_result_carries_its_caveat_and_a_gpu_result_none(summary_of):
     assert verdict(summary_of([make_record()])).caveat is None
 
 
-def test_a_cpu_result_says_what_ran_and_names_no_winner(summary_of):
-    fast, slow = (timed(s, [t] * 8, **CPU) for s, t in (("ulysses", 1.0), ("ring", 900.0)))
+def test_one_cell_whose_ranks_share_a_gpu_takes_the_ranking_from_all(summary_of):
+    cells = [make_record(config=SHARED_GPU), make_record(config={"strategy": "local"})]
+    found = verdict(summary_of(cells))
+    assert (found.caveat, "Most tokens/s" in found.answer) == (SHARED_GPU_CAVEAT, False)
+
+
+@pytest.mark.parametrize("where", [CPU, SHARED_GPU])
+def test_a_result_that_ranks_nothing_says_what_ran_and_names_no_winner(summary_of, where):
+    fast, slow = (timed(s, [t] * 8, **where) for s, t in (("ulysses", 1.0), ("ring", 900.0)))
     answer = verdict(summary_of([fast, slow])).answer
     assert "ring and ulysses at 8k" in answer or "ulysses and ring at 8k" in answer
     assert "Most tokens/s" not in answer

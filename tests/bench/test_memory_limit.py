@@ -4,10 +4,12 @@ import itertools
 import time
 
 import pytest
+import torch
 from rich.console import Console
 
 from bench.config import ConfigError
 from bench.launcher import Launcher
+from bench.memory_limit import without_memory_limit
 from bench.progress import Progress
 from bench.step_phase import STEP_PARTS
 from bench.store import read_records
@@ -134,6 +136,18 @@ def test_a_limit_that_cannot_be_is_refused_in_one_line(value):
     with pytest.raises(ConfigError, match=r"cluster\.memory_limit_gib=.*write for example") as refused:
         make_cell(f"cluster.memory_limit_gib={value}")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0.25, [1.0, "emptied", 0.25]), (1.0, [])])
+def test_a_check_on_a_gpu_may_take_more_than_the_cell_and_gives_it_back(monkeypatch, limit, expected):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: limit)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", asked.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("emptied"))
+    with without_memory_limit():
+        assert asked == expected[:1]
+    assert asked == expected
 
 
 def test_a_gpu_may_have_a_smaller_limit_than_a_cpu_rank():

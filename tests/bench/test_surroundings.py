@@ -18,7 +18,8 @@ COMMAND = [sys.executable, str(REPOSITORY / "run_sweep.py")]
 
 def typed_in_a_shell(folder, *words, **environment):
     """The real command in a process of its own; None removes a variable."""
-    kept = {name: value for name, value in (os.environ | environment).items() if value is not None}
+    given = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
+    kept = {name: value for name, value in given.items() if value is not None}
     return subprocess.run(
         [*COMMAND, *words], cwd=folder, env=kept, capture_output=True, text=True, check=False
     )
