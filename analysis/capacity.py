@@ -21,13 +21,15 @@ def with_capacity(summary: pd.DataFrame, hardware_bytes: Mapping[str, float]) ->
     """Adds `capacity_bytes`, `capacity_source` and `capacity_share`, the peak allocated as a part of it.
 
     The source is `limit`, `device` (as its record says) or `hardware`, of which `hardware_bytes` says it by
-    name. All three are missing where nothing is known, so on a CPU without a limit: its ranks share memory.
+    name. Ranks that share a device have equal parts of it. All three are missing where nothing is known, so
+    on a CPU without a limit: its ranks share memory.
     """
     missing = pd.Series(np.nan, index=summary.index)
     limit = pd.to_numeric(summary.get(LIMIT, missing)) * GIB
     hardware = summary.get("hardware", missing)
     device = summary.get("device_memory_bytes", missing).where(hardware.ne("cpu"))
-    whole = device.fillna(hardware.map(hardware_bytes)).astype("float64")
+    sharing = summary.get("cluster.ranks_per_gpu", missing).fillna(1).astype("float64")
+    whole = device.fillna(hardware.map(hardware_bytes)).astype("float64") / sharing
     is_limited = limit.notna() & ~(limit > whole)
     capacity = limit.where(is_limited, whole)
     sources = [is_limited, device.notna(), whole.notna()]

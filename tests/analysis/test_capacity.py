@@ -24,6 +24,7 @@ def peak(gib, **config):
     [
         (make_record(), H100_BYTES, "h100_80gb: 79.6 GiB"),
         (make_record(**RECORDED), 94 * GIB, "NVIDIA H100 NVL: 94.0 GiB"),
+        (make_record(config={"cluster.ranks_per_gpu": 4}), H100_BYTES / 4, "h100_80gb: 19.9 GiB"),
         (make_record(config=LIMIT), 4 * GIB, "limit 4 GiB"),
         (make_record(config=LIMIT | CPU), 4 * GIB, "limit 4 GiB"),
         (make_record(config=LIMIT, **RECORDED), 4 * GIB, "limit 4 GiB"),
