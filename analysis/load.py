@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 import yaml
 
@@ -24,8 +24,7 @@ RECORD_COLUMNS = (
     "cell_id", "experiment", "role", "repeat", "order", "status", "reason", "provenance",
     "started_at", "wall_s", "fixed_cost_s",
 )  # fmt: skip
-IN_RECORD = frozenset(RECORD_COLUMNS)
-NO_SCALAR = (list, dict)
+NO_SCALAR = frozenset({list, dict})
 DERIVED_COLUMNS = ("device_name", "sequences_per_step")
 SUMMARY_COLUMNS = (
     "repeats", "failed_repeats", "n", "n_of", "tokens_per_s_lowest_repeat",
@@ -35,7 +34,7 @@ SUMMARY_COLUMNS = (
 """What `summarise`, `with_speed_up` and `with_ideal_attention` add; here because config_columns must know
 them.
 """
-METRIC_COLUMNS = tuple(field.name for field in fields(Metrics))
+METRIC_COLUMNS = Metrics.__struct_fields__
 NUMBER_COLUMNS = tuple(name for name in METRIC_COLUMNS if name not in {"note", "warmup"})
 REQUIRED_CONFIG = ("seq_len", "strategy")
 RAN_HERE = frozenset({"measured", "replayed"})
@@ -100,17 +99,14 @@ def refuse_what_is_no_record(record: Record, path: Path, number: int) -> None:
 def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
     """A record's row of the frame: the columns of RECORD_COLUMNS, its configuration, its metrics."""
     config = record["config"]
-    metrics = of_record(record, peaks)
     return {
+        **dict.fromkeys(RECORD_COLUMNS),
+        **config,
+        **{key: _comparable(value) for key, value in config.items() if type(value) in NO_SCALAR},
         **{key: record.get(key) for key in RECORD_COLUMNS},
-        **{
-            key: _comparable(value) if isinstance(value, NO_SCALAR) else value
-            for key, value in config.items()
-            if key not in IN_RECORD
-        },
         "device_name": device_name(record),
         "sequences_per_step": _sequences_per_step(config),
-        **{name: getattr(metrics, name) for name in METRIC_COLUMNS},
+        **msgspec.structs.asdict(of_record(record, peaks)),
     }
 
 
