@@ -15,12 +15,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from analysis.load import Columns, Record, columns_of, frame_of, refuse_what_is_no_record, row_of
+from analysis.load import (
+    NUMBER_COLUMNS,
+    Columns,
+    Record,
+    columns_of,
+    frame_of,
+    refuse_what_is_no_record,
+    row_of,
+)
 from bench.record import READABLE_VERSIONS
 from bench.store import StoreError, parse_record, refuse_other_formats
 
@@ -195,9 +205,12 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     """The columns of all parts below one another; what a part lacks is None."""
     rows = [len(next(iter(part.values()), ())) for part in parts]
     keys = dict.fromkeys(key for part in parts for key in part)
+    values = {
+        key: [part.get(key, [None] * count) for part, count in zip(parts, rows, strict=True)] for key in keys
+    }
     return {
-        key: [v for part, count in zip(parts, rows, strict=True) for v in part.get(key, [None] * count)]
-        for key in keys
+        key: np.concatenate(each) if key in NUMBER_COLUMNS else [*chain.from_iterable(each)]
+        for key, each in values.items()
     }
 
 

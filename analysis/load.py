@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -17,7 +18,8 @@ from analysis.wellformed import flaw
 from bench.store import StoreError
 
 Record = Mapping[str, Any]
-Columns = dict[str, list[Any]]
+Columns = dict[str, Any]
+"""Values by the column's name: those of NUMBER_COLUMNS as an array, missing ones as NaN; others as a list."""
 
 HARDWARE_FOLDER = Path(__file__).resolve().parent.parent / "conf" / "hardware"
 RECORD_COLUMNS = (
@@ -50,25 +52,22 @@ def to_frame(records: Sequence[Record], peaks: Mapping[str, float]) -> pd.DataFr
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> Columns:
-    """Rows turned into columns; what a row lacks is None."""
-    first = [*rows[0]] if rows else []
-    if all(
-        [*row] == first for row in rows
-    ):  # far quicker, and so are the rows of one version of this program
-        by_column = zip(*(row.values() for row in rows), strict=True)
-        return {key: [*values] for key, values in zip(first, by_column, strict=bool(rows))}
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return {key: [row.get(key) for row in rows] for key in keys}
+    """Rows turned into columns; what a row lacks is None, or NaN among numbers."""
+    shapes = dict.fromkeys(map(tuple, rows))
+    keys = dict.fromkeys(key for shape in shapes for key in shape)
+    alike = rows if len(shapes) == 1 else [dict.fromkeys(keys) | row for row in rows]
+    by_column = zip(keys, zip(*(row.values() for row in alike), strict=True), strict=True)
+    return {
+        key: np.array(values, dtype=np.float64) if key in NUMBER_COLUMNS else [*values]
+        for key, values in by_column
+    }
 
 
 def frame_of(columns: Columns) -> pd.DataFrame:
     """The columns as a frame, which has all columns of a record also where it has no row."""
-    empty: Columns = {
-        key: [] for key in (*RECORD_COLUMNS, *REQUIRED_CONFIG, *DERIVED_COLUMNS, *METRIC_COLUMNS)
-    }
-    frame = pd.DataFrame(columns or empty)
-    # A column in which every number is missing must still be one of numbers.
-    return frame.astype(dict.fromkeys(NUMBER_COLUMNS, "float64"))
+    known = (*RECORD_COLUMNS, *REQUIRED_CONFIG, *DERIVED_COLUMNS, *METRIC_COLUMNS)
+    empty: Columns = {key: np.empty(0) if key in NUMBER_COLUMNS else [] for key in known}
+    return pd.DataFrame(columns or empty)
 
 
 def device_name(record: Record) -> str | None:

@@ -92,7 +92,7 @@ def tokens_per_s(tokens: float, time_ms: float) -> float:
 
 def worst_rank(per_rank: Iterable[float | None] | None) -> float | None:
     """The largest of the ranks' values; None where nothing was measured."""
-    return max((value for value in per_rank or () if value is not None), default=None)
+    return max([value for value in per_rank if value is not None], default=None) if per_rank else None
 
 
 def communication_share(trace: Mapping[str, Any]) -> Share:

@@ -163,7 +163,7 @@ def _started(frame: pd.DataFrame, summary: pd.DataFrame, rows_behind: RowsBehind
 
 def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     """What each row is of: the request, its provenance and machine."""
-    columns = (frame[key].fillna("") for key in ("cell_id", "provenance", "device_name"))
+    columns = (frame[key].fillna("").tolist() for key in ("cell_id", "provenance", "device_name"))
     return zip(*columns, strict=True)
 
 

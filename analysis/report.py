@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
@@ -85,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="where to write (default: the first FOLDER)")
     chosen = parser.parse_args(arguments)
     warn_in_one_line()
+    gc.disable()  # nothing that lives for seconds is worth a search for garbage in millions of values
     try:
         _write(_some_records(chosen.folders), chosen.output or chosen.folders[0])
     except StoreError as error:
