@@ -55,7 +55,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> Columns:
     """Rows turned into columns; what a row lacks is None, or NaN among numbers."""
     shapes = dict.fromkeys(map(tuple, rows))
     keys = dict.fromkeys(key for shape in shapes for key in shape)
-    alike = rows if len(shapes) == 1 else [dict.fromkeys(keys) | row for row in rows]
+    alike = rows if len(shapes) == 1 else [{**dict.fromkeys(keys), **row} for row in rows]
     by_column = zip(keys, zip(*(row.values() for row in alike), strict=True), strict=True)
     return {
         key: np.array(values, dtype=np.float64) if key in NUMBER_COLUMNS else [*values]

@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -67,12 +68,18 @@ def _write(archive: Archive, output: Path) -> None:
     drawn = for_figures(summary)
     pays = len(summary) > MANY_CELLS
     table_done = _beside(lambda: _write_csv(summary, output / "summary.csv"), pays=pays)
-    figures_done = _beside(lambda: _write_figures(drawn, output / "figures"), pays=pays)
+    figures = output / "figures"
+    figures.mkdir(exist_ok=True)
+    names = figures_for(summary)
+    figures_done = [
+        _beside(partial(_write_figures, drawn, half, figures), pays=pays)
+        for half in (names[::2], names[1::2])
+    ]
     found = verdict(summary)
     (output / "summary.md").write_text(_markdown_page(summary, found), encoding="utf-8")
-    figures_done()
-    names = figures_for(summary)
-    svgs = {name: (output / "figures" / f"{name}.svg").read_bytes() for name in names}
+    for done in figures_done:
+        done()
+    svgs = {name: (figures / f"{name}.svg").read_bytes() for name in names}
     page = output / "report.html"
     page.write_text(render(archive, summary, found, svgs, drawn.note), encoding="utf-8")
     table_done()
@@ -86,7 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="where to write (default: the first FOLDER)")
     chosen = parser.parse_args(arguments)
     warn_in_one_line()
-    gc.disable()  # nothing that lives for seconds is worth a search for garbage in millions of values
     try:
         _write(_some_records(chosen.folders), chosen.output or chosen.folders[0])
     except StoreError as error:
@@ -118,10 +124,9 @@ def _write_csv(summary: pd.DataFrame, path: Path) -> None:
     path.write_text(csv_text(summary), encoding="utf-8")
 
 
-def _write_figures(drawn: Selection, folder: Path) -> None:
-    """Every figure as PNG and SVG."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in figures_for(drawn.cells):
+def _write_figures(drawn: Selection, names: Sequence[str], folder: Path) -> None:
+    """Figures by their names as PNG and SVG."""
+    for name in names:
         figure = build_figure(name, drawn.cells, drawn.note)
         (folder / f"{name}.png").write_bytes(png_bytes(figure))
         (folder / f"{name}.svg").write_bytes(svg_bytes(figure))
@@ -157,4 +162,5 @@ def _print_summary(summary: pd.DataFrame, found: Verdict, page: Path) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # a process that lives for seconds need not search millions of values for garbage
     sys.exit(main())

@@ -1,4 +1,4 @@
-from analysis.verdict import CPU_CAVEAT, cell_names, leaders, verdict
+from analysis.verdict import CPU_CAVEAT, MAX_DETAILS, cell_names, leaders, verdict
 from tests.analysis.records import CPU, make_failure, make_record, make_timing
 
 
@@ -54,6 +54,13 @@ def test_the_longest_length_that_fits_is_told_per_strategy_where_memory_ran_out(
         "Longest length that fits in memory: ulysses 16k (32k runs out); usp none (8k runs out);"
         " ring 64k (nothing longer was tried)."
     )
+
+
+def test_of_too_many_settings_the_first_are_named_and_the_rest_counted(summary_of):
+    records = [make_failure("out_of_memory", "no", config={"batch": 1 + i}) for i in range(MAX_DETAILS + 5)]
+    (sentence,) = verdict(summary_of(records)).fits
+    assert sentence.count("runs out") == MAX_DETAILS
+    assert sentence.endswith("; and 5 settings more; all cells are in summary.csv.")
 
 
 def test_nothing_is_said_of_lengths_that_fit_where_nothing_ran_out(summary_of):
