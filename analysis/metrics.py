@@ -139,6 +139,7 @@ def of_record(record: Mapping[str, Any], peaks: Mapping[str, float]) -> Metrics:
         traced.pop("note", None),
         _throttling(record.get("telemetry") or {}),
         load_note(record),
+        _uncompared(record.get("parity") or {}),
         *step_notes(steps_ms),
     ]
     return Metrics(
@@ -239,6 +240,11 @@ def _throttling(telemetry: Mapping[str, Any]) -> str | None:
         return None
     seen = dict.fromkeys(name for events in telemetry.get("clock_events") or () for name in events)
     return f"throttled while timed ({', '.join(seen) or 'low clock'})"
+
+
+def _uncompared(parity: Mapping[str, Any]) -> str | None:
+    reason = parity.get("reason")
+    return f"attention not compared with float64: {reason}" if reason else None
 
 
 def _losses(losses: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,14 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.archive import Archive
+from analysis.attention_table import COLUMNS as ATTENTION_COLUMNS
 from analysis.attention_table import HEADINGS as ATTENTION_HEADINGS
 from analysis.attention_table import attention_rows
 from analysis.figures import FIGURES
 from analysis.labels import CPU_BANNER, count_label, is_cpu, number_label, status_label
 from analysis.load import Record
 from analysis.memory_facts import largest_blocks, memory_facts
+from analysis.quantities import meanings_of
 from analysis.selection import for_pages
 from analysis.style import subtitle
 from analysis.tables import HEADINGS, Row, failure_reasons, rows_of
@@ -97,16 +99,21 @@ def render(
         verdict=found,
         pictures=[picture(name, svg) for name, svg in svgs.items()],
         figures_note=figures_note,
-        headings=HEADINGS,
+        headings=with_meanings(HEADINGS, SORTED_BY),
         block_headings=BLOCK_HEADINGS,
         reasons=failure_reasons(summary),
         cells=cells_of(archive, shown.cells, rows_behind, shared),
         cells_note=shown.note,
-        attention_headings=ATTENTION_HEADINGS,
+        attention_headings=with_meanings(ATTENTION_HEADINGS, ATTENTION_COLUMNS),
         attention_rows=attention_rows(shown.cells),
         shared=[*shared.items()],
         environment=distinct_values(map(_with_packages, archive.environments)),
     )
+
+
+def with_meanings(headings: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Each heading with what the column behind it means, None where it is no measured quantity."""
+    return [*zip(headings, meanings_of(columns), strict=True)]
 
 
 def picture(name: str, svg: bytes) -> Picture:
@@ -216,7 +223,7 @@ def _traced(trace: Mapping[str, Any]) -> dict[str, str | None]:
         "exposed communication, ms by purpose and rank": _times(trace.get("purpose_exposed_ms")),
         "waiting for other ranks, ms by purpose and rank": _times(trace.get("purpose_waiting_ms")),
         "compute, ms by part and rank": _times(trace.get("compute_ms")),
-        "causal (query, key, head) triples by rank": _text(trace.get("causal_area", "")),
+        "causal (query, key, head) triples by rank": _text(trace.get("causal_area") or ""),
         "purposes unknown": "; ".join(filter(None, trace.get("unjoined", ()))),
     }
 
@@ -232,6 +239,8 @@ def _parity(parity: Mapping[str, Any] | None) -> str | None:
     """Every tensor's error with its limit, relative to its maximum."""
     if not parity:
         return None
+    if parity.get("reason"):
+        return f"not compared: {parity['reason']}"
     pairs = (
         f"{name} {error:.1e} (limit {parity['limits'][name]:.0e})" for name, error in parity["errors"].items()
     )

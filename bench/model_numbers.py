@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +62,8 @@ def _checkpoint(path: Any) -> dict[str, Any]:
     """The numbers of a local checkpoint's config.json, in our words."""
     try:
         numbers = json.loads((Path(words.text("model.path", path)) / "config.json").read_text())
-        heads = numbers["num_attention_heads"]
-        return {
-            "name": Path(path).resolve().name or "checkpoint",
-            "family": numbers["model_type"],
-            "path": str(Path(path).resolve()),
-            "vocab_size": numbers["vocab_size"],
-            "hidden_size": numbers["hidden_size"],
-            "intermediate_size": numbers["intermediate_size"],
-            "num_layers": numbers["num_hidden_layers"],
-            "num_heads": heads,
-            "num_kv_heads": numbers.get("num_key_value_heads", heads),
-            "head_dim": numbers.get("head_dim") or numbers["hidden_size"] // heads,
-            "tied_embeddings": numbers.get("tie_word_embeddings", False),
-            "attention_bias": numbers.get("attention_bias", False),
-            "rope_theta": (numbers.get("rope_parameters") or numbers).get("rope_theta", 1e4),
-            "norm_eps": numbers.get("rms_norm_eps", 1e-6),
-        }
+        where = Path(path).resolve()
+        return {"name": where.name or "checkpoint", "path": str(where), **transformers_numbers(numbers)}
     except ConfigError:
         raise ConfigError(
             f"model.path={words.shown(path)}: names no folder; write for example model.path=/path/to/model"
@@ -87,3 +73,22 @@ def _checkpoint(path: Any) -> dict[str, Any]:
             f"model.path={path}: no checkpoint folder with a config.json ({error}); name a local folder of"
             " a Qwen3, Qwen2 or Llama model"
         ) from None
+
+
+def transformers_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """A transformers configuration in our words, all but a name; raises KeyError where it lacks one."""
+    heads = numbers["num_attention_heads"]
+    return {
+        "family": numbers["model_type"],
+        "vocab_size": numbers["vocab_size"],
+        "hidden_size": numbers["hidden_size"],
+        "intermediate_size": numbers["intermediate_size"],
+        "num_layers": numbers["num_hidden_layers"],
+        "num_heads": heads,
+        "num_kv_heads": numbers.get("num_key_value_heads") or heads,
+        "head_dim": numbers.get("head_dim") or numbers["hidden_size"] // heads,
+        "tied_embeddings": numbers.get("tie_word_embeddings", False),
+        "attention_bias": numbers.get("attention_bias", False),
+        "rope_theta": (numbers.get("rope_parameters") or numbers).get("rope_theta", 1e4),
+        "norm_eps": numbers.get("rms_norm_eps", 1e-6),
+    }

@@ -45,13 +45,14 @@ class Parity:
     Errors of `out`, `lse`, `dq`, `dk` and `dv` are relative to the exact tensor's maximum, those of `loss`
     and `gradients` (of a two-layer cut of the model) to its length. A cell beyond a limit has no timing.
     `checked_in` is the cell that was checked: one of the same sweep may stand for others that differ in
-    nothing the check depends on.
+    nothing the check depends on. `reason` says why there are no errors.
     """
 
     checked_in: str
     tokens: int
     errors: dict[str, float]
     limits: dict[str, float]
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """The training signal of every full-length step, equal on all ranks.
+    """The training signal of every full-length step, equal on all ranks; digests of the first only.
 
     `tokens_digest[step]` is a sum over (sample, position, token, label), so it does not depend on how a
     step was sharded; `expected_digest` is the same sum taken from the data without any sharding.
@@ -187,7 +188,7 @@ class Trace:
     once: `compute_ms`, `purpose_exposed_ms` and `idle_ms` add up to `step_ms`.
 
     `causal_area[rank]` counts the (query, key, head) triples that the mask leaves a rank, of one sequence
-    and layer.
+    and layer; null where it is not known how a strategy shares them.
     """
 
     step_ms: list[float]
@@ -201,7 +202,7 @@ class Trace:
     purpose_exposed_waiting_ms: dict[str, list[float]] | None
     compute_ms: dict[str, list[float]]
     idle_ms: list[float]
-    causal_area: list[int]
+    causal_area: list[int] | None
     unjoined: list[str | None]
 
 

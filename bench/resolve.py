@@ -178,6 +178,11 @@ def _data(raw: Raw, seq_len: int) -> DataConfig:
 def _hardware(raw: Raw, machine: Machine, device: str) -> str:
     if raw["name"] != "auto":
         return words.choice("hardware", raw["name"], options("hardware"))
+    return this_hardware(machine, device)
+
+
+def this_hardware(machine: Machine, device: str) -> str:
+    """The choice of conf/hardware/ that this machine is; `unknown` for a GPU that has none."""
     if device == "cpu":
         return "cpu"
     known = [read_option("hardware", name) for name in options("hardware")]

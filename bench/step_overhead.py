@@ -20,7 +20,8 @@ from bench.attention.strategy import IGNORED_LABEL
 from bench.measure.clock import StepClock
 from bench.measure.inspection import Inspection
 from bench.measure.memory import MemoryWatch, PeakTracker
-from bench.measure.trace import StepWatch, trace_step
+from bench.measure.optimizer_spans import method_spans
+from bench.measure.trace import StepTracer
 from bench.process_groups import make_groups
 from bench.rank_log import RankLog
 from bench.strategies import STRATEGIES, runnable
@@ -80,7 +81,7 @@ class Instruments:
     def tap(self, number: int) -> float:
         """A step with every collective written down."""
         rank = self.workload.rank
-        inspection = Inspection(rank.strategy, self._tracker())
+        inspection = Inspection(rank.strategy.watched, self._tracker())
         start = time.perf_counter()
         with inspection.watching(), inspection.tap:
             self.workload.step(number)
@@ -97,11 +98,13 @@ class Instruments:
     def trace(self, number: int) -> float:
         """A step under the profiler, without writing and reading its trace."""
         rank = self.workload.rank
-        inspection = Inspection(rank.strategy, self._tracker())
-        watch = StepWatch(inspection.watch, self.workload.optimizer, inspection.watching)
-        path = self.folder / f"overhead-{rank.strategy.groups.rank}.json"
-        traced = trace_step(partial(self.workload.step, number), watch, rank.device, path)
-        path.unlink()
+        inspection = Inspection(rank.strategy.watched, self._tracker())
+        optimizing = partial(method_spans, self.workload.optimizer, "update")
+        tracer = StepTracer(inspection.watch, optimizing, inspection.watching, rank.device, self.folder)
+        with tracer.step():
+            self.workload.step(number)
+        (traced,) = tracer.traced
+        traced.path.unlink()
         start_ns, end_ns = traced.regions.step_ns
         return (end_ns - start_ns) / 1e6
 

@@ -33,6 +33,8 @@ _UNIT = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 NOT_USED = "none"
 """A choice that a cell has no use for, such as the engine of one that trains nothing."""
+OWN = "own"
+"""A choice that is somebody's own code, not one of the tables'."""
 
 
 def tokens(key: str, value: Any) -> int:

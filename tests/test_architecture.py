@@ -24,8 +24,8 @@ from bench.training.trainers import TRAINERS
 from bench.workloads import WORKLOADS
 
 TORCH_FREE = [
-    "bench.sweep", "bench.cell", "bench.launcher", "bench.resolve", "bench.legality", "bench.store",
-    "bench.strategies", "bench.attention.kernel_facts", "bench.cost.flops", "bench.progress",
+    "bench.sweep", "bench.cell", "bench.sections", "bench.launcher", "bench.resolve", "bench.legality",
+    "bench.store", "bench.strategies", "bench.attention.kernel_facts", "bench.cost.flops", "bench.progress",
     "analysis.report", "run_sweep",
 ]  # fmt: skip
 

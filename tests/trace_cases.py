@@ -3,13 +3,15 @@
 import json
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from bench.attention.boundary import AttentionWatch
+from bench.measure.optimizer_spans import method_spans
 from bench.measure.tap import CommunicationTap
-from bench.measure.trace import StepWatch, read_step, trace_step, warm_profiler
+from bench.measure.trace import StepTracer, read_step, warm_profiler
 
 SLEEP_S = 0.4
 PAYLOAD = 1 << 12
@@ -77,10 +79,13 @@ def trace_case(job, log):
     with CommunicationTap(case.watch) as tap:
         run_step()
     warm_profiler()
-    path = job.folder / f"trace-{job.rank}.json"
     again = CommunicationTap(case.watch)
     with log.during("trace"):
-        traced = trace_step(run_step, StepWatch(case.watch, case.optimizer, lambda: again), device, path)
+        optimizing = partial(method_spans, case.optimizer, "update")
+        tracer = StepTracer(case.watch, optimizing, lambda: again, device, job.folder)
+        with tracer.step():
+            run_step()
+    (traced,) = tracer.traced
     assert [call.members for call in again.calls] == [call.members for call in tap.calls]
     calls = [asdict(call) for call in again.calls]
     (job.folder / f"calls-{job.rank}.json").write_text(json.dumps(calls))

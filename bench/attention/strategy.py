@@ -116,6 +116,15 @@ class Strategy(ABC):
         finally:
             del ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME]
 
+    @contextmanager
+    def watched(self, watch: AttentionWatch) -> Iterator[None]:
+        """Let a watch see every call of attention for as long as the context lasts."""
+        self.watch = watch
+        try:
+            yield
+        finally:
+            self.watch = None
+
     def step(self, batch: Batch) -> AbstractContextManager[None]:  # noqa: ARG002
         """A context around forward and backward of one micro-step."""
         return nullcontext()

@@ -16,11 +16,21 @@ FLASH_BACKWARD_FACTOR = 2.5
 
 def matrix_parameters(model: ModelConfig) -> int:
     """Weights that multiply activations: all layers' projections and the output head."""
+    return layer_parameters(model) + head_parameters(model)
+
+
+def head_parameters(model: ModelConfig) -> int:
+    """Weights of the output head."""
+    return model.hidden_size * model.vocab_size
+
+
+def layer_parameters(model: ModelConfig) -> int:
+    """Weights of all layers' projections."""
     q_size = model.num_heads * model.head_dim
     kv_size = model.num_kv_heads * model.head_dim
     attention = model.hidden_size * (2 * q_size + 2 * kv_size)
     mlp = 3 * model.hidden_size * model.intermediate_size
-    return model.num_layers * (attention + mlp) + model.hidden_size * model.vocab_size
+    return model.num_layers * (attention + mlp)
 
 
 def attention_forward_flops(cell: RunConfig, *, causal: bool) -> int:
@@ -42,8 +52,13 @@ def model_flops(cell: RunConfig, *, causal: bool) -> int:
 
 
 def hardware_flops(cell: RunConfig, *, causal: bool) -> int:
-    """What is executed: flash backward's scores and checkpointed forwards again. HFU's numerator."""
+    """What is executed: flash backward's scores, and again what is computed twice. HFU's numerator.
+
+    Checkpointing runs the layers forward once more, a chunked loss the output head.
+    """
     attention = attention_forward_flops(cell, causal=causal)
-    dense = 2 * matrix_parameters(cell.model) * cell.tokens_per_step
-    recomputed = dense + attention if cell.checkpointing else 0
-    return int(FORWARD_AND_BACKWARD * dense + attention * (1 + FLASH_BACKWARD_FACTOR) + recomputed)
+    layers = 2 * layer_parameters(cell.model) * cell.tokens_per_step
+    head = 2 * head_parameters(cell.model) * cell.tokens_per_step
+    recomputed = layers + attention if cell.checkpointing else 0
+    recomputed += head if cell.loss == "chunked" else 0
+    return int(FORWARD_AND_BACKWARD * (layers + head) + attention * (1 + FLASH_BACKWARD_FACTOR) + recomputed)

@@ -102,6 +102,7 @@ COLLECTIVES: Mapping[str, Collective] = {
     "c10d::reduce_scatter_tensor_coalesced_": _REDUCE_SCATTER,
     "c10d::allreduce_": _ALL_REDUCE,
     "c10d::broadcast_": _BROADCAST,
+    "c10d::scatter_": Collective("scatter", 1, _to_each_other),  # all but the root hand over nothing
     "c10d::send": Collective("send", 0, _once, peer=2),
     "c10d::recv_": Collective("recv", 0, _nothing, peer=2),
     "c10d::barrier": Collective("barrier", 0, _nothing),

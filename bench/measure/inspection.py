@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from bench.attention.boundary import AttentionWatch
-from bench.attention.strategy import Strategy
 from bench.measure.memory import PeakTracker
 from bench.measure.tap import CommunicationTap
 
 
 class Inspection:
-    """Filled by the step that runs while `looking` lasts; costs milliseconds, so never a timed one."""
+    """Filled by the step that runs while `looking` lasts; costs milliseconds, so never a timed one.
 
-    def __init__(self, strategy: Strategy, tracker: PeakTracker) -> None:
-        self.strategy = strategy
+    `watched` lets a watch see the attention of a model while its context lasts.
+    """
+
+    def __init__(
+        self, watched: Callable[[AttentionWatch], AbstractContextManager[None]], tracker: PeakTracker
+    ) -> None:
+        self._watched = watched
         self.watch = AttentionWatch()
         self.tap = CommunicationTap(self.watch)
         self.tracker = tracker
@@ -26,11 +31,16 @@ class Inspection:
         with self.watching(), self.tracker, self.tap:
             yield
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[None]:
         """Only see attention begin and end: that costs microseconds."""
-        self.strategy.watch = self.watch
-        try:
-            yield
-        finally:
-            self.strategy.watch = None
+        return self._watched(self.watch)
+
+    def engagement(self, attention_name: str, modules: Sequence[str]) -> dict[str, Any]:
+        """This rank's part of the record's engagement section."""
+        return {
+            "attention_name": attention_name,
+            "modules": list(modules),
+            "attention_shapes": sorted(map(list, self.watch.shapes)),
+            "sent_bytes": self.tap.sent_bytes(),
+            "calls": self.tap.calls_by_kind(),
+        }

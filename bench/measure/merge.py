@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from bench.attention.layouts import LAYOUTS
 from bench.config import RunConfig
 from bench.cost.area import causal_area
 from bench.measure.intervals import length
 from bench.measure.waiting import RankTrace, waiting
 from bench.record import Trace
+from bench.strategies import STRATEGIES
 
 
 def merge_traces(traces: Sequence[RankTrace], cell: RunConfig) -> Trace:
@@ -30,9 +32,14 @@ def merge_traces(traces: Sequence[RankTrace], cell: RunConfig) -> Trace:
         purpose_exposed_waiting_ms=None if waited is None else waited.exposed_ms,
         compute_ms=_by_name(_by_rank(traces, "compute_ms")),
         idle_ms=_by_rank(traces, "idle_ms"),
-        causal_area=[causal_area(cell, rank % cell.sp_degree) for rank in range(len(traces))],
+        causal_area=_areas(cell, len(traces)),
         unjoined=_by_rank(traces, "unjoined"),
     )
+
+
+def _areas(cell: RunConfig, ranks: int) -> list[int] | None:
+    known = cell.strategy in STRATEGIES and cell.layout in LAYOUTS
+    return [causal_area(cell, rank % cell.sp_degree) for rank in range(ranks)] if known else None
 
 
 def _by_name(per_rank: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:

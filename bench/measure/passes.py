@@ -13,9 +13,10 @@ from bench.gates import WrongResultError
 from bench.measure.inspection import Inspection
 from bench.measure.memory import MemoryWatch
 from bench.measure.modules import watch_modules
+from bench.measure.optimizer_spans import method_spans
 from bench.measure.telemetry import Telemetry, open_nvml
 from bench.measure.timing import TimedSteps, time_steps
-from bench.measure.trace import StepWatch, keep_or_remove, read_step, trace_steps, warm_profiler
+from bench.measure.trace import StepTracer, keep_or_remove, read_step, warm_profiler
 from bench.memory_limit import without_memory_limit
 from bench.rank_log import RankLog
 from bench.workloads.workload import Workload
@@ -48,7 +49,9 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
         with watch_modules() as modules, built.memory.life:
             workload.short_step()
         telemetry = Telemetry(partial(open_nvml, device))
-        timed = time_steps(workload.step, cell, device, log.tell, partial(_watched, built.memory, telemetry))
+        timed = time_steps(
+            workload.step, cell, device, log.tell, partial(watched_window, built.memory, telemetry)
+        )
     sections["timing"] = {
         "step_times_ms": timed.step_times_ms,
         "window_ms": timed.window_ms,
@@ -66,7 +69,7 @@ def _look_inside(built: BuiltCell, timed: TimedSteps, modules: list[str], log: R
     """Engagement and trace, from steps that nobody times."""
     workload, rank = built.workload, built.workload.rank
     sections: dict[str, Any] = {}
-    inspection = Inspection(rank.strategy, built.memory.steady)
+    inspection = Inspection(rank.strategy.watched, built.memory.steady)
     # A long step hides what looking costs; a short one does not, and then there is time for one more.
     shares_step = workload.cell.measure.trace and timed.warmup == "short"
     if not shares_step:
@@ -75,13 +78,7 @@ def _look_inside(built: BuiltCell, timed: TimedSteps, modules: list[str], log: R
     if workload.cell.measure.trace:
         with log.during("trace"):
             sections["trace"] = _trace(built, inspection, timed.next_step, shares_step=shares_step)
-    sections["engagement"] = {
-        "attention_name": rank.wiring.attention_name,
-        "modules": modules,
-        "attention_shapes": sorted(map(list, inspection.watch.shapes)),
-        "sent_bytes": inspection.tap.sent_bytes(),
-        "calls": inspection.tap.calls_by_kind(),
-    }
+    sections["engagement"] = inspection.engagement(rank.wiring.attention_name, modules)
     return sections
 
 
@@ -102,17 +99,20 @@ def _trace(built: BuiltCell, inspection: Inspection, first_step: int, *, shares_
     """Trace full-length steps; the calls of an inspected step tell what each transfer was for."""
     workload, device, folder = built.workload, built.workload.rank.device, built.folder
     looking = inspection.looking if shares_step else inspection.watching
-    watch = StepWatch(inspection.watch, workload.optimizer, looking)
+    optimizing = partial(method_spans, workload.optimizer, "update")
+    tracer = StepTracer(inspection.watch, optimizing, looking, device, folder)
     warm_profiler()
-    steps = range(first_step, first_step + (1 if shares_step else TRACED_STEPS))
-    traced = trace_steps(workload.step, steps, watch, device, folder)
+    for number in range(first_step, first_step + (1 if shares_step else TRACED_STEPS)):
+        with tracer.step():
+            workload.step(number)
+    traced = tracer.median()
     section = read_step(traced, inspection.tap.calls, device.type)
     keep_or_remove(traced, folder, keep=workload.cell.measure.keep_traces)
     return section
 
 
 @contextmanager
-def _watched(memory: MemoryWatch, telemetry: Telemetry) -> Iterator[None]:
+def watched_window(memory: MemoryWatch, telemetry: Telemetry) -> Iterator[None]:
     """Around a timed window: nothing of it runs between the steps."""
     memory.start_window()
     with telemetry.window():

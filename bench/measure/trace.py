@@ -11,8 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from bench.measure.calls import Call
 from bench.measure.clock import synchronise
 from bench.measure.cpu_timeline import cpu_timeline
 from bench.measure.cuda_timeline import cuda_timeline
+from bench.measure.optimizer_spans import Spans
 from bench.measure.split import flights_ms, split
 from bench.measure.timeline import (
     CLOCK_MARK,
@@ -50,16 +50,55 @@ class TracedStep:
 
 
 @dataclass(slots=True)
-class StepWatch:
-    """What to look at while a step is traced: attention's borders, and the optimizer's.
+class StepTracer:
+    """Traces the steps that run in `step`, one by one; every rank must enter it.
 
-    The optimizer's method `update` is its part of the step: clipping, stepping, clearing. `looking` is on
+    `attention` tells attention's borders, `optimizing` notes when the optimizer was at work. `looking` is on
     during the step and no longer: a tap must not see the barrier before it.
     """
 
     attention: AttentionWatch
-    optimizer: object | None
+    optimizing: Callable[[], AbstractContextManager[Spans]]
     looking: Callable[[], AbstractContextManager[object]]
+    device: torch.device
+    folder: Path
+    traced: list[TracedStep] = field(default_factory=list)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Run one step under the profiler, its Chrome trace written to the folder."""
+        activities = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        dist.barrier()
+        attention_before = len(self.attention.spans_ns)
+        with profile(activities=activities) as profiler:
+            marks_ns = [_mark_clock() for _ in range(CLOCK_MARKS)]
+            with self.optimizing() as optimizer_ns, self.looking():
+                start_ns = time.monotonic_ns()
+                yield
+                synchronise(self.device)
+                end_ns = time.monotonic_ns()
+        path = self.folder / f"trace-{dist.get_rank()}-{len(self.traced)}.json"
+        profiler.export_chrome_trace(str(path))
+        attention_ns = self.attention.spans_ns[attention_before:]
+        self.traced.append(
+            TracedStep(path, Regions((start_ns, end_ns), marks_ns, attention_ns, optimizer_ns))
+        )
+
+    def median(self) -> TracedStep:
+        """The step of median length, by its slowest rank; the traces of the others are removed.
+
+        Every rank must call it; all keep the same step.
+        """
+        steps_ns = [step.regions.step_ns for step in self.traced]
+        slowest_ms = torch.tensor([(end - start) / 1e6 for start, end in steps_ns], device=self.device)
+        dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
+        kept = int(slowest_ms.argsort()[len(self.traced) // 2])
+        for number, step in enumerate(self.traced):
+            if number != kept:
+                step.path.unlink()
+        return self.traced[kept]
 
 
 def warm_profiler() -> None:
@@ -68,49 +107,6 @@ def warm_profiler() -> None:
     """
     with profile(activities=[ProfilerActivity.CPU]):
         torch.ones(1).add(1)
-
-
-def trace_steps(
-    run_step: Callable[[int], object], steps: range, watch: StepWatch, device: torch.device, folder: Path
-) -> TracedStep:
-    """Trace several steps one by one and keep the one of median length, by its slowest rank.
-
-    Every rank must call it; all keep the same step. The traces of the others are removed.
-    """
-    rank = dist.get_rank()
-    traced = [
-        trace_step(partial(run_step, number), watch, device, folder / f"trace-{rank}-{number}.json")
-        for number in steps
-    ]
-    steps_ns = [step.regions.step_ns for step in traced]
-    slowest_ms = torch.tensor([(end - start) / 1e6 for start, end in steps_ns], device=device)
-    dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
-    kept = int(slowest_ms.argsort()[len(traced) // 2])
-    for number, step in enumerate(traced):
-        if number != kept:
-            step.path.unlink()
-    return traced[kept]
-
-
-def trace_step(
-    run_step: Callable[[], object], watch: StepWatch, device: torch.device, path: Path
-) -> TracedStep:
-    """Run one step under the profiler, its Chrome trace written to `path`."""
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    dist.barrier()
-    attention_before = len(watch.attention.spans_ns)
-    with profile(activities=activities) as profiler:
-        marks_ns = [_mark_clock() for _ in range(CLOCK_MARKS)]
-        with _stamped(watch.optimizer, "update") as optimizer_ns, watch.looking():
-            start_ns = time.monotonic_ns()
-            run_step()
-            synchronise(device)
-            end_ns = time.monotonic_ns()
-    profiler.export_chrome_trace(str(path))
-    regions = Regions((start_ns, end_ns), marks_ns, watch.attention.spans_ns[attention_before:], optimizer_ns)
-    return TracedStep(path, regions)
 
 
 def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> dict[str, Any]:
@@ -146,25 +142,3 @@ def _mark_clock() -> int:
     """The monotonic clock, read inside an annotation that the trace will hold."""
     with record_function(CLOCK_MARK):
         return time.monotonic_ns()
-
-
-@contextmanager
-def _stamped(owner: object | None, method: str) -> Iterator[list[tuple[int, int]]]:
-    """When the object's method was entered and left while the context lasts, ns of the monotonic clock."""
-    spans_ns: list[tuple[int, int]] = []
-    if owner is None:
-        yield spans_ns
-        return
-    run = getattr(owner, method)
-
-    def stamped() -> Any:
-        start_ns = time.monotonic_ns()
-        result = run()
-        spans_ns.append((start_ns, time.monotonic_ns()))
-        return result
-
-    setattr(owner, method, stamped)
-    try:
-        yield spans_ns
-    finally:
-        delattr(owner, method)

@@ -1,3 +1,4 @@
+import html
 import html.parser
 import json
 import re
@@ -12,11 +13,20 @@ import pytest
 from analysis.archive import read_archive
 from analysis.load import RAN_HERE
 from analysis.page import render
+from analysis.quantities import MEANINGS
 from analysis.report import main, write_report
 from analysis.tables import MAX_REASONS, failure_reasons
 from analysis.verdict import CPU_CAVEAT, verdict
 from bench.record import Provenance
-from tests.analysis.records import CPU, grid, make_failure, make_record, make_timing, write_sweep
+from tests.analysis.records import (
+    CPU,
+    grid,
+    make_failure,
+    make_record,
+    make_timing,
+    of_attention,
+    write_sweep,
+)
 from tests.analysis.synthetic import synthetic_records
 
 FIGURE_FILES = {
@@ -145,6 +155,21 @@ def test_a_peak_is_shown_with_the_part_of_the_step_that_reached_it(page_of):
 def test_any_number_of_usable_records_gives_a_report(tmp_path, records):
     write_report(write_sweep(tmp_path, records))
     assert '<table class="cells">' in (tmp_path / "report.html").read_text() or not records
+
+
+def test_a_heading_says_what_its_column_means(page_of):
+    source = page_of([of_attention(make_record())])
+    heads = re.findall(r'<th scope="col" title="([^"]*)">([^<]*)</th>', source)
+    said = {heading: html.unescape(title) for title, heading in heads}
+    for heading, column in (
+        ("tokens/s", "tokens_per_s"),
+        ("peak allocated", "peak_allocated_bytes"),
+        ("attention exchange exposed / total", "attention_exchange_share"),
+        ("speed-up", "speed_up"),
+        ("out, ulps (kernel alone)", "out_error_ulps"),
+    ):
+        assert said[heading] == MEANINGS[column]
+    assert "strategy" not in said
 
 
 def test_a_malicious_reason_or_log_is_text_and_no_markup(folder):

@@ -1,5 +1,6 @@
 """FLOPs agree with arithmetic done by hand and with torch's own counter."""
 
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,10 +25,23 @@ def test_causal_attention_counts_the_scores_the_mask_leaves():
     assert attention_forward_flops(cell, causal=False) == 4 * 16 * 4 * 16
 
 
-def test_checkpointing_adds_one_forward_to_the_hardware_and_none_to_the_model():
-    plain, checkpointed = (
-        make_cell(f"checkpointing={flag}", machine=FOUR_H100) for flag in ("false", "true")
-    )
-    assert model_flops(plain, causal=True) == model_flops(checkpointed, causal=True)
-    added = hardware_flops(checkpointed, causal=True) - hardware_flops(plain, causal=True)
-    assert added == model_flops(plain, causal=True) // 3
+@pytest.mark.parametrize("model", ["qwen3_nano", "qwen3_4b"])
+def test_what_is_computed_twice_counts_for_the_hardware_and_not_for_the_model(model):
+    """Checkpointing: the layers' forward. A chunked loss: the head's. Both: a whole forward."""
+    cells = {
+        (checkpointing, loss): make_cell(
+            f"checkpointing={checkpointing}", f"loss={loss}", f"model={model}", machine=FOUR_H100
+        )
+        for checkpointing in ("false", "true")
+        for loss in ("untiled", "chunked")
+    }
+    plain = cells["false", "untiled"]
+    assert len({model_flops(cell, causal=True) for cell in cells.values()}) == 1
+    added = {
+        twice: hardware_flops(cell, causal=True) - hardware_flops(plain, causal=True)
+        for twice, cell in cells.items()
+    }
+    head = 2 * plain.model.hidden_size * plain.model.vocab_size * plain.tokens_per_step
+    assert added["false", "chunked"] == head
+    assert added["true", "chunked"] == model_flops(plain, causal=True) // 3
+    assert added["true", "untiled"] == added["true", "chunked"] - head

@@ -1,0 +1,5 @@
+"""Somebody's own training loop, observed: the same record, gates and report as a cell of a sweep."""
+
+from bench.observation.observe import Observation, observe
+
+__all__ = ["Observation", "observe"]

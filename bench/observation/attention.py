@@ -1,0 +1,134 @@
+"""The attention of a transformers model, seen and captured from outside."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from bench.attention.boundary import AttentionWatch
+
+Run = Callable[..., tuple[Tensor, Any]]
+Around = Callable[[Run, nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], tuple[Tensor, Any]]
+EAGER = "eager"
+"""Not in transformers' table: each model's module has a function of its own."""
+
+
+@dataclass(slots=True)
+class Captured:
+    """One call of attention: q, k, v [B, heads, S, D], out [B, S, N, D] or flat, gradients by name.
+
+    `reason` says why the call cannot be compared with plain causal attention.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    scale: float | None = None
+    reason: str | None = "attention was not called with gradients"
+
+
+@contextmanager
+def watched_attention(attention_name: str, watch: AttentionWatch) -> Iterator[None]:
+    """Let a watch see every call for as long as the context lasts."""
+
+    def around(
+        run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
+    ) -> tuple[Tensor, Any]:
+        weights: list[Any] = []
+
+        def attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+            out, rest = run(module, q_BNSD, k_BKSD, v_BKSD, mask, **named)
+            weights.append(rest)
+            return out
+
+        return watch.run(attention, q, k, v), weights[-1]
+
+    with _around_attention(attention_name, around):
+        yield
+
+
+@contextmanager
+def noted_dtype(attention_name: str, note: Callable[[torch.dtype], None]) -> Iterator[None]:
+    """Tell in which dtype attention computes, at every call."""
+
+    def around(
+        run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
+    ) -> tuple[Tensor, Any]:
+        note(v.dtype)
+        return run(module, q, k, v, mask, **named)
+
+    with _around_attention(attention_name, around):
+        yield
+
+
+@contextmanager
+def captured_attention(attention_name: str) -> Iterator[Captured]:
+    """Capture the first call that trains, with its gradients; one layer's tensors stay alive for it."""
+    found = Captured()
+
+    def around(
+        run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
+    ) -> tuple[Tensor, Any]:
+        if found.tensors or not q.requires_grad:
+            return run(module, q, k, v, mask, **named)
+        # Views of our own: a gradient hook on them sees what this call alone passes back.
+        q, k, v = (x.view_as(x) for x in (q, k, v))
+        out, weights = run(module, q, k, v, mask, **named)
+        found.scale = named.get("scaling")
+        found.reason = _not_plain(mask, named)
+        for name, tensor in {"q": q, "k": k, "v": v, "out": out}.items():
+            found.tensors[name] = tensor.detach()
+            tensor.register_hook(_keep(found, f"d{name}"))
+        return out, weights
+
+    with _around_attention(attention_name, around):
+        yield found
+
+
+def _keep(found: Captured, name: str) -> Callable[[Tensor], None]:
+    def keep(gradient: Tensor) -> None:
+        found.tensors[name] = gradient.detach()
+
+    return keep
+
+
+def _not_plain(mask: Any, named: Mapping[str, Any]) -> str | None:
+    """What makes a call more than causal attention with a scale."""
+    extras = {
+        "a mask": mask is not None,
+        "a sliding window": named.get("sliding_window") is not None,
+        "dropout": bool(named.get("dropout")),
+        "capped scores": named.get("softcap") is not None,
+        "attention sinks": named.get("s_aux") is not None,
+        "full attention": named.get("is_causal") is False,
+    }
+    met = [name for name, is_there in extras.items() if is_there]
+    return f"attention was called with {' and '.join(met)}" if met else None
+
+
+@contextmanager
+def _around_attention(attention_name: str, around: Around) -> Iterator[None]:
+    """Every model that asks transformers for this attention gets `around` it while the context lasts."""
+    table = ALL_ATTENTION_FUNCTIONS
+    was_local = attention_name in table._local_mapping
+    plain: Run | None = table.get(attention_name)
+
+    def instead(
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **named: Any
+    ) -> tuple[Tensor, Any]:
+        run = plain or sys.modules[type(module).__module__].eager_attention_forward
+        return around(run, module, q, k, v, mask, named)
+
+    table[attention_name] = instead
+    try:
+        yield
+    finally:
+        if was_local and plain is not None:
+            table[attention_name] = plain
+        else:
+            del table[attention_name]

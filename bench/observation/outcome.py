@@ -1,0 +1,188 @@
+"""From what the ranks of somebody's own loop report to a record. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bench import words
+from bench.cell import PlannedCell, failed, judged
+from bench.config import (
+    ClusterConfig,
+    ConfigError,
+    DataConfig,
+    MeasureConfig,
+    ModelConfig,
+    RunConfig,
+    WorkloadConfig,
+)
+from bench.environment import this_machine
+from bench.gates import first_failure
+from bench.observation.tokens import RankTokens, layout_of, misfed, seq_len
+from bench.rank_end import RankEnd, classify
+from bench.record import Parity, Record
+from bench.resolve import this_hardware
+from bench.sections import Report, merge
+from bench.store import Store
+from bench.strategies import STRATEGIES
+
+ROLE = "observed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user asked for: the strategy's name in the report, where to, how many steps."""
+
+    strategy: str
+    folder: Path
+    steps: int
+    warmup_steps: int
+    report: bool
+
+    def __post_init__(self) -> None:
+        words.whole("steps", self.steps)
+        words.whole("warmup_steps", self.warmup_steps, least=0)
+        facts = STRATEGIES.get(self.strategy)
+        if facts is not None and facts.options:
+            raise ConfigError(
+                f"strategy={self.strategy}: has choices of its own ({', '.join(facts.options)}), which cannot"
+                " be told from outside; take another name"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is known of the loop from outside, before anything was measured."""
+
+    model: ModelConfig
+    engine: str
+    attention_name: str
+    dtype: str
+    checkpointing: bool
+    cluster: ClusterConfig
+    started_at: datetime
+
+
+def observed_cell(setting: Setting, wishes: Wishes, sharers: Sequence[RankTokens]) -> RunConfig:
+    """The loop as a cell; `sharers` are ranks of one sequence, what nobody can know is `own`."""
+    first, sp_degree = sharers[0], len(sharers[0].group)
+    facts = STRATEGIES.get(wishes.strategy)
+    return RunConfig(
+        seq_len=seq_len(first),
+        batch=first.batch,
+        grad_accum=first.micro_steps,
+        strategy=wishes.strategy,
+        options=(),
+        layout=layout_of(sharers),
+        kernel=setting.attention_name,
+        dtype=setting.dtype,
+        model=setting.model,
+        engine=setting.engine,
+        trainer=words.OWN,
+        workload=WorkloadConfig(name="train", mask="causal"),
+        data=DataConfig(name=words.OWN, path=None, tokenizer=None, prompt_tokens=0),
+        mode="measure",
+        hardware=this_hardware(this_machine(), setting.cluster.device),
+        cluster=setting.cluster,
+        sp_degree=sp_degree,
+        ulysses_degree=facts.ulysses_degree(sp_degree, setting.model) if facts else 1,
+        dp_replicate=1,
+        dp_shard=setting.cluster.world_size // sp_degree,
+        checkpointing=setting.checkpointing,
+        loss=words.OWN,
+        measure=_measure(wishes),
+        seed=0,
+        env=(),
+        experiment="none",
+    )
+
+
+def observed_record(
+    setting: Setting, wishes: Wishes, reports: Sequence[Report], wall_s: float, repeat: int
+) -> Record:
+    """The record of a loop that ran to the end of its observation."""
+    groups = sharing(reports)
+    cell = observed_cell(setting, wishes, groups[0])
+    parity = _worst_parity(cell, reports)
+    sections = merge(reports, cell, parity)
+    wrong = next(filter(None, map(misfed, groups)), None) or _off(parity) or _misapplied(cell, sections)
+    return judged(PlannedCell(cell, repeat, repeat, ROLE), sections, wrong, wall_s, setting.started_at)
+
+
+def failed_record(
+    setting: Setting, wishes: Wishes, tokens: RankTokens, end: RankEnd, wall_s: float, repeat: int
+) -> Record:
+    """The record of a loop that an error ended, as the rank knows it that met the error."""
+    status, failure = classify([end])
+    assert failure is not None
+    cell = observed_cell(setting, wishes, [tokens])
+    return failed(PlannedCell(cell, repeat, repeat, ROLE), status, failure, wall_s, setting.started_at)
+
+
+def keep(record: Record, store: Store) -> None:
+    """Append the record, once: several ranks may meet the same error."""
+    known = store.read()
+    if not any(_is_same(record, other) for other in known):
+        store.append(record)
+
+
+def repeats(cell_id: str, store: Store) -> int:
+    """How many records of this cell there are already."""
+    return sum(record["cell_id"] == cell_id for record in store.read())
+
+
+def sharing(reports: Sequence[Report]) -> list[list[RankTokens]]:
+    """What the ranks were fed, by the sequence that they share."""
+    ranks = [RankTokens(**report["tokens"]) for report in reports]
+    return [
+        [ranks[member] for member in group] for group in dict.fromkeys(tuple(each.group) for each in ranks)
+    ]
+
+
+def _is_same(record: Record, other: Mapping[str, Any]) -> bool:
+    return (record.cell_id, record.started_at) == (other["cell_id"], other["started_at"])
+
+
+def _worst_parity(cell: RunConfig, reports: Sequence[Report]) -> Parity:
+    """The largest errors of all groups; only a group's first rank has any."""
+    found = [report["parity"] for report in reports]
+    reason = next((each["reason"] for each in found if each["reason"] is not None), None)
+    names = [] if reason else [*found[0]["errors"]]
+    return Parity(
+        checked_in=cell.cell_id,
+        tokens=found[0]["tokens"],
+        errors={name: max(each["errors"].get(name, 0.0) for each in found) for name in names},
+        limits={name: max(each["limits"].get(name, 0.0) for each in found) for name in names},
+        reason=reason,
+    )
+
+
+def _off(parity: Parity) -> str | None:
+    for name, error in parity.errors.items():
+        if not error <= parity.limits[name]:
+            return (
+                f"attention parity: {name} of a real step at {parity.tokens:,} tokens is off by {error:.1e}"
+                f" of its maximum (limit {parity.limits[name]:.1e})"
+            )
+    return None
+
+
+def _misapplied(cell: RunConfig, sections: Mapping[str, Any]) -> str | None:
+    """What a strategy of ours has to show: shapes and bytes. Of others no formula is known."""
+    return first_failure(cell, sections) if cell.strategy in STRATEGIES else None
+
+
+def _measure(wishes: Wishes) -> MeasureConfig:
+    return MeasureConfig(
+        steps=wishes.steps,
+        warmup_steps=wishes.warmup_steps,
+        budget_s=0.0,
+        repeats=1,
+        timeout_s=0.0,
+        trace=True,
+        keep_traces=False,
+        gradients=False,
+    )

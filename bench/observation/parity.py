@@ -1,0 +1,141 @@
+"""Attention of a real step against float64, at its full length, head by head.
+
+Nothing is called again: what went into one layer's attention and came out of it is gathered from the ranks
+that share a sequence, and the exact result is computed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.measure.parity import FLOORS
+from bench.measure.plain_attention import relative_error
+from bench.measure.whole_attention import whole_attention, whole_attention_flops
+from bench.observation.attention import Captured
+from bench.training.models import TORCH_DTYPES
+
+BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}
+"""Spent on the exact result and on plain attention in the model's own dtype: seconds on either."""
+DTYPE_WORDS = {dtype: word for word, dtype in TORCH_DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadErrors:
+    """The largest errors and limits of the KV heads that were compared, relative to each tensor's maximum."""
+
+    tokens: int
+    kv_heads: int
+    errors: dict[str, float]
+    limits: dict[str, float]
+    reason: str | None = None
+
+
+def compare(captured: Captured, positions: list[int], group: dist.ProcessGroup | None) -> dict[str, Any]:
+    """This rank's errors; those of the group's first rank, which compares, hold. All of a group must call it.
+
+    `positions` are those of this rank's tokens.
+    """
+    told = _gathered_objects((_reason(captured, positions), positions), group)
+    held = [position for _, each in told for position in each]
+    reason = next((reason for reason, _ in told if reason is not None), None)
+    if reason is None and sorted(held) != [*range(len(held))]:
+        reason = "the ranks' tokens are not one sequence, such as packed documents"
+    if reason is None and len({len(each) for _, each in told}) > 1:
+        reason = "the ranks hold shards of different lengths"
+    order = torch.tensor(held).argsort()
+    if reason is None:
+        return asdict(_compare_heads(captured, order, group))
+    return asdict(HeadErrors(tokens=0, kv_heads=0, errors={}, limits={}, reason=reason))
+
+
+def _reason(captured: Captured, positions: list[int]) -> str | None:
+    """Why this rank's tensors cannot be compared."""
+    if captured.reason is not None:
+        return captured.reason
+    if "dk" not in captured.tensors or "dout" not in captured.tensors:
+        return "no gradient came back through attention"
+    if captured.tensors["out"].numel() != captured.tensors["q"].numel():
+        return (
+            f"attention made {tuple(captured.tensors['out'].shape)} of {tuple(captured.tensors['q'].shape)}"
+        )
+    tokens = captured.tensors["q"].shape[2]
+    if tokens != len(positions):
+        return f"attention was given {tokens} tokens, the model {len(positions)}"
+    return None
+
+
+def _compare_heads(captured: Captured, order: Tensor, group: dist.ProcessGroup | None) -> HeadErrors:
+    """As many KV heads as the budget allows, each with the query heads that share it."""
+    x = captured.tensors
+    kv_heads, queries = x["k"].shape[1], x["q"].shape[1] // x["k"].shape[1]
+    cost = 2 * whole_attention_flops(queries, len(order), x["q"].shape[3])
+    affordable = min(kv_heads, int(BUDGET_FLOPS[x["q"].device.type] / cost))
+    if affordable == 0:
+        reason = (
+            f"the exact result of one KV head at {len(order):,} tokens takes {cost:.1e} operations, more than"
+            f" the {BUDGET_FLOPS[x['q'].device.type]:.0e} spent on it here"
+        )
+        return HeadErrors(tokens=len(order), kv_heads=0, errors={}, limits={}, reason=reason)
+    errors: dict[str, float] = {}
+    limits: dict[str, float] = {}
+    for head in range(affordable):
+        own = _one_head(x, head, queries)
+        whole = {name: _gathered(shard, group)[:, order.to(shard.device)] for name, shard in own.items()}
+        if group is None or dist.get_rank(group) == 0:
+            found = _errors(whole, captured.scale or x["q"].shape[3] ** -0.5)
+            errors = {name: max(error, errors.get(name, 0.0)) for name, (error, _) in found.items()}
+            limits = {name: max(limit, limits.get(name, 0.0)) for name, (_, limit) in found.items()}
+    return HeadErrors(tokens=len(order), kv_heads=affordable, errors=errors, limits=limits)
+
+
+def _one_head(x: Mapping[str, Tensor], head: int, queries: int) -> dict[str, Tensor]:
+    """One KV head's part of the first sequence, [heads, S, D] each."""
+    several, one = slice(head * queries, (head + 1) * queries), slice(head, head + 1)
+    by_head = {name: x[name][0] for name in ("q", "k", "v", "dq", "dk", "dv")}
+    by_head |= {name: x[name][0].reshape(-1, *_heads(x)).transpose(0, 1) for name in ("out", "dout")}
+    heads = {"q": several, "out": several, "dq": several, "dout": several}
+    return {name: tensor[heads.get(name, one)] for name, tensor in by_head.items()}
+
+
+def _heads(x: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Query heads and their size; the output's last dimensions, which some hand back as one."""
+    return x["q"].shape[1], x["q"].shape[3]
+
+
+def _errors(whole: Mapping[str, Tensor], scale: float) -> dict[str, tuple[float, float]]:
+    """Error and limit by tensor, as the parity pass has them: twice plain attention's error, with a floor."""
+    inputs = whole["q"], whole["k"][0], whole["v"][0], whole["dout"]
+    exact = whole_attention(*inputs, scale, torch.float64)
+    plain = whole_attention(*inputs, scale, whole["q"].dtype)
+    floor = FLOORS[DTYPE_WORDS[whole["q"].dtype]]
+    return {
+        name: (
+            relative_error(whole[name].view_as(exact[name]), exact[name]),
+            max(floor, 2 * relative_error(plain[name], exact[name])),
+        )
+        for name in exact
+    }
+
+
+def _gathered(shard_NSD: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """[N, T, D] in the ranks' order, from the equal shards of all ranks of the group."""
+    if group is None:
+        return shard_NSD
+    sent = shard_NSD.contiguous()
+    shards = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(shards, sent, group=group)
+    return torch.cat(shards, dim=1)
+
+
+def _gathered_objects(own: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    if group is None:
+        return [own]
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, own, group=group)
+    return gathered

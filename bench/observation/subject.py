@@ -1,0 +1,73 @@
+"""What is observed: the transformers model inside whatever wraps it for training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from bench import words
+from bench.config import ConfigError, ModelConfig
+from bench.model_numbers import transformers_numbers
+
+ENGINE_OF_WRAPPER: Mapping[str, str] = {
+    "DistributedDataParallel": "ddp",
+    "FSDPModule": "fsdp2",
+    "FullyShardedDataParallel": "fsdp1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """`networks` are the transformers models in it, the outermost first; one of them is called in a step."""
+
+    networks: Sequence[PreTrainedModel]
+    engine: str
+    device: torch.device
+
+    @property
+    def attention_name(self) -> str:
+        """The name in transformers' table of attention functions."""
+        return str(self.networks[0].config._attn_implementation)
+
+    @property
+    def checkpointing(self) -> bool:
+        return any(getattr(module, "gradient_checkpointing", False) for module in self.networks[0].modules())
+
+    def model_config(self) -> ModelConfig:
+        """The model's numbers, under its class's name or that of the checkpoint it came from."""
+        config = self.networks[0].config
+        path = config.name_or_path or None
+        try:
+            numbers = transformers_numbers(config.to_dict())
+        except KeyError as error:
+            raise ConfigError(
+                f"bench.observe: the configuration of {type(self.networks[0]).__name__} has no {error}; only"
+                " plain decoders with attention in every layer can be observed"
+            ) from None
+        name = (path or type(self.networks[0]).__name__).rstrip("/").rpartition("/")[2]
+        return ModelConfig(name=name, path=path, **numbers)
+
+
+def subject_of(model: nn.Module) -> Subject:
+    """Raises ConfigError where there is no transformers model inside."""
+    networks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    if not networks:
+        raise ConfigError(
+            f"bench.observe: {type(model).__name__} holds no transformers model, whose attention could be"
+            " seen; hand over the model that transformers built, wrapped or not"
+        )
+    return Subject(networks, _engine(model), next(model.parameters()).device)
+
+
+def _engine(model: nn.Module) -> str:
+    """How the model is wrapped, in our words; `none` where it is not."""
+    stage: Any = getattr(model, "zero_optimization_stage", None)
+    if stage is not None:
+        return f"zero{stage()}"
+    names = [cls.__name__ for cls in type(model).__mro__]
+    return next((ENGINE_OF_WRAPPER[name] for name in names if name in ENGINE_OF_WRAPPER), words.NOT_USED)

@@ -1,0 +1,101 @@
+"""What tokens a model was fed in a step, by rank, and whether that is a sequence, shared. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench import words
+from bench.attention.layouts import LAYOUTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTokens:
+    """One rank's part of a step's first micro-step; `group` are the ranks that share its sequences.
+
+    `place` is this rank's in the group. `positions` are those of its first sequence, None where the model
+    was given none and counts from 0. `digest` tells different token ids apart. `model_shifts_labels` says
+    that the model was given plain labels, which it shifts within the shard.
+    """
+
+    group: Sequence[int]
+    place: int
+    batch: int
+    length: int
+    micro_steps: int
+    digest: str
+    positions: Sequence[int] | None
+    model_shifts_labels: bool
+
+
+def misfed(ranks: Sequence[RankTokens]) -> str | None:
+    """What is wrong with the tokens of the ranks that share a sequence, in one line, or None."""
+    if len(ranks) == 1:
+        return None
+    first = ranks[0]
+    if len({each.digest for each in ranks}) == 1 and len({tuple(positions_of(each)) for each in ranks}) == 1:
+        return (
+            f"ranks {_named(ranks)} share a sequence, but all were fed the same {first.length:,} tokens: give"
+            " each its shard"
+        )
+    if any(each.positions is None for each in ranks):
+        return (
+            f"ranks {_named(ranks)} share a sequence, but without position_ids each counts its positions from"
+            " 0: give each the positions of its shard"
+        )
+    if len({tuple(positions_of(each)) for each in ranks}) == 1:
+        return (
+            f"ranks {_named(ranks)} share a sequence, but all were given the same positions: give each those"
+            " of its own shard"
+        )
+    if any(each.model_shifts_labels for each in ranks):
+        return (
+            "labels were shifted after sharding: the model shifts them within a shard, so the last token of"
+            " each shard is not trained on; shift whole sequences, and hand over shift_labels"
+        )
+    return None if is_packed(ranks) else _uncovered(ranks)
+
+
+def positions_of(rank: RankTokens) -> Sequence[int]:
+    """The positions of a rank's first sequence."""
+    return range(rank.length) if rank.positions is None else rank.positions
+
+
+def seq_len(rank: RankTokens) -> int:
+    """Tokens of one whole sequence, of which ranks hold equal parts."""
+    return rank.length * len(rank.group)
+
+
+def is_packed(ranks: Sequence[RankTokens]) -> bool:
+    """Whether positions start anew within a sequence, as those of several documents do."""
+    return sum(position == 0 for each in ranks for position in positions_of(each)) > 1
+
+
+def layout_of(ranks: Sequence[RankTokens]) -> str:
+    """The layout that deals a sequence out like this, as far as these ranks tell; `own` for none of ours."""
+    whole, degree = seq_len(ranks[0]), len(ranks[0].group)
+    fits = (name for name, layout in LAYOUTS.items() if whole % layout.length_multiple(degree) == 0)
+    return next((name for name in fits if all(_is_dealt(each, name) for each in ranks)), words.OWN)
+
+
+def _is_dealt(rank: RankTokens, layout: str) -> bool:
+    whole = range(seq_len(rank))
+    pieces = LAYOUTS[layout].slices(len(whole), len(rank.group), rank.place)
+    return [*positions_of(rank)] == [position for piece in pieces for position in whole[piece]]
+
+
+def _uncovered(ranks: Sequence[RankTokens]) -> str | None:
+    """Positions that no rank holds, or several do."""
+    held = sorted(position for each in ranks for position in positions_of(each))
+    if held == [*range(len(held))]:
+        return None
+    wrong = next(place for place, position in enumerate(held) if place != position)
+    return (
+        f"ranks {_named(ranks)} hold {len(held):,} tokens of a sequence, but position {wrong} is missing or"
+        " there twice: shards must cover it once"
+    )
+
+
+def _named(ranks: Sequence[RankTokens]) -> str:
+    group = ranks[0].group
+    return f"{group[0]} to {group[-1]}" if [*group] == [*range(group[0], group[-1] + 1)] else str([*group])

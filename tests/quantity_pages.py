@@ -1,0 +1,83 @@
+"""The pages of docs/quantities as tests read them, and a record whose every number is another."""
+
+import re
+from pathlib import Path
+
+from analysis.comparison import with_speed_up
+from analysis.ideal import with_ideal_attention
+from analysis.load import to_frame
+from analysis.summary import summarise
+from bench.cell import analytic
+from tests.analysis.records import make_record, make_timing, make_trace, of_attention
+from tests.cells import FOUR_H100, make_cell
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "quantities"
+PEAK_FLOPS_PER_S = 1e15
+LOOKED_UP = ("seq_len=512", "sp_degree=4", "cluster.world_size=4")
+
+
+def text_of(page):
+    return (FOLDER / f"{page}.md").read_text()
+
+
+def named_in(text):
+    """Everything in backticks that is no fenced block."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def formula_of(page):
+    """The page's Python, empty where its formula is words."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", text_of(page), flags=re.DOTALL | re.MULTILINE))
+
+
+def a_record():
+    """A cell of which every rank, step and part differs from every other."""
+    trace = make_trace(
+        3,
+        step_ms=[110.0, 112.0, 115.0],
+        total_ms=[22.0, 30.0, 25.0],
+        exposed_ms=[19.0, 11.0, 12.0],
+        purpose_total_ms={"attention": [14.0, 15.0, 13.0], "parameters": [8.0, 9.0, 7.0]},
+        purpose_exposed_ms={
+            "attention": [7.0, 6.0, 9.0],
+            "parameters": [2.0, 2.5, 2.2],
+            "gradients": [1.0, 1.5, 1.2],
+            "data_and_loss": [0.3, 0.5, 0.4],
+            "other": [0.1, 0.2, 0.6],
+        },
+        purpose_exposed_waiting_ms={"attention": [3.0, 2.0, 1.0]},
+        compute_ms={
+            "attention": [60.0, 66.0, 63.0],
+            "packing": [4.0, 5.0, 3.0],
+            "optimizer": [10.0, 10.5, 9.0],
+            "other": [19.0, 18.0, 17.0],
+        },
+        idle_ms=[6.0, 7.0, 5.0],
+    )
+    memory = {
+        "peak_allocated_bytes": [20, 40, 30],
+        "whole_life_allocated_bytes": [50, 70, 60],
+        "peak_reserved_bytes": [80, 81, 79],
+        "device_used_bytes": [100, 103, 102],
+        "peak_resident_bytes": [500, 650, 600],
+        "base_resident_bytes": [300, 510, 410],
+    }
+    steps_ms = [[100.0 + step * (rank + 1) for step in range(9)] for rank in range(3)]
+    cell = make_cell(*LOOKED_UP, machine=FOUR_H100)
+    record = make_record(
+        config={"cluster.world_size": 3, "sp_degree": 3},
+        timing=make_timing(steps_ms),
+        trace=trace,
+        memory=memory,
+        analytic=analytic(cell),
+        losses={"loss": [5.5, 5.0, 4.5]},
+    )
+    return of_attention(record, forward_ms=[[1.0, 2.0, 1.0], [2.5, 1.0, 1.5], [1.0, 1.0, 3.5]],
+                        backward_ms=[[3.0, 3.5, 3.0], [4.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # fmt: skip
+
+
+def summary_of_one():
+    """The summary of that record alone."""
+    frame = to_frame([a_record()], {"h100_80gb": PEAK_FLOPS_PER_S})
+    return with_ideal_attention(with_speed_up(summarise(frame)))

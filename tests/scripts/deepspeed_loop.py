@@ -1,0 +1,69 @@
+"""DeepSpeed's Ulysses for Hugging Face models, driven as its tutorial does; every step observed.
+
+torchrun --nproc-per-node=2 tests/scripts/deepspeed_loop.py FOLDER
+"""
+
+import sys
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF, UlyssesSPDataLoaderAdapter
+from torch.nn.functional import cross_entropy
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import bench
+
+SEQ_LEN, VOCABULARY = 512, 97
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {"stage": 3},
+    "bf16": {"enabled": True},
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,
+}
+
+
+def sequence(number):
+    tokens = torch.randint(VOCABULARY, (SEQ_LEN,), generator=torch.Generator().manual_seed(number))
+    return {"input_ids": tokens, "labels": tokens.clone(), "position_ids": torch.arange(SEQ_LEN)}
+
+
+def train(folder):
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        attn_implementation="sdpa",
+    )
+    model = Qwen3ForCausalLM(config)
+    mpu = UlyssesSPAttentionHF.register_with_transformers(model, "sdpa", dist.get_world_size(), 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=CONFIG, mpu=mpu)
+    group = mpu.get_sequence_parallel_group()
+    own = list(map(sequence, range(dist.get_rank(), 40, dist.get_world_size())))
+    shards = UlyssesSPDataLoaderAdapter(
+        torch.utils.data.DataLoader(own, batch_size=1),
+        sp_rank=mpu.get_sequence_parallel_rank(),
+        sp_group=group,
+        sp_world_size=mpu.get_sequence_parallel_world_size(),
+        device=engine.device,
+    )
+    for batch in shards:
+        labels = batch.pop("shift_labels")
+        with bench.observe(engine, group, folder=folder, strategy="deepspeed_ulysses", steps=6):
+            logits = engine(**batch).logits
+            engine.backward(cross_entropy(logits.flatten(0, 1).float(), labels.flatten()))
+            engine.step()
+
+
+if __name__ == "__main__":
+    deepspeed.init_distributed("gloo", verbose=False)
+    train(sys.argv[1])
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,96 @@
+"""A training script as somebody else would write it, with attention of its own; mistakes on request.
+
+torchrun --nproc-per-node=2 tests/scripts/own_loop.py FOLDER [MISTAKE]
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
+
+import bench
+
+SEQ_LEN, VOCABULARY, STEPS, RAISES_IN = 512, 97, 16, 4
+
+
+def attention_over_gathered_keys(gather):
+    """Own queries against the keys and values of all ranks, contiguous shards; for transformers' table."""
+
+    def attention(module, query, key, value, attention_mask, *, scaling, **_):
+        rank, ranks, tokens = dist.get_rank(), dist.get_world_size(), query.shape[2]
+        key, value = (gather(x.contiguous(), 2, dist.group.WORLD) for x in (key, value))
+        seen = torch.arange(ranks * tokens) <= (torch.arange(tokens) + rank * tokens)[:, None]
+        out = scaled_dot_product_attention(query, key, value, seen, scale=scaling, enable_gqa=True)
+        return out.transpose(1, 2), None
+
+    return attention
+
+
+def gather_as_constants(x, dim, group):
+    """All ranks' shards, of which only the own one is given its gradient."""
+    shards = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(shards, x.detach(), group=group)
+    shards[dist.get_rank(group)] = x
+    return torch.cat(shards, dim)
+
+
+def small_model(mistake):
+    gather = gather_as_constants if mistake == "no_gradient_to_others" else all_gather_tensor_autograd
+    AttentionInterface.register("gathered_keys", attention_over_gathered_keys(gather))
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        attn_implementation="gathered_keys" if dist.get_world_size() > 1 else "sdpa",
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def shard_of(step, mistake):
+    """This rank's part of a step's sequence: inputs of the model, and the labels that belong to them."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    tokens = torch.randint(VOCABULARY, (1, SEQ_LEN + 1), generator=torch.Generator().manual_seed(step))
+    length = SEQ_LEN // ranks
+    mine = slice(0, length) if mistake == "same_tokens" else slice(rank * length, (rank + 1) * length)
+    inputs = {"input_ids": tokens[:, :-1][:, mine], "position_ids": torch.arange(SEQ_LEN)[None, mine]}
+    if mistake == "same_positions":
+        inputs["position_ids"] = torch.arange(length)[None]
+    if mistake == "no_positions":
+        del inputs["position_ids"]
+    if mistake == "a_position_twice":
+        inputs["position_ids"] = inputs["position_ids"].clip(max=SEQ_LEN - 2)
+    if mistake == "labels_shifted_in_shards":
+        inputs["labels"] = inputs["input_ids"]
+    return inputs, tokens[:, 1:][:, mine]
+
+
+def train(folder, mistake=None, steps=STEPS, report=False):
+    model = DistributedDataParallel(small_model(mistake))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    group = dist.group.WORLD if dist.get_world_size() > 1 else None
+    for step in range(steps):
+        inputs, labels = shard_of(step, mistake)
+        with bench.observe(model, group, folder=folder, strategy="gathered_keys", steps=6, report=report):
+            if mistake == "raises" and step == RAISES_IN:
+                raise RuntimeError("a step that raises")
+            logits = model(**inputs).logits
+            cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    train(*sys.argv[1:], report=True)
+    dist.barrier()
+    dist.destroy_process_group()

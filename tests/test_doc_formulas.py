@@ -1,0 +1,124 @@
+"""Every formula and limit on a page about a measured quantity gives what the code gives."""
+
+import math
+import re
+import statistics
+from types import SimpleNamespace
+
+import pytest
+
+from analysis import metrics, ratio, stability
+from analysis.quantities import DEFINITIONS
+from bench import overhead, parity_cache, rank_log
+from bench.cost import flops
+from bench.measure import calls, cut_model, live_blocks, parity, passes, row_errors, single_device, telemetry
+from bench.median import interval_rank
+from bench.strategies import STRATEGIES
+from bench.strategies.facts import DTYPE_BYTES, activation_bytes, backwards_per_step, forwards_per_step
+from bench.workloads import train
+from tests.cells import FOUR_H100, make_cell
+from tests.quantity_pages import LOOKED_UP, PEAK_FLOPS_PER_S, a_record, formula_of, summary_of_one, text_of
+
+WORDS_OF_NUMBERS = {3: "three", 5: "five", 10: "ten"}
+
+
+@pytest.fixture(scope="module")
+def summary():
+    return summary_of_one()
+
+
+@pytest.mark.parametrize("page", [each.page for each in DEFINITIONS if formula_of(each.page)])
+def test_a_formula_gives_what_the_analysis_gives(page, summary):
+    record, row = a_record(), summary.iloc[0]
+    found = {
+        **{name: SimpleNamespace(**value) for name, value in record.items() if isinstance(value, dict)},
+        **cell_names(make_cell(*LOOKED_UP, machine=FOUR_H100)),
+        "config": record["config"],
+        "ranks": record["config"]["cluster.world_size"],
+        "step_time_ms": row["step_time_ms"],
+        "peak_flops_per_s": PEAK_FLOPS_PER_S,
+        "median": statistics.median,
+        "comb": math.comb,
+    }
+    given = {*found}
+    exec(formula_of(page), found)  # noqa: S102  a page of this repository
+    columns = {*summary.columns} & {*found} - given
+    assert columns
+    assert {name: found[name] for name in columns} == pytest.approx({name: row[name] for name in columns})
+
+
+def cell_names(cell):
+    """The names that formulas of FLOPs and bytes use."""
+    model = cell.model
+    return {
+        "S": cell.seq_len, "P": cell.sp_degree, "U": cell.ulysses_degree, "R": cell.ring_degree,
+        "F": forwards_per_step(cell), "B": backwards_per_step(cell),
+        "A": lambda heads: activation_bytes(cell, heads),
+        "wide": max(4, DTYPE_BYTES[cell.dtype]) // DTYPE_BYTES[cell.dtype],
+        "batch": cell.batch, "shard_len": cell.shard_len, "sequences": cell.sequences_per_step,
+        "layers": model.num_layers, "heads": model.num_heads, "kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim, "hidden": model.hidden_size, "vocab": model.vocab_size,
+        "intermediate": model.intermediate_size, "checkpointing": cell.checkpointing, "loss": cell.loss,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "words", [(), ("checkpointing=true", "batch=2", "grad_accum=3", "model=qwen3_nano", "seq_len=1k")]
+)
+def test_the_page_on_payload_says_what_each_strategy_exchanges(name, words):
+    row = re.search(rf"^\| `{name}` \| `([^`]*)` \|", text_of("payload"), flags=re.MULTILINE)
+    spread = ("seq_len=2k",) if name == "local" else LOOKED_UP
+    cell = make_cell(f"strategy={name}", *spread, *words, machine=FOUR_H100)
+    assert eval(row[1], {**cell_names(cell), "max": max}) == STRATEGIES[name].exchange_bytes(cell)  # noqa: S307
+
+
+@pytest.mark.parametrize("loss", ["untiled", "chunked"])
+@pytest.mark.parametrize("checkpointing", ["true", "false"])
+def test_the_page_on_mfu_says_how_flops_are_counted(checkpointing, loss):
+    choices = "batch=2", f"checkpointing={checkpointing}", f"loss={loss}"
+    cell = make_cell(*LOOKED_UP, *choices, machine=FOUR_H100)
+    given = {"ranks": 4, "step_time_ms": 1.0, "peak_flops_per_s": 1.0}
+    found = cell_names(cell) | given
+    exec(formula_of("mfu"), found)  # noqa: S102  a page of this repository
+    assert found["model_flops_causal"] == flops.model_flops(cell, causal=True)
+    assert found["model_flops_full"] == flops.model_flops(cell, causal=False)
+    assert found["hardware_flops_causal"] == flops.hardware_flops(cell, causal=True)
+
+
+def test_the_page_on_samples_has_the_interval_s_rank():
+    found = {"comb": math.comb}
+    exec(formula_of("samples").partition("\n\n\n")[0], found)  # noqa: S102  a page of this repository
+    assert [found["interval_rank"](n) for n in range(1, 200)] == [interval_rank(n) for n in range(1, 200)]
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("attention_alone", f"at most {WORDS_OF_NUMBERS[single_device.MAX_CALLS]} calls"),
+        ("attention_parity", f"up to {parity_cache.MAX_TOKENS} tokens"),
+        ("attention_parity", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in parity.FLOORS.items())),
+        ("objective_parity", f"at most {cut_model.CUT_VOCABULARY} words"),
+        ("objective_parity", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in parity.FLOORS.items())),
+        ("error_ulps", f"up to {row_errors.SAMPLED_TOKENS} tokens"),
+        ("out_of_memory", f"the {WORDS_OF_NUMBERS[live_blocks.MAX_CLASSES]} classes of live blocks"),
+        ("payload", f"under {calls.SMALL_BYTES:,} bytes"),
+        ("peak_allocated", f"at most {train.SHORT_TOKENS:,} tokens"),
+        ("stability", f"more than {stability.UNSTABLE:.0%}, {stability.VERY_UNSTABLE:.0%} of the median"),
+        ("stability", f"low - {stability.SEVERE_FENCE:.0f} (high - low)"),
+        ("stability", f"> {stability.BUSY:.0f} * cores"),
+        ("step_parts", f"{WORDS_OF_NUMBERS[passes.TRACED_STEPS]} traced ones"),
+        ("sweep_ratio", f"over {ratio.RESAMPLES:,} resamples"),
+        ("telemetry", f"every {telemetry.PERIOD_S * 1e3:.0f} ms"),
+        ("telemetry", f"{telemetry.MAX_SAMPLES:,} samples"),
+        ("telemetry", f"< {telemetry.SLOW_CLOCK} * reference_clock_mhz"),
+        ("telemetry", "{}, {}, {} or {}".format(*telemetry.FAULTS)),
+        ("traced_to_timed", f"Above {metrics.MAX_TRACED_TO_TIMED} "),
+        ("harness_overhead", f"narrower than +-{overhead.GOAL_HALF_WIDTH}"),
+        ("harness_overhead", f"under {overhead.GOAL_S:.0f} s"),
+        ("harness_overhead", f"on {overhead.RANKS} CPU ranks"),
+        ("cell_time", f"({' + '.join(rank_log.STEP_PHASES)} seconds)"),
+    ],
+)  # fmt: skip
+def test_a_limit_on_a_page_is_the_limit_of_the_code(page, said):
+    assert said.replace("%", " %").replace("e-0", "e-") in " ".join(text_of(page).split())

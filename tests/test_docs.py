@@ -1,0 +1,130 @@
+"""The pages on measured quantities agree with the code, and every link in the repository leads somewhere."""
+
+import re
+import typing
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from analysis.figures import FIGURES
+from analysis.load import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
+from analysis.quantities import DEFINITIONS
+from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.cell import analytic
+from bench.record import OutOfMemory, Record, Status
+from bench.strategies import STRATEGIES
+from bench.strategies.facts import DTYPE_BYTES
+from tests.cells import make_cell
+from tests.quantity_pages import FOLDER, ROOT, named_in, summary_of_one, text_of
+
+HEADINGS = ["Definition", "Formula", "Source", "Where it stands", "What it does not show"]
+MOST_LINES = 50
+OUR_PAGES = ("*.md", "docs/**/*.md", "results/*.md", "results/reference/**/*.md")
+
+pages = pytest.mark.parametrize("page", [each.page for each in DEFINITIONS])
+
+
+@pytest.fixture(scope="module")
+def summary():
+    return summary_of_one()
+
+
+def measured_columns(summary):
+    """What stands in the summary beside identity and settings."""
+    described = {*config_columns(summary), *RECORD_COLUMNS, *DERIVED_COLUMNS} - {"wall_s", "fixed_cost_s"}
+    return {column for column in summary.columns if column not in described}
+
+
+def sections():
+    """The record's measured sections, by the name under which a page knows them."""
+    hints = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(Record).items()}
+    found = {name: kind for name, kinds in hints.items() for kind in kinds if is_dataclass(kind)}
+    return found | {"failure.out_of_memory": OutOfMemory}
+
+
+def record_fields():
+    return {f"{name}.{field.name}" for name, section in sections().items() for field in fields(section)}
+
+
+def measured_fields():
+    """All but the words that say how a cell failed."""
+    return {name for name in record_fields() if not re.fullmatch(r"failure\.\w+", name)}
+
+
+def analytic_names():
+    words = [("workload=train",), ("workload=attention",)]
+    return {f"analytic.{name}" for each in words for name in analytic(make_cell("seq_len=512", *each))}
+
+
+def test_every_measured_column_and_field_is_defined_once(summary):
+    columns = [column for each in DEFINITIONS for column in each.columns]
+    assert sorted(columns) == sorted(measured_columns(summary))
+    named = [field for each in DEFINITIONS for field in each.fields if field != "failure.found_after_s"]
+    assert sorted(named) == sorted(measured_fields())
+
+
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda each: each.page)
+def test_a_page_has_its_name_its_meaning_and_all_that_it_defines(definition):
+    text = text_of(definition.page)
+    assert text.splitlines()[0] == f"# {definition.name}"
+    assert definition.meaning in " ".join(text.split())
+    assert not {*definition.columns, *definition.fields} - {*named_in(text)}
+
+
+@pages
+def test_a_page_has_all_headings_and_fits_a_screen(page):
+    text = text_of(page)
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == HEADINGS
+    assert all(part.strip() for part in re.split(r"^## .*$", text, flags=re.MULTILINE))
+    assert len(text.splitlines()) <= MOST_LINES
+
+
+def test_every_page_is_in_the_index_in_its_words():
+    assert {path.stem for path in FOLDER.glob("*.md")} == {"README", *(each.page for each in DEFINITIONS)}
+    rows = [line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| [")]
+    assert rows == [index_row(each) for each in DEFINITIONS]
+
+
+def index_row(definition):
+    where = ", ".join(f"`{name}`" for name in definition.columns or definition.fields) or "see the page"
+    link = f"[{definition.name}]({definition.page}.md)"
+    return f"| {link} | {definition.meaning} | {definition.unit} | {where} |"
+
+
+@pages
+def test_every_module_field_setting_figure_and_name_on_a_page_exists(page, summary):
+    named = named_in(text_of(page))
+    sources = {name: ROOT / name for name in named if name.endswith(".py") and "/" in name}
+    assert not [name for name, path in sources.items() if not path.is_file()]
+    figures = [name for name in named if name.startswith("figures/")]
+    assert not [name for name in figures if Path(name).stem not in FIGURES]
+    settings = make_cell("seq_len=512").flat()
+    known = record_fields() | analytic_names() | settings.keys()
+    dotted = re.compile(rf"(?:analytic|measure|cluster|data|workload|{'|'.join(sections())})\.\w+")
+    of_sections = [name for name in named if dotted.fullmatch(name)]
+    assert not [name for name in of_sections if name not in known and name.partition("=")[0] not in known]
+    words = {
+        *summary.columns, *settings, *STRATEGIES, *KERNEL_FACTS, *DTYPE_BYTES, *Status,
+        *(name.rpartition(".")[2] for name in known), *_words_of(sources.values()),
+    }  # fmt: skip
+    bare = [name for name in named if re.fullmatch(r"[A-Za-z]\w*_\w+", name)]
+    assert not [name for name in bare if name not in words]
+
+
+def _words_of(paths):
+    return {word for path in paths for word in re.findall(r"\w+", path.read_text())}
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for pattern in OUR_PAGES for path in ROOT.glob(pattern)),
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_every_relative_link_leads_to_a_file(path):
+    text = re.sub(
+        r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    )
+    targets = [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    paths = [target.partition("#")[0] for target in targets]
+    assert not [target for target in paths if target and not (path.parent / target).exists()]
