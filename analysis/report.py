@@ -68,18 +68,9 @@ def _write(archive: Archive, output: Path) -> None:
     drawn = for_figures(summary)
     pays = len(summary) > MANY_CELLS
     table_done = _beside(lambda: _write_csv(summary, output / "summary.csv"), pays=pays)
-    figures = output / "figures"
-    figures.mkdir(exist_ok=True)
-    names = figures_for(summary)
-    figures_done = [
-        _beside(partial(_write_figures, drawn, half, figures), pays=pays)
-        for half in (names[::2], names[1::2])
-    ]
+    svgs = _figures(drawn, figures_for(summary), output / "figures", pays=pays)
     found = verdict(summary)
     (output / "summary.md").write_text(_markdown_page(summary, found), encoding="utf-8")
-    for done in figures_done:
-        done()
-    svgs = {name: (figures / f"{name}.svg").read_bytes() for name in names}
     page = output / "report.html"
     page.write_text(render(archive, summary, found, svgs, drawn.note), encoding="utf-8")
     table_done()
@@ -118,6 +109,22 @@ def _beside(write: Callable[[], None], *, pays: bool) -> Callable[[], None]:
             raise OSError("the report is incomplete; the lines above say why")
 
     return wait
+
+
+def _figures(
+    drawn: Selection, names: Sequence[str], folder: Path, *, pays: bool
+) -> Callable[[], dict[str, bytes]]:
+    """Write figures, in two processes where that pays; what comes back waits for them and gives the SVGs."""
+    folder.mkdir(exist_ok=True)
+    halves = (names[::2], names[1::2])
+    all_done = [_beside(partial(_write_figures, drawn, half, folder), pays=pays) for half in halves]
+
+    def svgs() -> dict[str, bytes]:
+        for done in all_done:
+            done()
+        return {name: (folder / f"{name}.svg").read_bytes() for name in names}
+
+    return svgs
 
 
 def _write_csv(summary: pd.DataFrame, path: Path) -> None:

@@ -90,7 +90,7 @@ def page_of(tmp_path, summary_of):
     def page_of(records):
         archive = read_archive([write_sweep(tmp_path, records)], {})
         summary = summary_of(records)
-        return render(archive, summary, verdict(summary), {}, None)
+        return render(archive, summary, verdict(summary), dict, None)
 
     return page_of
 
