@@ -43,12 +43,17 @@ VOLATILE = frozenset({"load_average"})
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Whole lines of one records.jsonl: bytes `start` to `end`, the first being line `first_line`."""
+    """Whole lines of one records.jsonl: bytes `start` to `end`, the first being line `first_line`.
+
+    Only one that `is_all` of its file is searched for keys that stand twice. No program writes such, and a
+    file that an editor opens is small.
+    """
 
     path: Path
     start: int
     end: int
     first_line: int
+    is_all: bool
 
 
 @dataclass(slots=True)
@@ -142,7 +147,7 @@ def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
     rows, starts, shared, environments = [], [], Shared(), Environments()
     start = piece.start
     for number, line in enumerate(lines, start=piece.first_line):
-        record = parse_record(piece.path, number, line, READABLE_VERSIONS)
+        record = parse_record(piece.path, number, line, READABLE_VERSIONS, may_have_twins=not piece.is_all)
         refuse_what_is_no_record(record, piece.path, number)
         rows.append(row_of(record, peaks))
         shared.add(record["config"])
@@ -184,7 +189,7 @@ def _pieces_of(path: Path) -> Iterator[Piece]:
         start, line = 0, 1
         while start < whole:
             end = min(whole, content.find(b"\n", min(start + PIECE_BYTES, whole - 1)) + 1)
-            yield Piece(path, start, end, line)
+            yield Piece(path, start, end, line, is_all=end - start == whole)
             line += content[start:end].count(b"\n")
             start = end
 
