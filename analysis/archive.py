@@ -15,12 +15,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from analysis.load import Columns, Record, columns_of, frame_of, refuse_what_is_no_record, row_of
+from analysis.load import (
+    NUMBER_COLUMNS,
+    Columns,
+    Record,
+    columns_of,
+    frame_of,
+    refuse_what_is_no_record,
+    row_of,
+)
 from bench.record import READABLE_VERSIONS
 from bench.store import CHECK_PATH, StoreError, parse_record, refuse_other_formats
 
@@ -33,12 +43,17 @@ VOLATILE = frozenset({"load_average"})
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Whole lines of one records.jsonl: bytes `start` to `end`, the first being line `first_line`."""
+    """Whole lines of one records.jsonl: bytes `start` to `end`, the first being line `first_line`.
+
+    Only one that `is_all` of its file is searched for keys that stand twice. No program writes such, and a
+    file that an editor opens is small.
+    """
 
     path: Path
     start: int
     end: int
     first_line: int
+    is_all: bool
 
 
 @dataclass(slots=True)
@@ -132,7 +147,7 @@ def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
     rows, starts, shared, environments = [], [], Shared(), Environments()
     start = piece.start
     for number, line in enumerate(lines, start=piece.first_line):
-        record = parse_record(piece.path, number, line, READABLE_VERSIONS)
+        record = parse_record(piece.path, number, line, READABLE_VERSIONS, may_have_twins=not piece.is_all)
         refuse_what_is_no_record(record, piece.path, number)
         rows.append(row_of(record, peaks))
         shared.add(record["config"])
@@ -174,7 +189,7 @@ def _pieces_of(path: Path) -> Iterator[Piece]:
         start, line = 0, 1
         while start < whole:
             end = min(whole, content.find(b"\n", min(start + PIECE_BYTES, whole - 1)) + 1)
-            yield Piece(path, start, end, line)
+            yield Piece(path, start, end, line, is_all=end - start == whole)
             line += content[start:end].count(b"\n")
             start = end
 
@@ -195,9 +210,12 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     """The columns of all parts below one another; what a part lacks is None."""
     rows = [len(next(iter(part.values()), ())) for part in parts]
     keys = dict.fromkeys(key for part in parts for key in part)
+    values = {
+        key: [part.get(key, [None] * count) for part, count in zip(parts, rows, strict=True)] for key in keys
+    }
     return {
-        key: [v for part, count in zip(parts, rows, strict=True) for v in part.get(key, [None] * count)]
-        for key in keys
+        key: np.concatenate(each) if key in NUMBER_COLUMNS else [*chain.from_iterable(each)]
+        for key, each in values.items()
     }
 
 

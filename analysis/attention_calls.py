@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionMetrics:
+
+class AttentionMetrics(Struct, frozen=True, kw_only=True):
     """Numbers of one record's calls; times are medians over calls of the slowest rank.
 
     `attention_flops_per_s` is of all ranks, forward and backward, by the area that the mask leaves, backward
@@ -27,7 +27,7 @@ class AttentionMetrics:
     control_dq_error_ulps: float | None = None
 
 
-ATTENTION_COLUMNS = tuple(field.name for field in fields(AttentionMetrics))
+ATTENTION_COLUMNS = AttentionMetrics.__struct_fields__
 
 
 def attention_metrics(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -17,15 +18,15 @@ from analysis.wellformed import flaw
 from bench.store import DELETE_LINE, StoreError
 
 Record = Mapping[str, Any]
-Columns = dict[str, list[Any]]
+Columns = dict[str, Any]
+"""Values by the column's name: those of NUMBER_COLUMNS as an array, missing ones as NaN; others as a list."""
 
 HARDWARE_FOLDER = Path(__file__).resolve().parent.parent / "conf" / "hardware"
 RECORD_COLUMNS = (
     "cell_id", "experiment", "role", "repeat", "order", "status", "reason", "provenance",
     "started_at", "wall_s", "fixed_cost_s",
 )  # fmt: skip
-IN_RECORD = frozenset(RECORD_COLUMNS)
-NO_SCALAR = (list, dict)
+NO_SCALAR = frozenset({list, dict})
 DERIVED_COLUMNS = ("device_name", "device_memory_bytes", "sequences_per_step")
 SUMMARY_COLUMNS = (
     "repeats", "failed_repeats", "n", "n_of", "tokens_per_s_lowest_repeat",
@@ -34,7 +35,7 @@ SUMMARY_COLUMNS = (
     "scaling_base_ranks", "capacity_bytes", "capacity_source", "capacity_share", IDEAL, EFFICIENCY,
 )  # fmt: skip
 """What `summarise` and `with_derived` add; here because config_columns must know them."""
-METRIC_COLUMNS = tuple(field.name for field in fields(Metrics))
+METRIC_COLUMNS = Metrics.__struct_fields__
 NUMBER_COLUMNS = (
     "device_memory_bytes",
     *(name for name in METRIC_COLUMNS if name not in {"note", "warmup"}),
@@ -53,25 +54,22 @@ def to_frame(records: Sequence[Record], peaks: Mapping[str, float]) -> pd.DataFr
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> Columns:
-    """Rows turned into columns; what a row lacks is None."""
-    first = [*rows[0]] if rows else []
-    if all(
-        [*row] == first for row in rows
-    ):  # far quicker, and so are the rows of one version of this program
-        by_column = zip(*(row.values() for row in rows), strict=True)
-        return {key: [*values] for key, values in zip(first, by_column, strict=bool(rows))}
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return {key: [row.get(key) for row in rows] for key in keys}
+    """Rows turned into columns; what a row lacks is None, or NaN among numbers."""
+    shapes = dict.fromkeys(map(tuple, rows))
+    keys = dict.fromkeys(key for shape in shapes for key in shape)
+    alike = rows if len(shapes) == 1 else [{**dict.fromkeys(keys), **row} for row in rows]
+    by_column = zip(keys, zip(*(row.values() for row in alike), strict=True), strict=True)
+    return {
+        key: np.array(values, dtype=np.float64) if key in NUMBER_COLUMNS else [*values]
+        for key, values in by_column
+    }
 
 
 def frame_of(columns: Columns) -> pd.DataFrame:
     """The columns as a frame, which has all columns of a record also where it has no row."""
-    empty: Columns = {
-        key: [] for key in (*RECORD_COLUMNS, *REQUIRED_CONFIG, *DERIVED_COLUMNS, *METRIC_COLUMNS)
-    }
-    frame = pd.DataFrame(columns or empty)
-    # A column in which every number is missing must still be one of numbers.
-    return frame.astype(dict.fromkeys(NUMBER_COLUMNS, "float64"))
+    known = (*RECORD_COLUMNS, *REQUIRED_CONFIG, *DERIVED_COLUMNS, *METRIC_COLUMNS)
+    empty: Columns = {key: np.empty(0) if key in NUMBER_COLUMNS else [] for key in known}
+    return pd.DataFrame(columns or empty)
 
 
 def device_name(record: Record) -> str | None:
@@ -115,18 +113,15 @@ def refuse_what_is_no_record(record: Record, path: Path, number: int) -> None:
 def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
     """A record's row of the frame: the columns of RECORD_COLUMNS, its configuration, its metrics."""
     config = record["config"]
-    metrics = of_record(record, peaks)
     return {
+        **dict.fromkeys(RECORD_COLUMNS),
+        **config,
+        **{key: _comparable(value) for key, value in config.items() if type(value) in NO_SCALAR},
         **{key: record.get(key) for key in RECORD_COLUMNS},
-        **{
-            key: _comparable(value) if isinstance(value, NO_SCALAR) else value
-            for key, value in config.items()
-            if key not in IN_RECORD
-        },
         "device_name": device_name(record),
         "device_memory_bytes": device_memory_bytes(record),
         "sequences_per_step": _sequences_per_step(config),
-        **{name: getattr(metrics, name) for name in METRIC_COLUMNS},
+        **msgspec.structs.asdict(of_record(record, peaks)),
     }
 
 

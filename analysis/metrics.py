@@ -36,8 +36,7 @@ class Share:
     exposed: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics(AttentionMetrics):
+class Metrics(AttentionMetrics, frozen=True, kw_only=True):
     """One record's numbers, named with their unit. Times are of the slowest rank, memory of the worst."""
 
     n_steps: int | None = None
@@ -94,7 +93,7 @@ def tokens_per_s(tokens: float, time_ms: float) -> float:
 
 def worst_rank(per_rank: Iterable[float | None] | None) -> float | None:
     """The largest of the ranks' values; None where nothing was measured."""
-    return max((value for value in per_rank or () if value is not None), default=None)
+    return max([value for value in per_rank if value is not None], default=None) if per_rank else None
 
 
 def communication_share(trace: Mapping[str, Any]) -> Share:
@@ -133,7 +132,8 @@ def of_record(record: Mapping[str, Any], peaks: Mapping[str, float]) -> Metrics:
     """
     if record["status"] != "ok":
         return Metrics(note=record["reason"])
-    timed = _timed(record, peaks)
+    steps_ms = sorted(slowest_rank_ms((record.get("timing") or {}).get("step_times_ms") or []))
+    timed = _timed(record, steps_ms, peaks)
     traced = _traced(record, timed.get("step_time_ms"))
     notes = [
         "warmed up with shorter steps only" if timed.get("warmup") == "short" else None,
@@ -141,7 +141,7 @@ def of_record(record: Mapping[str, Any], peaks: Mapping[str, float]) -> Metrics:
         _throttling(record.get("telemetry") or {}),
         load_note(record),
         _uncompared(record.get("parity") or {}),
-        *step_notes(slowest_rank_ms((record.get("timing") or {}).get("step_times_ms") or [])),
+        *step_notes(steps_ms),
     ]
     return Metrics(
         **timed,
@@ -158,12 +158,13 @@ def _share(part_ms: Sequence[float], step_ms: Sequence[float]) -> float:
     return part_ms[worst] / step_ms[worst]
 
 
-def _timed(record: Mapping[str, Any], peaks: Mapping[str, float]) -> dict[str, Any]:
+def _timed(
+    record: Mapping[str, Any], steps_ms: Sequence[float], peaks: Mapping[str, float]
+) -> dict[str, Any]:
+    """The numbers of the timed window, whose steps took so long, in order of size."""
     timing = record.get("timing")
     if not timing:
         return {}
-    steps_ms = slowest_rank_ms(timing["step_times_ms"])
-    steps_ms.sort()  # once for both
     median_ms, interval = statistics.median(steps_ms), median_interval(steps_ms)
     tokens, ranks = timing["tokens_per_step"], len(timing["step_times_ms"])
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,10 +82,13 @@ def render(
     archive: Archive,
     summary: pd.DataFrame,
     found: Verdict,
-    svgs: Mapping[str, bytes],
+    svgs_of: Callable[[], Mapping[str, bytes]],
     figures_note: str | None,
 ) -> str:
-    """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed."""
+    """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed.
+
+    `svgs_of` is asked last, so that figures may still be drawn while the cells are put into words.
+    """
     environment = Environment(
         loader=PackageLoader("analysis", "."),
         autoescape=True,
@@ -96,18 +99,19 @@ def render(
     shared = {key: _text(value) for key, value in archive.shared.items()}
     rows_behind = _rows_behind(archive.frame)
     shown = for_pages(summary, _started(archive.frame, summary, rows_behind))
+    cells = cells_of(archive, shown.cells, rows_behind, shared)
     return environment.get_template("report.html.jinja").render(
+        pictures=[picture(name, svg) for name, svg in svgs_of().items()],
         subtitle=subtitle(summary),
         banner=banner(summary),
         count=f"{count_label(len(summary), 'cell')}, {count_label(len(archive.frame), 'record')}",
         verdict=found,
-        pictures=[picture(name, svg) for name, svg in svgs.items()],
         figures_note=figures_note,
         headings=with_meanings(HEADINGS, SORTED_BY),
         block_headings=BLOCK_HEADINGS,
         reasons=failure_reasons(summary),
         next_steps=next_steps(summary),
-        cells=cells_of(archive, shown.cells, rows_behind, shared),
+        cells=cells,
         cells_note=shown.note,
         attention_headings=with_meanings(ATTENTION_HEADINGS, ATTENTION_COLUMNS),
         attention_rows=attention_rows(shown.cells),
@@ -177,7 +181,7 @@ def _started(frame: pd.DataFrame, summary: pd.DataFrame, rows_behind: RowsBehind
 
 def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     """What each row is of: the request, its provenance and machine."""
-    columns = (frame[key].fillna("") for key in ("cell_id", "provenance", "device_name"))
+    columns = (frame[key].fillna("").tolist() for key in ("cell_id", "provenance", "device_name"))
     return zip(*columns, strict=True)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -66,12 +68,9 @@ def _write(archive: Archive, output: Path) -> None:
     drawn = for_figures(summary)
     pays = len(summary) > MANY_CELLS
     table_done = _beside(lambda: _write_csv(summary, output / "summary.csv"), pays=pays)
-    figures_done = _beside(lambda: _write_figures(drawn, output / "figures"), pays=pays)
+    svgs = _figures(drawn, figures_for(summary), output / "figures", pays=pays)
     found = verdict(summary)
     (output / "summary.md").write_text(_markdown_page(summary, found), encoding="utf-8")
-    figures_done()
-    names = figures_for(summary)
-    svgs = {name: (output / "figures" / f"{name}.svg").read_bytes() for name in names}
     page = output / "report.html"
     page.write_text(render(archive, summary, found, svgs, drawn.note), encoding="utf-8")
     table_done()
@@ -112,14 +111,29 @@ def _beside(write: Callable[[], None], *, pays: bool) -> Callable[[], None]:
     return wait
 
 
+def _figures(
+    drawn: Selection, names: Sequence[str], folder: Path, *, pays: bool
+) -> Callable[[], dict[str, bytes]]:
+    """Write figures, in two processes where that pays; what comes back waits for them and gives the SVGs."""
+    folder.mkdir(exist_ok=True)
+    halves = (names[::2], names[1::2])
+    all_done = [_beside(partial(_write_figures, drawn, half, folder), pays=pays) for half in halves]
+
+    def svgs() -> dict[str, bytes]:
+        for done in all_done:
+            done()
+        return {name: (folder / f"{name}.svg").read_bytes() for name in names}
+
+    return svgs
+
+
 def _write_csv(summary: pd.DataFrame, path: Path) -> None:
     path.write_text(csv_text(summary), encoding="utf-8")
 
 
-def _write_figures(drawn: Selection, folder: Path) -> None:
-    """Every figure as PNG and SVG."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in figures_for(drawn.cells):
+def _write_figures(drawn: Selection, names: Sequence[str], folder: Path) -> None:
+    """Figures by their names as PNG and SVG."""
+    for name in names:
         figure = build_figure(name, drawn.cells, drawn.note)
         (folder / f"{name}.png").write_bytes(png_bytes(figure))
         (folder / f"{name}.svg").write_bytes(svg_bytes(figure))
@@ -155,4 +169,5 @@ def _print_summary(summary: pd.DataFrame, found: Verdict, page: Path) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # a process that lives for seconds need not search millions of values for garbage
     sys.exit(main())

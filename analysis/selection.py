@@ -33,7 +33,7 @@ def for_figures(summary: pd.DataFrame) -> Selection:
     if total <= MAX_SERIES:
         return Selection(summary, None)
     chosen = _fullest_comparisons(summary, series)
-    shown = summary[series.isin(chosen)]
+    shown = summary[series.isin(chosen)].copy()  # in one piece, of which parts are quickly taken
     left_out = summary[~series.isin(chosen)]
     by_strategy = series[left_out.index].groupby(left_out["strategy"]).nunique()
     counts = ", ".join(f"{strategy} {count:,}" for strategy, count in by_strategy.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,9 +23,10 @@ def step_notes(steps_ms: Sequence[float]) -> list[str]:
     """What a reader must know of the spread of a cell's steps; empty where they are steady."""
     if len(steps_ms) < MIN_STEPS:
         return []
-    low, median, high = statistics.quantiles(steps_ms, n=4, method="inclusive")
-    spread = (high - low) / median
-    severe = sum(not _inside(step, low, high) for step in steps_ms)
+    ordered = sorted(steps_ms)
+    low, median, high = statistics.quantiles(ordered, n=4, method="inclusive")
+    spread, reach = (high - low) / median, SEVERE_FENCE * (high - low)
+    severe = len(ordered) - bisect_right(ordered, high + reach) + bisect_left(ordered, low - reach)
     notes = []
     if spread > UNSTABLE:
         how = "very unstable" if spread > VERY_UNSTABLE else "unstable"
@@ -43,8 +45,3 @@ def load_note(record: Mapping[str, Any]) -> str | None:
     if load is None or not cores or load <= BUSY * cores:
         return None
     return f"the machine was busy: load average {load:.1f} on {cores} cores"
-
-
-def _inside(step_ms: float, low: float, high: float) -> bool:
-    reach = SEVERE_FENCE * (high - low)
-    return low - reach <= step_ms <= high + reach

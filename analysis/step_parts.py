@@ -23,12 +23,13 @@ stands for it and the kernel's efficiency together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import astuple
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepParts:
+
+class StepParts(Struct, frozen=True, kw_only=True):
     """Milliseconds of one rank's traced step, in the order in which a waterfall stacks them.
 
     `waiting` is 0 with all of the exchange in `transfer` where waiting is not known.
@@ -47,13 +48,13 @@ class StepParts:
 
     @property
     def step_ms(self) -> float:
-        return float(sum(getattr(self, field.name) for field in fields(self)))
+        return float(sum(astuple(self)))
 
 
 PREFIX = "part_"
 IDEAL = "part_ideal_attention_ms"
 EFFICIENCY = "part_block_efficiency_ms"
-PART_COLUMNS = tuple(f"{PREFIX}{field.name}_ms" for field in fields(StepParts))
+PART_COLUMNS = tuple(f"{PREFIX}{name}_ms" for name in StepParts.__struct_fields__)
 MODEL_STATE = ("parameters", "gradients")
 OTHER_PURPOSES = ("data_and_loss", "other")
 
@@ -84,13 +85,8 @@ def part_columns(trace: Mapping[str, Any]) -> dict[str, float]:
     """The parts by the names of their columns; none for a record made before parts were known."""
     if "compute_ms" not in trace:
         return {}
-    parts = step_parts(trace)
-    return {column: getattr(parts, _name(column)) for column in PART_COLUMNS}
+    return dict(zip(PART_COLUMNS, astuple(step_parts(trace)), strict=True))
 
 
 def _of(times_ms: Mapping[str, Sequence[float]], purposes: Sequence[str], rank: int) -> float:
     return float(sum(times_ms[purpose][rank] for purpose in purposes if purpose in times_ms))
-
-
-def _name(column: str) -> str:
-    return column.removeprefix(PREFIX).removesuffix("_ms")

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from analysis.labels import count_label, is_cpu, shares_gpus, status_label
-from analysis.leaders import Leader, leader_lines, leaders, measured_lines
+from analysis.leaders import MAX_LINES, Leader, leader_lines, leaders, measured_lines
+from analysis.selection import ALL_IN
 from analysis.series import series_keys, series_number, variant
 from bench.words import length_label
 
@@ -41,7 +42,7 @@ def verdict(summary: pd.DataFrame) -> Verdict:
         answer=_fastest(found) if caveat is None else _ran(summary, names),
         details=leader_lines(found) if caveat is None else measured_lines(summary, names),
         failures=_failures(summary, names),
-        fits=_fits(summary),
+        fits=_fits(summary, names),
         certainty=_certainty(summary),
         caveat=caveat,
     )
@@ -100,25 +101,29 @@ def _failures(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
     return sentences
 
 
-def _fits(summary: pd.DataFrame) -> list[str]:
-    """One sentence where anything ran out of memory: the longest length that fits, per series of cells."""
-    if not (summary["status"] == "out_of_memory").any():
+def _fits(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
+    """One sentence where anything ran out of memory: the longest length that fits, per series of cells.
+
+    Of too many series the first are named.
+    """
+    ran_out = summary["status"] == "out_of_memory"
+    if not ran_out.any():
         return []
-    names = cell_names(summary)
-    parts = [_longest(name, cells) for name, cells in summary.groupby(names, sort=False)]
-    return [f"Longest length that fits in memory: {'; '.join(parts)}."]
+    lengths = summary["seq_len"]
+    longest = lengths[summary["status"] == "ok"].groupby(names).max()
+    beyond = lengths[ran_out & (lengths > names.map(longest).fillna(0))].groupby(names).min()
+    every = [*names.unique()]
+    parts = [_longest(name, longest.get(name), beyond.get(name)) for name in every[:MAX_LINES]]
+    rest = len(every) - len(parts)
+    more = [f"and {count_label(rest, 'setting')} more; {ALL_IN}"] if rest else []
+    return [f"Longest length that fits in memory: {'; '.join([*parts, *more])}."]
 
 
-def _longest(name: str, cells: pd.DataFrame) -> str:
+def _longest(name: str, fits: int | None, runs_out: int | None) -> str:
     """`ring 64k (96k runs out)`, or that nothing longer was tried."""
-    fitting = cells.loc[cells["status"] == "ok", "seq_len"]
-    longest = int(fitting.max()) if len(fitting) else 0
-    failing = cells.loc[cells["status"] == "out_of_memory", "seq_len"]
-    beyond = failing[failing > longest]
-    if not len(beyond):
-        return f"{name} {length_label(longest)} (nothing longer was tried)" if longest else f"{name} unknown"
-    shortest = length_label(int(beyond.min()))
-    return f"{name} {length_label(longest) if longest else 'none'} ({shortest} runs out)"
+    if runs_out is None:
+        return f"{name} {length_label(int(fits))} (nothing longer was tried)" if fits else f"{name} unknown"
+    return f"{name} {length_label(int(fits)) if fits else 'none'} ({length_label(int(runs_out))} runs out)"
 
 
 def _certainty(summary: pd.DataFrame) -> str:

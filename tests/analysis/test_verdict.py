@@ -1,6 +1,6 @@
 import pytest
 
-from analysis.leaders import leaders
+from analysis.leaders import MAX_LINES, leaders
 from analysis.verdict import CPU_CAVEAT, SHARED_GPU_CAVEAT, cell_names, verdict
 from tests.analysis.records import CPU, SHARED_GPU, make_failure, make_record, make_timing, on_ranks
 
@@ -57,6 +57,13 @@ def test_the_longest_length_that_fits_is_told_per_strategy_where_memory_ran_out(
         "Longest length that fits in memory: ulysses 16k (32k runs out); usp none (8k runs out);"
         " ring 64k (nothing longer was tried)."
     )
+
+
+def test_of_too_many_settings_the_first_are_named_and_the_rest_counted(summary_of):
+    records = [make_failure("out_of_memory", "no", config={"batch": 1 + i}) for i in range(MAX_LINES + 5)]
+    (sentence,) = verdict(summary_of(records)).fits
+    assert sentence.count("runs out") == MAX_LINES
+    assert sentence.endswith("; and 5 settings more; all cells are in summary.csv.")
 
 
 def test_nothing_is_said_of_lengths_that_fit_where_nothing_ran_out(summary_of):

@@ -1,6 +1,7 @@
 """Records survive: torn tails are dropped, anything else is an error with its line."""
 
 import json
+import os
 
 import pytest
 
@@ -49,6 +50,27 @@ def test_a_corrupt_line_is_named_by_its_number(tmp_path, line):
     path.write_text(f"{good}\n{line}\n{good}\n", encoding="latin-1")
     with pytest.raises(StoreError, match=r"records\.jsonl:2"):
         read_records(path)
+
+
+@pytest.mark.parametrize("twins", ['{"a":1,"a":2}', '[{"b":{"a": 1, "a": 1}}]'])
+def test_a_key_that_stands_twice_anywhere_is_refused(tmp_path, twins):
+    path = tmp_path / "records.jsonl"
+    path.write_text(f'{{"schema_version":{SCHEMA_VERSION},"config":{twins}}}\n')
+    with pytest.raises(StoreError, match=r"records\.jsonl:1: not a record: a key stands twice"):
+        read_records(path)
+
+
+@pytest.mark.parametrize("text", ['{"a":1,"a":2}', 'a "quote": b', "\\", "caf\u00e9\u2028\x00"])
+def test_any_text_is_read_back_as_it_was(tmp_path, text):
+    with Store(tmp_path) as store:
+        store.append(make_record(reason=text))
+        assert store.read()[0]["reason"] == text
+
+
+def test_bytes_of_a_path_that_are_no_text_do_not_spoil_the_file(tmp_path):
+    with Store(tmp_path) as store:
+        store.append(make_record(reason=os.fsdecode(b"no /folder\xff")))
+        assert store.read()[0]["reason"] == "no /folder?"
 
 
 def test_numbers_that_json_cannot_hold_are_refused(tmp_path):
