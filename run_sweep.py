@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import sys
@@ -19,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from bench.command_line import readable_by_hydra
-from bench.conf_files import CONF, plain, refuse_no_conf
+from bench.conf_files import CONF, plain, refuse_no_conf, tell_hydra_of_offers
 from bench.config import ConfigError
 from bench.environment import this_machine
 from bench.experiments import experiment_of
@@ -27,9 +28,10 @@ from bench.hydra_words import translated
 from bench.launcher import Launcher
 from bench.progress import Progress
 from bench.store import StoreError, warn_in_one_line
-from bench.sweep import EXIT_OK, plan, run_plan
+from bench.sweep import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, plan, run_plan
 
 EXIT_REQUEST_WRONG = 2
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 def run_cells(composed: Sequence[DictConfig], *, single: bool = False) -> NoReturn:
@@ -65,6 +67,14 @@ def refusals() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         print(translated(error), file=sys.stderr)
         sys.exit(EXIT_REQUEST_WRONG)
+    except KeyboardInterrupt:
+        print("interrupted before any cell ran; the same command starts afresh", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        print(f"{error}; free space there, then add resume=true and sweep_dir=...", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
 
 
 def main() -> None:
@@ -75,6 +85,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
     with tempfile.TemporaryDirectory() as scratch, refusals():
         refuse_no_conf()
+        tell_hydra_of_offers()
         sys.argv[1:] = readable_by_hydra(sys.argv[1:])
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
         run_one()

@@ -32,7 +32,7 @@ from analysis.load import (
     row_of,
 )
 from bench.record import READABLE_VERSIONS
-from bench.store import StoreError, parse_record, refuse_other_formats
+from bench.store import CHECK_PATH, StoreError, parse_record, refuse_other_formats
 
 PIECE_BYTES = 16 * 2**20
 CAN_FORK = sys.platform == "linux"
@@ -175,7 +175,7 @@ def _pieces(folder: Path) -> Iterator[Piece]:
             raise StoreError(f"{folder}: no file records.jsonl in this folder; {hint}")
         yield from _pieces_of(path)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {CHECK_PATH}") from None
 
 
 def _pieces_of(path: Path) -> Iterator[Piece]:

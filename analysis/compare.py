@@ -15,9 +15,9 @@ from rich.text import Text
 
 from analysis.archive import Archive, read_archive
 from analysis.change import CELL, Change, Key, changes, environment_differences, only_in
-from analysis.labels import count_label
+from analysis.labels import count_label, shares_gpus
 from analysis.load import peak_flops_per_s
-from analysis.verdict import cell_names
+from analysis.verdict import SHARED_GPU_CAVEAT, cell_names
 from bench.store import StoreError
 from bench.words import length_label
 
@@ -60,7 +60,8 @@ def _print_comparison(before: Archive, after: Archive, console: Console) -> None
         console.print(_table(found, names))
         counts = Counter(change.outcome for change in found)
         console.print(Text(", ".join(f"{outcome}: {count:,}" for outcome, count in counts.most_common())))
-        for caveat in CAVEATS:
+        shared = any(shares_gpus(archive.frame) for archive in (before, after))
+        for caveat in (*CAVEATS, SHARED_GPU_CAVEAT) if shared else CAVEATS:
             console.print(Text(caveat, style="dim"))
     else:
         console.print("no cell is in both")

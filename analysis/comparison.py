@@ -17,7 +17,7 @@ FREE = frozenset(
     }
 )
 """How the work is spread, not what work it is. Batches count through `sequences_per_step`."""
-FREE_GROUPS = ("cluster.", "measure.", "env.")
+FREE_GROUPS = ("cluster.", "measure.", "env.", "strategy.")
 
 
 def work_keys(summary: pd.DataFrame) -> list[str]:

@@ -12,10 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from analysis.failures import ROW_INCHES, failure_marks
+from analysis.failures import ROW_INCHES
 from analysis.figures import FIGURES, legend_entries
-from analysis.labels import CPU_BANNER, is_cpu
-from analysis.series import series_of
+from analysis.labels import banner
 from analysis.style import BANNER_COLOR, MUTED_COLOR, subtitle
 
 WIDTH_INCHES = 8.0
@@ -30,10 +29,9 @@ DPI = 150
 def build_figure(name: str, summary: pd.DataFrame, note: str | None = None) -> Figure:
     """The figure of this name in FIGURES, complete; `note` says which cells are left out."""
     kind = FIGURES[name]
-    letters = LETTERS_PER_LINE if kind.against_length else LETTERS_BESIDE_ROWS
+    letters = LETTERS_PER_LINE if kind.against else LETTERS_BESIDE_ROWS
     lines = _header_lines(summary, kind.reading, note, letters)
-    marks = failure_marks(list(series_of(summary)))
-    rows = 1 + max((mark.row for mark in marks), default=-1) if kind.against_length else 0
+    rows = 1 + max((mark.row for mark in kind.marks(summary)), default=-1)
     probe = Figure().add_subplot()
     kind.draw(summary, probe)
     columns, legend_rows = _legend_shape([*legend_entries(probe)])
@@ -84,7 +82,8 @@ def _header_lines(
     lines = [(line, "black") for line in textwrap.wrap(subtitle(summary), letters)]
     lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, letters)]
     lines += [(line, BANNER_COLOR) for line in textwrap.wrap(note or "", letters)]
-    return [*lines, (CPU_BANNER, BANNER_COLOR)] if is_cpu(summary) else lines
+    warning = banner(summary)
+    return [*lines, (warning, BANNER_COLOR)] if warning else lines
 
 
 def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]]) -> None:

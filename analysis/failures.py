@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 
 from analysis.labels import status_label
 from analysis.series import Series
-from analysis.style import MUTED_COLOR, length_limits, look_of
+from analysis.style import LENGTH, MUTED_COLOR, Scale, x_limits
 
 GLYPHS: Mapping[str, str] = {"out_of_memory": "x"}
 OTHER_GLYPH = "*"
@@ -23,7 +23,7 @@ TEXT: Mapping[str, Any] = {"fontsize": 7, "color": MUTED_COLOR}
 ROW_INCHES = 0.17
 MAX_ROWS = 12
 TEXT_TURNS_AT = 0.7
-"""Beyond this part of the length axis a text stands on the left of its glyph."""
+"""Beyond this part of the x axis a text stands on the left of its glyph."""
 GLYPH_FRACTION, LETTER_FRACTION = 0.018, 0.011
 """Half of a glyph with its gap, and a letter of its text, as fractions of the axes; rather too wide."""
 MAX_LANE = 0.6
@@ -32,16 +32,19 @@ MAX_LANE = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Failed cells of one series and status at neighbouring lengths, named once; `row` is of the lane."""
+    """Failed cells of one series and status at neighbouring lengths, named once; `row` is of the lane.
 
-    seq_lens: tuple[int, ...]
+    `places` are the lengths, or whatever else the figure is against.
+    """
+
+    places: tuple[int, ...]
     status: str
-    strategy: str
+    color: str
     series: str
     row: int
 
 
-def failure_marks(series: Sequence[Series]) -> list[Mark]:
+def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]:
     """Every failed cell: rows for each series that has one, or for each strategy where those are many.
 
     A series has one row, and more where the texts of its marks would overlap.
@@ -51,25 +54,25 @@ def failure_marks(series: Sequence[Series]) -> list[Mark]:
     name = attrgetter("label" if len(failing) <= MAX_ROWS else "strategy")
     failed: dict[tuple[str, str], set[tuple[int, str]]] = {}
     for each, rows in failing:
-        found = zip(map(int, rows["seq_len"]), rows["status"], strict=True)
-        failed.setdefault((name(each), each.strategy), set()).update(found)
-    lengths = sorted({int(length) for each in series for length in each.rows["seq_len"]})
+        found = zip(map(int, rows[scale.column]), rows["status"], strict=True)
+        failed.setdefault((name(each), each.look.color), set()).update(found)
+    places = sorted({place for each in series for place in scale.values(each.rows)})
     marks: list[Mark] = []
-    for (label, strategy), cells in failed.items():
+    for (label, color), cells in failed.items():
         first_row = 1 + max((mark.row for mark in marks), default=-1)
-        for row, status, run in _in_rows(_runs(cells, lengths), length_limits(lengths)):
-            marks.append(Mark(run, status, strategy, label, first_row + row))
+        for row, status, run in _in_rows(_runs(cells, places), x_limits(places)):
+            marks.append(Mark(run, status, color, label, first_row + row))
     return marks
 
 
-def _runs(cells: Iterable[tuple[int, str]], lengths: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
-    """Status and lengths of failures at neighbouring lengths with one status, by first length."""
-    before = {longer: shorter for shorter, longer in pairwise(lengths)}
+def _runs(cells: Iterable[tuple[int, str]], places: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
+    """Status and places of failures at neighbouring places with one status, by first place."""
+    before = {longer: shorter for shorter, longer in pairwise(places)}
     runs: list[tuple[str, tuple[int, ...]]] = []
-    for seq_len, status in sorted(cells):
-        goes_on = bool(runs) and runs[-1][0] == status and runs[-1][1][-1] == before.get(seq_len)
+    for place, status in sorted(cells):
+        goes_on = bool(runs) and runs[-1][0] == status and runs[-1][1][-1] == before.get(place)
         run = runs.pop()[1] if goes_on else ()
-        runs.append((status, (*run, seq_len)))
+        runs.append((status, (*run, place)))
     return runs
 
 
@@ -87,17 +90,17 @@ def _in_rows(
 
 def _extent(run: Sequence[int], status: str, limits: tuple[float, float]) -> tuple[float, float]:
     """Where glyphs and text of a mark begin and end, as fractions of the axes."""
-    first, last = (_fraction(length, limits) for length in (run[0], run[-1]))
+    first, last = (_fraction(place, limits) for place in (run[0], run[-1]))
     text = GLYPH_FRACTION + LETTER_FRACTION * len(status_label(status))
     if last > TEXT_TURNS_AT:
         return first - text, last + GLYPH_FRACTION
     return first - GLYPH_FRACTION, last + text
 
 
-def _fraction(length: float, limits: tuple[float, float]) -> float:
-    """Where on the logarithmic length axis this length stands, 0..1."""
+def _fraction(place: float, limits: tuple[float, float]) -> float:
+    """Where on the logarithmic x axis this place stands, 0..1."""
     left, right = limits
-    return math.log(length / left) / math.log(right / left)
+    return math.log(place / left) / math.log(right / left)
 
 
 def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
@@ -105,7 +108,7 @@ def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
     if not marks:
         return
     rows = 1 + max(mark.row for mark in marks)
-    row_height = min(ROW_INCHES / _height_inches(axes), MAX_LANE / (rows + 1))
+    row_height = min(ROW_INCHES / height_inches(axes), MAX_LANE / (rows + 1))
     lane = row_height * (rows + 0.5)
     _make_room(axes, lane)
     axes.plot([0, 1], [1 - lane] * 2, color=MUTED_COLOR, lw=0.6, transform=axes.transAxes)
@@ -128,13 +131,13 @@ def count_failures(summary: pd.DataFrame) -> str:
 def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
     """A mark in its strategy's colour, its text on the side that has room; `y` in axes fractions."""
     transform = axes.get_xaxis_transform()
-    glyph, color = GLYPHS.get(mark.status, OTHER_GLYPH), look_of(mark.strategy).color
-    heights = [y] * len(mark.seq_lens)
-    axes.plot(mark.seq_lens, heights, glyph, color=color, ms=6, mew=1.5, transform=transform, zorder=4)
-    on_left = _fraction(mark.seq_lens[-1], axes.get_xlim()) > TEXT_TURNS_AT
+    glyph, color = GLYPHS.get(mark.status, OTHER_GLYPH), mark.color
+    heights = [y] * len(mark.places)
+    axes.plot(mark.places, heights, glyph, color=color, ms=6, mew=1.5, transform=transform, zorder=4)
+    on_left = _fraction(mark.places[-1], axes.get_xlim()) > TEXT_TURNS_AT
     axes.annotate(
         status_label(mark.status),
-        (mark.seq_lens[0 if on_left else -1], y),
+        (mark.places[0 if on_left else -1], y),
         xycoords=transform,
         xytext=(-6 if on_left else 6, 0),
         textcoords="offset points",
@@ -144,7 +147,8 @@ def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
     )
 
 
-def _height_inches(axes: Axes) -> float:
+def height_inches(axes: Axes) -> float:
+    """How high the axes are, in inches."""
     figure = axes.get_figure(root=True)
     return float(axes.bbox.height) / (figure.dpi if figure is not None else 100)
 

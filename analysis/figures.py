@@ -12,20 +12,20 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from analysis.axes import finish_length_axes
+from analysis.axes import finish_length_axes, scale_y, write_remarks
+from analysis.capacity_lines import capacity_remarks, draw_capacities, drawn_capacities, make_room_above
+from analysis.failures import Mark, failure_marks
 from analysis.labels import bytes_label, count_label, is_cpu
 from analysis.metrics import MAX_TRACED_TO_TIMED
+from analysis.scaling_figure import plot_scaling, scaling_marks
 from analysis.series import Series, series_of
 from analysis.step_figures import plot_step_parts, plot_waterfall, waterfall_inches
-from analysis.style import MUTED_COLOR, dodge, line_of, look_of
+from analysis.style import dodge, line_of
 
 AXES_INCHES = 4.0
+AGAINST_LENGTH = "sequence length"
 MAX_LEGEND_ENTRIES = 24
 MAX_SIZE_TICKS = 7
-LOG_FROM_RATIO = 20
-"""A y axis is logarithmic when its largest value is this many times the smallest."""
-
-
 Handle = Line2D | ErrorbarContainer | BarContainer
 """What a legend can show."""
 
@@ -34,8 +34,8 @@ Handle = Line2D | ErrorbarContainer | BarContainer
 class FigureKind:
     """One figure of the report; `reading` says the reduction behind a point.
 
-    `inches` is the height of its axes; a figure that is not against length has a row for each cell. One that
-    `needs` a column is left out where no cell has a value in it.
+    `inches` is the height of its axes, `against` what its x axis is; a figure against nothing has a row for
+    each cell. One that `needs` a column is left out where no cell has a value in it.
     """
 
     title: str
@@ -43,7 +43,8 @@ class FigureKind:
     draw: Callable[[pd.DataFrame, Axes], None]
     reading: str
     inches: Callable[[pd.DataFrame], float] = lambda _: AXES_INCHES
-    against_length: bool = True
+    against: str | None = AGAINST_LENGTH
+    marks: Callable[[pd.DataFrame], list[Mark]] = lambda summary: failure_marks(list(series_of(summary)))
     needs: str | None = None
 
 
@@ -62,7 +63,7 @@ def plot_throughput(summary: pd.DataFrame, axes: Axes) -> None:
     quantity = Quantity("tokens_per_s", "throughput", "tokens_per_s_low", "tokens_per_s_high")
     series = list(series_of(summary))
     _draw_series(axes, series, quantity)
-    _scale_y(axes, summary[quantity.column])
+    scale_y(axes, summary[quantity.column])
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     )
@@ -70,15 +71,19 @@ def plot_throughput(summary: pd.DataFrame, axes: Axes) -> None:
 
 
 def plot_peak_memory(summary: pd.DataFrame, axes: Axes) -> None:
-    """Peak allocated memory of the worst rank against length."""
+    """Peak allocated memory of the worst rank against length, and what a rank may use."""
     quantity = Quantity("peak_allocated_bytes", "peak memory")
     series = list(series_of(summary))
+    drawn = drawn_capacities(summary)
     _draw_series(axes, series, quantity)
-    _scale_y(axes, summary[quantity.column])
+    scale_y(axes, pd.concat([summary[quantity.column], pd.Series([each.size_bytes for each in drawn])]))
+    make_room_above(axes, drawn)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
     is_linear = axes.get_yscale() == "linear"
     axes.set_yticks(_size_ticks(axes.get_ylim()[1]) if is_linear else _binary_ticks(*axes.get_ylim()))
+    write_remarks(axes, capacity_remarks(summary, drawn))
     finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
+    draw_capacities(axes, drawn)
 
 
 def plot_communication_share(summary: pd.DataFrame, axes: Axes) -> None:
@@ -96,7 +101,7 @@ def plot_attention_of_single(summary: pd.DataFrame, axes: Axes) -> None:
     quantity = Quantity("attention_of_single", "attention call")
     series = list(series_of(summary))
     _draw_series(axes, series, quantity)
-    _scale_y(axes, summary[quantity.column], is_linear=True)
+    scale_y(axes, summary[quantity.column], is_linear=True)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
 
@@ -107,7 +112,7 @@ def plot_error_growth(summary: pd.DataFrame, axes: Axes) -> None:
     series = list(series_of(summary))
     _draw_series(axes, series, Quantity("control_out_error_ulps", quantity.noun), is_background=True)
     _draw_series(axes, series, quantity)
-    _scale_y(axes, pd.concat([summary[quantity.column], summary["control_out_error_ulps"]]))
+    scale_y(axes, pd.concat([summary[quantity.column], summary["control_out_error_ulps"]]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
 
@@ -122,7 +127,7 @@ def _plot_share(summary: pd.DataFrame, axes: Axes, total: str) -> None:
     top = top * 1.1 if top > 0 else 1.0
     axes.set_ylim(-0.02 * top, top)  # a share of 0 must not be cut in half by the axis
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    axes.set_title("; ".join(_remarks(summary)), loc="left", size=8, color=MUTED_COLOR)
+    write_remarks(axes, _remarks(summary))
     finish_length_axes(axes, summary, series, column=exposed.column, noun=exposed.noun)
 
 
@@ -154,7 +159,13 @@ FIGURES: Mapping[str, FigureKind] = {
         "From ideal attention to the step", "", plot_waterfall,
         "Shares of the traced step of the rank that attention kept busiest; ideal: local's attention for the"
         " same work over the cell's cores or GPUs, where local ran",
-        inches=waterfall_inches, against_length=False,
+        inches=waterfall_inches, against=None, marks=lambda _: [],
+    ),
+    "scaling": FigureKind(
+        "Strong scaling", "tokens/s per rank, of the base's", plot_scaling,
+        "Tokens/s per rank over the base's at equal work (parallel efficiency; times the ratio of ranks it is"
+        " the speed-up); of cells on as many ranks the fastest",
+        against="ranks", marks=scaling_marks, needs="scaling_efficiency",
     ),
     "attention_of_single": FigureKind(
         "Attention alone", "of one device's attention / ranks", plot_attention_of_single,
@@ -205,7 +216,7 @@ def _draw_series(
         # Cells without a value stay in, as gaps: a line must not run across a failure.
         rows = each.rows.sort_values("seq_len")
         x = rows["seq_len"] * dodge(number, len(drawn), lengths)
-        look, line = look_of(each.strategy), line_of(each.variant_number)
+        look, line = each.look, line_of(each.variant_number)
         if is_background:
             line = {"linestyle": ":", "fillstyle": "none"}
         axes.errorbar(
@@ -243,14 +254,3 @@ def _binary_ticks(low: float, high: float) -> list[float]:
     """Powers of two from `low` to `high` bytes, evenly thinned."""
     powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
     return [2.0**power for power in powers[:: math.ceil(len(powers) / MAX_SIZE_TICKS) or 1]]
-
-
-def _scale_y(axes: Axes, values: pd.Series[float], *, is_linear: bool = False) -> None:
-    """From zero on a linear axis; logarithmic where the values span more than a linear one can show."""
-    low, high = values.min(), values.max()
-    if not is_linear and low > 0 and high / low > LOG_FROM_RATIO:
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-        if high > 0 and math.isfinite(high):
-            axes.set_ylim(top=max(axes.get_ylim()[1], high * 1.08))

@@ -26,4 +26,5 @@ def _capacity(summary: pd.DataFrame) -> pd.Series[float]:
     ranks = summary.get("cluster.world_size", one).astype("float64")
     threads = summary.get("cluster.threads_per_rank", one).astype("float64")
     on_cpu = summary.get("cluster.device", pd.Series("cuda", index=summary.index)).eq("cpu")
-    return ranks * threads.where(on_cpu, 1.0)
+    sharing = summary.get("cluster.ranks_per_gpu", one).fillna(1).astype("float64")
+    return ranks * threads.where(on_cpu, 1.0 / sharing)

@@ -10,6 +10,8 @@ import pandas as pd
 MISSING = ""
 """A missing number is an empty cell; the status and the note beside it say why."""
 CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
+SHARED_CORES = "CPU ranks share cores, so this says nothing about scaling on GPUs"
+SHARED_GPU_BANNER = "Ranks share a GPU: shows that results are right; speeds mean nothing"
 STATUS_LABELS: Mapping[str, str] = {
     "out_of_memory": "OOM",
     "timed_out": "timed out",
@@ -31,6 +33,12 @@ def bytes_label(size: float | None) -> str:
         if size >= unit_bytes:
             return f"{size / unit_bytes:.1f} {unit}"
     return f"{size:.0f} B"
+
+
+def share_label(size: float | None, share: float | None) -> str:
+    """Bytes and, where it is known, the part of a whole that they are: `14.5 MiB (7.1 %)`."""
+    known = f" ({percent_label(share)})" if size is not None and share is not None and pd.notna(share) else ""
+    return bytes_label(size) + known
 
 
 def percent_label(fraction: float | None) -> str:
@@ -76,6 +84,19 @@ def spread_label(row: Mapping[Any, Any]) -> str:
     if pd.notna(lowest):
         parts.append(f"repeats {number_label(lowest)} to {number_label(highest)}")
     return ", ".join(parts)
+
+
+def banner(summary: pd.DataFrame) -> str | None:
+    """What every picture of cells that rank nothing says; None where they do."""
+    if is_cpu(summary):
+        return CPU_BANNER
+    return SHARED_GPU_BANNER if shares_gpus(summary) else None
+
+
+def shares_gpus(summary: pd.DataFrame) -> bool:
+    """Whether the ranks of any of these cells share a GPU; records from before there was a choice do not."""
+    key = "cluster.ranks_per_gpu"
+    return key in summary.columns and bool((summary[key] > 1).any())
 
 
 def is_cpu(summary: pd.DataFrame) -> bool:

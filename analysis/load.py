@@ -15,7 +15,7 @@ import yaml
 from analysis.metrics import Metrics, of_record
 from analysis.step_parts import EFFICIENCY, IDEAL
 from analysis.wellformed import flaw
-from bench.store import StoreError
+from bench.store import DELETE_LINE, StoreError
 
 Record = Mapping[str, Any]
 Columns = dict[str, Any]
@@ -27,17 +27,19 @@ RECORD_COLUMNS = (
     "started_at", "wall_s", "fixed_cost_s",
 )  # fmt: skip
 NO_SCALAR = frozenset({list, dict})
-DERIVED_COLUMNS = ("device_name", "sequences_per_step")
+DERIVED_COLUMNS = ("device_name", "device_memory_bytes", "sequences_per_step")
 SUMMARY_COLUMNS = (
     "repeats", "failed_repeats", "n", "n_of", "tokens_per_s_lowest_repeat",
     "tokens_per_s_highest_repeat", "speed_up", "speed_up_base_cell_id", "speed_up_base_ranks",
-    IDEAL, EFFICIENCY,
+    "scaling_speed_up", "scaling_efficiency", "scaling_base_cell_id", "scaling_base_strategy",
+    "scaling_base_ranks", "capacity_bytes", "capacity_source", "capacity_share", IDEAL, EFFICIENCY,
 )  # fmt: skip
-"""What `summarise`, `with_speed_up` and `with_ideal_attention` add; here because config_columns must know
-them.
-"""
+"""What `summarise` and `with_derived` add; here because config_columns must know them."""
 METRIC_COLUMNS = Metrics.__struct_fields__
-NUMBER_COLUMNS = tuple(name for name in METRIC_COLUMNS if name not in {"note", "warmup"})
+NUMBER_COLUMNS = (
+    "device_memory_bytes",
+    *(name for name in METRIC_COLUMNS if name not in {"note", "warmup"}),
+)
 REQUIRED_CONFIG = ("seq_len", "strategy")
 RAN_HERE = frozenset({"measured", "replayed"})
 """Provenances whose environment is the machine the numbers belong to."""
@@ -76,6 +78,14 @@ def device_name(record: Record) -> str | None:
     return (record.get("environment") or {}).get("device_name") if ran_here else None
 
 
+def device_memory_bytes(record: Record) -> int | None:
+    """What one GPU of the machine has; None on a CPU and where the numbers belong to another machine."""
+    if record["provenance"] not in RAN_HERE:
+        return None
+    sizes = (record.get("environment") or {}).get("gpu_memory_bytes")
+    return sizes[0] if sizes else None
+
+
 def config_columns(frame: pd.DataFrame) -> list[str]:
     """The columns that hold the cell's configuration, in the record's order."""
     other = {*RECORD_COLUMNS, *DERIVED_COLUMNS, *METRIC_COLUMNS, *SUMMARY_COLUMNS}
@@ -84,15 +94,20 @@ def config_columns(frame: pd.DataFrame) -> list[str]:
 
 def peak_flops_per_s(folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
     """Dense 16-bit peak per hardware name, FLOP/s, for the hardware whose datasheet is known."""
+    return hardware_facts("peak_flops_per_s", folder)
+
+
+def hardware_facts(key: str, folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
+    """One number per hardware name, for the hardware of which it is known."""
     known = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml"))]
-    return {each["name"]: float(each["peak_flops_per_s"]) for each in known if "peak_flops_per_s" in each}
+    return {each["name"]: float(each[key]) for each in known if key in each}
 
 
 def refuse_what_is_no_record(record: Record, path: Path, number: int) -> None:
     """Raises StoreError, naming file and line, where a record's values cannot be used."""
     wrong = flaw(record)
     if wrong is not None:
-        raise StoreError(f"{path}:{number}: not a record: {wrong}")
+        raise StoreError(f"{path}:{number}: not a record: {wrong}; {DELETE_LINE}")
 
 
 def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
@@ -104,6 +119,7 @@ def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
         **{key: _comparable(value) for key, value in config.items() if type(value) in NO_SCALAR},
         **{key: record.get(key) for key in RECORD_COLUMNS},
         "device_name": device_name(record),
+        "device_memory_bytes": device_memory_bytes(record),
         "sequences_per_step": _sequences_per_step(config),
         **msgspec.structs.asdict(of_record(record, peaks)),
     }

@@ -65,6 +65,7 @@ class Metrics(AttentionMetrics, frozen=True, kw_only=True):
     mfu_causal: float | None = None
     mfu_full: float | None = None
     hfu_causal: float | None = None
+    hfu_full: float | None = None
     first_loss: float | None = None
     last_loss: float | None = None
     note: str | None = None
@@ -194,6 +195,7 @@ def _utilisations(
         "mfu_causal": "model_flops_causal",
         "mfu_full": "model_flops_full",
         "hfu_causal": "hardware_flops_causal",
+        "hfu_full": "hardware_flops_full",
     }
     return {
         name: utilisation(analytic[source], step_ms, ranks, peak)

@@ -15,10 +15,12 @@ from analysis.archive import Archive
 from analysis.attention_table import COLUMNS as ATTENTION_COLUMNS
 from analysis.attention_table import HEADINGS as ATTENTION_HEADINGS
 from analysis.attention_table import attention_rows
+from analysis.cell_facts import cell_facts
 from analysis.figures import FIGURES
-from analysis.labels import CPU_BANNER, count_label, is_cpu, number_label, status_label
+from analysis.labels import banner, count_label, number_label, status_label
 from analysis.load import Record
 from analysis.memory_facts import largest_blocks, memory_facts
+from analysis.next_steps import next_steps
 from analysis.quantities import meanings_of
 from analysis.selection import for_pages
 from analysis.style import subtitle
@@ -61,7 +63,8 @@ class Attempt:
 class Cell:
     """One row of the table with the records behind it; `settings` are those not shared by all cells.
 
-    `values` are what the table is sorted by, heading by heading: plain numbers or words, empty where missing.
+    `facts` are of the cell as a whole, `values` what the table is sorted by, heading by heading: plain
+    numbers or words, empty where missing.
     """
 
     anchor: str
@@ -70,6 +73,7 @@ class Cell:
     status: str
     row: Row
     values: list[str]
+    facts: list[tuple[str, str]]
     settings: list[tuple[str, str]]
     attempts: list[Attempt]
 
@@ -99,13 +103,14 @@ def render(
     return environment.get_template("report.html.jinja").render(
         pictures=[picture(name, svg) for name, svg in svgs_of().items()],
         subtitle=subtitle(summary),
-        banner=CPU_BANNER if is_cpu(summary) else None,
+        banner=banner(summary),
         count=f"{count_label(len(summary), 'cell')}, {count_label(len(archive.frame), 'record')}",
         verdict=found,
         figures_note=figures_note,
         headings=with_meanings(HEADINGS, SORTED_BY),
         block_headings=BLOCK_HEADINGS,
         reasons=failure_reasons(summary),
+        next_steps=next_steps(summary),
         cells=cells,
         cells_note=shown.note,
         attention_headings=with_meanings(ATTENTION_HEADINGS, ATTENTION_COLUMNS),
@@ -124,7 +129,8 @@ def picture(name: str, svg: bytes) -> Picture:
     """A figure as a data address, with a sentence for readers who cannot see it."""
     kind = FIGURES[name]
     address = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
-    return Picture(kind.title, f"{kind.title} against sequence length. {kind.reading}.", address)
+    name_in_full = f"{kind.title} against {kind.against}" if kind.against else kind.title
+    return Picture(kind.title, f"{name_in_full}. {kind.reading}.", address)
 
 
 def cells_of(
@@ -132,7 +138,7 @@ def cells_of(
 ) -> list[Cell]:
     """The cells of a summary, each with its own settings and its records."""
     cells = []
-    values = [_sort_values(cell) for cell in shown.to_dict("records")]
+    rows = shown.to_dict("records")
     for number, (identity, name, row) in enumerate(
         zip(_identities(shown), cell_names(shown), rows_of(shown), strict=True)
     ):
@@ -144,7 +150,8 @@ def cells_of(
                 name=f"{name}, {row.length}",
                 status=shown["status"].iloc[number],
                 row=row,
-                values=values[number],
+                values=_sort_values(rows[number]),
+                facts=cell_facts(rows[number]),
                 settings=_own_settings(records[0], shared),
                 attempts=[_attempt(record) for record in records],
             )

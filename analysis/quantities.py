@@ -44,7 +44,7 @@ DEFINITIONS = (
     Definition(
         "mfu", "MFU and HFU", "fraction 0..1",
         "The FLOP/s that a step amounts to, over the dense 16-bit peak of all its GPUs together.",
-        ("mfu_causal", "mfu_full", "hfu_causal"),
+        ("mfu_causal", "mfu_full", "hfu_causal", "hfu_full"),
     ),
     Definition(
         "peak_allocated", "Peak allocated memory", "bytes",
@@ -59,6 +59,11 @@ DEFINITIONS = (
         ("peak_reserved_bytes", "device_used_bytes", "peak_resident_bytes", "resident_above_base_bytes"),
         ("memory.peak_reserved_bytes", "memory.whole_life_reserved_bytes", "memory.device_used_bytes",
          "memory.device_used_reason", "memory.peak_resident_bytes", "memory.base_resident_bytes"),
+    ),
+    Definition(
+        "capacity", "Memory capacity", "bytes, fraction",
+        "The memory one rank may use, its limit or its device's, and the part of it that tensors reached.",
+        ("capacity_bytes", "capacity_source", "capacity_share"),
     ),
     Definition(
         "out_of_memory", "Out of memory and the longest length that fits", "bytes, tokens",
@@ -166,6 +171,12 @@ DEFINITIONS = (
         "speed_up", "Speed-up", "ratio",
         "Tokens per second over those of the fastest local cell that did the same work on the same machine.",
         ("speed_up", "speed_up_base_cell_id", "speed_up_base_ranks"),
+    ),
+    Definition(
+        "scaling", "Scaling", "ratio, fraction",
+        "Tokens per second over those of the fewest ranks that did the same work, also per rank.",
+        ("scaling_speed_up", "scaling_efficiency", "scaling_base_cell_id", "scaling_base_strategy",
+         "scaling_base_ranks"),
     ),
     Definition(
         "telemetry", "Telemetry", "W, MHz, fraction, count",

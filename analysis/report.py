@@ -16,12 +16,12 @@ from rich.text import Text
 
 from analysis.archive import CAN_FORK, Archive, read_archive
 from analysis.attention_table import HEADINGS, SHORT_HEADINGS, attention_rows
-from analysis.comparison import with_speed_up
+from analysis.derived import with_derived
 from analysis.drawing import build_figure, png_bytes, svg_bytes
 from analysis.figures import figures_for
-from analysis.ideal import with_ideal_attention
 from analysis.labels import count_label
 from analysis.load import peak_flops_per_s
+from analysis.next_steps import next_steps
 from analysis.page import render
 from analysis.selection import ALL_IN, MAX_SHOWN_CELLS, Selection, for_figures
 from analysis.style import subtitle
@@ -63,7 +63,7 @@ def _some_records(folders: Sequence[Path]) -> Archive:
 
 
 def _write(archive: Archive, output: Path) -> None:
-    summary = with_ideal_attention(with_speed_up(summarise(archive.frame)))
+    summary = with_derived(summarise(archive.frame))
     output.mkdir(parents=True, exist_ok=True)
     drawn = for_figures(summary)
     pays = len(summary) > MANY_CELLS
@@ -157,13 +157,13 @@ def _answer(found: Verdict) -> list[str]:
 def _print_summary(summary: pd.DataFrame, found: Verdict, page: Path) -> None:
     console = Console(highlight=False)
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
-    console.print(terminal_table(summary))
+    console.print(terminal_table(summary, console.width))
     if len(summary) > TERMINAL_ROWS:
         console.print(f"and {count_label(len(summary) - TERMINAL_ROWS, 'cell')} more in summary.csv")
     calls = attention_rows(summary.head(TERMINAL_ROWS))
     if calls:
         console.print(text_table(SHORT_HEADINGS, calls))
-    for line in [*failure_reasons(summary), *_answer(found)]:
+    for line in [*failure_reasons(summary), *next_steps(summary), *_answer(found)]:
         console.print(Text(line))
     console.print(Text(f"report: {page}"), soft_wrap=True)
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.comparison import FREE, FREE_GROUPS, varies
 from analysis.load import config_columns
+from analysis.style import Look, looks_of
 from bench.words import NOT_USED
 
 FIRST = ("provenance", "hardware", "device_name", "sp_degree", "cluster.world_size", "layout")
@@ -22,8 +23,10 @@ WORDING: Mapping[str, str] = {
     "sp_degree": "sp {}",
     "cluster.world_size": "{} ranks",
     "cluster.memory_limit_gib": "limit {} GiB",
+    "cluster.ranks_per_gpu": "{} ranks a GPU",
     "batch": "batch {}",
     "grad_accum": "{} micro-steps",
+    "sequences_per_step": "{} sequences",
     "provenance": "{}",
     "hardware": "{}",
     "device_name": "{}",
@@ -45,6 +48,7 @@ class Series:
     """One strategy under one choice of the varying settings; `rows` are its cells, by length."""
 
     strategy: str
+    look: Look
     variant: str
     variant_number: int
     rows: pd.DataFrame
@@ -70,14 +74,14 @@ def series_number(summary: pd.DataFrame) -> pd.Series[int]:
 
 def series_of(summary: pd.DataFrame) -> Iterator[Series]:
     """The series of a summary, strategies in alphabetical order and `local` first."""
-    keys = series_keys(summary)
-    for strategy in sorted(summary["strategy"].unique(), key=lambda name: (name != "local", name)):
+    keys, looks = series_keys(summary), looks_of(summary["strategy"].unique())
+    for strategy in sorted(looks, key=lambda name: (name != "local", name)):
         cells = summary[summary["strategy"] == strategy]
         if not keys:
-            yield Series(strategy, "", 0, cells)
+            yield Series(strategy, looks[strategy], "", 0, cells)
             continue
         for number, (_, rows) in enumerate(cells.groupby(keys, dropna=False)):
-            yield Series(strategy, variant(rows.iloc[0], keys), number, rows)
+            yield Series(strategy, looks[strategy], variant(rows.iloc[0], keys), number, rows)
 
 
 def variant(row: pd.Series[Any] | Mapping[Any, Any], keys: Sequence[str]) -> str:

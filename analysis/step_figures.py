@@ -16,7 +16,7 @@ from analysis.axes import finish_length_axes, say_empty
 from analysis.labels import count_label, number_label, percent_label, status_label
 from analysis.series import Series, series_keys, series_of, variant
 from analysis.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS
-from analysis.style import MUTED_COLOR, look_of
+from analysis.style import MUTED_COLOR
 from bench.words import length_label
 
 CASCADE_CELLS = 4
@@ -177,7 +177,7 @@ def _draw_bars(
     """The bars of one series, with its marker below each; how many there are."""
     octaves = min([log2(longer / shorter) for shorter, longer in pairwise(lengths)], default=1.0)
     step = min(octaves, 1.0) * BAR_ROOM / count
-    look, rows = look_of(each.strategy), each.rows[each.rows["part_attention_ms"].notna()].head(most)
+    look, rows = each.look, each.rows[each.rows["part_attention_ms"].notna()].head(most)
     middle = 2 ** ((number - (count - 1) / 2) * step)
     for _, cell in rows.iterrows():
         x, bottom = float(cell["seq_len"]) * middle, 0.0

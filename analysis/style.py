@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -50,12 +50,23 @@ SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dt
 """What a reader must know of all cells of a figure, in order."""
 
 
-def look_of(strategy: str) -> Look:
-    """The strategy's colour and marker; an unknown name always gets the same ones."""
-    code = zlib.crc32(strategy.encode())
-    color = OTHER_COLORS[code % len(OTHER_COLORS)]
-    other = Look(color, OTHER_MARKERS[code // len(OTHER_COLORS) % len(OTHER_MARKERS)])
-    return STRATEGY_LOOKS.get(strategy, other)
+def looks_of(strategies: Iterable[str]) -> dict[str, Look]:
+    """Each strategy's colour and marker, no two alike while there are colours left.
+
+    One that is not in the table gets those its name leads to, whatever else is drawn; where two names lead
+    to one colour, the later in the alphabet takes the next that is free.
+    """
+    names = sorted(set(strategies))
+    looks = {name: STRATEGY_LOOKS[name] for name in names if name in STRATEGY_LOOKS}
+    free = [*OTHER_COLORS]
+    for name in (name for name in names if name not in STRATEGY_LOOKS):
+        code = zlib.crc32(name.encode())
+        wanted = code % len(OTHER_COLORS)
+        turns = (OTHER_COLORS[(wanted + turn) % len(OTHER_COLORS)] for turn in range(len(OTHER_COLORS)))
+        color = next(color for color in turns if color in free)
+        free = [each for each in free if each != color] or [*OTHER_COLORS]
+        looks[name] = Look(color, OTHER_MARKERS[code // len(OTHER_COLORS) % len(OTHER_MARKERS)])
+    return looks
 
 
 def line_of(variant_number: int) -> dict[str, Any]:
@@ -77,27 +88,45 @@ def dodge(number: int, count: int, lengths: Sequence[float]) -> float:
     return float(2 ** ((number - (count - 1) / 2) * step))
 
 
-def style_length_axis(axes: Axes, lengths: Sequence[int]) -> None:
-    """A logarithmic x axis with a tick such as `8k` at each length, thinned where they are many."""
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a logarithmic x axis shows: a column of whole numbers, named, and how one of them is written."""
+
+    column: str
+    title: str
+    label: Callable[[int], str]
+
+    def values(self, summary: pd.DataFrame) -> list[int]:
+        """The different values of these cells, ascending."""
+        met = summary[self.column].dropna() if self.column in summary.columns else ()
+        return sorted({int(value) for value in met})
+
+
+LENGTH = Scale("seq_len", "sequence length (tokens; 1k = 1024)", length_label)
+RANKS = Scale("cluster.world_size", "ranks", str)
+
+
+def style_x_axis(axes: Axes, scale: Scale, values: Sequence[int]) -> None:
+    """A logarithmic x axis with a tick such as `8k` at each value, thinned where they are many."""
     axes.set_xscale("log", base=2)
-    axes.set_xlabel("sequence length (tokens; 1k = 1024)")
-    if lengths:
-        every = math.ceil(len(lengths) / MAX_TICKS)
-        shown = sorted(lengths, reverse=True)[::every]
+    axes.set_xlabel(scale.title)
+    if values:
+        every = math.ceil(len(values) / MAX_TICKS)
+        shown = sorted(values, reverse=True)[::every]
         axes.xaxis.set_major_locator(FixedLocator(shown))
-        axes.xaxis.set_major_formatter(FixedFormatter([length_label(length) for length in shown]))
-        axes.set_xlim(*length_limits(lengths))
+        axes.xaxis.set_major_formatter(FixedFormatter([scale.label(value) for value in shown]))
+        axes.set_xlim(*x_limits(values))
     else:
         axes.set_xticks([])
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def length_limits(lengths: Sequence[int]) -> tuple[float, float]:
-    """Both ends of the length axis: a little beyond the lengths, of which there may be none."""
-    if not lengths:
+def x_limits(values: Sequence[int]) -> tuple[float, float]:
+    """Both ends of the x axis: a little beyond the values, of which there may be none."""
+    if not values:
         return 1.0, 2.0
-    margin = 2 ** (EDGE_OCTAVES if len(lengths) > 1 else 1.0)
-    return min(lengths) / margin, max(lengths) * margin
+    margin = 2 ** (EDGE_OCTAVES if len(values) > 1 else 1.0)
+    return min(values) / margin, max(values) * margin
 
 
 def subtitle(summary: pd.DataFrame) -> str:

@@ -21,7 +21,7 @@ MEDIANS = (
 )  # fmt: skip
 RATES = (
     "tokens_per_s", "tokens_per_s_per_rank", "window_tokens_per_s",
-    "mfu_causal", "mfu_full", "hfu_causal",
+    "mfu_causal", "mfu_full", "hfu_causal", "hfu_full",
 )  # fmt: skip
 INTERVALS = (
     "step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high",

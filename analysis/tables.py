@@ -6,7 +6,7 @@ import csv
 import html
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,6 +21,7 @@ from analysis.labels import (
     n_label,
     number_label,
     percent_label,
+    share_label,
     spread_label,
     status_label,
 )
@@ -32,9 +33,17 @@ OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 HEADINGS = (
     "strategy", "length", "ranks/sp", "status", "tokens/s", "n and 95 % interval", "step time (ms)",
-    "peak allocated", "attention exchange exposed / total", "communication exposed / total",
-    "traced / timed", "speed-up", "note",
+    "peak allocated (of capacity)", "attention exchange exposed / total",
+    "communication exposed / total", "traced / timed", "speed-up", "note",
 )  # fmt: skip
+TERMINAL_HEADINGS = (
+    "strategy", "length", "ranks/sp", "status",
+    "tokens/s", "n", "95 % interval", "step ms", "peak", "exch.",
+)  # fmt: skip
+LEFT_HEADINGS = 4
+"""The first ones are words, the others numbers."""
+DISPENSABLE = ("95 % interval", "ranks/sp", "exch.", "step ms")
+"""What a narrow terminal does without, in this order."""
 TERMINAL_ROWS = 60
 MAX_REASONS = 40
 MIN_STRATEGY_COLUMNS = 17
@@ -97,25 +106,52 @@ def markdown_cell(text: str) -> str:
     return html.escape(one_line, quote=False).replace("\\", "\\\\").replace("|", "\\|")
 
 
-def terminal_table(summary: pd.DataFrame) -> Table:
-    """The numbers of the first cells, for a terminal of 100 columns."""
+def terminal_table(summary: pd.DataFrame, width: int) -> Table:
+    """The numbers of the first cells; a terminal under 100 columns does without DISPENSABLE ones."""
+    rows = _terminal_rows(summary.head(TERMINAL_ROWS))
+    shown = _fitting(rows, width)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("strategy", overflow="fold", min_width=MIN_STRATEGY_COLUMNS)
-    for heading in ("length", "ranks/sp", "status"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("tokens/s", "n", "95 % interval", "step ms", "peak", "exch."):
-        table.add_column(heading, justify="right", no_wrap=True)
-    shown = summary.head(TERMINAL_ROWS)
-    for row, cell in zip(rows_of(shown), shown.to_dict("records"), strict=True):
+    for heading in shown:
+        is_name = heading == TERMINAL_HEADINGS[0]
+        table.add_column(
+            heading,
+            overflow="fold",
+            min_width=MIN_STRATEGY_COLUMNS if is_name else None,
+            no_wrap=not is_name,
+            justify="left" if heading in TERMINAL_HEADINGS[:LEFT_HEADINGS] else "right",
+        )
+    for row in rows:
+        table.add_row(*(Text(row[heading]) for heading in shown))
+    return table
+
+
+def _terminal_rows(summary: pd.DataFrame) -> list[dict[str, str]]:
+    """Per cell the texts under TERMINAL_HEADINGS."""
+    rows = []
+    for row, cell in zip(rows_of(summary), summary.to_dict("records"), strict=True):
         share = cell["exposed_attention_exchange_share"]
         texts = [
             *row.texts()[:5],
             n_label(cell).replace("repeats", "rep."),
             interval_label(cell).replace(" to ", "-"),
         ]
-        texts += [row.step_time, row.peak_allocated, "" if pd.isna(share) else f"{share:.0%}"]
-        table.add_row(*(Text(text) for text in texts))
-    return table
+        texts += [
+            row.step_time,
+            bytes_label(cell["peak_allocated_bytes"]),
+            "" if pd.isna(share) else f"{share:.0%}",
+        ]
+        rows.append(dict(zip(TERMINAL_HEADINGS, texts, strict=True)))
+    return rows
+
+
+def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """The headings for which there is room beside the shortest strategy column."""
+    name, *others = TERMINAL_HEADINGS
+    widths = {each: 1 + max(len(each), *(len(row[each]) for row in rows), 0) for each in others}
+    for heading in DISPENSABLE:
+        if MIN_STRATEGY_COLUMNS + 1 + sum(widths.values()) > width:
+            del widths[heading]
+    return [name, *widths]
 
 
 def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -165,7 +201,7 @@ def _row(cell: dict[Any, Any], name: str) -> Row:
         tokens_per_s=number_label(cell["tokens_per_s"]),
         spread=spread_label(cell),
         step_time=number_label(cell["step_time_ms"]),
-        peak_allocated=bytes_label(cell["peak_allocated_bytes"]),
+        peak_allocated=share_label(cell["peak_allocated_bytes"], cell.get("capacity_share")),
         exchange=_shares(cell, "attention_exchange_share"),
         communication=_shares(cell, "communication_share"),
         traced_to_timed=number_label(cell["traced_to_timed"]),

@@ -8,30 +8,18 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.comparison import work_number
-from analysis.labels import count_label, is_cpu, number_label, status_label
+from analysis.labels import count_label, is_cpu, shares_gpus, status_label
+from analysis.leaders import Leader, leader_lines, leaders, measured_lines
 from analysis.selection import ALL_IN
 from analysis.series import series_keys, series_number, variant
 from bench.words import length_label
 
 CPU_CAVEAT = "A CPU shows that the loop works, not which strategy is faster on GPUs: it ranks nothing."
-LEADER_COLUMNS = ("work", "name", "seq_len", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
+SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."
 MAX_NAMES = 12
 """A sentence that would name more settings than this names strategies and counts their settings."""
 MAX_LENGTHS = 8
-MAX_DETAILS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """The cell with the most tokens/s among comparable ones; `runner_up` is None where it was alone."""
-
-    name: str
-    seq_len: int
-    tokens_per_s: float
-    runner_up: str | None
-    ratio: float | None
-    is_clear: bool
+MAX_SERIES_NAMED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +37,16 @@ class Verdict:
 def verdict(summary: pd.DataFrame) -> Verdict:
     """What these cells say; no comparison leaves its length, work, machine and provenance."""
     names = cell_names(summary)
-    found = leaders(summary, names)
-    on_cpu = is_cpu(summary)
+    caveat = CPU_CAVEAT if is_cpu(summary) else SHARED_GPU_CAVEAT if shares_gpus(summary) else None
+    found = leaders(summary, names) if caveat is None else []
     return Verdict(
-        answer=_ran(summary, names) if on_cpu else _fastest(found),
-        details=_details(found),
+        answer=_fastest(found) if caveat is None else _ran(summary, names),
+        details=leader_lines(found) if caveat is None else measured_lines(summary, names),
         failures=_failures(summary, names),
         fits=_fits(summary, names),
         certainty=_certainty(summary),
-        caveat=CPU_CAVEAT if on_cpu else None,
+        caveat=caveat,
     )
-
-
-def leaders(summary: pd.DataFrame, names: pd.Series[str]) -> list[Leader]:
-    """Per length and kind of work the fastest cell, by length.
-
-    It is clear when its interval lies above the runner-up's; without both intervals it is not.
-    """
-    cells = summary[["seq_len", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"]]
-    timed = cells.assign(work=work_number(summary), name=names)[cells["tokens_per_s"].notna()]
-    first_two = timed.sort_values("tokens_per_s", ascending=False).groupby("work", sort=False).head(2)
-    pairs: dict[int, list[dict[Any, Any]]] = {}
-    for row in first_two[[*LEADER_COLUMNS]].to_dict("records"):
-        pairs.setdefault(row["work"], []).append(row)
-    return sorted((_leader(*pair) for pair in pairs.values()), key=lambda leader: leader.seq_len)
 
 
 def cell_names(summary: pd.DataFrame) -> pd.Series[str]:
@@ -85,15 +59,6 @@ def cell_names(summary: pd.DataFrame) -> pd.Series[str]:
         for series, row in zip(number[is_first], firsts, strict=True)
     }
     return number.map(names).astype("object")
-
-
-def _leader(first: Mapping[Any, Any], second: Mapping[Any, Any] | None = None) -> Leader:
-    common = (first["name"], int(first["seq_len"]), float(first["tokens_per_s"]))
-    if second is None:
-        return Leader(*common, None, None, is_clear=False)
-    ratio = float(first["tokens_per_s"] / second["tokens_per_s"])
-    is_clear = bool(first["tokens_per_s_low"] > second["tokens_per_s_high"])
-    return Leader(*common, second["name"], ratio, is_clear)
 
 
 def _fastest(found: Sequence[Leader]) -> str:
@@ -111,32 +76,17 @@ def _fastest(found: Sequence[Leader]) -> str:
 
 
 def _ran(summary: pd.DataFrame, names: pd.Series[str]) -> str:
-    """One sentence for a CPU, which ranks nothing: what ran at which lengths."""
+    """One sentence for cells that rank nothing: what ran at which lengths."""
     done = summary.loc[summary["status"] == "ok", ["seq_len"]]
     if done.empty:
         return "No cell has a result."
     lengths: dict[tuple[int, ...], list[str]] = {}
     for name, where in _by_name(zip(names[done.index], done["seq_len"], strict=True)).items():
         lengths.setdefault(tuple(sorted(where)), []).append(name)
-    parts = [f"{_listed(who)} at {_lengths(where)}" for where, who in lengths.items()]
+    parts = [f"{_listed(map(_bracketed, who))} at {_lengths(where)}" for where, who in lengths.items()]
     trained = summary.loc[done.index, "last_loss"].notna().all()
     how = "Ran, and trained on the tokens of every step" if trained else "Ran and passed every check"
     return f"{how}: {'; '.join(parts)}."
-
-
-def _details(found: Sequence[Leader]) -> list[str]:
-    """A line for each comparison, for the first of too many."""
-    lines = [_detail(leader) for leader in found[:MAX_DETAILS]]
-    rest = len(found) - len(lines)
-    return [*lines, f"and {count_label(rest, 'comparison')} more; {ALL_IN}"] if rest else lines
-
-
-def _detail(leader: Leader) -> str:
-    start = f"{length_label(leader.seq_len)}: {leader.name}, {number_label(leader.tokens_per_s)} tokens/s"
-    if leader.runner_up is None or leader.ratio is None:
-        return f"{start}; nothing to compare it with"
-    clear = "" if leader.is_clear else ", no clear difference"
-    return f"{start}, {leader.ratio:.2f} times {leader.runner_up}{clear}"
 
 
 def _failures(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
@@ -164,7 +114,7 @@ def _fits(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
     longest = lengths[summary["status"] == "ok"].groupby(names).max()
     beyond = lengths[ran_out & (lengths > names.map(longest).fillna(0))].groupby(names).min()
     every = [*names.unique()]
-    parts = [_longest(name, longest.get(name), beyond.get(name)) for name in every[:MAX_DETAILS]]
+    parts = [_longest(name, longest.get(name), beyond.get(name)) for name in every[:MAX_SERIES_NAMED]]
     rest = len(every) - len(parts)
     more = [f"and {count_label(rest, 'setting')} more; {ALL_IN}"] if rest else []
     return [f"Longest length that fits in memory: {'; '.join([*parts, *more])}."]
@@ -217,6 +167,12 @@ def _lengths(lengths: Iterable[int]) -> str:
     """`8k and 64k`; only first and last of many."""
     labels = [*map(length_label, sorted(lengths))]
     return _listed(labels) if len(labels) <= MAX_LENGTHS else f"{labels[0]} to {labels[-1]}"
+
+
+def _bracketed(name: str) -> str:
+    """`ring (sp 2)` of `ring, sp 2`: a name that can stand in a list."""
+    strategy, _, settings = name.partition(", ")
+    return f"{strategy} ({settings})" if settings else name
 
 
 def _listed(items: Iterable[str]) -> str:

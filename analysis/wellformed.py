@@ -39,6 +39,7 @@ class Analytic(Struct):
     model_flops_causal: Amount = 0
     model_flops_full: Amount = 0
     hardware_flops_causal: Amount = 0
+    hardware_flops_full: Amount = 0
 
 
 class Timing(Struct):

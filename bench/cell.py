@@ -18,7 +18,7 @@ from bench.cost.flops import (
 )
 from bench.environment import describe
 from bench.gates import first_failure
-from bench.launcher import Launcher, Tell
+from bench.launcher import SILENT, Launcher, Listener
 from bench.legality import refusal
 from bench.rank_end import RankEnd, classify
 from bench.rank_log import STEP_PHASES
@@ -28,6 +28,9 @@ from bench.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from bench.worker import RankEntry
+
+NAMED_BY_KIND = frozenset({Status.ERROR})
+"""Where the message of an exception may say little without its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ def run(
     folder: Path,
     *,
     entry: RankEntry | None = None,
-    tell: Tell = lambda _: None,
+    listener: Listener = SILENT,
     known_parity: Parity | None = None,
 ) -> Record:
     """The record of one cell: `unsupported` without starting a rank where it is not legal.
@@ -67,11 +70,13 @@ def run(
             planned.cell,
             folder / planned.folder_name,
             entry=entry,
-            tell=tell,
+            listener=listener,
             parity_is_known=known_parity is not None,
         )
     except KeyboardInterrupt:
-        interrupted = _record(planned, Status.INTERRUPTED, "interrupted", time.monotonic() - start)
+        wall_s = time.monotonic() - start
+        reason = f"stopped by Ctrl-C after {wall_s:.0f} s"
+        interrupted = _record(planned, Status.INTERRUPTED, reason, wall_s, started_at)
         raise CellInterrupted(interrupted) from None
     return record_of(planned, ends, time.monotonic() - start, started_at, known_parity)
 
@@ -107,7 +112,8 @@ def failed(
 ) -> Record:
     """The record of a cell that did not reach its end."""
     where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
-    reason = f"rank {failure.rank}, {where}: {failure.message}"
+    what = f"{failure.kind}: {failure.message}" if status in NAMED_BY_KIND else failure.message
+    reason = f"rank {failure.rank}, {where}: {what.strip() or failure.kind}"
     return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
 
 
@@ -152,7 +158,7 @@ def _record(
         reason=reason,
         provenance=Provenance.MEASURED,
         config=cell.flat(),
-        environment=describe(),
+        environment=describe(STRATEGIES.packages(cell.strategy)),
         analytic=analytic(cell),
         started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
         wall_s=wall_s,
@@ -179,6 +185,7 @@ def _training_flops(cell: RunConfig) -> dict[str, int]:
         "model_flops_causal": model_flops(cell, causal=True),
         "model_flops_full": model_flops(cell, causal=False),
         "hardware_flops_causal": hardware_flops(cell, causal=True),
+        "hardware_flops_full": hardware_flops(cell, causal=False),
     }
 
 

@@ -137,7 +137,7 @@ def _ratios(
     reports = [end.report for end in ends if end.report is not None]
     if len(reports) < len(ends):
         failed = next(end for end in ends if end.report is None)
-        sys.exit(f"{cell.strategy} against {package.strategy} failed: {failed.failure or failed.log_tail}")
+        sys.exit(f"{cell.strategy} against {package.strategy} failed: {failed.why}")
     ours, theirs = (
         [max(call) for call in zip(*(report[side] for report in reports), strict=True)]
         for side in ("ours_ms", "package_ms")

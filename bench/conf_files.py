@@ -1,4 +1,7 @@
-"""The YAML files of conf/, one folder a choice and one file an option, and what Hydra composes of them."""
+"""The YAML files of conf/, one folder a choice and one file an option, and what Hydra composes of them.
+
+A strategy that a package offers has no file there: its option is made of its facts.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
+from bench.strategies import STRATEGIES
+from bench.strategies.facts import Facts
 
 CONF = REPOSITORY / "conf"
 
@@ -39,6 +45,7 @@ def composed(*overrides: str) -> Raw:
     """What the command line would compose of these words, for a cell that belongs to no sweep."""
     for name in SWEEP_PATHS:
         OmegaConf.register_new_resolver(name, lambda: "", replace=True)
+    tell_hydra_of_offers()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return plain(compose("config", overrides=list(overrides)))
 
@@ -50,11 +57,26 @@ def groups() -> list[str]:
 
 def options(group: str) -> list[str]:
     """All options of a choice."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    offered = STRATEGIES.offered() if group == "strategy" else []
+    return sorted([*(path.stem for path in (CONF / group).glob("*.yaml")), *offered])
 
 
 def read_option(group: str, name: str) -> Raw:
-    """The content of one option's file."""
+    """The content of one option's file; raises ConfigError for an offered strategy that is broken."""
+    if group == "strategy" and name in STRATEGIES.offered():
+        return option_of(STRATEGIES[name])
     content = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
+
+
+def tell_hydra_of_offers() -> None:
+    """Make every offered strategy an option of Hydra's; a broken one too, which `resolve` then refuses."""
+    usable = {facts.name: option_of(facts) for facts in STRATEGIES.usable()}
+    for name in STRATEGIES.offered():
+        ConfigStore.instance().store(group="strategy", name=name, node=usable.get(name, {"name": name}))
+
+
+def option_of(facts: Facts) -> dict[str, Any]:
+    """What a strategy's file would hold: its name, and of each of its own choices the first."""
+    return {"name": facts.name, **{key: values[0] for key, values in facts.options.items()}}

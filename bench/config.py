@@ -54,15 +54,26 @@ class ClusterConfig:
     """The ranks of a cell and what they run on.
 
     `memory_limit_gib` bounds what one rank may allocate: on a GPU in all, on a CPU beyond what it holds
-    once it has joined the others.
+    once it has joined the others. With `ranks_per_gpu` above 1 ranks share a GPU: right for checking results,
+    and its times say nothing.
     """
 
     name: str
     world_size: int
+    ranks_per_gpu: int
     device: str
     backend: str
     threads_per_rank: int
     memory_limit_gib: float | None
+
+    def device_index(self, local_rank: int) -> int:
+        """Which of a host's visible GPUs a rank is on; neighbours in rank share one."""
+        return local_rank // self.ranks_per_gpu
+
+    def ranks_beside(self, local_rank: int) -> int:
+        """How many other ranks of one host are on this rank's GPU."""
+        first = self.device_index(local_rank) * self.ranks_per_gpu
+        return min(self.ranks_per_gpu, self.world_size - first) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

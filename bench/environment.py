@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,9 @@ PACKAGES = (
     "transformers",
     "accelerate",
     "nvidia-nccl-cu13",
+    "nvidia-nccl-cu12",
     "nvidia-cudnn-cu13",
+    "nvidia-cudnn-cu12",
 )
 
 
@@ -39,20 +41,32 @@ class Machine:
     cores: int
     cpu: str
     memory_bytes: int
+    gpu_memory_bytes: tuple[int, ...] = ()
+    """What each of `gpus` has in all, as NVML counts it; less is left for tensors."""
 
     @property
     def device_name(self) -> str:
         return self.gpus[0] if self.gpus else self.cpu
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device as NVML knows it."""
+
+    name: str
+    memory_bytes: int
+
+
 @cache
 def this_machine() -> Machine:
     """The visible GPUs by NVML's names, the cores this process may use, the processor and the memory."""
+    gpus = _visible_gpus()
     return Machine(
-        gpus=_visible_gpus(),
+        gpus=tuple(gpu.name for gpu in gpus),
         cores=len(os.sched_getaffinity(0)),
         cpu=_cpu_name(),
         memory_bytes=psutil.virtual_memory().total,
+        gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in gpus),
     )
 
 
@@ -64,15 +78,20 @@ def installed(package: str) -> str | None:
         return None
 
 
-def describe() -> dict[str, Any]:
-    """The record's `environment`: machine, software versions, code and load, as plain JSON values."""
+def describe(offered_by: Mapping[str, str]) -> dict[str, Any]:
+    """The record's `environment`: machine, software versions, code and load, as plain JSON values.
+
+    `offered_by` is the distribution, with its version, that the cell's strategy came from; empty for ours.
+    """
     commit = _git("rev-parse", "HEAD")
     return {
         **asdict(this_machine()),
         "device_name": this_machine().device_name,
         "os": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: installed(name) for name in PACKAGES},
+        "packages": {name: installed(name) for name in PACKAGES} | dict(offered_by),
+        **({"strategy_package": min(offered_by)} if offered_by else {}),
+        "gpu_driver": _gpu_driver(),
         "git_commit": commit,
         "git_dirty": None if commit is None else bool(_git("status", "--porcelain")),
         "load_average": os.getloadavg()[0],
@@ -80,19 +99,33 @@ def describe() -> dict[str, Any]:
     }
 
 
-def _visible_gpus() -> tuple[str, ...]:
-    """Names of the GPUs that CUDA_VISIBLE_DEVICES leaves; none where NVML is absent."""
+def _visible_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves; none where NVML is absent."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+        gpus = [
+            Gpu(str(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+            for handle in handles
+        ]
         uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     except pynvml.NVMLError:
         return ()
     chosen = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
-    return tuple(names[index] for index in chosen)
+    return tuple(gpus[index] for index in chosen)
+
+
+def _gpu_driver() -> str | None:
+    """The version of NVIDIA's driver, None where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
 
 
 def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:

@@ -15,7 +15,7 @@ from bench.config import RunConfig
 from bench.environment import Machine
 from bench.resolve import resolve
 from bench.strategies import STRATEGIES
-from bench.strategies.facts import exchanged_kv_heads
+from bench.strategies.facts import Facts, exchanged_kv_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,11 @@ def hypothetical_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]
 
 def limit_of(cell: RunConfig) -> Limit:
     """The verdict of the cell's strategy; what legality asks of engine, kernel and packages is left aside."""
-    facts = STRATEGIES[cell.strategy]
+    with STRATEGIES.asking(cell.strategy):
+        return _limit_of(cell, STRATEGIES[cell.strategy])
+
+
+def _limit_of(cell: RunConfig, facts: Facts) -> Limit:
     refusals = facts.refusals(cell)
     return Limit(
         model=cell.model.name,
@@ -77,8 +81,9 @@ def limit_of(cell: RunConfig) -> Limit:
 def _closed(raw: Raw) -> Iterator[dict[str, Any]]:
     """The request with every choice made: what it names, else all there is."""
     models = [raw["model"]] if "model" in raw else _models_with_numbers()
+    usable = [facts.name for facts in STRATEGIES.usable()]
     strategies = (
-        [raw["strategy"]] if "strategy" in raw else [read_option("strategy", name) for name in STRATEGIES]
+        [raw["strategy"]] if "strategy" in raw else [read_option("strategy", name) for name in usable]
     )
     asked = raw["sp_degree"]
     degrees = [words.whole("sp_degree", each) for each in (asked if isinstance(asked, list) else [asked])]

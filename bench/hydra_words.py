@@ -13,6 +13,8 @@ from bench.config import ConfigError
 from bench.resolve import all_keys
 from bench.strategies import STRATEGIES
 
+SEE_HELP = "python run_sweep.py --help lists every key and choice"
+
 
 def translated(error: Exception) -> str:
     """One line for any error of Hydra or OmegaConf; its own first line where none of ours fits."""
@@ -23,7 +25,8 @@ def translated(error: Exception) -> str:
         match = re.search(pattern, chain)
         if match:
             return say(match)
-    return next((line for line in chain.splitlines() if line.strip()), type(error).__name__).strip()
+    own = next((line for line in chain.splitlines() if line.strip()), type(error).__name__).strip()
+    return f"{own}; {SEE_HELP}"
 
 
 def _texts(error: BaseException | None) -> list[str]:
@@ -58,12 +61,13 @@ def _unknown_choice(match: re.Match[str]) -> str:
         words.choice(group, name, options(group))
     except ConfigError as error:
         return str(error)
-    return f"{group}={name}: cannot be composed"
+    return f"{group}={name}: cannot be composed; {SEE_HELP}"
 
 
 def _unknown_key(match: re.Match[str]) -> str:
     key = match[1]
-    owners = [name for name, facts in STRATEGIES.items() if key.removeprefix("strategy.") in facts.options]
+    option = key.removeprefix("strategy.")
+    owners = [facts.name for facts in STRATEGIES.usable() if option in facts.options]
     if owners:
         return f"{key}: only strategy={' or '.join(owners)} has this choice; leave it out for others"
     if key in all_keys():

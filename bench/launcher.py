@@ -12,17 +12,18 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.config import RunConfig
 from bench.environment import REPOSITORY
-from bench.rank_end import RankEnd, RankFailed, is_victim
+from bench.rank_end import STACK_SIGNAL, RankEnd, RankFailed, is_victim
+from bench.stage import Stage
 
 if TYPE_CHECKING:
     from bench.worker import RankEntry
@@ -31,18 +32,45 @@ GRACE_S = 3.0
 """How long the others may write their own reports once one rank has failed."""
 VICTIM_GRACE_S = 20.0
 """The same where all it says is that it lost a peer: that one may still be cleaning up, and has to speak."""
-LOG_TAIL_BYTES = 4000
+STACK_S = 0.3
+"""How long a rank may write its stack before it is killed."""
+LOG_TAIL_BYTES = 8000
+"""NCCL's watchdog prints why it ends a rank, and after that two C++ stacks of up to 4,000 bytes in all."""
 PRELOAD = ["bench.preload"]
+TICK_S = 1.0
+"""How often whoever listens may look at the clock: enough for people, and nothing to the ranks' cores."""
 
-Tell = Callable[[str], None]
+
+class Listener(Protocol):
+    """Hears of a cell while it runs, in the launcher's own thread."""
+
+    def tell(self, stage: Stage) -> None:
+        """The first rank has begun this."""
+
+    def tick(self) -> None:
+        """Time has passed: about every TICK_S seconds while ranks run."""
+
+
+class Silent:
+    """Listens to nothing."""
+
+    def tell(self, stage: Stage) -> None: ...
+
+    def tick(self) -> None: ...
+
+
+SILENT = Silent()
 
 
 class Launcher:
     """Starts the ranks of one cell at a time. Imports no torch and never touches CUDA."""
 
     def __init__(self) -> None:
-        # CPU ranks must not probe for accelerators; a server once started keeps its environment.
+        # A server once started keeps its environment.
         os.environ.setdefault("DS_LOG_LEVEL", "warning")
+        # A library that asks for a GPU while the server imports it must not start CUDA there: no rank forked
+        # after that could use one. torch then asks NVML.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         # Ranks are told their threads; of a value that is no number OpenMP complains on the user's screen.
         if not os.environ.get("OMP_NUM_THREADS", "1").strip("0").isdigit():
             del os.environ["OMP_NUM_THREADS"]
@@ -65,7 +93,7 @@ class Launcher:
         folder: Path,
         *,
         entry: RankEntry | None = None,
-        tell: Tell = lambda _: None,
+        listener: Listener = SILENT,
         parity_is_known: bool = False,
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
@@ -84,7 +112,8 @@ class Launcher:
                 for process in ranks:
                     process.start()
                 sender.close()
-                finished = _watch(ranks, folder, receiver, deadline, tell)
+                finished = _watch(ranks, folder, receiver, deadline, listener)
+                _ask_for_stacks([process for rank, process in enumerate(ranks) if rank not in finished])
             finally:
                 for process in ranks:
                     _kill(process)
@@ -107,7 +136,7 @@ def _enter(told: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -
 
     job = RankJob(*told)
 
-    def tell(message: str | RankFailed) -> None:
+    def tell(message: Stage | RankFailed) -> None:
         if job.rank == 0 or isinstance(message, RankFailed):
             sender.send(message)
 
@@ -115,7 +144,7 @@ def _enter(told: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -
 
 
 def _watch(
-    ranks: Sequence[BaseProcess], folder: Path, receiver: Connection, deadline: float, tell: Tell
+    ranks: Sequence[BaseProcess], folder: Path, receiver: Connection, deadline: float, listener: Listener
 ) -> dict[int, Exit]:
     """The ranks that ended by themselves, in time."""
     finished: dict[int, Exit] = {}
@@ -125,7 +154,7 @@ def _watch(
         if left_s <= 0:
             break
         pending = [process.sentinel for rank, process in enumerate(ranks) if rank not in finished]
-        ready = wait([*pending, *open_pipe], timeout=left_s)
+        ready = wait([*pending, *open_pipe], timeout=min(left_s, TICK_S))
         failed = []
         if receiver in ready:
             message = _receive(receiver)
@@ -133,7 +162,8 @@ def _watch(
             if isinstance(message, RankFailed):
                 failed.append(message.rank)
             elif message is not None:
-                tell(message)
+                listener.tell(message)
+        listener.tick()
         ended = {r: process for r, process in enumerate(ranks) if process.sentinel in ready}
         finished |= {rank: Exit(_exit_code(each), time.monotonic()) for rank, each in ended.items()}
         failed += [rank for rank in ended if not _report(folder, rank).exists()]
@@ -141,10 +171,10 @@ def _watch(
     return finished
 
 
-def _receive(receiver: Connection) -> str | RankFailed | None:
+def _receive(receiver: Connection) -> Stage | RankFailed | None:
     """What a rank tells; None when the last of them has left."""
     try:
-        message: str | RankFailed = receiver.recv()
+        message: Stage | RankFailed = receiver.recv()
     except EOFError:
         return None
     return message
@@ -159,6 +189,15 @@ def _grace_s(folder: Path, rank: int) -> float:
     """How long to wait for the other ranks, by what this one left behind."""
     failure = _read(_failure(folder, rank))
     return VICTIM_GRACE_S if failure is not None and is_victim(failure) else GRACE_S
+
+
+def _ask_for_stacks(left: Sequence[BaseProcess]) -> None:
+    """Let ranks that have to be stopped write where they stand; nobody else can tell afterwards."""
+    for process in left:
+        if process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, STACK_SIGNAL)
+    time.sleep(STACK_S if left else 0)
 
 
 def _kill(process: BaseProcess) -> None:

@@ -56,8 +56,13 @@ def without_memory_limit() -> Iterator[None]:
     """Around what is no part of the cell, such as a check that needs more than the cell may.
 
     Meanwhile glibc hands large blocks straight back: kept ones would be the cell's to use, or count as its
-    own. Afterwards it keeps them as it does once a program has freed large blocks.
+    own. Afterwards it keeps them as it does once a program has freed large blocks. On a GPU the allocator
+    gives back what it has kept.
     """
+    if torch.cuda.is_initialized():
+        with _without_gpu_limit():
+            yield
+        return
     limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
     if limit == resource.RLIM_INFINITY:
         yield
@@ -67,6 +72,18 @@ def without_memory_limit() -> Iterator[None]:
     yield
     _keep_freed_blocks_below(_MAX_KEPT_BYTES)
     _set_soft_limit(limit)
+
+
+@contextmanager
+def _without_gpu_limit() -> Iterator[None]:
+    fraction = torch.cuda.get_per_process_memory_fraction()
+    if fraction == 1:
+        yield
+        return
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    yield
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(fraction)
 
 
 def lift_memory_limit() -> None:

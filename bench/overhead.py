@@ -122,7 +122,7 @@ def _step_times_ms(cell: RunConfig, launcher: Launcher) -> dict[str, list[float]
     reports = [end.report["times_ms"] for end in ends if end.report is not None]
     if len(reports) < len(ends):
         failed = next(end for end in ends if end.report is None)
-        sys.exit(f"the steps did not run: {failed.failure or failed.log_tail}")
+        sys.exit(f"the steps did not run: {failed.why}")
     return {
         name: [max(ranks) for ranks in zip(*(report[name] for report in reports), strict=True)]
         for name in reports[0]
@@ -143,7 +143,7 @@ def _in_turns(cell: RunConfig, launcher: Launcher, repeats: int) -> tuple[float,
 def _ours(cell: RunConfig, launcher: Launcher, folder: Path) -> float:
     record = run(PlannedCell(cell, repeat=0, order=0), launcher, folder)
     if record.fixed_cost_s is None:
-        sys.exit(f"the cell did not run: {record.reason}")
+        sys.exit(f"the cell did not run: {record.reason}; try it with run_sweep.py, whose report says more")
     return record.fixed_cost_s
 
 

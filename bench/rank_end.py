@@ -16,8 +16,15 @@ VICTIM_TEXTS = (
     "Connection reset by peer",
     "Broken pipe",
     "Application timeout caused pair closure",
+    "Connection closed by remote peer",
     "remote process exited",
+    "remote process exiting",
+    "NCCL communicator was aborted",
 )
+
+
+STACK_SIGNAL = signal.SIGUSR1
+"""On it a rank writes into its log where it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,13 @@ class RankEnd:
     failure: dict[str, Any] | None
     log_tail: str
     found_after_s: float | None = None
+
+    @property
+    def why(self) -> str:
+        """Why there is no report, in one line, for commands that keep no record."""
+        told = self.failure["message"] if self.failure is not None else self.log_tail
+        last = (told.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
+        return f"rank {self.rank}: {last}; try one such cell with run_sweep.py, whose record says more"
 
 
 def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status, Failure | None]:
@@ -94,7 +108,14 @@ def _was_killed(end: RankEnd, _: Ranks) -> bool:
 
 
 def _crashed(end: RankEnd, ranks: Ranks) -> bool:
-    return end.exit_code is not None and end.exit_code < 0 and not _was_killed(end, ranks)
+    by_signal = end.exit_code is not None and end.exit_code < 0
+    return by_signal and not _was_killed(end, ranks) and not _ended_by_watchdog(end)
+
+
+def _ended_by_watchdog(end: RankEnd) -> bool:
+    """NCCL's watchdog aborts a rank whose peer is gone: a victim that could write no failure of its own."""
+    aborted = end.failure is None and end.exit_code == -signal.SIGABRT
+    return aborted and any(text in end.log_tail for text in VICTIM_TEXTS)
 
 
 def _raised(end: RankEnd, _: Ranks) -> bool:
@@ -110,7 +131,8 @@ def _broke_off(end: RankEnd, _: Ranks) -> bool:
 
 
 def _left_without_result(end: RankEnd, _: Ranks) -> bool:
-    return end.exit_code is not None and end.report is None and end.failure is None
+    says_nothing = end.exit_code is not None and end.report is None and end.failure is None
+    return says_nothing and not _ended_by_watchdog(end)
 
 
 def _any(_: RankEnd, __: Ranks) -> bool:
@@ -167,11 +189,11 @@ def _exit_kind(end: RankEnd, status: Status) -> str:
 def _exit_message(end: RankEnd, status: Status) -> str:
     messages = {
         Status.KILLED: "killed from outside; the kernel does so when host memory runs out: see dmesg",
-        Status.CRASHED: "died without a Python traceback; the end of its log may tell why",
-        Status.TIMED_OUT: "still running at the deadline; raise measure.timeout_s if it was only slow",
+        Status.CRASHED: "died of a signal; its log ends with the stack",
+        Status.TIMED_OUT: "still running at the deadline; raise measure.timeout_s, or see in its log where",
         Status.OUT_OF_MEMORY: "an allocation failed; the error gives no size",
-        Status.ERROR: f"left with exit code {end.exit_code} and no result",
+        Status.ERROR: f"left with exit code {end.exit_code} and no result; the end of its log may tell why",
     }
     if status is Status.ERROR and end.exit_code is None:
-        return "said nothing after the others had lost a peer, and was stopped"
+        return "said nothing after the others had lost a peer, and was stopped; compare all ranks' logs"
     return messages.get(status, status.value)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from bench.stage import Stage
 from bench.step_phase import StepPhase
 
-STEP_PHASES = ("parity", "gradients", "steps", "inspection", "trace", "attention")
+STEP_PHASES = ("parity", "gradients", "timing", "engagement", "trace", "attention")
 """Phases that are a cell's own work: all the rest is its fixed cost."""
 
 
@@ -22,7 +23,7 @@ class RankLog:
     `limit_base_bytes` is what a memory limit counts from; None without one.
     """
 
-    tell: Callable[[str], None]
+    tell: Callable[[Stage], None]
     phase: str = "start"
     phases_s: dict[str, float] = field(default_factory=dict)
     step: StepPhase = field(default_factory=StepPhase)
@@ -30,11 +31,14 @@ class RankLog:
     limit_base_bytes: int | None = None
 
     @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        """Name the phase for messages; a phase that raises stays the current one."""
+    def during(self, phase: str, steps: int = 0, step_s: float | None = None) -> Iterator[None]:
+        """Name the phase for messages; a phase that raises stays the current one.
+
+        `steps` it is about to run at full length, of `step_s` seconds each: whoever listens counts by that.
+        """
         self.phase = phase
         self.step.enter(None)
-        self.tell(phase)
+        self.tell(Stage(phase, steps=steps, step_s=step_s))
         start = time.monotonic()
         try:
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ CPU_RANKS = 2
 MIN_CPU_LIMIT_GIB = 0.02
 MAX_CPU_RANKS = 64
 """Where there are fewer cores: every rank is a process of some hundred megabytes."""
+MAX_RANKS_PER_GPU = 16
+"""Each has a CUDA context of half a gigabyte, and a collective waits for the GPU's time slices of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class Place:
     name: str
     device: str
     backend: str
+    ranks_per_gpu: int
     world_size: int
 
 
@@ -46,27 +50,52 @@ def place(raw: Raw, machine: Machine) -> Place:
     """
     device = _device(raw, machine)
     backend = _backend(raw, device)
+    ranks_per_gpu = _ranks_per_gpu(raw, device)
     world_size = raw["world_size"]
     if world_size == "auto":
-        world_size = len(machine.gpus) if device == "cuda" else CPU_RANKS
+        world_size = len(machine.gpus) * ranks_per_gpu if device == "cuda" else CPU_RANKS
     world_size = words.whole("cluster.world_size", world_size)
-    _refuse_too_many("cluster.world_size", world_size, device, machine)
     name = words.choice("cluster", raw["name"], options("cluster"))
     if name == "auto":
         name = "gpu" if device == "cuda" else "cpu"
-    return Place(name, device, backend, world_size)
+    where = Place(name, device, backend, ranks_per_gpu, world_size)
+    _refuse_too_many("cluster.world_size", world_size, where, machine)
+    return where
 
 
-def most_ranks(device: str, machine: Machine) -> int:
-    """How many ranks a cell may have: one a GPU; on the CPU one a core, or MAX_CPU_RANKS."""
-    return len(machine.gpus) if device == "cuda" else max(MAX_CPU_RANKS, machine.cores)
+def most_ranks(where: Place, machine: Machine) -> int:
+    """How many ranks a cell may have: `ranks_per_gpu` a GPU; on the CPU one a core, or MAX_CPU_RANKS."""
+    if where.device == "cuda":
+        return len(machine.gpus) * where.ranks_per_gpu
+    return max(MAX_CPU_RANKS, machine.cores)
 
 
-def _refuse_too_many(key: str, ranks: int, device: str, machine: Machine) -> None:
-    most = most_ranks(device, machine)
-    if ranks > most:
-        what = "GPUs are visible" if device == "cuda" else "CPU ranks are the most here"
-        raise ConfigError(f"{key}={ranks}: {most} {what}; write {key}={most}, or less")
+def _ranks_per_gpu(raw: Raw, device: str) -> int:
+    key = "cluster.ranks_per_gpu"
+    ranks = words.whole(key, raw["ranks_per_gpu"])
+    if ranks > 1 and device != "cuda":
+        raise ConfigError(f"{key}={ranks}: the ranks run on the CPU, not on a GPU; write {key}=1")
+    if ranks > MAX_RANKS_PER_GPU:
+        raise ConfigError(
+            f"{key}={ranks}: at most {MAX_RANKS_PER_GPU} ranks share a GPU; write for example {key}=4"
+        )
+    return ranks
+
+
+def _refuse_too_many(key: str, ranks: int, where: Place, machine: Machine) -> None:
+    most = most_ranks(where, machine)
+    if ranks <= most:
+        return
+    if where.device != "cuda":
+        raise ConfigError(f"{key}={ranks}: {most} CPU ranks are the most here; write {key}={most}, or less")
+    gpus = f"{len(machine.gpus)} {'GPU is' if len(machine.gpus) == 1 else 'GPUs are'} visible"
+    if where.ranks_per_gpu > 1:
+        gpus += f" and cluster.ranks_per_gpu={where.ranks_per_gpu}"
+    way_out = f"write {key}={most}, or less"
+    needed = math.ceil(ranks / len(machine.gpus))
+    if needed <= MAX_RANKS_PER_GPU:
+        way_out += f", or let ranks share GPUs, for correctness only, with cluster.ranks_per_gpu={needed}"
+    raise ConfigError(f"{key}={ranks}: {gpus}; {way_out}")
 
 
 def _device(raw: Raw, machine: Machine) -> str:
@@ -117,7 +146,7 @@ def unshared_degrees(raw: Raw, where: Place, machine: Machine) -> Degrees:
     replicate = words.whole("dp_replicate", raw["dp_replicate"])
     shard = _known("dp_shard", raw["dp_shard"]) or 1
     ranks = replicate * shard
-    _refuse_too_many("dp_replicate x dp_shard", ranks, where.device, machine)
+    _refuse_too_many("dp_replicate x dp_shard", ranks, where, machine)
     if ranks > where.world_size and raw["cluster"]["world_size"] != "auto":
         raise ConfigError(
             f"dp_replicate x dp_shard = {ranks} ranks, but cluster.world_size={where.world_size};"

@@ -152,8 +152,9 @@ class Telemetry:
 
     `reason` says why figures are null. `clock_events` names every clock-event reason that NVML gave;
     `throttled` is whether any device was held back: by heat, by a power brake, or with its median SM clock
-    under 75 % of `reference_clock_mhz`. `foreign_processes` used a rank's device beside it. `load_average`
-    is the machine's at the window's start, `involuntary_switches` how often a rank lost its core in it.
+    under 75 % of `reference_clock_mhz`. `foreign_processes` used a rank's device and are no ranks.
+    `load_average` is the machine's at the window's start, `involuntary_switches` how often a rank lost its
+    core in it.
     """
 
     reason: str | None

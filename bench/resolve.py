@@ -44,7 +44,6 @@ def _names(section: type[Any]) -> list[str]:
 
 KNOWN_KEYS: Mapping[str, list[str]] = {
     "": [*(name for name in _names(RunConfig) if name != "options"), "resume", "sweep_dir"],
-    "strategy": ["name", *sorted({key for facts in STRATEGIES.values() for key in facts.options})],
     "model": _names(ModelConfig),
     "engine": ["name"],
     "trainer": ["name"],
@@ -54,6 +53,11 @@ KNOWN_KEYS: Mapping[str, list[str]] = {
     "measure": _names(MeasureConfig),
     "experiment": ["name"],
 }
+
+
+def strategy_keys() -> list[str]:
+    """The keys of `strategy`: its name, and every strategy's own choices."""
+    return ["name", *sorted({key for facts in STRATEGIES.usable() for key in facts.options})]
 
 
 def resolve(raw: Raw, machine: Machine) -> RunConfig:
@@ -106,6 +110,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         cluster=ClusterConfig(
             name=where.name,
             world_size=world_size,
+            ranks_per_gpu=min(where.ranks_per_gpu, world_size),
             device=where.device,
             backend=where.backend,
             threads_per_rank=threads_per_rank(raw["cluster"], machine, world_size),
@@ -125,7 +130,10 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
 
 
 def _refuse_unknown(raw: Raw) -> None:
-    """Hydra lets `+key=value` add anything; a key that nobody reads would be silently without effect."""
+    """Hydra lets `+key=value` add anything; a key that nobody reads would be silently without effect.
+
+    A strategy's own keys are its own business: `_options` reads them.
+    """
     for path, known in KNOWN_KEYS.items():
         section = raw if path == "" else raw[path]
         for key in section:
@@ -136,19 +144,24 @@ def _refuse_unknown(raw: Raw) -> None:
 
 def all_keys() -> list[str]:
     """Every key of the command line, with its group in front."""
-    return [f"{path}.{key}" if path else key for path, keys in KNOWN_KEYS.items() for key in keys]
+    known = {**KNOWN_KEYS, "strategy": strategy_keys()}
+    return [f"{path}.{key}" if path else key for path, keys in known.items() for key in keys]
 
 
 def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
     if raw["ulysses_degree"] == "auto":
-        return STRATEGIES[raw["strategy"]["name"]].ulysses_degree(sp_degree, model)
+        strategy = raw["strategy"]["name"]
+        with STRATEGIES.asking(strategy):
+            return STRATEGIES[strategy].ulysses_degree(sp_degree, model)
     return words.whole("ulysses_degree", raw["ulysses_degree"])
 
 
 def _options(raw: Raw, known: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
     for key in raw:
         if key not in ("name", *known):
-            raise ConfigError(f"strategy.{key}: {raw['name']} has no such choice; leave it out")
+            near = words.nearest(key, known)
+            way_out = f"did you mean strategy.{near}?" if near else "leave it out"
+            raise ConfigError(f"strategy.{key}: {raw['name']} has no such choice; {way_out}")
     return tuple((key, words.choice(f"strategy.{key}", raw[key], values)) for key, values in known.items())
 
 

@@ -25,6 +25,10 @@ NO_JSON_LINES: Mapping[bytes, str] = {
 """How files begin that an editor or a download has changed, and what to say of them."""
 
 
+CHECK_PATH = "check the path and its permissions"
+DELETE_LINE = "delete the line; its sweep with resume=true runs that cell again"
+
+
 class StoreError(ValueError):
     """A records file that cannot be trusted; the message names file and line."""
 
@@ -79,7 +83,7 @@ def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> l
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {CHECK_PATH}") from None
     refuse_other_formats(path, content[:4])
     lines = content.split(b"\n")
     torn = lines.pop()
@@ -121,7 +125,7 @@ def parse_record(
         if not may_have_twins and _has_twins(line, record):
             raise ValueError("a key stands twice in one object")  # noqa: TRY301
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path}:{number}: not a record: {error}") from None
+        raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
     if version not in versions:
         known = " or ".join(map(str, sorted(versions)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,12 @@ from bench.experiments import experiment_of
 from bench.launcher import Launcher
 from bench.legality import refusal
 from bench.measure.trace_reader import KEPT_TRACE
+from bench.next_steps import again_command
 from bench.parity_cache import ParityCache
 from bench.progress import Progress
 from bench.record import FINDINGS, Record, Status
 from bench.store import Store
+from bench.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from bench.worker import RankEntry
@@ -52,8 +54,9 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:
     """
     refuse_too_many([len(raws)])
     cells = {cell.cell_id: cell for cell in experiment_of(raws).cells(raws, machine)}
-    if single:
-        for cell in cells.values():
+    for cell in cells.values():
+        _refuse_failing_facts(cell)
+        if single:
             _refuse_illegal(cell)
     refuse_too_many([len(cells), max(cell.measure.repeats for cell in cells.values())])
     pairs = [(cell, repeat) for cell in cells.values() for repeat in range(cell.measure.repeats)]
@@ -82,19 +85,44 @@ def run_plan(
         launcher.warm()
         _write_config(plan)
         progress.start(pending, plan.folder)
-        parities = ParityCache()
+        parities, statuses = ParityCache(), list[Status]()
+        is_interrupted = False
         try:
-            statuses = [
-                _run_one(planned, launcher, progress, store, parities, entry(planned)) for planned in pending
-            ]
-        except CellInterrupted as interrupted:
-            store.append(interrupted.record)
+            for planned in pending:
+                statuses.append(_run_one(planned, launcher, progress, store, parities, entry(planned)))
+        except KeyboardInterrupt as interrupted:
+            is_interrupted = True
+            if isinstance(interrupted, CellInterrupted):
+                store.append(interrupted.record)
+        finally:
             progress.stop()
-            write_report(plan.folder)
-            return EXIT_INTERRUPTED
-        progress.stop()
+        return _conclude(plan, progress, write_report, statuses, is_interrupted=is_interrupted)
+
+
+def _conclude(
+    plan: Plan,
+    progress: Progress,
+    write_report: ReportWriter,
+    statuses: Sequence[Status],
+    *,
+    is_interrupted: bool,
+) -> int:
+    """Write the report and say how to go on; the exit code."""
+    if is_interrupted:
+        progress.say("interrupted; the report of what is there follows")
+    try:
         write_report(plan.folder)
-    return EXIT_OK if all(status in FINDINGS for status in statuses) else EXIT_FAILED
+    except KeyboardInterrupt:
+        is_interrupted = True
+        progress.say(f"interrupted; for the report: python -m analysis.report {plan.folder}")
+    again = again_command(sys.argv, plan.folder)
+    failed = sum(status not in FINDINGS for status in statuses)
+    if is_interrupted:
+        progress.say(f"to run what is missing: {again}")
+        return EXIT_INTERRUPTED
+    if failed:
+        progress.say(f"{failed} of {len(statuses)} cells failed; to run them again: {again}")
+    return EXIT_FAILED if failed else EXIT_OK
 
 
 def _run_one(
@@ -112,7 +140,7 @@ def _run_one(
         launcher,
         cells,
         entry=entry,
-        tell=progress.tell,
+        listener=progress,
         known_parity=parities.find(planned.cell),
     )
     parities.keep(planned.cell, record)
@@ -152,3 +180,14 @@ def _refuse_illegal(cell: RunConfig) -> None:
     reason = refusal(cell)
     if reason is not None:
         raise ConfigError(reason)
+
+
+def _refuse_failing_facts(cell: RunConfig) -> None:
+    """Raises ConfigError where a package's facts fail: once cells run, nothing may end the sweep."""
+    with STRATEGIES.asking(cell.strategy):
+        answers: Mapping[str, Any] = {
+            "refusals": "; ".join(STRATEGIES[cell.strategy].refusals(cell)),
+            "exchange_bytes": STRATEGIES[cell.strategy].exchange_bytes(cell),
+        }
+        if not isinstance(answers["exchange_bytes"], int):
+            raise TypeError(f"exchange_bytes must be a whole number, not {answers['exchange_bytes']!r}")

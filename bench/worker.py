@@ -7,6 +7,7 @@ through interpreter shutdown after DeepSpeed aborts now and then.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -26,9 +27,11 @@ from bench.measure.memory import MemoryWatch
 from bench.measure.passes import BuiltCell, run_passes
 from bench.memory_limit import set_memory_limit
 from bench.process_groups import make_groups
-from bench.rank_end import RankFailed
+from bench.rank_device import claim_device, finish_together, prepare_environment
+from bench.rank_end import STACK_SIGNAL, RankFailed
 from bench.rank_failure import describe_failure
 from bench.rank_log import RankLog
+from bench.stage import Stage
 from bench.strategies import STRATEGIES, runnable
 from bench.workloads import WORKLOADS, Rank
 
@@ -60,7 +63,7 @@ RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
 """What a rank does once it is prepared; its return value is the rank's report."""
 
 
-def live(job: RankJob, tell: Callable[[str | RankFailed], None], entry: RankEntry) -> None:
+def live(job: RankJob, tell: Callable[[Stage | RankFailed], None], entry: RankEntry) -> None:
     """Run a rank to its end; never returns. Its report or its failure is on the disk by then."""
     log = RankLog(tell, on_error=lambda error: _fail(job, log, tell, error))
     try:
@@ -91,10 +94,15 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         with log.during("build"), memory.life:
             log.step.enter("load")
             workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
-        return run_passes(BuiltCell(workload, job.folder, memory, job.parity_is_known), log)
+        report = run_passes(BuiltCell(workload, job.folder, memory, job.parity_is_known), log)
+    with log.during("finish"):
+        finish_together(device)
+    return report
 
 
-def _fail(job: RankJob, log: RankLog, tell: Callable[[str | RankFailed], None], error: BaseException) -> None:
+def _fail(
+    job: RankJob, log: RankLog, tell: Callable[[Stage | RankFailed], None], error: BaseException
+) -> None:
     """Write the failure and say so at once; only the first of a rank's errors counts."""
     if not _path(job, "failure").exists():
         _write(job, "failure", describe_failure(error, log, job.cell.cluster))
@@ -102,13 +110,15 @@ def _fail(job: RankJob, log: RankLog, tell: Callable[[str | RankFailed], None], 
 
 
 def _prepare(job: RankJob) -> None:
-    """Die with the parent, keep a log of one's own, share the cores fairly."""
+    """Die with the parent, keep a log of one's own and leave a stack in it, share the cores fairly."""
     if os.getsid(0) != os.getpid():
         os.setsid()  # torchrun has done so already
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     log = os.open(job.folder / f"rank_{job.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL)
     os.environ.update(dict(job.cell.env))
     if job.rendezvous is not None:
         # transformers, accelerate and DeepSpeed look for torchrun's variables, and trip over any other's.
@@ -121,16 +131,14 @@ def _prepare(job: RankJob) -> None:
             "LOCAL_WORLD_SIZE": job.cell.cluster.world_size,
         }
         os.environ.update({name: str(value) for name, value in ranks.items()})
+    prepare_environment(job.cell.cluster)
     torch.set_num_threads(job.cell.cluster.threads_per_rank)
 
 
 def join(job: RankJob) -> torch.device:
     """Meet the other ranks, and claim this rank's device."""
     cluster = job.cell.cluster
-    device = torch.device(cluster.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    device = claim_device(cluster)
     meeting: dict[str, Any] = {"init_method": "env://"}
     if job.rendezvous is not None:
         # A file needs no port, so no second sweep or leftover can hold it.

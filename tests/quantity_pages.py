@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from analysis.comparison import with_speed_up
-from analysis.ideal import with_ideal_attention
+from analysis.derived import with_derived
 from analysis.load import to_frame
 from analysis.summary import summarise
 from bench.cell import analytic
@@ -80,4 +79,4 @@ def a_record():
 def summary_of_one():
     """The summary of that record alone."""
     frame = to_frame([a_record()], {"h100_80gb": PEAK_FLOPS_PER_S})
-    return with_ideal_attention(with_speed_up(summarise(frame)))
+    return with_derived(summarise(frame))

@@ -9,7 +9,7 @@ import yaml
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.cell import ANALYTIC_FLOPS
-from bench.conf_files import CONF
+from bench.conf_files import CONF, option_of, read_option
 from bench.legality import ENGINE_DTYPES
 from bench.model_numbers import FAMILIES as FAMILY_WORDS
 from bench.resolve import ENGINES as ENGINE_WORDS
@@ -43,7 +43,7 @@ def names(group):
 @pytest.mark.parametrize(
     ("group", "table"),
     [
-        ("strategy", STRATEGIES),
+        ("strategy", STRATEGIES.ours),
         ("engine", ENGINES),
         ("trainer", TRAINERS),
         ("data", SOURCES),
@@ -72,7 +72,12 @@ def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
     assert set(FAMILY_WORDS) == set(FAMILIES)
 
 
-@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@pytest.mark.parametrize("name", STRATEGIES.ours)
+def test_a_strategys_file_names_the_first_of_each_of_its_own_choices(name):
+    assert read_option("strategy", name) == option_of(STRATEGIES[name])
+
+
+@pytest.mark.parametrize("name", STRATEGIES.ours)
 def test_a_strategy_lives_in_the_folder_of_its_name(name):
     assert type(STRATEGIES[name]).__module__ == f"bench.strategies.{name}.facts"
     assert runnable(name).__module__ == f"bench.strategies.{name}.attention"

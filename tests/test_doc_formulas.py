@@ -84,6 +84,7 @@ def test_the_page_on_mfu_says_how_flops_are_counted(checkpointing, loss):
     assert found["model_flops_causal"] == flops.model_flops(cell, causal=True)
     assert found["model_flops_full"] == flops.model_flops(cell, causal=False)
     assert found["hardware_flops_causal"] == flops.hardware_flops(cell, causal=True)
+    assert found["hardware_flops_full"] == flops.hardware_flops(cell, causal=False)
 
 
 def test_the_page_on_samples_has_the_interval_s_rank():

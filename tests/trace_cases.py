@@ -78,7 +78,7 @@ def trace_case(job, log):
     run_step = getattr(case, job.folder.name)
     with CommunicationTap(case.watch) as tap:
         run_step()
-    warm_profiler()
+    warm_profiler(torch.device("cpu"))
     again = CommunicationTap(case.watch)
     with log.during("trace"):
         optimizing = partial(method_spans, case.optimizer, "update")

@@ -61,6 +61,11 @@ class Strategy(ABC):
         self.kernel = KERNELS[cell.kernel]
         self.watch: AttentionWatch | None = None
 
+    @property
+    def package_name(self) -> str:
+        """The Python package that holds the strategy's modules."""
+        return type(self).__module__.rpartition(".")[0]
+
     @abstractmethod
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         """Attention over the sequence group's shards, [B, N, S, D], differentiable; full where not causal."""

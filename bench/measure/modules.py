@@ -17,13 +17,17 @@ ATTENTION_CODE = (
 
 
 @contextmanager
-def watch_modules() -> Iterator[set[str]]:
-    """The names of attention modules entered by this thread, forward and (on CPU) backward."""
+def watch_modules(own_code: str) -> Iterator[set[str]]:
+    """The names of attention modules entered by this thread, forward and (on CPU) backward.
+
+    Modules whose names begin with `own_code` count, wherever they were installed from.
+    """
     seen: set[str] = set()
+    packages = (*ATTENTION_CODE, own_code)
 
     def note(frame: FrameType, event: str, _: object) -> None:
         module = frame.f_globals.get("__name__", "")
-        if event == "call" and module.startswith(ATTENTION_CODE):
+        if event == "call" and module.startswith(packages):
             seen.add(module)
 
     before = sys.getprofile()

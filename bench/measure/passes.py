@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,10 +20,8 @@ from bench.measure.timing import TimedSteps, time_steps
 from bench.measure.trace import StepTracer, keep_or_remove, read_step, warm_profiler
 from bench.memory_limit import without_memory_limit
 from bench.rank_log import RankLog
+from bench.stage import TRACED_STEPS, Stage
 from bench.workloads.workload import Workload
-
-TRACED_STEPS = 3
-"""One is kept: a single step of a few milliseconds says little on a machine with neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,12 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
             workload.write_gradients(built.folder)
     if not built.parity_is_known:
         with log.during("parity"), without_memory_limit():
-            sections["parity"] = _parity(workload)
-    with log.during("steps"):
-        with watch_modules() as modules, built.memory.life:
+            sections["parity"] = _parity(workload, log)
+    with log.during("timing"):
+        with watch_modules(workload.rank.strategy.package_name + ".") as modules, built.memory.life:
             workload.short_step()
-        telemetry = Telemetry(partial(open_nvml, device))
+        beside = cell.cluster.ranks_beside(workload.rank.strategy.groups.rank)
+        telemetry = Telemetry(partial(open_nvml, device, ranks_beside=beside))
         timed = time_steps(
             workload.step, cell, device, log.tell, partial(watched_window, built.memory, telemetry)
         )
@@ -57,7 +57,7 @@ def run_passes(built: BuiltCell, log: RankLog) -> dict[str, Any]:
         "window_ms": timed.window_ms,
         "warmup": timed.warmup,
     }
-    with log.during(cell.workload.name):
+    with log.during(workload.own_phase):
         sections |= workload.sections(timed)
     sections["telemetry"] = asdict(telemetry.read())
     sections |= _look_inside(built, timed, sorted(modules), log)
@@ -72,20 +72,23 @@ def _look_inside(built: BuiltCell, timed: TimedSteps, modules: list[str], log: R
     inspection = Inspection(rank.strategy.watched, built.memory.steady)
     # A long step hides what looking costs; a short one does not, and then there is time for one more.
     shares_step = workload.cell.measure.trace and timed.warmup == "short"
+    step_s = statistics.median(timed.step_times_ms) / 1e3
     if not shares_step:
-        with log.during("inspection"), inspection.looking():
+        with log.during("engagement", 1, step_s), inspection.looking():
             workload.step(timed.next_step)
     if workload.cell.measure.trace:
-        with log.during("trace"):
-            sections["trace"] = _trace(built, inspection, timed.next_step, shares_step=shares_step)
+        steps = range(timed.next_step, timed.next_step + (1 if shares_step else TRACED_STEPS))
+        with log.during("trace", len(steps), step_s):
+            sections["trace"] = _trace(built, inspection, steps, shares_step=shares_step)
     sections["engagement"] = inspection.engagement(rank.wiring.attention_name, modules)
     return sections
 
 
-def _parity(workload: Workload) -> dict[str, Any]:
+def _parity(workload: Workload, log: RankLog) -> dict[str, Any]:
     """Errors and limits of all checks; raises WrongResultError where one is beyond its limit."""
     section: dict[str, Any] = {"checked_in": workload.cell.cell_id, "errors": {}, "limits": {}}
     for name, check in workload.checks().items():
+        log.tell(Stage("parity", name))
         outcome = check()
         if outcome.divergence is not None:
             raise WrongResultError(f"{name} parity: {outcome.divergence}")
@@ -95,14 +98,14 @@ def _parity(workload: Workload) -> dict[str, Any]:
     return section
 
 
-def _trace(built: BuiltCell, inspection: Inspection, first_step: int, *, shares_step: bool) -> dict[str, Any]:
+def _trace(built: BuiltCell, inspection: Inspection, steps: range, *, shares_step: bool) -> dict[str, Any]:
     """Trace full-length steps; the calls of an inspected step tell what each transfer was for."""
     workload, device, folder = built.workload, built.workload.rank.device, built.folder
     looking = inspection.looking if shares_step else inspection.watching
     optimizing = partial(method_spans, workload.optimizer, "update")
     tracer = StepTracer(inspection.watch, optimizing, looking, device, folder)
-    warm_profiler()
-    for number in range(first_step, first_step + (1 if shares_step else TRACED_STEPS)):
+    warm_profiler(device)
+    for number in steps:
         with tracer.step():
             workload.step(number)
     traced = tracer.median()

@@ -9,18 +9,20 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _resolve_process_group
-from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.attention.boundary import AttentionWatch
 from bench.measure.calls import COLLECTIVES, Call, Collective, purpose_of
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName  # a name that torch had not always
 
 
 class CommunicationTap(TorchDispatchMode):
@@ -97,5 +99,5 @@ def _group(args: Sequence[Any]) -> dist.ProcessGroup:
         if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
             return dist.ProcessGroup.unbox(arg)
         if isinstance(arg, str):
-            return _resolve_process_group(GroupName(arg))
+            return _resolve_process_group(cast("GroupName", arg))
     raise TypeError("a collective without a group")

@@ -54,7 +54,7 @@ FIGURES: Mapping[str, Figure] = {
 class RankTelemetry:
     """One rank's device and process over the timed window; samples in order, null where not known.
 
-    `clock_events` names every reason seen. `foreign_processes` use the device and are not this rank;
+    `clock_events` names every reason seen. `foreign_processes` use the device and are no ranks of the cell;
     null where NVML counts processes in another namespace.
     """
 
@@ -74,10 +74,11 @@ class RankTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """One device as NVML sees it; `nvml` is the pynvml module."""
+    """One device as NVML sees it; `nvml` is the pynvml module, `ranks_beside` share it with this rank."""
 
     nvml: Any
     handle: Any
+    ranks_beside: int = 0
 
     def reference_clock_mhz(self) -> float | None:
         """The SM clock that the device could run at; None where the driver does not say."""
@@ -87,12 +88,12 @@ class NvmlDevice:
             return None
 
     def foreign_processes(self) -> int | None:
-        """Processes on the device beside this one."""
+        """Processes on the device that are no rank of the cell."""
         try:
             pids = [each.pid for each in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)]
         except self.nvml.NVMLError:
             return None
-        return len(pids) - 1 if os.getpid() in pids else None
+        return max(0, len(pids) - 1 - self.ranks_beside) if os.getpid() in pids else None
 
 
 OpenDevice = Callable[[], NvmlDevice | str]
@@ -197,7 +198,7 @@ def throttled(
     return bool(busy) and statistics.median(busy) < SLOW_CLOCK * reference_mhz
 
 
-def open_nvml(device: torch.device, nvml: Any | None = None) -> NvmlDevice | str:
+def open_nvml(device: torch.device, nvml: Any | None = None, *, ranks_beside: int = 0) -> NvmlDevice | str:
     """This rank's device in NVML, found by its UUID; `nvml` stands in for the pynvml module."""
     if device.type != "cuda":
         return "no NVML figures: the ranks run on the CPU"
@@ -205,7 +206,7 @@ def open_nvml(device: torch.device, nvml: Any | None = None) -> NvmlDevice | str
     try:
         nvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        return NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+        return NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), ranks_beside)
     except nvml.NVMLError as error:
         return f"no NVML figures: {error}"
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from bench.config import RunConfig
 from bench.measure.clock import StepClock, synchronise
+from bench.stage import FIRST_STEP, WARM_UP, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def time_steps(
     run_step: Callable[[int], Any],
     cell: RunConfig,
     device: torch.device,
-    tell: Callable[[str], None],
+    tell: Callable[[Stage], None],
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> TimedSteps:
     """Time as many steps as `measure.steps` and `measure.budget_s` allow, at least one.
@@ -38,15 +39,19 @@ def time_steps(
     A short step has paid for lazy initialisation by now. Where the budget leaves no room for full-length
     warm-up steps, the first full-length step is the timed one and the warm-up is called short. `around` is
     entered before each window's clock starts and left after it stops; the last window is the timed one.
+    `tell` hears what comes before it begins, and nothing while a window lasts.
     """
-    tell("warm-up")
+    tell(Stage("timing", FIRST_STEP, 1))
     first = _window(run_step, range(1), device, around)
     rounds = _affordable(first.window_ms, cell, device)
     if rounds == 0:
         return first
+    step_s = first.window_ms / 1e3
+    if cell.measure.warmup_steps > 1:
+        tell(Stage("timing", WARM_UP, cell.measure.warmup_steps - 1, step_s))
     for number in range(1, cell.measure.warmup_steps):
         first.outcomes.append(run_step(number))
-    tell(f"timing {rounds} steps")
+    tell(Stage("timing", None, rounds, step_s))
     start = max(cell.measure.warmup_steps, 1)
     timed = _window(run_step, range(start, start + rounds), device, around)
     return TimedSteps(

@@ -67,12 +67,9 @@ class StepTracer:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Run one step under the profiler, its Chrome trace written to the folder."""
-        activities = [ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
         dist.barrier()
         attention_before = len(self.attention.spans_ns)
-        with profile(activities=activities) as profiler:
+        with profile(activities=_activities(self.device)) as profiler:
             marks_ns = [_mark_clock() for _ in range(CLOCK_MARKS)]
             with self.optimizing() as optimizer_ns, self.looking():
                 start_ns = time.monotonic_ns()
@@ -101,12 +98,13 @@ class StepTracer:
         return self.traced[kept]
 
 
-def warm_profiler() -> None:
+def warm_profiler(device: torch.device) -> None:
     """Pay for the profiler's first use, without a training step: a shorter one would make ZeRO-3 record its
     order of parameters anew, and the next step would hold calls that no other has.
     """
-    with profile(activities=[ProfilerActivity.CPU]):
-        torch.ones(1).add(1)
+    with profile(activities=_activities(device)):
+        torch.ones(1, device=device).add(1)
+        synchronise(device)
 
 
 def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> dict[str, Any]:
@@ -136,6 +134,12 @@ def keep_or_remove(traced: TracedStep, folder: Path, *, keep: bool) -> None:
         with traced.path.open("rb") as plain, gzip.open(kept, "wb", compresslevel=6) as packed:
             shutil.copyfileobj(plain, packed)
     traced.path.unlink()
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    """What the profiler looks at: a GPU's kernels and copies beside the operators."""
+    on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    return [ProfilerActivity.CPU, *on_gpu]
 
 
 def _mark_clock() -> int:

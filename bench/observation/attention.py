@@ -32,6 +32,12 @@ class Captured:
     reason: str | None = "attention was not called with gradients"
 
 
+def module_of(attention_name: str) -> str:
+    """The module whose code runs, as Python names it; transformers' own for `eager`."""
+    run = ALL_ATTENTION_FUNCTIONS.get(attention_name)
+    return "transformers.models" if run is None else str(run.__module__)
+
+
 @contextmanager
 def watched_attention(attention_name: str, watch: AttentionWatch) -> Iterator[None]:
     """Let a watch see every call for as long as the context lasts."""

@@ -172,6 +172,7 @@ class Observation:
                 world_size=dist.get_world_size(),
                 device=device.type,
                 backend=str(dist.get_backend()),
+                ranks_per_gpu=1,
                 threads_per_rank=torch.get_num_threads(),
                 memory_limit_gib=None,
             ),

@@ -17,10 +17,10 @@ from bench.measure.inspection import Inspection
 from bench.measure.memory import MemoryWatch
 from bench.measure.modules import watch_modules
 from bench.measure.optimizer_spans import step_spans
-from bench.measure.passes import TRACED_STEPS, watched_window
+from bench.measure.passes import watched_window
 from bench.measure.telemetry import Telemetry, open_nvml
 from bench.measure.trace import StepTracer, keep_or_remove, read_step, warm_profiler
-from bench.observation.attention import captured_attention, noted_dtype, watched_attention
+from bench.observation.attention import captured_attention, module_of, noted_dtype, watched_attention
 from bench.observation.feeding import Feeding
 from bench.observation.outcome import Wishes
 from bench.observation.parity import DTYPE_WORDS, compare
@@ -28,6 +28,7 @@ from bench.observation.subject import Subject
 from bench.observation.tokens import positions_of
 from bench.rank_log import RankLog
 from bench.sections import Report
+from bench.stage import TRACED_STEPS
 
 Boundaries = Generator[None, None, None]
 """Yields where a step begins and where it has ended, in turns; what follows the last end is work of ours."""
@@ -66,8 +67,8 @@ class Steps:
     def _first(self) -> Boundaries:
         """The step that pays for what happens once; its memory is part of the whole life's."""
         with (
-            self.log.during("steps"),
-            watch_modules() as modules,
+            self.log.during("timing"),
+            watch_modules(module_of(self.subject.attention_name)) as modules,
             noted_dtype(self.subject.attention_name, self._note_dtype),
             step_spans(self.log.step),
             self.feeding.watched(),
@@ -121,7 +122,7 @@ class Steps:
     def _inspected(self, inspection: Inspection) -> Boundaries:
         """Every collective, its bytes and purpose; live tensors on the CPU."""
         with (
-            self.log.during("inspection"),
+            self.log.during("engagement"),
             step_spans(self.log.step),
             self.feeding.watched(),
             inspection.looking(),
@@ -136,7 +137,7 @@ class Steps:
         with tempfile.TemporaryDirectory(prefix="observed-") as folder, self.log.during("trace"):
             optimizing = partial(step_spans, self.log.step)
             tracer = StepTracer(inspection.watch, optimizing, inspection.watching, self.device, Path(folder))
-            warm_profiler()
+            warm_profiler(self.device)
             for number in range(TRACED_STEPS):
                 with tracer.step():
                     yield

@@ -1,17 +1,19 @@
-"""The one table of strategies. A new one is a folder here, a line below and a YAML in conf/strategy/."""
+"""The one table of strategies. A new one is a folder here, a line below and a YAML in conf/strategy/.
+
+Or it is a package of its own that offers it by an entry point: see CONTRIBUTING.md.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
-from bench.strategies.facts import Facts
 from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
 from bench.strategies.ring_flash_attn.facts import RingFlashAttn
 from bench.strategies.ring_flash_attn_llama3.facts import RingFlashAttnLlama3
+from bench.strategies.table import StrategyTable
 from bench.strategies.torch_cp.facts import TorchCP
 from bench.strategies.ulysses.facts import Ulysses
 from bench.strategies.usp.facts import USP
@@ -19,9 +21,8 @@ from bench.strategies.usp.facts import USP
 if TYPE_CHECKING:
     from bench.attention.strategy import Strategy
 
-STRATEGIES: Mapping[str, Facts] = {
-    facts.name: facts
-    for facts in (
+STRATEGIES = StrategyTable(
+    (
         Local(),
         Ulysses(),
         Ring(),
@@ -31,7 +32,7 @@ STRATEGIES: Mapping[str, Facts] = {
         RingFlashAttnLlama3(),
         TorchCP(),
     )
-}
+)
 
 
 def runnable(name: str) -> type[Strategy]:

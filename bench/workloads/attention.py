@@ -19,6 +19,8 @@ from bench.workloads.workload import Rank, Workload
 
 
 class Attention(Workload):
+    own_phase = "attention"
+
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)
         self.causal = self.cell.workload.mask == "causal"

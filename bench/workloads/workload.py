@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,6 +29,8 @@ class Rank:
 class Workload(ABC):
     """One kind of step; the passes run, time, trace and inspect it without knowing which."""
 
+    own_phase: ClassVar[str]
+    """The pass that `sections` is."""
     optimizer: object | None = None
     """What has a method `update`, the optimizer's part of a step; None where nothing is trained."""
 

@@ -1,7 +1,6 @@
 import pytest
 
-from analysis.comparison import with_speed_up
-from analysis.ideal import with_ideal_attention
+from analysis.derived import with_derived
 from analysis.load import to_frame
 from analysis.summary import summarise
 
@@ -9,6 +8,4 @@ from analysis.summary import summarise
 @pytest.fixture
 def summary_of():
     """Records to the summary that tables and figures are made of."""
-    return lambda records: with_ideal_attention(
-        with_speed_up(summarise(to_frame(records, {"h100_80gb": 1e15})))
-    )
+    return lambda records: with_derived(summarise(to_frame(records, {"h100_80gb": 1e15})))

@@ -34,6 +34,7 @@ CONFIG = {
     "experiment": "none",
 }
 CPU = {"hardware": "cpu", "cluster": "cpu", "cluster.device": "cpu"}
+SHARED_GPU = {"cluster.ranks_per_gpu": 2}
 FAILED = {"timing": None, "memory": None, "trace": None, "losses": None, "engagement": None, "parity": None}
 
 
@@ -125,6 +126,20 @@ def grid(strategies, lengths, **overrides):
         make_record(config={"strategy": strategy, "seq_len": length}, **overrides)
         for strategy in strategies
         for length in lengths
+    ]
+
+
+def on_ranks(strategies, lengths, ranks, step_ms=lambda length, count: length / 80 / count, **config):
+    """One working cell per strategy, length and number of ranks, all of which share the sequence."""
+    return [
+        make_record(
+            config={"strategy": strategy, "seq_len": length, "cluster.world_size": count, "sp_degree": count}
+            | config,
+            timing=make_timing([[step_ms(length, count)] * 8] * count, length),
+        )
+        for strategy in strategies
+        for length in lengths
+        for count in ranks
     ]
 
 

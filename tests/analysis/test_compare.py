@@ -8,7 +8,8 @@ from analysis.archive import read_archive
 from analysis.change import changes
 from analysis.compare import MAX_LISTED, main
 from analysis.ratio import speed_ratio
-from tests.analysis.records import grid, make_failure, make_record, make_timing, write_sweep
+from analysis.verdict import SHARED_GPU_CAVEAT
+from tests.analysis.records import SHARED_GPU, grid, make_failure, make_record, make_timing, write_sweep
 
 ENVIRONMENT = make_record()["environment"]
 
@@ -102,6 +103,12 @@ def test_another_commit_torch_or_device_is_named(printed, change, said):
 
 def test_the_same_environment_is_not_remarked_upon(printed):
     assert "not the same" not in printed([timed(100)], [timed(90)])
+
+
+def test_where_ranks_share_a_gpu_the_comparison_says_what_it_is_worth(printed):
+    shared, alone = [timed(100.0, config=SHARED_GPU)], [timed(100.0)]
+    assert SHARED_GPU_CAVEAT in printed(shared, shared)
+    assert SHARED_GPU_CAVEAT not in printed(alone, alone)
 
 
 def test_cells_of_one_side_alone_are_listed_with_the_side(printed):

@@ -56,6 +56,10 @@ def test_speed_up_needs_the_same_device(summary_of):
     assert str(speed_up(summary_of([elsewhere, make_record()]))) == "nan"
 
 
+def test_a_strategy_s_own_options_are_no_other_work(summary_of):
+    assert speed_up(summary_of([local(250.0), make_record(config={"strategy.rotation": "alltoall"})])) == 2.5
+
+
 def test_batches_count_as_whole_sequences_over_all_ranks(summary_of):
     records = [local(250.0, {"batch": 2}), make_record(config={"dp_shard": 2})]
     assert speed_up(summary_of(records)) == pytest.approx(2.5)

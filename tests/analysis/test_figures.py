@@ -8,20 +8,30 @@ from matplotlib.text import Text
 
 from analysis.drawing import build_figure, png_bytes, svg_bytes
 from analysis.failures import failure_marks
-from analysis.figures import FIGURES
-from analysis.labels import CPU_BANNER
+from analysis.figures import AGAINST_LENGTH, FIGURES
+from analysis.labels import CPU_BANNER, SHARED_GPU_BANNER
 from analysis.selection import for_figures
 from analysis.series import series_of
-from analysis.style import STRATEGY_LOOKS, dodge, look_of
-from tests.analysis.records import CPU, grid, make_failure, make_record, of_attention
+from analysis.style import STRATEGY_LOOKS, dodge, looks_of
+from tests.analysis.records import (
+    CPU,
+    FAILED,
+    SHARED_GPU,
+    grid,
+    make_failure,
+    make_record,
+    of_attention,
+    on_ranks,
+)
 from tests.analysis.synthetic import synthetic_records
 
 LENGTHS = [8192, 16384, 32768, 65536, 98304]
 
 
 def texts(figure):
+    """Every text of a figure, its lines joined to one."""
     return [
-        text.get_text()
+        text.get_text().replace("\n", " ")
         for axes in figure.axes
         for text in axes.findobj(lambda each: hasattr(each, "get_text"))
     ]
@@ -38,7 +48,7 @@ def name(request):
     return request.param
 
 
-@pytest.fixture(params=[name for name, kind in FIGURES.items() if kind.against_length])
+@pytest.fixture(params=[name for name, kind in FIGURES.items() if kind.against == AGAINST_LENGTH])
 def name_against_length(request):
     return request.param
 
@@ -89,9 +99,13 @@ def test_error_bars_stand_only_where_an_interval_does(summary_of):
     assert (with_bars, without) == (True, False)
 
 
-def test_every_figure_of_cpu_cells_carries_the_banner_and_no_other_does(summary_of, name):
-    assert CPU_BANNER in texts(build_figure(name, summary_of([make_record(config=CPU)])))
-    assert CPU_BANNER not in texts(build_figure(name, summary_of([make_record()])))
+def test_every_figure_of_cells_that_rank_nothing_says_so_and_no_other_does(summary_of, name):
+    banners = {CPU_BANNER, SHARED_GPU_BANNER}
+    cells = {CPU_BANNER: CPU, SHARED_GPU_BANNER: SHARED_GPU}
+    for expected, config in cells.items():
+        assert banners & {*texts(build_figure(name, summary_of([make_record(config=config)])))} == {expected}
+    for alone in ({}, {"cluster.ranks_per_gpu": 1}):
+        assert not banners & {*texts(build_figure(name, summary_of([make_record(config=alone)])))}
 
 
 def test_every_figure_says_what_was_measured_on_what(summary_of, name):
@@ -111,13 +125,22 @@ def test_a_line_does_not_run_across_a_failed_length(summary_of):
 
 
 def test_no_two_strategies_look_alike():
-    looks = [look_of(name) for name in STRATEGY_LOOKS]
-    assert all(a.color != b.color and a.marker != b.marker for a, b in itertools.combinations(looks, 2))
+    looks = looks_of([*STRATEGY_LOOKS, *(f"somebodys_{number}" for number in range(6))]).values()
+    assert len({look.color for look in looks}) == len(looks) == len(STRATEGY_LOOKS) + 6
+    known = looks_of(STRATEGY_LOOKS).values()
+    assert all(a.color != b.color and a.marker != b.marker for a, b in itertools.combinations(known, 2))
 
 
-def test_an_unknown_strategy_always_looks_the_same():
-    assert look_of("something_new") == look_of("something_new")
-    assert look_of("something_new") not in STRATEGY_LOOKS.values()
+def test_an_unknown_strategy_looks_the_same_whatever_is_drawn_beside_it():
+    alone = looks_of(["something_new"])["something_new"]
+    assert looks_of([*STRATEGY_LOOKS, "something_new"])["something_new"] == alone
+    assert alone not in STRATEGY_LOOKS.values()
+    assert looks_of(["b", "a", "ring"]) == looks_of(["ring", "a", "b"])
+
+
+def test_more_unknown_strategies_than_colours_have_a_look_each():
+    names = [f"somebodys_{number}" for number in range(20)]
+    assert looks_of(names).keys() == set(names)
 
 
 def test_points_of_neighbouring_lengths_never_change_places():
@@ -176,13 +199,49 @@ def boxes_of_texts(figure):
 )
 def test_no_two_texts_of_a_figure_overlap(summary_of, name, count):
     drawn = for_figures(summary_of(synthetic_records(count)))
-    boxes = boxes_of_texts(build_figure(name, drawn.cells, drawn.note))
-    overlaps = [
+    assert overlaps_in(build_figure(name, drawn.cells, drawn.note)) == []
+
+
+@pytest.mark.parametrize("limits_gib", [[4.0], [4.0, 4.1, 40.0]])
+def test_no_two_texts_overlap_where_ranks_and_capacities_are_many_and_cells_fail(
+    summary_of, name, limits_gib
+):
+    strategies = [*STRATEGY_LOOKS][1:6]
+    records = [
+        record
+        for limit in limits_gib
+        for record in on_ranks(strategies, LENGTHS, [1, 2, 4, 8], **{"cluster.memory_limit_gib": limit})
+    ]
+    failures = ("out_of_memory", "timed_out", "unsupported")
+    for record, status in zip(records[::7], itertools.cycle(failures), strict=False):
+        record.update(FAILED | {"status": status, "reason": "no"})
+    drawn = for_figures(summary_of(records))
+    figure = build_figure(name, drawn.cells, drawn.note)
+    assert overlaps_in(figure) == []
+    assert not is_cut_off(figure)
+
+
+@pytest.mark.parametrize("config", [{}, CPU, CPU | {"cluster.memory_limit_gib": 4.0}])
+def test_no_text_is_cut_off_at_the_edge_of_a_figure(summary_of, name, config):
+    records = on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **config)
+    slow = {"trace": make_record()["trace"] | {"step_ms": [1e9] * 2}}
+    records += [of_attention(make_record(config=config, **slow)), make_failure("error", "no", config=config)]
+    assert not is_cut_off(build_figure(name, summary_of(records)))
+
+
+def is_cut_off(figure):
+    """Whether anything drawn reaches over the figure's edge, by more than a hundredth of an inch."""
+    figure.draw_without_rendering()
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    return min(box.x0, box.y0, width - box.x1, height - box.y1) < -0.01
+
+
+def overlaps_in(figure):
+    return [
         (one[1], two[1])
-        for (one, a), (two, b) in itertools.combinations(boxes.items(), 2)
+        for (one, a), (two, b) in itertools.combinations(boxes_of_texts(figure).items(), 2)
         if a.x0 + 1 < b.x1 and b.x0 + 1 < a.x1 and a.y0 + 1 < b.y1 and b.y0 + 1 < a.y1
     ]
-    assert overlaps == []
 
 
 def test_failures_at_neighbouring_lengths_are_named_once_and_others_each(summary_of):
@@ -192,7 +251,7 @@ def test_failures_at_neighbouring_lengths_are_named_once_and_others_each(summary
         *(make_failure("out_of_memory", "no", config={"seq_len": each}) for each in failing),
     ]
     marks = failure_marks(list(series_of(summary_of(records))))
-    assert [mark.seq_lens for mark in marks] == [(16384, 32768), (98304,)]
+    assert [mark.places for mark in marks] == [(16384, 32768), (98304,)]
 
 
 def test_sizes_on_a_logarithmic_axis_are_powers_of_two(summary_of):

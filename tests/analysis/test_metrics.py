@@ -91,7 +91,21 @@ def test_mfu_is_flops_over_step_time_ranks_and_peak():
     metrics = of_record(make_record(), PEAKS)
     assert metrics.mfu_causal == pytest.approx(1e12 / (0.1 * 2 * 1e15))
     assert metrics.hfu_causal == pytest.approx(2e12 / (0.1 * 2 * 1e15))
-    assert metrics.mfu_full is None
+    assert metrics.mfu_full is metrics.hfu_full is None
+
+
+@pytest.mark.parametrize(
+    ("column", "source"),
+    [
+        ("mfu_causal", "model_flops_causal"),
+        ("mfu_full", "model_flops_full"),
+        ("hfu_causal", "hardware_flops_causal"),
+        ("hfu_full", "hardware_flops_full"),
+    ],
+)
+def test_each_utilisation_comes_of_its_own_flops(column, source):
+    metrics = of_record(make_record(analytic={source: 10**13}), PEAKS)
+    assert getattr(metrics, column) == pytest.approx(1e13 / (0.1 * 2 * 1e15))
 
 
 @pytest.mark.parametrize("config", [{"hardware": "cpu"}, {"dtype": "fp32"}])

@@ -73,10 +73,14 @@ def test_the_gap_is_from_the_slowest_rank_to_the_median_one():
 
 @pytest.mark.parametrize(
     ("cluster", "capacity"),
-    [({}, 2), ({"cluster.device": "cpu", "hardware": "cpu", "cluster.threads_per_rank": 1}, 1)],
+    [
+        ({}, 2),
+        ({"cluster.device": "cpu", "hardware": "cpu", "cluster.threads_per_rank": 1}, 1),
+        ({"cluster.ranks_per_gpu": 2}, 1),
+    ],
 )
 def test_ideal_attention_is_locals_over_the_cores_or_gpus(summary_of, cluster, capacity):
-    local = {"cluster.threads_per_rank": 2} if cluster else {}
+    local = {"cluster.threads_per_rank": 2, "cluster.ranks_per_gpu": 1} if cluster else {}
     summary = summary_of(
         [
             make_record(config=cluster | {"strategy": "local"} | local, trace=make_trace(1, 40.0)),

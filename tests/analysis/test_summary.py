@@ -2,6 +2,13 @@ import pytest
 
 from tests.analysis.records import make_failure, make_record, make_timing
 
+UTILISATIONS = {
+    "mfu_causal": "model_flops_causal",
+    "mfu_full": "model_flops_full",
+    "hfu_causal": "hardware_flops_causal",
+    "hfu_full": "hardware_flops_full",
+}
+
 
 def repeats(step_times_ms, **overrides):
     return [
@@ -19,6 +26,12 @@ def test_repeats_of_a_cell_become_one_row_with_their_median(summary_of):
 
 def test_a_rate_over_two_repeats_is_total_work_over_total_time(summary_of):
     assert summary_of(repeats([100.0, 300.0]))["tokens_per_s"][0] == pytest.approx(1000 / 0.2)
+
+
+@pytest.mark.parametrize("column", sorted(UTILISATIONS))
+def test_a_utilisation_over_two_repeats_is_total_work_over_total_time(summary_of, column):
+    records = repeats([100.0, 300.0], analytic={UTILISATIONS[column]: 10**13})
+    assert summary_of(records)[column][0] == pytest.approx(1e13 / (0.2 * 2 * 1e15))
 
 
 def test_five_repeats_have_no_interval_although_each_has_eight_steps(summary_of):

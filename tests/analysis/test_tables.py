@@ -63,7 +63,7 @@ def test_eight_steps_show_their_interval(summary_of):
 
 def test_a_row_reads_in_a_person_s_units(summary_of):
     row = rows_of(summary_of([make_record()]))[0]
-    assert (row.length, row.ranks, row.peak_allocated) == ("8k", "2/2", "2.0 GiB")
+    assert (row.length, row.ranks, row.peak_allocated) == ("8k", "2/2", "2.0 GiB (2.5 %)")
     assert row.communication == "10.0 % / 20.0 %"
 
 
@@ -76,7 +76,7 @@ def test_the_terminal_table_fits_100_columns(summary_of):
     records = grid(["deepspeed_ulysses", "ring_flash_attn_llama3"], [8192, 98304])
     records.append(make_failure("unsupported", "x" * 300, config={"engine": "fsdp2"}))
     console = Console(width=100, file=io.StringIO())
-    console.print(terminal_table(summary_of(records)))
+    console.print(terminal_table(summary_of(records), 100))
     text = console.file.getvalue()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 100

@@ -1,5 +1,8 @@
-from analysis.verdict import CPU_CAVEAT, MAX_DETAILS, cell_names, leaders, verdict
-from tests.analysis.records import CPU, make_failure, make_record, make_timing
+import pytest
+
+from analysis.leaders import leaders
+from analysis.verdict import CPU_CAVEAT, MAX_SERIES_NAMED, SHARED_GPU_CAVEAT, cell_names, verdict
+from tests.analysis.records import CPU, SHARED_GPU, make_failure, make_record, make_timing, on_ranks
 
 
 def timed(strategy, steps_ms, **config):
@@ -57,9 +60,11 @@ def test_the_longest_length_that_fits_is_told_per_strategy_where_memory_ran_out(
 
 
 def test_of_too_many_settings_the_first_are_named_and_the_rest_counted(summary_of):
-    records = [make_failure("out_of_memory", "no", config={"batch": 1 + i}) for i in range(MAX_DETAILS + 5)]
+    records = [
+        make_failure("out_of_memory", "no", config={"batch": 1 + i}) for i in range(MAX_SERIES_NAMED + 5)
+    ]
     (sentence,) = verdict(summary_of(records)).fits
-    assert sentence.count("runs out") == MAX_DETAILS
+    assert sentence.count("runs out") == MAX_SERIES_NAMED
     assert sentence.endswith("; and 5 settings more; all cells are in summary.csv.")
 
 
@@ -82,11 +87,34 @@ def test_a_cpu_result_carries_its_caveat_and_a_gpu_result_none(summary_of):
     assert verdict(summary_of([make_record()])).caveat is None
 
 
-def test_a_cpu_result_says_what_ran_and_names_no_winner(summary_of):
-    fast, slow = (timed(s, [t] * 8, **CPU) for s, t in (("ulysses", 1.0), ("ring", 900.0)))
+def test_one_cell_whose_ranks_share_a_gpu_takes_the_ranking_from_all(summary_of):
+    cells = [make_record(config=SHARED_GPU), make_record(config={"strategy": "local"})]
+    found = verdict(summary_of(cells))
+    assert (found.caveat, "Most tokens/s" in found.answer) == (SHARED_GPU_CAVEAT, False)
+
+
+@pytest.mark.parametrize("where", [CPU, SHARED_GPU])
+def test_a_result_that_ranks_nothing_says_what_ran_and_names_no_winner(summary_of, where):
+    fast, slow = (timed(s, [t] * 8, **where) for s, t in (("ulysses", 1.0), ("ring", 900.0)))
     answer = verdict(summary_of([fast, slow])).answer
     assert "ring and ulysses at 8k" in answer or "ulysses and ring at 8k" in answer
     assert "Most tokens/s" not in answer
+
+
+def test_length_by_length_a_cpu_s_figures_stand_by_name_without_a_ratio(summary_of):
+    fast, slow = (timed(s, [t] * 8, **CPU) for s, t in (("ulysses", 1.0), ("ring", 900.0)))
+    details = verdict(summary_of([fast, slow])).details
+    assert details == ["8k, in tokens/s: ring: 9,102; ulysses: 8,192,000"]
+
+
+def test_a_cpu_s_figures_of_different_work_stand_in_different_lines(summary_of):
+    records = [timed("ulysses", [100.0] * 8, **CPU), timed("ring", [100.0] * 8, engine="fsdp2", **CPU)]
+    assert len(verdict(summary_of(records)).details) == 2
+
+
+def test_settings_do_not_read_as_strategies_in_the_answer_of_a_cpu(summary_of):
+    records = on_ranks(["ring"], [8192], [2, 4], **CPU)
+    assert "ring (sp 2) and ring (sp 4) at 8k" in verdict(summary_of(records)).answer
 
 
 def test_how_sure_says_n_and_how_many_intervals_there_are(summary_of):
@@ -99,6 +127,7 @@ def test_no_records_give_sentences_too(summary_of):
 
 
 def test_of_attention_alone_nobody_says_that_it_trained(summary_of):
-    alone = make_record(config={"workload": "attention", "cluster.device": "cpu", "hardware": "cpu"})
+    config = {"workload": "attention", "cluster.device": "cpu", "hardware": "cpu"}
+    alone = make_record(config=config, losses=None)
     answer = verdict(summary_of([alone])).answer
     assert answer.startswith("Ran and passed every check")

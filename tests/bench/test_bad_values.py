@@ -31,7 +31,7 @@ def asked(line, machine=TWO_CORES):
 
 NUMBERS = (
     "batch", "grad_accum", "sp_degree", "ulysses_degree", "dp_replicate", "dp_shard", "cluster.world_size",
-    "cluster.threads_per_rank", "measure.steps", "measure.repeats",
+    "cluster.threads_per_rank", "cluster.ranks_per_gpu", "measure.steps", "measure.repeats",
 )  # fmt: skip
 NO_NUMBERS = ("0", "-1", "1.5", "null", "", "two", "true", "[1]")
 FROM_ZERO = ("seed", "measure.warmup_steps", "data.prompt_tokens")
@@ -76,6 +76,7 @@ BAD_VALUES = {
     "strategy=local dp_shard=1000": "CPU ranks are the most here",
     "strategy=local dp_shard=4 cluster.world_size=2": "write cluster.world_size=4",
     "cluster.threads_per_rank=3": "may use 2 cores",
+    "cluster.ranks_per_gpu=2": "the ranks run on the CPU, not on a GPU; write cluster.ranks_per_gpu=1",
     f"{NANO}num_heads=0": "whole number from 1",
     f"{NANO}num_kv_heads=0": "whole number from 1",
     f"{NANO}num_kv_heads=3": "must divide model.num_heads=4",
@@ -150,7 +151,11 @@ def test_an_illegal_combination_has_a_way_out_and_in_a_sweep_a_record(line):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("cluster.world_size=5", "4 GPUs are visible; write cluster.world_size=4"),
+        ("cluster.world_size=5", "4 GPUs are visible; write cluster.world_size=4, or less"),
+        ("cluster.world_size=5", "for correctness only, with cluster.ranks_per_gpu=2"),
+        ("cluster.world_size=9 cluster.ranks_per_gpu=2", "4 GPUs are visible and cluster.ranks_per_gpu=2;"),
+        ("cluster.world_size=65", "write cluster.world_size=4, or less$"),
+        ("cluster.ranks_per_gpu=17", "at most 16 ranks share a GPU"),
         ("strategy=local dp_shard=8", "4 GPUs are visible"),
         ("cluster.backend=gloo", "leave cluster.backend=auto"),
         ("cluster=gpu cluster.backend=gloo", "leave cluster.backend=auto"),

@@ -42,6 +42,21 @@ def test_a_rank_past_the_deadline_is_timed_out_and_gone(launcher, tmp_path):
     ]
 
 
+def test_a_rank_that_crashes_leaves_its_stack_in_its_log(launcher, tmp_path):
+    record, folder = run_cell(launcher, tiny_cell("engine=ddp"), tmp_path, faults.segfault_in_rank_1)
+    for log in (record.failure.log_tail, (folder / "rank_1.log").read_text()):
+        assert "Segmentation fault" in log
+        assert "in segfault_in_rank_1" in log
+
+
+def test_a_rank_that_hangs_leaves_its_stack_in_its_log(launcher, tmp_path):
+    run_cell(launcher, tiny_cell("engine=ddp"), tmp_path / "warm", faults.raise_in_rank_1)
+    cell = tiny_cell("engine=ddp", "measure.timeout_s=6")
+    record, folder = run_cell(launcher, cell, tmp_path, faults.sleep_in_rank_1)
+    assert "in sleep_in_rank_1" in (folder / "rank_1.log").read_text()
+    assert "most recent call first" in record.failure.log_tail
+
+
 def _is_rank(process):
     """Ranks lead their own process groups; the fork server and its tracker do not."""
     try:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.cell import analytic
 from bench.cost.flops import attention_forward_flops, hardware_flops, matrix_parameters, model_flops
 from bench.training.models import build_model
 from tests.cells import FOUR_H100, make_cell
@@ -45,3 +46,11 @@ def test_what_is_computed_twice_counts_for_the_hardware_and_not_for_the_model(mo
     assert added["false", "chunked"] == head
     assert added["true", "chunked"] == model_flops(plain, causal=True) // 3
     assert added["true", "untiled"] == added["true", "chunked"] - head
+
+
+@pytest.mark.parametrize("kind", ["model", "hardware"])
+def test_a_record_stores_flops_with_and_without_the_mask(kind):
+    stored = analytic(make_cell("seq_len=64", "strategy=local"))
+    passes = {"model": 3, "hardware": 3.5}[kind]  # of attention's forward, the second recomputes the scores
+    masked = 4 * (64**2 - 64 * 65 // 2) * 4 * 16
+    assert stored[f"{kind}_flops_full"] - stored[f"{kind}_flops_causal"] == passes * masked

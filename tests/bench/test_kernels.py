@@ -11,6 +11,7 @@ from bench.measure.parity import FLOORS
 from bench.measure.plain_attention import relative_error
 from bench.training.models import TORCH_DTYPES
 from tests.cells import FOUR_H100, make_cell
+from tests.gpus import GPU_KERNELS, needs_gpu, skip_without
 
 HEADS = {"MHA": (4, 4), "GQA": (4, 2), "MQA": (4, 1)}
 NEED_A_GPU = sorted(name for name, facts in KERNEL_FACTS.items() if "cpu" not in facts.dtypes)
@@ -77,12 +78,10 @@ def test_output_lse_and_gradients_match_float64(name, dtype, heads, causal):
     assert_as_good_as_plain_attention(name, dtype, heads, causal, "cpu", head_dim=16)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs one CUDA device")
+@needs_gpu
 @pytest.mark.parametrize(("name", "dtype", "heads", "causal"), on("cuda"))
 def test_output_lse_and_gradients_match_float64_on_a_gpu(name, dtype, heads, causal):
-    if not KERNELS[name].available("cuda"):
-        pytest.skip(f"{name} needs a {KERNEL_FACTS[name].gpus} and {KERNEL_FACTS[name].package}")
+    skip_without(name)
     assert_as_good_as_plain_attention(name, dtype, heads, causal, "cuda", head_dim=64)
 
 
@@ -116,12 +115,10 @@ def test_a_kernel_takes_views_of_longer_tensors(name):
     assert_views_change_nothing(name, "fp32", "cpu", 16)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs one CUDA device")
-@pytest.mark.parametrize("name", [name for name in KERNELS if "cuda" in KERNEL_FACTS[name].dtypes])
+@needs_gpu
+@pytest.mark.parametrize("name", GPU_KERNELS)
 def test_a_kernel_takes_views_of_longer_tensors_on_a_gpu(name):
-    if not KERNELS[name].available("cuda"):
-        pytest.skip(f"{name} needs a {KERNEL_FACTS[name].gpus} and {KERNEL_FACTS[name].package}")
+    skip_without(name)
     assert_views_change_nothing(name, "bf16", "cuda", 64)
 
 

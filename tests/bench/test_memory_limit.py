@@ -4,10 +4,12 @@ import itertools
 import time
 
 import pytest
+import torch
 from rich.console import Console
 
 from bench.config import ConfigError
 from bench.launcher import Launcher
+from bench.memory_limit import without_memory_limit
 from bench.progress import Progress
 from bench.step_phase import STEP_PARTS
 from bench.store import read_records
@@ -64,7 +66,7 @@ def test_the_record_says_who_asked_for_how_much_and_what_held_the_rest(launcher,
     words = ("strategy=local", "engine=ddp", "seq_len=16k", f"cluster.memory_limit_gib={LIMIT_GIB}")
     record, _ = run_cell(launcher, make_cell(*QUICK, *words, "batch=2"), tmp_path)
     told = record.failure.out_of_memory
-    assert (record.status, record.failure.rank, record.failure.phase) == ("out_of_memory", 0, "steps")
+    assert (record.status, record.failure.rank, record.failure.phase) == ("out_of_memory", 0, "timing")
     assert told.memory == "host"
     assert told.limit_bytes == round(LIMIT_GIB * 2**30)
     assert told.requested_bytes > MIB
@@ -134,6 +136,18 @@ def test_a_limit_that_cannot_be_is_refused_in_one_line(value):
     with pytest.raises(ConfigError, match=r"cluster\.memory_limit_gib=.*write for example") as refused:
         make_cell(f"cluster.memory_limit_gib={value}")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0.25, [1.0, "emptied", 0.25]), (1.0, [])])
+def test_a_check_on_a_gpu_may_take_more_than_the_cell_and_gives_it_back(monkeypatch, limit, expected):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: limit)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", asked.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("emptied"))
+    with without_memory_limit():
+        assert asked == expected[:1]
+    assert asked == expected
 
 
 def test_a_gpu_may_have_a_smaller_limit_than_a_cpu_rank():

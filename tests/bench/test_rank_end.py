@@ -5,14 +5,14 @@ import pytest
 from bench.rank_end import RankEnd, classify
 
 PEER_GONE = {
-    "phase": "steps",
+    "phase": "timing",
     "kind": "RuntimeError",
     "message": "[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer",
 }
 
 
 def failed(rank, message, kind="RuntimeError", exit_code=1):
-    return RankEnd(rank, exit_code, None, {"phase": "steps", "kind": kind, "message": message}, "")
+    return RankEnd(rank, exit_code, None, {"phase": "timing", "kind": kind, "message": message}, "")
 
 
 def victim(rank):
@@ -51,6 +51,32 @@ def test_the_rank_that_failed_first_hand_is_named(culprit, status):
     found, failure = classify([victim(0), culprit, victim(2)])
     assert found == status
     assert failure.rank == 1
+
+
+WATCHDOG = (
+    "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: NCCL"
+    " error: remote process exited or there was a network error, NCCL version 2.28.9"
+)
+
+
+@pytest.mark.parametrize(
+    ("culprit", "status"),
+    [
+        (failed(1, "an own mistake", "ValueError"), "error"),
+        (RankEnd(1, 0, None, None, ""), "error"),
+        (RankEnd(1, -11, None, None, ""), "crashed"),
+        (RankEnd(1, -9, None, None, ""), "killed"),
+    ],
+)
+def test_a_rank_that_nccls_watchdog_ended_is_not_blamed_for_the_peer_it_lost(culprit, status):
+    found, failure = classify([RankEnd(0, -6, None, None, WATCHDOG), culprit])
+    assert (found, failure.rank) == (status, 1)
+
+
+def test_a_rank_that_the_watchdog_ended_for_a_mistake_of_its_own_has_crashed():
+    own = WATCHDOG.replace("remote process exited or there was a network error", "unhandled cuda error")
+    found, failure = classify([victim(0), RankEnd(1, -6, None, None, own)])
+    assert (found, failure.rank) == ("crashed", 1)
 
 
 def test_ranks_that_wait_for_ever_are_timed_out():

@@ -4,10 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
-from bench.environment import REPOSITORY, describe
+from bench.environment import REPOSITORY, describe, this_machine
 from bench.store import read_records
 from tests.cells import TINY, make_cell, run_cell
 
@@ -16,7 +18,8 @@ COMMAND = [sys.executable, str(REPOSITORY / "run_sweep.py")]
 
 def typed_in_a_shell(folder, *words, **environment):
     """The real command in a process of its own; None removes a variable."""
-    kept = {name: value for name, value in (os.environ | environment).items() if value is not None}
+    given = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
+    kept = {name: value for name, value in given.items() if value is not None}
     return subprocess.run(
         [*COMMAND, *words], cwd=folder, env=kept, capture_output=True, text=True, check=False
     )
@@ -81,6 +84,20 @@ def test_a_deadline_of_a_millisecond_is_a_cell_that_timed_out(launcher, tmp_path
     assert record.status == "timed_out"
 
 
+def test_a_gpu_s_memory_is_recorded_beside_its_name(monkeypatch):
+    gpus = {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: 2}
+    gpus["nvmlDeviceGetHandleByIndex"] = lambda index: index
+    gpus["nvmlDeviceGetName"] = lambda handle: f"a GPU {handle}"
+    gpus["nvmlDeviceGetUUID"] = lambda handle: f"GPU-{handle}"
+    gpus["nvmlDeviceGetMemoryInfo"] = lambda handle: SimpleNamespace(total=2**36 + handle, used=5)
+    for name, answer in gpus.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    machine = this_machine.__wrapped__()
+    assert (machine.gpus, machine.gpu_memory_bytes) == (("a GPU 1",), (2**36 + 1,))
+
+
 def test_without_git_a_record_says_that_the_commit_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert (describe()["git_commit"], describe()["git_dirty"]) == (None, None)
+    found = describe({})
+    assert (found["git_commit"], found["git_dirty"]) == (None, None)

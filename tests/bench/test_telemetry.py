@@ -6,7 +6,9 @@ import os
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import create_autospec
 
+import pynvml
 import pytest
 import torch
 
@@ -86,6 +88,18 @@ def test_every_figure_is_sampled_in_a_thread_of_its_own():
     assert not any(thread.is_alive() for thread in beside)
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_asked_for_in_words_that_pynvml_has(name):
+    FIGURES[name](create_autospec(pynvml), "handle")
+
+
+def test_clock_and_processes_are_asked_for_in_words_that_pynvml_has():
+    device = NvmlDevice(create_autospec(pynvml), "handle")
+    device.nvml.nvmlDeviceGetMaxClockInfo.return_value = 1_980
+    device.nvml.nvmlDeviceGetComputeRunningProcesses.return_value = [SimpleNamespace(pid=os.getpid())]
+    assert (device.reference_clock_mhz(), device.foreign_processes()) == (1_980, 0)
+
+
 def test_a_device_lost_in_the_middle_leaves_null_figures_and_the_reason():
     found = watched(Driver(dies_after=2))
     assert found.power_w is found.sm_clock_mhz is found.utilisation is found.device_used_bytes is None
@@ -120,6 +134,14 @@ def test_a_driver_that_is_not_there_is_a_reason(lacking, monkeypatch):
 def test_processes_beside_ours_are_counted_where_pids_are_ours_to_compare():
     assert watched(Driver(pids=(os.getpid(), 1))).foreign_processes == 1
     assert watched(Driver(pids=(2**22 + 1,))).foreign_processes is None
+
+
+def test_ranks_that_share_the_device_are_no_strangers_to_each_other(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
+    driver = Driver(pids=(os.getpid(), 1, 2, 3))
+    driver.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+    device = open_nvml(torch.device("cuda", 0), driver, ranks_beside=2)
+    assert (device.handle, device.foreign_processes()) == ("GPU-1234", 1)
 
 
 IDLE, CAP, HEAT, BRAKE = (

@@ -232,6 +232,13 @@ def test_a_list_of_ranks_that_was_cut_short_gives_no_waiting_rather_than_a_wrong
     assert of_cuda(events, step=(0, 10)).flights[0].members == ()
 
 
+def test_sends_and_receives_that_left_as_one_kernel_are_known_by_its_name_and_place():
+    # A batch of them: the profiler ties its kernel to no single call, so that nothing names size or ranks.
+    events = [*kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 1, 5, 0.5, 1)]
+    (flight,) = of_cuda(events, step=(0, 10), attention=[(0, 1)]).flights
+    assert (flight.kind, flight.purpose, flight.members) == ("send_recv", "attention", ())
+
+
 def test_on_a_gpu_kernels_count_and_the_calls_that_launch_them_do_not():
     events = [*kernel("ncclDevKernel_SendRecv", 0, 10, 0, 1), *kernel("flash_fwd_kernel", 2, 8, 0, 2)]
     found = split(of_cuda([*events, event("aten::mm", 0, 10)], step=(0, 20)))

@@ -1,0 +1,62 @@
+"""The device a rank runs on: which GPU, what NCCL is told where ranks share one, when all have finished."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from bench.config import ClusterConfig
+
+SHARED_GPU_NCCL: Mapping[str, str] = {
+    "NCCL_NET": "Socket",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_MNNVL_ENABLE": "0",
+}
+"""Between "hosts" that are one: sockets that never leave it, and no short cut that would tell NCCL so."""
+
+
+def prepare_environment(cluster: ClusterConfig) -> None:
+    """Before anything reads it: LOCAL_RANK is the rank's GPU, and ranks that share one are hosts to NCCL.
+
+    NCCL refuses two ranks of one host on one GPU ("Duplicate GPU detected": equal hash of the host and equal
+    bus id, in its init.cc); NCCL_HOSTID takes the place of the host in that hash. DeepSpeed and torch's
+    device mesh take LOCAL_RANK for the number of the device. What the user has set stays as it is.
+    """
+    if cluster.ranks_per_gpu == 1:
+        return
+    os.environ["LOCAL_RANK"] = str(cluster.device_index(int(os.environ["LOCAL_RANK"])))
+    host = os.environ.get("NCCL_HOSTID", platform.node())
+    os.environ["NCCL_HOSTID"] = f"{host}-rank-{os.environ['RANK']}"
+    for name, value in SHARED_GPU_NCCL.items():
+        os.environ.setdefault(name, value)
+
+
+def claim_device(cluster: ClusterConfig) -> torch.device:
+    """This rank's device, made current; on the CPU there is nothing to claim."""
+    if cluster.device != "cuda":
+        return torch.device(cluster.device)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def finish_together(device: torch.device) -> None:
+    """Wait until the GPUs of all ranks have done what was asked of them; every rank must call it.
+
+    A rank that left earlier would drop kernels that nobody has waited for, with what its peers still expect
+    of them. Without a collective: the last of those could not be waited for in turn. Raises what a kernel
+    died of. A gloo call has ended when it returns, so CPU ranks leave as they are.
+    """
+    if device.type != "cuda":
+        return
+    torch.cuda.synchronize(device)
+    store = _get_default_store()
+    store.set(f"bench/done/{dist.get_rank()}", "")
+    store.wait([f"bench/done/{rank}" for rank in range(dist.get_world_size())])

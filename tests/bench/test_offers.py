@@ -1,0 +1,235 @@
+"""Strategies that installed packages offer: found by their entry points, checked, and refused in one line."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from bench.config import ConfigError
+from bench.environment import REPOSITORY
+from bench.strategies.local.facts import Local
+from bench.strategies.ring.facts import Ring
+from bench.strategies.table import ENTRY_POINTS, StrategyTable
+from tests.cells import TINY
+
+GOOD = """
+    from bench.strategies.ring.facts import Ring
+
+    class Mine(Ring):
+        name = "NAME"
+        options = {"order": ("forwards", "backwards")}
+"""
+
+
+def install(folder, name, facts=GOOD, package="some-package", offered=None, *, attention=True):
+    """Lay a package out as an installer does: its code, and its metadata with the entry point."""
+    code = folder / name
+    code.mkdir()
+    (code / "facts.py").write_text(textwrap.dedent(facts).replace("NAME", name))
+    if attention:
+        (code / "attention.py").write_text(
+            "from bench.strategies.ring.attention import STRATEGY as STRATEGY\n"
+        )
+    metadata = folder / f"{package.replace('-', '_')}-1.2.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
+    (metadata / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{offered or name} = {name}.facts:Mine\n")
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install packages where imports find them, for one test."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield lambda *arguments, **keywords: install(tmp_path, *arguments, **keywords)
+    for module in set(sys.modules) - before:
+        del sys.modules[module]
+
+
+@pytest.fixture
+def table():
+    return StrategyTable((Local(), Ring()))
+
+
+def test_an_offered_strategy_comes_after_ours_and_in_the_order_of_names(installed, table):
+    installed("zz_mine", package="a-package")
+    installed("aa_mine", package="z-package")
+    assert [*table] == ["local", "ring", "aa_mine", "zz_mine"]
+    assert len(table) == len(table.usable()) == 4
+    assert "zz_mine" in table
+    assert table["zz_mine"].name == "zz_mine"
+    assert table.packages("zz_mine") == {"a-package": "1.2"}
+    assert table.packages("ring") == {}
+
+
+def test_knowing_the_names_imports_no_package(installed, table):
+    installed("my_lazy", 'raise RuntimeError("imported")')
+    assert "my_lazy" in [*table]
+    assert "my_lazy.facts" not in sys.modules
+    assert table["ring"].name == "ring"
+    assert "my_lazy.facts" not in sys.modules
+
+
+BROKEN = {
+    "an import that fails": (
+        "import no_such_module",
+        "ModuleNotFoundError: No module named 'no_such_module'",
+    ),
+    "an error of its own": ('raise RuntimeError("two\\nlines")', "RuntimeError: two ("),
+    "no such class": ("class Other: ...", "AttributeError"),
+    "a syntax error": ("class Mine(:", "SyntaxError"),
+    "no Facts": ("class Mine:\n    name = 'NAME'", "is no subclass of bench.strategies.facts.Facts"),
+    "an instance": (f"{GOOD}\n    Mine = Mine()", "is no subclass of"),
+    "no formula": (
+        "from bench.strategies.facts import Facts\nclass Mine(Facts):\n    name = 'NAME'",
+        "cannot be made: TypeError: Can't instantiate abstract class Mine",
+    ),
+    "another name": (GOOD.replace("NAME", "other"), "says name = 'other', not 'broken'"),
+    "no name": (
+        "from bench.strategies.facts import Facts\nclass Mine(Facts):\n    exchange_bytes = None",
+        "says name = None",
+    ),
+    "a class from elsewhere": (
+        f"{GOOD}\n    Mine.__module__ = 'elsewhere'",
+        "is defined in the module elsewhere",
+    ),
+    "a layout that is no tuple": (f'{GOOD}        layouts = ("zigzag")', "says layouts = 'zigzag'"),
+    "an unknown layout": (f'{GOOD}        layouts = ("spiral",)', "contiguous, zigzag, striped"),
+    "an unknown dtype": (f'{GOOD}        dtypes = ("bfloat16",)', "bf16, fp16, fp32, fp64"),
+    "an unknown kernel": (f'{GOOD}        kernels = ("fast",)', "torch_flash"),
+    "options that are no table": (f'{GOOD}        options = ("order",)', "map every key to a tuple"),
+    "an option without a choice": (f'{GOOD}        options = {{"order": ()}}', "map every key to a tuple"),
+    "an option that is taken": (f'{GOOD}        options = {{"name": ("x",)}}', "has an option 'name'"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_package_fails_who_asks_for_it_in_one_line_and_nobody_else(installed, table, case):
+    facts, said = BROKEN[case]
+    installed("broken", facts)
+    with pytest.raises(ConfigError) as refused:
+        table["broken"]
+    line = str(refused.value)
+    assert said in line
+    assert "\n" not in line
+    assert line.startswith("strategy=broken: broken.facts:Mine of the package some-package 1.2 ")
+    assert line.endswith("pip uninstall some-package")
+    assert [facts.name for facts in table.usable()] == ["local", "ring"]
+
+
+def test_facts_without_code_beside_them_are_refused(installed, table):
+    installed("broken", attention=False)
+    with pytest.raises(ConfigError, match=r"has no broken\.attention beside it"):
+        table["broken"]
+
+
+def test_a_name_that_cannot_be_typed_is_refused(installed, table):
+    installed("broken", offered="my strategy")
+    with pytest.raises(ConfigError, match="letters, digits and underscores"):
+        table["my strategy"]
+
+
+def test_a_name_that_two_packages_offer_is_neither_ones(installed, table):
+    installed("one", package="one-package", offered="mine")
+    installed("two", package="two-package", offered="mine")
+    with pytest.raises(ConfigError, match=r"one-package and two-package .* pip uninstall two-package"):
+        table["mine"]
+
+
+def test_a_name_of_ours_that_a_package_offers_too_is_refused(installed, table):
+    installed("one", offered="ring")
+    with pytest.raises(ConfigError, match="ulysses-ring-bench and some-package both have a strategy"):
+        table["ring"]
+    assert [*table] == ["local", "ring"]
+    assert table["local"].name == "local"
+
+
+@pytest.fixture
+def typed(tmp_path):
+    """Run a command line in a process that finds the packages of this test."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+
+    def run(*words, program="run_sweep.py"):
+        return subprocess.run(
+            [sys.executable, str(REPOSITORY / program), *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
+        )
+
+    return run
+
+
+def test_beside_a_broken_package_the_command_line_works(tmp_path, typed):
+    install(tmp_path, "broken", "import no_such_module")
+    install(tmp_path, "my_ring", package="my-package")
+    shown = typed("--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "strategy: broken, deepspeed_ulysses, local, my_ring, ring," in shown.stdout
+    composed = typed("--cfg", "job", "strategy=my_ring", "strategy.order=backwards")
+    assert composed.returncode == 0
+    assert "strategy:\n  name: my_ring\n  order: backwards\n" in composed.stdout
+    refused = typed("-m", "strategy=local,broken", *TINY)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
+        "strategy=broken: broken.facts:Mine of the package some-package 1.2 cannot"
+    )
+    assert len(refused.stderr.splitlines()) == 1
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
+def test_head_limits_are_told_of_every_strategy_that_can_be_had(tmp_path, typed):
+    install(tmp_path, "broken", "import no_such_module")
+    install(tmp_path, "my_ring", package="my-package")
+    words = ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4", "sweep_dir=out")
+    done = typed(*words)
+    assert done.returncode == 0, done.stderr
+    told = (tmp_path / "elsewhere" / "out" / "head_limits.csv").read_text()
+    assert "my_ring" in told
+    assert "broken" not in told
+    assert "no_such_module" in typed(*words, "strategy=broken").stderr
+
+
+WRONG_WORDS = {
+    "an unknown strategy": (("strategy=my_rin",), "did you mean strategy=my_ring?"),
+    "another's choice": (
+        ("strategy=ring", "strategy.order=forwards"),
+        "only strategy=my_ring has this",
+    ),
+    "an unknown choice": (("strategy=my_ring", "strategy.order=up"), "must be one of backwards, forwards"),
+    "an unknown key": (("strategy=my_ring", "strategy.ordre=up"), "did you mean strategy.order?"),
+    "a key that is added": (("strategy=my_ring", "+strategy.ordre=up"), "did you mean strategy.order?"),
+    "a layout that it lacks": (("strategy=my_ring", "layout=striped"), "choose layout=zigzag or contiguous"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_WORDS)
+def test_wrong_words_about_an_offered_strategy_get_the_same_help_as_about_ours(tmp_path, typed, case):
+    words, said = WRONG_WORDS[case]
+    install(tmp_path, "my_ring", f'{GOOD}        layouts = ("zigzag", "contiguous")')
+    refused = typed(*words)
+    assert refused.returncode == 2
+    assert said in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [(), ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4")])
+@pytest.mark.parametrize("asked", ["refusals", "exchange_bytes", "ulysses_degree"])
+def test_facts_that_fail_when_asked_are_refused_before_a_cell_starts(tmp_path, typed, asked, words):
+    install(tmp_path, "my_ring", f"{GOOD}        {asked} = 3")
+    refused = typed("-m", "strategy=my_ring", *words, *TINY)
+    assert refused.returncode == 2
+    assert "of the package some-package 1.2 fails when asked: TypeError" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_formula_that_gives_no_whole_number_is_refused(tmp_path, typed):
+    install(tmp_path, "my_ring", f"{GOOD}        exchange_bytes = lambda self, cell: cell.seq_len / 2")
+    refused = typed("strategy=my_ring", *TINY)
+    assert refused.returncode == 2
+    assert "exchange_bytes must be a whole number, not 128.0" in refused.stderr

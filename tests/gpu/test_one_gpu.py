@@ -1,0 +1,89 @@
+"""One rank with a GPU to itself: a real model by the user's own command, attention alone, telemetry."""
+
+import csv
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from bench.environment import REPOSITORY, installed
+from bench.legality import ENGINE_DTYPES, ENGINE_PACKAGES
+from bench.measure.telemetry import Telemetry, open_nvml
+from bench.store import read_records
+from tests.gpus import GPU_KERNELS, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu, skip_without
+
+pytestmark = [*NEEDS_GPU]
+
+STEPS = 4
+ENOUGH_BYTES = 32 * 2**30
+"""About 10 GB of parameters, gradients and optimizer state, and 12 GB of activations."""
+FIRST_LOSS = (10, 14)
+"""Random weights know nothing: about log(151,936) = 11.9."""
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINE_DTYPES))
+def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, strangers):
+    package = ENGINE_PACKAGES.get(engine)
+    if package and installed(package) is None:
+        pytest.skip(f"engine={engine} needs the package {package}")
+    total_bytes = torch.cuda.get_device_properties(0).total_memory
+    if total_bytes < ENOUGH_BYTES:
+        pytest.skip(f"needs a GPU of {ENOUGH_BYTES / 2**30:.0f} GiB")
+    words = ["model=qwen3_0_6b", "seq_len=8k", "strategy=local", f"engine={engine}", "cluster=gpu"]
+    words += [f"measure.steps={STEPS}", "measure.warmup_steps=1", "sweep_dir=out", *SOON_OVER]
+    command = [sys.executable, str(REPOSITORY / "run_sweep.py"), *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = read_records(tmp_path / "out" / "records.jsonl")
+    (steps_ms,) = record["timing"]["step_times_ms"]
+    assert len(steps_ms) == STEPS
+    assert sum(steps_ms) == pytest.approx(record["timing"]["window_ms"][0], rel=0.05)
+    assert FIRST_LOSS[0] < record["losses"]["loss"][0] < FIRST_LOSS[1]
+    memory = record["memory"]
+    assert 0 < memory["peak_allocated_bytes"][0] <= memory["peak_reserved_bytes"][0] < total_bytes
+    assert memory["peak_phase"][0] in {"load", "forward", "loss", "backward", "optimizer"}
+    assert record["telemetry"]["foreign_processes"] in (None, [strangers])
+    with (tmp_path / "out" / "summary.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["tokens_per_s"]) > 0
+    if record["config"]["hardware"] != "unknown":
+        assert 0 < float(row["mfu_causal"]) < 1
+
+
+@pytest.mark.parametrize("kernel", GPU_KERNELS)
+def test_attention_alone_is_timed_on_every_kernel_and_errs_by_ulps(launcher, tmp_path, kernel):
+    skip_without(kernel)
+    words = ("workload=attention", "strategy=local", f"kernel={kernel}", "seq_len=2k", "model.head_dim=64")
+    record = run_on_gpu(launcher, gpu_cell(*words, "measure.steps=3"), tmp_path)
+    assert record.status == "ok", record.reason
+    calls = record.attention
+    ((forward_ms,), (backward_ms,), (step_ms,)) = (
+        [times[:1] for times in sections]
+        for sections in (calls.forward_ms, calls.backward_ms, record.timing.step_times_ms)
+    )
+    assert 0 < forward_ms[0] + backward_ms[0] <= step_ms[0]
+    assert min(calls.single_forward_ms) > 0
+    assert all(
+        0 < error <= 2 * calls.control_error_ulps[name] + 1 for name, error in calls.error_ulps.items()
+    )
+
+
+def test_nvml_gives_power_and_clock_and_counts_the_processes_beside(strangers):
+    a = torch.randn(4096, 4096, device="cuda:0", dtype=torch.bfloat16)
+    opened = open_nvml(torch.device("cuda", 0))
+    assert not isinstance(opened, str), opened
+    telemetry = Telemetry(lambda: opened, period_s=0.05)
+    until = time.monotonic() + 1
+    with telemetry.window():
+        while time.monotonic() < until:
+            a @ a
+            torch.cuda.synchronize()
+    found = telemetry.read()
+    if found.power_w is None:
+        pytest.skip(found.reason)
+    assert len(found.power_w) == len(found.sm_clock_mhz) >= 3
+    assert 0 < max(found.sm_clock_mhz) <= found.reference_clock_mhz
+    assert max(found.power_w) > 0
+    assert found.foreign_processes in (None, 0)

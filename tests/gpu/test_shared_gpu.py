@@ -1,0 +1,138 @@
+"""Every strategy on NCCL ranks that share one GPU: results, gates, bytes and traces; never a speed."""
+
+import itertools
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.attention.kernels import KERNELS
+from bench.legality import ENGINE_DTYPES, refusal
+from bench.strategies import STRATEGIES
+from bench.worker import join
+from tests.attention_cases import check_attention
+from tests.cells import variants
+from tests.covers import pairwise
+from tests.gpus import GPU_KERNELS, NEEDS_GPU, gpu_cell, run_on_gpu
+
+pytestmark = [*NEEDS_GPU]
+
+WORLD_SIZES = (2, 4)
+ROUNDING = 1.001
+PARALLEL = [name for name, facts in STRATEGIES.items() if facts.shares_sequences]
+ENGINES = sorted(ENGINE_DTYPES)
+QUICK = ("seq_len=1k", "measure.steps=2", "measure.warmup_steps=1")
+MANY_CASES = ("engine=ddp", "seq_len=512", "measure.timeout_s=400")
+MESHES = ("dp_shard=2 sp_degree=2", "dp_replicate=2 sp_degree=2")
+
+
+def cells():
+    """Every strategy with every engine on 2 ranks; on 4 with one of them each, and each mesh once."""
+    on_four = zip(PARALLEL, itertools.cycle(ENGINES), strict=False)
+    return [
+        *((strategy, engine, 2, "") for strategy, engine in itertools.product(PARALLEL, ENGINES)),
+        *((strategy, engine, 4, "") for strategy, engine in on_four),
+        *((strategy, "fsdp2", 4, mesh) for strategy, mesh in zip(("ulysses", "ring"), MESHES, strict=True)),
+    ]
+
+
+@pytest.fixture(scope="module", params=cells(), ids=lambda case: "-".join(map(str, filter(None, case))))
+def record(request, launcher, tmp_path_factory, strangers):  # counted from before the first cell
+    """A cell's record; each cell is run once for all the tests below."""
+    strategy, engine, ranks, mesh = request.param
+    cell = gpu_cell(*QUICK, f"strategy={strategy}", f"engine={engine}", *mesh.split(), ranks=ranks)
+    return run_on_gpu(launcher, cell, tmp_path_factory.mktemp("cell"))
+
+
+def test_a_cell_passes_every_gate(record):
+    assert record.status == "ok", f"{record.reason}\n{record.failure and record.failure.log_tail}"
+    assert record.config["cluster.ranks_per_gpu"] == record.config["cluster.world_size"]
+    assert {"out", "dq", "dk", "dv", "loss", "gradients"} <= record.parity.errors.keys()
+    assert record.losses.tokens_digest == record.losses.expected_digest
+
+
+def test_every_rank_sends_the_bytes_of_the_formula(record):
+    assert record.status == "ok", record.reason
+    ranks = record.config["cluster.world_size"]
+    assert record.engagement.sent_bytes["attention"] == [record.analytic["exchange_bytes"]] * ranks
+
+
+def test_every_instant_of_the_traced_step_is_booked_once_and_every_transfer_has_a_purpose(record):
+    assert record.status == "ok", record.reason
+    trace, ranks = record.trace, record.config["cluster.world_size"]
+    assert trace.unjoined == [None] * ranks
+    for rank, step_ms in enumerate(trace.step_ms):
+        booked = sum(times[rank] for times in trace.compute_ms.values()) + trace.idle_ms[rank]
+        booked += sum(times[rank] for times in trace.purpose_exposed_ms.values())
+        assert booked == pytest.approx(step_ms, rel=0.02)
+        assert trace.exposed_ms[rank] / ROUNDING <= trace.total_ms[rank] <= step_ms * ROUNDING
+        assert trace.compute_ms["attention"][rank] > 0
+        assert trace.compute_ms["optimizer"][rank] > 0
+        assert trace.purpose_total_ms["attention"][rank] > 0
+
+
+def test_ranks_that_share_a_gpu_find_no_stranger_on_it(record, strangers):
+    assert record.status == "ok", record.reason
+    found = record.telemetry.foreign_processes
+    assert found in (None, [strangers] * record.config["cluster.world_size"])
+
+
+def attention_cases(ranks):
+    """Legal cells by what sets them apart: strategy, layout, options, kernel, dtype and mask."""
+    known = {}
+    for strategy in PARALLEL:
+        facts = STRATEGIES[strategy]
+        for (layout, options), kernel in itertools.product(variants(facts), GPU_KERNELS):
+            for dtype in KERNEL_FACTS[kernel].dtypes["cuda"]:
+                words = [f"strategy={strategy}", f"layout={layout}", f"kernel={kernel}", f"dtype={dtype}"]
+                words += [f"strategy.{key}={value}" for key, value in options]
+                cell = gpu_cell(*words, *MANY_CASES, ranks=ranks)
+                if KERNELS[kernel].available("cuda") and refusal(cell) is None:
+                    for causal in facts.causal_masks(layout):
+                        known[strategy, layout, options, kernel, dtype, causal] = cell
+    return known
+
+
+@pytest.mark.parametrize("ranks", WORLD_SIZES)
+def test_output_lse_and_gradients_match_float64_on_every_layout_kernel_and_dtype(launcher, tmp_path, ranks):
+    known = attention_cases(ranks)
+    cases = {case: known[case] for case in pairwise({case: case for case in known})}
+    listed = [(cell.to_json(), case[-1]) for case, cell in cases.items()]
+    (tmp_path / "cases.json").write_text(json.dumps(listed))
+    ends = launcher.run(next(iter(cases.values())), tmp_path, entry=check_attention)
+    assert all(end.report is not None for end in ends), ends[0].failure or ends[0].log_tail
+    errors, limits = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("errors", "limits"))
+    wrong = {
+        case: {name: (error, limit[name]) for name, error in found.items() if error > limit[name]}
+        for case, found, limit in zip(cases, errors, limits, strict=True)
+    }
+    assert {case: found for case, found in wrong.items() if found} == {}
+
+
+def raise_between_collectives(job, log):
+    device = join(job)
+    numbers = torch.ones(1024, device=device)
+    with log.during("steps"):
+        dist.all_reduce(numbers)
+        if job.rank == 1:
+            raise ValueError("a mistake of its own")
+        dist.all_reduce(numbers)
+        torch.cuda.synchronize(device)
+
+
+def test_a_rank_that_fails_is_blamed_and_not_the_one_that_waits_for_it(launcher, tmp_path):
+    cell = gpu_cell("strategy=ring", "engine=ddp", ranks=2)
+    record = run_on_gpu(launcher, cell, tmp_path, raise_between_collectives)
+    assert (record.status, record.failure.rank, record.failure.kind) == ("error", 1, "ValueError")
+
+
+@pytest.mark.parametrize("strategy", PARALLEL)
+def test_attention_alone_errs_no_more_than_its_kernel(launcher, tmp_path, strategy):
+    words = ("workload=attention", "seq_len=2k", "measure.steps=2", "measure.warmup_steps=1")
+    record = run_on_gpu(launcher, gpu_cell(*words, f"strategy={strategy}", ranks=2), tmp_path)
+    assert record.status == "ok", record.reason
+    calls = record.attention
+    for name, error in calls.error_ulps.items():
+        assert 0 < error <= 2 * calls.control_error_ulps[name] + 1

@@ -1,0 +1,153 @@
+"""CONTRIBUTING.md followed word for word: its package is installed, runs, is checked, and is reported."""
+
+import csv
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.environment import REPOSITORY
+from bench.store import read_records
+from bench.strategies import STRATEGIES
+from tests.attention_cases import WORLD_SIZES, beyond_their_limits, check_attention, cover, errors_of
+
+PAGE = (REPOSITORY / "CONTRIBUTING.md").read_text()
+FILE = re.compile(r"^`(gather_kv/[\w./]+)`.+?```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
+MISTAKE = re.compile(r"^\| `(\w+\.py)` \| `(.+?)` \| `(.+?)` \| `(.+?)` \|$", re.MULTILINE)
+SWEEP = re.search(r"^python (run_sweep\.py .*strategy=gather_kv.*)$", PAGE, re.MULTILINE)[1]
+PYTEST = re.search(r"^pytest (-k gather_kv)$", PAGE, re.MULTILINE)[1]
+QUICK = ("measure.steps=2", "measure.warmup_steps=1", "sweep_dir=out")
+FILES = dict(FILE.findall(PAGE))
+MISTAKES = {f"gather_kv_{number}": mistake for number, mistake in enumerate(MISTAKE.findall(PAGE))}
+
+
+def write_package(folder, name, files):
+    """The page's package, under another name where a test needs several of it."""
+    for path, text in files.items():
+        file = folder / path.replace("gather_kv", name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.replace("gather_kv", name).replace("gather-kv", name.replace("_", "-")))
+    (folder / name / name / "__init__.py").touch()
+    return folder / name
+
+
+def with_mistake(mistake):
+    """The page's files with one line wrong, as the page suggests."""
+    file, wrong, right, _ = mistake
+    path = f"gather_kv/gather_kv/{file}"
+    assert FILES[path].count(right) == 1
+    return {**FILES, path: FILES[path].replace(right, wrong)}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """A process environment in which the page's package is installed, and one more for each mistake."""
+    sources, site = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("site")
+    packages = [
+        write_package(sources, "gather_kv", FILES),
+        *(write_package(sources, name, with_mistake(mistake)) for name, mistake in MISTAKES.items()),
+    ]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--no-build-isolation", "--target", site, *packages], check=True)
+    return os.environ | {"PYTHONPATH": f"{REPOSITORY}:{site}"}
+
+
+@pytest.fixture(scope="module")
+def swept(environment, tmp_path_factory):
+    """The folder of the page's sweep, in which the mistaken strategies run, too; records by strategy."""
+    folder = tmp_path_factory.mktemp("sweep")
+    words = shlex.split(SWEEP.replace("strategy=", f"strategy={','.join(MISTAKES)},"))
+    command = [sys.executable, REPOSITORY / words[0], *words[1:], *QUICK]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr  # as cells failed
+    records = read_records(folder / "out" / "records.jsonl")
+    return folder / "out", {record["config"]["strategy"]: record for record in records}
+
+
+def test_the_page_holds_a_whole_package_and_some_mistakes():
+    assert {Path(path).name for path in FILES} == {"pyproject.toml", "facts.py", "attention.py"}
+    assert {file for file, *_ in MISTAKES.values()} == {"facts.py", "attention.py"}
+
+
+def test_the_pages_strategy_passes_the_gates_and_is_measured_beside_ours(swept):
+    record = swept[1]["gather_kv"]
+    assert record["status"] == swept[1]["ulysses"]["status"] == "ok", record["reason"]
+    parity = record["parity"]
+    assert {"out", "dq", "dk", "dv", "loss", "gradients"} <= parity["errors"].keys()
+    assert all(error <= parity["limits"][name] for name, error in parity["errors"].items())
+    assert record["losses"]["tokens_digest"] == swept[1]["ulysses"]["losses"]["tokens_digest"]
+    assert set(record["engagement"]["sent_bytes"]["attention"]) == {record["analytic"]["exchange_bytes"]}
+    assert record["engagement"]["calls"]["attention all_gather"] == 1
+    assert record["engagement"]["calls"]["attention reduce_scatter"] == 1
+
+
+def test_the_record_says_whose_code_ran_in_which_version(swept):
+    records = swept[1]
+    assert records["gather_kv"]["environment"]["strategy_package"] == "gather-kv"
+    assert records["gather_kv"]["environment"]["packages"]["gather-kv"] == "0.1.0"
+    assert "gather_kv.attention" in records["gather_kv"]["engagement"]["modules"]
+    assert "strategy_package" not in records["ulysses"]["environment"]
+    assert "gather-kv" not in records["ulysses"]["environment"]["packages"]
+
+
+def test_it_is_in_the_report_beside_ours(swept):
+    with (swept[0] / "summary.csv").open() as file:
+        speeds = {row["strategy"]: row["tokens_per_s"] for row in csv.DictReader(file)}
+    assert float(speeds["gather_kv"]) > 0
+    assert float(speeds["ulysses"]) > 0
+    page = (swept[0] / "report.html").read_text()
+    assert ">gather_kv<" in page
+    assert "package gather-kv" in page
+    assert "gather_kv" in (swept[0] / "summary.md").read_text()
+    assert "gather_kv" in (swept[0] / "figures" / "throughput.svg").read_text()
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_each_mistake_of_the_page_is_a_wrong_result_in_the_pages_words(swept, name):
+    record = swept[1][name]
+    assert record["status"] == "wrong_result"
+    assert MISTAKES[name][-1] in record["reason"].replace(name, "gather_kv")
+    assert record["timing"] is None
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_its_attention_is_plain_attention_to_the_digits_of_every_dtype(
+    launcher, tmp_path, monkeypatch, environment, world_size
+):
+    see_what_is_installed_now(monkeypatch)
+    monkeypatch.setattr(sys, "path", [*environment["PYTHONPATH"].split(os.pathsep), *sys.path])
+    cases = cover(["gather_kv"], world_size)
+    assert {case[3] for case in cases} == {"fp64", "fp32", "bf16"}
+    assert not beyond_their_limits(errors_of(launcher, tmp_path, cases, entry=check_installed_attention))
+
+
+def see_what_is_installed_now(monkeypatch):
+    """A process reads once which packages offer strategies; once undone, it knows what it knew before."""
+    len(STRATEGIES)  # reads it, for there to be something to undo
+    monkeypatch.delitem(vars(STRATEGIES), "_offers")
+
+
+def check_installed_attention(job, log):
+    """As `check_attention`, in a rank of a server that is older than the package."""
+    see_what_is_installed_now(pytest.MonkeyPatch())
+    return check_attention(job, log)
+
+
+def test_the_pages_pytest_command_finds_it_in_the_tests_of_strategies(environment):
+    files = [f"tests/bench/test_{name}.py" for name in ("strategies", "gates", "training_equivalence")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *files, *shlex.split(PYTEST)],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    found = [line for line in done.stdout.splitlines() if "::" in line]
+    assert {line.partition("::")[0] for line in found} == set(files)
+    assert all("gather_kv" in line for line in found)

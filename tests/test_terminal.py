@@ -1,0 +1,126 @@
+"""A sweep in a real terminal, in a dumb one and in a pipe: what a person sees, byte by byte."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import psutil
+
+from bench.environment import REPOSITORY
+from bench.store import read_records
+
+RUN_SWEEP = str(REPOSITORY / "run_sweep.py")
+TINY = ("strategy=local", "engine=ddp", "measure.steps=3", "measure.trace=false", "sweep_dir=out")
+CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d)[;m]")
+DEADLINE_S = 240
+
+
+def in_terminal(folder, *words, width=80, env=None, ctrl_c_at=None):
+    """Exit code, all bytes, and the processes that were there when Ctrl-C was typed: at `ctrl_c_at`."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(folder)
+        os.execve(sys.executable, [sys.executable, RUN_SWEEP, *words], {**os.environ, **(env or {})})  # noqa: S606
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    seen, family, deadline = b"", [], time.monotonic() + DEADLINE_S
+    while (piece := _read(terminal, deadline)) != b"":
+        seen += piece
+        if ctrl_c_at is not None and not family and ctrl_c_at in seen:
+            family = psutil.Process(child).children(recursive=True)
+            os.write(terminal, b"\x03")
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), seen, family
+
+
+def _read(terminal, deadline):
+    """The next bytes; none when everybody has closed the terminal."""
+    if not select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        return b""
+    try:
+        return os.read(terminal, 2**16)
+    except OSError:
+        return b""
+
+
+def drawn_lines(seen):
+    """Every line that was on the screen at some time, without colours and cursor movements."""
+    return [line.decode() for line in re.split(rb"[\r\n]+", CONTROL.sub(b"", seen)) if line.strip()]
+
+
+def bar_lines(seen):
+    """What was drawn while the cursor was away, without the lines that stay."""
+    drawing = seen[seen.index(b"\x1b[?25l") : seen.index(b"\x1b[?25h")]
+    return [line for line in drawn_lines(drawing) if not line.startswith("[")]
+
+
+def environment(**changes):
+    """Nothing of this test's own surroundings that changes what a terminal is given."""
+    unset = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    for name in unset:
+        os.environ.pop(name, None)
+    return {"TERM": "xterm-256color", **changes}
+
+
+def test_a_terminal_shows_cell_pass_step_and_time_left_and_then_table_and_report(tmp_path):
+    code, seen, _ = in_terminal(tmp_path, "-m", "seq_len=256,1k", *TINY, width=80, env=environment())
+    lines = drawn_lines(seen)
+    assert code == 0, seen
+    for what in ("local 256: parity, objective", "local 1k: timing, step about 1/3", "1/2 cells", "━"):
+        assert any(what in line for line in lines), what
+    assert any(re.search(r"0/2 cells .* about \d+ s left", line) for line in lines)
+    assert all(len(line) <= 80 for line in bar_lines(seen))
+    after = drawn_lines(seen[seen.index(b"\x1b[?25h") :])
+    assert after[0].split()[:4] == ["strategy", "length", "ranks/sp", "status"]
+    assert all(len(line) <= 80 for line in after)
+    assert after[-1] == "report: out/report.html"
+
+
+def test_ctrl_c_says_how_to_go_on_and_that_command_does(tmp_path):
+    words = ("-m", "seq_len=256,8k", *TINY)
+    surroundings = {"width": 200, "env": environment(NO_COLOR="1")}
+    code, seen, family = in_terminal(tmp_path, *words, **surroundings, ctrl_c_at=b"local 8k: timing")
+    assert code == 130
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert family
+    assert not alive
+    assert seen.count(b"\x1b[?25l") == seen.count(b"\x1b[?25h") == 1  # the cursor is back
+    assert not COLOUR.search(seen)
+    assert all(len(line) <= 200 for line in bar_lines(seen))
+    assert not (tmp_path / "out" / ".lock").exists()
+    last = drawn_lines(seen)[-1]
+    assert last.startswith("to run what is missing: python ")
+    command = shlex.split(last.partition(": ")[2])
+    done = subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    records = read_records(tmp_path / "out" / "records.jsonl")
+    assert sorted(r["config"]["seq_len"] for r in records if r["status"] == "ok") == [256, 2**13]
+    assert [r["status"] for r in records].count("interrupted") == 1
+
+
+def test_a_dumb_terminal_gets_lines_and_no_bar(tmp_path):
+    code, seen, _ = in_terminal(tmp_path, "seq_len=256", *TINY, env=environment(TERM="dumb"))
+    assert code == 0
+    assert b"\x1b" not in seen
+    assert "━" not in seen.decode()
+    assert sum(line.startswith("[1/1] local 256: ") for line in drawn_lines(seen)) == 1
+
+
+def test_a_log_holds_lines_and_moves_no_cursor_even_where_colours_are_forced(tmp_path):
+    env = {**os.environ, **environment(FORCE_COLOR="1")}
+    command = [sys.executable, RUN_SWEEP, "-m", "seq_len=256,512", *TINY]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not re.search(rb"\x1b\[[0-9;?]*[A-LN-Za-ln-z]", done.stdout)  # anything but colours
+    assert b"\r" not in done.stdout
+    lines = drawn_lines(done.stdout)
+    assert [line[:6] for line in lines if line.startswith("[")] == ["[1/2] ", "[2/2] "]
+    assert lines[-1] == "report: out/report.html"
