@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.labels import count_label, is_cpu, shares_gpus, status_label
-from analysis.leaders import MAX_LINES, Leader, leader_lines, leaders, measured_lines
+from analysis.leaders import Leader, leader_lines, leaders, measured_lines
 from analysis.selection import ALL_IN
 from analysis.series import series_keys, series_number, variant
 from bench.words import length_label
@@ -19,6 +19,7 @@ SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speed
 MAX_NAMES = 12
 """A sentence that would name more settings than this names strategies and counts their settings."""
 MAX_LENGTHS = 8
+MAX_SERIES_NAMED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _fits(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
     longest = lengths[summary["status"] == "ok"].groupby(names).max()
     beyond = lengths[ran_out & (lengths > names.map(longest).fillna(0))].groupby(names).min()
     every = [*names.unique()]
-    parts = [_longest(name, longest.get(name), beyond.get(name)) for name in every[:MAX_LINES]]
+    parts = [_longest(name, longest.get(name), beyond.get(name)) for name in every[:MAX_SERIES_NAMED]]
     rest = len(every) - len(parts)
     more = [f"and {count_label(rest, 'setting')} more; {ALL_IN}"] if rest else []
     return [f"Longest length that fits in memory: {'; '.join([*parts, *more])}."]

@@ -1,7 +1,7 @@
 import pytest
 
-from analysis.leaders import MAX_LINES, leaders
-from analysis.verdict import CPU_CAVEAT, SHARED_GPU_CAVEAT, cell_names, verdict
+from analysis.leaders import leaders
+from analysis.verdict import CPU_CAVEAT, MAX_SERIES_NAMED, SHARED_GPU_CAVEAT, cell_names, verdict
 from tests.analysis.records import CPU, SHARED_GPU, make_failure, make_record, make_timing, on_ranks
 
 
@@ -60,9 +60,11 @@ def test_the_longest_length_that_fits_is_told_per_strategy_where_memory_ran_out(
 
 
 def test_of_too_many_settings_the_first_are_named_and_the_rest_counted(summary_of):
-    records = [make_failure("out_of_memory", "no", config={"batch": 1 + i}) for i in range(MAX_LINES + 5)]
+    records = [
+        make_failure("out_of_memory", "no", config={"batch": 1 + i}) for i in range(MAX_SERIES_NAMED + 5)
+    ]
     (sentence,) = verdict(summary_of(records)).fits
-    assert sentence.count("runs out") == MAX_LINES
+    assert sentence.count("runs out") == MAX_SERIES_NAMED
     assert sentence.endswith("; and 5 settings more; all cells are in summary.csv.")
 
 
