@@ -43,7 +43,7 @@ VOLATILE = frozenset({"load_average"})
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Whole lines of one records.jsonl: bytes `start` to `end`, the first being line `first_line`.
+    """Whole lines of one records.jsonl: bytes `start` to `end`.
 
     Only one that `is_all` of its file is searched for keys that stand twice. No program writes such, and a
     file that an editor opens is small.
@@ -52,8 +52,12 @@ class Piece:
     path: Path
     start: int
     end: int
-    first_line: int
     is_all: bool
+
+    def line_number(self, place: int) -> int:
+        """Which line of the file, from 1, the line at `place` of this piece is."""
+        with self.path.open("rb") as file:
+            return 1 + file.read(self.start).count(b"\n") + place
 
 
 @dataclass(slots=True)
@@ -65,7 +69,7 @@ class Shared:
     def add(self, config: Mapping[str, Any]) -> None:
         if self.settings is None:
             self.settings = dict(config)
-        elif not self.settings.items() <= config.items():
+        elif self.settings and not self.settings.items() <= config.items():
             self.settings = {k: v for k, v in self.settings.items() if k in config and config[k] == v}
 
 
@@ -146,9 +150,12 @@ def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
         lines = file.read(piece.end - piece.start).split(b"\n")[:-1]
     rows, starts, shared, environments = [], [], Shared(), Environments()
     start = piece.start
-    for number, line in enumerate(lines, start=piece.first_line):
-        record = parse_record(piece.path, number, line, READABLE_VERSIONS, may_have_twins=not piece.is_all)
-        refuse_what_is_no_record(record, piece.path, number)
+    for place, line in enumerate(lines):
+        try:
+            record = _parsed(piece, place, line)
+        except StoreError:
+            # Counting lines takes as long as finding them, so only a bad one is given its number.
+            record = _parsed(piece, piece.line_number(place), line)
         rows.append(row_of(record, peaks))
         shared.add(record["config"])
         environments.add(record.get("environment") or {})
@@ -158,12 +165,18 @@ def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
     return Read(columns, starts, shared, environments)
 
 
+def _parsed(piece: Piece, number: int, line: bytes) -> Record:
+    record = parse_record(piece.path, number, line, READABLE_VERSIONS, may_have_twins=not piece.is_all)
+    refuse_what_is_no_record(record, piece.path, number)
+    return record
+
+
 def _equal_texts_as_one(values: list[Any]) -> list[Any]:
     """The same values, equal texts being one object, so that a process hands it over once."""
     if not isinstance(values[0], str):
         return values
     seen: dict[Any, Any] = {}
-    return [seen.setdefault(value, value) for value in values]
+    return [*map(seen.setdefault, values, values)]
 
 
 def _pieces(folder: Path) -> Iterator[Piece]:
@@ -186,11 +199,10 @@ def _pieces_of(path: Path) -> Iterator[Piece]:
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
-        start, line = 0, 1
+        start = 0
         while start < whole:
             end = min(whole, content.find(b"\n", min(start + PIECE_BYTES, whole - 1)) + 1)
-            yield Piece(path, start, end, line, is_all=end - start == whole)
-            line += content[start:end].count(b"\n")
+            yield Piece(path, start, end, is_all=end - start == whole)
             start = end
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 import textwrap
+from pathlib import Path
 
 import matplotlib as mpl
 import pandas as pd
@@ -14,8 +16,10 @@ from matplotlib.figure import Figure
 
 from analysis.failures import ROW_INCHES
 from analysis.figures import FIGURES, legend_entries
-from analysis.labels import banner
-from analysis.style import BANNER_COLOR, MUTED_COLOR, subtitle
+from analysis.labels import banner, subtitle
+from analysis.painters import Picture
+from analysis.selection import Selection
+from analysis.style import BANNER_COLOR, MUTED_COLOR
 
 WIDTH_INCHES = 8.0
 LINE_INCHES = 0.19
@@ -53,6 +57,9 @@ def build_figure(name: str, summary: pd.DataFrame, note: str | None = None) -> F
         legend.legend(
             entries.values(), entries.keys(), loc="center", ncols=columns, fontsize=8, frameon=False
         )
+    # Laid out once, not again for each file.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     return figure
 
 
@@ -73,6 +80,23 @@ def svg_bytes(figure: Figure) -> bytes:
     for number, name in enumerate(dict.fromkeys(re.findall(rb'<clipPath id="(\w+)"', svg))):
         svg = svg.replace(name, b"clip%d" % number)
     return svg
+
+
+def write_figure(name: str, drawn: Selection, folder: Path) -> Picture:
+    """The figure as PNG and SVG in the folder, and as a picture for the page."""
+    figure = build_figure(name, drawn.cells, drawn.note)
+    svg = svg_bytes(figure)
+    (folder / f"{name}.png").write_bytes(png_bytes(figure))
+    (folder / f"{name}.svg").write_bytes(svg)
+    return picture(name, svg)
+
+
+def picture(name: str, svg: bytes) -> Picture:
+    """A figure as a data address, with a sentence for readers who cannot see it."""
+    kind = FIGURES[name]
+    address = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+    name_in_full = f"{kind.title} against {kind.against}" if kind.against else kind.title
+    return Picture(kind.title, f"{name_in_full}. {kind.reading}.", address)
 
 
 def _header_lines(

@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from bench.words import NOT_USED
+
 MISSING = ""
 """A missing number is an empty cell; the status and the note beside it say why."""
 CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
@@ -18,6 +20,8 @@ STATUS_LABELS: Mapping[str, str] = {
     "wrong_result": "wrong result",
 }
 _SIZES = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
+SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
+"""What a reader must know of all cells of a figure, in order."""
 
 
 def status_label(status: str) -> str:
@@ -103,3 +107,22 @@ def is_cpu(summary: pd.DataFrame) -> bool:
     """Whether any of these cells is about a CPU."""
     columns = [key for key in ("cluster.device", "hardware") if key in summary.columns]
     return any(bool((summary[key] == "cpu").any()) for key in columns)
+
+
+def subtitle(summary: pd.DataFrame) -> str:
+    """Provenance, hardware, model, engine, dtype and ranks of all cells: `measured, cpu, ..., 2 ranks`."""
+    parts = []
+    for key in SUBTITLE_KEYS:
+        met = [*summary[key].dropna().unique()] if key in summary.columns else []
+        values = sorted(value for value in met if value != NOT_USED)
+        parts += [" and ".join(map(str, values))] if values else []
+    return ", ".join([*parts, *_ranks(summary)])
+
+
+def _ranks(summary: pd.DataFrame) -> list[str]:
+    key = "cluster.world_size"
+    ranks = summary[key].dropna() if key in summary.columns else pd.Series(dtype="float64")
+    if ranks.empty:
+        return []
+    low, high = int(ranks.min()), int(ranks.max())
+    return [count_label(high, "rank") if low == high else f"{low} to {high} ranks"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,6 +20,16 @@ from bench.store import DELETE_LINE, StoreError
 Record = Mapping[str, Any]
 Columns = dict[str, Any]
 """Values by the column's name: those of NUMBER_COLUMNS as an array, missing ones as NaN; others as a list."""
+
+
+class Row(NamedTuple):
+    """One record's values: those of RECORD_COLUMNS, its configuration, of DERIVED_COLUMNS, its metrics."""
+
+    identity: tuple[Any, ...]
+    config: Mapping[str, Any]
+    derived: tuple[Any, ...]
+    metrics: Metrics
+
 
 HARDWARE_FOLDER = Path(__file__).resolve().parent.parent / "conf" / "hardware"
 RECORD_COLUMNS = (
@@ -53,15 +63,36 @@ def to_frame(records: Sequence[Record], peaks: Mapping[str, float]) -> pd.DataFr
     return frame_of(columns_of([row_of(record, peaks) for record in records]))
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]]) -> Columns:
+def columns_of(rows: Sequence[Row]) -> Columns:
     """Rows turned into columns; what a row lacks is None, or NaN among numbers."""
-    shapes = dict.fromkeys(map(tuple, rows))
-    keys = dict.fromkeys(key for shape in shapes for key in shape)
-    alike = rows if len(shapes) == 1 else [{**dict.fromkeys(keys), **row} for row in rows]
-    by_column = zip(keys, zip(*(row.values() for row in alike), strict=True), strict=True)
+    if not rows:
+        return {}
+    identity, configs, derived, metrics = zip(*rows, strict=True)
+    columns = {
+        **_by_name(RECORD_COLUMNS, identity),
+        **{key: column for key, column in _settings(configs).items() if key not in RECORD_COLUMNS},
+        **_by_name(DERIVED_COLUMNS, derived),
+        **_by_name(METRIC_COLUMNS, map(msgspec.structs.astuple, metrics)),
+    }
     return {
-        key: np.array(values, dtype=np.float64) if key in NUMBER_COLUMNS else [*values]
-        for key, values in by_column
+        key: np.array(column, dtype=np.float64) if key in NUMBER_COLUMNS else [*column]
+        for key, column in columns.items()
+    }
+
+
+def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
+    return dict(zip(names, zip(*rows, strict=True), strict=True))
+
+
+def _settings(configs: Sequence[Mapping[str, Any]]) -> Columns:
+    """The configurations' columns; what is no single value as its JSON, for cells must be comparable."""
+    shapes = dict.fromkeys(map(tuple, configs))
+    keys = dict.fromkeys(key for shape in shapes for key in shape)
+    alike = configs if len(shapes) == 1 else [{**dict.fromkeys(keys), **config} for config in configs]
+    columns = _by_name([*keys], (config.values() for config in alike))
+    return {
+        key: column if NO_SCALAR.isdisjoint(map(type, column)) else [*map(_comparable, column)]
+        for key, column in columns.items()
     }
 
 
@@ -110,19 +141,15 @@ def refuse_what_is_no_record(record: Record, path: Path, number: int) -> None:
         raise StoreError(f"{path}:{number}: not a record: {wrong}; {DELETE_LINE}")
 
 
-def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
-    """A record's row of the frame: the columns of RECORD_COLUMNS, its configuration, its metrics."""
+def row_of(record: Record, peaks: Mapping[str, float]) -> Row:
+    """What of a record becomes a row of the frame. `peaks` maps hardware to peak FLOP/s."""
     config = record["config"]
-    return {
-        **dict.fromkeys(RECORD_COLUMNS),
-        **config,
-        **{key: _comparable(value) for key, value in config.items() if type(value) in NO_SCALAR},
-        **{key: record.get(key) for key in RECORD_COLUMNS},
-        "device_name": device_name(record),
-        "device_memory_bytes": device_memory_bytes(record),
-        "sequences_per_step": _sequences_per_step(config),
-        **msgspec.structs.asdict(of_record(record, peaks)),
-    }
+    return Row(
+        identity=tuple(map(record.get, RECORD_COLUMNS)),
+        config=config,
+        derived=(device_name(record), device_memory_bytes(record), _sequences_per_step(config)),
+        metrics=of_record(record, peaks),
+    )
 
 
 def _sequences_per_step(config: Mapping[str, Any]) -> int | None:
@@ -135,6 +162,5 @@ def _sequences_per_step(config: Mapping[str, Any]) -> int | None:
     return count
 
 
-def _comparable(value: Any) -> str:
-    """What is no single value as its JSON: a frame's cells must be comparable."""
-    return json.dumps(value, sort_keys=True)
+def _comparable(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if type(value) in NO_SCALAR else value

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from analysis.attention_calls import AttentionMetrics, attention_metrics
@@ -83,7 +84,7 @@ class Metrics(AttentionMetrics, frozen=True, kw_only=True):
 
 def slowest_rank_ms(step_times_ms: Sequence[Sequence[float]]) -> list[float]:
     """Per step the slowest rank's time in ms, from `step_times_ms[rank][step]`."""
-    return [*map(max, zip(*step_times_ms, strict=True))]
+    return [*map(max, *step_times_ms)] if len(step_times_ms) > 1 else [*chain(*step_times_ms)]
 
 
 def tokens_per_s(tokens: float, time_ms: float) -> float:
@@ -91,7 +92,7 @@ def tokens_per_s(tokens: float, time_ms: float) -> float:
     return tokens / time_ms * 1e3
 
 
-def worst_rank(per_rank: Iterable[float | None] | None) -> float | None:
+def worst_rank(per_rank: Sequence[float | None] | None) -> float | None:
     """The largest of the ranks' values; None where nothing was measured."""
     return max([value for value in per_rank if value is not None], default=None) if per_rank else None
 

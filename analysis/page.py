@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ from analysis.attention_table import COLUMNS as ATTENTION_COLUMNS
 from analysis.attention_table import HEADINGS as ATTENTION_HEADINGS
 from analysis.attention_table import attention_rows
 from analysis.cell_facts import cell_facts
-from analysis.figures import FIGURES
-from analysis.labels import banner, count_label, number_label, status_label
+from analysis.labels import banner, count_label, number_label, status_label, subtitle
 from analysis.load import Record
 from analysis.memory_facts import largest_blocks, memory_facts
 from analysis.next_steps import next_steps
+from analysis.painters import Picture
 from analysis.quantities import meanings_of
 from analysis.selection import for_pages
-from analysis.style import subtitle
 from analysis.tables import HEADINGS, Row, failure_reasons, rows_of
 from analysis.verdict import Verdict, cell_names
 
@@ -38,15 +36,6 @@ SORTED_BY = (
 """The summary's column behind each of HEADINGS."""
 RowsBehind = dict[tuple[str, ...], list[int]]
 """Per cell the rows of the archive's frame that its records are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """One figure as an address that needs no file beside the page."""
-
-    title: str
-    alternative: str
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +71,12 @@ def render(
     archive: Archive,
     summary: pd.DataFrame,
     found: Verdict,
-    svgs_of: Callable[[], Mapping[str, bytes]],
+    pictures: Callable[[], Sequence[Picture]],
     figures_note: str | None,
 ) -> str:
     """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed.
 
-    `svgs_of` is asked last, so that figures may still be drawn while the cells are put into words.
+    `pictures` are asked for last, so that figures may still be drawn while the cells are put into words.
     """
     environment = Environment(
         loader=PackageLoader("analysis", "."),
@@ -97,11 +86,10 @@ def render(
         lstrip_blocks=True,
     )
     shared = {key: _text(value) for key, value in archive.shared.items()}
-    rows_behind = _rows_behind(archive.frame)
-    shown = for_pages(summary, _started(archive.frame, summary, rows_behind))
-    cells = cells_of(archive, shown.cells, rows_behind, shared)
+    shown = for_pages(summary, _started(archive.frame, summary))
+    cells = cells_of(archive, shown.cells, _rows_behind(archive.frame, shown.cells), shared)
     return environment.get_template("report.html.jinja").render(
-        pictures=[picture(name, svg) for name, svg in svgs_of().items()],
+        pictures=pictures(),
         subtitle=subtitle(summary),
         banner=banner(summary),
         count=f"{count_label(len(summary), 'cell')}, {count_label(len(archive.frame), 'record')}",
@@ -123,14 +111,6 @@ def render(
 def with_meanings(headings: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str | None]]:
     """Each heading with what the column behind it means, None where it is no measured quantity."""
     return [*zip(headings, meanings_of(columns), strict=True)]
-
-
-def picture(name: str, svg: bytes) -> Picture:
-    """A figure as a data address, with a sentence for readers who cannot see it."""
-    kind = FIGURES[name]
-    address = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
-    name_in_full = f"{kind.title} against {kind.against}" if kind.against else kind.title
-    return Picture(kind.title, f"{name_in_full}. {kind.reading}.", address)
 
 
 def cells_of(
@@ -164,19 +144,22 @@ def _sort_values(cell: Mapping[Any, Any]) -> list[str]:
     return ["" if value is None or pd.isna(value) else str(value) for value in found]
 
 
-def _rows_behind(frame: pd.DataFrame) -> RowsBehind:
-    """Per cell the rows of its records."""
+def _rows_behind(frame: pd.DataFrame, shown: pd.DataFrame) -> RowsBehind:
+    """Per cell that is shown the rows of its records."""
     rows: RowsBehind = {}
-    for row, identity in enumerate(_identities(frame)):
+    of_shown = frame[frame["cell_id"].isin(shown["cell_id"])]
+    for row, identity in zip(of_shown.index, _identities(of_shown), strict=True):
         rows.setdefault(identity, []).append(row)
     return rows
 
 
-def _started(frame: pd.DataFrame, summary: pd.DataFrame, rows_behind: RowsBehind) -> pd.Series[str]:
+def _started(frame: pd.DataFrame, summary: pd.DataFrame) -> pd.Series[str]:
     """When the last of a cell's records was started, which may be known of none."""
-    started = frame["started_at"].fillna("").tolist()
-    last = [max(started[row] for row in rows_behind[identity]) for identity in _identities(summary)]
-    return pd.Series(last, index=summary.index, dtype="object")
+    last: dict[tuple[str, ...], str] = {}
+    for identity, at in zip(_identities(frame), frame["started_at"].fillna("").tolist(), strict=True):
+        last[identity] = max(at, last.get(identity, ""))
+    started = [last[identity] for identity in _identities(summary)]
+    return pd.Series(started, index=summary.index, dtype="object")
 
 
 def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:

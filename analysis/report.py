@@ -7,7 +7,6 @@ import gc
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -17,14 +16,12 @@ from rich.text import Text
 from analysis.archive import CAN_FORK, Archive, read_archive
 from analysis.attention_table import HEADINGS, SHORT_HEADINGS, attention_rows
 from analysis.derived import with_derived
-from analysis.drawing import build_figure, png_bytes, svg_bytes
-from analysis.figures import figures_for
-from analysis.labels import count_label
+from analysis.labels import count_label, subtitle
 from analysis.load import peak_flops_per_s
 from analysis.next_steps import next_steps
 from analysis.page import render
-from analysis.selection import ALL_IN, MAX_SHOWN_CELLS, Selection, for_figures
-from analysis.style import subtitle
+from analysis.painters import Painters
+from analysis.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
 from analysis.summary import summarise
 from analysis.tables import (
     TERMINAL_ROWS,
@@ -41,8 +38,9 @@ from bench.store import StoreError, warn_in_one_line
 
 EXIT_OK, EXIT_REQUEST_WRONG = 0, 2
 TERMINAL_COLUMNS = 100
-MANY_CELLS = 20_000
+MANY_RECORDS = 20_000
 """Beyond this, figures and the table for programs take long enough for processes of their own."""
+PAINTERS = 2
 
 
 def write_report(folder: Path) -> None:
@@ -63,17 +61,18 @@ def _some_records(folders: Sequence[Path]) -> Archive:
 
 
 def _write(archive: Archive, output: Path) -> None:
-    summary = with_derived(summarise(archive.frame))
+    pays = CAN_FORK and len(archive.frame) > MANY_RECORDS
     output.mkdir(parents=True, exist_ok=True)
-    drawn = for_figures(summary)
-    pays = len(summary) > MANY_CELLS
-    table_done = _beside(lambda: _write_csv(summary, output / "summary.csv"), pays=pays)
-    svgs = _figures(drawn, figures_for(summary), output / "figures", pays=pays)
-    found = verdict(summary)
-    (output / "summary.md").write_text(_markdown_page(summary, found), encoding="utf-8")
-    page = output / "report.html"
-    page.write_text(render(archive, summary, found, svgs, drawn.note), encoding="utf-8")
-    table_done()
+    with Painters(PAINTERS if pays else 0) as painters:
+        summary = with_derived(summarise(archive.frame))
+        drawn = for_figures(summary)
+        pictures = painters.paint(drawn, output / "figures")
+        table_done = _beside(lambda: _write_csv(summary, output / "summary.csv"), pays=pays)
+        found = verdict(summary)
+        (output / "summary.md").write_text(_markdown_page(summary, found), encoding="utf-8")
+        page = output / "report.html"
+        page.write_text(render(archive, summary, found, pictures, drawn.note), encoding="utf-8")
+        table_done()
     _print_summary(summary, found, page)
 
 
@@ -97,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _beside(write: Callable[[], None], *, pays: bool) -> Callable[[], None]:
     """Write at once, or in a process of its own where that pays; what comes back waits for the end of it."""
-    if not (pays and CAN_FORK):
+    if not pays:
         write()
         return lambda: None
     writer = multiprocessing.get_context("fork").Process(target=write)
@@ -111,32 +110,8 @@ def _beside(write: Callable[[], None], *, pays: bool) -> Callable[[], None]:
     return wait
 
 
-def _figures(
-    drawn: Selection, names: Sequence[str], folder: Path, *, pays: bool
-) -> Callable[[], dict[str, bytes]]:
-    """Write figures, in two processes where that pays; what comes back waits for them and gives the SVGs."""
-    folder.mkdir(exist_ok=True)
-    halves = (names[::2], names[1::2])
-    all_done = [_beside(partial(_write_figures, drawn, half, folder), pays=pays) for half in halves]
-
-    def svgs() -> dict[str, bytes]:
-        for done in all_done:
-            done()
-        return {name: (folder / f"{name}.svg").read_bytes() for name in names}
-
-    return svgs
-
-
 def _write_csv(summary: pd.DataFrame, path: Path) -> None:
     path.write_text(csv_text(summary), encoding="utf-8")
-
-
-def _write_figures(drawn: Selection, names: Sequence[str], folder: Path) -> None:
-    """Figures by their names as PNG and SVG."""
-    for name in names:
-        figure = build_figure(name, drawn.cells, drawn.note)
-        (folder / f"{name}.png").write_bytes(png_bytes(figure))
-        (folder / f"{name}.svg").write_bytes(svg_bytes(figure))
 
 
 def _markdown_page(summary: pd.DataFrame, found: Verdict) -> str:

@@ -12,9 +12,10 @@ from analysis.axes import finish_axes, scale_y, write_remarks
 from analysis.comparison import BASE, work_keys
 from analysis.failures import Mark, failure_marks
 from analysis.labels import SHARED_CORES, count_label, is_cpu
+from analysis.looks import looks_of
 from analysis.scaling import scaling_group
 from analysis.series import Series, variant
-from analysis.style import LENGTH, MUTED_COLOR, RANKS, dodge, line_of, looks_of
+from analysis.style import LENGTH, MUTED_COLOR, RANKS, dodge, line_of
 from bench.words import length_label
 
 EFFICIENCY = "scaling_efficiency"

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.comparison import FREE, FREE_GROUPS, varies
 from analysis.load import config_columns
-from analysis.style import Look, looks_of
+from analysis.looks import Look, looks_of
 from bench.words import NOT_USED
 
 FIRST = ("provenance", "hardware", "device_name", "sp_degree", "cluster.world_size", "layout")

@@ -10,9 +10,10 @@ from analysis.drawing import build_figure, png_bytes, svg_bytes
 from analysis.failures import failure_marks
 from analysis.figures import AGAINST_LENGTH, FIGURES
 from analysis.labels import CPU_BANNER, SHARED_GPU_BANNER
+from analysis.looks import STRATEGY_LOOKS, looks_of
 from analysis.selection import for_figures
 from analysis.series import series_of
-from analysis.style import STRATEGY_LOOKS, dodge, looks_of
+from analysis.style import dodge
 from tests.analysis.records import (
     CPU,
     FAILED,

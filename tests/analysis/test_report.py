@@ -247,7 +247,7 @@ def test_analysis_never_imports_torch_nor_pyplot():
 
 
 def test_of_too_many_cells_the_page_shows_some_and_the_csv_all(tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis.report.MANY_CELLS", 1000)
+    monkeypatch.setattr("analysis.report.MANY_RECORDS", 1000)
     write_report(write_sweep(tmp_path, synthetic_records(1500)))
     page = (tmp_path / "report.html").read_text()
     assert len(re.findall(r'<details class="cell"', page)) == 1000

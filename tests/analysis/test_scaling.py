@@ -3,8 +3,8 @@ import pytest
 from analysis.drawing import build_figure
 from analysis.figures import FIGURES, figures_for
 from analysis.labels import SHARED_CORES
+from analysis.looks import STRATEGY_LOOKS
 from analysis.scaling_figure import EFFICIENCY, MAX_LINES, scaling_cells, scaling_marks
-from analysis.style import STRATEGY_LOOKS
 from tests.analysis.records import CPU, make_failure, make_record, make_timing, on_ranks
 from tests.analysis.test_figures import axes_of, texts
 
