@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import log2
@@ -15,8 +15,9 @@ from matplotlib.ticker import PercentFormatter
 from analysis.axes import finish_length_axes, say_empty
 from analysis.labels import count_label, number_label, percent_label, status_label
 from analysis.series import Series, series_keys, series_of, variant
-from analysis.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS
+from analysis.step_parts import EFFICIENCY
 from analysis.style import MUTED_COLOR
+from analysis.waterfall import WHOLE_STEP, PartLook, part_ms, step_ms, waterfall_of
 from bench.words import length_label
 
 CASCADE_CELLS = 4
@@ -30,36 +31,6 @@ BAR_ROOM = 0.6
 MARKER_Y = -0.045
 VOID = "void: no trace, or one that took over 1.2 times the timed step"
 WATERFALL_NOUN = "split of its step"
-
-
-@dataclass(frozen=True, slots=True)
-class PartLook:
-    """How one part of a step is called and coloured: a column, or the sum of two."""
-
-    label: str
-    color: str
-    columns: tuple[str, ...]
-
-
-# Attention in blues, what moves in reds and yellows, the rest in greys and greens: apart in print too.
-IDEAL_LOOK = PartLook("ideal attention (local / capacity)", "#08519C", (IDEAL,))
-EFFICIENCY_LOOK = PartLook("kernel at the block shape", "#6BAED6", (EFFICIENCY,))
-WHOLE_ATTENTION = PartLook("attention compute", "#2171B5", ("part_attention_ms",))
-LATER_PARTS = (
-    PartLook("load imbalance", "#BDD7E7", ("part_imbalance_ms",)),
-    PartLook("packing", "#7A5195", ("part_packing_ms",)),
-    PartLook("attention exchange, exposed", "#CB181D", ("part_transfer_ms",)),
-    PartLook("attention exchange, waiting", "#FCAE91", ("part_waiting_ms",)),
-    PartLook("parameters and gradients, exposed", "#FE9929", ("part_model_state_ms",)),
-    PartLook("other communication, exposed", "#FEE391", ("part_other_exchange_ms",)),
-    PartLook("optimizer", "#238B45", ("part_optimizer_ms",)),
-    PartLook("other compute", "#74C476", ("part_other_compute_ms",)),
-    PartLook("idle", "#D9D9D9", ("part_idle_ms",)),
-)
-WHOLE_STEP = (
-    PartLook("attention compute", "#2171B5", ("part_attention_ms", "part_imbalance_ms")),
-    *LATER_PARTS[1:],
-)
 
 
 def plot_step_parts(summary: pd.DataFrame, axes: Axes) -> None:
@@ -149,26 +120,12 @@ def _waterfall_rows(summary: pd.DataFrame) -> Iterator[_Row]:
         yield _Row("", (), f"and {count_label(len(summary) - MAX_ROWS, 'cell')} more in summary.csv")
 
 
-def step_ms(cell: Mapping[Any, Any] | pd.Series[Any]) -> float:
-    """The traced step of a cell's busiest rank, the sum of its parts."""
-    return float(sum(cell[column] for column in PART_COLUMNS))
-
-
 def _bars(cell: pd.Series[Any]) -> tuple[tuple[float, float, PartLook], ...]:
     """(Start, share, look) of every part, each beginning where the one before ends."""
-    looks = ((IDEAL_LOOK, EFFICIENCY_LOOK) if _has_ideal(cell) else (WHOLE_ATTENTION,)) + LATER_PARTS
-    shares = [_share(cell, look) for look in looks]
+    parts, whole_ms = waterfall_of(cell), step_ms(cell)
+    shares = [part_ms / whole_ms for _, part_ms in parts]
     starts = accumulate(shares, initial=0.0)
-    return tuple(zip(starts, shares, looks, strict=False))
-
-
-def _has_ideal(cell: pd.Series[Any]) -> bool:
-    """Whether attention can be split: not where it took no longer than what was to be its best."""
-    return bool(cell[EFFICIENCY] >= 0)
-
-
-def _share(cell: pd.Series[Any], look: PartLook) -> float:
-    return float(sum(cell[column] for column in look.columns)) / step_ms(cell)
+    return tuple(zip(starts, shares, (look for look, _ in parts), strict=False))
 
 
 def _draw_bars(
@@ -183,7 +140,7 @@ def _draw_bars(
         x, bottom = float(cell["seq_len"]) * middle, 0.0
         left, right = x * 2 ** (-step * 0.45), x * 2 ** (step * 0.45)
         for part in WHOLE_STEP:
-            share = _share(cell, part)
+            share = part_ms(cell, part) / step_ms(cell)
             axes.bar(left, share, right - left, bottom, align="edge", color=part.color, label=part.label)
             bottom += share
     axes.plot(

@@ -4,9 +4,10 @@ import io
 import pytest
 
 from analysis.cell_facts import cell_facts
-from analysis.labels import SHARED_CORES
+from analysis.labels import SHARED_CORES, number_label
 from analysis.report import write_report
 from analysis.tables import csv_text, rows_of
+from analysis.waterfall import step_ms
 from tests.analysis.records import CPU, make_record, make_timing, on_ranks, write_sweep
 
 FLOPS = {
@@ -88,3 +89,13 @@ def test_the_page_shows_the_facts_of_a_cell(tmp_path):
         f"<dd>1.50 times local on 1 rank (cell {BASE['cell_id']})</dd>"
         in (tmp_path / "report.html").read_text()
     )
+
+
+def test_a_fold_adds_the_parts_of_the_step_up_to_the_whole(summary):
+    cell = ulysses(summary)
+    said = dict(cell_facts(cell))["from ideal attention to the traced step"]
+    parts, _, whole = said.rpartition(" = ")
+    found_ms = [float(part.split()[-2]) for part in parts.split(" + ")]
+    assert sum(found_ms) == pytest.approx(step_ms(cell), abs=0.01 * len(found_ms))
+    assert whole == f"{number_label(step_ms(cell))} ms"
+    assert "attention exchange, exposed" in said

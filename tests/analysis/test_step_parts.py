@@ -3,8 +3,8 @@
 import pytest
 
 from analysis.metrics import attention_exchange_share, of_record, straggler_gap_ms
-from analysis.step_figures import step_ms
 from analysis.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS, step_parts
+from analysis.waterfall import step_ms
 from tests.analysis.records import make_failure, make_record, make_timing, make_trace
 
 OLD_TRACE = {"step_ms": [110.0] * 2, "total_ms": [22.0] * 2, "exposed_ms": [11.0] * 2}
