@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from analysis.failures import ROW_INCHES
 from analysis.figures import FIGURES, legend_entries
 from analysis.labels import banner, subtitle
-from analysis.painters import Picture
+from analysis.picture import Picture
 from analysis.selection import Selection
 from analysis.style import BANNER_COLOR, MUTED_COLOR
 

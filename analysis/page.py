@@ -19,7 +19,7 @@ from analysis.labels import banner, count_label, number_label, status_label, sub
 from analysis.load import Record
 from analysis.memory_facts import largest_blocks, memory_facts
 from analysis.next_steps import next_steps
-from analysis.painters import Picture
+from analysis.picture import Picture
 from analysis.quantities import meanings_of
 from analysis.selection import for_pages
 from analysis.tables import HEADINGS, Row, failure_reasons, rows_of

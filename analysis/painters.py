@@ -6,20 +6,11 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from analysis.picture import Picture
 from analysis.selection import Selection
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """One figure as an address that needs no file beside the page."""
-
-    title: str
-    alternative: str
-    address: str
 
 
 class Painters(AbstractContextManager["Painters"]):
