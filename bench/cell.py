@@ -62,7 +62,7 @@ def run(
     """
     reason = refusal(planned.cell)
     if reason is not None:
-        return _record(planned, Status.UNSUPPORTED, reason, wall_s=0.0)
+        return refused(planned, reason, wall_s=0.0)
     start = time.monotonic()
     started_at = datetime.now(UTC)
     try:
@@ -105,6 +105,11 @@ def record_of(
     wrong = first_failure(planned.cell, sections)
     fixed = fixed_cost_s(reports, wall_s)
     return judged(planned, sections, wrong, wall_s, started_at, fixed_cost_s=fixed)
+
+
+def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
+    """The record of a cell that is not supported."""
+    return _record(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
 
 
 def failed(

@@ -1,5 +1,6 @@
 """Somebody's own training loop, observed: the same record, gates and report as a cell of a sweep."""
 
-from bench.observation.observe import Observation, observe
+from bench.observation.observation import Observation
+from bench.observation.observe import observe
 
 __all__ = ["Observation", "observe"]

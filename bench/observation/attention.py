@@ -32,6 +32,11 @@ class Captured:
     reason: str | None = "attention was not called with gradients"
 
 
+def coarsest(*tensors: Tensor) -> torch.dtype:
+    """The dtype that attention computes in: under autocast its inputs may still be wider."""
+    return max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
+
+
 def module_of(attention_name: str) -> str:
     """The module whose code runs, as Python names it; transformers' own for `eager`."""
     run = ALL_ATTENTION_FUNCTIONS.get(attention_name)
@@ -65,8 +70,10 @@ def noted_dtype(attention_name: str, note: Callable[[torch.dtype], None]) -> Ite
     def around(
         run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
     ) -> tuple[Tensor, Any]:
-        note(v.dtype)
-        return run(module, q, k, v, mask, **named)
+        out, weights = run(module, q, k, v, mask, **named)
+        if torch.is_grad_enabled():
+            note(coarsest(q, k, v, out))
+        return out, weights
 
     with _around_attention(attention_name, around):
         yield
@@ -80,16 +87,17 @@ def captured_attention(attention_name: str) -> Iterator[Captured]:
     def around(
         run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
     ) -> tuple[Tensor, Any]:
-        if found.tensors or not q.requires_grad:
+        if found.tensors or not all(x.requires_grad for x in (q, k, v)):
             return run(module, q, k, v, mask, **named)
         # Views of our own: a gradient hook on them sees what this call alone passes back.
         q, k, v = (x.view_as(x) for x in (q, k, v))
         out, weights = run(module, q, k, v, mask, **named)
         found.scale = named.get("scaling")
-        found.reason = _not_plain(mask, named)
+        found.reason = _not_plain(module, mask, named)
         for name, tensor in {"q": q, "k": k, "v": v, "out": out}.items():
             found.tensors[name] = tensor.detach()
-            tensor.register_hook(_keep(found, f"d{name}"))
+            if tensor.requires_grad:
+                tensor.register_hook(_keep(found, f"d{name}"))
         return out, weights
 
     with _around_attention(attention_name, around):
@@ -103,15 +111,16 @@ def _keep(found: Captured, name: str) -> Callable[[Tensor], None]:
     return keep
 
 
-def _not_plain(mask: Any, named: Mapping[str, Any]) -> str | None:
+def _not_plain(module: nn.Module, mask: Any, named: Mapping[str, Any]) -> str | None:
     """What makes a call more than causal attention with a scale."""
+    is_causal = named.get("is_causal")
     extras = {
         "a mask": mask is not None,
         "a sliding window": named.get("sliding_window") is not None,
         "dropout": bool(named.get("dropout")),
         "capped scores": named.get("softcap") is not None,
         "attention sinks": named.get("s_aux") is not None,
-        "full attention": named.get("is_causal") is False,
+        "full attention": not (getattr(module, "is_causal", True) if is_causal is None else is_causal),
     }
     met = [name for name, is_there in extras.items() if is_there]
     return f"attention was called with {' and '.join(met)}" if met else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -29,11 +31,12 @@ class Feeding:
         self.tokens: RankTokens | None = None
         self._first: dict[str, Any] = {}
         self._calls = self._depth = 0
+        self._own_loss = False
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Look at one step, anew; nothing is copied from the device before it ends, well or badly."""
-        self._first, self._calls, self._depth = {}, 0, 0
+        self._first, self._calls, self._depth, self._own_loss = {}, 0, 0, False
         with ExitStack() as hooks:
             for network in self.networks:
                 enter = network.register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -57,21 +60,46 @@ class Feeding:
             batch=ids.shape[0],
             length=ids.shape[1],
             micro_steps=self._calls,
-            digest=hashlib.sha256(ids.detach().float().cpu().numpy().tobytes()).hexdigest()[:16],
+            digest=_digest(ids, dist.get_rank()),
             positions=None if positions is None else positions.reshape(-1, ids.shape[1])[0].tolist(),
-            model_shifts_labels=labels is not None and self._first.get("shift_labels") is None,
+            model_shifts_labels=labels is not None
+            and self._first.get("shift_labels") is None
+            and not self._own_loss,
         )
 
-    def _enter(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if self._depth == 0:
-            self.phase.enter("forward")
-            if self._calls == 0:
-                given = {**({_IDS: args[0]} if args else {}), **named}
-                self._first = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-            self._calls += 1
+    def _enter(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A call; without gradients it is a reference's or an evaluation's, and none of the step's."""
+        if torch.is_grad_enabled():
+            if self._depth == 0:
+                self.phase.enter("forward")
+                self._calls += 1
+            if self._calls == 1:
+                self._note(network, args, named)
         self._depth += 1
+
+    def _note(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """What the first call was given, a wrapper's words before those of the model in it."""
+        names = [*inspect.signature(type(network).forward).parameters][1:]
+        given = {**dict(zip(names, args, strict=False)), **named}
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        self._first = {**tensors, **self._first}
+        loss = getattr(network, "loss_function", None)
+        self._own_loss |= loss is not None and not _is_transformers(loss)
 
     def _leave(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
             self.phase.enter("backward")
+
+
+def _digest(ids: Tensor, rank: int) -> str:
+    """The same for the same tokens; of tokens that are all one, as in a trial, different on every rank."""
+    values = ids.detach().cpu().float()
+    if bool((values == values.flatten()[0]).all()):
+        return f"constant on rank {rank}"
+    return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]
+
+
+def _is_transformers(loss: Any) -> bool:
+    """Whether the model's loss is transformers' own, which shifts; one that a user set need not."""
+    return str(getattr(loss, "__module__", "")).startswith("transformers.")

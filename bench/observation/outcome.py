@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import words
-from bench.cell import PlannedCell, failed, judged
+from bench.cell import PlannedCell, failed, judged, refused
 from bench.config import (
     ClusterConfig,
     ConfigError,
@@ -101,15 +101,20 @@ def observed_cell(setting: Setting, wishes: Wishes, sharers: Sequence[RankTokens
 
 
 def observed_record(
-    setting: Setting, wishes: Wishes, reports: Sequence[Report], wall_s: float, repeat: int
+    setting: Setting, wishes: Wishes, reports: Sequence[Report], wall_s: float, store: Store
 ) -> Record:
     """The record of a loop that ran to the end of its observation."""
     groups = sharing(reports)
     cell = observed_cell(setting, wishes, groups[0])
+    repeat = repeats(cell.cell_id, store)
+    planned = PlannedCell(cell, repeat, repeat, ROLE)
+    uneven = _uneven(reports)
+    if uneven is not None:
+        return refused(planned, uneven, wall_s, setting.started_at)
     parity = _worst_parity(cell, reports)
     sections = merge(reports, cell, parity)
     wrong = next(filter(None, map(misfed, groups)), None) or _off(parity) or _misapplied(cell, sections)
-    return judged(PlannedCell(cell, repeat, repeat, ROLE), sections, wrong, wall_s, setting.started_at)
+    return judged(planned, sections, wrong, wall_s, setting.started_at)
 
 
 def failed_record(
@@ -158,6 +163,15 @@ def _worst_parity(cell: RunConfig, reports: Sequence[Report]) -> Parity:
         limits={name: max(each["limits"].get(name, 0.0) for each in found) for name in names},
         reason=reason,
     )
+
+
+def _uneven(reports: Sequence[Report]) -> str | None:
+    """Why no step's time stands for the others': ranks or steps were fed batches of other sizes."""
+    sizes = sorted({tuple(size) for report in reports for size in report["sizes"]})
+    if len(sizes) == 1:
+        return None
+    met = ", ".join(f"{batch} x {length} tokens in {calls} calls" for batch, length, calls in sizes[:3])
+    return f"ranks or steps were fed different sizes ({met}), so no step's time is another's; pad to one"
 
 
 def _off(parity: Parity) -> str | None:

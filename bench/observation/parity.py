@@ -6,6 +6,8 @@ that share a sequence, and the exact result is computed beside it.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +19,7 @@ from torch import Tensor
 from bench.measure.parity import FLOORS
 from bench.measure.plain_attention import relative_error
 from bench.measure.whole_attention import whole_attention, whole_attention_flops
-from bench.observation.attention import Captured
+from bench.observation.attention import Captured, coarsest
 from bench.training.models import TORCH_DTYPES
 
 BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}
@@ -58,21 +60,25 @@ def _reason(captured: Captured, positions: list[int]) -> str | None:
     """Why this rank's tensors cannot be compared."""
     if captured.reason is not None:
         return captured.reason
-    if "dk" not in captured.tensors or "dout" not in captured.tensors:
-        return "no gradient came back through attention"
+    if "dout" not in captured.tensors:
+        return "no gradient came back to attention"
+    if captured.tensors["dout"].dtype == torch.float16 and not captured.tensors["dout"].isfinite().all():
+        return "the scaled gradient that came back to attention overflowed"
     if captured.tensors["out"].numel() != captured.tensors["q"].numel():
         return (
             f"attention made {tuple(captured.tensors['out'].shape)} of {tuple(captured.tensors['q'].shape)}"
         )
-    tokens = captured.tensors["q"].shape[2]
-    if tokens != len(positions):
-        return f"attention was given {tokens} tokens, the model {len(positions)}"
+    tokens, keys = (captured.tensors[name].shape[2] for name in ("q", "k"))
+    if not tokens == keys == len(positions):
+        return f"attention was given {tokens} tokens and {keys} keys, the model {len(positions)} tokens"
     return None
 
 
 def _compare_heads(captured: Captured, order: Tensor, group: dist.ProcessGroup | None) -> HeadErrors:
     """As many KV heads as the budget allows, each with the query heads that share it."""
     x = captured.tensors
+    # A gradient that never came back is none at all: K and V that were sent as constants.
+    x = {f"d{name}": torch.zeros_like(x[name]) for name in ("q", "k", "v")} | x
     kv_heads, queries = x["k"].shape[1], x["q"].shape[1] // x["k"].shape[1]
     cost = 2 * whole_attention_flops(queries, len(order), x["q"].shape[3])
     affordable = min(kv_heads, int(BUDGET_FLOPS[x["q"].device.type] / cost))
@@ -95,10 +101,11 @@ def _compare_heads(captured: Captured, order: Tensor, group: dist.ProcessGroup |
 
 
 def _one_head(x: Mapping[str, Tensor], head: int, queries: int) -> dict[str, Tensor]:
-    """One KV head's part of the first sequence, [heads, S, D] each."""
+    """One KV head's part of a sequence, [heads, S, D] each; different heads are of different sequences."""
+    sequence = head % len(x["q"])
     several, one = slice(head * queries, (head + 1) * queries), slice(head, head + 1)
-    by_head = {name: x[name][0] for name in ("q", "k", "v", "dq", "dk", "dv")}
-    by_head |= {name: x[name][0].reshape(-1, *_heads(x)).transpose(0, 1) for name in ("out", "dout")}
+    by_head = {name: x[name][sequence] for name in ("q", "k", "v", "dq", "dk", "dv")}
+    by_head |= {name: x[name][sequence].reshape(-1, *_heads(x)).transpose(0, 1) for name in ("out", "dout")}
     heads = {"q": several, "out": several, "dq": several, "dout": several}
     return {name: tensor[heads.get(name, one)] for name, tensor in by_head.items()}
 
@@ -112,15 +119,24 @@ def _errors(whole: Mapping[str, Tensor], scale: float) -> dict[str, tuple[float,
     """Error and limit by tensor, as the parity pass has them: twice plain attention's error, with a floor."""
     inputs = whole["q"], whole["k"][0], whole["v"][0], whole["dout"]
     exact = whole_attention(*inputs, scale, torch.float64)
-    plain = whole_attention(*inputs, scale, whole["q"].dtype)
-    floor = FLOORS[DTYPE_WORDS[whole["q"].dtype]]
+    dtype = coarsest(*whole.values())
+    plain = whole_attention(*inputs, scale, dtype)
+    floor = FLOORS[DTYPE_WORDS[dtype]]
     return {
         name: (
-            relative_error(whole[name].view_as(exact[name]), exact[name]),
-            max(floor, 2 * relative_error(plain[name], exact[name])),
+            _error(whole[name].view_as(exact[name]), exact[name]),
+            max(floor, 2 * min(_error(plain[name], exact[name]), 1.0)),
         )
         for name in exact
     }
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    """A number that JSON can hold, also where nothing is finite or the exact result is all zeros."""
+    if not bool(exact.any()):
+        return float(bool(found.any()))
+    error = relative_error(found, exact)
+    return error if math.isfinite(error) else sys.float_info.max
 
 
 def _gathered(shard_NSD: Tensor, group: dist.ProcessGroup | None) -> Tensor:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from bench.config import ConfigError
 from bench.measure.clock import StepClock, synchronise
 from bench.measure.inspection import Inspection
 from bench.measure.memory import MemoryWatch
@@ -25,7 +26,7 @@ from bench.observation.feeding import Feeding
 from bench.observation.outcome import Wishes
 from bench.observation.parity import DTYPE_WORDS, compare
 from bench.observation.subject import Subject
-from bench.observation.tokens import positions_of
+from bench.observation.tokens import RankTokens, positions_of
 from bench.rank_log import RankLog
 from bench.sections import Report
 from bench.stage import TRACED_STEPS
@@ -76,7 +77,20 @@ class Steps:
         ):
             yield
         self.modules = sorted(modules)
+        self._note_size()
         yield
+
+    def _note_size(self) -> RankTokens:
+        """What the step that ended was fed; raises ConfigError where it trained on nothing that was seen."""
+        tokens = self.feeding.tokens
+        if tokens is None:
+            raise ConfigError(
+                "bench.observe: the step did not call the model with input_ids or inputs_embeds, gradients"
+                " on; put forward and backward into the context, and hand over the model that is called"
+            )
+        size = (tokens.batch, tokens.length, tokens.micro_steps)
+        self.report.setdefault("sizes", []).append(size)
+        return tokens
 
     def _note_dtype(self, dtype: torch.dtype) -> None:
         self.dtype = DTYPE_WORDS.get(dtype, str(dtype))
@@ -111,9 +125,7 @@ class Steps:
         """What the model was fed, and one layer's attention against float64."""
         with captured_attention(self.subject.attention_name) as captured, self.feeding.watched():
             yield
-        tokens = self.feeding.tokens
-        if tokens is None:
-            raise RuntimeError("bench.observe: the step did not call the model with input_ids")
+        tokens = self._note_size()
         self.report["tokens"] = asdict(tokens)
         with self.log.during("parity"):
             self.report["parity"] = compare(captured, [*positions_of(tokens)], self.group)
@@ -128,6 +140,7 @@ class Steps:
             inspection.looking(),
         ):
             yield
+        self._note_size()
         name = self.subject.attention_name
         self.report["engagement"] = inspection.engagement(name, self.modules)
         self.report["memory"] = asdict(self.memory.read()) | {"limit_base_bytes": None}

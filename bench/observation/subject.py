@@ -19,12 +19,14 @@ ENGINE_OF_WRAPPER: Mapping[str, str] = {
     "FSDPModule": "fsdp2",
     "FullyShardedDataParallel": "fsdp1",
 }
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`networks` are the transformers models in it, the outermost first; one of them is called in a step."""
+    """`networks` are the transformers models in it, the outermost first; `called` also what wraps them."""
 
+    called: Sequence[nn.Module]
     networks: Sequence[PreTrainedModel]
     engine: str
     device: torch.device
@@ -49,6 +51,11 @@ class Subject:
                 f"bench.observe: the configuration of {type(self.networks[0]).__name__} has no {error}; only"
                 " plain decoders with attention in every layer can be observed"
             ) from None
+        if any(getattr(config, name, None) for name in EXPERTS):
+            raise ConfigError(
+                f"bench.observe: {type(self.networks[0]).__name__} has experts, whose operations are not"
+                " counted yet; observe a dense model"
+            )
         name = (path or type(self.networks[0]).__name__).rstrip("/").rpartition("/")[2]
         return ModelConfig(name=name, path=path, **numbers)
 
@@ -61,7 +68,8 @@ def subject_of(model: nn.Module) -> Subject:
             f"bench.observe: {type(model).__name__} holds no transformers model, whose attention could be"
             " seen; hand over the model that transformers built, wrapped or not"
         )
-    return Subject(networks, _engine(model), next(model.parameters()).device)
+    called = [*networks] if model is networks[0] else [model, *networks]
+    return Subject(called, networks, _engine(model), next(model.parameters()).device)
 
 
 def _engine(model: nn.Module) -> str:

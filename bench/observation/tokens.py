@@ -33,7 +33,7 @@ def misfed(ranks: Sequence[RankTokens]) -> str | None:
     if len(ranks) == 1:
         return None
     first = ranks[0]
-    if len({each.digest for each in ranks}) == 1 and len({tuple(positions_of(each)) for each in ranks}) == 1:
+    if len({each.digest for each in ranks}) == 1:
         return (
             f"ranks {_named(ranks)} share a sequence, but all were fed the same {first.length:,} tokens: give"
             " each its shard"
@@ -43,7 +43,7 @@ def misfed(ranks: Sequence[RankTokens]) -> str | None:
             f"ranks {_named(ranks)} share a sequence, but without position_ids each counts its positions from"
             " 0: give each the positions of its shard"
         )
-    if len({tuple(positions_of(each)) for each in ranks}) == 1:
+    if len({tuple(positions_of(each)) for each in ranks}) == 1 and not is_packed([first]):
         return (
             f"ranks {_named(ranks)} share a sequence, but all were given the same positions: give each those"
             " of its own shard"

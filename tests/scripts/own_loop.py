@@ -16,6 +16,15 @@ from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 import bench
 
 SEQ_LEN, VOCABULARY, STEPS, RAISES_IN = 512, 97, 16, 4
+NUMBERS = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
 
 
 def attention_over_gathered_keys(gather):
@@ -39,21 +48,17 @@ def gather_as_constants(x, dim, group):
     return torch.cat(shards, dim)
 
 
+def gather_without_gradient(x, dim, group):
+    return gather_as_constants(x, dim, group).detach()
+
+
 def small_model(mistake):
-    gather = gather_as_constants if mistake == "no_gradient_to_others" else all_gather_tensor_autograd
+    gathers = {"no_gradient_to_others": gather_as_constants, "no_gradient_to_any": gather_without_gradient}
+    gather = gathers.get(mistake, all_gather_tensor_autograd)
     AttentionInterface.register("gathered_keys", attention_over_gathered_keys(gather))
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        attn_implementation="gathered_keys" if dist.get_world_size() > 1 else "sdpa",
-    )
-    return Qwen3ForCausalLM(config)
+    attention = "gathered_keys" if dist.get_world_size() > 1 else "sdpa"
+    return Qwen3ForCausalLM(Qwen3Config(**NUMBERS, attn_implementation=attention))
 
 
 def shard_of(step, mistake):
@@ -63,6 +68,8 @@ def shard_of(step, mistake):
     length = SEQ_LEN // ranks
     mine = slice(0, length) if mistake == "same_tokens" else slice(rank * length, (rank + 1) * length)
     inputs = {"input_ids": tokens[:, :-1][:, mine], "position_ids": torch.arange(SEQ_LEN)[None, mine]}
+    if mistake == "same_tokens_elsewhere":
+        inputs["input_ids"] = tokens[:, :length]
     if mistake == "same_positions":
         inputs["position_ids"] = torch.arange(length)[None]
     if mistake == "no_positions":
@@ -75,7 +82,7 @@ def shard_of(step, mistake):
 
 
 def train(folder, mistake=None, steps=STEPS, report=False):
-    model = DistributedDataParallel(small_model(mistake))
+    model = DistributedDataParallel(small_model(mistake), find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     group = dist.group.WORLD if dist.get_world_size() > 1 else None
     for step in range(steps):

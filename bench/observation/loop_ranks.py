@@ -1,0 +1,41 @@
+"""What the ranks of somebody's own loop agree on, and bring together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from bench.sections import Report
+
+
+def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
+    """The ranks as a group; None where a rank shares its sequences with nobody."""
+    found = group.get_group() if isinstance(group, DeviceMesh) else group
+    return None if found is None or dist.get_world_size(found) == 1 else found
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model computes, which need not be where its parameters are kept."""
+    if "nccl" in str(dist.get_backend()):
+        return torch.device("cuda", torch.cuda.current_device())
+    return next(model.parameters()).device
+
+
+def agreed_time(device: torch.device) -> datetime:
+    """Rank 0's clock: what makes records of the same loop known as such."""
+    now = torch.tensor(datetime.now(UTC).timestamp(), dtype=torch.float64, device=device)
+    dist.broadcast(now, src=0)
+    return datetime.fromtimestamp(now.item(), UTC)
+
+
+def gathered_on_rank_0(report: Report) -> Sequence[Report]:
+    """The reports of all ranks, in their order, on rank 0; none elsewhere. All must call it."""
+    gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(report, gathered)
+    return gathered or []

@@ -1,0 +1,193 @@
+"""One model's steps: what begins and ends them, and what is written when they are over.
+
+The first steps pay for what happens once, the next are timed with nothing else in them, a few more are
+looked at from inside. Then the record is written, and the context does nothing any more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench import words
+from bench.config import ClusterConfig, ConfigError
+from bench.environment import REPOSITORY
+from bench.measure.memory import MemoryWatch
+from bench.observation.feeding import Feeding
+from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0
+from bench.observation.outcome import (
+    Setting,
+    Wishes,
+    failed_record,
+    keep,
+    observed_record,
+)
+from bench.observation.steps import OTHER_STEPS, Steps
+from bench.observation.subject import subject_of
+from bench.progress import outcome
+from bench.rank_end import RankEnd
+from bench.rank_failure import describe_failure
+from bench.rank_log import RankLog
+from bench.record import Record
+from bench.store import Store, read_records
+
+
+class Observation:
+    """One model's steps, observed; `record` is there on rank 0 when it is over."""
+
+    inside: ClassVar[Observation | None] = None
+    of_models: ClassVar[WeakKeyDictionary[nn.Module, Observation]] = WeakKeyDictionary()
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, wishes: Wishes) -> None:
+        if not dist.is_initialized():
+            raise ConfigError(
+                "bench.observe: there is no process group; start the script with torchrun, even on one"
+                " device, and call torch.distributed.init_process_group first"
+            )
+        if dist.get_rank() == 0:
+            read_records_so_far(wishes.folder)
+        self.wishes = wishes
+        self.record: Record | None = None
+        self._start = time.monotonic()
+        subject, device, log = subject_of(model), device_of(model), RankLog(lambda _: None)
+        sharers = [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
+        self._steps = Steps(
+            subject, group, wishes, log, device, Feeding(subject.called, sharers, log.step),
+            MemoryWatch(device, log.step),
+        )  # fmt: skip
+        self._model = subject.model_config()
+        self._started_at = agreed_time(device)
+        self._boundaries = self._steps.boundaries()
+        self._speaks = dist.get_rank() == 0
+        self._seen = 0
+        self._is_over = False
+        atexit.register(self._say_what_is_missing)
+
+    def __enter__(self) -> Self:
+        if self._is_over:
+            return self
+        if Observation.inside is not None:
+            raise ConfigError(
+                "bench.observe: another step is being observed; observe one model at a time, such as the"
+                " teacher in a run of its own"
+            )
+        next(self._boundaries)
+        Observation.inside = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_over:
+            return
+        Observation.inside = None
+        self._seen += 1
+        self._is_over = error is not None or self._seen == self._needed
+        try:
+            if error is not None:
+                self._fail(error)
+            elif self._is_over:
+                next(self._boundaries, None)
+                self._finish()
+            else:
+                next(self._boundaries)
+        except BaseException:
+            self._is_over = True
+            raise
+        finally:
+            if self._is_over:
+                self._let_go()
+
+    @property
+    def _needed(self) -> int:
+        return self.wishes.warmup_steps + self.wishes.steps + OTHER_STEPS
+
+    def _let_go(self) -> None:
+        """Hold the model no longer: the table by models, and the interpreter's end, hold this."""
+        atexit.unregister(self._say_what_is_missing)
+        del self._steps, self._boundaries
+
+    def _finish(self) -> None:
+        """Bring the ranks' reports together, judge them and write the record, on rank 0."""
+        reports = gathered_on_rank_0(self._steps.report)
+        if not reports:
+            return
+        setting, wall_s = self._setting(), time.monotonic() - self._start
+        try:
+            with Store(self.wishes.folder) as store:
+                self.record = observed_record(setting, self.wishes, reports, wall_s, store)
+                keep(self.record, store)
+        except (ValueError, OSError) as error:  # a full disk must not end somebody's training
+            print(f"bench.observe: no record: {error}", file=sys.stderr, flush=True)
+            return
+        print(f"bench.observe: {outcome(self.record)}", flush=True)
+        if self.wishes.report:
+            _report(self.wishes.folder)
+
+    def _fail(self, error: BaseException) -> None:
+        """Write what ended the loop, unless another rank has done so or nothing is known of the tokens."""
+        self._boundaries.close()
+        tokens, setting = self._steps.feeding.tokens, self._setting()
+        if tokens is None or not isinstance(error, Exception):
+            return
+        failure = describe_failure(error, self._steps.log, setting.cluster)
+        end = RankEnd(dist.get_rank(), None, None, failure, log_tail="")
+        wall_s = time.monotonic() - self._start
+        with suppress(ValueError, OSError), Store(self.wishes.folder) as store:
+            self.record = failed_record(setting, self.wishes, tokens, end, wall_s, repeat=0)
+            keep(self.record, store)
+            said = f"bench.observe: {outcome(self.record)}; record in {self.wishes.folder}"
+            print(said, file=sys.stderr, flush=True)
+
+    def _setting(self) -> Setting:
+        subject, device = self._steps.subject, self._steps.device
+        return Setting(
+            model=self._model,
+            engine=subject.engine,
+            attention_name=subject.attention_name,
+            dtype=self._steps.dtype,
+            checkpointing=subject.checkpointing,
+            cluster=ClusterConfig(
+                name=words.OWN,
+                world_size=dist.get_world_size(),
+                device=device.type,
+                backend=str(dist.get_backend()),
+                ranks_per_gpu=1,
+                threads_per_rank=torch.get_num_threads(),
+                memory_limit_gib=None,
+            ),
+            started_at=self._started_at,
+        )
+
+    def _say_what_is_missing(self) -> None:
+        needed = self.wishes.warmup_steps + self.wishes.steps + OTHER_STEPS
+        if not self._is_over and self._speaks:
+            print(
+                f"bench.observe: saw {self._seen} of the {needed} steps that it needs, and wrote nothing; run"
+                " longer, or observe fewer steps with steps=",
+                file=sys.stderr,
+            )
+
+
+def read_records_so_far(folder: Path) -> None:
+    """Raises StoreError where the folder's records cannot be added to: now, not after the training."""
+    if (folder / "records.jsonl").exists():
+        read_records(folder / "records.jsonl")
+
+
+def _report(folder: Path) -> None:
+    """Tables, figures and page, by a process of their own: a training script need not import all that."""
+    subprocess.run(  # noqa: S603  fixed arguments, no shell
+        [sys.executable, "-m", "analysis.report", str(folder.absolute())], cwd=REPOSITORY, check=False
+    )

@@ -1,0 +1,167 @@
+"""Loops as people write them, one rank each: right ones are not called wrong, their numbers are theirs."""
+
+import gc
+import json
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+import bench
+from bench.config import ConfigError
+from bench.observation.steps import OTHER_STEPS
+from tests.scripts.own_loop import NUMBERS, VOCABULARY
+
+LENGTH = 64
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def small_model(**more):
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**NUMBERS, attn_implementation="sdpa", **more))
+
+
+def tokens(batch=1, length=LENGTH):
+    return torch.randint(VOCABULARY, (batch, length))
+
+
+def train(model, folder, step, **choices):
+    """The record of a loop whose step is `step(number)`; the model is updated after it."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for number in range(1 + OTHER_STEPS):
+        with bench.observe(model, folder=folder, steps=1, warmup_steps=0, report=False, **choices):
+            step(number)
+            optimizer.step()
+            optimizer.zero_grad()
+    (line,) = (folder / "records.jsonl").read_text().splitlines()
+    return json.loads(line)
+
+
+def backward(model, **inputs):
+    model(**inputs).logits.float().square().mean().backward()
+
+
+def test_under_autocast_attention_is_held_to_the_dtype_that_it_computes_in(tmp_path):
+    model = small_model()
+
+    def step(_):
+        with torch.autocast("cpu", torch.bfloat16):
+            backward(model, input_ids=tokens())
+
+    record = train(model, tmp_path, step)
+    assert (record["status"], record["config"]["dtype"]) == ("ok", "bf16")
+    assert record["parity"]["limits"]["out"] >= 2e-2
+
+
+def test_frozen_keys_as_adapters_have_them_do_not_end_a_training(tmp_path):
+    model = small_model()
+    for layer in model.model.layers:
+        layer.self_attn.k_proj.requires_grad_(requires_grad=False)
+        layer.self_attn.k_norm.requires_grad_(requires_grad=False)
+    model.model.embed_tokens.requires_grad_(requires_grad=False)
+    record = train(model, tmp_path, lambda _: backward(model, input_ids=tokens()))
+    assert record["status"] == "ok"
+
+
+def test_calls_without_gradients_are_no_micro_steps(tmp_path):
+    model = small_model()
+
+    def step(_):
+        with torch.no_grad():
+            model(input_ids=tokens())
+        backward(model, input_ids=tokens())
+
+    record = train(model, tmp_path, step)
+    assert record["config"]["grad_accum"] == 1
+    assert record["timing"]["tokens_per_step"] == LENGTH
+
+
+def test_micro_steps_are_counted(tmp_path):
+    model = small_model()
+    record = train(model, tmp_path, lambda _: [backward(model, input_ids=tokens()) for _ in range(3)])
+    assert record["config"]["grad_accum"] == 3
+    assert record["timing"]["tokens_per_step"] == 3 * LENGTH
+
+
+def test_steps_of_different_sizes_have_no_speed(tmp_path):
+    model = small_model()
+    record = train(model, tmp_path, lambda n: backward(model, input_ids=tokens(length=LENGTH + 8 * n)))
+    assert (record["status"], record["timing"]) == ("unsupported", None)
+    assert "pad to one" in record["reason"]
+
+
+def test_labels_of_one_rank_are_no_mistake(tmp_path):
+    model = small_model()
+    ids = tokens(batch=2)
+    record = train(model, tmp_path, lambda _: model(input_ids=ids, labels=ids).loss.backward())
+    assert (record["status"], record["config"]["batch"]) == ("ok", 2)
+
+
+@pytest.mark.parametrize("mask", ["a sliding window", "a mask"])
+def test_attention_that_is_not_plain_is_said_not_to_be_compared(tmp_path, mask):
+    window = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
+    model = small_model(**(window if mask == "a sliding window" else {}))
+    padded = torch.ones(1, LENGTH, dtype=torch.long)
+    padded[:, :8] = 0
+    more = {"attention_mask": padded} if mask == "a mask" else {}
+    record = train(model, tmp_path, lambda _: backward(model, input_ids=tokens(), **more))
+    assert record["status"] == "ok"
+    assert mask in record["parity"]["reason"]
+
+
+def test_a_step_that_trains_nothing_that_is_seen_says_so_at_once(tmp_path):
+    model = small_model()
+    with (
+        pytest.raises(ConfigError, match="did not call the model with input_ids"),
+        bench.observe(model, folder=tmp_path),
+    ):
+        pass
+    with bench.observe(model, folder=tmp_path):
+        backward(model, input_ids=tokens())
+
+
+def test_one_model_is_observed_at_a_time(tmp_path):
+    student, teacher = small_model(), small_model()
+    with bench.observe(student, folder=tmp_path):
+        backward(student, input_ids=tokens())
+        with (
+            pytest.raises(ConfigError, match="observe one model at a time"),
+            bench.observe(teacher, folder=tmp_path),
+        ):
+            pass
+
+
+def test_a_model_that_is_observed_already_is_not_with_other_choices(tmp_path):
+    model = small_model()
+    bench.observe(model, folder=tmp_path)
+    with pytest.raises(ConfigError, match="observed already, with other choices"):
+        bench.observe(model, folder=tmp_path, steps=3)
+
+
+def test_experts_are_refused_before_they_are_trained(tmp_path):
+    model = MixtralForCausalLM(MixtralConfig(**NUMBERS, num_local_experts=2))
+    with pytest.raises(ConfigError, match="has experts"):
+        bench.observe(model, folder=tmp_path)
+
+
+def test_records_that_cannot_be_added_to_are_refused_before_the_training(tmp_path):
+    (tmp_path / "records.jsonl").write_text("no record\n")
+    with pytest.raises(ValueError, match=r"records.jsonl:1: not a record"):
+        bench.observe(small_model(), folder=tmp_path)
+
+
+def test_after_it_is_over_nothing_holds_the_model(tmp_path):
+    model = small_model()
+    train(model, tmp_path, lambda _, trained=model: backward(trained, input_ids=tokens()))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
