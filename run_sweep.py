@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -77,8 +78,13 @@ def refusals() -> Iterator[None]:
         sys.exit(EXIT_FAILED)
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
-    """Compose, plan, run."""
+    """Compose, plan, run. A scheduler's SIGTERM is an interruption, as Ctrl-C is: what is done is kept."""
+    signal.signal(signal.SIGTERM, _interrupt)
     folder = f"results/sweeps/{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
     OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
     warn_in_one_line()

@@ -48,7 +48,8 @@ def say_empty(axes: Axes, summary: pd.DataFrame, noun: str) -> None:
     """Where there is nothing to draw, why."""
     failures = count_failures(summary)
     why = f" ({failures})" if failures else ""
-    text = f"No cell has a {noun}{why}" if len(summary) else "No records"
+    article = "an" if noun.startswith(tuple("aeiou")) else "a"
+    text = f"No cell has {article} {noun}{why}" if len(summary) else "No records"
     axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center", color=MUTED_COLOR)
     axes.set_yticks([])
     axes.set_ylim(0, 1)

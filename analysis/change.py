@@ -20,6 +20,10 @@ NOT_COMPARED = frozenset({"argv", "packages"})
 
 Key = tuple[str, str]
 
+NOT_RECORDED = "not recorded"
+NOTHING = frozenset({NOT_RECORDED, "None", "[]"})
+"""What two sides may call the same absence: an older record lacks what a newer one has as empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:
@@ -71,8 +75,8 @@ def environment_differences(before: Archive, after: Archive) -> list[tuple[str, 
     """Name and both values of whatever differs between what the two ran in: code, software, machine."""
     values = [_environment_values(archive.environments) for archive in (before, after)]
     names = dict.fromkeys(name for each in values for name in each)
-    pairs = [(name, *(each.get(name, "not recorded") for each in values)) for name in names]
-    return [(name, one, other) for name, one, other in pairs if one != other]
+    pairs = [(name, *(each.get(name, NOT_RECORDED) for each in values)) for name in names]
+    return [(name, one, other) for name, one, other in pairs if one != other and {one, other} - NOTHING]
 
 
 def _rows(frame: pd.DataFrame) -> dict[Key, list[int]]:

@@ -26,6 +26,7 @@ AXES_INCHES = 4.0
 AGAINST_LENGTH = "sequence length"
 MAX_LEGEND_ENTRIES = 24
 MAX_SIZE_TICKS = 7
+BACKGROUND_MARKER = "_"
 Handle = Line2D | ErrorbarContainer | BarContainer
 """What a legend can show."""
 
@@ -87,7 +88,7 @@ def plot_peak_memory(summary: pd.DataFrame, axes: Axes) -> None:
 
 
 def plot_communication_share(summary: pd.DataFrame, axes: Axes) -> None:
-    """Exposed (solid, filled) and total (dotted, hollow) share of all communication in the traced step."""
+    """Exposed (solid) and total (dotted, dashes) share of all communication in the traced step."""
     _plot_share(summary, axes, "communication_share")
 
 
@@ -107,7 +108,7 @@ def plot_attention_of_single(summary: pd.DataFrame, axes: Axes) -> None:
 
 
 def plot_error_growth(summary: pd.DataFrame, axes: Axes) -> None:
-    """Error of the output against float64, and that of the kernel alone (dotted, hollow)."""
+    """Error of the output against float64, and that of the kernel alone (dash, dotted)."""
     quantity = Quantity("out_error_ulps", "attention call")
     series = list(series_of(summary))
     _draw_series(axes, series, Quantity("control_out_error_ulps", quantity.noun), is_background=True)
@@ -143,12 +144,12 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "attention_exchange": FigureKind(
         "Attention exchange", "share of the traced step", plot_exchange_share,
-        "Worst rank's merged time of the attention exchange over its traced step; filled: exposed, hollow:"
+        "Worst rank's merged time of the attention exchange over its traced step; dotted:"
         " total",
     ),
     "communication_share": FigureKind(
         "Communication share", "share of the traced step", plot_communication_share,
-        "Worst rank's merged communication time over its traced step; filled: exposed, hollow: total",
+        "Worst rank's merged communication time over its traced step; dotted: total",
     ),
     "step_parts": FigureKind(
         "Where the step went", "share of the traced step", plot_step_parts,
@@ -164,7 +165,7 @@ FIGURES: Mapping[str, FigureKind] = {
     "scaling": FigureKind(
         "Strong scaling", "tokens/s per rank, of the base's", plot_scaling,
         "Tokens/s per rank over the base's at equal work (parallel efficiency; times the ratio of ranks it is"
-        " the speed-up); of cells on as many ranks the fastest",
+        " the speed-up); where several cells have as many ranks, the fastest",
         against="ranks", marks=scaling_marks, needs="scaling_efficiency",
     ),
     "attention_of_single": FigureKind(
@@ -176,7 +177,7 @@ FIGURES: Mapping[str, FigureKind] = {
     "error_growth": FigureKind(
         "Error of the output", "ulps of the dtype", plot_error_growth,
         "Largest deviation from float64 over sampled tokens, in units in the last place at a row's maximum;"
-        " hollow: the kernel alone on one device",
+        " dotted: the kernel alone on one device",
         needs="out_error_ulps",
     ),
 }  # fmt: skip
@@ -217,15 +218,15 @@ def _draw_series(
         rows = each.rows.sort_values("seq_len")
         x = rows["seq_len"] * dodge(number, len(drawn), lengths)
         look, line = each.look, line_of(each.variant_number)
-        if is_background:
-            line = {"linestyle": ":", "fillstyle": "none"}
+        if is_background:  # no filling tells it apart: that is a variant's
+            line = {"linestyle": ":"}
         axes.errorbar(
             x,
             rows[quantity.column],
             yerr=_error_bars(rows, quantity),
             color=look.color,
-            marker=look.marker,
-            markersize=6,
+            marker=BACKGROUND_MARKER if is_background else look.marker,
+            markersize=9 if is_background else 6,
             linewidth=1.4,
             alpha=0.6 if is_background else 0.9,
             capsize=3,

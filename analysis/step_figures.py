@@ -12,8 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from analysis.axes import finish_length_axes, say_empty
+from analysis.axes import finish_length_axes, say_empty, write_remarks
 from analysis.labels import count_label, number_label, percent_label, status_label
+from analysis.metrics import MAX_TRACED_TO_TIMED
 from analysis.series import Series, series_keys, series_of, variant
 from analysis.step_parts import EFFICIENCY
 from analysis.style import MUTED_COLOR
@@ -29,7 +30,10 @@ ROW_INCHES = 0.26
 BAR_ROOM = 0.6
 """The part of the gap between two lengths that their bars may fill."""
 MARKER_Y = -0.045
-VOID = "void: no trace, or one that took over 1.2 times the timed step"
+TEXT_ROOM = 1.25
+"""How far a waterfall's axis reaches, so that the last bar's text has room."""
+VOID_REASON = f"the traced step took over {MAX_TRACED_TO_TIMED} times the timed step"
+VOID = f"void: no trace, or {VOID_REASON}"
 WATERFALL_NOUN = "split of its step"
 
 
@@ -41,13 +45,19 @@ def plot_step_parts(summary: pd.DataFrame, axes: Axes) -> None:
     axes.set_ylim(2 * MARKER_Y, 1)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    left = MAX_BARS
+    left, remarks = MAX_BARS, _void_remarks(summary)
     for number, each in enumerate(drawn):
         left -= _draw_bars(axes, each, number, len(drawn), lengths, most=left)
     if left == 0:
-        axes.set_title(f"only the first {MAX_BARS} cells", loc="left", size=8, color=MUTED_COLOR)
+        remarks.append(f"only the first {MAX_BARS} cells")
+    write_remarks(axes, remarks)
     finish_length_axes(axes, summary, series, column="part_attention_ms", noun=WATERFALL_NOUN)
     axes.grid(visible=False, axis="x")
+
+
+def _void_remarks(summary: pd.DataFrame) -> list[str]:
+    void = int((summary["traced_to_timed"] > MAX_TRACED_TO_TIMED).sum())
+    return [f"{count_label(void, 'cell')} not shown: {VOID_REASON}"] if void else []
 
 
 def plot_waterfall(summary: pd.DataFrame, axes: Axes) -> None:
@@ -62,7 +72,7 @@ def plot_waterfall(summary: pd.DataFrame, axes: Axes) -> None:
     split = summary[summary["part_attention_ms"].notna()]
     whole = len(split) - int((split[EFFICIENCY] >= 0).sum())
     if whole:
-        text = f"ideal not split off for {count_label(whole, 'cell')}: no local cell, or none that was faster"
+        text = f"ideal not split off for {count_label(whole, 'cell')}: local did not run, or was no faster"
         axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
     for y, row in enumerate(rows):
         for start, share, look in row.bars:
@@ -77,7 +87,7 @@ def plot_waterfall(summary: pd.DataFrame, axes: Axes) -> None:
             axes.text(0.01, y, row.text_at_bar, va="center", fontsize=8, color=MUTED_COLOR)
     axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, max(1.0, *(start + share for row in rows for start, share, _ in row.bars)) * 1.12)
+    axes.set_xlim(0, max(1.0, *(start + share for row in rows for start, share, _ in row.bars)) * TEXT_ROOM)
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
     axes.set_xlabel("share of the traced step")
     axes.grid(visible=True, axis="x", color="#E0E0E0", linewidth=0.6)

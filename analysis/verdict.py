@@ -16,6 +16,8 @@ from bench.words import length_label
 
 CPU_CAVEAT = "A CPU shows that the loop works, not which strategy is faster on GPUs: it ranks nothing."
 SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."
+UNSTABLE_NOTE = "unstable:"
+"""How a note on unsteady steps goes on after `very`, or begins."""
 MAX_NAMES = 12
 """A sentence that would name more settings than this names strategies and counts their settings."""
 MAX_LENGTHS = 8
@@ -128,7 +130,7 @@ def _longest(name: str, fits: int | None, runs_out: int | None) -> str:
 
 
 def _certainty(summary: pd.DataFrame) -> str:
-    timed = summary.loc[summary["n"].notna(), ["n", "n_of", "tokens_per_s_low"]]
+    timed = summary.loc[summary["n"].notna(), ["n", "n_of", "tokens_per_s_low", "note"]]
     if timed.empty:
         return "No cell has a timed result."
     parts = []
@@ -137,9 +139,11 @@ def _certainty(summary: pd.DataFrame) -> str:
         n = str(low) if low == high else f"{low} to {high}"
         parts.append(f"{count_label(len(cells), 'cell')} with n={n} {n_of}")
     with_interval = int(timed["tokens_per_s_low"].notna().sum())
+    unstable = int(timed["note"].str.contains(UNSTABLE_NOTE, na=False).sum())
+    doubt = f"; the steps of {unstable} are unstable, see their notes" if unstable else ""
     return (
         f"How sure: {_listed(parts)}; {with_interval} of {len(timed)} have a 95 % interval of the median"
-        " (it takes n >= 6)."
+        f" (it takes 6 or more){doubt}."
     )
 
 

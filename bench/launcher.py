@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.config import RunConfig
 from bench.environment import REPOSITORY
+from bench.extensions import settle_extensions
 from bench.rank_end import STACK_SIGNAL, RankEnd, RankFailed, is_victim
 from bench.stage import Stage
 
@@ -78,6 +79,7 @@ class Launcher:
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if str(REPOSITORY) not in known:
             os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, known)])
+        settle_extensions()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
 

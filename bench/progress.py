@@ -177,7 +177,8 @@ def duration_label(seconds: float) -> str:
 def _picked(cell: RunConfig) -> str:
     cluster = cell.cluster
     shared = ", ranks share GPUs: correctness only" if cluster.ranks_per_gpu > 1 else ""
+    threads = "1 thread" if cluster.threads_per_rank == 1 else f"{cluster.threads_per_rank} threads"
     return (
         f"{cell.strategy}: {cluster.world_size} x {cluster.device} over {cluster.backend}{shared},"
-        f" {cluster.threads_per_rank} threads each, {cell.model.name}, {cell.engine}, {cell.dtype}"
+        f" {threads} each, {cell.model.name}, {cell.engine}, {cell.dtype}"
     )

@@ -79,6 +79,10 @@ def run_plan(
 
     0 when every cell that could run did, 1 when some failed, 130 when interrupted.
     """
+    if plan.resume and not plan.folder.exists():
+        raise ConfigError(
+            f"resume=true: sweep_dir={plan.folder} is not there; name the folder of the sweep that broke off"
+        )
     with Store(plan.folder) as store:
         before = store.read()
         pending = _pending(plan, before)
@@ -163,8 +167,8 @@ def _pending(plan: Plan, before: Sequence[dict[str, Any]]) -> list[PlannedCell]:
     """Cells without a final record; with records but without `resume` the folder is somebody's."""
     if before and not plan.resume:
         raise ConfigError(
-            f"sweep_dir={plan.folder}: already holds {len(before)} records; add resume=true to run only what"
-            " is missing, or name another folder"
+            f"sweep_dir={plan.folder}: holds records already; add resume=true to run only what is missing,"
+            " or name another folder"
         )
     done = {(line["cell_id"], line["repeat"]) for line in before if line["status"] in FINDINGS}
     return [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from bench.environment import REPOSITORY
@@ -121,4 +123,32 @@ def test_the_configuration_can_be_shown_without_running(tmp_path):
     done = sweep(tmp_path, "--cfg", "job", "strategy=ring_flash_attn")
     assert done.returncode == 0
     assert "name: ring_flash_attn" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scheduler_s_signal_ends_a_sweep_as_ctrl_c_does(tmp_path):
+    words = ["-m", "seq_len=16k", "strategy=local", "engine=ddp", "sweep_dir=out", "measure.budget_s=100"]
+    process = subprocess.Popen(
+        [*COMMAND, *words], cwd=tmp_path, env=NO_GPU, stdout=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("out/cells/*/rank_0.log")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "resume=true" in said.splitlines()[-1]
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+    (record,) = read_records(tmp_path / "out" / "records.jsonl")
+    assert record["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("words", [["sweep_dir=typo"], []])
+def test_a_sweep_that_is_not_there_is_not_resumed(tmp_path, words):
+    done = sweep(tmp_path, "resume=true", "strategy=local", *words)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "is not there; name the folder" in done.stderr
     assert list(tmp_path.iterdir()) == []

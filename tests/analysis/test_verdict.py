@@ -131,3 +131,10 @@ def test_of_attention_alone_nobody_says_that_it_trained(summary_of):
     alone = make_record(config=config, losses=None)
     answer = verdict(summary_of([alone])).answer
     assert answer.startswith("Ran and passed every check")
+
+
+def test_unsteady_cells_are_counted_where_it_says_how_sure_it_is(summary_of):
+    steady, unsteady = [100.0 + step for step in range(8)], [100.0, 300.0] * 4
+    records = [timed("ring", unsteady), timed("ulysses", steady), timed("usp", unsteady)]
+    assert verdict(summary_of(records)).certainty.endswith("; the steps of 2 are unstable, see their notes.")
+    assert "unstable" not in verdict(summary_of([timed("ulysses", steady)])).certainty

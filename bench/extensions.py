@@ -1,0 +1,43 @@
+"""Where torch compiles DeepSpeed's operators: a folder for each environment, and no lock that nobody holds.
+
+In a folder that two environments share each compiles the other's operators anew, and the lock of a process
+that was killed while it compiled makes all later ones wait for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+VARIABLE = "TORCH_EXTENSIONS_DIR"
+
+
+def settle_extensions() -> None:
+    """Name this environment's folder, unless the user has named one, and remove the locks left in it."""
+    folder = Path(os.environ.setdefault(VARIABLE, str(_own_folder())))
+    for lock in folder.rglob("lock"):
+        if not is_held(lock):
+            lock.unlink(missing_ok=True)
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process has the file open, as torch's file baton does while it compiles."""
+    for process in psutil.process_iter():
+        try:
+            if any(Path(opened.path) == lock for opened in process.open_files()):
+                return True
+        except psutil.Error:
+            continue
+    return False
+
+
+def _own_folder() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    environment = f"{sys.prefix} {sys.version} {importlib.metadata.version('torch')}"
+    name = hashlib.sha256(environment.encode()).hexdigest()[:12]
+    return cache / "ulysses-ring-bench" / "torch_extensions" / name
