@@ -126,11 +126,11 @@ def test_no_records_give_sentences_too(summary_of):
     assert verdict(summary_of([])).certainty == "No cell has a timed result."
 
 
-def test_of_attention_alone_nobody_says_that_it_trained(summary_of):
-    config = {"workload": "attention", "cluster.device": "cpu", "hardware": "cpu"}
-    alone = make_record(config=config, losses=None)
-    answer = verdict(summary_of([alone])).answer
-    assert answer.startswith("Ran and passed every check")
+@pytest.mark.parametrize("workload", ["train", "attention"])
+def test_of_a_cpu_nobody_claims_more_than_checks(summary_of, workload):
+    config = {"workload": workload, "cluster.device": "cpu", "hardware": "cpu"}
+    answer = verdict(summary_of([make_record(config=config)])).answer
+    assert answer == "Ran and passed every check: ulysses at 8k."
 
 
 def test_unsteady_cells_are_counted_where_it_says_how_sure_it_is(summary_of):
