@@ -36,11 +36,15 @@ from bench.observation.outcome import (
 from bench.observation.steps import OTHER_STEPS, Steps
 from bench.observation.subject import subject_of
 from bench.progress import outcome
-from bench.rank_end import RankEnd
+from bench.rank_end import RankEnd, is_victim
 from bench.rank_failure import describe_failure
 from bench.rank_log import RankLog
 from bench.record import Record
 from bench.store import Store, read_records
+
+VICTIM_WAIT_S = 3.0
+EXIT_OF_AN_ERROR = 1
+"""What Python leaves with when nobody catches an error."""
 
 
 class Observation:
@@ -142,7 +146,10 @@ class Observation:
         if tokens is None or not isinstance(error, Exception):
             return
         failure = describe_failure(error, self._steps.log, setting.cluster)
-        end = RankEnd(dist.get_rank(), None, None, failure, log_tail="")
+        if is_victim(failure):
+            # A peer is gone; if it can still say why, its record is the one that counts.
+            time.sleep(VICTIM_WAIT_S)
+        end = RankEnd(dist.get_rank(), EXIT_OF_AN_ERROR, None, failure, log_tail="")
         wall_s = time.monotonic() - self._start
         with suppress(ValueError, OSError), Store(self.wishes.folder) as store:
             self.record = failed_record(setting, self.wishes, tokens, end, wall_s, repeat=0)

@@ -1,6 +1,7 @@
 """Somebody's own training loop, observed on real ranks: its record, its gates, its report."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from bench.attention.layouts import LAYOUTS
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
 from bench.observation.tokens import RankTokens, layout_of, misfed
+from bench.rank_end import is_victim
 from bench.worker import join
 from tests.cells import make_cell
 from tests.scripts import own_loop
@@ -105,9 +107,9 @@ def test_its_traced_step_adds_up(record):
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_loop_that_does_not_train_the_whole_sequence_is_a_wrong_result(launcher, tmp_path, mistake):
-    _, records = observe_on_ranks(launcher, tmp_path / mistake)
+    ends, records = observe_on_ranks(launcher, tmp_path / mistake)
     (record,) = records
-    assert record["status"] == "wrong_result"
+    assert record["status"] == "wrong_result", [end.failure or end.log_tail for end in ends]
     assert MISTAKES[mistake] in record["reason"]
     assert record["timing"] is None
 
@@ -202,3 +204,19 @@ def test_a_choice_that_is_no_good_is_refused(choices, said):
     with pytest.raises(ConfigError) as refusal:
         bench.observe(nn.Linear(1, 1), **choices)
     assert said in str(refusal.value)
+
+
+def lose_a_peer(job, log):
+    """Rank 1 dies in a step without a word; rank 0 is left in the middle of its own."""
+    join(job)
+    if job.rank == 1:
+        own_loop.train(job.folder, steps=4)
+        os._exit(3)
+    own_loop.train(job.folder)
+    return {}
+
+
+def test_who_loses_a_peer_says_so_and_not_that_time_ran_out(launcher, tmp_path):
+    _, (record,) = observe_on_ranks(launcher, tmp_path / "lost", entry=lose_a_peer)
+    assert record["status"] == "error"
+    assert is_victim(record["failure"])
