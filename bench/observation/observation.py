@@ -178,11 +178,10 @@ class Observation:
         )
 
     def _say_what_is_missing(self) -> None:
-        needed = self.wishes.warmup_steps + self.wishes.steps + OTHER_STEPS
         if not self._is_over and self._speaks:
             print(
-                f"bench.observe: saw {self._seen} of the {needed} steps that it needs, and wrote nothing; run"
-                " longer, or observe fewer steps with steps=",
+                f"bench.observe: saw {self._seen} of the {self._needed} steps that it needs, and wrote"
+                " nothing; run longer, or observe fewer steps with steps=",
                 file=sys.stderr,
             )
 
