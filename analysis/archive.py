@@ -28,16 +28,16 @@ from analysis.load import (
     Record,
     columns_of,
     frame_of,
-    refuse_what_is_no_record,
     row_of,
 )
+from analysis.recorded import Recorded, flaw, read_line
 from bench.record import READABLE_VERSIONS
-from bench.store import CHECK_PATH, StoreError, parse_record, refuse_other_formats
+from bench.store import CHECK_PATH, DELETE_LINE, StoreError, parse_record, refuse_other_formats
 
 PIECE_BYTES = 16 * 2**20
 CAN_FORK = sys.platform == "linux"
 """Elsewhere a forked process may not use the system's own libraries."""
-VOLATILE = frozenset({"load_average"})
+VOLATILE = {"load_average": None}
 """What of an environment changes by the minute."""
 
 
@@ -81,10 +81,11 @@ class Environments:
     last: dict[str, Any] | None = None
 
     def add(self, environment: Mapping[str, Any]) -> None:
-        lasting = {key: value for key, value in environment.items() if key not in VOLATILE}
-        if lasting != self.last:
+        seen = {**environment, **VOLATILE}
+        if seen != self.last:
+            lasting = {key: value for key, value in environment.items() if key not in VOLATILE}
             self.met.setdefault(json.dumps(lasting, sort_keys=True), lasting)
-            self.last = lasting
+            self.last = seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,24 +152,26 @@ def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
     rows, starts, shared, environments = [], [], Shared(), Environments()
     start = piece.start
     for place, line in enumerate(lines):
-        try:
-            record = _parsed(piece, place, line)
-        except StoreError:
-            # Counting lines takes as long as finding them, so only a bad one is given its number.
-            record = _parsed(piece, piece.line_number(place), line)
+        record = _parsed(piece, place, line)
         rows.append(row_of(record, peaks))
-        shared.add(record["config"])
-        environments.add(record.get("environment") or {})
+        shared.add(record.config)
+        environments.add(record.environment or {})
         starts.append(start)
         start += len(line) + 1
     columns = {key: _equal_texts_as_one(values) for key, values in columns_of(rows).items()}
     return Read(columns, starts, shared, environments)
 
 
-def _parsed(piece: Piece, number: int, line: bytes) -> Record:
-    record = parse_record(piece.path, number, line, READABLE_VERSIONS, may_have_twins=not piece.is_all)
-    refuse_what_is_no_record(record, piece.path, number)
-    return record
+def _parsed(piece: Piece, place: int, line: bytes) -> Recorded:
+    if piece.is_all:
+        parse_record(piece.path, 1 + place, line, READABLE_VERSIONS)
+    try:
+        return read_line(line)
+    except (ValueError, RecursionError) as error:
+        # Counting lines takes as long as finding them, so only a bad one is given its number.
+        number = piece.line_number(place)
+        parse_record(piece.path, number, line, READABLE_VERSIONS, may_have_twins=True)
+        raise StoreError(f"{piece.path}:{number}: not a record: {flaw(error)}; {DELETE_LINE}") from None
 
 
 def _equal_texts_as_one(values: list[Any]) -> list[Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
+
+from analysis.recorded import AttentionCalls, Recorded
 
 
 class AttentionMetrics(Struct, frozen=True, kw_only=True):
@@ -30,23 +32,22 @@ class AttentionMetrics(Struct, frozen=True, kw_only=True):
 ATTENTION_COLUMNS = AttentionMetrics.__struct_fields__
 
 
-def attention_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
+def attention_metrics(record: Recorded) -> dict[str, Any]:
     """The numbers of a record of attention alone; empty for any other."""
-    calls = record.get("attention")
-    if not calls:
+    calls, analytic = record.attention, record.analytic
+    if calls is None or analytic is None:
         return {}
-    forward_ms, backward_ms = (_slowest_ms(calls[f"{name}_ms"]) for name in ("forward", "backward"))
+    forward_ms, backward_ms = _slowest_ms(calls.forward_ms), _slowest_ms(calls.backward_ms)
     both_ms = statistics.median(map(sum, zip(forward_ms, backward_ms, strict=True)))
-    analytic = record["analytic"]
-    flops = analytic["attention_forward_flops"] + analytic["attention_backward_flops"]
-    control = calls["control_error_ulps"] or {}
+    flops = analytic.attention_forward_flops + analytic.attention_backward_flops
+    control = calls.control_error_ulps or {}
     return {
         "attention_forward_ms": statistics.median(forward_ms),
         "attention_backward_ms": statistics.median(backward_ms),
         "attention_flops_per_s": flops / both_ms * 1e3,
-        "attention_of_single": _of_single(calls, both_ms, record["config"]["sp_degree"]),
-        "out_error_ulps": calls["error_ulps"]["out"],
-        "dq_error_ulps": calls["error_ulps"]["dq"],
+        "attention_of_single": _of_single(calls, both_ms, record.config["sp_degree"]),
+        "out_error_ulps": calls.error_ulps["out"],
+        "dq_error_ulps": calls.error_ulps["dq"],
         "control_out_error_ulps": control.get("out"),
         "control_dq_error_ulps": control.get("dq"),
     }
@@ -56,8 +57,8 @@ def _slowest_ms(times_ms: Sequence[Sequence[float]]) -> list[float]:
     return [*map(max, zip(*times_ms, strict=True))]
 
 
-def _of_single(calls: Mapping[str, Any], both_ms: float, sp_degree: int) -> float | None:
-    forward_ms, backward_ms = calls["single_forward_ms"], calls["single_backward_ms"]
+def _of_single(calls: AttentionCalls, both_ms: float, sp_degree: int) -> float | None:
+    forward_ms, backward_ms = calls.single_forward_ms, calls.single_backward_ms
     if forward_ms is None or backward_ms is None:
         return None
     single_ms = statistics.median(map(sum, zip(forward_ms, backward_ms, strict=True)))

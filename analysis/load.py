@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +14,8 @@ import pandas as pd
 import yaml
 
 from analysis.metrics import Metrics, of_record
+from analysis.recorded import Recorded, as_recorded
 from analysis.step_parts import EFFICIENCY, IDEAL
-from analysis.wellformed import flaw
-from bench.store import DELETE_LINE, StoreError
 
 Record = Mapping[str, Any]
 Columns = dict[str, Any]
@@ -36,6 +36,7 @@ RECORD_COLUMNS = (
     "cell_id", "experiment", "role", "repeat", "order", "status", "reason", "provenance",
     "started_at", "wall_s", "fixed_cost_s",
 )  # fmt: skip
+IDENTITY = attrgetter(*RECORD_COLUMNS)
 NO_SCALAR = frozenset({list, dict})
 DERIVED_COLUMNS = ("device_name", "device_memory_bytes", "sequences_per_step")
 SUMMARY_COLUMNS = (
@@ -60,7 +61,7 @@ def to_frame(records: Sequence[Record], peaks: Mapping[str, float]) -> pd.DataFr
 
     What is missing is None or NaN, never 0. `peaks` maps hardware to peak FLOP/s.
     """
-    return frame_of(columns_of([row_of(record, peaks) for record in records]))
+    return frame_of(columns_of([row_of(as_recorded(record), peaks) for record in records]))
 
 
 def columns_of(rows: Sequence[Row]) -> Columns:
@@ -103,17 +104,17 @@ def frame_of(columns: Columns) -> pd.DataFrame:
     return pd.DataFrame(columns or empty)
 
 
-def device_name(record: Record) -> str | None:
+def device_name(record: Recorded) -> str | None:
     """The device the numbers belong to; None where another machine than the target wrote the record."""
-    ran_here = record["provenance"] in RAN_HERE
-    return (record.get("environment") or {}).get("device_name") if ran_here else None
+    ran_here = record.provenance in RAN_HERE
+    return record.environment.get("device_name") if ran_here and record.environment else None
 
 
-def device_memory_bytes(record: Record) -> int | None:
+def device_memory_bytes(record: Recorded) -> int | None:
     """What one GPU of the machine has; None on a CPU and where the numbers belong to another machine."""
-    if record["provenance"] not in RAN_HERE:
+    if record.provenance not in RAN_HERE or not record.environment:
         return None
-    sizes = (record.get("environment") or {}).get("gpu_memory_bytes")
+    sizes = record.environment.get("gpu_memory_bytes")
     return sizes[0] if sizes else None
 
 
@@ -134,20 +135,12 @@ def hardware_facts(key: str, folder: Path = HARDWARE_FOLDER) -> dict[str, float]
     return {each["name"]: float(each[key]) for each in known if key in each}
 
 
-def refuse_what_is_no_record(record: Record, path: Path, number: int) -> None:
-    """Raises StoreError, naming file and line, where a record's values cannot be used."""
-    wrong = flaw(record)
-    if wrong is not None:
-        raise StoreError(f"{path}:{number}: not a record: {wrong}; {DELETE_LINE}")
-
-
-def row_of(record: Record, peaks: Mapping[str, float]) -> Row:
+def row_of(record: Recorded, peaks: Mapping[str, float]) -> Row:
     """What of a record becomes a row of the frame. `peaks` maps hardware to peak FLOP/s."""
-    config = record["config"]
     return Row(
-        identity=tuple(map(record.get, RECORD_COLUMNS)),
-        config=config,
-        derived=(device_name(record), device_memory_bytes(record), _sequences_per_step(config)),
+        identity=IDENTITY(record),
+        config=record.config,
+        derived=(device_name(record), device_memory_bytes(record), _sequences_per_step(record.config)),
         metrics=of_record(record, peaks),
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.attention_calls import AttentionMetrics, attention_metrics
+from analysis.recorded import Losses, Memory, Parity, Recorded, Telemetry, Timing, Trace
 from analysis.stability import load_note, step_notes
 from analysis.step_parts import part_columns
 from bench.median import median_interval
@@ -22,15 +22,7 @@ PEAK_DTYPES = frozenset({"bf16", "fp16"})
 """`peak_flops_per_s` in conf/hardware is the dense 16-bit figure, so MFU exists for these only."""
 
 
-PEAKS = (
-    "peak_allocated_bytes", "peak_reserved_bytes", "peak_resident_bytes", "whole_life_allocated_bytes",
-    "device_used_bytes",
-)  # fmt: skip
-"""The memory section's figures per rank, of which the worst rank's is reported."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(NamedTuple):
     """Communication of one traced step as a fraction of that step: the worst rank's, each by itself."""
 
     total: float
@@ -97,28 +89,24 @@ def worst_rank(per_rank: Sequence[float | None] | None) -> float | None:
     return max([value for value in per_rank if value is not None], default=None) if per_rank else None
 
 
-def communication_share(trace: Mapping[str, Any]) -> Share:
+def communication_share(trace: Trace) -> Share:
     """Total and exposed communication as fractions of the traced step of the rank with the most of it."""
-    return Share(
-        total=_share(trace["total_ms"], trace["step_ms"]),
-        exposed=_share(trace["exposed_ms"], trace["step_ms"]),
-    )
+    return Share(_share(trace.total_ms, trace.step_ms), _share(trace.exposed_ms, trace.step_ms))
 
 
-def attention_exchange_share(trace: Mapping[str, Any]) -> Share | None:
+def attention_exchange_share(trace: Trace) -> Share | None:
     """The same of the attention exchange alone; None where a record does not tell purposes apart."""
-    if "purpose_total_ms" not in trace or any(trace["unjoined"]):
+    total_ms, exposed_ms = trace.purpose_total_ms, trace.purpose_exposed_ms
+    if total_ms is None or exposed_ms is None or any(trace.unjoined):
         return None
-    nothing = [0.0] * len(trace["step_ms"])
-    return Share(
-        total=_share(trace["purpose_total_ms"].get("attention", nothing), trace["step_ms"]),
-        exposed=_share(trace["purpose_exposed_ms"].get("attention", nothing), trace["step_ms"]),
-    )
+    nothing = [0.0] * len(trace.step_ms)
+    total, exposed = (times.get("attention", nothing) for times in (total_ms, exposed_ms))
+    return Share(_share(total, trace.step_ms), _share(exposed, trace.step_ms))
 
 
-def straggler_gap_ms(trace: Mapping[str, Any]) -> float:
+def straggler_gap_ms(trace: Trace) -> float:
     """How much longer the slowest rank's traced step took than the median rank's."""
-    return float(max(trace["step_ms"]) - statistics.median(trace["step_ms"]))
+    return max(trace.step_ms) - statistics.median(trace.step_ms)
 
 
 def utilisation(flops: float, step_ms: float, ranks: int, peak_flops_per_s: float) -> float:
@@ -126,29 +114,30 @@ def utilisation(flops: float, step_ms: float, ranks: int, peak_flops_per_s: floa
     return flops / (step_ms / 1e3 * ranks * peak_flops_per_s)
 
 
-def of_record(record: Mapping[str, Any], peaks: Mapping[str, float]) -> Metrics:
+def of_record(record: Recorded, peaks: Mapping[str, float]) -> Metrics:
     """All metrics of one record; only the note for a cell without a valid result.
 
     `peaks` maps a hardware's name to its peak FLOP/s.
     """
-    if record["status"] != "ok":
-        return Metrics(note=record["reason"])
-    steps_ms = sorted(slowest_rank_ms((record.get("timing") or {}).get("step_times_ms") or []))
-    timed = _timed(record, steps_ms, peaks)
-    traced = _traced(record, timed.get("step_time_ms"))
+    if record.status != "ok":
+        return Metrics(note=record.reason)
+    steps_ms = sorted(slowest_rank_ms(record.timing.step_times_ms)) if record.timing else []
+    timed = _timed(record.timing, steps_ms) if record.timing else {}
+    traced = _traced(record.trace, timed.get("step_time_ms")) if record.trace else {}
     notes = [
         "warmed up with shorter steps only" if timed.get("warmup") == "short" else None,
         traced.pop("note", None),
-        _throttling(record.get("telemetry") or {}),
+        _throttling(record.telemetry) if record.telemetry else None,
         load_note(record),
-        _uncompared(record.get("parity") or {}),
+        _uncompared(record.parity) if record.parity else None,
         *step_notes(steps_ms),
     ]
     return Metrics(
         **timed,
-        **_memory(record.get("memory") or {}),
+        **_utilisations(record, timed.get("step_time_ms"), peaks),
+        **_memory(record.memory) if record.memory else {},
         **traced,
-        **_losses(record.get("losses") or {}),
+        **_losses(record.losses) if record.losses else {},
         **attention_metrics(record),
         note="; ".join(filter(None, notes)) or None,
     )
@@ -159,18 +148,13 @@ def _share(part_ms: Sequence[float], step_ms: Sequence[float]) -> float:
     return part_ms[worst] / step_ms[worst]
 
 
-def _timed(
-    record: Mapping[str, Any], steps_ms: Sequence[float], peaks: Mapping[str, float]
-) -> dict[str, Any]:
+def _timed(timing: Timing, steps_ms: Sequence[float]) -> dict[str, Any]:
     """The numbers of the timed window, whose steps took so long, in order of size."""
-    timing = record.get("timing")
-    if not timing:
-        return {}
     median_ms, interval = statistics.median(steps_ms), median_interval(steps_ms)
-    tokens, ranks = timing["tokens_per_step"], len(timing["step_times_ms"])
+    tokens = timing.tokens_per_step
     return {
         "n_steps": len(steps_ms),
-        "warmup": timing["warmup"],
+        "warmup": timing.warmup,
         "tokens_per_step": tokens,
         "step_time_ms": median_ms,
         "step_time_low_ms": interval and interval.low,
@@ -178,38 +162,31 @@ def _timed(
         "tokens_per_s": tokens_per_s(tokens, median_ms),
         "tokens_per_s_low": interval and tokens_per_s(tokens, interval.high),
         "tokens_per_s_high": interval and tokens_per_s(tokens, interval.low),
-        "tokens_per_s_per_rank": tokens_per_s(tokens, median_ms) / ranks,
-        "window_tokens_per_s": tokens_per_s(tokens * len(steps_ms), max(timing["window_ms"])),
-        **_utilisations(record, median_ms, ranks, peaks),
+        "tokens_per_s_per_rank": tokens_per_s(tokens, median_ms) / len(timing.step_times_ms),
+        "window_tokens_per_s": tokens_per_s(tokens * len(steps_ms), max(timing.window_ms)),
     }
 
 
-def _utilisations(
-    record: Mapping[str, Any], step_ms: float, ranks: int, peaks: Mapping[str, float]
-) -> dict[str, float]:
-    config = record["config"]
-    peak = peaks.get(str(config.get("hardware")))
-    if peak is None or config.get("dtype") not in PEAK_DTYPES:
+def _utilisations(record: Recorded, step_ms: float | None, peaks: Mapping[str, float]) -> dict[str, Any]:
+    peak = peaks.get(str(record.config.get("hardware")))
+    if peak is None or record.config.get("dtype") not in PEAK_DTYPES:
         return {}
-    analytic = record.get("analytic") or {}
-    sources = {
-        "mfu_causal": "model_flops_causal",
-        "mfu_full": "model_flops_full",
-        "hfu_causal": "hardware_flops_causal",
-        "hfu_full": "hardware_flops_full",
-    }
+    if record.analytic is None or record.timing is None or step_ms is None:
+        return {}
+    ranks = len(record.timing.step_times_ms)
     return {
-        name: utilisation(analytic[source], step_ms, ranks, peak)
-        for name, source in sources.items()
-        if source in analytic
+        name: None if flops is None else utilisation(flops, step_ms, ranks, peak)
+        for name, flops in {
+            "mfu_causal": record.analytic.model_flops_causal,
+            "mfu_full": record.analytic.model_flops_full,
+            "hfu_causal": record.analytic.hardware_flops_causal,
+            "hfu_full": record.analytic.hardware_flops_full,
+        }.items()
     }
 
 
-def _traced(record: Mapping[str, Any], step_time_ms: float | None) -> dict[str, Any]:
-    trace = record.get("trace")
-    if not trace:
-        return {}
-    ratio = None if step_time_ms is None else max(trace["step_ms"]) / step_time_ms
+def _traced(trace: Trace, step_time_ms: float | None) -> dict[str, Any]:
+    ratio = None if step_time_ms is None else max(trace.step_ms) / step_time_ms
     if ratio is not None and ratio > MAX_TRACED_TO_TIMED:
         note = f"communication share void: the traced step took {ratio:.2f} times the timed step"
         return {"traced_to_timed": ratio, "note": note}
@@ -222,34 +199,38 @@ def _traced(record: Mapping[str, Any], step_time_ms: float | None) -> dict[str, 
         "exposed_attention_exchange_share": exchange and exchange.exposed,
         "straggler_gap_ms": straggler_gap_ms(trace),
         **part_columns(trace),
-        "note": UNJOINED if any(trace.get("unjoined", ())) else None,
+        "note": UNJOINED if any(trace.unjoined) else None,
     }
 
 
-def _memory(memory: Mapping[str, Any]) -> dict[str, Any]:
-    resident, base = memory.get("peak_resident_bytes"), memory.get("base_resident_bytes")
+def _memory(memory: Memory) -> dict[str, Any]:
+    resident, base = memory.peak_resident_bytes or (), memory.base_resident_bytes or ()
     above_base = [
         peak - start
-        for peak, start in zip(resident or [], base or [], strict=False)
+        for peak, start in zip(resident, base, strict=False)
         if peak is not None and start is not None
     ]
-    peaks = {name: worst_rank(memory.get(name)) for name in PEAKS}
-    return {**peaks, "resident_above_base_bytes": worst_rank(above_base)}
+    return {
+        "peak_allocated_bytes": worst_rank(memory.peak_allocated_bytes),
+        "peak_reserved_bytes": worst_rank(memory.peak_reserved_bytes),
+        "peak_resident_bytes": worst_rank(memory.peak_resident_bytes),
+        "resident_above_base_bytes": worst_rank(above_base),
+        "whole_life_allocated_bytes": worst_rank(memory.whole_life_allocated_bytes),
+        "device_used_bytes": worst_rank(memory.device_used_bytes),
+    }
 
 
-def _throttling(telemetry: Mapping[str, Any]) -> str | None:
+def _throttling(telemetry: Telemetry) -> str | None:
     """What held a device back while the clock ran, if anything did."""
-    if not telemetry.get("throttled"):
+    if not telemetry.throttled:
         return None
-    seen = dict.fromkeys(name for events in telemetry.get("clock_events") or () for name in events)
+    seen = dict.fromkeys(name for events in telemetry.clock_events or () for name in events)
     return f"throttled while timed ({', '.join(seen) or 'low clock'})"
 
 
-def _uncompared(parity: Mapping[str, Any]) -> str | None:
-    reason = parity.get("reason")
-    return f"attention not compared with float64: {reason}" if reason else None
+def _uncompared(parity: Parity) -> str | None:
+    return f"attention not compared with float64: {parity.reason}" if parity.reason else None
 
 
-def _losses(losses: Mapping[str, Any]) -> dict[str, Any]:
-    loss = losses.get("loss")
-    return {"first_loss": loss[0], "last_loss": loss[-1]} if loss else {}
+def _losses(losses: Losses) -> dict[str, Any]:
+    return {"first_loss": losses.loss[0], "last_loss": losses.loss[-1]} if losses.loss else {}

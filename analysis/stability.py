@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from analysis.labels import percent_label
+from analysis.recorded import Recorded
 
 MIN_STEPS = 6
 """As for an interval: quartiles of fewer steps say nothing."""
@@ -38,10 +38,10 @@ def step_notes(steps_ms: Sequence[float]) -> list[str]:
     return notes
 
 
-def load_note(record: Mapping[str, Any]) -> str | None:
+def load_note(record: Recorded) -> str | None:
     """That the machine had other work at the window's start, where its load says so."""
-    load = (record.get("telemetry") or {}).get("load_average")
-    cores = (record.get("environment") or {}).get("cores")
+    load = record.telemetry.load_average if record.telemetry else None
+    cores = record.environment.get("cores") if record.environment else None
     if load is None or not cores or load <= BUSY * cores:
         return None
     return f"the machine was busy: load average {load:.1f} on {cores} cores"

@@ -23,10 +23,11 @@ stands for it and the kernel's efficiency together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import astuple
+
+from analysis.recorded import Trace
 
 
 class StepParts(Struct, frozen=True, kw_only=True):
@@ -59,33 +60,34 @@ MODEL_STATE = ("parameters", "gradients")
 OTHER_PURPOSES = ("data_and_loss", "other")
 
 
-def step_parts(trace: Mapping[str, Any]) -> StepParts:
-    """The parts of the busiest rank's step from a record's trace section."""
-    compute, exposed = trace["compute_ms"], trace["purpose_exposed_ms"]
-    attention_ms = compute["attention"]
+def step_parts(trace: Trace) -> StepParts | None:
+    """The parts of the busiest rank's step; None of a record made before parts were known."""
+    compute, exposed, idle_ms = trace.compute_ms, trace.purpose_exposed_ms, trace.idle_ms
+    if compute is None or exposed is None or idle_ms is None:
+        return None
+    attention_ms = compute.attention
     rank = max(range(len(attention_ms)), key=attention_ms.__getitem__)
     mean_ms = sum(attention_ms) / len(attention_ms)
     exchange_ms = _of(exposed, ("attention",), rank)
-    waiting_ms = _of(trace["purpose_exposed_waiting_ms"] or {}, ("attention",), rank)
+    waiting_ms = _of(trace.purpose_exposed_waiting_ms or {}, ("attention",), rank)
     return StepParts(
         attention=mean_ms,
         imbalance=attention_ms[rank] - mean_ms,
-        packing=compute["packing"][rank],
+        packing=compute.packing[rank],
         transfer=exchange_ms - waiting_ms,
         waiting=waiting_ms,
         model_state=_of(exposed, MODEL_STATE, rank),
         other_exchange=_of(exposed, OTHER_PURPOSES, rank),
-        optimizer=compute["optimizer"][rank],
-        other_compute=compute["other"][rank],
-        idle=trace["idle_ms"][rank],
+        optimizer=compute.optimizer[rank],
+        other_compute=compute.other[rank],
+        idle=idle_ms[rank],
     )
 
 
-def part_columns(trace: Mapping[str, Any]) -> dict[str, float]:
-    """The parts by the names of their columns; none for a record made before parts were known."""
-    if "compute_ms" not in trace:
-        return {}
-    return dict(zip(PART_COLUMNS, astuple(step_parts(trace)), strict=True))
+def part_columns(trace: Trace) -> dict[str, float]:
+    """The parts by the names of their columns; none where they are not known."""
+    parts = step_parts(trace)
+    return {} if parts is None else dict(zip(PART_COLUMNS, astuple(parts), strict=True))
 
 
 def _of(times_ms: Mapping[str, Sequence[float]], purposes: Sequence[str], rank: int) -> float:

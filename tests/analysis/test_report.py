@@ -259,7 +259,7 @@ def test_of_too_many_cells_the_page_shows_some_and_the_csv_all(tmp_path, monkeyp
 
 def test_many_reasons_and_many_settings_are_counted_not_listed(summary_of):
     summary = summary_of(
-        [make_failure("error", f"reason {i}", config={"batch": i}) for i in range(MAX_REASONS + 5)]
+        [make_failure("error", f"reason {i}", config={"seed": i}) for i in range(MAX_REASONS + 5)]
     )
     assert failure_reasons(summary)[-1] == "5 more reasons, of 5 cells; all cells are in summary.csv"
     assert verdict(summary).failures == [f"Error: ulysses ({MAX_REASONS + 5} settings) at 8k."]

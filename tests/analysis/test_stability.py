@@ -1,5 +1,6 @@
 import pytest
 
+from analysis.recorded import as_recorded
 from analysis.stability import load_note, step_notes
 from tests.analysis.records import make_record
 
@@ -28,5 +29,5 @@ def test_the_table_says_of_an_unstable_cell_that_it_is(summary_of):
 
 @pytest.mark.parametrize(("load", "busy"), [(2.0, False), (4.0, False), (4.1, True)])
 def test_a_load_beyond_twice_the_cores_is_other_peoples_work(load, busy):
-    record = {"telemetry": {"load_average": load}, "environment": {"cores": 2}}
-    assert (load_note(record) is not None) == busy
+    record = make_record(telemetry={"load_average": load}, environment={"cores": 2})
+    assert (load_note(as_recorded(record)) is not None) == busy

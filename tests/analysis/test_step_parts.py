@@ -1,13 +1,20 @@
 """The parts of a waterfall: each by its formula, together the traced step."""
 
 import pytest
+from msgspec import convert
 
 from analysis.metrics import attention_exchange_share, of_record, straggler_gap_ms
+from analysis.recorded import Trace, as_recorded
 from analysis.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS, step_parts
 from analysis.waterfall import step_ms
 from tests.analysis.records import make_failure, make_record, make_timing, make_trace
 
 OLD_TRACE = {"step_ms": [110.0] * 2, "total_ms": [22.0] * 2, "exposed_ms": [11.0] * 2}
+
+
+def as_trace(section):
+    """The section as it is read from a record."""
+    return convert(section, Trace)
 
 
 def with_attention(*attention_ms):
@@ -22,7 +29,7 @@ def with_attention(*attention_ms):
 
 
 def test_the_parts_of_the_busiest_rank_are_its_step():
-    parts = step_parts(with_attention(40.0, 60.0, 50.0, 30.0))
+    parts = step_parts(as_trace(with_attention(40.0, 60.0, 50.0, 30.0)))
     assert (parts.attention, parts.imbalance) == (45.0, 15.0)
     assert (parts.transfer, parts.waiting) == (4.0, 3.0)
     assert (parts.model_state, parts.other_exchange) == (3.0, 1.0)
@@ -30,25 +37,25 @@ def test_the_parts_of_the_busiest_rank_are_its_step():
 
 
 def test_without_known_waiting_the_exchange_is_transfer():
-    parts = step_parts(make_trace(2, purpose_exposed_waiting_ms=None, purpose_waiting_ms=None))
+    parts = step_parts(as_trace(make_trace(2, purpose_exposed_waiting_ms=None, purpose_waiting_ms=None)))
     assert (parts.transfer, parts.waiting) == (7.0, 0.0)
     assert parts.step_ms == pytest.approx(110)
 
 
 def test_the_exchanges_share_is_its_own_and_not_all_communications():
-    share = attention_exchange_share(make_trace(2))
+    share = attention_exchange_share(as_trace(make_trace(2)))
     assert (share.total, share.exposed) == (pytest.approx(14 / 110), pytest.approx(7 / 110))
 
 
 def test_local_exchanges_nothing_and_that_is_known():
-    share = attention_exchange_share(make_trace(1, purpose_total_ms={}, purpose_exposed_ms={}))
+    share = attention_exchange_share(as_trace(make_trace(1, purpose_total_ms={}, purpose_exposed_ms={})))
     assert (share.total, share.exposed) == (0, 0)
 
 
 @pytest.mark.parametrize("trace", [OLD_TRACE, make_trace(2, unjoined=[None, "the tap saw 1, not 2"])])
 def test_purposes_that_are_not_known_have_no_share(trace):
-    assert attention_exchange_share(trace) is None
-    assert of_record(make_record(trace=trace), {}).communication_share == pytest.approx(0.2)
+    assert attention_exchange_share(as_trace(trace)) is None
+    assert of_record(as_recorded(make_record(trace=trace)), {}).communication_share == pytest.approx(0.2)
 
 
 def test_calls_that_could_not_be_joined_are_noted(summary_of):
@@ -57,18 +64,20 @@ def test_calls_that_could_not_be_joined_are_noted(summary_of):
 
 
 def test_a_record_made_before_parts_were_known_is_still_read():
-    assert of_record(make_record(schema_version=2, trace=OLD_TRACE), {}).part_attention_ms is None
+    assert (
+        of_record(as_recorded(make_record(schema_version=2, trace=OLD_TRACE)), {}).part_attention_ms is None
+    )
 
 
 def test_a_void_trace_has_no_parts_either():
-    metrics = of_record(make_record(timing=make_timing([[80.0] * 8] * 2)), {})
+    metrics = of_record(as_recorded(make_record(timing=make_timing([[80.0] * 8] * 2))), {})
     assert metrics.traced_to_timed > 1.2
     assert metrics.part_attention_ms is None
     assert metrics.attention_exchange_share is None
 
 
 def test_the_gap_is_from_the_slowest_rank_to_the_median_one():
-    assert straggler_gap_ms(make_trace(4, step_ms=[100.0, 100.0, 130.0, 100.0])) == 30
+    assert straggler_gap_ms(as_trace(make_trace(4, step_ms=[100.0, 100.0, 130.0, 100.0]))) == 30
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import json
 from dataclasses import asdict
 
 import pytest
+from msgspec import convert
 
+from analysis.recorded import Trace
 from analysis.step_parts import step_parts
 from bench.measure.merge import merge_traces
 from bench.strategies import STRATEGIES
@@ -88,7 +90,7 @@ def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked
         assert trace.compute_ms["attention"][rank] > 0
         assert trace.compute_ms["optimizer"][rank] > 0
     busiest = max(range(len(trace.step_ms)), key=trace.compute_ms["attention"].__getitem__)
-    parts = step_parts(asdict(trace))
+    parts = step_parts(convert(asdict(trace), Trace))
     assert parts.step_ms == pytest.approx(trace.step_ms[busiest], rel=0.02)
     exchanged = "attention" in trace.purpose_total_ms and min(trace.purpose_total_ms["attention"]) > 0
     assert exchanged == (cell.sp_degree > 1)

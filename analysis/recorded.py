@@ -1,0 +1,173 @@
+"""A line of records.jsonl as its numbers are read: names, types and signs, checked where it comes in.
+
+Only what is read here is described; a record may say more, and an older one lacks whole sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, ValidationError, convert, field
+from msgspec.json import Decoder
+
+from bench.record import READABLE_VERSIONS, Provenance, Status
+
+Version = Annotated[int, Meta(ge=min(READABLE_VERSIONS), le=max(READABLE_VERSIONS))]
+Name = Annotated[str, Meta(min_length=1)]
+Whole = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Amounts = Annotated[list[Amount], Meta(min_length=1)]
+Times = Annotated[list[Positive], Meta(min_length=1)]
+Bytes = Annotated[list[Amount | None], Meta(min_length=1)] | None
+ByPurpose = dict[str, list[float]] | None
+StatusName = Annotated[str, Meta(pattern=f"^({'|'.join(Status)})$")]
+ProvenanceName = Annotated[str, Meta(pattern=f"^({'|'.join(Provenance)})$")]
+
+
+class Config(Struct):
+    """What is computed with of a configuration, which says much more."""
+
+    seq_len: Count
+    strategy: Name
+    batch: Count = 1
+    grad_accum: Count = 1
+    sp_degree: Count = 1
+    dp_replicate: Count = 1
+    dp_shard: Count = 1
+    world_size: Count = field(default=1, name="cluster.world_size")
+
+
+class Analytic(Struct):
+    model_flops_causal: Amount | None = None
+    model_flops_full: Amount | None = None
+    hardware_flops_causal: Amount | None = None
+    hardware_flops_full: Amount | None = None
+    attention_forward_flops: Amount = 0
+    attention_backward_flops: Amount = 0
+
+
+class Timing(Struct):
+    step_times_ms: Annotated[list[Times], Meta(min_length=1)]
+    window_ms: Times
+    tokens_per_step: Count
+    warmup: Name
+
+    def __post_init__(self) -> None:
+        _equally_many(self.step_times_ms, "step_times_ms")
+
+
+class Compute(Struct):
+    """`compute_ms` by part and rank."""
+
+    attention: list[float]
+    packing: list[float]
+    optimizer: list[float]
+    other: list[float]
+
+
+class Trace(Struct):
+    """A record of schema version 2 may lack all from `purpose_total_ms` on."""
+
+    step_ms: Times
+    total_ms: Amounts
+    exposed_ms: Amounts
+    purpose_total_ms: ByPurpose = None
+    purpose_exposed_ms: ByPurpose = None
+    purpose_exposed_waiting_ms: ByPurpose = None
+    compute_ms: Compute | None = None
+    idle_ms: list[float] | None = None
+    unjoined: list[str | None] = []
+
+
+class Memory(Struct):
+    peak_allocated_bytes: Bytes = None
+    peak_reserved_bytes: Bytes = None
+    peak_resident_bytes: Bytes = None
+    base_resident_bytes: Bytes = None
+    whole_life_allocated_bytes: Bytes = None
+    device_used_bytes: Bytes = None
+
+
+class Losses(Struct):
+    loss: Annotated[list[float], Meta(min_length=1)] | None = None
+
+
+class AttentionCalls(Struct):
+    forward_ms: Annotated[list[Times], Meta(min_length=1)]
+    backward_ms: Annotated[list[Times], Meta(min_length=1)]
+    single_forward_ms: Times | None
+    single_backward_ms: Times | None
+    error_ulps: dict[str, float]
+    control_error_ulps: dict[str, float] | None
+
+    def __post_init__(self) -> None:
+        _equally_many([*self.forward_ms, *self.backward_ms], "forward_ms and backward_ms")
+
+
+class Telemetry(Struct):
+    load_average: float | None = None
+    throttled: bool | None = None
+    clock_events: list[list[str]] | None = None
+
+
+class Parity(Struct):
+    reason: str | None = None
+
+
+class Recorded(Struct):
+    """One record; a section is null or lacking when its pass did not run."""
+
+    schema_version: Version
+    cell_id: Name
+    repeat: Whole
+    status: StatusName
+    reason: str | None
+    provenance: ProvenanceName
+    config: dict[str, Any]
+    experiment: str | None = None
+    role: str | None = None
+    order: int | None = None
+    started_at: str | None = None
+    wall_s: Amount | None = None
+    fixed_cost_s: float | None = None
+    environment: dict[str, Any] | None = None
+    analytic: Analytic | None = None
+    parity: Parity | None = None
+    timing: Timing | None = None
+    losses: Losses | None = None
+    attention: AttentionCalls | None = None
+    memory: Memory | None = None
+    trace: Trace | None = None
+    telemetry: Telemetry | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            convert(self.config, Config)
+        except ValidationError as error:
+            raise ValueError(str(error).replace("`$", "`$.config")) from None
+
+
+LINES = Decoder(Recorded)
+
+
+def read_line(line: bytes) -> Recorded:
+    """A line of records.jsonl; raises ValueError or RecursionError where its numbers cannot be used."""
+    return LINES.decode(line)
+
+
+def as_recorded(record: Mapping[str, Any]) -> Recorded:
+    """A record that was parsed already; raises ValueError as above."""
+    return convert(record, Recorded)
+
+
+def flaw(error: Exception) -> str:
+    """What was expected where, of what the two above raise."""
+    return str(error).removesuffix(" - at `$`").replace(" - at `$.", " at `")
+
+
+def _equally_many(per_rank: Sequence[Sequence[float]], name: str) -> None:
+    if len({*map(len, per_rank)}) > 1:
+        raise ValueError(f"Expected equally many {name} for each rank")
