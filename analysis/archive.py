@@ -15,19 +15,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis.load import (
-    NUMBER_COLUMNS,
     Columns,
     Record,
     columns_of,
     frame_of,
+    joined,
     row_of,
 )
 from analysis.recorded import Recorded, flaw, read_line
@@ -126,7 +124,7 @@ def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive
     """
     pieces = [piece for folder in folders for piece in _pieces(folder)]
     reads = [*_read_all(pieces, peaks)]
-    columns = _joined([read.columns for read in reads])
+    columns = joined([read.columns for read in reads], [len(read.starts) for read in reads])
     shared, environments = Shared(), Environments()
     for read in reads:
         if read.shared.settings is not None:
@@ -158,8 +156,10 @@ def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
         environments.add(record.environment or {})
         starts.append(start)
         start += len(line) + 1
-    columns = {key: _equal_texts_as_one(values) for key, values in columns_of(rows).items()}
-    return Read(columns, starts, shared, environments)
+    columns = columns_of(rows, shared.settings)
+    return Read(
+        {key: _equal_texts_as_one(values) for key, values in columns.items()}, starts, shared, environments
+    )
 
 
 def _parsed(piece: Piece, place: int, line: bytes) -> Recorded:
@@ -174,9 +174,9 @@ def _parsed(piece: Piece, place: int, line: bytes) -> Recorded:
         raise StoreError(f"{piece.path}:{number}: not a record: {flaw(error)}; {DELETE_LINE}") from None
 
 
-def _equal_texts_as_one(values: list[Any]) -> list[Any]:
-    """The same values, equal texts being one object, so that a process hands it over once."""
-    if not isinstance(values[0], str):
+def _equal_texts_as_one(values: Any) -> Any:
+    """A column's values, equal texts being one object, so that a process hands it over once."""
+    if not isinstance(values, list) or not isinstance(values[0], str):
         return values
     seen: dict[Any, Any] = {}
     return [*map(seen.setdefault, values, values)]
@@ -219,19 +219,6 @@ def _read_all(pieces: Sequence[Piece], peaks: Mapping[str, float]) -> Iterator[R
     # Forked, they need no second import; nothing in here has started a thread that could hold a lock.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
         yield from pool.map(work, pieces)
-
-
-def _joined(parts: Sequence[Columns]) -> Columns:
-    """The columns of all parts below one another; what a part lacks is None."""
-    rows = [len(next(iter(part.values()), ())) for part in parts]
-    keys = dict.fromkeys(key for part in parts for key in part)
-    values = {
-        key: [part.get(key, [None] * count) for part, count in zip(parts, rows, strict=True)] for key in keys
-    }
-    return {
-        key: np.concatenate(each) if key in NUMBER_COLUMNS else [*chain.from_iterable(each)]
-        for key, each in values.items()
-    }
 
 
 def _last_attempts(places: Sequence[tuple[Path, int]], columns: Columns) -> list[int]:

@@ -36,23 +36,20 @@ def build_figure(name: str, summary: pd.DataFrame, note: str | None = None) -> F
     letters = LETTERS_PER_LINE if kind.against else LETTERS_BESIDE_ROWS
     lines = _header_lines(summary, kind.reading, note, letters)
     rows = 1 + max((mark.row for mark in kind.marks(summary)), default=-1)
-    probe = Figure().add_subplot()
-    kind.draw(summary, probe)
-    columns, legend_rows = _legend_shape([*legend_entries(probe)])
-    heights = [
-        LINE_INCHES * (len(lines) + 2),
-        kind.inches(summary) + ROW_INCHES * rows,
-        LINE_INCHES * (legend_rows + 0.5),
-    ]
+    heights = [LINE_INCHES * (len(lines) + 2), kind.inches(summary) + ROW_INCHES * rows, LINE_INCHES]
     figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(3, 1, height_ratios=heights)
     header, axes, legend = (figure.add_subplot(grid[row]) for row in range(3))
     axes.set_ylabel(kind.y_label)
     kind.draw(summary, axes)
+    entries = legend_entries(axes)
+    columns, legend_rows = _legend_shape([*entries])
+    heights[-1] = LINE_INCHES * (legend_rows + 0.5)
+    grid.set_height_ratios(heights)
+    figure.set_size_inches(WIDTH_INCHES, sum(heights))
     _write_header(header, kind.title, lines)
     legend.axis("off")
-    entries = legend_entries(axes)
     if entries:
         legend.legend(
             entries.values(), entries.keys(), loc="center", ncols=columns, fontsize=8, frameon=False

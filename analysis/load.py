@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +21,14 @@ from analysis.step_parts import EFFICIENCY, IDEAL
 
 Record = Mapping[str, Any]
 Columns = dict[str, Any]
-"""Values by the column's name: those of NUMBER_COLUMNS as an array, missing ones as NaN; others as a list."""
+"""Values by the column's name: of NUMBER_COLUMNS an array, missing ones as NaN; of others a list, or Same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """The value that a column has in every row: of a sweep's settings few differ from cell to cell."""
+
+    value: Any
 
 
 class Row(NamedTuple):
@@ -64,44 +73,68 @@ def to_frame(records: Sequence[Record], peaks: Mapping[str, float]) -> pd.DataFr
     return frame_of(columns_of([row_of(as_recorded(record), peaks) for record in records]))
 
 
-def columns_of(rows: Sequence[Row]) -> Columns:
-    """Rows turned into columns; what a row lacks is None, or NaN among numbers."""
+def columns_of(rows: Sequence[Row], shared: Mapping[str, Any] | None = None) -> Columns:
+    """Rows turned into columns; what a row lacks is None, or NaN among numbers.
+
+    `shared` are settings in which all rows are known to agree.
+    """
     if not rows:
         return {}
     identity, configs, derived, metrics = zip(*rows, strict=True)
     columns = {
         **_by_name(RECORD_COLUMNS, identity),
-        **{key: column for key, column in _settings(configs).items() if key not in RECORD_COLUMNS},
+        **_settings(configs, shared or {}),
         **_by_name(DERIVED_COLUMNS, derived),
         **_by_name(METRIC_COLUMNS, map(msgspec.structs.astuple, metrics)),
     }
     return {
-        key: np.array(column, dtype=np.float64) if key in NUMBER_COLUMNS else [*column]
+        key: np.array(column, dtype=np.float64) if key in NUMBER_COLUMNS else column
         for key, column in columns.items()
     }
 
 
-def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
-    return dict(zip(names, zip(*rows, strict=True), strict=True))
-
-
-def _settings(configs: Sequence[Mapping[str, Any]]) -> Columns:
-    """The configurations' columns; what is no single value as its JSON, for cells must be comparable."""
-    shapes = dict.fromkeys(map(tuple, configs))
-    keys = dict.fromkeys(key for shape in shapes for key in shape)
-    alike = configs if len(shapes) == 1 else [{**dict.fromkeys(keys), **config} for config in configs]
-    columns = _by_name([*keys], (config.values() for config in alike))
-    return {
-        key: column if NO_SCALAR.isdisjoint(map(type, column)) else [*map(_comparable, column)]
-        for key, column in columns.items()
-    }
+def joined(parts: Sequence[Columns], counts: Sequence[int]) -> Columns:
+    """The columns of all parts, of so many rows each, below one another; what a part lacks is None."""
+    keys = dict.fromkeys(key for part in parts for key in part)
+    return {key: _below([part.get(key, Same(None)) for part in parts], counts) for key in keys}
 
 
 def frame_of(columns: Columns) -> pd.DataFrame:
     """The columns as a frame, which has all columns of a record also where it has no row."""
     known = (*RECORD_COLUMNS, *REQUIRED_CONFIG, *DERIVED_COLUMNS, *METRIC_COLUMNS)
     empty: Columns = {key: np.empty(0) if key in NUMBER_COLUMNS else [] for key in known}
-    return pd.DataFrame(columns or empty)
+    return pd.DataFrame(
+        {key: each.value if isinstance(each, Same) else each for key, each in (columns or empty).items()}
+    )
+
+
+def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
+    return {name: [*column] for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def _settings(configs: Sequence[Mapping[str, Any]], shared: Mapping[str, Any]) -> Columns:
+    """The configurations' columns; what is no single value as its JSON, for cells must be comparable."""
+    keys = dict.fromkeys(key for shape in dict.fromkeys(map(tuple, configs)) for key in shape)
+    return {
+        key: Same(_comparable(shared[key]))
+        if key in shared
+        else [_comparable(config.get(key)) for config in configs]
+        for key in keys
+        if key not in RECORD_COLUMNS
+    }
+
+
+def _below(columns: Sequence[Any], counts: Sequence[int]) -> Any:
+    first = columns[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(columns)
+    if isinstance(first, Same) and all(column == first for column in columns):
+        return first
+    values = (
+        repeat(column.value, count) if isinstance(column, Same) else column
+        for column, count in zip(columns, counts, strict=True)
+    )
+    return [*chain.from_iterable(values)]
 
 
 def device_name(record: Recorded) -> str | None:

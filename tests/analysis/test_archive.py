@@ -29,6 +29,12 @@ def test_pieces_read_by_several_processes_are_the_records_in_their_order(tmp_pat
     assert [archived.record(row) for row in range(100)] == records
 
 
+def test_a_setting_that_is_a_list_in_every_record_is_one_comparable_value(tmp_path):
+    records = [make_record(config={"data.files": ["a", "b"], "seed": seed}) for seed in range(3)]
+    frame = read_archive([write_sweep(tmp_path, records)], {}).frame
+    assert frame["data.files"].tolist() == ['["a", "b"]'] * 3
+
+
 @pytest.mark.parametrize("lacking", ["cell_id", "config", "provenance"])
 def test_a_line_that_lacks_a_part_is_named_by_its_number(tmp_path, in_pieces, lacking):
     records = synthetic_records(60)
