@@ -43,12 +43,11 @@ def work_number(summary: pd.DataFrame, *, but: Sequence[str] = ()) -> pd.Series[
     return summary.groupby(keys, dropna=False, sort=False).ngroup()
 
 
-def with_speed_up(summary: pd.DataFrame) -> pd.DataFrame:
+def with_speed_up(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
     """Adds `speed_up` against the fastest comparable `local` cell, and that cell's id and rank count.
 
-    Missing where no `local` cell did the same work on the same machine with the same provenance.
+    Missing where no `local` cell did the same `work` on the same machine with the same provenance.
     """
-    work = work_number(summary)
     bases = summary[(summary["strategy"] == BASE) & summary["tokens_per_s"].notna()]
     fastest = bases.loc[bases["tokens_per_s"].groupby(work[bases.index]).idxmax()]
     fastest = fastest.set_index(work[fastest.index])

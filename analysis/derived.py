@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analysis.capacity import with_capacity
-from analysis.comparison import with_speed_up
+from analysis.comparison import with_speed_up, work_number
 from analysis.ideal import with_ideal_attention
 from analysis.load import hardware_facts
 from analysis.scaling import with_scaling
@@ -20,4 +20,6 @@ def with_derived(summary: pd.DataFrame, hardware_bytes: Mapping[str, float] | No
     """
     known = hardware_facts("memory_bytes") if hardware_bytes is None else hardware_bytes
     whole = summary.copy()  # one block of memory again: many were inserted, and pandas warns of a hundred
-    return with_ideal_attention(with_scaling(with_speed_up(with_capacity(whole, known))))
+    work = work_number(whole)
+    compared = with_scaling(with_speed_up(with_capacity(whole, known), work), work)
+    return with_ideal_attention(compared, work)

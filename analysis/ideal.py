@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.comparison import BASE, work_number
+from analysis.comparison import BASE
 from analysis.step_parts import EFFICIENCY, IDEAL
 
 
-def with_ideal_attention(summary: pd.DataFrame) -> pd.DataFrame:
-    """Adds the columns IDEAL and EFFICIENCY, missing where no `local` cell did the same work."""
+def with_ideal_attention(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
+    """Adds the columns IDEAL and EFFICIENCY, missing where no `local` cell did the same `work`."""
     attention_ms = summary["part_attention_ms"]
     spent_ms = attention_ms * _capacity(summary)
-    work = work_number(summary).astype(str)
-    key = work + summary["kernel"].astype(str) if "kernel" in summary.columns else work
+    key = summary.groupby([work, "kernel"], dropna=False).ngroup() if "kernel" in summary.columns else work
     bases = summary["strategy"].eq(BASE) & attention_ms.notna()
     best_ms = spent_ms[bases].groupby(key[bases]).min()
     ideal_ms = (key.map(best_ms).astype("float64") / _capacity(summary)).where(attention_ms.notna())

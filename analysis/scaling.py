@@ -16,16 +16,16 @@ def scaling_group(summary: pd.DataFrame) -> pd.Series[int]:
     return _within_strategy(summary, work_number(summary))
 
 
-def with_scaling(summary: pd.DataFrame) -> pd.DataFrame:
+def with_scaling(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
     """Adds `scaling_speed_up` over a named base and `scaling_efficiency`, that over the ratio of ranks.
 
-    The base is the cell with the fewest ranks that did the same work, the fastest of equals: `local`'s where
-    it took no more ranks than the strategy's own fewest, else the strategy's own. The efficiency is also the
-    tokens/s per rank over the base's. Missing where a strategy has results on one number of ranks only.
+    The base is the cell with the fewest ranks that did the same `work`, the fastest of equals: `local`'s
+    where it took no more ranks than the strategy's own fewest, else the strategy's own. The efficiency is
+    also the tokens/s per rank over the base's. Missing where a strategy has results on one number of ranks
+    only.
     """
     if RANKS not in summary.columns:
         return summary.assign(**dict.fromkeys([*COLUMNS, "scaling_efficiency"]))
-    work = work_number(summary)
     own = _within_strategy(summary, work)
     timed = summary.loc[summary["tokens_per_s"].notna() & summary[RANKS].notna(), [*FROM_BASE]]
     timed = timed.sort_values([RANKS, "tokens_per_s"], ascending=[True, False], kind="stable")

@@ -64,12 +64,25 @@ def series_keys(summary: pd.DataFrame) -> list[str]:
     Settings that must be equal in a comparison count where they differ anywhere; those that follow from
     the strategy, such as its default layout, only where they differ within one.
     """
-    return _keys_and_number(summary)[0]
+    return keys_and_number(summary)[0]
 
 
 def series_number(summary: pd.DataFrame) -> pd.Series[int]:
     """Per cell the number of its series."""
-    return pd.Series(_keys_and_number(summary)[1], index=summary.index, dtype="int64")
+    return keys_and_number(summary)[1]
+
+
+def keys_and_number(summary: pd.DataFrame) -> tuple[list[str], pd.Series[int]]:
+    """Both of the above: the series' keys, and per cell the number that strategy and keys give it."""
+    keys: list[str] = []
+    number = _codes(summary["strategy"])
+    for key in _candidates(summary):
+        codes = _codes(summary[key])
+        refined = pd.factorize(number * (codes.max() + 1) + codes)[0]
+        if refined.max() > number.max() or _must_agree(key):
+            keys.append(key)
+            number = refined
+    return keys, pd.Series(number, index=summary.index, dtype="int64")
 
 
 def series_of(summary: pd.DataFrame) -> Iterator[Series]:
@@ -97,19 +110,6 @@ def _candidates(summary: pd.DataFrame) -> list[str]:
     known = [*FIRST, *config_columns(summary)]
     present = dict.fromkeys(key for key in known if key in summary.columns and key not in NEVER)
     return [key for key in present if varies(summary, key)]
-
-
-def _keys_and_number(summary: pd.DataFrame) -> tuple[list[str], Codes]:
-    """The series' keys, and per cell the number that strategy and keys give it."""
-    keys: list[str] = []
-    number = _codes(summary["strategy"])
-    for key in _candidates(summary):
-        codes = _codes(summary[key])
-        refined = pd.factorize(number * (codes.max() + 1) + codes)[0]
-        if refined.max() > number.max() or _must_agree(key):
-            keys.append(key)
-            number = refined
-    return keys, number
 
 
 def _codes(column: pd.Series[Any]) -> Codes:

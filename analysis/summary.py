@@ -26,6 +26,10 @@ RATES = (
 INTERVALS = (
     "step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high",
 )  # fmt: skip
+FIRSTS = ("n_steps", "warmup", "tokens_per_step", *INTERVALS, *PART_COLUMNS)
+FROM_GOOD = (*MEDIANS, *RATES, *FIRSTS)
+"""What is reduced over the repeats that worked."""
+OF_ONE_REPEAT = frozenset({"repeat", "order", "started_at"})
 ORDER = ("seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype")
 
 
@@ -38,29 +42,35 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     """
     cell = _cell_numbers(frame)
     failed = frame["status"] != "ok"
-    order = failed.sort_values(ascending=False, kind="stable").index
-    summary = frame.loc[order].groupby(cell.loc[order], sort=True).head(1)
-    summary = summary.set_index(cell[summary.index]).drop(columns=["repeat", "order", "started_at"])
-    good, good_cell = frame[~failed], cell[~failed]
+    speaker = _speakers(frame, cell, failed)
+    summary = frame.loc[speaker, [key for key in frame.columns if key not in OF_ONE_REPEAT]]
+    summary = summary.set_index(cell[speaker])
+    good, good_cell = frame.loc[~failed, [*FROM_GOOD]], cell[~failed]
     summary[[*MEDIANS]] = good[[*MEDIANS]].astype("float64").groupby(good_cell).median()
     # A rate's median is that of its reciprocal, the time: rates are never averaged.
     reciprocals = 1 / good[[*RATES]].astype("float64")
     summary[[*RATES]] = 1 / reciprocals.groupby(good_cell).median()
     # Parts of one step add up; medians of parts over several do not.
-    for name in ("n_steps", "warmup", "tokens_per_step", *INTERVALS, *PART_COLUMNS):
+    for name in FIRSTS:
         summary[name] = good.groupby(good_cell)[name].first()
     summary["note"] = frame.groupby(cell)["note"].first()
     summary["repeats"] = cell.value_counts()
     summary["failed_repeats"] = failed.groupby(cell).sum()
-    summary = _with_spread(summary, good, good_cell)
-    by = [key for key in ORDER if key in summary.columns]
-    return summary.sort_values(by, kind="stable").reset_index(drop=True)
+    return _with_spread(summary, good, good_cell).reset_index(drop=True)
 
 
 def _cell_numbers(frame: pd.DataFrame) -> pd.Series[int]:
     """Per record the number of its cell, in order of first appearance."""
     keys = [key for key in CELL if key in frame.columns]
     return frame.groupby(keys, dropna=False, sort=False).ngroup()
+
+
+def _speakers(frame: pd.DataFrame, cell: pd.Series[int], failed: pd.Series[bool]) -> pd.Index[int]:
+    """Of each cell the row that says what it was: the first that failed, else its first; in ORDER."""
+    failed_first = failed.sort_values(ascending=False, kind="stable").index
+    first = failed_first[~cell[failed_first].duplicated()]
+    by = [key for key in ORDER if key in frame.columns]
+    return frame.loc[first, by].sort_values(by, kind="stable").index
 
 
 def _with_spread(summary: pd.DataFrame, good: pd.DataFrame, good_cell: pd.Series[int]) -> pd.DataFrame:

@@ -228,11 +228,11 @@ def _ranks(cell: dict[Any, Any]) -> str:
 
 def _csv_column(column: pd.Series[Any]) -> list[str]:
     """A column's cells as CSV has them: whole bytes, nothing where missing; each text is looked at once."""
+    if column.isna().all():
+        return [""] * len(column)
     if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
         texts = {value: _csv_cell(str(_inert(value))) for value in column.dropna().unique()}
         return [*map(texts.get, column.tolist(), repeat(""))]
-    if column.empty:
-        return []
     numbers: list[Any] = column.tolist()  # of which JSON writes NaN as null
     if str(column.name).endswith("_bytes"):
         numbers = [None if math.isnan(number) else round(number) for number in numbers]

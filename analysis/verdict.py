@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.labels import count_label, is_cpu, shares_gpus, status_label
 from analysis.leaders import Leader, leader_lines, leaders, measured_lines
 from analysis.selection import ALL_IN
-from analysis.series import series_keys, series_number, variant
+from analysis.series import keys_and_number, variant
 from bench.words import length_label
 
 CPU_CAVEAT = "A CPU shows that the loop works, not which strategy is faster on GPUs: it ranks nothing."
@@ -53,7 +53,7 @@ def verdict(summary: pd.DataFrame) -> Verdict:
 
 def cell_names(summary: pd.DataFrame) -> pd.Series[str]:
     """Per cell its strategy and what sets it apart from others of that strategy."""
-    keys, number = series_keys(summary), series_number(summary)
+    keys, number = keys_and_number(summary)
     is_first = ~number.duplicated()
     firsts = summary.loc[is_first, ["strategy", *keys]].to_dict("records")
     names = {
