@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from analysis.failures import ROW_INCHES
 from analysis.figures import FIGURES, legend_entries
@@ -37,7 +38,8 @@ def build_figure(name: str, summary: pd.DataFrame, note: str | None = None) -> F
     lines = _header_lines(summary, kind.reading, note, letters)
     rows = 1 + max((mark.row for mark in kind.marks(summary)), default=-1)
     heights = [LINE_INCHES * (len(lines) + 2), kind.inches(summary) + ROW_INCHES * rows, LINE_INCHES]
-    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")
+    layout = ConstrainedLayoutEngine()
+    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout=layout)
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(3, 1, height_ratios=heights)
     header, axes, legend = (figure.add_subplot(grid[row]) for row in range(3))
@@ -55,7 +57,7 @@ def build_figure(name: str, summary: pd.DataFrame, note: str | None = None) -> F
             entries.values(), entries.keys(), loc="center", ncols=columns, fontsize=8, frameon=False
         )
     # Laid out once, not again for each file.
-    figure.draw_without_rendering()
+    layout.execute(figure)
     figure.set_layout_engine("none")
     return figure
 
