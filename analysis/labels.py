@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.words import NOT_USED
+from bench.words import NOT_USED, size_label
 
 MISSING = ""
 """A missing number is an empty cell; the status and the note beside it say why."""
@@ -19,7 +19,6 @@ STATUS_LABELS: Mapping[str, str] = {
     "timed_out": "timed out",
     "wrong_result": "wrong result",
 }
-_SIZES = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
 """What a reader must know of all cells of a figure, in order."""
 
@@ -31,12 +30,7 @@ def status_label(status: str) -> str:
 
 def bytes_label(size: float | None) -> str:
     """Bytes in the largest binary unit that leaves at least one: `14.5 MiB`."""
-    if size is None or pd.isna(size):
-        return MISSING
-    for unit_bytes, unit in _SIZES:
-        if size >= unit_bytes:
-            return f"{size / unit_bytes:.1f} {unit}"
-    return f"{size:.0f} B"
+    return MISSING if size is None or pd.isna(size) else size_label(size)
 
 
 def share_label(size: float | None, share: float | None) -> str:

@@ -24,6 +24,7 @@ from bench.rank_end import RankEnd, classify
 from bench.rank_log import STEP_PHASES
 from bench.record import SCHEMA_VERSION, Failure, Parity, Provenance, Record, Status
 from bench.sections import Report, merge
+from bench.shortage import shortage
 from bench.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -117,8 +118,7 @@ def failed(
 ) -> Record:
     """The record of a cell that did not reach its end."""
     where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
-    what = f"{failure.kind}: {failure.message}" if status in NAMED_BY_KIND else failure.message
-    reason = f"rank {failure.rank}, {where}: {what.strip() or failure.kind}"
+    reason = f"rank {failure.rank}, {where}: {_what(status, failure).strip() or failure.kind}"
     return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
 
 
@@ -141,6 +141,12 @@ def fixed_cost_s(reports: Sequence[Report], wall_s: float) -> float:
     """Seconds of a cell that are not its own steps: starting, joining, building, reporting, leaving."""
     own_work_s = [sum(report["phases_s"].get(phase, 0.0) for phase in STEP_PHASES) for report in reports]
     return float(wall_s - max(own_work_s))
+
+
+def _what(status: Status, failure: Failure) -> str:
+    if failure.out_of_memory is not None:
+        return shortage(failure.out_of_memory, failure.message)
+    return f"{failure.kind}: {failure.message}" if status in NAMED_BY_KIND else failure.message
 
 
 def _record(

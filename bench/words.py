@@ -29,6 +29,7 @@ SYNONYMS: Mapping[str, str] = {
 }
 """Other people's words for values of ours, where spelling alone would suggest none or the wrong one."""
 _LENGTH = re.compile(r"([0-9]{1,80})([kKmM]?)")
+SIZES: Mapping[str, int] = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024}
 _UNIT = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 NOT_USED = "none"
@@ -55,6 +56,14 @@ def length_label(tokens: int) -> str:
         if tokens % size == 0:
             return f"{tokens // size}{unit}"
     return str(tokens)
+
+
+def size_label(size_bytes: float) -> str:
+    """Bytes in the largest binary unit that leaves at least one: `14.5 MiB`."""
+    for unit, unit_bytes in SIZES.items():
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.1f} {unit}"
+    return f"{size_bytes:.0f} B"
 
 
 def whole(key: str, value: Any, *, least: int = 1) -> int:

@@ -6,6 +6,10 @@ import pytest
 import torch
 
 from bench.out_of_memory import memory_of_error, requested_bytes, root_cause
+from bench.record import OutOfMemory
+from bench.shortage import shortage
+
+MIB = 2**20
 
 
 @pytest.mark.parametrize(
@@ -26,6 +30,27 @@ from bench.out_of_memory import memory_of_error, requested_bytes, root_cause
 )
 def test_the_requested_size_is_read_from_the_text(text, expected):
     assert requested_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (
+            (16 * MIB, 200 * MIB, 204 * MIB),
+            "no room for 16.0 MiB more of host memory, with 200.0 MiB held of a limit of 204.0 MiB",
+        ),
+        ((16 * MIB, 200 * MIB, None), "no room for 16.0 MiB more of host memory, with 200.0 MiB held"),
+        ((16 * MIB, None, None), "no room for 16.0 MiB more of host memory"),
+        ((None, 200 * MIB, None), "no primitive, with 200.0 MiB held"),
+        ((None, None, None), "no primitive"),
+    ],
+)
+def test_a_shortage_says_what_was_asked_for_and_what_was_held_as_far_as_known(found, expected):
+    requested, held, limit = found
+    told = OutOfMemory(
+        memory="host", requested_bytes=requested, held_bytes=held, limit_bytes=limit, largest=[]
+    )
+    assert shortage(told, "no primitive\nstack") == expected
 
 
 def test_real_errors_of_this_machine_say_whose_memory_and_how_much():
