@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -119,6 +120,8 @@ def _prepare(job: RankJob) -> None:
     os.dup2(log, sys.stderr.fileno())
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
+    # What a package will change one day it would say on every call, until nothing else is left of the log.
+    warnings.simplefilter("ignore", FutureWarning)
     os.environ.update(dict(job.cell.env))
     if job.rendezvous is not None:
         # transformers, accelerate and DeepSpeed look for torchrun's variables, and trip over any other's.

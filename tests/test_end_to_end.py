@@ -51,6 +51,9 @@ def test_a_sweep_ends_in_records_tables_figures_and_a_page(tmp_path):
     written = ("summary.md", "report.html", "config.yaml", "figures/waterfall.png", "figures/throughput.svg")
     assert all((tmp_path / "out" / name).stat().st_size > 0 for name in written)
     assert "6/6" in done.stdout
+    logs = [path.read_text() for path in (tmp_path / "out").glob("cells/*/rank_0.log")]
+    assert len(logs) == 6
+    assert not any("Warning" in log for log in logs)
 
 
 def test_the_published_packages_own_code_ran(tmp_path):
