@@ -8,6 +8,7 @@ from typing import Any
 
 from bench import words
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
+from bench.attention.layouts import LAYOUTS
 from bench.conf_files import Raw, options, read_option
 from bench.config import (
     ClusterConfig,
@@ -168,7 +169,7 @@ def _options(raw: Raw, known: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str,
 def _layout(raw: Any, strategy: str) -> str:
     if raw == "auto":
         return STRATEGIES[strategy].default_layout
-    return words.choice("layout", raw, ("contiguous", "zigzag", "striped"))
+    return words.choice("layout", raw, LAYOUTS)
 
 
 def _kernel(raw: Any) -> str:

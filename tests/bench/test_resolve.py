@@ -2,9 +2,28 @@
 
 import pytest
 
+from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.attention.layouts import LAYOUTS
+from bench.conf_files import CONF
 from bench.config import ConfigError, RunConfig
 from bench.legality import refusal
+from bench.resolve import LOSSES
+from bench.strategies import STRATEGIES
+from bench.strategies.facts import DTYPE_BYTES
 from tests.cells import FOUR_H100, make_cell
+
+WORDS = {
+    "dtype": DTYPE_BYTES,
+    "layout": LAYOUTS,
+    "kernel": KERNEL_FACTS,
+    "loss": LOSSES,
+    "strategy.rotation (strategy=torch_cp)": STRATEGIES["torch_cp"].options["rotation"],
+}
+
+
+@pytest.mark.parametrize("key", WORDS)
+def test_the_help_names_every_word_that_a_value_may_be(key):
+    assert f"{key}: {', '.join(WORDS[key])}\n" in (CONF / "config.yaml").read_text()
 
 
 def test_a_cpu_gets_two_gloo_ranks_and_the_nano_model():
