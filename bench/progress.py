@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.cell import PlannedCell
+from bench.cell_label import CellLabels
 from bench.config import RunConfig
 from bench.course import Course
 from bench.eta import Estimate
 from bench.record import FINDINGS, Record, Status
 from bench.stage import Stage
-from bench.words import length_label
 
 MAX_BAR_WIDTH = 40
 HEARTBEAT_S = 60.0
@@ -37,6 +37,7 @@ class Progress:
         self.console = console
         self._now_s = now_s
         self._estimate = Estimate()
+        self._labels = CellLabels()
         self._left: list[PlannedCell] = []
         self._running: PlannedCell | None = None
         self._course: Course | None = None
@@ -49,6 +50,7 @@ class Progress:
     def start(self, cells: Sequence[PlannedCell], folder: Path) -> None:
         """Say what is planned and on what."""
         self._left, self._total, self._folder = list(cells), len(cells), folder
+        self._labels = CellLabels(planned.cell for planned in cells)
         self._started_s = self._now_s()
         if not cells:
             self.say(f"nothing is missing in {folder}; name another sweep_dir to run all again")
@@ -131,7 +133,7 @@ class Progress:
         return Group(Text(where, no_wrap=True, overflow="ellipsis"), sweep)
 
     def _label(self) -> str:
-        return cell_label(self._running.cell) if self._running is not None else ""
+        return self._labels.of(self._running.cell) if self._running is not None else ""
 
     def _place(self) -> str:
         """`[2/6] ring 64k sp 2`: the running cell and its place among those of this run."""
@@ -149,12 +151,6 @@ class Progress:
         """How long the cells behind the running one will take; not at every tick: there may be thousands."""
         waiting = (planned.cell for planned in self._left if planned is not self._running)
         self._waiting_s = self._estimate.remaining_s(waiting)
-
-
-def cell_label(cell: RunConfig) -> str:
-    """A cell in a few words: `ulysses 64k sp 2`."""
-    degree = f" sp {cell.sp_degree}" if cell.sp_degree > 1 else ""
-    return f"{cell.strategy} {length_label(cell.seq_len)}{degree}"
 
 
 def outcome(record: Record) -> str:
