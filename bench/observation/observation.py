@@ -7,11 +7,10 @@ looked at from inside. Then the record is written, and the context does nothing 
 from __future__ import annotations
 
 import atexit
-import subprocess
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import ClassVar, Self
 from weakref import WeakKeyDictionary
@@ -22,9 +21,9 @@ from torch import nn
 
 from bench import words
 from bench.config import ClusterConfig, ConfigError
-from bench.environment import REPOSITORY
 from bench.measure.memory import MemoryWatch
 from bench.observation.feeding import Feeding
+from bench.observation.folder import check_records, report
 from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0
 from bench.observation.outcome import (
     Setting,
@@ -40,9 +39,10 @@ from bench.rank_end import RankEnd, is_victim
 from bench.rank_failure import describe_failure
 from bench.rank_log import RankLog
 from bench.record import Record
-from bench.store import Store, read_records
+from bench.store import Store
 
-VICTIM_WAIT_S = 3.0
+VICTIM_WAIT_S = 1.0
+"""How long the record of a peer that left may still come; whoever started the ranks ends the others soon."""
 EXIT_OF_AN_ERROR = 1
 """What Python leaves with when nobody catches an error."""
 
@@ -60,7 +60,7 @@ class Observation:
                 " device, and call torch.distributed.init_process_group first"
             )
         if dist.get_rank() == 0:
-            read_records_so_far(wishes.folder)
+            check_records(wishes.folder)
         self.wishes = wishes
         self.record: Record | None = None
         self._start = time.monotonic()
@@ -86,7 +86,8 @@ class Observation:
                 "bench.observe: another step is being observed; observe one model at a time, such as the"
                 " teacher in a run of its own"
             )
-        next(self._boundaries)
+        with self._own_work():
+            next(self._boundaries)
         Observation.inside = self
         return self
 
@@ -97,25 +98,34 @@ class Observation:
             return
         Observation.inside = None
         self._seen += 1
-        self._is_over = error is not None or self._seen == self._needed
-        try:
+        with self._own_work():
             if error is not None:
+                self._is_over = True
                 self._fail(error)
-            elif self._is_over:
+            elif self._seen == self._needed:
                 next(self._boundaries, None)
                 self._finish()
+                self._is_over = True
             else:
                 next(self._boundaries)
-        except BaseException:
-            self._is_over = True
-            raise
-        finally:
-            if self._is_over:
-                self._let_go()
 
     @property
     def _needed(self) -> int:
         return self.wishes.warmup_steps + self.wishes.steps + OTHER_STEPS
+
+    @contextmanager
+    def _own_work(self) -> Iterator[None]:
+        """Around what is not the user's: an error in it may be one rank's alone, whose peers only lose it."""
+        try:
+            yield
+        except BaseException as error:
+            if not self._is_over:
+                self._is_over = True
+                self._fail(error)
+            raise
+        finally:
+            if self._is_over:
+                self._let_go()
 
     def _let_go(self) -> None:
         """Hold the model no longer: the table by models, and the interpreter's end, hold this."""
@@ -137,7 +147,7 @@ class Observation:
             return
         print(f"bench.observe: {outcome(self.record)}", flush=True)
         if self.wishes.report:
-            _report(self.wishes.folder)
+            report(self.wishes.folder)
 
     def _fail(self, error: BaseException) -> None:
         """Write what ended the loop, unless another rank has done so or nothing is known of the tokens."""
@@ -184,16 +194,3 @@ class Observation:
                 " nothing; run longer, or observe fewer steps with steps=",
                 file=sys.stderr,
             )
-
-
-def read_records_so_far(folder: Path) -> None:
-    """Raises StoreError where the folder's records cannot be added to: now, not after the training."""
-    if (folder / "records.jsonl").exists():
-        read_records(folder / "records.jsonl")
-
-
-def _report(folder: Path) -> None:
-    """Tables, figures and page, by a process of their own: a training script need not import all that."""
-    subprocess.run(  # noqa: S603  fixed arguments, no shell
-        [sys.executable, "-m", "analysis.report", str(folder.absolute())], cwd=REPOSITORY, check=False
-    )

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch.distributed as dist
@@ -13,6 +14,9 @@ import bench
 from bench.attention.layouts import LAYOUTS
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
+from bench.launcher import GRACE_S
+from bench.observation import parity
+from bench.observation.observation import VICTIM_WAIT_S
 from bench.observation.tokens import RankTokens, layout_of, misfed
 from bench.rank_end import is_victim
 from bench.worker import join
@@ -49,6 +53,8 @@ def short(job, log):
 def observe_on_ranks(launcher, folder, ranks=2, entry=observed):
     """The ends of the ranks, and the record of their loop where there is one."""
     ends = launcher.run(make_cell("strategy=ring", f"cluster.world_size={ranks}"), folder, entry=entry)
+    for end in ends:  # what a test that fails shows: an end that no test asks for may be why
+        print(end.rank, end.exit_code, end.failure, end.log_tail)
     path = folder / "records.jsonl"
     return ends, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -220,3 +226,33 @@ def test_who_loses_a_peer_says_so_and_not_that_time_ran_out(launcher, tmp_path):
     _, (record,) = observe_on_ranks(launcher, tmp_path / "lost", entry=lose_a_peer)
     assert record["status"] == "error"
     assert is_victim(record["failure"])
+
+
+def fail_alone(job, log):
+    """The observation itself fails, on rank 0 and at the last head, while rank 1 is in its next step."""
+    join(job)
+    compare = parity._errors
+    heads = []
+
+    def fail_at_the_second(whole, scale):
+        heads.append(whole)
+        if len(heads) == 1:
+            return compare(whole, scale)
+        time.sleep(1)
+        raise ArithmeticError("an error of our own")
+
+    if job.rank == 0:
+        parity._errors = fail_at_the_second
+    own_loop.train(job.folder)
+    return {}
+
+
+def test_an_error_of_the_observation_on_one_rank_is_not_called_a_lost_peer(launcher, tmp_path):
+    ends, (record,) = observe_on_ranks(launcher, tmp_path / "alone", entry=fail_alone)
+    assert (record["status"], record["failure"]["rank"], record["failure"]["phase"]) == ("error", 0, "parity")
+    assert record["reason"].endswith("ArithmeticError: an error of our own")
+    assert is_victim(ends[1].failure)
+
+
+def test_a_lost_peer_is_told_well_before_the_other_ranks_are_stopped():
+    assert VICTIM_WAIT_S <= GRACE_S / 2
