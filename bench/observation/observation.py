@@ -24,6 +24,7 @@ from bench.config import ClusterConfig, ConfigError
 from bench.measure.memory import MemoryWatch
 from bench.observation.feeding import Feeding
 from bench.observation.folder import check_records, report
+from bench.observation.last_word import sigterm_held_back
 from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0
 from bench.observation.outcome import (
     Setting,
@@ -149,6 +150,7 @@ class Observation:
         if self.wishes.report:
             report(self.wishes.folder)
 
+    @sigterm_held_back()
     def _fail(self, error: BaseException) -> None:
         """Write what ended the loop, unless another rank has done so or nothing is known of the tokens."""
         self._boundaries.close()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -226,6 +227,19 @@ def test_who_loses_a_peer_says_so_and_not_that_time_ran_out(launcher, tmp_path):
     _, (record,) = observe_on_ranks(launcher, tmp_path / "lost", entry=lose_a_peer)
     assert record["status"] == "error"
     assert is_victim(record["failure"])
+
+
+def be_told_to_end(job, log):
+    """Rank 1 dies in a step without a word; rank 0 is told to end while it waits for one."""
+    if job.rank == 0:
+        time.sleep = lambda _: os.kill(os.getpid(), signal.SIGTERM)
+    return lose_a_peer(job, log)
+
+
+def test_who_is_told_to_end_as_torchrun_does_leaves_the_record_first(launcher, tmp_path):
+    ends, (record,) = observe_on_ranks(launcher, tmp_path / "ended", entry=be_told_to_end)
+    assert is_victim(record["failure"])
+    assert [end.exit_code for end in ends] == [-signal.SIGTERM, 3]
 
 
 def fail_alone(job, log):
