@@ -21,19 +21,31 @@ def settle_extensions() -> None:
     """Name this environment's folder, unless the user has named one, and remove the locks left in it."""
     folder = Path(os.environ.setdefault(VARIABLE, str(_own_folder())))
     for lock in folder.rglob("lock"):
-        if not is_held(lock):
+        found = _made(lock)
+        # Looking at all processes takes time enough for another to let this lock go and take the next.
+        if found is not None and not is_held(lock) and _made(lock) == found:
             lock.unlink(missing_ok=True)
 
 
 def is_held(lock: Path) -> bool:
     """Whether a process has the file open, as torch's file baton does while it compiles."""
+    target = lock.resolve()
     for process in psutil.process_iter():
         try:
-            if any(Path(opened.path) == lock for opened in process.open_files()):
+            if any(Path(opened.path) == target for opened in process.open_files()):
                 return True
         except psutil.Error:
             continue
     return False
+
+
+def _made(lock: Path) -> tuple[int, int] | None:
+    """What tells a file from a later one of its name; None where there is none."""
+    try:
+        status = lock.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_ctime_ns
 
 
 def _own_folder() -> Path:

@@ -31,6 +31,32 @@ def test_a_lock_that_somebody_holds_stays(folder):
         os.close(held)
 
 
+def test_a_lock_that_somebody_holds_stays_under_whatever_name_its_folder_has(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "link"))
+    held = os.open(tmp_path / "folder" / "lock", os.O_CREAT | os.O_EXCL)
+    try:
+        settle_extensions()
+        assert (tmp_path / "folder" / "lock").exists()
+    finally:
+        os.close(held)
+
+
+def test_a_lock_that_was_taken_while_we_looked_stays(folder, monkeypatch):
+    lock = folder / "lock"
+    lock.touch()
+
+    def is_held_no_longer(_):
+        lock.unlink()
+        lock.touch()
+        return False
+
+    monkeypatch.setattr("bench.extensions.is_held", is_held_no_longer)
+    settle_extensions()
+    assert lock.exists()
+
+
 def test_each_environment_has_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = set()
