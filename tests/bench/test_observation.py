@@ -15,6 +15,7 @@ import bench
 from bench.attention.layouts import LAYOUTS
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
+from bench.extensions import settle_extensions
 from bench.launcher import GRACE_S
 from bench.observation import parity
 from bench.observation.observation import VICTIM_WAIT_S
@@ -144,6 +145,7 @@ def test_a_loop_that_ends_too_early_leaves_no_record(launcher, tmp_path):
 
 def test_deepspeeds_ulysses_in_its_own_loop_passes_our_gates_and_is_reported(tmp_path):
     """Where no rank has compiled DeepSpeed's operators yet, these do: minutes on a busy machine."""
+    settle_extensions()
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     done = subprocess.run(
         [*command, str(SCRIPTS / "deepspeed_loop.py"), str(tmp_path)],
