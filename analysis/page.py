@@ -86,7 +86,7 @@ def render(
         lstrip_blocks=True,
     )
     shared = {key: _text(value) for key, value in archive.shared.items()}
-    shown = for_pages(summary, _started(archive.frame, summary))
+    shown = for_pages(summary)
     cells = cells_of(archive, shown.cells, _rows_behind(archive.frame, shown.cells), shared)
     return environment.get_template("report.html.jinja").render(
         pictures=pictures(),
@@ -151,15 +151,6 @@ def _rows_behind(frame: pd.DataFrame, shown: pd.DataFrame) -> RowsBehind:
     for row, identity in zip(of_shown.index, _identities(of_shown), strict=True):
         rows.setdefault(identity, []).append(row)
     return rows
-
-
-def _started(frame: pd.DataFrame, summary: pd.DataFrame) -> pd.Series[str]:
-    """When the last of a cell's records was started, which may be known of none."""
-    last: dict[tuple[str, ...], str] = {}
-    for identity, at in zip(_identities(frame), frame["started_at"].fillna("").tolist(), strict=True):
-        last[identity] = max(at, last.get(identity, ""))
-    started = [last[identity] for identity in _identities(summary)]
-    return pd.Series(started, index=summary.index, dtype="object")
 
 
 def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:

@@ -44,11 +44,12 @@ def for_figures(summary: pd.DataFrame) -> Selection:
     return Selection(shown, note)
 
 
-def for_pages(summary: pd.DataFrame, started: pd.Series[str]) -> Selection:
-    """The MAX_SHOWN_CELLS cells that were started last; `started` says when, with the summary's index."""
+def for_pages(summary: pd.DataFrame) -> Selection:
+    """The MAX_SHOWN_CELLS cells that were started last."""
     if len(summary) <= MAX_SHOWN_CELLS:
         return Selection(summary, None)
-    newest = started.sort_values(kind="stable", na_position="first").index[-MAX_SHOWN_CELLS:]
+    in_time = summary["started_at"].sort_values(kind="stable", na_position="first")
+    newest = in_time.index[-MAX_SHOWN_CELLS:]
     note = (
         f"Of {count_label(len(summary), 'cell')} the {MAX_SHOWN_CELLS:,} that were started last are listed;"
         f" {ALL_IN}."

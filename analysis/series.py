@@ -97,13 +97,15 @@ def series_of(summary: pd.DataFrame) -> Iterator[Series]:
             yield Series(strategy, looks[strategy], variant(rows.iloc[0], keys), number, rows)
 
 
+def variants(cells: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """What sets each cell apart, in a few words: `sp 4, fsdp2`."""
+    columns = [map(_wordings(cells[key]).get, cells[key].tolist()) for key in keys]
+    return [", ".join(filter(None, parts)) for parts in zip(*columns, strict=True)] or [""] * len(cells)
+
+
 def variant(row: pd.Series[Any] | Mapping[Any, Any], keys: Sequence[str]) -> str:
-    """What sets a cell apart, in a few words: `sp 4, fsdp2`."""
-    return ", ".join(
-        WORDING.get(key, f"{key}={{}}").format(_whole(row[key]))
-        for key in keys
-        if pd.notna(row[key]) and row[key] != NOT_USED
-    )
+    """The same of one cell."""
+    return ", ".join(filter(None, (_wording(key, row[key]) for key in keys)))
 
 
 def _candidates(summary: pd.DataFrame) -> list[str]:
@@ -115,6 +117,17 @@ def _candidates(summary: pd.DataFrame) -> list[str]:
 def _codes(column: pd.Series[Any]) -> Codes:
     """Per row the number of its value, missing being one of them."""
     return pd.factorize(column, use_na_sentinel=False)[0]
+
+
+def _wordings(column: pd.Series[Any]) -> dict[Any, str]:
+    """The words for each value of a column; many cells have few."""
+    return {value: _wording(str(column.name), value) for value in column.dropna().unique().tolist()}
+
+
+def _wording(key: str, value: Any) -> str:
+    if pd.isna(value) or value == NOT_USED:
+        return ""
+    return WORDING.get(key, f"{key}={{}}").format(_whole(value))
 
 
 def _must_agree(key: str) -> bool:

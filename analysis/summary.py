@@ -29,7 +29,7 @@ INTERVALS = (
 FIRSTS = ("n_steps", "warmup", "tokens_per_step", *INTERVALS, *PART_COLUMNS)
 FROM_GOOD = (*MEDIANS, *RATES, *FIRSTS)
 """What is reduced over the repeats that worked."""
-OF_ONE_REPEAT = frozenset({"repeat", "order", "started_at"})
+OF_ONE_REPEAT = frozenset({"repeat", "order"})
 ORDER = ("seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype")
 
 
@@ -38,7 +38,7 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
 
     Adds `repeats`, `failed_repeats`, `n` with `n_of` (what the interval's samples are: steps of the only
     repeat, or repeats) and the lowest and highest repeat's tokens per second. `status` and `reason` are
-    those of a failed repeat where there is one.
+    those of a failed repeat where there is one, `started_at` is the last repeat's.
     """
     cell = _cell_numbers(frame)
     failed = frame["status"] != "ok"
@@ -54,6 +54,7 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     for name in FIRSTS:
         summary[name] = good.groupby(good_cell)[name].first()
     summary["note"] = frame.groupby(cell)["note"].first()
+    summary["started_at"] = _last_starts(frame["started_at"], cell)
     summary["repeats"] = cell.value_counts()
     summary["failed_repeats"] = failed.groupby(cell).sum()
     return _with_spread(summary, good, good_cell).reset_index(drop=True)
@@ -71,6 +72,13 @@ def _speakers(frame: pd.DataFrame, cell: pd.Series[int], failed: pd.Series[bool]
     first = failed_first[~cell[failed_first].duplicated()]
     by = [key for key in ORDER if key in frame.columns]
     return frame.loc[first, by].sort_values(by, kind="stable").index
+
+
+def _last_starts(started_at: pd.Series[str], cell: pd.Series[int]) -> pd.Series[str]:
+    """By a cell's number when the last of its records was started, which may be known of none."""
+    in_time = started_at.sort_values(kind="stable", na_position="first")
+    last = in_time[~cell[in_time.index].duplicated(keep="last")]
+    return last.set_axis(cell[last.index])
 
 
 def _with_spread(summary: pd.DataFrame, good: pd.DataFrame, good_cell: pd.Series[int]) -> pd.DataFrame:

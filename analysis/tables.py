@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -27,11 +26,14 @@ from analysis.labels import (
     status_label,
 )
 from analysis.selection import ALL_IN
-from analysis.series import series_keys, variant
+from analysis.series import series_keys, variants
 from bench.words import length_label
 
 OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+BETWEEN_VALUES = "\x1f"
+NEED_CARE = ('"', ",", "\r", "\n", *(f"{BETWEEN_VALUES}{start}" for start in FORMULA_STARTS))
+"""What a column's texts, each after BETWEEN_VALUES, hold if any of them may not be written as it is."""
 HEADINGS = (
     "strategy", "length", "ranks/sp", "status", "tokens/s", "n and 95 % interval", "step time (ms)",
     "peak allocated (of capacity)", "attention exchange exposed / total",
@@ -75,9 +77,8 @@ class Row:
 def rows_of(summary: pd.DataFrame) -> list[Row]:
     """The cells of a summary, in its order."""
     keys = [key for key in series_keys(summary) if key not in OWN_COLUMN] if len(summary) else []
-    variants = summary[keys].apply(variant, axis=1, keys=keys) if keys else [""] * len(summary)
     cells = summary.to_dict("records")
-    return [_row(cell, name) for cell, name in zip(cells, variants, strict=True)]
+    return [_row(cell, name) for cell, name in zip(cells, variants(summary, keys), strict=True)]
 
 
 def csv_text(summary: pd.DataFrame) -> str:
@@ -227,23 +228,28 @@ def _ranks(cell: dict[Any, Any]) -> str:
 
 
 def _csv_column(column: pd.Series[Any]) -> list[str]:
-    """A column's cells as CSV has them: whole bytes, nothing where missing; each text is looked at once."""
+    """A column's cells as CSV has them: whole bytes, nothing where missing."""
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+        return _csv_numbers(column)
+    if column.dtype == "str":
+        texts: list[str] = column.fillna("").tolist()
+        together = BETWEEN_VALUES.join(["", *texts])
+        if not any(sign in together for sign in NEED_CARE):
+            return texts
+    written = {value: _csv_cell(value) for value in column.dropna().unique().tolist()}
+    return [written.get(value, "") for value in column.tolist()]
+
+
+def _csv_numbers(column: pd.Series[Any]) -> list[str]:
     if column.isna().all():
         return [""] * len(column)
-    if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
-        texts = {value: _csv_cell(str(_inert(value))) for value in column.dropna().unique()}
-        return [*map(texts.get, column.tolist(), repeat(""))]
     numbers: list[Any] = column.tolist()  # of which JSON writes NaN as null
     if str(column.name).endswith("_bytes"):
         numbers = [None if math.isnan(number) else round(number) for number in numbers]
     return msgspec.json.encode(numbers).decode()[1:-1].replace("null", "").split(",")
 
 
-def _csv_cell(text: str) -> str:
-    """In quotes where it holds what CSV gives a meaning to (RFC 4180, section 2)."""
+def _csv_cell(value: Any) -> str:
+    """In quotes where it holds what CSV gives a meaning to (RFC 4180, section 2); no text is a formula."""
+    text = f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else str(value)
     return '"{}"'.format(text.replace('"', '""')) if re.search(r'[",\r\n]', text) else text
-
-
-def _inert(value: Any) -> Any:
-    is_formula = isinstance(value, str) and value.startswith(FORMULA_STARTS)
-    return f"'{value}" if is_formula else value

@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.labels import count_label, is_cpu, shares_gpus, status_label
 from analysis.leaders import Leader, leader_lines, leaders, measured_lines
 from analysis.selection import ALL_IN
-from analysis.series import keys_and_number, variant
+from analysis.series import keys_and_number, variants
 from bench.words import length_label
 
 CPU_CAVEAT = "A CPU shows that the loop works, not which strategy is faster on GPUs: it ranks nothing."
@@ -55,12 +55,12 @@ def cell_names(summary: pd.DataFrame) -> pd.Series[str]:
     """Per cell its strategy and what sets it apart from others of that strategy."""
     keys, number = keys_and_number(summary)
     is_first = ~number.duplicated()
-    firsts = summary.loc[is_first, ["strategy", *keys]].to_dict("records")
-    names = {
-        series: ", ".join(filter(None, (str(row["strategy"]), variant(row, keys))))
-        for series, row in zip(number[is_first], firsts, strict=True)
-    }
-    return number.map(names).astype("object")
+    firsts = summary.loc[is_first, ["strategy", *keys]]
+    names = [
+        ", ".join(filter(None, parts))
+        for parts in zip(firsts["strategy"], variants(firsts, keys), strict=True)
+    ]
+    return number.map(dict(zip(number[is_first], names, strict=True))).astype("object")
 
 
 def _fastest(found: Sequence[Leader]) -> str:

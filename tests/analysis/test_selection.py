@@ -50,13 +50,12 @@ def test_one_comparison_with_too_many_series_keeps_some_of_every_strategy(summar
 
 def test_a_page_lists_the_cells_that_were_started_last_in_the_order_of_the_summary():
     summary = pd.DataFrame({"cell_id": range(MAX_SHOWN_CELLS + 2)})
-    started = pd.Series([f"{9999 - number:04d}" for number in summary["cell_id"]])
-    selection = for_pages(summary, started)
+    summary["started_at"] = [f"{9999 - number:04d}" for number in summary["cell_id"]]
+    selection = for_pages(summary)
     assert selection.cells["cell_id"].tolist() == [*range(MAX_SHOWN_CELLS)]
     assert "1,002 cells the 1,000" in selection.note
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_SHOWN_CELLS])
 def test_a_page_lists_all_of_few_cells(count):
-    summary = pd.DataFrame({"cell_id": range(count)})
-    assert for_pages(summary, pd.Series([""] * count)).note is None
+    assert for_pages(pd.DataFrame({"cell_id": range(count)})).note is None

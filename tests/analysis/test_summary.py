@@ -24,6 +24,13 @@ def test_repeats_of_a_cell_become_one_row_with_their_median(summary_of):
     assert summary["tokens_per_s"][0] == pytest.approx(5000)
 
 
+@pytest.mark.parametrize(("starts", "last"), [(["b", "c", "a"], "c"), (["a", None, None], "a")])
+def test_a_cell_was_started_when_its_last_repeat_was(summary_of, starts, last):
+    started = [make_record(repeat=number, started_at=at) for number, at in enumerate(starts)]
+    beside = make_record(config={"seq_len": 2**20}, started_at="z")
+    assert summary_of([beside, *started])["started_at"].tolist() == [last, "z"]
+
+
 def test_a_rate_over_two_repeats_is_total_work_over_total_time(summary_of):
     assert summary_of(repeats([100.0, 300.0]))["tokens_per_s"][0] == pytest.approx(1000 / 0.2)
 
