@@ -8,9 +8,13 @@ import pandas as pd
 
 from analysis.comparison import work_number
 from analysis.labels import count_label
+from analysis.scaling import RANKS
 from analysis.series import series_number
 
 MAX_SERIES = 24
+"""A figure can show as many, if need be."""
+CHOSEN_SERIES = 12
+"""Where a figure cannot show all, it shows as many as are easily told apart."""
 MAX_SHOWN_CELLS = 1000
 ALL_IN = "all cells are in summary.csv"
 
@@ -24,9 +28,10 @@ class Selection:
 
 
 def for_figures(summary: pd.DataFrame) -> Selection:
-    """The cells of at most MAX_SERIES series: whole comparisons, of most strategies with a result.
+    """All cells of at most MAX_SERIES series, else those of CHOSEN_SERIES at the most.
 
-    Series of different comparisons did different work, so the fastest of them all would say nothing.
+    Whole comparisons where they fit, those of most strategies with a result first: series of different
+    comparisons did different work, so the fastest of them all would say nothing.
     """
     series = series_number(summary)
     total = series.nunique()
@@ -38,7 +43,7 @@ def for_figures(summary: pd.DataFrame) -> Selection:
     by_strategy = series[left_out.index].groupby(left_out["strategy"]).nunique()
     counts = ", ".join(f"{strategy} {count:,}" for strategy, count in by_strategy.items())
     note = (
-        f"{len(chosen)} of {total:,} series are drawn: comparisons in which most strategies have a result."
+        f"{len(chosen)} of {total:,} series are drawn, of comparisons in which most strategies have a result."
         f" Left out: {counts}; {ALL_IN}"
     )
     return Selection(shown, note)
@@ -69,7 +74,7 @@ def _fullest_comparisons(summary: pd.DataFrame, series: pd.Series[int]) -> set[i
         }
     ).fillna(0)
     ranks = ranks.sort_values(["strategies", "cells"], ascending=False, kind="stable")
-    fits = ranks["series"].cumsum() <= MAX_SERIES
+    fits = ranks["series"].cumsum() <= CHOSEN_SERIES
     if not fits.iloc[0]:
         return _fullest_series(summary, series, comparison == ranks.index[0])
     together = ranks.index[fits.cumprod().astype(bool)]
@@ -77,14 +82,19 @@ def _fullest_comparisons(summary: pd.DataFrame, series: pd.Series[int]) -> set[i
 
 
 def _fullest_series(summary: pd.DataFrame, series: pd.Series[int], among: pd.Series[bool]) -> set[int]:
-    """Of each strategy in turn the series with most results, and the fastest of those, up to MAX_SERIES."""
+    """CHOSEN_SERIES of one comparison: of each strategy in turn the one with most results, then the fastest.
+
+    A strategy's next is one on another number of ranks, while there is any: only such show how it scales.
+    """
     of_series = summary[among].groupby(series[among])
-    ranks = pd.DataFrame(
+    each = pd.DataFrame(
         {
             "strategy": of_series["strategy"].first(),
+            "ranks": of_series[RANKS].first() if RANKS in summary.columns else 1,
             "cells": of_series["tokens_per_s"].count(),
             "tokens_per_s": of_series["tokens_per_s"].max(),
         }
     ).sort_values(["cells", "tokens_per_s"], ascending=False, kind="stable")
-    turn = ranks.groupby("strategy").cumcount()
-    return {*turn.sort_values(kind="stable").index[:MAX_SERIES]}
+    each["again"] = each.groupby(["strategy", "ranks"], dropna=False).cumcount()
+    each["turn"] = each.groupby(["strategy", "again"]).cumcount()
+    return {*each.sort_values(["again", "turn"], kind="stable").index[:CHOSEN_SERIES]}

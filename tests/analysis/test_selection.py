@@ -1,8 +1,8 @@
 import pandas as pd
 import pytest
 
-from analysis.comparison import work_number
-from analysis.selection import MAX_SERIES, MAX_SHOWN_CELLS, for_figures, for_pages
+from analysis.looks import STRATEGY_LOOKS
+from analysis.selection import CHOSEN_SERIES, MAX_SERIES, MAX_SHOWN_CELLS, for_figures, for_pages
 from analysis.series import series_number, series_of
 from tests.analysis.records import grid, make_failure, make_record
 from tests.analysis.synthetic import synthetic_records
@@ -14,19 +14,27 @@ def test_nothing_is_left_out_of_few_series(summary_of):
     assert for_figures(summary).note is None
 
 
-def test_of_many_series_whole_comparisons_are_drawn_and_the_rest_is_counted(summary_of):
+def test_of_many_series_some_are_drawn_and_the_rest_is_counted(summary_of):
     summary = summary_of(synthetic_records(3000))
     selection = for_figures(summary)
     drawn, total = len(list(series_of(selection.cells))), series_number(summary).nunique()
-    assert 0 < drawn <= MAX_SERIES < total
+    assert 0 < drawn <= CHOSEN_SERIES < MAX_SERIES < total
     assert f"{drawn} of {total} series are drawn" in selection.note
     left_out = sum(
         int(word.strip(",;")) for word in selection.note.split("Left out")[1].split() if word[0].isdigit()
     )
     assert left_out == total - drawn
-    work = work_number(summary, but=("seq_len",))
-    shown = work[selection.cells.index]
-    assert work.isin(shown).sum() == len(shown)
+
+
+def test_comparisons_are_drawn_whole(summary_of):
+    strategies = [*STRATEGY_LOOKS][:5]
+    records = [
+        make_record(config={"strategy": strategy, "model": f"model_{number}"})
+        for number in range(6)
+        for strategy in strategies
+    ]
+    cells = for_figures(summary_of(records)).cells
+    assert cells.groupby("model")["strategy"].nunique().tolist() == [len(strategies)] * 2
 
 
 def test_a_comparison_without_a_result_is_drawn_after_one_with_results(summary_of):
@@ -44,8 +52,10 @@ def test_one_comparison_with_too_many_series_keeps_some_of_every_strategy(summar
         for layout in ("zigzag", "striped")
     ]
     selection = for_figures(summary_of(records))
-    assert selection.cells["strategy"].value_counts().to_dict() == {"ulysses": 12, "ring": 12}
-    assert "24 of 64 series" in selection.note
+    shown = selection.cells.groupby("strategy")
+    assert shown.size().to_dict() == {"ulysses": 6, "ring": 6}
+    assert shown["cluster.world_size"].nunique().to_dict() == {"ulysses": 6, "ring": 6}
+    assert "12 of 64 series" in selection.note
 
 
 def test_a_page_lists_the_cells_that_were_started_last_in_the_order_of_the_summary():
