@@ -15,6 +15,7 @@ from rich.text import Text
 
 from analysis.archive import CAN_FORK, Archive, read_archive
 from analysis.attention_table import HEADINGS, SHORT_HEADINGS, attention_rows
+from analysis.csv_table import csv_text
 from analysis.derived import with_derived
 from analysis.labels import count_label, subtitle
 from analysis.load import peak_flops_per_s
@@ -25,7 +26,6 @@ from analysis.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
 from analysis.summary import summarise
 from analysis.tables import (
     TERMINAL_ROWS,
-    csv_text,
     failure_reasons,
     markdown_cell,
     markdown_table,

@@ -1,15 +1,13 @@
-"""The summary as text: CSV for programs, Markdown, HTML and a terminal for people, from the same rows."""
+"""The summary for people, in Markdown, HTML and a terminal, from the same rows."""
 
 from __future__ import annotations
 
 import html
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import msgspec
 import pandas as pd
 from rich.table import Table
 from rich.text import Text
@@ -30,10 +28,6 @@ from analysis.series import series_keys, variants
 from bench.words import length_label
 
 OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-BETWEEN_VALUES = "\x1f"
-NEED_CARE = ('"', ",", "\r", "\n", *(f"{BETWEEN_VALUES}{start}" for start in FORMULA_STARTS))
-"""What a column's texts, each after BETWEEN_VALUES, hold if any of them may not be written as it is."""
 HEADINGS = (
     "strategy", "length", "ranks/sp", "status", "tokens/s", "n and 95 % interval", "step time (ms)",
     "peak allocated (of capacity)", "attention exchange exposed / total",
@@ -79,13 +73,6 @@ def rows_of(summary: pd.DataFrame) -> list[Row]:
     keys = [key for key in series_keys(summary) if key not in OWN_COLUMN] if len(summary) else []
     cells = summary.to_dict("records")
     return [_row(cell, name) for cell, name in zip(cells, variants(summary, keys), strict=True)]
-
-
-def csv_text(summary: pd.DataFrame) -> str:
-    """All columns of the summary; missing is empty, and no text cell is a spreadsheet formula."""
-    columns = (_csv_column(summary[name]) for name in summary.columns)
-    lines = map(",".join, zip(*columns, strict=True))  # half the time of the csv module, a quarter of pandas'
-    return "\n".join([",".join(map(_csv_cell, summary.columns)), *lines, ""])
 
 
 def markdown_text(summary: pd.DataFrame) -> str:
@@ -225,31 +212,3 @@ def _status(cell: dict[Any, Any]) -> str:
 def _ranks(cell: dict[Any, Any]) -> str:
     parts = [cell.get(key) for key in ("cluster.world_size", "sp_degree")]
     return "/".join("?" if part is None or pd.isna(part) else str(int(part)) for part in parts)
-
-
-def _csv_column(column: pd.Series[Any]) -> list[str]:
-    """A column's cells as CSV has them: whole bytes, nothing where missing."""
-    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
-        return _csv_numbers(column)
-    if column.dtype == "str":
-        texts: list[str] = column.fillna("").tolist()
-        together = BETWEEN_VALUES.join(["", *texts])
-        if not any(sign in together for sign in NEED_CARE):
-            return texts
-    written = {value: _csv_cell(value) for value in column.dropna().unique().tolist()}
-    return [written.get(value, "") for value in column.tolist()]
-
-
-def _csv_numbers(column: pd.Series[Any]) -> list[str]:
-    if column.isna().all():
-        return [""] * len(column)
-    numbers: list[Any] = column.tolist()  # of which JSON writes NaN as null
-    if str(column.name).endswith("_bytes"):
-        numbers = [None if math.isnan(number) else round(number) for number in numbers]
-    return msgspec.json.encode(numbers).decode()[1:-1].replace("null", "").split(",")
-
-
-def _csv_cell(value: Any) -> str:
-    """In quotes where it holds what CSV gives a meaning to (RFC 4180, section 2); no text is a formula."""
-    text = f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else str(value)
-    return '"{}"'.format(text.replace('"', '""')) if re.search(r'[",\r\n]', text) else text

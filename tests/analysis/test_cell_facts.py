@@ -4,9 +4,10 @@ import io
 import pytest
 
 from analysis.cell_facts import cell_facts
+from analysis.csv_table import csv_text
 from analysis.labels import SHARED_CORES, number_label
 from analysis.report import write_report
-from analysis.tables import csv_text, rows_of
+from analysis.tables import rows_of
 from analysis.waterfall import step_ms
 from tests.analysis.records import CPU, make_record, make_timing, on_ranks, write_sweep
 

@@ -1,10 +1,9 @@
-import csv
 import io
 
 import pytest
 from rich.console import Console
 
-from analysis.tables import HEADINGS, csv_text, failure_reasons, markdown_text, rows_of, terminal_table
+from analysis.tables import HEADINGS, failure_reasons, markdown_text, rows_of, terminal_table
 from tests.analysis.records import grid, make_failure, make_record, make_timing
 
 STATUSES = {
@@ -14,10 +13,6 @@ STATUSES = {
     "unsupported": "unsupported",
     "killed": "killed",
 }
-
-
-def cells(summary):
-    return list(csv.DictReader(io.StringIO(csv_text(summary))))
 
 
 @pytest.mark.parametrize(("status", "shown"), STATUSES.items())
@@ -31,23 +26,6 @@ def test_a_pipe_a_newline_or_markup_in_a_reason_does_not_break_the_table(summary
     text = markdown_text(summary_of([make_failure("error", "a | b\nc <script>")]))
     assert len(text.splitlines()) == 3
     assert "a \\| b c &lt;script&gt;" in text
-
-
-@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
-def test_no_text_cell_of_the_csv_is_a_formula(summary_of, start):
-    row = cells(summary_of([make_failure("error", f"{start}1+1")]))[0]
-    assert row["reason"] == f"'{start}1+1"
-
-
-def test_a_number_of_the_csv_stays_a_number(summary_of):
-    row = cells(summary_of([make_record(losses={"loss": [-1.5, -2.5]})]))[0]
-    assert row["last_loss"] == "-2.5"
-    assert row["peak_allocated_bytes"] == str(2 * 1024**3)
-
-
-def test_missing_is_an_empty_cell(summary_of):
-    row = cells(summary_of([make_failure("error", "gone")]))[0]
-    assert row["step_time_ms"] == row["peak_allocated_bytes"] == row["speed_up"] == ""
 
 
 def test_one_step_says_that_there_is_no_interval(summary_of):
