@@ -43,8 +43,8 @@ VOLATILE = {"load_average": None}
 class Piece:
     """Whole lines of one records.jsonl: bytes `start` to `end`.
 
-    Only one that `is_all` of its file is searched for keys that stand twice. No program writes such, and a
-    file that an editor opens is small.
+    Only one that `is_all` of its file is searched for keys that stand twice, and checked where no number is
+    read. No program writes such, and a file that an editor opens is small.
     """
 
     path: Path
@@ -114,7 +114,12 @@ class Archive:
         path, start = self.places[row]
         with path.open("rb") as file:
             file.seek(start)
-            return parse_record(path, row, file.readline(), READABLE_VERSIONS)
+            line = file.readline()
+        try:
+            return parse_record(path, 0, line, READABLE_VERSIONS, may_have_twins=True)
+        except StoreError:
+            number = Piece(path, start, start, is_all=False).line_number(0)
+            return parse_record(path, number, line, READABLE_VERSIONS, may_have_twins=True)
 
 
 def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive:

@@ -39,17 +39,18 @@ def attention_metrics(record: Recorded) -> dict[str, Any]:
         return {}
     forward_ms, backward_ms = _slowest_ms(calls.forward_ms), _slowest_ms(calls.backward_ms)
     both_ms = statistics.median(map(sum, zip(forward_ms, backward_ms, strict=True)))
-    flops = analytic.attention_forward_flops + analytic.attention_backward_flops
-    control = calls.control_error_ulps or {}
+    forward_flops, backward_flops = analytic.attention_forward_flops, analytic.attention_backward_flops
+    flops = None if forward_flops is None or backward_flops is None else forward_flops + backward_flops
+    control = calls.control_error_ulps
     return {
         "attention_forward_ms": statistics.median(forward_ms),
         "attention_backward_ms": statistics.median(backward_ms),
-        "attention_flops_per_s": flops / both_ms * 1e3,
-        "attention_of_single": _of_single(calls, both_ms, record.config["sp_degree"]),
-        "out_error_ulps": calls.error_ulps["out"],
-        "dq_error_ulps": calls.error_ulps["dq"],
-        "control_out_error_ulps": control.get("out"),
-        "control_dq_error_ulps": control.get("dq"),
+        "attention_flops_per_s": flops and flops / both_ms * 1e3,
+        "attention_of_single": _of_single(calls, both_ms, record.config.get("sp_degree", 1)),
+        "out_error_ulps": calls.error_ulps.out,
+        "dq_error_ulps": calls.error_ulps.dq,
+        "control_out_error_ulps": control and control.out,
+        "control_dq_error_ulps": control and control.dq,
     }
 
 

@@ -46,7 +46,7 @@ def build_figure(name: str, summary: pd.DataFrame, note: str | None = None) -> F
     axes.set_ylabel(kind.y_label)
     kind.draw(summary, axes)
     entries = legend_entries(axes)
-    columns, legend_rows = _legend_shape([*entries])
+    columns, legend_rows = _legend_shape([*entries], letters)
     heights[-1] = LINE_INCHES * (legend_rows + 0.5)
     grid.set_height_ratios(heights)
     figure.set_size_inches(WIDTH_INCHES, sum(heights))
@@ -117,9 +117,9 @@ def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]]) -> None:
         axes.text(0, number + 2, text, size=8, color=color, va="center")
 
 
-def _legend_shape(labels: list[str]) -> tuple[int, int]:
+def _legend_shape(labels: list[str], letters_per_line: int) -> tuple[int, int]:
     """Columns and rows of a legend whose longest label still fits."""
     letters = [len(label) + LETTERS_PER_HANDLE for label in labels] or [1]
-    fits_one_row = sum(letters) <= LETTERS_PER_LINE
-    columns = max(1, len(labels) if fits_one_row else LETTERS_PER_LINE // max(letters))
+    fits_one_row = sum(letters) <= letters_per_line
+    columns = max(1, len(labels) if fits_one_row else letters_per_line // max(letters))
     return columns, -(-len(labels) // columns)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.json import Decoder
+from msgspec.structs import astuple
 
 from bench.record import READABLE_VERSIONS, Provenance, Status
 
@@ -40,13 +41,21 @@ class Config(Struct):
     world_size: Count = field(default=1, name="cluster.world_size")
 
 
+class Environment(Struct):
+    """What is computed with of an environment, which says much more."""
+
+    device_name: str | None = None
+    gpu_memory_bytes: list[Whole] | None = None
+    cores: Count | None = None
+
+
 class Analytic(Struct):
     model_flops_causal: Amount | None = None
     model_flops_full: Amount | None = None
     hardware_flops_causal: Amount | None = None
     hardware_flops_full: Amount | None = None
-    attention_forward_flops: Amount = 0
-    attention_backward_flops: Amount = 0
+    attention_forward_flops: Amount | None = None
+    attention_backward_flops: Amount | None = None
 
 
 class Timing(Struct):
@@ -56,7 +65,7 @@ class Timing(Struct):
     warmup: Name
 
     def __post_init__(self) -> None:
-        _equally_many(self.step_times_ms, "step_times_ms")
+        _equally_many(self.step_times_ms, "step_times_ms for each rank")
 
 
 class Compute(Struct):
@@ -81,6 +90,15 @@ class Trace(Struct):
     idle_ms: list[float] | None = None
     unjoined: list[str | None] = []
 
+    def __post_init__(self) -> None:
+        known = [self.step_ms, self.total_ms, self.exposed_ms, self.idle_ms, self.unjoined]
+        for by_purpose in (self.purpose_total_ms, self.purpose_exposed_ms, self.purpose_exposed_waiting_ms):
+            known.extend((by_purpose or {}).values())
+        if self.compute_ms is not None:
+            known.extend(astuple(self.compute_ms))
+        if len({len(per_rank) for per_rank in known if per_rank}) > 1:
+            raise ValueError("Expected values of equally many ranks")
+
 
 class Memory(Struct):
     peak_allocated_bytes: Bytes = None
@@ -95,16 +113,23 @@ class Losses(Struct):
     loss: Annotated[list[float], Meta(min_length=1)] | None = None
 
 
+class Ulps(Struct):
+    out: float
+    dq: float
+
+
 class AttentionCalls(Struct):
     forward_ms: Annotated[list[Times], Meta(min_length=1)]
     backward_ms: Annotated[list[Times], Meta(min_length=1)]
     single_forward_ms: Times | None
     single_backward_ms: Times | None
-    error_ulps: dict[str, float]
-    control_error_ulps: dict[str, float] | None
+    error_ulps: Ulps
+    control_error_ulps: Ulps | None
 
     def __post_init__(self) -> None:
-        _equally_many([*self.forward_ms, *self.backward_ms], "forward_ms and backward_ms")
+        _equally_many([*self.forward_ms, *self.backward_ms], "forward_ms and backward_ms for each rank")
+        single = (self.single_forward_ms, self.single_backward_ms)
+        _equally_many([times for times in single if times], "single_forward_ms and single_backward_ms")
 
 
 class Telemetry(Struct):
@@ -144,10 +169,9 @@ class Recorded(Struct):
     telemetry: Telemetry | None = None
 
     def __post_init__(self) -> None:
-        try:
-            convert(self.config, Config)
-        except ValidationError as error:
-            raise ValueError(str(error).replace("`$", "`$.config")) from None
+        _check(self.config, Config, "config")
+        if self.environment is not None:
+            _check(self.environment, Environment, "environment")
 
 
 LINES = Decoder(Recorded)
@@ -168,6 +192,13 @@ def flaw(error: Exception) -> str:
     return str(error).removesuffix(" - at `$`").replace(" - at `$.", " at `")
 
 
+def _check(section: Mapping[str, Any], kind: type[Struct], name: str) -> None:
+    try:
+        convert(section, kind)
+    except ValidationError as error:
+        raise ValueError(str(error).replace("`$", f"`$.{name}")) from None
+
+
 def _equally_many(per_rank: Sequence[Sequence[float]], name: str) -> None:
     if len({*map(len, per_rank)}) > 1:
-        raise ValueError(f"Expected equally many {name} for each rank")
+        raise ValueError(f"Expected equally many {name}")

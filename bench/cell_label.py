@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -53,4 +54,5 @@ def _short_label(cell: RunConfig) -> str:
 
 
 def _setting(key: str, value: Any) -> str:
-    return str(value) if key in SELF_EXPLAINING else f"{key}={value}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if key in SELF_EXPLAINING else f"{key}={text}"

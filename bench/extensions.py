@@ -23,7 +23,7 @@ def settle_extensions() -> None:
     for lock in folder.rglob("lock"):
         found = _made(lock)
         # Looking at all processes takes time enough for another to let this lock go and take the next.
-        if found is not None and not is_held(lock) and _made(lock) == found:
+        if found is not None and lock.is_file() and not is_held(lock) and _made(lock) == found:
             lock.unlink(missing_ok=True)
 
 

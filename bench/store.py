@@ -127,7 +127,7 @@ def parse_record(
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
-    if version not in versions:
+    if not isinstance(version, int) or version not in versions:
         known = " or ".join(map(str, sorted(versions)))
         raise StoreError(
             f"{path}:{number}: schema_version {words.shown(version)}, readable here is {known}; run the sweep"

@@ -146,9 +146,11 @@ class Observation:
         except (ValueError, OSError) as error:  # a full disk must not end somebody's training
             print(f"bench.observe: no record: {error}", file=sys.stderr, flush=True)
             return
-        print(f"bench.observe: {outcome(self.record)}", flush=True)
-        if self.wishes.report:
-            report(self.wishes.folder)
+        self._is_over = True
+        with suppress(OSError):  # nor does a closed terminal; the record is kept
+            print(f"bench.observe: {outcome(self.record)}", flush=True)
+            if self.wishes.report:
+                report(self.wishes.folder)
 
     @sigterm_held_back()
     def _fail(self, error: BaseException) -> None:

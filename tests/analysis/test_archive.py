@@ -43,6 +43,16 @@ def test_a_line_that_lacks_a_part_is_named_by_its_number(tmp_path, in_pieces, la
         read_archive([write_sweep(tmp_path, records)], {})
 
 
+def test_a_line_that_only_a_reader_of_all_of_it_refuses_is_named_by_its_number(tmp_path, in_pieces):
+    folder = write_sweep(tmp_path, synthetic_records(60))
+    lines = (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
+    lines[44] = b'{"extra": "\xff", ' + lines[44][1:]
+    (folder / "records.jsonl").write_bytes(b"".join(lines))
+    archived = read_archive([folder], {})
+    with pytest.raises(StoreError, match=r"records.jsonl:45: "):
+        archived.record(44)
+
+
 def test_of_a_cell_that_was_run_again_only_the_last_attempt_counts(tmp_path):
     folder = write_sweep(tmp_path, [make_failure("interrupted", "stopped"), make_record()])
     archived = read_archive([folder], {})

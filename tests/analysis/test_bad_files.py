@@ -8,7 +8,7 @@ import pytest
 
 from analysis.archive import read_archive
 from analysis.report import main
-from tests.analysis.records import make_failure, make_record, make_timing, write_sweep
+from tests.analysis.records import make_failure, make_record, make_timing, of_attention, write_sweep
 
 GOOD = json.dumps(make_record())
 
@@ -48,6 +48,7 @@ SECOND_LINES = {
         section(schema_version=1),
         "schema_version 1, readable here is 2 or 3; run the sweep again",
     ),
+    "a schema that is a list": (section(schema_version=[3]), "schema_version [3]"),
     "a schema to come": (section(schema_version=99), "schema_version 99"),
     "no schema": ('{"a": 1}', "schema_version null"),
     "NaN": (GOOD.replace('"wall_s": 3.0', '"wall_s": NaN'), "JSON is malformed: invalid character (byte "),
@@ -112,6 +113,27 @@ SECOND_LINES = {
     "a repeat in words": (section(repeat="a"), "Expected `int`, got `str` at `repeat`"),
     "a traced step of no time": (trace_with(step_ms=[0.0]), "Expected `float` > 0.0 at `trace.step_ms[0]`"),
     "a trace of no ranks": (trace_with(step_ms=[]), "Expected `array` of length >= 1 at `trace.step_ms`"),
+    "a trace of unequal ranks": (trace_with(idle_ms=[1.0, 1.0]), "values of equally many ranks at `trace`"),
+    "parts of unequal ranks": (
+        trace_with(compute_ms={part: [1.0, 1.0] for part in ("attention", "packing", "optimizer", "other")}),
+        "values of equally many ranks at `trace`",
+    ),
+    "calls of one device that do not match": (
+        json.dumps(of_attention(make_record(), single_forward_ms=[4.0, 4.0])),
+        "equally many single_forward_ms and single_backward_ms at `attention`",
+    ),
+    "an error without a tensor": (
+        json.dumps(of_attention(make_record(), error_ulps={"out": 1.0})),
+        "missing required field `dq` at `attention.error_ulps`",
+    ),
+    "cores in words": (
+        section(environment={"cores": "4"}),
+        "Expected `int | null`, got `str` at `environment.cores`",
+    ),
+    "a size that is no list": (
+        section(environment={"gpu_memory_bytes": 5}),
+        "Expected `array | null`, got `int` at `environment.gpu_memory_bytes`",
+    ),
     "a negative share": (trace_with(exposed_ms=[-1.0]), "Expected `float` >= 0.0 at `trace.exposed_ms[0]`"),
     "bytes in words": (
         section(memory={"peak_allocated_bytes": "x"}),

@@ -11,6 +11,10 @@ from tests.cells import make_cell
         ([["seq_len=1k"], ["seq_len=2k"]], ["ulysses 1k sp 2", "ulysses 2k sp 2"]),
         ([["engine=ddp"], ["engine=fsdp2"]], ["ulysses 8k sp 2 ddp", "ulysses 8k sp 2 fsdp2"]),
         ([["batch=1"], ["batch=2"]], ["ulysses 8k sp 2 batch=1", "ulysses 8k sp 2 batch=2"]),
+        (
+            [["checkpointing=true"], ["checkpointing=false"]],
+            ["ulysses 8k sp 2 checkpointing=true", "ulysses 8k sp 2 checkpointing=false"],
+        ),
         ([["seed=0"], ["seed=0", "strategy=local"]], ["ulysses 8k sp 2", "local 8k"]),
         (
             [["+env.NCCL_ALGO=Ring"], ["+env.NCCL_ALGO=Tree"]],

@@ -1,7 +1,9 @@
 """Loops as people write them, one rank each: right ones are not called wrong, their numbers are theirs."""
 
+import errno
 import gc
 import json
+import subprocess
 import weakref
 
 import pytest
@@ -33,11 +35,11 @@ def tokens(batch=1, length=LENGTH):
     return torch.randint(VOCABULARY, (batch, length))
 
 
-def train(model, folder, step, **choices):
+def train(model, folder, step, *, report=False, **choices):
     """The record of a loop whose step is `step(number)`; the model is updated after it."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     for number in range(1 + OTHER_STEPS):
-        with bench.observe(model, folder=folder, steps=1, warmup_steps=0, report=False, **choices):
+        with bench.observe(model, folder=folder, steps=1, warmup_steps=0, report=report, **choices):
             step(number)
             optimizer.step()
             optimizer.zero_grad()
@@ -47,6 +49,17 @@ def train(model, folder, step, **choices):
 
 def backward(model, **inputs):
     model(**inputs).logits.float().square().mean().backward()
+
+
+def test_a_report_that_cannot_be_made_ends_no_training_and_spoils_no_record(tmp_path, monkeypatch, capsys):
+    def no_room(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "run", no_room)
+    model = small_model()
+    record = train(model, tmp_path, lambda _: backward(model, input_ids=tokens()), report=True)
+    assert record["status"] == "ok"
+    assert "out_of_memory" not in "".join(capsys.readouterr())
 
 
 def test_under_autocast_attention_is_held_to_the_dtype_that_it_computes_in(tmp_path):

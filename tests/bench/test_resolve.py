@@ -17,6 +17,9 @@ WORDS = {
     "layout": LAYOUTS,
     "kernel": KERNEL_FACTS,
     "loss": LOSSES,
+    "cluster.device": ("cpu", "cuda"),
+    "cluster.backend": ("nccl", "gloo"),
+    "workload.mask (workload=attention)": ("causal", "full"),
     "strategy.rotation (strategy=torch_cp)": STRATEGIES["torch_cp"].options["rotation"],
 }
 
