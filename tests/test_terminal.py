@@ -85,7 +85,8 @@ def test_a_terminal_shows_cell_pass_step_and_time_left_and_then_table_and_report
 
 
 def test_ctrl_c_says_how_to_go_on_and_that_command_does(tmp_path):
-    words = ("-m", "seq_len=256,8k", *TINY)
+    # Long enough for a busy machine to list the processes before it is over.
+    words = ("-m", "seq_len=256,8k", *TINY, "measure.steps=25")
     surroundings = {"width": 200, "env": environment(NO_COLOR="1")}
     code, seen, family = in_terminal(tmp_path, *words, **surroundings, ctrl_c_at=b"local 8k: timing")
     assert code == 130
