@@ -6,6 +6,7 @@ import base64
 import io
 import re
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
@@ -14,9 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.transforms import blended_transform_factory
 
 from analysis.failures import ROW_INCHES
-from analysis.figures import FIGURES, legend_entries
+from analysis.figures import FIGURES, Handle, legend_entries
 from analysis.labels import banner, subtitle
 from analysis.picture import Picture
 from analysis.selection import Selection
@@ -46,16 +48,12 @@ def build_figure(name: str, summary: pd.DataFrame, note: str | None = None) -> F
     axes.set_ylabel(kind.y_label)
     kind.draw(summary, axes)
     entries = legend_entries(axes)
-    columns, legend_rows = _legend_shape([*entries], letters)
+    columns, legend_rows = _legend_shape([*entries])
     heights[-1] = LINE_INCHES * (legend_rows + 0.5)
     grid.set_height_ratios(heights)
     figure.set_size_inches(WIDTH_INCHES, sum(heights))
     _write_header(header, kind.title, lines)
-    legend.axis("off")
-    if entries:
-        legend.legend(
-            entries.values(), entries.keys(), loc="center", ncols=columns, fontsize=8, frameon=False
-        )
+    _write_legend(figure, legend, entries, columns)
     # Laid out once, not again for each file.
     layout.execute(figure)
     figure.set_layout_engine("none")
@@ -117,9 +115,27 @@ def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]]) -> None:
         axes.text(0, number + 2, text, size=8, color=color, va="center")
 
 
-def _legend_shape(labels: list[str], letters_per_line: int) -> tuple[int, int]:
+def _write_legend(figure: Figure, axes: Axes, entries: Mapping[str, Handle], columns: int) -> None:
+    """In the middle of the figure: axes with names of rows on their left may be narrower than a legend."""
+    axes.axis("off")
+    if not entries:
+        return
+    legend = axes.legend(
+        entries.values(),
+        entries.keys(),
+        loc="center",
+        bbox_to_anchor=(0.5, 0.5),
+        bbox_transform=blended_transform_factory(figure.transFigure, axes.transAxes),
+        ncols=columns,
+        fontsize=8,
+        frameon=False,
+    )
+    legend.set_in_layout(False)
+
+
+def _legend_shape(labels: list[str]) -> tuple[int, int]:
     """Columns and rows of a legend whose longest label still fits."""
     letters = [len(label) + LETTERS_PER_HANDLE for label in labels] or [1]
-    fits_one_row = sum(letters) <= letters_per_line
-    columns = max(1, len(labels) if fits_one_row else letters_per_line // max(letters))
+    fits_one_row = sum(letters) <= LETTERS_PER_LINE
+    columns = max(1, len(labels) if fits_one_row else LETTERS_PER_LINE // max(letters))
     return columns, -(-len(labels) // columns)
