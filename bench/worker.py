@@ -121,7 +121,8 @@ def _prepare(job: RankJob) -> None:
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
     # What a package will change one day it would say on every call, until nothing else is left of the log.
-    warnings.simplefilter("once", FutureWarning)
+    # "once" does not help: whoever touches the filters, as packages do in every step, makes Python forget.
+    warnings.simplefilter("ignore", FutureWarning)
     os.environ.update(dict(job.cell.env))
     if job.rendezvous is not None:
         # transformers, accelerate and DeepSpeed look for torchrun's variables, and trip over any other's.
