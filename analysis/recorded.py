@@ -23,7 +23,8 @@ Positive = Annotated[float, Meta(gt=0)]
 Amounts = Annotated[list[Amount], Meta(min_length=1)]
 Times = Annotated[list[Positive], Meta(min_length=1)]
 Bytes = Annotated[list[Amount | None], Meta(min_length=1)] | None
-ByPurpose = dict[str, list[float]] | None
+PerRank = Annotated[list[float], Meta(min_length=1)]
+ByPurpose = dict[str, PerRank] | None
 StatusName = Annotated[str, Meta(pattern=f"^({'|'.join(Status)})$")]
 ProvenanceName = Annotated[str, Meta(pattern=f"^({'|'.join(Provenance)})$")]
 
@@ -71,10 +72,10 @@ class Timing(Struct):
 class Compute(Struct):
     """`compute_ms` by part and rank."""
 
-    attention: list[float]
-    packing: list[float]
-    optimizer: list[float]
-    other: list[float]
+    attention: PerRank
+    packing: PerRank
+    optimizer: PerRank
+    other: PerRank
 
 
 class Trace(Struct):
@@ -87,7 +88,7 @@ class Trace(Struct):
     purpose_exposed_ms: ByPurpose = None
     purpose_exposed_waiting_ms: ByPurpose = None
     compute_ms: Compute | None = None
-    idle_ms: list[float] | None = None
+    idle_ms: PerRank | None = None
     unjoined: list[str | None] = []
 
     def __post_init__(self) -> None:

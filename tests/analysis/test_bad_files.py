@@ -118,6 +118,10 @@ SECOND_LINES = {
         trace_with(compute_ms={part: [1.0, 1.0] for part in ("attention", "packing", "optimizer", "other")}),
         "values of equally many ranks at `trace`",
     ),
+    "an exchange of no ranks": (
+        trace_with(purpose_total_ms={"attention": []}),
+        "Expected `array` of length >= 1 at `trace.purpose_total_ms[...]`",
+    ),
     "calls of one device that do not match": (
         json.dumps(of_attention(make_record(), single_forward_ms=[4.0, 4.0])),
         "equally many single_forward_ms and single_backward_ms at `attention`",
