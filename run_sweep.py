@@ -20,16 +20,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from bench.command_line import readable_by_hydra
-from bench.conf_files import CONF, plain, refuse_no_conf, tell_hydra_of_offers
+from bench.cell.launcher import Launcher
 from bench.config import ConfigError
 from bench.environment import this_machine
 from bench.experiments import experiment_of
-from bench.hydra_words import translated
-from bench.launcher import Launcher
-from bench.progress import Progress
+from bench.request.choices import CONF, plain, refuse_no_conf, tell_hydra_of_offers
+from bench.request.command_line import readable_by_hydra
+from bench.request.hydra_errors import translated
 from bench.store import StoreError, warn_in_one_line
-from bench.sweep import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, plan, run_plan
+from bench.sweep.plan import plan
+from bench.sweep.progress import Progress
+from bench.sweep.run import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, run_plan
 
 EXIT_REQUEST_WRONG = 2
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})

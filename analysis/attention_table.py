@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.labels import number_label, percent_label
 from analysis.verdict import cell_names
-from bench.words import length_label
+from bench.labels import length_label
 
 HEADINGS = (
     "strategy", "length", "ranks/sp", "forward (ms)", "backward (ms)", "TFLOP/s", "of one device / ranks",

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.labels import bytes_label
-from bench.words import NOT_USED
+from bench.config import NOT_USED
 
 LIMIT = "cluster.memory_limit_gib"
 GIB = 2**30

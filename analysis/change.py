@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.archive import Archive
 from analysis.labels import status_label
 from analysis.metrics import slowest_rank_ms
-from analysis.ratio import Ratio, speed_ratio
+from bench.statistics import Ratio, speed_ratio
 
 CELL = ("cell_id", "provenance")
 """What has to be equal for two records to be of one cell. The machine may differ, and is named then."""

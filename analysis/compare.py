@@ -18,8 +18,8 @@ from analysis.change import CELL, Change, Key, changes, environment_differences,
 from analysis.labels import count_label, shares_gpus
 from analysis.load import peak_flops_per_s
 from analysis.verdict import SHARED_GPU_CAVEAT, cell_names
+from bench.labels import length_label
 from bench.store import StoreError
-from bench.words import length_label
 
 EXIT_OK, EXIT_REQUEST_WRONG = 0, 2
 MAX_LISTED = 50

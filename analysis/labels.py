@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from bench.words import NOT_USED, size_label
+from bench.config import NOT_USED
+from bench.labels import size_label
 
 MISSING = ""
 """A missing number is an empty cell; the status and the note beside it say why."""

@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.comparison import work_number
 from analysis.labels import count_label, number_label
 from analysis.selection import ALL_IN
-from bench.words import length_label
+from bench.labels import length_label
 
 LEADER_COLUMNS = ("work", "name", "seq_len", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 MAX_LINES = 100

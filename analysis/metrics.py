@@ -11,7 +11,7 @@ from analysis.attention_calls import AttentionMetrics, attention_metrics
 from analysis.recorded import Losses, Memory, Parity, Recorded, Telemetry, Timing, Trace
 from analysis.stability import load_note, step_notes
 from analysis.step_parts import part_columns
-from bench.median import median_interval
+from bench.statistics import median_interval
 
 MAX_TRACED_TO_TIMED = 1.2
 """Above this the profiler slowed the step too much for its shares to describe the timed one."""

@@ -16,7 +16,7 @@ from analysis.looks import looks_of
 from analysis.scaling import scaling_group
 from analysis.series import Series, variant
 from analysis.style import LENGTH, MUTED_COLOR, RANKS, dodge, line_of
-from bench.words import length_label
+from bench.labels import length_label
 
 EFFICIENCY = "scaling_efficiency"
 NOUN = "scaling efficiency"

@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.comparison import FREE, FREE_GROUPS, varies
 from analysis.load import config_columns
 from analysis.looks import Look, looks_of
-from bench.words import NOT_USED
+from bench.config import NOT_USED
 
 FIRST = ("provenance", "hardware", "device_name", "sp_degree", "cluster.world_size", "layout")
 """The order in which settings are tried: the sooner one tells cells apart, the fewer are needed."""

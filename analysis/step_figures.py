@@ -19,7 +19,7 @@ from analysis.series import Series, series_keys, series_of, variant
 from analysis.step_parts import EFFICIENCY
 from analysis.style import MUTED_COLOR
 from analysis.waterfall import WHOLE_STEP, PartLook, part_ms, step_ms, waterfall_of
-from bench.words import length_label
+from bench.labels import length_label
 
 CASCADE_CELLS = 4
 """Up to so many cells a waterfall gives every part a line of its own."""

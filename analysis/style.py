@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from bench.words import length_label
+from bench.labels import length_label
 
 VARIANT_LINES = ("-", "--", ":", "-.")
 VARIANT_FILLS = ("full", "none", "left", "bottom", "right", "top")

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.attention_calls import ATTENTION_COLUMNS
 from analysis.metrics import tokens_per_s
 from analysis.step_parts import PART_COLUMNS
-from bench.median import median_interval
+from bench.statistics import median_interval
 
 CELL = ("cell_id", "provenance", "hardware", "device_name")
 """What makes two records repeats of one another: the same request on the same machine."""

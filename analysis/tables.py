@@ -25,7 +25,7 @@ from analysis.labels import (
 )
 from analysis.selection import ALL_IN
 from analysis.series import series_keys, variants
-from bench.words import length_label
+from bench.labels import length_label
 
 OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
 HEADINGS = (

@@ -12,7 +12,7 @@ from analysis.labels import count_label, is_cpu, shares_gpus, status_label
 from analysis.leaders import Leader, leader_lines, leaders, measured_lines
 from analysis.selection import ALL_IN
 from analysis.series import keys_and_number, variants
-from bench.words import length_label
+from bench.labels import length_label
 
 CPU_CAVEAT = "A CPU shows that the loop works, not which strategy is faster on GPUs: it ranks nothing."
 SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."

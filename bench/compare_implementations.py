@@ -17,20 +17,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import words
-from bench.conf_files import composed
+from bench.cell.launcher import Launcher
 from bench.config import ConfigError, RunConfig
 from bench.environment import this_machine
-from bench.launcher import Launcher
-from bench.legality import refusal
-from bench.median import median_interval
-from bench.resolve import resolve
+from bench.request import values
+from bench.request.choices import composed
+from bench.request.legality import refusal
+from bench.request.resolve import resolve
+from bench.statistics import median_interval
 from bench.strategies import STRATEGIES, runnable
 
 if TYPE_CHECKING:
-    from bench.attention.strategy import Strategy
-    from bench.rank_log import RankLog
-    from bench.worker import RankJob
+    from bench.cell.worker import RankJob
+    from bench.ranks.log import RankLog
+    from bench.strategies.strategy import Strategy
 
 PAIRS = (
     ("ulysses", ("strategy=deepspeed_ulysses",)),
@@ -76,9 +76,9 @@ def main() -> None:
 
 def in_turns(job: RankJob, log: RankLog) -> dict[str, Any]:
     """A rank's whole life: the cell and the folder's `package`, call by call in alternating order."""
-    from bench.measure.parity import random_inputs
-    from bench.process_groups import make_groups
-    from bench.worker import join
+    from bench.cell.worker import join
+    from bench.passes.parity.attention import random_inputs
+    from bench.ranks.groups import make_groups
 
     with log.during("compare"):
         device = join(job)
@@ -101,7 +101,7 @@ def _call_ms(strategy: Strategy, inputs: Sequence[Any]) -> float:
     import torch
     import torch.distributed as dist
 
-    from bench.measure.clock import synchronise
+    from bench.passes.timing.clock import synchronise
 
     pieces = strategy.slices(inputs[0].shape[2])
     q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
@@ -122,7 +122,7 @@ def _cells(
         reason = refusal(cell)
         if reason is not None:
             raise ConfigError(reason)
-    words.whole("--repeats", arguments.repeats, least=6)
+    values.whole("--repeats", arguments.repeats, least=6)
     return cells[0], cells[1]
 
 

@@ -11,6 +11,12 @@ from typing import Any
 _PAIRS: Mapping[str, str] = {"options": "strategy", "env": "env"}
 """Fields that are pairs of name and value, and the group their names stand in on the command line."""
 
+NOT_USED = "none"
+"""A choice that a cell has no use for, such as the engine of one that trains nothing."""
+OWN = "own"
+"""A choice that is somebody's own code, not one of the tables'."""
+DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+
 
 class ConfigError(ValueError):
     """A request that cannot be carried out, in one line: value, rule, way out."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.record import Status
@@ -58,14 +56,6 @@ def next_step(status: Status, configs: Iterable[Config]) -> str:
     cells = [*configs]
     ways = [way for way, is_open in WAYS_TO_FIT if any(map(is_open, cells))]
     return f"{NEXT_STEPS[status]} {', '.join(ways)}"
-
-
-def again_command(arguments: Sequence[str], folder: Path) -> str:
-    """The command line that runs what is missing; `arguments` are those of the sweep, as in `sys.argv`."""
-    program, *given = arguments
-    words = [word.removeprefix("++") for word in given]
-    kept = [word for word in words if word.partition("=")[0] not in ("resume", "sweep_dir")]
-    return shlex.join(["python", program, *kept, "resume=true", f"sweep_dir={folder}"])
 
 
 def _number(config: Config, key: str) -> float:

@@ -12,8 +12,8 @@ from typing import Any, Self
 import msgspec
 from filelock import FileLock, Timeout
 
-from bench import words
 from bench.config import ConfigError
+from bench.labels import shown
 from bench.record import SCHEMA_VERSION, Record
 
 NO_JSON_LINES: Mapping[bytes, str] = {
@@ -130,7 +130,7 @@ def parse_record(
     if not isinstance(version, int) or version not in versions:
         known = " or ".join(map(str, sorted(versions)))
         raise StoreError(
-            f"{path}:{number}: schema_version {words.shown(version)}, readable here is {known}; run the sweep"
+            f"{path}:{number}: schema_version {shown(version)}, readable here is {known}; run the sweep"
             " again, or read it with the version that wrote it"
         )
     return dict(record)

@@ -5,10 +5,10 @@ import json
 from dataclasses import replace
 
 from bench.config import RunConfig
-from bench.legality import refusal
-from bench.measure.parity import check_parity
-from bench.process_groups import make_groups
-from bench.rank_device import finish_together
+from bench.passes.parity.attention import check_parity
+from bench.ranks.device import finish_together
+from bench.ranks.groups import make_groups
+from bench.request.legality import refusal
 from bench.strategies import STRATEGIES, runnable
 from tests.cells import make_cell, variants
 from tests.covers import pairwise
@@ -53,7 +53,7 @@ def cover(strategies, world_size):
 
 def check_attention(job, log):
     """A rank's whole life: every case of the folder's `cases.json`, to `errors.json` and `limits.json`."""
-    from bench.worker import join
+    from bench.cell.worker import join
 
     device = join(job)
     outcomes = []

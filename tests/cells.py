@@ -4,10 +4,11 @@ import itertools
 from functools import cache
 from pathlib import Path
 
-from bench.cell import PlannedCell, run
-from bench.conf_files import composed
+from bench.cell.planned import PlannedCell
+from bench.cell.run import run
 from bench.environment import Machine
-from bench.resolve import resolve
+from bench.request.choices import composed
+from bench.request.resolve import resolve
 
 TWO_CORES = Machine(gpus=(), cores=2, cpu="a test's processor", memory_bytes=2**34)
 FOUR_H100 = Machine(gpus=("NVIDIA H100 80GB HBM3",) * 4, cores=64, cpu="x", memory_bytes=2**40)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.launcher import Launcher
+from bench.cell.launcher import Launcher
 
 
 @pytest.fixture(scope="session")

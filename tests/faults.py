@@ -10,14 +10,14 @@ import torch.distributed as dist
 
 import bench.strategies.ring.attention as ring
 import bench.strategies.ulysses.attention as ulysses
-import bench.training.trainers
+import bench.training.trainers.native
 from bench.attention.kernels import call, math
 from bench.attention.merge import Partial
-from bench.attention.strategy import IGNORED_LABEL, Batch, Strategy
+from bench.cell.worker import join, run_cell
 from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
 from bench.strategies.ring.attention import Ring
-from bench.worker import join, run_cell
+from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
 
 
 def raise_in_rank_1(job, log):
@@ -123,8 +123,8 @@ def abort_like_a_limit_in_rank_1(job, log):
 
 def divide_by_sp_degree(job, log):
     """The classic mistake: a loss averaged once more over the ranks that share a sequence."""
-    right = bench.training.trainers.backward_loss
-    bench.training.trainers.backward_loss = lambda *loss: right(*loss) / job.cell.sp_degree
+    right = bench.training.trainers.native.backward_loss
+    bench.training.trainers.native.backward_loss = lambda *loss: right(*loss) / job.cell.sp_degree
     return run_cell(job, log)
 
 
@@ -170,14 +170,14 @@ def contiguous_positions_with_zigzag(job, log):
 
 def average_losses_over_ranks(job, log):
     """Each rank its own mean, then the mean over ranks: tokens of ranks with few of them weigh more."""
-    count, local = bench.training.trainers.count_valid, []
+    count, local = bench.training.trainers.native.count_valid, []
 
     def counted(labels):
         local.append(count(labels))
         return local[-1]
 
-    bench.training.trainers.count_valid = counted
-    bench.training.trainers.backward_loss = lambda loss_sum, *_: loss_sum / local[-1].clamp(min=1)
+    bench.training.trainers.native.count_valid = counted
+    bench.training.trainers.native.backward_loss = lambda loss_sum, *_: loss_sum / local[-1].clamp(min=1)
     return run_cell(job, log)
 
 

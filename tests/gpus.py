@@ -8,7 +8,7 @@ import torch
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.environment import this_machine
-from bench.legality import refusal
+from bench.request.legality import refusal
 from tests.cells import ONE_H200, make_cell, run_cell
 
 NEEDS_GPU = (

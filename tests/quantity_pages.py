@@ -6,7 +6,7 @@ from pathlib import Path
 from analysis.derived import with_derived
 from analysis.load import to_frame
 from analysis.summary import summarise
-from bench.cell import analytic
+from bench.cell.outcome import analytic
 from tests.analysis.records import make_record, make_timing, make_trace, of_attention
 from tests.cells import FOUR_H100, make_cell
 

@@ -8,13 +8,13 @@ import yaml
 
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS
-from bench.cell import ANALYTIC_FLOPS
-from bench.conf_files import CONF, option_of, read_option
-from bench.legality import ENGINE_DTYPES
-from bench.model_numbers import FAMILIES as FAMILY_WORDS
-from bench.resolve import ENGINES as ENGINE_WORDS
-from bench.resolve import LOSSES as LOSS_WORDS
-from bench.resolve import WORKLOADS as WORKLOAD_WORDS
+from bench.cell.outcome import ANALYTIC_FLOPS
+from bench.request.choices import CONF, option_of, read_option
+from bench.request.legality import ENGINE_DTYPES
+from bench.request.model_numbers import FAMILIES as FAMILY_WORDS
+from bench.request.resolve import ENGINES as ENGINE_WORDS
+from bench.request.resolve import LOSSES as LOSS_WORDS
+from bench.request.resolve import WORKLOADS as WORKLOAD_WORDS
 from bench.strategies import STRATEGIES, runnable
 from bench.training.data import SOURCES
 from bench.training.engines import ENGINES
@@ -24,9 +24,10 @@ from bench.training.trainers import TRAINERS
 from bench.workloads import WORKLOADS
 
 TORCH_FREE = [
-    "bench.sweep", "bench.cell", "bench.sections", "bench.launcher", "bench.resolve", "bench.legality",
-    "bench.store", "bench.strategies", "bench.attention.kernel_facts", "bench.cost.flops", "bench.progress",
-    "analysis.report", "run_sweep",
+    "bench.sweep.run", "bench.cell.run", "bench.cell.sections", "bench.cell.launcher",
+    "bench.request.resolve", "bench.request.legality", "bench.store", "bench.strategies",
+    "bench.attention.kernel_facts", "bench.cost.flops", "bench.sweep.progress", "analysis.report",
+    "run_sweep",
 ]  # fmt: skip
 
 

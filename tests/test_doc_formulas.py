@@ -7,14 +7,23 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis import metrics, ratio, stability
+from analysis import metrics, stability
 from analysis.quantities import DEFINITIONS
-from bench import overhead, parity_cache, rank_log
+from bench.cell import passes
+from bench.config import DTYPE_BYTES
 from bench.cost import flops
-from bench.measure import calls, cut_model, live_blocks, parity, passes, row_errors, single_device, telemetry
-from bench.median import interval_rank
+from bench.overhead import __main__ as overhead
+from bench.passes.attention import row_errors, single_device
+from bench.passes.engagement import calls
+from bench.passes.memory import live_blocks
+from bench.passes.parity import attention as parity
+from bench.passes.parity import cut_model
+from bench.passes.parity import section as parity_section
+from bench.passes.telemetry import telemetry
+from bench.ranks import log as rank_log
+from bench.statistics import RESAMPLES, interval_rank
 from bench.strategies import STRATEGIES
-from bench.strategies.facts import DTYPE_BYTES, activation_bytes, backwards_per_step, forwards_per_step
+from bench.strategies.facts import activation_bytes, backwards_per_step, forwards_per_step
 from bench.workloads import train
 from tests.cells import FOUR_H100, make_cell
 from tests.quantity_pages import LOOKED_UP, PEAK_FLOPS_PER_S, a_record, formula_of, summary_of_one, text_of
@@ -97,7 +106,7 @@ def test_the_page_on_samples_has_the_interval_s_rank():
     ("page", "said"),
     [
         ("attention_alone", f"at most {WORDS_OF_NUMBERS[single_device.MAX_CALLS]} calls"),
-        ("attention_parity", f"up to {parity_cache.MAX_TOKENS} tokens"),
+        ("attention_parity", f"up to {parity_section.MAX_TOKENS} tokens"),
         ("attention_parity", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in parity.FLOORS.items())),
         ("objective_parity", f"at most {cut_model.CUT_VOCABULARY} words"),
         ("objective_parity", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in parity.FLOORS.items())),
@@ -109,7 +118,7 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("stability", f"low - {stability.SEVERE_FENCE:.0f} (high - low)"),
         ("stability", f"> {stability.BUSY:.0f} * cores"),
         ("step_parts", f"{WORDS_OF_NUMBERS[passes.TRACED_STEPS]} traced ones"),
-        ("sweep_ratio", f"over {ratio.RESAMPLES:,} resamples"),
+        ("sweep_ratio", f"over {RESAMPLES:,} resamples"),
         ("telemetry", f"every {telemetry.PERIOD_S * 1e3:.0f} ms"),
         ("telemetry", f"{telemetry.MAX_SAMPLES:,} samples"),
         ("telemetry", f"< {telemetry.SLOW_CLOCK} * reference_clock_mhz"),

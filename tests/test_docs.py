@@ -11,10 +11,10 @@ from analysis.figures import FIGURES
 from analysis.load import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
 from analysis.quantities import DEFINITIONS
 from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.cell import analytic
+from bench.cell.outcome import analytic
+from bench.config import DTYPE_BYTES
 from bench.record import OutOfMemory, Record, Status
 from bench.strategies import STRATEGIES
-from bench.strategies.facts import DTYPE_BYTES
 from tests.cells import make_cell
 from tests.quantity_pages import FOLDER, ROOT, named_in, summary_of_one, text_of
 

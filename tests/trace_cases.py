@@ -8,10 +8,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from bench.attention.boundary import AttentionWatch
-from bench.measure.optimizer_spans import method_spans
-from bench.measure.tap import CommunicationTap
-from bench.measure.trace import StepTracer, read_step, warm_profiler
+from bench.attention.watch import AttentionWatch
+from bench.passes.engagement.tap import CommunicationTap
+from bench.passes.trace.optimizer_spans import method_spans
+from bench.passes.trace.trace import StepTracer, read_step, warm_profiler
 
 SLEEP_S = 0.4
 PAYLOAD = 1 << 12
@@ -71,7 +71,7 @@ class Case:
 
 def trace_case(job, log):
     """A rank's whole life: the case named by the folder, tapped once, then traced."""
-    from bench.worker import join
+    from bench.cell.worker import join
 
     device = join(job)
     case = Case(job.rank, AttentionWatch(), Optimizer())

@@ -1,1 +1,1 @@
-"""What strategies share: layouts, kernels on one device, and the bridge to packages."""
+"""Attention on one device, and what strategies share. May import the nouns at the top of bench only."""

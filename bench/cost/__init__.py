@@ -1,1 +1,1 @@
-"""The arithmetic of a training step: no torch."""
+"""FLOPs, traffic, memory and time as arithmetic. May import facts, layouts and nouns; no torch."""

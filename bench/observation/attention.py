@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bench.attention.boundary import AttentionWatch
+from bench.attention.watch import AttentionWatch
 
 Run = Callable[..., tuple[Tensor, Any]]
 Around = Callable[[Run, nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], tuple[Tensor, Any]]

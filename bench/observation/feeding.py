@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.observation.tokens import RankTokens
-from bench.step_phase import StepPhase
+from bench.ranks.log import StepPhase
 
 _IDS, _EMBEDDED = "input_ids", "inputs_embeds"
 

@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench import words
-from bench.config import ClusterConfig, ConfigError
-from bench.measure.memory import MemoryWatch
+from bench.cell.ends import RankEnd, is_victim
+from bench.cell.failure import describe_failure
+from bench.cell.outcome import outcome
+from bench.config import OWN, ClusterConfig, ConfigError
 from bench.observation.feeding import Feeding
 from bench.observation.folder import check_records, report
 from bench.observation.last_word import sigterm_held_back
@@ -35,10 +36,8 @@ from bench.observation.outcome import (
 )
 from bench.observation.steps import OTHER_STEPS, Steps
 from bench.observation.subject import subject_of
-from bench.progress import outcome
-from bench.rank_end import RankEnd, is_victim
-from bench.rank_failure import describe_failure
-from bench.rank_log import RankLog
+from bench.passes.memory.memory import MemoryWatch
+from bench.ranks.log import RankLog
 from bench.record import Record
 from bench.store import Store
 
@@ -180,7 +179,7 @@ class Observation:
             dtype=self._steps.dtype,
             checkpointing=subject.checkpointing,
             cluster=ClusterConfig(
-                name=words.OWN,
+                name=OWN,
                 world_size=dist.get_world_size(),
                 device=device.type,
                 backend=str(dist.get_backend()),

@@ -8,8 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench import words
-from bench.config import ConfigError
+from bench.config import OWN, ConfigError
 from bench.observation.loop_ranks import process_group
 from bench.observation.observation import Observation
 from bench.observation.outcome import (
@@ -21,7 +20,7 @@ def observe(
     model: nn.Module,
     group: dist.ProcessGroup | DeviceMesh | None = None,
     *,
-    strategy: str = words.OWN,
+    strategy: str = OWN,
     folder: str | Path = "results/observed",
     steps: int = 20,
     warmup_steps: int = 2,

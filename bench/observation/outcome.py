@@ -8,9 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench import words
-from bench.cell import PlannedCell, failed, judged, refused
+from bench.cell.ends import RankEnd, classify
+from bench.cell.gates import first_failure
+from bench.cell.outcome import failed, judged, refused
+from bench.cell.planned import PlannedCell
+from bench.cell.sections import Report, merge
 from bench.config import (
+    OWN,
     ClusterConfig,
     ConfigError,
     DataConfig,
@@ -20,12 +24,10 @@ from bench.config import (
     WorkloadConfig,
 )
 from bench.environment import this_machine
-from bench.gates import first_failure
 from bench.observation.tokens import RankTokens, layout_of, misfed, seq_len
-from bench.rank_end import RankEnd, classify
 from bench.record import Parity, Record
-from bench.resolve import this_hardware
-from bench.sections import Report, merge
+from bench.request import values
+from bench.request.choices import this_hardware
 from bench.store import Store
 from bench.strategies import STRATEGIES
 
@@ -43,8 +45,8 @@ class Wishes:
     report: bool
 
     def __post_init__(self) -> None:
-        words.whole("steps", self.steps)
-        words.whole("warmup_steps", self.warmup_steps, least=0)
+        values.whole("steps", self.steps)
+        values.whole("warmup_steps", self.warmup_steps, least=0)
         facts = STRATEGIES.get(self.strategy)
         if facts is not None and facts.options:
             raise ConfigError(
@@ -81,9 +83,9 @@ def observed_cell(setting: Setting, wishes: Wishes, sharers: Sequence[RankTokens
         dtype=setting.dtype,
         model=setting.model,
         engine=setting.engine,
-        trainer=words.OWN,
+        trainer=OWN,
         workload=WorkloadConfig(name="train", mask="causal"),
-        data=DataConfig(name=words.OWN, path=None, tokenizer=None, prompt_tokens=0),
+        data=DataConfig(name=OWN, path=None, tokenizer=None, prompt_tokens=0),
         mode="measure",
         hardware=this_hardware(this_machine(), setting.cluster.device),
         cluster=setting.cluster,
@@ -92,7 +94,7 @@ def observed_cell(setting: Setting, wishes: Wishes, sharers: Sequence[RankTokens
         dp_replicate=1,
         dp_shard=setting.cluster.world_size // sp_degree,
         checkpointing=setting.checkpointing,
-        loss=words.OWN,
+        loss=OWN,
         measure=_measure(wishes),
         seed=0,
         env=(),

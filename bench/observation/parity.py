@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.measure.parity import FLOORS
-from bench.measure.plain_attention import relative_error
-from bench.measure.whole_attention import whole_attention, whole_attention_flops
 from bench.observation.attention import Captured, coarsest
+from bench.passes.parity.attention import FLOORS
+from bench.passes.parity.exact import relative_error, whole_attention, whole_attention_flops
 from bench.training.models import TORCH_DTYPES
 
 BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}

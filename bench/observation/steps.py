@@ -12,24 +12,23 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from bench.cell.passes import watched_window
+from bench.cell.sections import Report
 from bench.config import ConfigError
-from bench.measure.clock import StepClock, synchronise
-from bench.measure.inspection import Inspection
-from bench.measure.memory import MemoryWatch
-from bench.measure.modules import watch_modules
-from bench.measure.optimizer_spans import step_spans
-from bench.measure.passes import watched_window
-from bench.measure.telemetry import Telemetry, open_nvml
-from bench.measure.trace import StepTracer, keep_or_remove, read_step, warm_profiler
 from bench.observation.attention import captured_attention, module_of, noted_dtype, watched_attention
 from bench.observation.feeding import Feeding
 from bench.observation.outcome import Wishes
 from bench.observation.parity import DTYPE_WORDS, compare
 from bench.observation.subject import Subject
 from bench.observation.tokens import RankTokens, positions_of
-from bench.rank_log import RankLog
-from bench.sections import Report
-from bench.stage import TRACED_STEPS
+from bench.passes.engagement.inspection import Inspection
+from bench.passes.engagement.modules import watch_modules
+from bench.passes.memory.memory import MemoryWatch
+from bench.passes.telemetry.telemetry import Telemetry, open_nvml
+from bench.passes.timing.clock import StepClock, synchronise
+from bench.passes.trace.optimizer_spans import step_spans
+from bench.passes.trace.trace import StepTracer, keep_or_remove, read_step, warm_profiler
+from bench.ranks.log import TRACED_STEPS, RankLog
 
 Boundaries = Generator[None, None, None]
 """Yields where a step begins and where it has ended, in turns; what follows the last end is work of ours."""

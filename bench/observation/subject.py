@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from bench import words
-from bench.config import ConfigError, ModelConfig
-from bench.model_numbers import transformers_numbers
+from bench.config import NOT_USED, ConfigError, ModelConfig
+from bench.request.model_numbers import transformers_numbers
 
 ENGINE_OF_WRAPPER: Mapping[str, str] = {
     "DistributedDataParallel": "ddp",
@@ -78,4 +77,4 @@ def _engine(model: nn.Module) -> str:
     if stage is not None:
         return f"zero{stage()}"
     names = [cls.__name__ for cls in type(model).__mro__]
-    return next((ENGINE_OF_WRAPPER[name] for name in names if name in ENGINE_OF_WRAPPER), words.NOT_USED)
+    return next((ENGINE_OF_WRAPPER[name] for name in names if name in ENGINE_OF_WRAPPER), NOT_USED)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench import words
 from bench.attention.layouts import LAYOUTS
+from bench.config import OWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def layout_of(ranks: Sequence[RankTokens]) -> str:
     """The layout that deals a sequence out like this, as far as these ranks tell; `own` for none of ours."""
     whole, degree = seq_len(ranks[0]), len(ranks[0].group)
     fits = (name for name, layout in LAYOUTS.items() if whole % layout.length_multiple(degree) == 0)
-    return next((name for name in fits if all(_is_dealt(each, name) for each in ranks)), words.OWN)
+    return next((name for name in fits if all(_is_dealt(each, name) for each in ranks)), OWN)
 
 
 def _is_dealt(rank: RankTokens, layout: str) -> bool:

@@ -19,7 +19,7 @@ from bench.strategies.ulysses.facts import Ulysses
 from bench.strategies.usp.facts import USP
 
 if TYPE_CHECKING:
-    from bench.attention.strategy import Strategy
+    from bench.strategies.strategy import Strategy
 
 STRATEGIES = StrategyTable(
     (

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from bench.attention.layouts import LAYOUTS
-from bench.config import ModelConfig, RunConfig
-
-DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
 
 
 class Facts(ABC):

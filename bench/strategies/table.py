@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 
 from bench.config import ConfigError
 from bench.strategies.facts import Facts
-from bench.strategies.offer import Offer, in_one_line
+from bench.strategies.plugin import Offer, in_one_line
 
 ENTRY_POINTS = "ulysses_ring_bench.strategies"
 OUR_PACKAGE = "ulysses-ring-bench"

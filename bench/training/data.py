@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bench.attention.strategy import IGNORED_LABEL, Batch
 from bench.config import ConfigError, RunConfig
+from bench.strategies.strategy import IGNORED_LABEL, Batch
 from bench.training.text import read_text
 
 SampleTokens = Callable[[int, int], Tensor]

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.config import RunConfig
-from bench.process_groups import RankGroups
+from bench.ranks.groups import RankGroups
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES
 
@@ -129,7 +129,7 @@ class Zero3(Engine):
     ) -> None:
         import deepspeed
 
-        from bench.training.deepspeed_ranks import join_deepspeed
+        from bench.ranks.deepspeed import join_deepspeed
 
         join_deepspeed(cell)
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)

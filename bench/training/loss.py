@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from bench.attention.strategy import IGNORED_LABEL, Batch
-from bench.step_phase import StepPhase
+from bench.ranks.log import StepPhase
+from bench.strategies.strategy import IGNORED_LABEL, Batch
 
 CHUNK_TOKENS = 1024
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.measure.clock import StepClock
-from bench.measure.parity import ParityOutcome, check_parity, random_input
-from bench.measure.row_errors import RowErrors
-from bench.measure.single_device import time_single_device
-from bench.measure.timing import TimedSteps
-from bench.workloads.workload import Rank, Workload
+from bench.passes.attention.row_errors import RowErrors
+from bench.passes.attention.single_device import time_single_device
+from bench.passes.parity.attention import ParityOutcome, check_parity, random_input
+from bench.passes.timing.clock import StepClock
+from bench.passes.timing.timing import TimedSteps
+from bench.passes.workload import Rank, Workload
 
 
 class Attention(Workload):

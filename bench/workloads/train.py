@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 
-from bench.measure.gradients import write_gradients
-from bench.measure.losses import collect_losses
-from bench.measure.objective import check_objective
-from bench.measure.parity import ParityOutcome, check_parity
-from bench.measure.timing import TimedSteps
+from bench.passes.gradients.gradients import write_gradients
+from bench.passes.losses.losses import collect_losses
+from bench.passes.parity.attention import ParityOutcome, check_parity
+from bench.passes.parity.objective import check_objective
+from bench.passes.timing.timing import TimedSteps
+from bench.passes.workload import Rank, Workload
 from bench.training.data import open_data
 from bench.training.engines import ENGINES
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
-from bench.training.trainers import TRAINERS, StepOutcome
-from bench.workloads.workload import Rank, Workload
+from bench.training.trainers import TRAINERS
+from bench.training.trainers.trainer import StepOutcome
 
 SHORT_TOKENS = 2048
 

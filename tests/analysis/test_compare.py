@@ -7,8 +7,8 @@ import pytest
 from analysis.archive import read_archive
 from analysis.change import changes
 from analysis.compare import MAX_LISTED, main
-from analysis.ratio import speed_ratio
 from analysis.verdict import SHARED_GPU_CAVEAT
+from bench.statistics import speed_ratio
 from tests.analysis.records import SHARED_GPU, grid, make_failure, make_record, make_timing, write_sweep
 
 ENVIRONMENT = make_record()["environment"]

@@ -9,7 +9,7 @@ from analysis.metrics import (
     worst_rank,
 )
 from analysis.recorded import Trace, as_recorded
-from bench.median import interval_rank, median_interval
+from bench.statistics import interval_rank, median_interval
 from tests.analysis.records import make_failure, make_record, make_timing
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bench.environment import REPOSITORY, installed
-from bench.legality import ENGINE_DTYPES, ENGINE_PACKAGES
-from bench.measure.telemetry import Telemetry, open_nvml
+from bench.passes.telemetry.telemetry import Telemetry, open_nvml
+from bench.request.legality import ENGINE_DTYPES, ENGINE_PACKAGES
 from bench.store import read_records
 from tests.gpus import GPU_KERNELS, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu, skip_without
 

@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.kernels import KERNELS
-from bench.legality import ENGINE_DTYPES, refusal
+from bench.cell.worker import join
+from bench.request.legality import ENGINE_DTYPES, refusal
 from bench.strategies import STRATEGIES
-from bench.worker import join
 from tests.attention_cases import check_attention
 from tests.cells import variants
 from tests.covers import pairwise

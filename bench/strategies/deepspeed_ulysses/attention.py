@@ -9,11 +9,11 @@ from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from torch import Tensor
 
 from bench.attention.kernels import attend
-from bench.attention.strategy import Strategy
 from bench.config import RunConfig
-from bench.process_groups import RankGroups
+from bench.ranks.deepspeed import join_deepspeed
+from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
-from bench.training.deepspeed_ranks import join_deepspeed
+from bench.strategies.strategy import Strategy
 
 
 class DeepSpeedUlyssesAttention(Strategy):

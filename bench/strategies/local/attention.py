@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from bench.attention.kernels import attend, kernel_forward
-from bench.attention.strategy import Strategy
+from bench.strategies.strategy import Strategy
 
 
 class LocalAttention(Strategy):

@@ -17,7 +17,7 @@ from bench.attention.kernels import Kernel, kernel_backward, kernel_forward
 from bench.attention.layouts import EVERYTHING, LAYOUTS, Layout, Tile
 from bench.attention.merge import Partial
 from bench.attention.rotation import rotate
-from bench.attention.strategy import Strategy
+from bench.strategies.strategy import Strategy
 
 
 class RingAttention(Strategy):

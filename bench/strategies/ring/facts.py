@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bench.config import RunConfig
+from bench.config import DTYPE_BYTES, RunConfig
 from bench.strategies.facts import (
-    DTYPE_BYTES,
     Facts,
     activation_bytes,
     backwards_per_step,

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from bench.attention.flash_attn_bridge import flash_attn_from
-from bench.attention.strategy import Strategy
 from bench.config import RunConfig
-from bench.process_groups import RankGroups
+from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
+from bench.strategies.strategy import Strategy
 
 FUNCTIONS: Mapping[str, str] = {
     "zigzag": "zigzag_ring_flash_attn_func",

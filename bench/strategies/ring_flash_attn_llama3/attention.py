@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from bench.attention.flash_attn_bridge import flash_attn_from
-from bench.attention.strategy import Strategy
 from bench.config import RunConfig
-from bench.process_groups import RankGroups
+from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
+from bench.strategies.strategy import Strategy
 
 KV_HEADS_AT_A_TIME = 1
 """The package's `heads_k_stride` as its own examples have it: least memory, most overlap."""

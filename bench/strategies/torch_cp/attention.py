@@ -18,10 +18,10 @@ from torch.distributed.tensor.experimental._attention import (
 )
 
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
-from bench.attention.strategy import Strategy
 from bench.config import RunConfig
-from bench.process_groups import RankGroups
+from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
+from bench.strategies.strategy import Strategy
 
 SEQUENCE_DIM = 2
 

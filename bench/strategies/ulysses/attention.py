@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.attention.kernels import attend
-from bench.attention.strategy import Strategy
+from bench.strategies.strategy import Strategy
 
 
 class UlyssesAttention(Strategy):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from bench.attention.layouts import LAYOUTS
-from bench.attention.strategy import Strategy
 from bench.strategies.ring.attention import Ring, ring_attention
+from bench.strategies.strategy import Strategy
 from bench.strategies.ulysses.attention import gather_heads_scatter_seq, gather_seq_scatter_heads
 
 

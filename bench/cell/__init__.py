@@ -1,0 +1,1 @@
+"""One cell in, one record out. May import request, workloads and all below."""

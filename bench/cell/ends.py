@@ -1,0 +1,199 @@
+"""How a rank ended, and what the ends of all ranks say about the cell."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.ranks.log import WrongResultError
+from bench.ranks.out_of_memory import KINDS, memory_of_text
+from bench.record import BlockClass, Failure, OutOfMemory, Status
+
+VICTIM_TEXTS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Application timeout caused pair closure",
+    "Connection closed by remote peer",
+    "remote process exited",
+    "remote process exiting",
+    "NCCL communicator was aborted",
+)
+
+
+STACK_SIGNAL = signal.SIGUSR1
+"""On it a rank writes into its log where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """What a rank tells the launcher as soon as its failure is on the disk, before any cleanup."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """`exit_code` is negative for a signal and None for a rank that had to be stopped.
+
+    `report` is there only when every pass was done, `failure` only when the rank could still write one.
+    `found_after_s` are the seconds from its failure, or else its own end, to the end of all ranks.
+    """
+
+    rank: int
+    exit_code: int | None
+    report: dict[str, Any] | None
+    failure: dict[str, Any] | None
+    log_tail: str
+    found_after_s: float | None = None
+
+    @property
+    def why(self) -> str:
+        """Why there is no report, in one line, for commands that keep no record."""
+        told = self.failure["message"] if self.failure is not None else self.log_tail
+        last = (told.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
+        return f"rank {self.rank}: {last}; try one such cell with run_sweep.py, whose record says more"
+
+
+def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status, Failure | None]:
+    """The cell's status and whom to blame. The worst cause wins over those it dragged along.
+
+    `limited` says that the cell ran under a memory limit, under which more deaths are the limit's.
+    """
+    if all(end.report is not None for end in ends):
+        return Status.OK, None
+    ranks = Ranks(ends, limited)
+    for status, blames in CAUSES:
+        culprit = next((end for end in ends if blames(end, ranks)), None)
+        if culprit is not None:
+            return status, _failure(culprit, status, ranks)
+    return Status.ERROR, _failure(ends[0], Status.ERROR, ranks)
+
+
+def is_victim(failure: Mapping[str, Any]) -> bool:
+    """Whether all that a failure says is that a peer was gone."""
+    return any(text in failure["message"] for text in VICTIM_TEXTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """All ends of a cell, for the causes that depend on more than one."""
+
+    ends: Sequence[RankEnd]
+    limited: bool
+
+    def memory(self, end: RankEnd) -> str | None:
+        """Whose memory this rank ran out of, `device` or `host`, by its failure or else by its log."""
+        failure = end.failure
+        if failure is None:
+            return None if end.report else memory_of_text(end.log_tail, limited=self.limited)
+        if failure.get("out_of_memory") is not None:
+            return str(failure["out_of_memory"]["memory"])
+        return KINDS.get(failure["kind"]) or memory_of_text(failure["message"], limited=self.limited)
+
+    @property
+    def reached_the_deadline(self) -> bool:
+        """Ranks that had to be stopped were so because of the deadline, not because another had failed."""
+        return not any(end.exit_code is not None and end.report is None for end in self.ends)
+
+
+def _ran_out_of_memory(end: RankEnd, ranks: Ranks) -> bool:
+    return ranks.memory(end) is not None
+
+
+def _was_killed(end: RankEnd, _: Ranks) -> bool:
+    return end.exit_code in (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def _crashed(end: RankEnd, ranks: Ranks) -> bool:
+    by_signal = end.exit_code is not None and end.exit_code < 0
+    return by_signal and not _was_killed(end, ranks) and not _ended_by_watchdog(end)
+
+
+def _ended_by_watchdog(end: RankEnd) -> bool:
+    """NCCL's watchdog aborts a rank whose peer is gone: a victim that could write no failure of its own."""
+    aborted = end.failure is None and end.exit_code == -signal.SIGABRT
+    return aborted and any(text in end.log_tail for text in VICTIM_TEXTS)
+
+
+def _raised(end: RankEnd, _: Ranks) -> bool:
+    return end.failure is not None and not is_victim(end.failure)
+
+
+def _hung(end: RankEnd, ranks: Ranks) -> bool:
+    return end.exit_code is None and ranks.reached_the_deadline
+
+
+def _broke_off(end: RankEnd, _: Ranks) -> bool:
+    return end.exit_code is None and end.failure is None
+
+
+def _left_without_result(end: RankEnd, _: Ranks) -> bool:
+    says_nothing = end.exit_code is not None and end.report is None and end.failure is None
+    return says_nothing and not _ended_by_watchdog(end)
+
+
+def _any(_: RankEnd, __: Ranks) -> bool:
+    return True
+
+
+def _gate_failed(end: RankEnd, _: Ranks) -> bool:
+    return end.failure is not None and end.failure["kind"] == WrongResultError.__name__
+
+
+CAUSES = (
+    (Status.WRONG_RESULT, _gate_failed),
+    (Status.OUT_OF_MEMORY, _ran_out_of_memory),
+    (Status.KILLED, _was_killed),
+    (Status.CRASHED, _crashed),
+    (Status.ERROR, _raised),
+    (Status.ERROR, _left_without_result),
+    (Status.TIMED_OUT, _hung),
+    (Status.ERROR, _broke_off),
+    (Status.ERROR, _any),
+)
+
+
+def _failure(end: RankEnd, status: Status, ranks: Ranks) -> Failure:
+    told = end.failure or {}
+    memory = told.get("out_of_memory")
+    return Failure(
+        rank=end.rank,
+        phase=told.get("phase"),
+        kind=told.get("kind") or _exit_kind(end, status),
+        message=told.get("message") or _exit_message(end, status),
+        log_tail=end.log_tail,
+        step_phase=told.get("step_phase"),
+        found_after_s=end.found_after_s,
+        out_of_memory=_out_of_memory(memory, ranks.memory(end)),
+    )
+
+
+def _out_of_memory(told: Mapping[str, Any] | None, memory: str | None) -> OutOfMemory | None:
+    """What the rank wrote of its failed allocation, or that it died of one before it could write."""
+    if memory is None:
+        return None
+    if told is None:
+        return OutOfMemory(memory=memory, requested_bytes=None, limit_bytes=None, held_bytes=None, largest=[])
+    return OutOfMemory(**{**told, "largest": [BlockClass(**each) for each in told["largest"]]})
+
+
+def _exit_kind(end: RankEnd, status: Status) -> str:
+    if end.exit_code is not None and end.exit_code < 0:
+        return signal.Signals(-end.exit_code).name
+    return status.value
+
+
+def _exit_message(end: RankEnd, status: Status) -> str:
+    messages = {
+        Status.KILLED: "killed from outside; the kernel does so when host memory runs out: see dmesg",
+        Status.CRASHED: "died of a signal; its log ends with the stack",
+        Status.TIMED_OUT: "still running at the deadline; raise measure.timeout_s, or see in its log where",
+        Status.OUT_OF_MEMORY: "an allocation failed; the error gives no size",
+        Status.ERROR: f"left with exit code {end.exit_code} and no result; the end of its log may tell why",
+    }
+    if status is Status.ERROR and end.exit_code is None:
+        return "said nothing after the others had lost a peer, and was stopped; compare all ranks' logs"
+    return messages.get(status, status.value)

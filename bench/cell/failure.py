@@ -1,0 +1,56 @@
+"""What a rank writes of the error that ended it, while the error's frames still hold what they held."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from bench.config import ClusterConfig
+from bench.passes.memory.live_blocks import largest_classes
+from bench.ranks.log import RankLog
+from bench.ranks.memory_limit import GIB, lift_memory_limit, process_bytes
+from bench.ranks.out_of_memory import requested_bytes, root_cause
+
+
+def describe_failure(error: BaseException, log: RankLog, cluster: ClusterConfig) -> dict[str, Any]:
+    """The content of a rank's failure file, as plain JSON values; lifts the cell's memory limit first."""
+    held_bytes = _held_bytes(log, cluster)
+    if log.limit_base_bytes is not None and cluster.device == "cpu":
+        lift_memory_limit()
+    cause, memory = root_cause(error, limited=log.limit_base_bytes is not None)
+    return {
+        "phase": log.phase,
+        "step_phase": log.step.name,
+        "kind": type(cause).__name__,
+        "message": str(cause),
+        "traceback": "".join(traceback.format_exception(error)),
+        "failed_at_s": time.monotonic(),
+        "out_of_memory": None if memory is None else _out_of_memory(cause, memory, held_bytes, cluster),
+    }
+
+
+def _out_of_memory(
+    cause: BaseException, memory: str, held_bytes: int | None, cluster: ClusterConfig
+) -> dict[str, Any]:
+    limit_gib = cluster.memory_limit_gib
+    return {
+        "memory": memory,
+        "requested_bytes": requested_bytes(str(cause)),
+        "limit_bytes": None if limit_gib is None else round(limit_gib * GIB),
+        "held_bytes": held_bytes,
+        "largest": [asdict(each) for each in largest_classes(cluster.device)],
+    }
+
+
+def _held_bytes(log: RankLog, cluster: ClusterConfig) -> int | None:
+    """What the rank held when it failed: of a GPU what is allocated, on the CPU data beyond the limit's base.
+
+    None on the CPU without a limit, where nothing was measured at the start.
+    """
+    if cluster.device == "cuda":
+        return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None
+    return None if log.limit_base_bytes is None else process_bytes("VmData") - log.limit_base_bytes

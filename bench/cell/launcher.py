@@ -1,0 +1,257 @@
+"""Fresh ranks for every cell, forked from a server that has imported everything already.
+
+The standard library's fork server, not torch elastic's agent: its ranks may leave by `os._exit` (see
+`worker`), and a death wakes the launcher at once instead of at the next poll.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bench.cell.compile_cache import settle_extensions
+from bench.cell.ends import STACK_SIGNAL, RankEnd, RankFailed, is_victim
+from bench.config import RunConfig
+from bench.environment import REPOSITORY
+from bench.ranks.log import Stage
+
+if TYPE_CHECKING:
+    from bench.cell.worker import RankEntry
+
+GRACE_S = 3.0
+"""How long the others may write their own reports once one rank has failed."""
+VICTIM_GRACE_S = 20.0
+"""The same where all it says is that it lost a peer: that one may still be cleaning up, and has to speak."""
+STACK_S = 0.3
+"""How long a rank may write its stack before it is killed."""
+LOG_TAIL_BYTES = 8000
+"""NCCL's watchdog prints why it ends a rank, and after that two C++ stacks of up to 4,000 bytes in all."""
+PRELOAD = ["bench.cell.preload"]
+TICK_S = 1.0
+"""How often whoever listens may look at the clock: enough for people, and nothing to the ranks' cores."""
+
+
+class Listener(Protocol):
+    """Hears of a cell while it runs, in the launcher's own thread."""
+
+    def tell(self, stage: Stage) -> None:
+        """The first rank has begun this."""
+
+    def tick(self) -> None:
+        """Time has passed: about every TICK_S seconds while ranks run."""
+
+
+class Silent:
+    """Listens to nothing."""
+
+    def tell(self, stage: Stage) -> None: ...
+
+    def tick(self) -> None: ...
+
+
+SILENT = Silent()
+
+
+class Launcher:
+    """Starts the ranks of one cell at a time. Imports no torch and never touches CUDA."""
+
+    def __init__(self) -> None:
+        # A server once started keeps its environment.
+        os.environ.setdefault("DS_LOG_LEVEL", "warning")
+        # A library that asks for a GPU while the server imports it must not start CUDA there: no rank forked
+        # after that could use one. torch then asks NVML.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        # Ranks are told their threads; of a value that is no number OpenMP complains on the user's screen.
+        if not os.environ.get("OMP_NUM_THREADS", "1").strip("0").isdigit():
+            del os.environ["OMP_NUM_THREADS"]
+        # The server finds modules by its environment alone: no other installed copy may win over this one.
+        known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if str(REPOSITORY) not in known:
+            os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, known)])
+        settle_extensions()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOAD)
+
+    def warm(self) -> None:
+        """Start the server and its imports now, in the background."""
+        from multiprocessing import forkserver
+
+        forkserver.ensure_running()
+
+    def run(
+        self,
+        cell: RunConfig,
+        folder: Path,
+        *,
+        entry: RankEntry | None = None,
+        listener: Listener = SILENT,
+        parity_is_known: bool = False,
+    ) -> list[RankEnd]:
+        """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob("rank_*.json"):
+            leftover.unlink()
+        deadline = time.monotonic() + cell.measure.timeout_s
+        receiver, sender = self._context.Pipe(duplex=False)
+        with tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-") as meeting:
+            jobs = [
+                (cell, rank, folder, Path(meeting) / "store", parity_is_known)
+                for rank in range(cell.cluster.world_size)
+            ]
+            ranks = [self._context.Process(target=_enter, args=(job, sender, entry)) for job in jobs]
+            try:
+                for process in ranks:
+                    process.start()
+                sender.close()
+                finished = _watch(ranks, folder, receiver, deadline, listener)
+                _ask_for_stacks([process for rank, process in enumerate(ranks) if rank not in finished])
+            finally:
+                for process in ranks:
+                    _kill(process)
+                receiver.close()
+        over_s = time.monotonic()
+        return [_end(folder, rank, finished.get(rank), over_s) for rank in range(len(ranks))]
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A rank that ended by itself: its exit code, and when by the monotonic clock."""
+
+    code: int
+    at_s: float
+
+
+def _enter(told: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:
+    """The first function of a rank: everything it needs is imported in the server already."""
+    from bench.cell.worker import RankJob, live, run_cell
+
+    job = RankJob(*told)
+
+    def tell(message: Stage | RankFailed) -> None:
+        if job.rank == 0 or isinstance(message, RankFailed):
+            sender.send(message)
+
+    live(job, tell, entry or run_cell)
+
+
+def _watch(
+    ranks: Sequence[BaseProcess], folder: Path, receiver: Connection, deadline: float, listener: Listener
+) -> dict[int, Exit]:
+    """The ranks that ended by themselves, in time."""
+    finished: dict[int, Exit] = {}
+    open_pipe = [receiver]
+    while len(finished) < len(ranks):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            break
+        pending = [process.sentinel for rank, process in enumerate(ranks) if rank not in finished]
+        ready = wait([*pending, *open_pipe], timeout=min(left_s, TICK_S))
+        failed = []
+        if receiver in ready:
+            message = _receive(receiver)
+            open_pipe = [] if message is None else open_pipe
+            if isinstance(message, RankFailed):
+                failed.append(message.rank)
+            elif message is not None:
+                listener.tell(message)
+        listener.tick()
+        ended = {r: process for r, process in enumerate(ranks) if process.sentinel in ready}
+        finished |= {rank: Exit(_exit_code(each), time.monotonic()) for rank, each in ended.items()}
+        failed += [rank for rank in ended if not _report(folder, rank).exists()]
+        deadline = min([deadline, *(time.monotonic() + _grace_s(folder, rank) for rank in failed)])
+    return finished
+
+
+def _receive(receiver: Connection) -> Stage | RankFailed | None:
+    """What a rank tells; None when the last of them has left."""
+    try:
+        message: Stage | RankFailed = receiver.recv()
+    except EOFError:
+        return None
+    return message
+
+
+def _exit_code(process: BaseProcess) -> int:
+    process.join()
+    return process.exitcode if process.exitcode is not None else 1
+
+
+def _grace_s(folder: Path, rank: int) -> float:
+    """How long to wait for the other ranks, by what this one left behind."""
+    failure = _read(_failure(folder, rank))
+    return VICTIM_GRACE_S if failure is not None and is_victim(failure) else GRACE_S
+
+
+def _ask_for_stacks(left: Sequence[BaseProcess]) -> None:
+    """Let ranks that have to be stopped write where they stand; nobody else can tell afterwards."""
+    for process in left:
+        if process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, STACK_SIGNAL)
+    time.sleep(STACK_S if left else 0)
+
+
+def _kill(process: BaseProcess) -> None:
+    """End a rank and whatever it started; a rank leads its own process group."""
+    if process.pid is None:
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
+
+
+def _end(folder: Path, rank: int, left: Exit | None, over_s: float) -> RankEnd:
+    report, failure = _take(_report(folder, rank)), _take(_failure(folder, rank))
+    failed_at_s = left.at_s if left is not None else None
+    if failure is not None:
+        failed_at_s = failure.pop("failed_at_s")
+    return RankEnd(
+        rank,
+        None if left is None else left.code,
+        report,
+        failure,
+        _tail(folder / f"rank_{rank}.log"),
+        None if failed_at_s is None else over_s - failed_at_s,
+    )
+
+
+def _report(folder: Path, rank: int) -> Path:
+    """What a rank leaves when it has done everything: an exit code of 0 is no proof of that."""
+    return folder / f"rank_{rank}.report.json"
+
+
+def _failure(folder: Path, rank: int) -> Path:
+    """What a rank leaves when an error ended it."""
+    return folder / f"rank_{rank}.failure.json"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def _take(path: Path) -> dict[str, Any] | None:
+    """Read a rank's file and remove it: what it says goes into the record."""
+    content = _read(path)
+    path.unlink(missing_ok=True)
+    return content
+
+
+def _tail(path: Path) -> str:
+    if not path.exists():
+        return ""
+    return path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")

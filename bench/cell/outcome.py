@@ -1,0 +1,181 @@
+"""From how a cell's ranks ended to its record."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from bench.cell.ends import RankEnd, classify
+from bench.cell.gates import first_failure
+from bench.cell.planned import PlannedCell
+from bench.cell.sections import Report, merge
+from bench.config import RunConfig
+from bench.cost.flops import (
+    attention_backward_flops,
+    attention_forward_flops,
+    hardware_flops,
+    model_flops,
+)
+from bench.environment import describe
+from bench.labels import size_label
+from bench.ranks.log import STEP_PHASES
+from bench.record import SCHEMA_VERSION, Failure, OutOfMemory, Parity, Provenance, Record, Status
+from bench.strategies import STRATEGIES
+
+NAMED_BY_KIND = frozenset({Status.ERROR})
+"""Where the message of an exception may say little without its class."""
+
+
+def record_of(
+    planned: PlannedCell,
+    ends: Sequence[RankEnd],
+    wall_s: float,
+    started_at: datetime,
+    known_parity: Parity | None = None,
+) -> Record:
+    """The ranks' ends as one record."""
+    status, failure = classify(ends, limited=planned.cell.cluster.memory_limit_gib is not None)
+    if failure is not None:
+        return failed(planned, status, failure, wall_s, started_at)
+    reports = [end.report for end in ends if end.report is not None]
+    sections = merge(reports, planned.cell, known_parity)
+    wrong = first_failure(planned.cell, sections)
+    fixed = fixed_cost_s(reports, wall_s)
+    return judged(planned, sections, wrong, wall_s, started_at, fixed_cost_s=fixed)
+
+
+def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
+    """The record of a cell that is not supported."""
+    return _record(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
+
+
+def failed(
+    planned: PlannedCell, status: Status, failure: Failure, wall_s: float, started_at: datetime
+) -> Record:
+    """The record of a cell that did not reach its end."""
+    where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
+    reason = f"rank {failure.rank}, {where}: {_what(status, failure).strip() or failure.kind}"
+    return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
+
+
+def judged(
+    planned: PlannedCell,
+    sections: Mapping[str, Any],
+    wrong: str | None,
+    wall_s: float,
+    started_at: datetime,
+    fixed_cost_s: float | None = None,
+) -> Record:
+    """The record of a cell that ran to its end: where a gate found something wrong, without any speed."""
+    if wrong is not None:
+        evidence = {name: sections[name] for name in ("parity", "engagement", "losses")}
+        return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, **evidence)
+    return _record(planned, Status.OK, None, wall_s, started_at, fixed_cost_s=fixed_cost_s, **sections)
+
+
+def fixed_cost_s(reports: Sequence[Report], wall_s: float) -> float:
+    """Seconds of a cell that are not its own steps: starting, joining, building, reporting, leaving."""
+    own_work_s = [sum(report["phases_s"].get(phase, 0.0) for phase in STEP_PHASES) for report in reports]
+    return float(wall_s - max(own_work_s))
+
+
+def _what(status: Status, failure: Failure) -> str:
+    if failure.out_of_memory is not None:
+        return shortage(failure.out_of_memory, failure.message)
+    return f"{failure.kind}: {failure.message}" if status in NAMED_BY_KIND else failure.message
+
+
+def _record(
+    planned: PlannedCell,
+    status: Status,
+    reason: str | None,
+    wall_s: float,
+    started_at: datetime | None = None,
+    **sections: Any,
+) -> Record:
+    cell = planned.cell
+    return Record(
+        schema_version=SCHEMA_VERSION,
+        cell_id=cell.cell_id,
+        experiment=cell.experiment,
+        role=planned.role,
+        repeat=planned.repeat,
+        order=planned.order,
+        status=status,
+        reason=reason,
+        provenance=Provenance.MEASURED,
+        config=cell.flat(),
+        environment=describe(STRATEGIES.packages(cell.strategy)),
+        analytic=analytic(cell),
+        started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
+        wall_s=wall_s,
+        fixed_cost_s=sections.pop("fixed_cost_s", None),
+        **sections,
+    )
+
+
+def analytic(cell: RunConfig) -> dict[str, Any]:
+    """What arithmetic says of one step: FLOPs of all ranks, exchange bytes of one.
+
+    Of a strategy that is not in the table no formula is known.
+    """
+    facts = STRATEGIES.get(cell.strategy)
+    return {
+        "tokens_per_step": cell.tokens_per_step,
+        **ANALYTIC_FLOPS[cell.workload.name](cell),
+        "exchange_bytes": facts and facts.exchange_bytes(cell),
+    }
+
+
+def _training_flops(cell: RunConfig) -> dict[str, int]:
+    return {
+        "model_flops_causal": model_flops(cell, causal=True),
+        "model_flops_full": model_flops(cell, causal=False),
+        "hardware_flops_causal": hardware_flops(cell, causal=True),
+        "hardware_flops_full": hardware_flops(cell, causal=False),
+    }
+
+
+def _attention_flops(cell: RunConfig) -> dict[str, int]:
+    """Of one call, by the area that the mask leaves."""
+    causal = cell.workload.mask == "causal"
+    return {
+        "attention_forward_flops": attention_forward_flops(cell, causal=causal),
+        "attention_backward_flops": attention_backward_flops(cell, causal=causal),
+    }
+
+
+ANALYTIC_FLOPS: Mapping[str, Callable[[RunConfig], dict[str, int]]] = {
+    "train": _training_flops,
+    "attention": _attention_flops,
+}
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else text
+
+
+def shortage(found: OutOfMemory, said: str) -> str:
+    """`no room for 2.0 GiB more of device memory, with 70.1 GiB held`.
+
+    What the error `said` stands for the first half where it gives no size.
+    """
+    if found.requested_bytes is None:
+        what = said.strip().partition("\n")[0]
+    else:
+        what = f"no room for {size_label(found.requested_bytes)} more of {found.memory} memory"
+    if found.held_bytes is None:
+        return what
+    of_limit = "" if found.limit_bytes is None else f" of a limit of {size_label(found.limit_bytes)}"
+    return f"{what}, with {size_label(found.held_bytes)} held{of_limit}"
+
+
+def outcome(record: Record) -> str:
+    """Tokens per second of the slowest rank's median step, or what went wrong and why."""
+    if record.status is not Status.OK or record.timing is None:
+        return f"{record.status.value}: {record.reason}"
+    slowest_ms = [max(step) for step in zip(*record.timing.step_times_ms, strict=True)]
+    rate = record.timing.tokens_per_step / statistics.median(slowest_ms) * 1e3
+    return f"{rate:,.0f} tokens/s, n={len(slowest_ms)}"

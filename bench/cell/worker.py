@@ -1,0 +1,185 @@
+"""One rank's life: join, build, run the passes, report, leave.
+
+A rank ends by `os._exit`, in success and failure. Destroying gloo groups hangs now and then, and leaving
+through interpreter shutdown after DeepSpeed aborts now and then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.cell.ends import STACK_SIGNAL, RankFailed
+from bench.cell.failure import describe_failure
+from bench.cell.passes import BuiltCell, run_passes
+from bench.config import RunConfig
+from bench.passes.memory.memory import MemoryWatch
+from bench.ranks.device import claim_device, finish_together, prepare_environment
+from bench.ranks.groups import make_groups
+from bench.ranks.log import RankLog, Stage
+from bench.ranks.memory_limit import set_memory_limit
+from bench.strategies import STRATEGIES, runnable
+from bench.workloads import WORKLOADS, Rank
+
+_PR_SET_PDEATHSIG = 1
+OTHER_LAUNCHERS = (
+    "GROUP_", "LOCAL_WORLD_", "MASTER_", "MPI_", "MV2_", "OMPI_", "PMI", "ROLE_", "SLURM_",
+    "TORCHELASTIC_",
+)  # fmt: skip
+"""How the variables begin that mpirun, srun or a torchrun around the sweep leave behind."""
+DEADLINE_MARGIN_S = 60
+"""Collectives outwait the launcher, so that a hang is the launcher's to report."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankJob:
+    """What one rank is told. `rendezvous` is a file shared by the cell's ranks, or None for env://.
+
+    `parity_is_known` where an equal cell of the sweep has passed that check.
+    """
+
+    cell: RunConfig
+    rank: int
+    folder: Path
+    rendezvous: Path | None
+    parity_is_known: bool = False
+
+
+RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
+"""What a rank does once it is prepared; its return value is the rank's report."""
+
+
+def live(job: RankJob, tell: Callable[[Stage | RankFailed], None], entry: RankEntry) -> None:
+    """Run a rank to its end; never returns. Its report or its failure is on the disk by then."""
+    log = RankLog(tell, on_error=lambda error: _fail(job, log, tell, error))
+    try:
+        _prepare(job)
+        report = entry(job, log)
+        _write(job, "report", {**report, "phases_s": log.phases_s})
+        code = 0
+    except BaseException as error:  # noqa: BLE001  whatever ends a rank becomes its record
+        _fail(job, log, tell, error)
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
+    """Join, build, and run the cell's passes: this rank's part of every section of the record."""
+    cell = job.cell
+    memory = MemoryWatch(torch.device(cell.cluster.device), log.step)
+    with log.during("join"):
+        device = join(job)
+        groups = make_groups(cell)
+        strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
+        if cell.cluster.memory_limit_gib is not None:
+            log.limit_base_bytes = set_memory_limit(cell.cluster.memory_limit_gib, device)
+    with strategy.install() as wiring:
+        with log.during("build"), memory.life:
+            log.step.enter("load")
+            workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
+        report = run_passes(BuiltCell(workload, job.folder, memory, job.parity_is_known), log)
+    with log.during("finish"):
+        finish_together(device)
+    return report
+
+
+def _fail(
+    job: RankJob, log: RankLog, tell: Callable[[Stage | RankFailed], None], error: BaseException
+) -> None:
+    """Write the failure and say so at once; only the first of a rank's errors counts."""
+    if not _path(job, "failure").exists():
+        _write(job, "failure", describe_failure(error, log, job.cell.cluster))
+        tell(RankFailed(job.rank))
+
+
+def _prepare(job: RankJob) -> None:
+    """Die with the parent, keep a log of one's own and leave a stack in it, share the cores fairly."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()  # torchrun has done so already
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    log = os.open(job.folder / f"rank_{job.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL)
+    # What a package will change one day it would say on every call, until nothing else is left of the log.
+    # "once" does not help: whoever touches the filters, as packages do in every step, makes Python forget.
+    warnings.simplefilter("ignore", FutureWarning)
+    os.environ.update(dict(job.cell.env))
+    if job.rendezvous is not None:
+        # transformers, accelerate and DeepSpeed look for torchrun's variables, and trip over any other's.
+        for name in [name for name in os.environ if name.startswith(OTHER_LAUNCHERS)]:
+            del os.environ[name]
+        ranks = {
+            "RANK": job.rank,
+            "LOCAL_RANK": job.rank,
+            "WORLD_SIZE": job.cell.cluster.world_size,
+            "LOCAL_WORLD_SIZE": job.cell.cluster.world_size,
+        }
+        os.environ.update({name: str(value) for name, value in ranks.items()})
+    prepare_environment(job.cell.cluster)
+    torch.set_num_threads(job.cell.cluster.threads_per_rank)
+
+
+def join(job: RankJob) -> torch.device:
+    """Meet the other ranks, and claim this rank's device."""
+    cluster = job.cell.cluster
+    device = claim_device(cluster)
+    meeting: dict[str, Any] = {"init_method": "env://"}
+    if job.rendezvous is not None:
+        # A file needs no port, so no second sweep or leftover can hold it.
+        meeting = {
+            "init_method": f"file://{job.rendezvous}",
+            "rank": job.rank,
+            "world_size": cluster.world_size,
+        }
+    dist.init_process_group(
+        cluster.backend,
+        timeout=timedelta(seconds=job.cell.measure.timeout_s + DEADLINE_MARGIN_S),
+        device_id=device if device.type == "cuda" else None,
+        **meeting,
+    )
+    return device
+
+
+def _write(job: RankJob, kind: str, content: dict[str, Any]) -> None:
+    """One JSON file per rank, whole or not there at all."""
+    path = _path(job, kind)
+    draft = path.with_suffix(".draft")
+    with draft.open("w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
+
+
+def _path(job: RankJob, kind: str) -> Path:
+    return job.folder / f"rank_{job.rank}.{kind}.json"
+
+
+def main() -> None:
+    """Run one rank of a cell that torchrun started: `-m bench.cell.worker CELL.json FOLDER`."""
+    cell = RunConfig.from_json(json.loads(Path(sys.argv[1]).read_text()))
+    job = RankJob(cell, int(os.environ["RANK"]), Path(sys.argv[2]), rendezvous=None)
+    live(job, lambda _: None, run_cell)
+
+
+if __name__ == "__main__":
+    main()

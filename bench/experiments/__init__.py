@@ -1,0 +1,47 @@
+"""Questions as plans: a name, the cells that answer it and, where they need not run, who answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.config import ConfigError, RunConfig
+from bench.environment import Machine
+from bench.experiments.head_limits import hypothetical_cells
+from bench.experiments.head_limits_table import write_head_limits
+from bench.request import values
+from bench.request.choices import Raw
+from bench.request.resolve import resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """`cells` makes the composed request into cells; `answer` says what follows from them without a run.
+
+    Without an `answer` the cells run and the report answers.
+    """
+
+    cells: Callable[[Sequence[Raw], Machine], list[RunConfig]]
+    answer: Callable[[Sequence[RunConfig], Path], None] | None = None
+
+
+def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
+    """The cells of the request itself; raises ConfigError for the first bad value."""
+    return [resolve(raw, machine) for raw in raws]
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "none": Experiment(as_asked),
+    "head_limits": Experiment(hypothetical_cells, write_head_limits),
+}
+
+
+def experiment_of(raws: Sequence[Raw]) -> Experiment:
+    """The one experiment of a request; raises ConfigError for none that exists and for several."""
+    names = {values.choice("experiment", raw["experiment"]["name"], EXPERIMENTS) for raw in raws}
+    if len(names) > 1:
+        raise ConfigError(
+            f"experiment={','.join(sorted(names))}: a command asks one question; choose one of them"
+        )
+    return EXPERIMENTS[names.pop()]

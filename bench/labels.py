@@ -1,0 +1,40 @@
+"""Numbers and values as people read them: `8k`, `14.5 MiB`, a value in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LENGTH_UNITS: Mapping[str, int] = {"": 1, "k": 1024, "m": 1024 * 1024}
+SIZES: Mapping[str, int] = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024}
+MAX_SHOWN = 80
+
+
+def length_label(tokens: int) -> str:
+    """`8k` for 8192, `1m` for 1048576, the plain number where it is no whole multiple."""
+    for unit, size in (("m", LENGTH_UNITS["m"]), ("k", LENGTH_UNITS["k"])):
+        if tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return str(tokens)
+
+
+def size_label(size_bytes: float) -> str:
+    """Bytes in the largest binary unit that leaves at least one: `14.5 MiB`."""
+    for unit, unit_bytes in SIZES.items():
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.1f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def shown(value: Any) -> str:
+    """A value as the user may have typed it, in one line that is not too long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(shown, value))}]"
+    line = str(value)
+    if isinstance(value, str) and (value.strip() != value or not value.isprintable()):
+        line = repr(value)
+    return line if len(line) <= MAX_SHOWN else f"{line[: MAX_SHOWN - 3]}..."

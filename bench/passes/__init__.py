@@ -1,0 +1,1 @@
+"""One folder a pass. May import training, cost, strategies and all below."""

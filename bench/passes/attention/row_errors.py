@@ -1,0 +1,99 @@
+"""How far attention at full length is from float64, in ulps, for a few of its tokens.
+
+All of a long sequence in float64 would take its square; the output and the query gradient of single tokens
+take a row each.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.passes.parity.attention import random_input
+from bench.strategies.strategy import Strategy
+
+SAMPLED_TOKENS = 32
+TENSORS = ("out", "dq")
+
+
+class RowErrors:
+    """The exact rows of some tokens, spread evenly over the sequence, the last one included.
+
+    The first is left out: it sees one key only, so that its query's gradient is zero and has no ulp.
+    Each rank knows the rows of the tokens it holds; `of_shard` and `of_whole` compare with them.
+    """
+
+    def __init__(self, strategy: Strategy, device: torch.device, *, causal: bool) -> None:
+        self.cell, self.device, self.causal = strategy.cell, device, causal
+        seq_len = self.cell.seq_len
+        self.rows = torch.linspace(1, seq_len - 1, SAMPLED_TOKENS, dtype=torch.float64).long().unique()
+        own_S = torch.cat([torch.arange(seq_len)[piece] for piece in strategy.slices(seq_len)])
+        self.local = torch.isin(own_S, self.rows).nonzero().flatten()
+        self.own_rows = own_S[self.local]
+
+    def of_shard(self, out_BNSD: Tensor, dq_BNSD: Tensor | None) -> dict[str, float]:
+        """Largest error of all ranks' sampled tokens by tensor, in ulps; every rank must call it."""
+        assert dq_BNSD is not None
+        found = [x[:, :, self.local.to(self.device)] for x in (out_BNSD, dq_BNSD)]
+        return self._ulps(found, self._exact(self.own_rows), everywhere=True)
+
+    def of_whole(self, out_BNTD: Tensor, dq_BNTD: Tensor) -> dict[str, float]:
+        """The same of whole sequences on one rank, which alone calls it."""
+        found = [x[:, :, self.rows.to(self.device)] for x in (out_BNTD, dq_BNTD)]
+        return self._ulps(found, self._exact(self.rows), everywhere=False)
+
+    def _ulps(self, found: list[Tensor], exact: list[Tensor], *, everywhere: bool) -> dict[str, float]:
+        pairs = zip(found, exact, strict=True)
+        largest = torch.stack([_largest(error_ulps(a, b)) for a, b in pairs])
+        if everywhere:
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return dict(zip(TENSORS, largest.tolist(), strict=True))
+
+    def _exact(self, rows: Tensor) -> list[Tensor]:
+        """Output and query gradient of these tokens in float64, [B, N, rows, D], head by head."""
+        q, k, v, dout = (random_input(self.cell, i, self.cell.seq_len, self.device) for i in range(4))
+        rows = rows.to(self.device)
+        hidden_RT = torch.arange(k.shape[2], device=self.device) > rows[:, None]
+        mask_RT = hidden_RT if self.causal else torch.zeros_like(hidden_RT)
+        group = q.shape[1] // k.shape[1]
+        by_head = [
+            _rows(
+                q[:, head, rows].double(),
+                k[:, head // group].double(),
+                v[:, head // group].double(),
+                dout[:, head, rows].double(),
+                mask_RT,
+            )
+            for head in range(q.shape[1])
+        ]
+        return [torch.stack(heads, dim=1) for heads in zip(*by_head, strict=True)]
+
+
+def error_ulps(found: Tensor, exact: Tensor) -> Tensor:
+    """Each row's largest deviation in ulps of its own largest number, [B, N, rows]."""
+    deviation = (found.double() - exact).abs().amax(dim=-1)
+    return deviation / ulp(exact.abs().amax(dim=-1), found.dtype)
+
+
+def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance between neighbouring numbers of `dtype` at these sizes, in float64."""
+    return torch.finfo(dtype).eps * value.double().log2().floor().exp2()
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The largest of all; 0 on a rank that holds none of the tokens."""
+    return x.amax() if x.numel() else x.sum()
+
+
+def _rows(
+    q_BRD: Tensor, k_BTD: Tensor, v_BTD: Tensor, dout_BRD: Tensor, hidden_RT: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Output and gradient of a few queries: dq = P * (dP - (dout . out)) K / sqrt(D)."""
+    scale = q_BRD.shape[-1] ** -0.5
+    scores_BRT = (q_BRD @ k_BTD.transpose(1, 2) * scale).masked_fill(hidden_RT, float("-inf"))
+    probs_BRT = scores_BRT.softmax(dim=-1)
+    out_BRD = probs_BRT @ v_BTD
+    dprobs_BRT = dout_BRD @ v_BTD.transpose(1, 2)
+    dscores_BRT = probs_BRT * (dprobs_BRT - (dout_BRD * out_BRD).sum(dim=-1, keepdim=True))
+    return out_BRD, dscores_BRT @ k_BTD * scale

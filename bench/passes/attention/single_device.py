@@ -1,0 +1,73 @@
+"""The same attention on one device: P times what P ranks would take if sharing were free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from bench.attention.kernels import attend
+from bench.passes.attention.row_errors import RowErrors
+from bench.passes.parity.attention import random_input
+from bench.passes.timing.clock import StepClock
+from bench.ranks.out_of_memory import memory_of_error
+from bench.strategies.strategy import Strategy
+
+MAX_CALLS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SingleDevice:
+    """Calls of rank 0 alone on whole sequences while the others wait; null on the others.
+
+    `single_reason` says why there is none. `control_error_ulps` is the kernel's own error in this dtype.
+    """
+
+    single_forward_ms: list[float] | None = None
+    single_backward_ms: list[float] | None = None
+    control_error_ulps: dict[str, float] | None = None
+    single_reason: str | None = None
+
+
+def time_single_device(
+    strategy: Strategy, device: torch.device, errors: RowErrors, *, causal: bool
+) -> SingleDevice:
+    """Time the cell's kernel on whole sequences; every rank must call it."""
+    found = SingleDevice()
+    if strategy.groups.rank == 0:
+        try:
+            found = _time(strategy, device, errors, causal=causal)
+        except (RuntimeError, MemoryError) as error:
+            if memory_of_error(error, limited=True) is None:
+                raise
+            found = SingleDevice(single_reason="whole sequences do not fit on one device")
+    dist.barrier()
+    return found
+
+
+def _time(strategy: Strategy, device: torch.device, errors: RowErrors, *, causal: bool) -> SingleDevice:
+    cell = strategy.cell
+    *qkv, dout = (random_input(cell, which, cell.seq_len, device) for which in range(4))
+    leaves = [x.requires_grad_() for x in qkv]
+    clocks: list[StepClock] = []
+    spent_ms, calls = 0.0, 1
+    # The first call warms up; where it used up the budget it has to do.
+    while len(clocks) < calls:
+        for leaf in leaves:
+            leaf.grad = None
+        clock = StepClock(device)
+        clock.mark()
+        out = attend(*leaves, kernel=strategy.kernel, causal=causal)
+        clock.mark()
+        out.backward(dout)
+        clock.mark()
+        clocks.append(clock)
+        spent_ms = sum(clock.step_times_ms())
+        if len(clocks) == 1:
+            calls = 1 + min(MAX_CALLS, int(cell.measure.budget_s * 1e3 / spent_ms))
+    timed = clocks[1:] or clocks
+    forward_ms, backward_ms = zip(*(clock.step_times_ms() for clock in timed), strict=True)
+    assert leaves[0].grad is not None
+    control = errors.of_whole(out.detach(), leaves[0].grad)
+    return SingleDevice(list(forward_ms), list(backward_ms), control)

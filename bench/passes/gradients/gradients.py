@@ -1,0 +1,34 @@
+"""Every full gradient of one step before any update, written for whoever wants to compare strategies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from bench.config import RunConfig
+from bench.training.trainers.native import NativeTrainer
+
+FILE_NAME = "gradients.npz"
+
+
+def write_gradients(trainer: NativeTrainer, cell: RunConfig, folder: Path) -> None:
+    """Run all micro-steps of step 0 and let rank 0 write the gradients as float64, one array a parameter.
+
+    Beside them stand `loss`, `grad_norm` and `valid_tokens`. The step is then finished as usual.
+    """
+    loss_sum, valid_tokens = trainer.accumulate(0, cell.seq_len)
+    # Copied now: clipping scales gradients in place.
+    arrays: dict[str, Any] = {
+        name: gradient.detach().double().cpu().numpy().copy()
+        for name, gradient in trainer.engine.full_gradients().items()
+    }
+    total = loss_sum.double()
+    dist.all_reduce(total)
+    arrays["loss"] = np.asarray(float(total / valid_tokens.clamp(min=1)))
+    arrays["grad_norm"] = np.asarray(float(trainer.engine.update()))
+    arrays["valid_tokens"] = np.asarray(int(valid_tokens))
+    if dist.get_rank() == 0:
+        np.savez(folder / FILE_NAME, **arrays)

@@ -1,0 +1,72 @@
+"""Tensor memory on the CPU, where the allocator keeps no peak: every storage alive, after every operator."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.ranks.log import StepPhase
+
+
+class AllocationTracker(TorchDispatchMode):
+    """While it is on, `peak_bytes` grows to the most bytes that tensors held at once, first in `peak_phase`.
+
+    Counted are the storages that Python can reach at the start and those that operators touch; sizes are
+    read anew each time, because FSDP2 empties storages without freeing them. Not counted: what a kernel
+    takes and gives back within itself.
+    """
+
+    def __init__(self, phase: StepPhase | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase = phase or StepPhase()
+        self._live: WeakSet[torch.UntypedStorage] = WeakSet()
+        self.peak_bytes = 0
+        self.peak_phase: str | None = None
+
+    def __enter__(self) -> Self:
+        self._note(_reachable_tensors())
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type[Any]],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its operators on local tensors come by one by one
+        result = func(*args, **(kwargs or {}))
+        self._note(_tensors_in((result, args)))
+        return result
+
+    def _note(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.device.type == "cpu":
+                self._live.add(tensor.untyped_storage())
+        live_bytes = sum(storage.nbytes() for storage in self._live)
+        if live_bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_phase = live_bytes, self.phase.name
+
+
+def _tensors_in(nested: Any) -> Iterator[Tensor]:
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, tuple | list):
+        for part in nested:
+            yield from _tensors_in(part)
+
+
+def _reachable_tensors() -> list[Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [found for found in gc.get_objects() if type(found) in (Tensor, torch.nn.Parameter)]

@@ -1,0 +1,115 @@
+"""Peak memory of a rank, over its whole life and in steady state, with the part of the step that reached it.
+
+CUDA's allocator keeps peaks itself; on the CPU live tensors are tracked. Pages of the process stand beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+
+from bench.passes.memory.allocations import AllocationTracker
+from bench.ranks.log import StepPhase
+from bench.ranks.memory_limit import process_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """One rank's peaks in bytes; null where this device has no such figure."""
+
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_phase: str | None
+    whole_life_allocated_bytes: int | None
+    whole_life_reserved_bytes: int | None
+    whole_life_phase: str | None
+    peak_resident_bytes: int
+    base_resident_bytes: int
+
+
+class PeakTracker(AbstractContextManager[Any], Protocol):
+    """While it is on, its peaks grow; it may be entered again later."""
+
+    peak_bytes: int
+    peak_phase: str | None
+
+
+class CudaTracker:
+    """CUDA's own peaks, read and set back whenever a part of the step ends; waits for nothing."""
+
+    def __init__(self, device: torch.device, phase: StepPhase) -> None:
+        self.device = device
+        self.phase = phase
+        self.peak_bytes = 0
+        self.peak_reserved_bytes = 0
+        self._phase_bytes = 0
+        self.peak_phase: str | None = None
+
+    def __enter__(self) -> Self:
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.phase.on_change = self.note
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.note(self.phase.name)
+        self.phase.on_change = None
+
+    def note(self, phase: str | None) -> None:
+        """Take in the peaks since the last time, reached in `phase`."""
+        peak_bytes = torch.cuda.max_memory_allocated(self.device)
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        if phase is not None and peak_bytes > self._phase_bytes:
+            self._phase_bytes, self.peak_phase = peak_bytes, phase
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved(self.device))
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+
+TRACKERS: Mapping[str, Any] = {
+    "cpu": lambda _, phase: AllocationTracker(phase),
+    "cuda": CudaTracker,
+}
+
+
+class MemoryWatch:
+    """A rank's peaks: `life` is on while it builds and takes its first step, `steady` in a later step."""
+
+    def __init__(self, device: torch.device, phase: StepPhase) -> None:
+        make = TRACKERS[device.type]
+        self.base_resident_bytes = process_bytes("VmRSS")
+        self.device = device
+        self.life: PeakTracker = make(device, phase)
+        self.steady: PeakTracker = make(device, phase)
+
+    def start_window(self) -> None:
+        """A timed window begins: a GPU's peaks start anew, what they were stays part of the life's."""
+        if isinstance(self.life, CudaTracker):
+            self.life.note(None)
+
+    def end_window(self) -> None:
+        """The window is over: its peaks are the steady state's, whatever a later step is looked at for."""
+        if isinstance(self.steady, CudaTracker):
+            self.steady.note(None)
+
+    def read(self) -> RankMemory:
+        """All peaks; the whole life's are at least those of the steady state."""
+        longest = max(self.life, self.steady, key=lambda tracker: tracker.peak_bytes)
+        return RankMemory(
+            peak_allocated_bytes=self.steady.peak_bytes,
+            peak_reserved_bytes=_reserved(self.steady),
+            peak_phase=self.steady.peak_phase,
+            whole_life_allocated_bytes=longest.peak_bytes,
+            whole_life_reserved_bytes=_reserved(self.life, self.steady),
+            whole_life_phase=longest.peak_phase,
+            peak_resident_bytes=process_bytes("VmHWM"),
+            base_resident_bytes=self.base_resident_bytes,
+        )
+
+
+def _reserved(*trackers: PeakTracker) -> int | None:
+    """The most that the allocator held; the CPU's keeps no such count."""
+    known = [each.peak_reserved_bytes for each in trackers if isinstance(each, CudaTracker)]
+    return max(known, default=None)

@@ -1,0 +1,90 @@
+"""Attention as the formula has it, on one device, and how far another result is from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+CHUNK = 1024
+PRODUCTS = 5
+"""Matrix products of a chunk, forward and backward together: scores, out, dP, dQ with dK, and dV."""
+Tensors = tuple[Tensor, ...]
+
+
+def plain_attention(inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:
+    """out, lse, dq, dk and dv of `inputs` = (q, k, v, dout), each [B, heads, T, D], in their own dtype.
+
+    The LSE has a last dimension of 1, so that all five are [B, heads, T, something].
+    """
+    q, k, v = (x.clone().requires_grad_() for x in inputs[:3])
+    mask_TT = visible(q.shape[2], causal=causal, device=q.device)
+    out = masked_attention(q, k, v, mask_TT)
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), inputs[3])
+    with torch.no_grad():
+        lse = masked_scores(q, k, mask_TT).logsumexp(dim=-1, keepdim=True)
+    return {"out": out.detach(), "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+
+
+def visible(tokens: int, *, causal: bool, device: torch.device) -> Tensor:
+    """Which key (column) each query (row) may see, [T, T]."""
+    everything = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
+    return everything.tril() if causal else everything
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask_TT: Tensor) -> Tensor:
+    """Output [B, N, T, D]; KV heads are shared by consecutive query heads. Rows that see nothing are 0."""
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    weights = masked_scores(q, k, mask_TT).softmax(dim=-1).masked_fill(~mask_TT.any(dim=-1)[:, None], 0.0)
+    out: Tensor = weights @ v
+    return out
+
+
+def masked_scores(q: Tensor, k: Tensor, mask_TT: Tensor) -> Tensor:
+    """Scaled scores [B, N, T, T], minus infinity where the mask hides a key."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    masked: Tensor = scores.masked_fill(~mask_TT, float("-inf"))
+    return masked
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    """Largest deviation relative to the exact tensor's maximum; infinite where anything is not finite."""
+    if not bool(torch.isfinite(found).all()):
+        return float("inf")
+    return float((found.double() - exact.double()).abs().max() / exact.double().abs().max())
+
+
+def whole_attention(
+    q_NTD: Tensor, k_TD: Tensor, v_TD: Tensor, dout_NTD: Tensor, scale: float, dtype: torch.dtype
+) -> Mapping[str, Tensor]:
+    """out, dq [N, T, D], dk and dv [T, D] of the query heads that share one KV head, computed in `dtype`.
+
+    The gradients of K and V are added up in at least float32. dS = P * (dP - (dout . out)), as flash
+    attention has it (arXiv:2205.14135, appendix B.2).
+    """
+    q, k, v, dout = (x.to(dtype) for x in (q_NTD, k_TD, v_TD, dout_NTD))
+    sums = torch.promote_types(dtype, torch.float32)
+    dk, dv = (torch.zeros_like(x, dtype=sums) for x in (k, v))
+    out, dq = torch.empty_like(q), torch.empty_like(q)
+    for start in range(0, q.shape[1], CHUNK):
+        rows = slice(start, min(start + CHUNK, q.shape[1]))
+        keys, values = k[: rows.stop], v[: rows.stop]
+        hidden = (
+            torch.arange(rows.stop, device=q.device)
+            > torch.arange(start, rows.stop, device=q.device)[:, None]
+        )
+        probs = (q[:, rows] @ keys.T * scale).masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        out[:, rows] = probs @ values
+        delta = (dout[:, rows] * out[:, rows]).sum(dim=-1, keepdim=True)
+        dscores = probs * (dout[:, rows] @ values.T - delta) * scale
+        dq[:, rows] = dscores @ keys
+        dk[: rows.stop] += (dscores.transpose(1, 2) @ q[:, rows]).to(sums).sum(dim=0)
+        dv[: rows.stop] += (probs.transpose(1, 2) @ dout[:, rows]).to(sums).sum(dim=0)
+    return {"out": out, "dq": dq, "dk": dk, "dv": dv}
+
+
+def whole_attention_flops(queries: int, tokens: int, head_dim: int) -> int:
+    """Operations of one call with this many query heads."""
+    return PRODUCTS * queries * tokens * (tokens + 1) * head_dim

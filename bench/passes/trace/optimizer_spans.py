@@ -1,0 +1,59 @@
+"""When the optimizer was at work in a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from bench.ranks.log import StepPhase
+
+Spans = list[tuple[int, int]]
+"""When something was entered and left, in `time.monotonic_ns`."""
+
+
+@contextmanager
+def method_spans(owner: object | None, method: str) -> Iterator[Spans]:
+    """Calls of an object's method while the context lasts; none where there is no object."""
+    spans_ns: Spans = []
+    if owner is None:
+        yield spans_ns
+        return
+    run = getattr(owner, method)
+
+    def stamped() -> Any:
+        start_ns = time.monotonic_ns()
+        result = run()
+        spans_ns.append((start_ns, time.monotonic_ns()))
+        return result
+
+    setattr(owner, method, stamped)
+    try:
+        yield spans_ns
+    finally:
+        delattr(owner, method)
+
+
+@contextmanager
+def step_spans(phase: StepPhase) -> Iterator[Spans]:
+    """Steps of every torch optimizer while the context lasts; `phase` hears of them, too."""
+    spans_ns: Spans = []
+    entered_ns: list[int] = []
+
+    def enter(*_: object) -> None:
+        phase.enter("optimizer")
+        entered_ns.append(time.monotonic_ns())
+
+    def leave(*_: object) -> None:
+        spans_ns.append((entered_ns.pop(), time.monotonic_ns()))
+        phase.enter(None)
+
+    hooks = register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)
+    try:
+        yield spans_ns
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,112 @@
+"""One rank's traced step as spans of time: what computed, what communicated, for which purpose. No torch.
+
+All times are microseconds of the host's monotonic clock. A `Timeline` says nothing yet about shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.passes.trace.intervals import Spans, covers, spans_of, union
+from bench.passes.trace.reader import Track
+
+CLOCK_MARK = "bench::clock"
+"""An annotation inside which a rank reads its monotonic clock: it ties the trace's clock to that one."""
+
+COMPUTE_PARTS = ("attention", "packing", "optimizer", "other")
+
+MOVEMENTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "copy_", "clone", "contiguous", "cat", "stack", "concat", "to", "_to_copy", "reshape", "flatten",
+        "repeat", "repeat_interleave", "index", "index_select", "gather", "index_copy_", "permute",
+        "transpose", "view", "view_as", "unflatten", "unsqueeze", "squeeze", "expand", "expand_as",
+        "select", "slice", "split", "split_with_sizes", "chunk", "narrow", "unbind", "as_strided", "alias",
+        "detach", "detach_", "empty", "empty_like", "new_empty", "t", "empty_strided",
+        "split_with_sizes_copy",
+    )
+)  # fmt: skip
+"""Operators that arrange, copy or convert and calculate nothing: packing, where attention calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """What a rank knew of its own step: spans in ns of the monotonic clock."""
+
+    step_ns: tuple[int, int]
+    clock_marks_ns: Sequence[int]
+    attention_ns: Sequence[tuple[int, int]]
+    optimizer_ns: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One call in flight, from `start` to `end`; `arrival` is when this rank was ready for it.
+
+    `members` is empty where the ranks that had to meet are not known.
+    """
+
+    kind: str
+    purpose: str
+    members: tuple[int, ...]
+    ordinal: int
+    arrival: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A step: `compute` spans by part of COMPUTE_PARTS, and every call in flight."""
+
+    step: tuple[float, float]
+    compute: Mapping[str, Spans]
+    flights: Sequence[Flight]
+
+
+class JoinError(ValueError):
+    """What the tap saw and what the profiler saw are not the same calls."""
+
+
+def clock_shift_us(annotations: Track, marks_ns: Sequence[int]) -> tuple[float, int]:
+    """What to add to the trace's times, and the thread that marked the clock.
+
+    The shortest mark says it best: it is off by half of its length at the most, some microseconds.
+    """
+    rows = np.flatnonzero(annotations.named(CLOCK_MARK.__eq__))
+    rows = rows[np.argsort(annotations.spans[rows, 0])]
+    if not len(rows) or len(rows) != len(marks_ns):
+        raise JoinError(f"the trace holds {len(rows)} marks of the clock, not {len(marks_ns)}")
+    spans = annotations.spans[rows]
+    best = int(np.argmin(spans[:, 1] - spans[:, 0]))
+    return marks_ns[best] / 1e3 - float(spans[best].mean()), int(annotations.thread[rows[best]])
+
+
+def by_part(
+    spans: Spans, called_us: NDArray[np.float64], is_movement: NDArray[np.bool_], regions: Regions
+) -> dict[str, Spans]:
+    """Compute spans by part, from when each was called or launched."""
+    in_attention = covers(union(spans_of(regions.attention_ns) / 1e3), called_us)
+    in_optimizer = covers(union(spans_of(regions.optimizer_ns) / 1e3), called_us) & ~in_attention
+    masks = {
+        "attention": in_attention & ~is_movement,
+        "packing": in_attention & is_movement,
+        "optimizer": in_optimizer,
+        "other": ~in_attention & ~in_optimizer,
+    }
+    return {part: union(spans[mask]) for part, mask in masks.items()}
+
+
+def step_us(regions: Regions) -> tuple[float, float]:
+    """Start and end of the step."""
+    return regions.step_ns[0] / 1e3, regions.step_ns[1] / 1e3
+
+
+def within(time_us: float, regions: Regions) -> bool:
+    """Whether the time lies in the step."""
+    start, end = step_us(regions)
+    return start <= time_us <= end

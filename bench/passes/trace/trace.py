@@ -1,0 +1,143 @@
+"""The traced pass: one step under torch.profiler, apart from timing because tracing slows a step.
+
+Nothing is added to the step but marks: when attention and the optimizer were entered and left, and a few
+readings of the clock beside it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from bench.attention.watch import AttentionWatch
+from bench.passes.engagement.calls import Call
+from bench.passes.timing.clock import synchronise
+from bench.passes.trace.cpu_timeline import cpu_timeline
+from bench.passes.trace.cuda_timeline import cuda_timeline
+from bench.passes.trace.optimizer_spans import Spans
+from bench.passes.trace.reader import KEPT_TRACE, Track, read_events, read_tracks
+from bench.passes.trace.split import flights_ms, split
+from bench.passes.trace.timeline import CLOCK_MARK, JoinError, Regions, Timeline
+
+CLOCK_MARKS = 5
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+MakeTimeline = Callable[[Mapping[str, Track], Regions, Sequence[Call] | None], Timeline]
+TIMELINES: Mapping[str, MakeTimeline] = {"cpu": cpu_timeline, "cuda": cuda_timeline}
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """One step as it was traced: the file, and what the rank itself knew of the step."""
+
+    path: Path
+    regions: Regions
+
+
+@dataclass(slots=True)
+class StepTracer:
+    """Traces the steps that run in `step`, one by one; every rank must enter it.
+
+    `attention` tells attention's borders, `optimizing` notes when the optimizer was at work. `looking` is on
+    during the step and no longer: a tap must not see the barrier before it.
+    """
+
+    attention: AttentionWatch
+    optimizing: Callable[[], AbstractContextManager[Spans]]
+    looking: Callable[[], AbstractContextManager[object]]
+    device: torch.device
+    folder: Path
+    traced: list[TracedStep] = field(default_factory=list)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Run one step under the profiler, its Chrome trace written to the folder."""
+        dist.barrier()
+        attention_before = len(self.attention.spans_ns)
+        with profile(activities=_activities(self.device)) as profiler:
+            marks_ns = [_mark_clock() for _ in range(CLOCK_MARKS)]
+            with self.optimizing() as optimizer_ns, self.looking():
+                start_ns = time.monotonic_ns()
+                yield
+                synchronise(self.device)
+                end_ns = time.monotonic_ns()
+        path = self.folder / f"trace-{dist.get_rank()}-{len(self.traced)}.json"
+        profiler.export_chrome_trace(str(path))
+        attention_ns = self.attention.spans_ns[attention_before:]
+        self.traced.append(
+            TracedStep(path, Regions((start_ns, end_ns), marks_ns, attention_ns, optimizer_ns))
+        )
+
+    def median(self) -> TracedStep:
+        """The step of median length, by its slowest rank; the traces of the others are removed.
+
+        Every rank must call it; all keep the same step.
+        """
+        steps_ns = [step.regions.step_ns for step in self.traced]
+        slowest_ms = torch.tensor([(end - start) / 1e6 for start, end in steps_ns], device=self.device)
+        dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
+        kept = int(slowest_ms.argsort()[len(self.traced) // 2])
+        for number, step in enumerate(self.traced):
+            if number != kept:
+                step.path.unlink()
+        return self.traced[kept]
+
+
+def warm_profiler(device: torch.device) -> None:
+    """Pay for the profiler's first use, without a training step: a shorter one would make ZeRO-3 record its
+    order of parameters anew, and the next step would hold calls that no other has.
+    """
+    with profile(activities=_activities(device)):
+        torch.ones(1, device=device).add(1)
+        synchronise(device)
+
+
+def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> dict[str, Any]:
+    """One rank's part of the trace section, for the launcher to put beside the others'.
+
+    `unjoined` says why the calls could not be told apart by purpose, null where they could.
+    """
+    tracks = read_tracks(read_events(traced.path))
+    timeline_of, unjoined = TIMELINES[device_type], None
+    try:
+        timeline = timeline_of(tracks, traced.regions, calls)
+    except JoinError as error:
+        unjoined = str(error)
+        timeline = timeline_of(tracks, traced.regions, None)
+    return {
+        **asdict(split(timeline)),
+        "flights": flights_ms(timeline),
+        "clock": BOOT_ID.read_text().strip() if BOOT_ID.exists() else "",
+        "unjoined": unjoined,
+    }
+
+
+def keep_or_remove(traced: TracedStep, folder: Path, *, keep: bool) -> None:
+    """Leave the trace gzipped as KEPT_TRACE in the rank's folder, or nothing; Perfetto opens either."""
+    if keep:
+        kept = folder / KEPT_TRACE.format(rank=dist.get_rank())
+        with traced.path.open("rb") as plain, gzip.open(kept, "wb", compresslevel=6) as packed:
+            shutil.copyfileobj(plain, packed)
+    traced.path.unlink()
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    """What the profiler looks at: a GPU's kernels and copies beside the operators."""
+    on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    return [ProfilerActivity.CPU, *on_gpu]
+
+
+def _mark_clock() -> int:
+    """The monotonic clock, read inside an annotation that the trace will hold."""
+    with record_function(CLOCK_MARK):
+        return time.monotonic_ns()

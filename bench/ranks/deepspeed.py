@@ -1,0 +1,29 @@
+"""DeepSpeed takes over the process group that exists; nothing of it is started twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import deepspeed
+import deepspeed.comm
+from deepspeed.accelerator import get_accelerator, set_accelerator
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+from bench.config import RunConfig
+from bench.ranks.memory_limit import without_memory_limit
+
+ACCELERATORS: Mapping[str, Callable[[], object]] = {"cpu": CPU_Accelerator, "cuda": CUDA_Accelerator}
+
+
+def join_deepspeed(cell: RunConfig) -> None:
+    """Hand the device and the default process group to DeepSpeed, which refuses to work without."""
+    if get_accelerator().device_name() != cell.cluster.device:
+        # It was imported where no rank's device was known, and took the one it could have had there.
+        set_accelerator(ACCELERATORS[cell.cluster.device]())
+    if not deepspeed.comm.is_initialized():
+        # The first time it compiles its communication operators: a compiler would inherit the cell's limit.
+        with without_memory_limit():
+            deepspeed.init_distributed(
+                dist_backend=cell.cluster.backend, auto_mpi_discovery=False, verbose=False
+            )

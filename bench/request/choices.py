@@ -1,0 +1,91 @@
+"""The YAML files of conf/, one folder a choice and one file an option, and what Hydra composes of them.
+
+A strategy that a package offers has no file there: its option is made of its facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from bench.config import ConfigError
+from bench.environment import REPOSITORY, Machine
+from bench.strategies import STRATEGIES
+from bench.strategies.facts import Facts
+
+CONF = REPOSITORY / "conf"
+
+SWEEP_PATHS = ("new_sweep_dir", "hydra_dir")
+"""Resolvers of conf/config.yaml that only a sweep can fill in."""
+
+Raw = Mapping[str, Any]
+"""A composed configuration as plain values, still in the user's words."""
+
+
+def refuse_no_conf() -> None:
+    """Raises ConfigError where the choices did not come along: a wheel holds code only."""
+    if not CONF.is_dir():
+        raise ConfigError(f"{CONF}: no such folder; run from a checkout, installed with: pip install -e .")
+
+
+def plain(composed: DictConfig) -> Raw:
+    """A configuration that Hydra composed, as plain values without Hydra's own part."""
+    content = OmegaConf.to_container(
+        OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), resolve=True
+    )
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+def composed(*overrides: str) -> Raw:
+    """What the command line would compose of these words, for a cell that belongs to no sweep."""
+    for name in SWEEP_PATHS:
+        OmegaConf.register_new_resolver(name, lambda: "", replace=True)
+    tell_hydra_of_offers()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return plain(compose("config", overrides=list(overrides)))
+
+
+def groups() -> list[str]:
+    """All choices: `strategy`, `model`, ..."""
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+
+
+def options(group: str) -> list[str]:
+    """All options of a choice."""
+    offered = STRATEGIES.offered() if group == "strategy" else []
+    return sorted([*(path.stem for path in (CONF / group).glob("*.yaml")), *offered])
+
+
+def read_option(group: str, name: str) -> Raw:
+    """The content of one option's file; raises ConfigError for an offered strategy that is broken."""
+    if group == "strategy" and name in STRATEGIES.offered():
+        return option_of(STRATEGIES[name])
+    content = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+def tell_hydra_of_offers() -> None:
+    """Make every offered strategy an option of Hydra's; a broken one too, which `resolve` then refuses."""
+    usable = {facts.name: option_of(facts) for facts in STRATEGIES.usable()}
+    for name in STRATEGIES.offered():
+        ConfigStore.instance().store(group="strategy", name=name, node=usable.get(name, {"name": name}))
+
+
+def option_of(facts: Facts) -> dict[str, Any]:
+    """What a strategy's file would hold: its name, and of each of its own choices the first."""
+    return {"name": facts.name, **{key: values[0] for key, values in facts.options.items()}}
+
+
+def this_hardware(machine: Machine, device: str) -> str:
+    """The choice of conf/hardware/ that this machine is; `unknown` for a GPU that has none."""
+    if device == "cpu":
+        return "cpu"
+    known = [read_option("hardware", name) for name in options("hardware")]
+    fits = (h["name"] for h in known if h.get("matches") and h["matches"] in machine.gpus[0])
+    return str(next(fits, "unknown"))

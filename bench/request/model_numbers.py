@@ -1,0 +1,95 @@
+"""The numbers a model is built from: conf/model/, or a local checkpoint's config.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.config import ConfigError, ModelConfig
+from bench.labels import shown
+from bench.request import values
+from bench.request.choices import Raw, read_option
+
+FAMILIES = ("qwen3", "qwen2", "llama")
+MIN_GPUS_FOR_4B = 4
+
+
+def model_config(raw: Raw, gpus: int) -> ModelConfig:
+    """The model of a cell: by name, from a checkpoint folder, or the one that fits this many GPUs."""
+    name = raw["name"]
+    if name == "auto":
+        raw = read_option("model", _auto_model(gpus))
+    elif name == "checkpoint":
+        raw = _checkpoint(raw["path"])
+    whole = {
+        key: values.whole(f"model.{key}", raw[key])
+        for key in (
+            "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
+            "num_kv_heads", "head_dim",
+        )
+    }  # fmt: skip
+    if whole["num_heads"] % whole["num_kv_heads"]:
+        raise ConfigError(
+            f"model.num_kv_heads={whole['num_kv_heads']}: must divide model.num_heads={whole['num_heads']};"
+            f" write for example model.num_kv_heads={math.gcd(whole['num_kv_heads'], whole['num_heads'])}"
+        )
+    if whole["head_dim"] % 2:
+        raise ConfigError(
+            f"model.head_dim={whole['head_dim']}: must be even for rotary positions; write for example"
+            f" model.head_dim={whole['head_dim'] + 1}"
+        )
+    return ModelConfig(
+        name=values.text("model.name", raw["name"]),
+        family=values.choice("model.family", raw["family"], FAMILIES),
+        path=values.path("model.path", raw["path"]),
+        tied_embeddings=values.flag("model.tied_embeddings", raw["tied_embeddings"]),
+        attention_bias=values.flag("model.attention_bias", raw["attention_bias"]),
+        rope_theta=values.positive("model.rope_theta", raw["rope_theta"], example="1e4"),
+        norm_eps=values.positive("model.norm_eps", raw["norm_eps"], example="1e-6"),
+        **whole,
+    )
+
+
+def _auto_model(gpus: int) -> str:
+    if gpus == 0:
+        return "qwen3_nano"
+    return "qwen3_4b" if gpus >= MIN_GPUS_FOR_4B else "qwen3_0_6b"
+
+
+def _checkpoint(path: Any) -> dict[str, Any]:
+    """The numbers of a local checkpoint's config.json, in our words."""
+    try:
+        numbers = json.loads((Path(values.text("model.path", path)) / "config.json").read_text())
+        where = Path(path).resolve()
+        return {"name": where.name or "checkpoint", "path": str(where), **transformers_numbers(numbers)}
+    except ConfigError:
+        raise ConfigError(
+            f"model.path={shown(path)}: names no folder; write for example model.path=/path/to/model"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"model.path={path}: no checkpoint folder with a config.json ({error}); name a local folder of"
+            " a Qwen3, Qwen2 or Llama model"
+        ) from None
+
+
+def transformers_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """A transformers configuration in our words, all but a name; raises KeyError where it lacks one."""
+    heads = numbers["num_attention_heads"]
+    return {
+        "family": numbers["model_type"],
+        "vocab_size": numbers["vocab_size"],
+        "hidden_size": numbers["hidden_size"],
+        "intermediate_size": numbers["intermediate_size"],
+        "num_layers": numbers["num_hidden_layers"],
+        "num_heads": heads,
+        "num_kv_heads": numbers.get("num_key_value_heads") or heads,
+        "head_dim": numbers.get("head_dim") or numbers["hidden_size"] // heads,
+        "tied_embeddings": numbers.get("tie_word_embeddings", False),
+        "attention_bias": numbers.get("attention_bias", False),
+        "rope_theta": (numbers.get("rope_parameters") or numbers).get("rope_theta", 1e4),
+        "norm_eps": numbers.get("rms_norm_eps", 1e-6),
+    }

@@ -1,0 +1,189 @@
+"""The ranks of a cell: on what they run, how many there are, and how they divide the work."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from bench.config import ConfigError
+from bench.environment import Machine
+from bench.request import values
+from bench.request.choices import Raw, options
+
+CPU_RANKS = 2
+MIN_CPU_LIMIT_GIB = 0.02
+MAX_CPU_RANKS = 64
+"""Where there are fewer cores: every rank is a process of some hundred megabytes."""
+MAX_RANKS_PER_GPU = 16
+"""Each has a CUDA context of half a gigabyte, and a collective waits for the GPU's time slices of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where ranks run; `world_size` is how many there may be."""
+
+    name: str
+    device: str
+    backend: str
+    ranks_per_gpu: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """The factors of the number of ranks."""
+
+    sp_degree: int
+    dp_replicate: int
+    dp_shard: int
+
+    @property
+    def product(self) -> int:
+        return self.sp_degree * self.dp_replicate * self.dp_shard
+
+
+def place(raw: Raw, machine: Machine) -> Place:
+    """Device, backend and number of ranks, filled in from what is there.
+
+    Raises ConfigError where the machine cannot give what was asked for.
+    """
+    device = _device(raw, machine)
+    backend = _backend(raw, device)
+    ranks_per_gpu = _ranks_per_gpu(raw, device)
+    world_size = raw["world_size"]
+    if world_size == "auto":
+        world_size = len(machine.gpus) * ranks_per_gpu if device == "cuda" else CPU_RANKS
+    world_size = values.whole("cluster.world_size", world_size)
+    name = values.choice("cluster", raw["name"], options("cluster"))
+    if name == "auto":
+        name = "gpu" if device == "cuda" else "cpu"
+    where = Place(name, device, backend, ranks_per_gpu, world_size)
+    _refuse_too_many("cluster.world_size", world_size, where, machine)
+    return where
+
+
+def most_ranks(where: Place, machine: Machine) -> int:
+    """How many ranks a cell may have: `ranks_per_gpu` a GPU; on the CPU one a core, or MAX_CPU_RANKS."""
+    if where.device == "cuda":
+        return len(machine.gpus) * where.ranks_per_gpu
+    return max(MAX_CPU_RANKS, machine.cores)
+
+
+def _ranks_per_gpu(raw: Raw, device: str) -> int:
+    key = "cluster.ranks_per_gpu"
+    ranks = values.whole(key, raw["ranks_per_gpu"])
+    if ranks > 1 and device != "cuda":
+        raise ConfigError(f"{key}={ranks}: the ranks run on the CPU, not on a GPU; write {key}=1")
+    if ranks > MAX_RANKS_PER_GPU:
+        raise ConfigError(
+            f"{key}={ranks}: at most {MAX_RANKS_PER_GPU} ranks share a GPU; write for example {key}=4"
+        )
+    return ranks
+
+
+def _refuse_too_many(key: str, ranks: int, where: Place, machine: Machine) -> None:
+    most = most_ranks(where, machine)
+    if ranks <= most:
+        return
+    if where.device != "cuda":
+        raise ConfigError(f"{key}={ranks}: {most} CPU ranks are the most here; write {key}={most}, or less")
+    gpus = f"{len(machine.gpus)} {'GPU is' if len(machine.gpus) == 1 else 'GPUs are'} visible"
+    if where.ranks_per_gpu > 1:
+        gpus += f" and cluster.ranks_per_gpu={where.ranks_per_gpu}"
+    way_out = f"write {key}={most}, or less"
+    needed = math.ceil(ranks / len(machine.gpus))
+    if needed <= MAX_RANKS_PER_GPU:
+        way_out += f", or let ranks share GPUs, for correctness only, with cluster.ranks_per_gpu={needed}"
+    raise ConfigError(f"{key}={ranks}: {gpus}; {way_out}")
+
+
+def _device(raw: Raw, machine: Machine) -> str:
+    device: str = raw["device"]
+    if device == "auto":
+        device = "cuda" if machine.gpus else "cpu"
+    values.choice("cluster.device", device, ("cpu", "cuda"))
+    if device == "cuda" and not machine.gpus:
+        asked = "cluster=gpu" if raw["name"] == "gpu" else "cluster.device=cuda"
+        raise ConfigError(f"{asked}: no GPU is visible here; take cluster=cpu, or check CUDA_VISIBLE_DEVICES")
+    return device
+
+
+def _backend(raw: Raw, device: str) -> str:
+    backend: str = raw["backend"]
+    if backend == "auto":
+        return "nccl" if device == "cuda" else "gloo"
+    values.choice("cluster.backend", backend, ("nccl", "gloo"))
+    if (backend == "nccl") != (device == "cuda"):
+        raise ConfigError(
+            f"cluster.backend={backend}: goes with {'GPUs' if backend == 'nccl' else 'CPU ranks'}, and"
+            f" cluster.device={device}; leave cluster.backend=auto"
+        )
+    return backend
+
+
+def degrees(raw: Raw, where: Place) -> Degrees:
+    """How many ranks share a sequence, and how many sequences run side by side.
+
+    What is left at `auto` takes the ranks that are left; where nothing is, legality compares the product
+    with the number of ranks.
+    """
+    replicate = values.whole("dp_replicate", raw["dp_replicate"])
+    shard = _known("dp_shard", raw["dp_shard"])
+    sp_degree = _known("sp_degree", raw["sp_degree"])
+    left = max(1, where.world_size // (replicate * (shard or 1) * (sp_degree or 1)))
+    if sp_degree is None:
+        return Degrees(left, replicate, shard or 1)
+    return Degrees(sp_degree, replicate, shard or left)
+
+
+def unshared_degrees(raw: Raw, where: Place, machine: Machine) -> Degrees:
+    """The same where no rank shares a sequence: one rank, unless data parallelism is asked for.
+
+    Neither sp_degree nor the cluster's size changes what such a cell does.
+    """
+    _known("sp_degree", raw["sp_degree"])
+    replicate = values.whole("dp_replicate", raw["dp_replicate"])
+    shard = _known("dp_shard", raw["dp_shard"]) or 1
+    ranks = replicate * shard
+    _refuse_too_many("dp_replicate x dp_shard", ranks, where, machine)
+    if ranks > where.world_size and raw["cluster"]["world_size"] != "auto":
+        raise ConfigError(
+            f"dp_replicate x dp_shard = {ranks} ranks, but cluster.world_size={where.world_size};"
+            f" write cluster.world_size={ranks}"
+        )
+    return Degrees(1, replicate, shard)
+
+
+def threads_per_rank(raw: Raw, machine: Machine, world_size: int) -> int:
+    """An equal share of the cores, at least one, unless a number was asked for."""
+    if raw["threads_per_rank"] == "auto":
+        return max(1, machine.cores // world_size)
+    threads = values.whole("cluster.threads_per_rank", raw["threads_per_rank"])
+    if threads > machine.cores:
+        raise ConfigError(
+            f"cluster.threads_per_rank={threads}: this process may use {machine.cores} cores; write"
+            f" cluster.threads_per_rank={machine.cores}"
+        )
+    return threads
+
+
+def memory_limit_gib(raw: Raw, device: str) -> float | None:
+    """How much one rank may allocate; None where nothing limits it.
+
+    On the CPU a limit under MIN_CPU_LIMIT_GIB would end a rank before it can say why.
+    """
+    key, value = "cluster.memory_limit_gib", raw["memory_limit_gib"]
+    if value is None:
+        return None
+    limit_gib = values.positive(key, value, example="0.5")
+    if device == "cpu" and limit_gib < MIN_CPU_LIMIT_GIB:
+        raise ConfigError(
+            f"{key}={value}: CPU ranks need at least {MIN_CPU_LIMIT_GIB} to get going; write for example"
+            f" {key}=0.1, or null for no limit"
+        )
+    return limit_gib
+
+
+def _known(key: str, value: Any) -> int | None:
+    return None if value == "auto" else values.whole(key, value)

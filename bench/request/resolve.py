@@ -1,0 +1,224 @@
+"""From the user's words to a RunConfig: every value read once, every `auto` filled in, every rule checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
+from bench.attention.layouts import LAYOUTS
+from bench.config import (
+    DTYPE_BYTES,
+    NOT_USED,
+    ClusterConfig,
+    ConfigError,
+    DataConfig,
+    MeasureConfig,
+    ModelConfig,
+    RunConfig,
+    WorkloadConfig,
+)
+from bench.environment import Machine
+from bench.labels import shown
+from bench.request import values
+from bench.request.choices import Raw, options, this_hardware
+from bench.request.model_numbers import model_config
+from bench.request.placement import degrees, memory_limit_gib, place, threads_per_rank, unshared_degrees
+from bench.strategies import STRATEGIES
+from bench.training.text import refuse_no_text
+
+ENGINES = ("ddp", "fsdp2", "zero3")
+LOSSES = ("chunked", "untiled")
+WORKLOADS = ("train", "attention")
+ENV_ALLOWED = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_NCCL_",
+)
+
+
+def _names(section: type[Any]) -> list[str]:
+    return [field.name for field in fields(section)]
+
+
+KNOWN_KEYS: Mapping[str, list[str]] = {
+    "": [*(name for name in _names(RunConfig) if name != "options"), "resume", "sweep_dir"],
+    "model": _names(ModelConfig),
+    "engine": ["name"],
+    "trainer": ["name"],
+    "workload": _names(WorkloadConfig),
+    "data": _names(DataConfig),
+    "cluster": _names(ClusterConfig),
+    "measure": _names(MeasureConfig),
+    "experiment": ["name"],
+}
+
+
+def strategy_keys() -> list[str]:
+    """The keys of `strategy`: its name, and every strategy's own choices."""
+    return ["name", *sorted({key for facts in STRATEGIES.usable() for key in facts.options})]
+
+
+def resolve(raw: Raw, machine: Machine) -> RunConfig:
+    """One cell from a composed configuration; raises ConfigError at the first value that is no good."""
+    cell = _resolved(raw, machine)
+    return cell if cell.workload.name == "train" else _attention_alone(cell)
+
+
+def _attention_alone(cell: RunConfig) -> RunConfig:
+    """One layer's attention: what only training reads must not tell cells apart."""
+    return replace(
+        cell,
+        model=replace(cell.model, num_layers=1, path=None),
+        engine=NOT_USED,
+        trainer=NOT_USED,
+        grad_accum=1,
+        checkpointing=False,
+        measure=replace(cell.measure, gradients=False),
+    )
+
+
+def _resolved(raw: Raw, machine: Machine) -> RunConfig:
+    _refuse_unknown(raw)
+    strategy = values.choice("strategy", raw["strategy"]["name"], STRATEGIES)
+    seq_len = values.tokens("seq_len", raw["seq_len"])
+    where = place(raw["cluster"], machine)
+    shares = STRATEGIES[strategy].shares_sequences
+    spread = degrees(raw, where) if shares else unshared_degrees(raw, where, machine)
+    world_size = where.world_size if shares else spread.product
+    model = model_config(raw["model"], len(machine.gpus) if where.device == "cuda" else 0)
+    return RunConfig(
+        seq_len=seq_len,
+        batch=values.whole("batch", raw["batch"]),
+        grad_accum=values.whole("grad_accum", raw["grad_accum"]),
+        strategy=strategy,
+        options=_options(raw["strategy"], STRATEGIES[strategy].options),
+        layout=_layout(raw["layout"], strategy),
+        kernel=_kernel(raw["kernel"]),
+        dtype=values.choice("dtype", raw["dtype"], DTYPE_BYTES),
+        model=model,
+        engine=values.choice("engine", raw["engine"]["name"], ENGINES),
+        trainer=values.choice("trainer", raw["trainer"]["name"], ("native",)),
+        workload=WorkloadConfig(
+            name=values.choice("workload", raw["workload"]["name"], WORKLOADS),
+            mask=values.choice("workload.mask", raw["workload"].get("mask", "causal"), ("causal", "full")),
+        ),
+        data=_data(raw["data"], seq_len),
+        mode=values.choice("mode", raw["mode"], ("measure",)),
+        hardware=_hardware(raw["hardware"], machine, where.device),
+        cluster=ClusterConfig(
+            name=where.name,
+            world_size=world_size,
+            ranks_per_gpu=min(where.ranks_per_gpu, world_size),
+            device=where.device,
+            backend=where.backend,
+            threads_per_rank=threads_per_rank(raw["cluster"], machine, world_size),
+            memory_limit_gib=memory_limit_gib(raw["cluster"], where.device),
+        ),
+        sp_degree=spread.sp_degree,
+        ulysses_degree=_ulysses_degree(raw, spread.sp_degree, model),
+        dp_replicate=spread.dp_replicate,
+        dp_shard=spread.dp_shard,
+        checkpointing=values.flag("checkpointing", raw["checkpointing"]),
+        loss=values.choice("loss", raw["loss"], LOSSES),
+        measure=_measure(raw["measure"]),
+        seed=values.whole("seed", raw["seed"], least=0),
+        env=_env(raw["env"]),
+        experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
+    )
+
+
+def _refuse_unknown(raw: Raw) -> None:
+    """Hydra lets `+key=value` add anything; a key that nobody reads would be silently without effect.
+
+    A strategy's own keys are its own business: `_options` reads them.
+    """
+    for path, known in KNOWN_KEYS.items():
+        section = raw if path == "" else raw[path]
+        for key in section:
+            if key not in known:
+                name = f"{path}.{key}" if path else key
+                raise ConfigError(f"{name}: {values.no_such_key(name, all_keys())}")
+
+
+def all_keys() -> list[str]:
+    """Every key of the command line, with its group in front."""
+    known = {**KNOWN_KEYS, "strategy": strategy_keys()}
+    return [f"{path}.{key}" if path else key for path, keys in known.items() for key in keys]
+
+
+def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
+    if raw["ulysses_degree"] == "auto":
+        strategy = raw["strategy"]["name"]
+        with STRATEGIES.asking(strategy):
+            return STRATEGIES[strategy].ulysses_degree(sp_degree, model)
+    return values.whole("ulysses_degree", raw["ulysses_degree"])
+
+
+def _options(raw: Raw, known: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
+    for key in raw:
+        if key not in ("name", *known):
+            near = values.nearest(key, known)
+            way_out = f"did you mean strategy.{near}?" if near else "leave it out"
+            raise ConfigError(f"strategy.{key}: {raw['name']} has no such choice; {way_out}")
+    return tuple((key, values.choice(f"strategy.{key}", raw[key], allowed)) for key, allowed in known.items())
+
+
+def _layout(raw: Any, strategy: str) -> str:
+    if raw == "auto":
+        return STRATEGIES[strategy].default_layout
+    return values.choice("layout", raw, LAYOUTS)
+
+
+def _kernel(raw: Any) -> str:
+    return values.choice("kernel", DEFAULT_KERNEL if raw == "auto" else raw, KERNEL_FACTS)
+
+
+def _data(raw: Raw, seq_len: int) -> DataConfig:
+    name = values.choice("data", raw["name"], ("text", "synthetic"))
+    path, tokenizer = (values.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer"))
+    if name == "text" and path is not None:
+        refuse_no_text(path)
+    prompt = values.whole("data.prompt_tokens", raw["prompt_tokens"], least=0)
+    if prompt >= seq_len:
+        raise ConfigError(
+            f"data.prompt_tokens={prompt}: leaves no token of seq_len={seq_len} to train on; stay below it"
+        )
+    return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt)
+
+
+def _hardware(raw: Raw, machine: Machine, device: str) -> str:
+    if raw["name"] != "auto":
+        return values.choice("hardware", raw["name"], options("hardware"))
+    return this_hardware(machine, device)
+
+
+def _measure(raw: Raw) -> MeasureConfig:
+    return MeasureConfig(
+        steps=values.whole("measure.steps", raw["steps"]),
+        warmup_steps=values.whole("measure.warmup_steps", raw["warmup_steps"], least=0),
+        budget_s=values.seconds("measure.budget_s", raw["budget_s"]),
+        repeats=values.whole("measure.repeats", raw["repeats"]),
+        timeout_s=values.seconds("measure.timeout_s", raw["timeout_s"]),
+        trace=values.flag("measure.trace", raw["trace"]),
+        keep_traces=values.flag("measure.keep_traces", raw["keep_traces"]),
+        gradients=values.flag("measure.gradients", raw["gradients"]),
+    )
+
+
+def _env(raw: Any) -> tuple[tuple[str, str], ...]:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"env={shown(raw)}: holds variables by name; write env.NAME=value")
+    for name, value in raw.items():
+        if not name.startswith(ENV_ALLOWED):
+            raise ConfigError(
+                f"env.{name}: only variables that change communication or allocation are an axis"
+                f" ({', '.join(ENV_ALLOWED)}); set others before the command"
+            )
+        if isinstance(value, list | Mapping) or value is None:
+            raise ConfigError(f"env.{name}={shown(value)}: must be text; write env.{name}=value")
+    return tuple(sorted((name, str(value)) for name, value in raw.items()))

@@ -1,0 +1,166 @@
+"""A strategy's four faces, and what it tells a trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from bench.attention.kernels import KERNELS
+from bench.attention.watch import AttentionWatch
+from bench.config import RunConfig
+from bench.ranks.groups import RankGroups
+from bench.strategies.facts import Facts
+
+IGNORED_LABEL = -100
+# Without "flash" or "sdpa" in it: transformers treats names that hold them in a way of its own.
+ATTENTION_NAME = "bench_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Whole sequences or their shards, [B, S] each; `samples` [B] are the sequences' numbers.
+
+    Labels are shifted before sharding: token i's label is token i+1.
+    """
+
+    samples: Tensor
+    input_ids: Tensor
+    labels: Tensor
+    position_ids: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How an installed strategy hangs in the model.
+
+    `attention_name` is registered with transformers. `shards_batch` says that `shard` has to be applied
+    to whole batches before the model sees them. `gradient_divisor` is the number of ranks over which the
+    engine averages gradients: the loss of a rank is multiplied by it.
+    """
+
+    attention_name: str
+    shards_batch: bool
+    gradient_divisor: int
+    implementation: str
+
+
+class Strategy(ABC):
+    """One strategy on one rank. `attention` takes and returns [B, N, S, D] shards in the cell's layout."""
+
+    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
+        self.cell = cell
+        self.facts = facts
+        self.groups = groups
+        self.kernel = KERNELS[cell.kernel]
+        self.watch: AttentionWatch | None = None
+
+    @property
+    def package_name(self) -> str:
+        """The Python package that holds the strategy's modules."""
+        return type(self).__module__.rpartition(".")[0]
+
+    @abstractmethod
+    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
+        """Attention over the sequence group's shards, [B, N, S, D], differentiable; full where not causal."""
+
+    def log_sum_exp(
+        self,
+        q_BNSD: Tensor,  # noqa: ARG002
+        k_BKSD: Tensor,  # noqa: ARG002
+        v_BKSD: Tensor,  # noqa: ARG002
+        *,
+        causal: bool = True,  # noqa: ARG002
+    ) -> Tensor | None:
+        """LSE of this rank's queries over all keys, [B, N, S], where the strategy's code exposes it."""
+        return None
+
+    def slices(self, seq_len: int) -> tuple[slice, ...]:
+        """The pieces of a whole sequence that this rank holds."""
+        return self.facts.slices(self.cell, seq_len, self.groups.sequence_rank)
+
+    def shard(self, batch: Batch) -> Batch:
+        """This rank's shard of whole sequences."""
+        pieces = self.slices(batch.input_ids.shape[1])
+        return Batch(
+            batch.samples,
+            *(
+                torch.cat([whole[:, piece] for piece in pieces], dim=1)
+                for whole in (batch.input_ids, batch.labels, batch.position_ids)
+            ),
+        )
+
+    def unshard(self, shards: list[Tensor]) -> Tensor:
+        """Whole sequences [B, T, ...] in token order from the shards [B, S, ...] of all group ranks."""
+        seq_len = sum(shard.shape[1] for shard in shards)
+        whole = shards[0].new_empty(shards[0].shape[0], seq_len, *shards[0].shape[2:])
+        for rank, shard in enumerate(shards):
+            pieces = self.facts.slices(self.cell, seq_len, rank)
+            sizes = [len(range(seq_len)[piece]) for piece in pieces]
+            for piece, part in zip(pieces, shard.split(sizes, dim=1), strict=True):
+                whole[:, piece] = part
+        return whole
+
+    @contextmanager
+    def install(self) -> Iterator[Wiring]:
+        """Register the attention with transformers for as long as the context lasts."""
+        ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME] = self._transformers_attention
+        try:
+            yield Wiring(
+                attention_name=ATTENTION_NAME,
+                shards_batch=self.cell.sp_degree > 1,
+                gradient_divisor=self.groups.world_size,
+                implementation=type(self).__module__,
+            )
+        finally:
+            del ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME]
+
+    @contextmanager
+    def watched(self, watch: AttentionWatch) -> Iterator[None]:
+        """Let a watch see every call of attention for as long as the context lasts."""
+        self.watch = watch
+        try:
+            yield
+        finally:
+            self.watch = None
+
+    def step(self, batch: Batch) -> AbstractContextManager[None]:  # noqa: ARG002
+        """A context around forward and backward of one micro-step."""
+        return nullcontext()
+
+    def _transformers_attention(
+        self,
+        module: torch.nn.Module,
+        query_BNSD: Tensor,
+        key_BKSD: Tensor,
+        value_BKSD: Tensor,
+        attention_mask: Tensor | None,  # noqa: ARG002  no strategy ever sees an S x S mask
+        **keywords: Any,
+    ) -> tuple[Tensor, None]:
+        """Transformers' attention interface: returns the output as [B, S, N, D], and no weights."""
+        # Under autocast the normed Q and K arrive in float32 while V is already in the cell's dtype.
+        q, k = query_BNSD.to(value_BKSD.dtype), key_BKSD.to(value_BKSD.dtype)
+
+        def attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+            return self.model_attention(module, q_BNSD, k_BKSD, v_BKSD, **keywords)
+
+        if self.watch is not None:
+            return self.watch.run(attention, q, k, value_BKSD), None
+        return attention(q, k, value_BKSD), None
+
+    def model_attention(
+        self,
+        module: torch.nn.Module,  # noqa: ARG002
+        q_BNSD: Tensor,
+        k_BKSD: Tensor,
+        v_BKSD: Tensor,
+        **keywords: Any,  # noqa: ARG002
+    ) -> Tensor:
+        """Attention inside the model, [B, S, N, D]: a package that needs the module overrides this."""
+        return self.attention(q_BNSD, k_BKSD, v_BKSD).transpose(1, 2)

@@ -1,0 +1,66 @@
+"""A sweep as a list of cells, checked as a whole before the first one starts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.cell.planned import PlannedCell
+from bench.config import ConfigError, RunConfig
+from bench.environment import Machine
+from bench.experiments import experiment_of
+from bench.request import values
+from bench.request.choices import Raw
+from bench.request.legality import refusal
+from bench.request.values import refuse_too_many
+from bench.strategies import STRATEGIES
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep will run, in order, and where its records go."""
+
+    cells: tuple[PlannedCell, ...]
+    folder: Path
+    resume: bool
+
+
+def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:
+    """Validate every cell, drop duplicates, repeat, and shuffle by the seed.
+
+    Order is random so that heat and neighbours favour no strategy. Raises ConfigError for the first bad
+    value; in a single run also for an illegal combination, which a sweep records as `unsupported`.
+    """
+    refuse_too_many([len(raws)])
+    cells = {cell.cell_id: cell for cell in experiment_of(raws).cells(raws, machine)}
+    for cell in cells.values():
+        _refuse_failing_facts(cell)
+        if single:
+            _refuse_illegal(cell)
+    refuse_too_many([len(cells), max(cell.measure.repeats for cell in cells.values())])
+    pairs = [(cell, repeat) for cell in cells.values() for repeat in range(cell.measure.repeats)]
+    random.Random(min(cell.seed for cell in cells.values())).shuffle(pairs)
+    planned = (PlannedCell(cell, repeat, order) for order, (cell, repeat) in enumerate(pairs))
+    first = raws[0]
+    resume = values.flag("resume", first["resume"])
+    return Plan(tuple(planned), Path(values.text("sweep_dir", first["sweep_dir"])), resume)
+
+
+def _refuse_illegal(cell: RunConfig) -> None:
+    reason = refusal(cell)
+    if reason is not None:
+        raise ConfigError(reason)
+
+
+def _refuse_failing_facts(cell: RunConfig) -> None:
+    """Raises ConfigError where a package's facts fail: once cells run, nothing may end the sweep."""
+    with STRATEGIES.asking(cell.strategy):
+        answers: Mapping[str, Any] = {
+            "refusals": "; ".join(STRATEGIES[cell.strategy].refusals(cell)),
+            "exchange_bytes": STRATEGIES[cell.strategy].exchange_bytes(cell),
+        }
+        if not isinstance(answers["exchange_bytes"], int):
+            raise TypeError(f"exchange_bytes must be a whole number, not {answers['exchange_bytes']!r}")

@@ -1,0 +1,172 @@
+"""What a person sees while a sweep runs: a bar in a terminal, plain lines in a log.
+
+A terminal shows the running cell's pass and step and counts the time left down. A log has a line for every
+finished cell and, while one takes long, a line a minute.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from bench.cell.outcome import outcome
+from bench.cell.planned import PlannedCell
+from bench.config import RunConfig
+from bench.ranks.log import Stage
+from bench.record import FINDINGS, Record
+from bench.sweep.cell_label import CellLabels
+from bench.sweep.cell_progress import Course
+from bench.sweep.eta import Estimate
+
+MAX_BAR_WIDTH = 40
+HEARTBEAT_S = 60.0
+"""How long a log may stay silent while a cell runs."""
+
+
+class Progress:
+    """Follows one sweep on one console; `now_s` is a clock."""
+
+    def __init__(self, console: Console, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.console = console
+        self._now_s = now_s
+        self._estimate = Estimate()
+        self._labels = CellLabels()
+        self._left: list[PlannedCell] = []
+        self._running: PlannedCell | None = None
+        self._course: Course | None = None
+        self._waiting_s: float | None = None
+        self._total = 0
+        self._folder = Path()
+        self._live: Live | None = None
+        self._started_s = self._said_s = now_s()
+
+    def start(self, cells: Sequence[PlannedCell], folder: Path) -> None:
+        """Say what is planned and on what."""
+        self._left, self._total, self._folder = list(cells), len(cells), folder
+        self._labels = CellLabels(planned.cell for planned in cells)
+        self._started_s = self._now_s()
+        if not cells:
+            self.say(f"nothing is missing in {folder}; name another sweep_dir to run all again")
+            return
+        self.say(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, records in {folder}")
+        for line in sorted({_picked(planned.cell) for planned in cells}):
+            self.say(line)
+        # FORCE_COLOR makes rich take a pipe for a terminal: colours it may have, but no moving cursor.
+        if self.console.is_interactive and self.console.file.isatty():
+            # No thread of its own: the launcher ticks, and ranks need every core.
+            self._live = Live(
+                console=self.console, auto_refresh=False, transient=True, get_renderable=self._drawn
+            )
+            self._live.start()
+
+    def begin(self, planned: PlannedCell) -> None:
+        self._running = planned
+        self._course = Course(planned.cell, self._estimate.step_s(planned.cell), self._now_s)
+        self._said_s = self._now_s()
+        self._guess()
+        self._refresh()
+
+    def tell(self, stage: Stage) -> None:
+        """What the running cell does from now on; the next tick shows it."""
+        assert self._running is not None
+        assert self._course is not None
+        self._course.enter(stage)
+        if stage.step_s is not None:
+            self._estimate.learn(self._running.cell, stage.step_s)
+            self._guess()
+
+    def tick(self) -> None:
+        """Keep the bar up with the clock; a log gets a line now and then."""
+        self._refresh()
+        if self._live is None and self._now_s() - self._said_s >= HEARTBEAT_S and self._course is not None:
+            since = duration_label(self._course.elapsed_s)
+            self.say(f"{self._place()}: running for {since}, {self._course.where()}; {self._eta()}")
+
+    def end(self, planned: PlannedCell, record: Record) -> None:
+        assert self._course is not None
+        line = f"{self._place()}: {outcome(record)} ({self._course.elapsed_s:.1f} s)"
+        self._left.remove(planned)
+        self._running = self._course = None
+        if record.timing is not None:
+            self._estimate.learn(planned.cell, max(map(statistics.median, record.timing.step_times_ms)) / 1e3)
+        self._guess()
+        if record.status not in FINDINGS and record.failure is not None:
+            folder = self._folder / "cells" / planned.folder_name
+            line = f"{line}; log: {folder / f'rank_{record.failure.rank}.log'}"
+        self.say(f"{line}; {self._eta()}" if self._left and self._waiting_s is not None else line)
+        self._refresh()
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say(self, line: str) -> None:
+        """One line that stays; never folded, so that a path or a command can be copied."""
+        self._said_s = self._now_s()
+        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def _refresh(self) -> None:
+        if self._live is not None:
+            self._live.refresh()
+
+    def _drawn(self) -> Group:
+        """Two lines: what the running cell does, and how far the sweep is."""
+        where = f"{self._label()}: {self._course.where()}" if self._course is not None else ""
+        done = self._total - len(self._left)
+        width = min(MAX_BAR_WIDTH, self.console.width // 4)
+        sweep = Table.grid(padding=(0, 1))
+        sweep.add_row(
+            ProgressBar(total=self._total, completed=done, width=width),
+            Text(f"{done}/{self._total} cells", no_wrap=True),
+            Text(duration_label(self._now_s() - self._started_s), no_wrap=True),
+            Text(self._eta(), no_wrap=True, overflow="ellipsis"),
+        )
+        return Group(Text(where, no_wrap=True, overflow="ellipsis"), sweep)
+
+    def _label(self) -> str:
+        return self._labels.of(self._running.cell) if self._running is not None else ""
+
+    def _place(self) -> str:
+        """`[2/6] ring 64k sp 2`: the running cell and its place among those of this run."""
+        return f"[{self._total - len(self._left) + 1}/{self._total}] {self._label()}"
+
+    def _eta(self) -> str:
+        if not self._left:
+            return ""
+        running_s = self._course.remaining_s() if self._course is not None else 0.0
+        if self._waiting_s is None or running_s is None:
+            return "time left unknown"
+        return f"about {duration_label(self._waiting_s + running_s)} left"
+
+    def _guess(self) -> None:
+        """How long the cells behind the running one will take; not at every tick: there may be thousands."""
+        waiting = (planned.cell for planned in self._left if planned is not self._running)
+        self._waiting_s = self._estimate.remaining_s(waiting)
+
+
+def duration_label(seconds: float) -> str:
+    """`45 s`, from two minutes on `3 min`, from two hours on `2 h 05 min`."""
+    minutes = round(seconds / 60)
+    if seconds < 120:  # noqa: PLR2004  two minutes
+        return f"{round(seconds)} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"  # noqa: PLR2004
+
+
+def _picked(cell: RunConfig) -> str:
+    cluster = cell.cluster
+    shared = ", ranks share GPUs: correctness only" if cluster.ranks_per_gpu > 1 else ""
+    threads = "1 thread" if cluster.threads_per_rank == 1 else f"{cluster.threads_per_rank} threads"
+    return (
+        f"{cell.strategy}: {cluster.world_size} x {cluster.device} over {cluster.backend}{shared},"
+        f" {threads} each, {cell.model.name}, {cell.engine}, {cell.dtype}"
+    )

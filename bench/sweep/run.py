@@ -1,0 +1,151 @@
+"""A planned sweep, run to its end whatever its cells do."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from bench.cell.launcher import Launcher
+from bench.cell.planned import PlannedCell
+from bench.cell.run import CellInterrupted, run
+from bench.config import ConfigError
+from bench.passes.trace.reader import KEPT_TRACE
+from bench.record import FINDINGS, Record, Status
+from bench.store import Store
+from bench.sweep.parity_cache import ParityCache
+from bench.sweep.plan import Plan
+from bench.sweep.progress import Progress
+
+if TYPE_CHECKING:
+    from bench.cell.worker import RankEntry
+
+TRACES_FOLDER = "traces"
+EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+
+ReportWriter = Callable[[Path], None]
+
+
+def run_plan(
+    plan: Plan,
+    launcher: Launcher,
+    progress: Progress,
+    *,
+    write_report: ReportWriter,
+    entry: Callable[[PlannedCell], RankEntry | None] = lambda _: None,
+) -> int:
+    """Run the cells, store each record as it comes, write the report; the sweep's exit code.
+
+    0 when every cell that could run did, 1 when some failed, 130 when interrupted.
+    """
+    if plan.resume and not plan.folder.exists():
+        raise ConfigError(
+            f"resume=true: sweep_dir={plan.folder} is not there; name the folder of the sweep that broke off"
+        )
+    with Store(plan.folder) as store:
+        before = store.read()
+        pending = _pending(plan, before)
+        launcher.warm()
+        _write_config(plan)
+        progress.start(pending, plan.folder)
+        parities, statuses = ParityCache(), list[Status]()
+        is_interrupted = False
+        try:
+            for planned in pending:
+                statuses.append(_run_one(planned, launcher, progress, store, parities, entry(planned)))
+        except KeyboardInterrupt as interrupted:
+            is_interrupted = True
+            if isinstance(interrupted, CellInterrupted):
+                store.append(interrupted.record)
+        finally:
+            progress.stop()
+        return _conclude(plan, progress, write_report, statuses, is_interrupted=is_interrupted)
+
+
+def _conclude(
+    plan: Plan,
+    progress: Progress,
+    write_report: ReportWriter,
+    statuses: Sequence[Status],
+    *,
+    is_interrupted: bool,
+) -> int:
+    """Write the report and say how to go on; the exit code."""
+    if is_interrupted:
+        progress.say("interrupted; the report of what is there follows")
+    try:
+        write_report(plan.folder)
+    except KeyboardInterrupt:
+        is_interrupted = True
+        progress.say(f"interrupted; for the report: python -m analysis.report {plan.folder}")
+    again = again_command(sys.argv, plan.folder)
+    failed = sum(status not in FINDINGS for status in statuses)
+    if is_interrupted:
+        progress.say(f"to run what is missing: {again}")
+        return EXIT_INTERRUPTED
+    if failed:
+        progress.say(f"{failed} of {len(statuses)} cells failed; to run them again: {again}")
+    return EXIT_FAILED if failed else EXIT_OK
+
+
+def _run_one(
+    planned: PlannedCell,
+    launcher: Launcher,
+    progress: Progress,
+    store: Store,
+    parities: ParityCache,
+    entry: RankEntry | None,
+) -> Status:
+    progress.begin(planned)
+    cells = store.folder / "cells"
+    record: Record = run(
+        planned,
+        launcher,
+        cells,
+        entry=entry,
+        listener=progress,
+        known_parity=parities.find(planned.cell),
+    )
+    parities.keep(planned.cell, record)
+    _gather_traces(planned, cells, store.folder / TRACES_FOLDER)
+    store.append(record)
+    progress.end(planned, record)
+    return record.status
+
+
+def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
+    """Put the traces that a cell's ranks kept together: `<cell>-<rank>.json.gz`."""
+    for rank in range(planned.cell.cluster.world_size):
+        kept = cells / planned.folder_name / KEPT_TRACE.format(rank=rank)
+        if kept.exists():
+            traces.mkdir(exist_ok=True)
+            kept.rename(traces / f"{planned.folder_name}-{rank}.json.gz")
+
+
+def _pending(plan: Plan, before: Sequence[dict[str, Any]]) -> list[PlannedCell]:
+    """Cells without a final record; with records but without `resume` the folder is somebody's."""
+    if before and not plan.resume:
+        raise ConfigError(
+            f"sweep_dir={plan.folder}: holds records already; add resume=true to run only what is missing,"
+            " or name another folder"
+        )
+    done = {(line["cell_id"], line["repeat"]) for line in before if line["status"] in FINDINGS}
+    return [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
+
+
+def _write_config(plan: Plan) -> None:
+    """What was asked for, fully resolved, beside the records: one entry a cell, in running order."""
+    content = {"argv": sys.argv, "cells": [planned.cell.flat() for planned in plan.cells]}
+    OmegaConf.save(OmegaConf.create(content), plan.folder / "config.yaml")
+
+
+def again_command(arguments: Sequence[str], folder: Path) -> str:
+    """The command line that runs what is missing; `arguments` are those of the sweep, as in `sys.argv`."""
+    program, *given = arguments
+    words = [word.removeprefix("++") for word in given]
+    kept = [word for word in words if word.partition("=")[0] not in ("resume", "sweep_dir")]
+    return shlex.join(["python", program, *kept, "resume=true", f"sweep_dir={folder}"])

@@ -1,0 +1,185 @@
+"""Each kernel's output, LSE and gradients are those of plain float64 attention."""
+
+import pytest
+import torch
+
+from bench.attention.flash_attn_bridge import flash_attn_from
+from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.attention.kernels import KERNELS, Kernel, attend, kernel_backward, kernel_forward
+from bench.passes.parity.attention import FLOORS
+from bench.passes.parity.exact import relative_error
+from bench.request.legality import refusal
+from bench.training.models import TORCH_DTYPES
+from tests.cells import FOUR_H100, make_cell
+from tests.gpus import GPU_KERNELS, needs_gpu, skip_without
+
+HEADS = {"MHA": (4, 4), "GQA": (4, 2), "MQA": (4, 1)}
+NEED_A_GPU = sorted(name for name, facts in KERNEL_FACTS.items() if "cpu" not in facts.dtypes)
+NEED_A_PACKAGE = sorted(name for name, facts in KERNEL_FACTS.items() if facts.package is not None)
+
+
+def on(device):
+    """Every kernel, dtype, head ratio and mask that the facts allow on a device, as test cases."""
+    return [
+        pytest.param(
+            name, dtype, heads, causal, id=f"{name}-{dtype}-{heads}-{'causal' if causal else 'full'}"
+        )
+        for name, facts in KERNEL_FACTS.items()
+        for dtype in facts.dtypes.get(device, ())
+        for heads in HEADS
+        for causal in (True, False)
+    ]
+
+
+def random_inputs(heads, dtype, device, head_dim):
+    num_heads, num_kv_heads = HEADS[heads]
+    torch.manual_seed(0)
+    shapes = [(2, h, 96, head_dim) for h in (num_heads, num_kv_heads, num_kv_heads, num_heads)]
+    return [torch.randn(shape).to(device, TORCH_DTYPES[dtype]) for shape in shapes]
+
+
+def plain_attention(q, k, v, dout, causal):
+    """Output, LSE and gradients by the formula, in the inputs' dtype."""
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    groups = q.shape[1] // k.shape[1]
+    q, k, v = inputs[0], *(x.repeat_interleave(groups, dim=1) for x in inputs[1:])
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    out, lse = scores.softmax(-1) @ v, scores.logsumexp(-1)
+    return named(out.detach(), lse.detach(), *torch.autograd.grad(out, inputs, dout))
+
+
+def run(kernel, q, k, v, dout, causal):
+    call = {"causal": causal, "scale": q.shape[-1] ** -0.5}
+    out, lse = kernel_forward(kernel, q, k, v, **call)
+    return named(out, lse, *kernel_backward(kernel, dout, q, k, v, out, lse, **call))
+
+
+def named(*tensors):
+    return dict(zip(("out", "lse", "dq", "dk", "dv"), tensors, strict=True))
+
+
+def assert_as_good_as_plain_attention(name, dtype, heads, causal, device, head_dim):
+    """Errors against float64 within twice plain attention's own in that dtype, or below the floor."""
+    inputs = random_inputs(heads, dtype, device, head_dim)
+    exact = plain_attention(*(x.double() for x in inputs), causal)
+    plain = plain_attention(*inputs, causal)
+    found = run(KERNELS[name], *inputs, causal)
+    assert {key: x.shape for key, x in found.items()} == {key: x.shape for key, x in exact.items()}
+    assert found["lse"].dtype == (torch.float64 if dtype == "fp64" else torch.float32)
+    limits = {key: max(FLOORS[dtype], 2 * relative_error(plain[key], exact[key])) for key in exact}
+    errors = {key: relative_error(found[key], exact[key]) for key in exact}
+    assert {key: error for key, error in errors.items() if error > limits[key]} == {}
+
+
+@pytest.mark.parametrize(("name", "dtype", "heads", "causal"), on("cpu"))
+def test_output_lse_and_gradients_match_float64(name, dtype, heads, causal):
+    assert_as_good_as_plain_attention(name, dtype, heads, causal, "cpu", head_dim=16)
+
+
+@needs_gpu
+@pytest.mark.parametrize(("name", "dtype", "heads", "causal"), on("cuda"))
+def test_output_lse_and_gradients_match_float64_on_a_gpu(name, dtype, heads, causal):
+    skip_without(name)
+    assert_as_good_as_plain_attention(name, dtype, heads, causal, "cuda", head_dim=64)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("name", ["torch_flash", "cudnn"])
+def test_torchs_cuda_operators_take_our_arguments_and_give_our_shapes(name, heads):
+    inputs = random_inputs(heads, "bf16", "meta", 64)
+    found = run(KERNELS[name], *inputs, causal=True)
+    q, k, v, _ = (x.shape for x in inputs)
+    assert {key: x.shape for key, x in found.items()} == named(q, q[:-1], q, k, v)
+
+
+def on_views(kernel, q, k, v, dout):
+    """As a ring calls it: every tensor the later half of a longer one, heads and tokens swapped in memory."""
+    q, k, v, dout = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, dout))
+    call = {"causal": True, "scale": q.shape[-1] ** -0.5}
+    twice = [torch.cat([x, x], dim=2) for x in (q, k, v, dout, *kernel_forward(kernel, q, k, v, **call))]
+    q, k, v, dout, out, lse = (x[:, :, q.shape[2] :] for x in twice)
+    return named(out, lse, *kernel_backward(kernel, dout, q, k, v, out, lse, **call))
+
+
+def assert_views_change_nothing(name, dtype, device, head_dim):
+    inputs = random_inputs("GQA", dtype, device, head_dim)
+    whole, views = run(KERNELS[name], *inputs, causal=True), on_views(KERNELS[name], *inputs)
+    for key, expected in whole.items():
+        assert relative_error(views[key], expected) < FLOORS[dtype], key
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if KERNELS[name].available("cpu")])
+def test_a_kernel_takes_views_of_longer_tensors(name):
+    assert_views_change_nothing(name, "fp32", "cpu", 16)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", GPU_KERNELS)
+def test_a_kernel_takes_views_of_longer_tensors_on_a_gpu(name):
+    skip_without(name)
+    assert_views_change_nothing(name, "bf16", "cuda", 64)
+
+
+def test_a_backward_is_given_a_contiguous_lse_whatever_it_was_cut_from():
+    seen = []
+
+    def backward(dout, q, k, v, out, lse, causal, scale):
+        seen.append(lse.is_contiguous())
+        return KERNELS["math"].backward(dout, q, k, v, out, lse, causal, scale)
+
+    on_views(Kernel("math", KERNELS["math"].forward, backward), *random_inputs("MHA", "fp32", "cpu", 16))
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("name", ["math", "torch_flash"])
+def test_through_the_bridge_flash_attn_2_computes_what_the_kernel_under_it_does(name, heads):
+    inputs = random_inputs(heads, "fp32", "cpu", 16)
+    with flash_attn_from(KERNELS[name]):
+        bridged = run(KERNELS["flash_attn_2"], *inputs, causal=True)
+    for key, expected in run(KERNELS[name], *inputs, causal=True).items():
+        assert torch.equal(bridged[key], expected), key
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if KERNELS[name].available("cpu")])
+def test_large_logits_give_no_nan(name):
+    q, k, v = (100 * torch.randn(1, 2, 64, 16) for _ in range(3))
+    q.requires_grad_()
+    out = attend(q, k, v, kernel=KERNELS[name], causal=True)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NEED_A_GPU)
+def test_a_kernel_that_needs_a_gpu_is_not_available_on_a_cpu_and_says_so(name):
+    assert not KERNELS[name].available("cpu")
+    gpus = KERNEL_FACTS[name].gpus
+    said = f"kernel={name} needs a {gpus}; take kernel=torch_flash, or run it with cluster=gpu"
+    assert refusal(make_cell(f"kernel={name}")) == said
+    assert refusal(make_cell("kernel=torch_flash")) is None
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_dtype_a_kernel_does_not_take_on_a_gpu_is_refused_with_those_it_does(name):
+    cell = make_cell(f"kernel={name}", "dtype=fp32", "engine=ddp", machine=FOUR_H100)
+    reasons = KERNEL_FACTS[name].refusals(cell)
+    if "fp32" in KERNEL_FACTS[name].dtypes["cuda"]:
+        assert reasons == []
+    else:
+        said = f"dtype=fp32 is not for kernel={name} on cuda; choose dtype=bf16 or fp16, or kernel=math"
+        assert reasons[0] == said
+
+
+@pytest.mark.parametrize("name", NEED_A_PACKAGE)
+def test_a_package_that_is_missing_is_named_with_how_to_install_it(name):
+    facts = KERNEL_FACTS[name]
+    if facts.is_installed:
+        pytest.skip(f"{facts.package} is installed")
+    assert not KERNELS[name].available("cuda")
+    reason = refusal(make_cell(f"kernel={name}", machine=FOUR_H100))
+    assert reason.endswith(f"install it with: {facts.install}; or take kernel=torch_flash")
+    assert f"needs the package {facts.package} and a {facts.gpus}" in reason
+    assert "\n" not in reason

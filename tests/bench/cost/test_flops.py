@@ -1,0 +1,56 @@
+"""FLOPs agree with arithmetic done by hand and with torch's own counter."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.cell.outcome import analytic
+from bench.cost.flops import attention_forward_flops, hardware_flops, matrix_parameters, model_flops
+from bench.training.models import build_model
+from tests.cells import FOUR_H100, make_cell
+
+
+def test_matrix_parameters_are_what_torch_counts_in_a_forward():
+    cell = make_cell("seq_len=64")
+    model = build_model(cell.model, attention_name="sdpa", max_positions=64, seed=0)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 64, dtype=torch.long))
+    counted = counter.get_flop_counts()["Global"]
+    dense = sum(flops for operator, flops in counted.items() if "mm" in str(operator))
+    assert dense == 2 * matrix_parameters(cell.model) * 64
+
+
+def test_causal_attention_counts_the_scores_the_mask_leaves():
+    cell = make_cell("seq_len=4", "strategy=local")
+    assert attention_forward_flops(cell, causal=True) == 4 * (4 * 5 // 2) * 4 * 16
+    assert attention_forward_flops(cell, causal=False) == 4 * 16 * 4 * 16
+
+
+@pytest.mark.parametrize("model", ["qwen3_nano", "qwen3_4b"])
+def test_what_is_computed_twice_counts_for_the_hardware_and_not_for_the_model(model):
+    """Checkpointing: the layers' forward. A chunked loss: the head's. Both: a whole forward."""
+    cells = {
+        (checkpointing, loss): make_cell(
+            f"checkpointing={checkpointing}", f"loss={loss}", f"model={model}", machine=FOUR_H100
+        )
+        for checkpointing in ("false", "true")
+        for loss in ("untiled", "chunked")
+    }
+    plain = cells["false", "untiled"]
+    assert len({model_flops(cell, causal=True) for cell in cells.values()}) == 1
+    added = {
+        twice: hardware_flops(cell, causal=True) - hardware_flops(plain, causal=True)
+        for twice, cell in cells.items()
+    }
+    head = 2 * plain.model.hidden_size * plain.model.vocab_size * plain.tokens_per_step
+    assert added["false", "chunked"] == head
+    assert added["true", "chunked"] == model_flops(plain, causal=True) // 3
+    assert added["true", "untiled"] == added["true", "chunked"] - head
+
+
+@pytest.mark.parametrize("kind", ["model", "hardware"])
+def test_a_record_stores_flops_with_and_without_the_mask(kind):
+    stored = analytic(make_cell("seq_len=64", "strategy=local"))
+    passes = {"model": 3, "hardware": 3.5}[kind]  # of attention's forward, the second recomputes the scores
+    masked = 4 * (64**2 - 64 * 65 // 2) * 4 * 16
+    assert stored[f"{kind}_flops_full"] - stored[f"{kind}_flops_causal"] == passes * masked

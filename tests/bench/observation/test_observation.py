@@ -1,0 +1,275 @@
+"""Somebody's own training loop, observed on real ranks: its record, its gates, its report."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+import bench
+from bench.attention.layouts import LAYOUTS
+from bench.cell.compile_cache import settle_extensions
+from bench.cell.ends import is_victim
+from bench.cell.launcher import GRACE_S
+from bench.cell.worker import join
+from bench.config import ConfigError
+from bench.environment import REPOSITORY
+from bench.observation import parity
+from bench.observation.observation import VICTIM_WAIT_S
+from bench.observation.tokens import RankTokens, layout_of, misfed
+from tests.cells import make_cell
+from tests.scripts import own_loop
+
+SCRIPTS = REPOSITORY / "tests" / "scripts"
+MISTAKES = {
+    "no_gradient_to_others": "attention parity: dk of a real step at 512 tokens is off by",
+    "no_gradient_to_any": "attention parity: dk of a real step at 512 tokens is off by 1.0e+00",
+    "same_tokens_elsewhere": "were fed the same 256 tokens: give each its shard",
+    "same_tokens": "were fed the same 256 tokens: give each its shard",
+    "same_positions": "all were given the same positions",
+    "no_positions": "without position_ids each counts its positions from 0",
+    "a_position_twice": "position 511 is missing or there twice",
+    "labels_shifted_in_shards": "labels were shifted after sharding",
+}
+
+
+def observed(job, log):
+    """A rank's whole life: the loop of the script, with the mistake that the folder is named for."""
+    join(job)
+    mistake = job.folder.name if job.folder.name in (*MISTAKES, "raises") else None
+    own_loop.train(job.folder, mistake)
+    return {}
+
+
+def short(job, log):
+    join(job)
+    own_loop.train(job.folder, steps=3)
+    return {}
+
+
+def observe_on_ranks(launcher, folder, ranks=2, entry=observed):
+    """The ends of the ranks, and the record of their loop where there is one."""
+    ends = launcher.run(make_cell("strategy=ring", f"cluster.world_size={ranks}"), folder, entry=entry)
+    for end in ends:  # what a test that fails shows: an end that no test asks for may be why
+        print(end.rank, end.exit_code, end.failure, end.log_tail)
+    path = folder / "records.jsonl"
+    return ends, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture(scope="module")
+def record(launcher, tmp_path_factory):
+    ends, records = observe_on_ranks(launcher, tmp_path_factory.mktemp("observed") / "right")
+    assert all(end.report for end in ends), ends[0].log_tail
+    return records[0]
+
+
+def test_a_loop_that_is_right_leaves_the_same_sections_as_a_cell(record):
+    assert (record["status"], record["reason"], record["role"]) == ("ok", None, "observed")
+    for section in ("parity", "engagement", "timing", "memory", "telemetry", "trace"):
+        assert record[section] is not None, section
+    steps = record["timing"]["step_times_ms"]
+    assert [len(rank) for rank in steps] == [6, 6]
+    assert sum(steps[0]) <= record["timing"]["window_ms"][0]
+
+
+def test_what_the_loop_did_is_seen_from_outside(record):
+    config = record["config"]
+    seen = {
+        key: config[key] for key in ("strategy", "seq_len", "batch", "sp_degree", "layout", "engine", "dtype")
+    }
+    assert seen == {
+        "strategy": "gathered_keys", "seq_len": 512, "batch": 1, "sp_degree": 2, "layout": "contiguous",
+        "engine": "ddp", "dtype": "fp32",
+    }  # fmt: skip
+    assert record["engagement"]["attention_shapes"] == [[[256, 4, 2]]] * 2
+
+
+def test_its_attention_is_compared_with_float64_at_full_length(record):
+    parity = record["parity"]
+    assert parity["tokens"] == 512
+    assert set(parity["errors"]) == {"out", "dq", "dk", "dv"}
+    assert all(0 < error < parity["limits"][name] for name, error in parity["errors"].items())
+
+
+def test_the_bytes_of_its_attention_are_those_that_it_gathers_and_scatters(record):
+    """Per layer: K and V to the other rank forward; backward half of both whole gradients."""
+    shard_bytes = 2 * 256 * 8 * 4
+    assert record["engagement"]["sent_bytes"]["attention"] == [2 * (2 * shard_bytes + 2 * shard_bytes)] * 2
+
+
+def test_its_traced_step_adds_up(record):
+    trace = record["trace"]
+    assert trace["unjoined"] == [None, None]
+    for rank, step_ms in enumerate(trace["step_ms"]):
+        parts = [
+            times[rank] for name in ("compute_ms", "purpose_exposed_ms") for times in trace[name].values()
+        ]
+        assert sum(parts) + trace["idle_ms"][rank] == pytest.approx(step_ms, rel=0.02)
+    assert all(trace["compute_ms"]["optimizer"][rank] > 0 for rank in (0, 1))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_loop_that_does_not_train_the_whole_sequence_is_a_wrong_result(launcher, tmp_path, mistake):
+    ends, records = observe_on_ranks(launcher, tmp_path / mistake)
+    (record,) = records
+    assert record["status"] == "wrong_result", [end.failure or end.log_tail for end in ends]
+    assert MISTAKES[mistake] in record["reason"]
+    assert record["timing"] is None
+
+
+def test_a_step_that_raises_leaves_one_record_of_it_and_the_error_goes_on(launcher, tmp_path):
+    ends, records = observe_on_ranks(launcher, tmp_path / "raises")
+    assert {end.failure["message"] for end in ends if end.failure} == {"a step that raises"}
+    (record,) = records
+    assert record["status"] == "error"
+    assert record["reason"].endswith("a step that raises")
+    assert (record["config"]["seq_len"], record["config"]["layout"]) == (512, "contiguous")
+
+
+def test_the_same_loop_again_is_a_repeat(launcher, tmp_path):
+    folder = tmp_path / "again"
+    observe_on_ranks(launcher, folder, ranks=1)
+    _, records = observe_on_ranks(launcher, folder, ranks=1)
+    assert [record["repeat"] for record in records] == [0, 1]
+    assert len({record["cell_id"] for record in records}) == 1
+
+
+def test_a_loop_that_ends_too_early_leaves_no_record(launcher, tmp_path):
+    assert observe_on_ranks(launcher, tmp_path / "short", entry=short)[1] == []
+
+
+def test_deepspeeds_ulysses_in_its_own_loop_passes_our_gates_and_is_reported(tmp_path):
+    """Where no rank has compiled DeepSpeed's operators yet, these do: minutes on a busy machine."""
+    settle_extensions()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(SCRIPTS / "deepspeed_loop.py"), str(tmp_path)],
+        capture_output=True, text=True, check=False, timeout=600, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    record = json.loads((tmp_path / "records.jsonl").read_text())
+    assert (record["status"], record["config"]["engine"]) == ("ok", "zero3")
+    exchanged = record["analytic"]["exchange_bytes"]
+    assert record["engagement"]["sent_bytes"]["attention"] == [exchanged, exchanged]
+    assert "deepspeed_ulysses" in (tmp_path / "report.html").read_text()
+    assert "tokens/s" in done.stdout
+
+
+def rank_tokens(place, positions, digest, **more):
+    return RankTokens(
+        group=[0, 1], place=place, batch=1, length=len(positions), micro_steps=1, digest=digest,
+        positions=positions, model_shifts_labels=False, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_layout_is_told_from_positions_even_by_one_rank_alone(layout):
+    pieces = [LAYOUTS[layout].slices(16, 2, place) for place in (0, 1)]
+    ranks = [
+        rank_tokens(place, [i for piece in pieces[place] for i in range(16)[piece]], str(place))
+        for place in (0, 1)
+    ]
+    assert layout_of(ranks) == layout
+    assert [layout_of([rank]) for rank in ranks] == [layout, layout]
+    assert misfed(ranks) is None
+
+
+def test_packed_documents_are_no_mistake():
+    assert misfed([rank_tokens(0, [0, 1, 2, 3], "a"), rank_tokens(1, [4, 0, 1, 2], "b")]) is None
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_without_a_process_group_it_says_how_to_start():
+    with pytest.raises(ConfigError, match="start the script with torchrun, even on one device"):
+        bench.observe(nn.Linear(1, 1))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_model_whose_attention_cannot_be_seen_is_refused():
+    with pytest.raises(ConfigError, match="Linear holds no transformers model"):
+        bench.observe(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({"steps": 0}, "steps=0"),
+        ({"warmup_steps": -1}, "warmup_steps=-1"),
+        ({"strategy": "torch_cp"}, "strategy=torch_cp: has choices of its own (rotation)"),
+    ],
+)
+@pytest.mark.usefixtures("one_rank")
+def test_a_choice_that_is_no_good_is_refused(choices, said):
+    with pytest.raises(ConfigError) as refusal:
+        bench.observe(nn.Linear(1, 1), **choices)
+    assert said in str(refusal.value)
+
+
+def lose_a_peer(job, log):
+    """Rank 1 dies in a step without a word; rank 0 is left in the middle of its own."""
+    join(job)
+    if job.rank == 1:
+        own_loop.train(job.folder, steps=4)
+        os._exit(3)
+    own_loop.train(job.folder)
+    return {}
+
+
+def test_who_loses_a_peer_says_so_and_not_that_time_ran_out(launcher, tmp_path):
+    _, (record,) = observe_on_ranks(launcher, tmp_path / "lost", entry=lose_a_peer)
+    assert record["status"] == "error"
+    assert is_victim(record["failure"])
+
+
+def be_told_to_end(job, log):
+    """Rank 1 dies in a step without a word; rank 0 is told to end while it waits for one."""
+    if job.rank == 0:
+        time.sleep = lambda _: os.kill(os.getpid(), signal.SIGTERM)
+    return lose_a_peer(job, log)
+
+
+def test_who_is_told_to_end_as_torchrun_does_leaves_the_record_first(launcher, tmp_path):
+    ends, (record,) = observe_on_ranks(launcher, tmp_path / "ended", entry=be_told_to_end)
+    assert is_victim(record["failure"])
+    assert [end.exit_code for end in ends] == [-signal.SIGTERM, 3]
+
+
+def fail_alone(job, log):
+    """The observation itself fails, on rank 0 and at the last head, while rank 1 is in its next step."""
+    join(job)
+    compare = parity._errors
+    heads = []
+
+    def fail_at_the_second(whole, scale):
+        heads.append(whole)
+        if len(heads) == 1:
+            return compare(whole, scale)
+        time.sleep(1)
+        raise ArithmeticError("an error of our own")
+
+    if job.rank == 0:
+        parity._errors = fail_at_the_second
+    own_loop.train(job.folder)
+    return {}
+
+
+def test_an_error_of_the_observation_on_one_rank_is_not_called_a_lost_peer(launcher, tmp_path):
+    ends, (record,) = observe_on_ranks(launcher, tmp_path / "alone", entry=fail_alone)
+    assert (record["status"], record["failure"]["rank"], record["failure"]["phase"]) == ("error", 0, "parity")
+    assert record["reason"].endswith("ArithmeticError: an error of our own")
+    assert is_victim(ends[1].failure)
+
+
+def test_a_lost_peer_is_told_well_before_the_other_ranks_are_stopped():
+    assert VICTIM_WAIT_S <= GRACE_S / 2

@@ -1,0 +1,136 @@
+"""Peak tensor memory on the CPU is counted to the byte."""
+
+import json
+
+import pytest
+import torch
+
+from bench.cell.worker import run_cell as run_in_rank
+from bench.passes.memory.allocations import AllocationTracker
+from tests.cells import run_cell, tiny_cell
+
+MIB = 2**20
+
+
+def mib(count):
+    return torch.zeros(count * MIB, dtype=torch.uint8)
+
+
+def test_what_is_freed_before_the_next_block_does_not_add_up():
+    with AllocationTracker() as tracker:
+        start = tracker.peak_bytes
+        for _ in range(3):
+            block = mib(8)
+            del block
+    assert tracker.peak_bytes - start == 8 * MIB
+
+
+def test_views_are_free_and_what_was_there_before_counts():
+    kept = mib(4)
+    with AllocationTracker() as tracker:
+        start = tracker.peak_bytes
+        views = [kept[i:] for i in range(10)]
+        more = kept + 1
+    assert (len(views), more.nbytes) == (10, 4 * MIB)
+    assert start >= 4 * MIB
+    assert tracker.peak_bytes - start == 4 * MIB
+
+
+def test_a_storage_that_is_emptied_stops_counting():
+    with AllocationTracker() as tracker:
+        start = tracker.peak_bytes
+        emptied = mib(8)
+        emptied.untyped_storage().resize_(0)
+        other = mib(6)
+    assert other.nbytes == 6 * MIB
+    assert tracker.peak_bytes - start == 8 * MIB
+
+
+def compare_with_the_profiler(job, log):
+    """Writes the tracker's and the profiler's peak of the same step beside the rank's log."""
+    import bench.cell.worker
+
+    def mark(phase):
+        with torch.profiler.record_function(f"end of {phase}"):
+            pass
+
+    def both(built, log):
+        built.workload.step(0)
+        log.step.on_change = mark
+        with AllocationTracker() as start:
+            alive_bytes = start.peak_bytes
+        tracker = AllocationTracker(log.step)
+        with torch.profiler.profile(profile_memory=True) as profiler, tracker:
+            built.workload.step(1)
+        path = built.folder / f"{job.rank}.trace"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+        allocated = [(e["args"]["Total Allocated"], e["ts"]) for e in events if e.get("name") == "[memory]"]
+        grown, when = max(allocated)
+        ends = sorted((e["ts"], e["name"]) for e in events if str(e.get("name")).startswith("end of "))
+        phase = next(name.removeprefix("end of ") for ts, name in ends if ts > when)
+        peaks = [[tracker.peak_bytes, tracker.peak_phase], [alive_bytes + grown, phase]]
+        (built.folder / f"{job.rank}.peaks").write_text(json.dumps(peaks))
+        return {}
+
+    bench.cell.worker.run_passes = both
+    return run_in_rank(job, log)
+
+
+ACTIVATIONS = ("seq_len=4k",)
+WEIGHTS = (
+    "seq_len=64",
+    "model=qwen3_nano",
+    "model.hidden_size=512",
+    "model.intermediate_size=4096",
+    "dtype=fp32",
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "phase"),
+    [
+        ("ddp", ACTIVATIONS, "backward"),
+        ("fsdp2", ACTIVATIONS, "backward"),
+        ("zero3", ACTIVATIONS, "backward"),
+        ("ddp", WEIGHTS, "optimizer"),
+    ],
+)
+def test_a_steps_peak_and_its_phase_are_the_profilers(launcher, tmp_path, engine, words, phase):
+    """On one rank: buffers that a gloo thread drops are freed unseen by the profiler, and stay in its sum."""
+    cell = tiny_cell("strategy=local", f"engine={engine}", *words)
+    launcher.run(cell, tmp_path, entry=compare_with_the_profiler)
+    (tracked, found), (profiled, expected) = json.loads((tmp_path / "0.peaks").read_text())
+    assert tracked == pytest.approx(profiled, rel=0.01)
+    assert found == expected == phase
+
+
+def need_more_while_building(job, log):
+    """A build that holds 64 MiB for a moment, as sharding a whole model does."""
+    from bench.workloads import train
+
+    open_data = train.open_data
+
+    def wasteful(cell, device):
+        mib(64)
+        return open_data(cell, device)
+
+    train.open_data = wasteful
+    return run_in_rank(job, log)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "zero3"])
+def test_the_whole_life_holds_what_only_building_needs(launcher, tmp_path, engine):
+    record, _ = run_cell(launcher, tiny_cell(f"engine={engine}"), tmp_path, need_more_while_building)
+    assert record.status == "ok", record.reason
+    memory = record.memory
+    assert set(memory.whole_life_phase) == {"load"}
+    for life, steady in zip(memory.whole_life_allocated_bytes, memory.peak_allocated_bytes, strict=True):
+        assert life >= 64 * MIB > steady
+
+
+def test_the_whole_life_is_never_less_than_the_steady_state(launcher, tmp_path):
+    record, _ = run_cell(launcher, tiny_cell("engine=zero3", "seq_len=8k"), tmp_path)
+    memory = record.memory
+    assert memory.whole_life_allocated_bytes == memory.peak_allocated_bytes
+    assert set(memory.peak_phase) == set(memory.whole_life_phase) == {"backward"}

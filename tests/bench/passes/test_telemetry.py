@@ -1,0 +1,194 @@
+"""What a device did while the clock ran; a driver that says nothing, or stops, costs figures and no cell."""
+
+# ruff: noqa: N802  the driver's names are pynvml's
+
+import os
+import threading
+import time
+from types import SimpleNamespace
+from unittest.mock import create_autospec
+
+import pynvml
+import pytest
+import torch
+
+from bench.passes.telemetry.telemetry import (
+    CLOCK_EVENTS,
+    FIGURES,
+    NvmlDevice,
+    Telemetry,
+    open_nvml,
+    throttled,
+)
+from tests.cells import run_cell, tiny_cell
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Driver:
+    """NVML's functions for one device, in pynvml's words; `dies_after` samples of the clock it is lost."""
+
+    NVMLError = NVMLError
+    NVML_CLOCK_SM = 1
+
+    def __init__(self, *, dies_after=None, without=(), events=0, pids=()):
+        self.dies_after, self.without, self.events, self.pids = dies_after, without, events, pids
+        self.asked = 0
+        self.threads = set()
+
+    def _give(self, name, value):
+        self.threads.add(threading.current_thread())
+        if name in self.without:
+            raise NVMLError("Not Supported")
+        if self.dies_after is not None and self.asked > self.dies_after:
+            raise NVMLError("GPU is lost")
+        return value
+
+    def nvmlInit(self):
+        if "nvml" in self.without:
+            raise NVMLError("NVML Shared Library Not Found")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        raise NVMLError("Not Found")
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return self._give("power", 350_000)
+
+    def nvmlDeviceGetClockInfo(self, handle, clock):
+        self.asked += 1
+        return self._give("clock", 1_900)
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, clock):
+        return self._give("reference", 1_980)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
+        return self._give("events", self.events)
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return self._give("utilisation", SimpleNamespace(gpu=97))
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return self._give("memory", SimpleNamespace(used=2**30))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return self._give("processes", [SimpleNamespace(pid=pid) for pid in self.pids])
+
+
+def watched(driver, seconds=0.1):
+    telemetry = Telemetry(lambda: NvmlDevice(driver, "handle"), period_s=0.01)
+    with telemetry.window():
+        time.sleep(seconds)
+    return telemetry.read()
+
+
+def test_every_figure_is_sampled_in_a_thread_of_its_own():
+    driver = Driver()
+    found = watched(driver)
+    assert len(found.sample_ms) == len(found.power_w) == len(found.sm_clock_mhz) >= 3
+    assert (found.power_w[0], found.utilisation[0], found.device_used_bytes[0]) == (350.0, 0.97, 2**30)
+    assert (found.clock_events, found.throttled, found.reason) == ([], False, None)
+    assert found.sample_ms == sorted(found.sample_ms)
+    beside = driver.threads - {threading.main_thread()}
+    assert beside
+    assert not any(thread.is_alive() for thread in beside)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_asked_for_in_words_that_pynvml_has(name):
+    FIGURES[name](create_autospec(pynvml), "handle")
+
+
+def test_clock_and_processes_are_asked_for_in_words_that_pynvml_has():
+    device = NvmlDevice(create_autospec(pynvml), "handle")
+    device.nvml.nvmlDeviceGetMaxClockInfo.return_value = 1_980
+    device.nvml.nvmlDeviceGetComputeRunningProcesses.return_value = [SimpleNamespace(pid=os.getpid())]
+    assert (device.reference_clock_mhz(), device.foreign_processes()) == (1_980, 0)
+
+
+def test_a_device_lost_in_the_middle_leaves_null_figures_and_the_reason():
+    found = watched(Driver(dies_after=2))
+    assert found.power_w is found.sm_clock_mhz is found.utilisation is found.device_used_bytes is None
+    assert "lost after 2 samples: GPU is lost" in found.reason
+    assert found.throttled is None
+
+
+@pytest.mark.parametrize("lacking", ["power", "utilisation", "memory", "events"])
+def test_a_figure_that_is_not_supported_costs_only_itself(lacking):
+    found = watched(Driver(without=(lacking,)))
+    figures = {
+        "power": found.power_w,
+        "utilisation": found.utilisation,
+        "memory": found.device_used_bytes,
+        "events": found.clock_events,
+    }
+    assert [name for name, samples in figures.items() if samples is None] == [lacking]
+    assert "not given: Not Supported" in found.reason
+    assert found.sm_clock_mhz
+
+
+@pytest.mark.parametrize("lacking", ["nvml", "reference"])
+def test_a_driver_that_is_not_there_is_a_reason(lacking, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
+    driver = Driver(without=(lacking,))
+    found = Telemetry(lambda: open_nvml(torch.device("cuda", 0), driver)).read()
+    said = "NVML Shared Library Not Found" if lacking == "nvml" else "Not Found"
+    assert said in found.reason
+    assert (found.power_w, found.throttled, found.sample_ms) == (None, None, [])
+
+
+def test_processes_beside_ours_are_counted_where_pids_are_ours_to_compare():
+    assert watched(Driver(pids=(os.getpid(), 1))).foreign_processes == 1
+    assert watched(Driver(pids=(2**22 + 1,))).foreign_processes is None
+
+
+def test_ranks_that_share_the_device_are_no_strangers_to_each_other(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
+    driver = Driver(pids=(os.getpid(), 1, 2, 3))
+    driver.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+    device = open_nvml(torch.device("cuda", 0), driver, ranks_beside=2)
+    assert (device.handle, device.foreign_processes()) == ("GPU-1234", 1)
+
+
+IDLE, CAP, HEAT, BRAKE = (
+    CLOCK_EVENTS[name] for name in ("idle", "power_cap", "hardware_thermal", "power_brake")
+)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "events", "expected"),
+    [
+        ([1900.0] * 3, [0, 0, 0], False),
+        ([1900.0] * 3, [CAP, IDLE, CAP | IDLE], False),
+        ([1900.0] * 3, [0, HEAT, 0], True),
+        ([1900.0] * 3, [BRAKE, 0, 0], True),
+        ([1400.0] * 3, [0, 0, 0], True),
+        ([1500.0] * 3, [CAP, CAP, CAP], False),
+        ([300.0, 1900.0, 1900.0], [IDLE, 0, 0], False),
+        ([300.0] * 3, [IDLE] * 3, False),
+        ([1400.0] * 3, None, True),
+        (None, None, None),
+        (None, [CAP], False),
+    ],
+)
+def test_heat_a_power_brake_and_a_clock_under_three_quarters_are_throttling(clocks, events, expected):
+    assert throttled(clocks, events, 1980.0) is expected
+
+
+def test_a_long_window_keeps_a_bounded_number_of_samples(monkeypatch):
+    monkeypatch.setattr("bench.passes.telemetry.telemetry.MAX_SAMPLES", 8)
+    found = watched(Driver(), seconds=0.4)
+    assert len(found.sample_ms) == len(found.power_w) <= 9
+    assert found.sample_ms[-1] > 100
+
+
+def test_a_cpu_cell_says_why_it_has_no_figures_and_how_loaded_the_machine_was(launcher, tmp_path):
+    record, _ = run_cell(launcher, tiny_cell("engine=ddp"), tmp_path)
+    telemetry = record.telemetry
+    assert "CPU" in telemetry.reason
+    assert [getattr(telemetry, name, None) for name in FIGURES] == [None] * len(FIGURES)
+    assert telemetry.throttled is None
+    assert telemetry.load_average >= 0
+    assert len(telemetry.involuntary_switches) == record.config["cluster.world_size"]
+    assert "CPU" in record.memory.device_used_reason

@@ -1,0 +1,246 @@
+"""A traced step is booked once: compute by part, communication by purpose, waiting, and what is left."""
+
+import pytest
+
+from bench.passes.trace.cpu_timeline import cpu_timeline
+from bench.passes.trace.cuda_timeline import cuda_timeline
+from bench.passes.trace.merge import merge_traces
+from bench.passes.trace.reader import read_tracks
+from bench.passes.trace.split import flights_ms, split
+from bench.passes.trace.timeline import JoinError
+from tests.bench.passes.traces import MAIN, WORKER, annotation, call, event, kernel, mark, regions
+from tests.cells import make_cell
+
+approx = pytest.approx
+
+
+def of_cpu(events, calls=(), **known):
+    return cpu_timeline(read_tracks([mark(0), *events]), regions(**known), calls)
+
+
+def of_cuda(events, **known):
+    return cuda_timeline(read_tracks([mark(0), *events]), regions(**known), ())
+
+
+def test_a_call_seen_twice_and_sends_in_flight_together_are_not_summed():
+    timeline = of_cpu(
+        [
+            event("c10d::alltoall_base_", 0, 1),
+            annotation("gloo:all_to_all", 0, 10),
+            event("c10d::send", 20, 20.1), event("c10d::recv_", 22, 22.1),
+            annotation("gloo:send", 20, 30, MAIN), annotation("gloo:recv", 22, 34, MAIN),
+            event("aten::mm", 24, 40), event("FakeBackward0", 0, 40),
+        ],
+        [call("all_to_all", "other"), call("send", "attention"), call("recv", "attention", (1, 0))],
+        step=(0, 50),
+    )  # fmt: skip
+    found = split(timeline)
+    assert found.communication_ms == {"all_to_all": approx(10), "send_recv": approx(14)}
+    assert found.purpose_total_ms == {"other": approx(10), "attention": approx(14)}
+    assert (found.total_ms, found.exposed_ms) == (approx(24), approx(14))
+    assert found.calls == {"all_to_all": 1, "send_recv": 2}
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    timeline = of_cpu(
+        [
+            event("aten::linear", 0, 10), event("aten::mm", 1, 9),
+            event("aten::repeat_interleave", 10, 12), event("aten::cumsum", 10.5, 11),
+            event("c10d::alltoall_base_", 12, 12.5), annotation("gloo:all_to_all", 12, 20),
+            event("aten::_scaled_dot_product_flash_attention_for_cpu", 20, 50), event("aten::copy_", 21, 22),
+            event("aten::add_", 70, 90),
+            event("c10d::allreduce_", 60, 61), annotation("gloo:all_reduce", 60, 75),
+        ],
+        [call("all_to_all", "attention"), call("all_reduce", "gradients")],
+        step=(0, 100), attention=[(10, 55)], optimizer=[(65, 95)],
+    )  # fmt: skip
+    found = split(timeline)
+    assert found.compute_ms == {
+        "attention": approx(30), "packing": approx(2), "optimizer": approx(20), "other": approx(10),
+    }  # fmt: skip
+    assert {purpose: sum(e - s for s, e in spans) for purpose, spans in found.exposed_spans_ms.items()} == {
+        "attention": approx(8), "gradients": approx(10),
+    }  # fmt: skip
+    assert found.idle_ms == approx(20)
+    booked = sum(found.compute_ms.values()) + found.exposed_ms + found.idle_ms
+    assert booked == approx(found.step_ms)
+
+
+def test_time_exposed_for_two_purposes_at_once_is_booked_for_the_first_only():
+    timeline = of_cpu(
+        [
+            event("c10d::_allgather_base_", 0, 1), annotation("gloo:all_gather", 0, 20),
+            event("c10d::alltoall_base_", 5, 6), annotation("gloo:all_to_all", 5, 15),
+        ],
+        [call("all_gather", "parameters"), call("all_to_all", "attention")],
+        step=(0, 20),
+    )  # fmt: skip
+    found = split(timeline)
+    assert found.purpose_total_ms == {"parameters": approx(20), "attention": approx(10)}
+    assert found.exposed_spans_ms == {"attention": [[5, 15]], "parameters": [[0, 5], [15, 20]]}
+
+
+def test_a_wait_inside_an_operator_is_no_compute():
+    timeline = of_cpu([event("aten::mul", 0, 10), event("_c10d_functional::wait_tensor", 1, 9)], step=(0, 10))
+    assert split(timeline).compute_ms["other"] == approx(2)
+
+
+def test_the_copies_of_gloos_own_threads_are_no_compute():
+    timeline = of_cpu(
+        [
+            event("c10d::_allgather_base_", 0, 1), annotation("gloo:all_gather", 0, 10),
+            event("aten::copy_", 2, 8, tid=WORKER),
+        ],
+        [call("all_gather", "parameters")], step=(0, 10),
+    )  # fmt: skip
+    assert split(timeline).exposed_ms == approx(10)
+
+
+def test_a_call_that_a_dispatch_mode_shows_twice_is_one():
+    events = [event("c10d::allreduce_", 0, 2), event("c10d::allreduce_", 0.5, 1.5)]
+    events.append(annotation("gloo:all_reduce", 1, 5))
+    timeline = of_cpu(events, [call("all_reduce", "gradients")], step=(0, 10))
+    assert split(timeline).calls == {"all_reduce": 1}
+
+
+def test_gloos_all_reduce_for_a_reduce_scatter_is_booked_as_what_was_asked_for():
+    events = [
+        event("c10d::_reduce_scatter_base_", 0, 1), annotation("gloo:all_reduce", 1, 5),
+        event("c10d::allreduce_", 6, 7), annotation("gloo:all_reduce", 7, 9),
+    ]  # fmt: skip
+    calls = [call("reduce_scatter", "gradients"), call("all_reduce", "data_and_loss")]
+    found = split(of_cpu(events, calls, step=(0, 10)))
+    assert found.communication_ms == {"reduce_scatter": approx(4), "all_reduce": approx(2)}
+    assert found.purpose_total_ms == {"gradients": approx(4), "data_and_loss": approx(2)}
+
+
+def test_calls_that_the_tap_did_not_see_are_not_guessed_at():
+    events = [event("c10d::allreduce_", 0, 1), annotation("gloo:all_reduce", 0, 5)]
+    with pytest.raises(JoinError, match="the tap saw"):
+        of_cpu(events, [], step=(0, 10))
+    assert split(of_cpu(events, None, step=(0, 10))).purpose_total_ms == {"other": approx(5)}
+
+
+def ranks(*arrivals, send=False, computing=(), end=100):
+    """One exchange of attention on each rank, which comes to it at its arrival and leaves at `end`."""
+    traces = []
+    for rank, arrival in enumerate(arrivals):
+        name = ("c10d::send", "c10d::recv_")[rank] if send else "c10d::alltoall_base_"
+        transfer = ("gloo:send", "gloo:recv")[rank] if send else "gloo:all_to_all"
+        kind = ("send", "recv")[rank] if send else "all_to_all"
+        members = (0, 1) if send else tuple(range(len(arrivals)))
+        timeline = of_cpu(
+            [
+                event(name, arrival, arrival + 0.1), annotation(transfer, arrival, end),
+                *(event("aten::mm", *span) for span in computing),
+            ],
+            [call(kind, "attention", members)], step=(0, 120),
+        )  # fmt: skip
+        traces.append(
+            {field: getattr(split(timeline), field) for field in split(timeline).__slots__}
+            | {"flights": flights_ms(timeline), "clock": "one host", "unjoined": None}
+        )
+    return traces
+
+
+CELL = make_cell("strategy=ulysses", "cluster.world_size=2")
+
+
+def test_waiting_is_the_last_arrival_minus_ones_own():
+    trace = merge_traces(ranks(10, 40), CELL)
+    assert trace.purpose_waiting_ms == {"attention": [approx(30), approx(0)]}
+    assert trace.purpose_exposed_waiting_ms == {"attention": [approx(30), approx(0)]}
+
+
+def test_waiting_behind_compute_is_waiting_but_not_exposed():
+    trace = merge_traces(ranks(10, 40, computing=[(20, 60)]), CELL)
+    assert trace.purpose_waiting_ms["attention"][0] == approx(30)
+    assert trace.purpose_exposed_waiting_ms["attention"][0] == approx(10)
+
+
+def test_nobody_waits_longer_than_the_call_was_in_flight():
+    assert merge_traces(ranks(10, 40, end=25)[:1] + ranks(10, 40)[1:], CELL).purpose_waiting_ms[
+        "attention"
+    ] == [approx(15), approx(0)]
+
+
+def test_a_send_meets_its_receive():
+    assert merge_traces(ranks(10, 40, send=True), CELL).purpose_waiting_ms["attention"][0] == approx(30)
+
+
+@pytest.mark.parametrize("change", [{"clock": "another host"}, {"unjoined": "no tap"}])
+def test_what_cannot_be_compared_has_no_waiting(change):
+    first, second = ranks(10, 40)
+    trace = merge_traces([first, second | change], CELL)
+    assert trace.purpose_waiting_ms is None
+    assert trace.purpose_exposed_ms["attention"] == [approx(90), approx(60)]
+
+
+# Written by hand in Kineto's format, as no GPU was at hand: names and arguments are those that torch 2.13's
+# profiler gives NCCL's kernels. Times in ms.
+def nccl(name, start, end, launched, correlation, collective, elements, ranks="[0, 1]", dtype="BFloat16"):
+    return kernel(
+        f"ncclDevKernel_{name}(ncclDevKernelArgsStorage<4096ul>)", start, end, launched, correlation,
+        **{
+            "Collective name": collective, "In msg nelems": elements, "Out msg nelems": elements,
+            "dtype": dtype, "Group size": 2, "Process Group Name": "0", "Process Group Ranks": ranks,
+        },
+    )  # fmt: skip
+
+
+NCCL_STEP = [
+    *nccl("AllGather_RING_LL", 5, 25, 0.5, 1, "_allgather_base", 1 << 20),
+    *kernel("ampere_bf16_gemm", 10, 20, 1, 2),
+    event("aten::clone", 2, 2.5),
+    *kernel("void at::native::elementwise_kernel<direct_copy_kernel_cuda>", 25, 28, 2.1, 3),
+    *nccl("SendRecv", 28, 40, 3, 4, "all_to_allv", 1 << 20),
+    event("aten::_scaled_dot_product_flash_attention", 3.9, 4.5),
+    event("aten::contiguous", 4, 4.2),
+    *kernel("pytorch_flash::flash_fwd_kernel", 40, 60, 4, 5),
+    *nccl("ReduceScatter_Sum_f32_RING_LL", 55, 75, 6, 6, "_reduce_scatter_base", 1 << 20, dtype="Float"),
+    *nccl("AllReduce_Sum_f32_RING_LL", 80, 82, 7, 7, "allreduce", 1, dtype="Float"),
+    *kernel("multi_tensor_apply_kernel<FusedAdam>", 82, 90, 8, 8),
+]
+
+
+def test_nccls_kernels_are_split_by_the_place_they_were_launched_from():
+    timeline = of_cuda(NCCL_STEP, step=(0, 100), attention=[(2, 5)], optimizer=[(6.5, 9)])
+    found = split(timeline)
+    assert found.purpose_total_ms == {
+        "parameters": approx(20), "attention": approx(12), "gradients": approx(20),
+        "data_and_loss": approx(2),
+    }  # fmt: skip
+    assert {purpose: sum(e - s for s, e in spans) for purpose, spans in found.exposed_spans_ms.items()} == {
+        "parameters": approx(10), "attention": approx(12), "gradients": approx(15),
+        "data_and_loss": approx(2),
+    }  # fmt: skip
+    assert found.compute_ms == {
+        "attention": approx(20), "packing": approx(3), "optimizer": approx(8), "other": approx(10),
+    }  # fmt: skip
+    assert found.communication_ms["all_to_all"] == approx(12)
+
+
+def test_nccls_kernels_name_the_ranks_that_have_to_meet_and_start_when_theirs_arrives():
+    timeline = of_cuda(NCCL_STEP, step=(0, 100), attention=[(2, 5)])
+    exchange = next(flight for flight in timeline.flights if flight.purpose == "attention")
+    assert (exchange.kind, exchange.members, exchange.ordinal) == ("all_to_all", (0, 1), 0)
+    assert exchange.arrival == exchange.start
+
+
+def test_a_list_of_ranks_that_was_cut_short_gives_no_waiting_rather_than_a_wrong_one():
+    events = nccl("AllReduce", 0, 5, 0, 1, "allreduce", 1 << 20, ranks="[0, 1, 2, ...]")
+    assert of_cuda(events, step=(0, 10)).flights[0].members == ()
+
+
+def test_sends_and_receives_that_left_as_one_kernel_are_known_by_its_name_and_place():
+    # A batch of them: the profiler ties its kernel to no single call, so that nothing names size or ranks.
+    events = [*kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 1, 5, 0.5, 1)]
+    (flight,) = of_cuda(events, step=(0, 10), attention=[(0, 1)]).flights
+    assert (flight.kind, flight.purpose, flight.members) == ("send_recv", "attention", ())
+
+
+def test_on_a_gpu_kernels_count_and_the_calls_that_launch_them_do_not():
+    events = [*kernel("ncclDevKernel_SendRecv", 0, 10, 0, 1), *kernel("flash_fwd_kernel", 2, 8, 0, 2)]
+    found = split(of_cuda([*events, event("aten::mm", 0, 10)], step=(0, 20)))
+    assert found.communication_ms == {"send_recv": approx(10)}
+    assert found.exposed_ms == approx(4)

@@ -1,0 +1,96 @@
+"""What a trace says of real ranks, where the answer is known beforehand or by another way."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+from msgspec import convert
+
+from analysis.recorded import Trace
+from analysis.step_parts import step_parts
+from bench.passes.trace.merge import merge_traces
+from bench.strategies import STRATEGIES
+from tests.cells import make_cell, run_cell, tiny_cell
+from tests.trace_cases import SLEEP_S, Case, trace_case
+
+SLEEP_MS = SLEEP_S * 1e3
+
+
+def traced(launcher, tmp_path, case, ranks):
+    """The merged trace section of a synthetic step, the ranks' own parts, and their folder."""
+    cell = make_cell("strategy=ring", f"cluster.world_size={ranks}")
+    folder = tmp_path / case.__name__
+    ends = launcher.run(cell, folder, entry=trace_case)
+    assert all(end.report for end in ends), ends[0].log_tail
+    traces = [end.report["trace"] for end in ends]
+    return merge_traces(traces, cell), traces, folder
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_others_wait_as_long_as_one_sleeps(launcher, tmp_path, ranks):
+    trace, _, _ = traced(launcher, tmp_path, Case.sleep_before_the_exchange, ranks)
+    waiting = trace.purpose_waiting_ms["attention"]
+    assert [waiting[rank] for rank in range(ranks) if rank != 1] == [
+        pytest.approx(SLEEP_MS, rel=0.05) for _ in range(ranks - 1)
+    ]
+    assert waiting[1] < 0.05 * SLEEP_MS
+    exposed = trace.purpose_exposed_ms["attention"]
+    assert exposed[0] == pytest.approx(SLEEP_MS, rel=0.05)
+    assert trace.purpose_exposed_waiting_ms["attention"][0] <= exposed[0]
+    assert trace.idle_ms[1] == pytest.approx(SLEEP_MS, rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_communication_behind_compute_is_total_and_not_exposed(launcher, tmp_path, ranks):
+    trace, _, _ = traced(launcher, tmp_path, Case.hide_an_exchange_behind_compute, ranks)
+    for rank in range(ranks):
+        total, exposed = trace.purpose_total_ms["gradients"][rank], trace.exposed_ms[rank]
+        assert total > 0
+        # Until the first product starts, and between two of them, a little stays exposed.
+        assert exposed < 0.05 * trace.step_ms[rank]
+
+
+def test_who_receives_late_waits_for_its_sender(launcher, tmp_path):
+    trace, _, _ = traced(launcher, tmp_path, Case.pass_on_late, 4)
+    waiting = trace.purpose_waiting_ms["attention"]
+    assert waiting[1] == pytest.approx(SLEEP_MS, rel=0.05)
+    assert waiting[0] < 0.05 * SLEEP_MS
+    assert waiting[2] < 0.05 * SLEEP_MS
+
+
+def test_the_tap_and_the_profiler_read_one_clock(launcher, tmp_path):
+    _, traces, folder = traced(launcher, tmp_path, Case.sleep_before_the_exchange, 2)
+    for rank, trace in enumerate(traces):
+        calls = json.loads((folder / f"calls-{rank}.json").read_text())
+        profiled = sorted(flight["arrival_us"] for flight in trace["flights"])
+        assert len(profiled) == len(calls) == 2
+        for call, arrival_us in zip(calls, profiled, strict=True):
+            assert abs(call["arrival_ns"] / 1e3 - arrival_us) < 2000
+
+
+CELLS = {name: (f"strategy={name}", "engine=zero3") for name in STRATEGIES} | {
+    f"ulysses {engine}": ("strategy=ulysses", f"engine={engine}") for engine in ("ddp", "fsdp2")
+}
+CELLS["a long step, traced and tapped at once"] = ("strategy=ring", "engine=fsdp2", "measure.budget_s=0.001")
+
+
+@pytest.mark.parametrize("case", CELLS)
+def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked_once(
+    launcher, tmp_path, case
+):
+    cell = tiny_cell(*CELLS[case], "measure.trace=true", "cluster.world_size=2", "seq_len=512")
+    record, _ = run_cell(launcher, cell, tmp_path)
+    assert record.status == "ok", record.reason
+    trace = record.trace
+    assert trace.unjoined == [None] * cell.cluster.world_size
+    for rank, step_ms in enumerate(trace.step_ms):
+        booked = sum(times[rank] for times in trace.compute_ms.values())
+        booked += sum(times[rank] for times in trace.purpose_exposed_ms.values()) + trace.idle_ms[rank]
+        assert booked == pytest.approx(step_ms, rel=0.02)
+        assert trace.compute_ms["attention"][rank] > 0
+        assert trace.compute_ms["optimizer"][rank] > 0
+    busiest = max(range(len(trace.step_ms)), key=trace.compute_ms["attention"].__getitem__)
+    parts = step_parts(convert(asdict(trace), Trace))
+    assert parts.step_ms == pytest.approx(trace.step_ms[busiest], rel=0.02)
+    exchanged = "attention" in trace.purpose_total_ms and min(trace.purpose_total_ms["attention"]) > 0
+    assert exchanged == (cell.sp_degree > 1)

@@ -1,0 +1,156 @@
+"""Running out of memory is found in seconds, told apart from every other end, and says what held it."""
+
+import itertools
+import time
+
+import pytest
+import torch
+from rich.console import Console
+
+from bench.cell.launcher import Launcher
+from bench.config import ConfigError
+from bench.ranks.log import STEP_PARTS
+from bench.ranks.memory_limit import without_memory_limit
+from bench.store import read_records
+from bench.strategies import STRATEGIES
+from bench.sweep.plan import plan
+from bench.sweep.progress import Progress
+from bench.sweep.run import run_plan
+from tests import faults
+from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw, run_cell, tiny_cell
+
+MIB = 2**20
+FOUND_WITHIN_S = 5
+SHORT, LONG = "4k", "64k"
+LIMIT_GIB = 0.2
+"""Between what cells of these lengths add: up to 0.14 GiB for the short ones, from 0.3 for the long ones."""
+QUICK = ("measure.steps=1", "measure.warmup_steps=0", "measure.trace=false", "cluster=cpu")
+ENGINES = ("ddp", "fsdp2", "zero3")
+GRID = [*itertools.product(STRATEGIES, ENGINES)]
+COVER = GRID[:: len(ENGINES) * 2 + 1]
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [pytest.param(COVER, id="cover"), pytest.param(GRID, id="grid", marks=pytest.mark.slow)],
+)
+def test_a_limit_between_two_peaks_lets_the_short_cells_run_and_ends_the_long_ones(tmp_path, pairs):
+    limited = (*QUICK, f"cluster.memory_limit_gib={LIMIT_GIB}", f"sweep_dir={tmp_path}")
+    raws = [
+        make_raw(*limited, f"strategy={strategy}", f"engine={engine}", f"seq_len={length}")
+        for strategy, engine in pairs
+        for length in (SHORT, LONG)
+    ]
+    progress = Progress(Console(quiet=True))
+    code = run_plan(
+        plan(raws, TWO_CORES, single=False), Launcher(), progress, write_report=lambda folder: None
+    )
+    records = read_records(tmp_path / "records.jsonl")
+    found = {(r["config"]["strategy"], r["config"]["engine"], r["config"]["seq_len"]): r for r in records}
+    statuses = {key: record["status"] for key, record in found.items()}
+    expected = {4096: "ok", 65536: "out_of_memory"}
+    assert statuses == {(*pair, length): status for pair in pairs for length, status in expected.items()}
+    assert code == 0
+    for record in records:
+        assert record["config"]["cluster.memory_limit_gib"] == LIMIT_GIB
+        if record["status"] == "out_of_memory":
+            assert record["failure"]["found_after_s"] < FOUND_WITHIN_S
+            # Where not even a thread's own data finds room, a rank dies without a word.
+            said_nothing = "cannot allocate memory for thread-local data" in record["failure"]["log_tail"]
+            assert said_nothing or record["failure"]["step_phase"] in STEP_PARTS
+            # oneDNN and threads fail without a size.
+            has_size = "tried to allocate" in record["failure"]["message"]
+            assert bool(record["failure"]["out_of_memory"]["requested_bytes"]) == has_size
+
+
+def test_the_record_says_who_asked_for_how_much_and_what_held_the_rest(launcher, tmp_path):
+    words = ("strategy=local", "engine=ddp", "seq_len=16k", f"cluster.memory_limit_gib={LIMIT_GIB}")
+    record, _ = run_cell(launcher, make_cell(*QUICK, *words, "batch=2"), tmp_path)
+    told = record.failure.out_of_memory
+    assert (record.status, record.failure.rank, record.failure.phase) == ("out_of_memory", 0, "timing")
+    assert told.memory == "host"
+    assert told.limit_bytes == round(LIMIT_GIB * 2**30)
+    assert told.requested_bytes > MIB
+    assert 0 < told.held_bytes <= told.limit_bytes
+    assert told.held_bytes + told.requested_bytes > told.limit_bytes
+    totals = [block.total_bytes for block in told.largest]
+    assert totals == sorted(totals, reverse=True)
+    assert 5 <= len(totals) <= 10
+    assert told.largest[0].role == "activation"
+    assert sum(totals) <= told.held_bytes
+
+
+@pytest.mark.parametrize(
+    ("fault", "memory", "requested_bytes"),
+    [
+        (faults.run_out_of_device_memory_in_rank_1, "device", 2 * 2**30),
+        (faults.run_out_of_memory_in_rank_1_and_clean_up, "host", None),
+        (faults.run_out_of_memory_in_rank_1_and_hang_up_first, "host", None),
+        (faults.run_out_of_memory_and_fail_in_cleanup, "host", None),
+        (faults.run_out_of_memory_everywhere, "host", None),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_one_rank_without_memory_is_blamed_while_the_others_wait(
+    launcher, tmp_path, fault, memory, requested_bytes
+):
+    record, _ = run_cell(launcher, tiny_cell("engine=ddp", "measure.timeout_s=60"), tmp_path, fault)
+    assert record.status == "out_of_memory", record.reason
+    assert record.failure.rank == (0 if fault is faults.run_out_of_memory_everywhere else 1)
+    assert record.failure.found_after_s < FOUND_WITHIN_S
+    told = record.failure.out_of_memory
+    assert (told.memory, told.requested_bytes) == (memory, requested_bytes)
+
+
+def test_a_failed_rank_that_does_not_end_is_not_waited_for(launcher, tmp_path):
+    cell, start = tiny_cell("engine=ddp", "measure.timeout_s=30"), time.monotonic()
+    record, _ = run_cell(launcher, cell, tmp_path, faults.run_out_of_memory_and_never_leave)
+    assert (record.status, record.failure.rank) == ("out_of_memory", 1)
+    assert time.monotonic() - start < 25
+    assert record.failure.found_after_s < FOUND_WITHIN_S
+
+
+def test_a_process_that_dies_of_its_limit_without_a_word_is_out_of_memory(launcher, tmp_path):
+    record, _ = run_cell(
+        launcher, tiny_cell("cluster.memory_limit_gib=1"), tmp_path, faults.abort_like_a_limit_in_rank_1
+    )
+    assert (record.status, record.failure.rank) == ("out_of_memory", 1)
+    assert record.failure.found_after_s < FOUND_WITHIN_S
+
+
+def test_without_a_limit_the_base_is_not_measured_and_with_one_it_is(launcher, tmp_path):
+    free, _ = run_cell(launcher, tiny_cell("engine=ddp"), tmp_path)
+    limited, _ = run_cell(launcher, tiny_cell("engine=ddp", "cluster.memory_limit_gib=4"), tmp_path)
+    assert free.memory.limit_base_bytes is None
+    assert min(limited.memory.limit_base_bytes) > 100 * MIB
+
+
+def test_the_limit_is_part_of_the_cell_and_of_its_record():
+    free, limited = make_cell(), make_cell("cluster.memory_limit_gib=0.5")
+    assert free.cell_id != limited.cell_id
+    assert limited.flat()["cluster.memory_limit_gib"] == 0.5
+    assert free.flat()["cluster.memory_limit_gib"] is None
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "0.019", "much", "true", "[1,2]", "nan", ".inf"])
+def test_a_limit_that_cannot_be_is_refused_in_one_line(value):
+    with pytest.raises(ConfigError, match=r"cluster\.memory_limit_gib=.*write for example") as refused:
+        make_cell(f"cluster.memory_limit_gib={value}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0.25, [1.0, "emptied", 0.25]), (1.0, [])])
+def test_a_check_on_a_gpu_may_take_more_than_the_cell_and_gives_it_back(monkeypatch, limit, expected):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: limit)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", asked.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("emptied"))
+    with without_memory_limit():
+        assert asked == expected[:1]
+    assert asked == expected
+
+
+def test_a_gpu_may_have_a_smaller_limit_than_a_cpu_rank():
+    cell = make_cell("cluster.memory_limit_gib=0.01", machine=FOUR_H100)
+    assert cell.cluster.memory_limit_gib == 0.01

@@ -1,0 +1,93 @@
+"""An error's text and type say whether memory ran out, whose it was, and how much was asked for."""
+
+import errno
+
+import pytest
+import torch
+from bench.cell.shortage import shortage
+
+from bench.ranks.out_of_memory import memory_of_error, requested_bytes, root_cause
+from bench.record import OutOfMemory
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 bytes. Error", 2097152),
+        (
+            "The operation failed ...\nRuntimeError: [enforce fail] you tried to allocate 64 bytes.",
+            64,
+        ),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB", 2 * 2**30),
+        ("CUDA out of memory. Tried to allocate 20.00 MiB. GPU", 20 * 2**20),
+        ("Unable to allocate 8.00 MiB for an array with shape (1048576,)", 8 * 2**20),
+        ("Failed to CUDA calloc async 608 bytes", 608),
+        ("can't start new thread", None),
+        ("", None),
+    ],
+)
+def test_the_requested_size_is_read_from_the_text(text, expected):
+    assert requested_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (
+            (16 * MIB, 200 * MIB, 204 * MIB),
+            "no room for 16.0 MiB more of host memory, with 200.0 MiB held of a limit of 204.0 MiB",
+        ),
+        ((16 * MIB, 200 * MIB, None), "no room for 16.0 MiB more of host memory, with 200.0 MiB held"),
+        ((16 * MIB, None, None), "no room for 16.0 MiB more of host memory"),
+        ((None, 200 * MIB, None), "no primitive, with 200.0 MiB held"),
+        ((None, None, None), "no primitive"),
+    ],
+)
+def test_a_shortage_says_what_was_asked_for_and_what_was_held_as_far_as_known(found, expected):
+    requested, held, limit = found
+    told = OutOfMemory(
+        memory="host", requested_bytes=requested, held_bytes=held, limit_bytes=limit, largest=[]
+    )
+    assert shortage(told, "no primitive\nstack") == expected
+
+
+def test_real_errors_of_this_machine_say_whose_memory_and_how_much():
+    numpy = pytest.importorskip("numpy")
+    for allocate, size in ((torch.empty, 2**50), (numpy.empty, 2**50)):
+        with pytest.raises((RuntimeError, MemoryError)) as raised:
+            allocate(size)
+        assert memory_of_error(raised.value) == "host"
+        assert requested_bytes(str(raised.value)) >= size
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (torch.OutOfMemoryError("anything"), "device"),
+        (MemoryError(), "host"),
+        (OSError(errno.ENOMEM, "no"), "host"),
+        (OSError(errno.ENOENT, "no"), None),
+        (RuntimeError("illegal memory access"), None),
+        (ValueError("pin_memory is not allowed"), None),
+    ],
+)
+def test_the_type_decides_where_the_text_is_silent(error, memory):
+    assert memory_of_error(error) == memory
+
+
+def test_the_cause_behind_a_failed_cleanup_is_found():
+    try:
+        try:
+            raise MemoryError("first")
+        finally:
+            raise ValueError("second")
+    except ValueError as error:
+        cause, memory = root_cause(error)
+    assert (str(cause), memory) == ("first", "host")
+
+
+def test_an_error_without_memory_behind_it_is_its_own_cause():
+    error = ValueError("plain")
+    assert root_cause(error) == (error, None)

@@ -1,0 +1,226 @@
+"""Values, combinations, devices and texts that no cell can be made of, and odd ones that are fine."""
+
+import shlex
+from copy import deepcopy
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.cell.planned import PlannedCell
+from bench.cell.run import run
+from bench.config import ConfigError
+from bench.environment import visible_devices
+from bench.request.choices import groups
+from bench.request.legality import refusal
+from bench.request.placement import MAX_CPU_RANKS
+from bench.request.resolve import all_keys, resolve
+from bench.request.values import MAX_SECONDS, MAX_WHOLE
+from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw
+
+
+def asked(line, machine=TWO_CORES):
+    """The cell of a line, its values put into a composed configuration as Hydra would."""
+    words = shlex.split(line)
+    choices = tuple(word for word in words if word.partition("=")[0] in groups())
+    raw = deepcopy(make_raw(*choices))
+    for override in OverridesParser.create().parse_overrides([w for w in words if w not in choices]):
+        section, _, key = override.key_or_group.rpartition(".")
+        (raw[section] if section else raw)[key] = override.value()
+    return resolve(raw, machine)
+
+
+NUMBERS = (
+    "batch", "grad_accum", "sp_degree", "ulysses_degree", "dp_replicate", "dp_shard", "cluster.world_size",
+    "cluster.threads_per_rank", "cluster.ranks_per_gpu", "measure.steps", "measure.repeats",
+)  # fmt: skip
+NO_NUMBERS = ("0", "-1", "1.5", "null", "", "two", "true", "[1]")
+FROM_ZERO = ("seed", "measure.warmup_steps", "data.prompt_tokens")
+SECONDS = ("measure.timeout_s", "measure.budget_s")
+FLAGS = ("checkpointing", "measure.trace", "measure.gradients")
+CHOICES = ("dtype", "kernel", "layout", "loss", "mode", "cluster.device", "cluster.backend")
+NANO = "model=qwen3_nano model."
+BAD_VALUES = {
+    **{
+        f"seq_len={word}": "write for example seq_len=8k"
+        for word in (
+            "8Ki", "1.5k", "0", "-1", "8.5", "nan", "inf", "null", "", "true", "[8k,64k]", "'\"8k,64k\"'",
+            "0x10", "1" + 30 * "0", "1e400", "8kk", "'\" 8k \"'", "'\"\uff18k\"'", "-8k", "+8k", "8_k", "1t",
+            "{a:1}", "'8k 64k'",
+        )
+    },
+    **{f"{key}={word}": f"{key}=" for key in NUMBERS for word in NO_NUMBERS},
+    **{f"{key}={word}": f"{key}=" for key in FROM_ZERO for word in ("-1", "0.5", "null", "8k")},
+    **{f"{key}={MAX_WHOLE + 1}": str(MAX_WHOLE) for key in ("batch", "seed", "measure.steps")},
+    **{
+        f"{key}={word}": f"number of seconds up to {MAX_SECONDS}; write for example {key}=20"
+        for key in SECONDS
+        for word in ("0", "-1", "nan", "inf", "1e300", "20s", "null", "true")
+    },
+    **{f"{key}={word}": f"write {key}=true" for key in FLAGS for word in ("1", "yes", "null", "maybe")},
+    **{f"{key}={word}": "must be one of" for key in CHOICES for word in ("null", "3", "nonsense", "[a]")},
+    "dtype=fp8": "bf16, fp16, fp32, fp64",
+    "dtype=float": "did you mean dtype=fp32?",
+    "dtype=bfloat16": "did you mean dtype=bf16?",
+    "dtype=torch.float16": "did you mean dtype=fp16?",
+    "dtype=int8": "must be one of",
+    "dtype=BF16": "did you mean dtype=bf16?",
+    "layout=zig-zag": "did you mean layout=zigzag?",
+    "kernel=flash": "did you mean kernel=torch_flash?",
+    "cluster.device=gpu": "did you mean cluster.device=cuda?",
+    "cluster=gpu": "cluster=gpu: no GPU is visible here; take cluster=cpu",
+    "cluster.device=cuda": "cluster.device=cuda: no GPU is visible here",
+    "cluster=cpu cluster.backend=nccl": "leave cluster.backend=auto",
+    "cluster.backend=mpi": "must be one of gloo, nccl",
+    "cluster.name=mine": "must be one of auto, cpu, gpu",
+    f"cluster.world_size={MAX_CPU_RANKS + 1}": f"write cluster.world_size={MAX_CPU_RANKS}",
+    "strategy=local dp_shard=1000": "CPU ranks are the most here",
+    "strategy=local dp_shard=4 cluster.world_size=2": "write cluster.world_size=4",
+    "cluster.threads_per_rank=3": "may use 2 cores",
+    "cluster.ranks_per_gpu=2": "the ranks run on the CPU, not on a GPU; write cluster.ranks_per_gpu=1",
+    f"{NANO}num_heads=0": "whole number from 1",
+    f"{NANO}num_kv_heads=0": "whole number from 1",
+    f"{NANO}num_kv_heads=3": "must divide model.num_heads=4",
+    f"{NANO}head_dim=0": "whole number from 1",
+    f"{NANO}head_dim=7": "write for example model.head_dim=8",
+    f"{NANO}num_layers=0": "whole number from 1",
+    f"{NANO}vocab_size=-1": "whole number from 1",
+    **{f"{NANO}rope_theta={word}": "must be a positive number" for word in ("abc", "0", "-1", "nan", "null")},
+    f"{NANO}norm_eps=[1]": "must be a positive number",
+    f"{NANO}name=null": "model.name=null",
+    f"{NANO}family=gpt": "must be one of llama, qwen2, qwen3",
+    f"{NANO}path=/no/such/folder": "no such file or folder",
+    "model=checkpoint": "model.path=null: names no folder",
+    "model=checkpoint model.path=": "names no folder",
+    "model=checkpoint model.path=/no/such/folder": "no checkpoint folder",
+    "model=checkpoint model.path=/etc/passwd": "no checkpoint folder",
+    "hardware.name=h100": "did you mean hardware=h100_80gb?",
+    "experiment.name=[1]": "experiment=[1]: must be one of",
+    **{f"data.path={word}": "data.path=" for word in ("/no/such", "3", "[a]", "''", "/proc/self/mem")},
+    "data.tokenizer=/no/such/folder": "no such file or folder",
+    "data.prompt_tokens=8192": "leaves no token of seq_len=8192",
+    "env=3": "write env.NAME=value",
+    "env=null": "write env.NAME=value",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BAD_VALUES)
+def test_a_bad_value_is_refused_with_its_rule_and_a_way_out(line):
+    with pytest.raises(ConfigError) as refusal_:
+        asked(line)
+    assert BAD_VALUES[line] in str(refusal_.value)
+    assert len(str(refusal_.value).splitlines()) == 1
+
+
+GOOD_VALUES = (
+    "seq_len=8K", "seq_len=8e3", "seq_len=1_000", "seq_len=010", "seq_len=1m", "batch=2.0", "measure.steps=1",
+    "measure.steps=5", "measure.warmup_steps=0", "measure.timeout_s=1e-3", "cluster.world_size=1",
+    "cluster=cpu cluster.backend=gloo", f"seed={MAX_WHOLE}", f"{NANO}hidden_size=100", f"{NANO}head_dim=512",
+    f"{NANO}num_kv_heads=1", f"{NANO}name=mine", "strategy=local cluster.world_size=8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", GOOD_VALUES)
+def test_an_unusual_value_is_a_legal_cell(line):
+    assert refusal(asked(line)) is None
+
+
+ILLEGAL = {
+    "seq_len=1": "the nearest is seq_len=2",
+    "seq_len=8192 strategy=ring cluster.world_size=3": "the nearest is seq_len=8190",
+    "seq_len=7 strategy=ring cluster.world_size=8": "the nearest is seq_len=16",
+    "seq_len=2 cluster.world_size=4": "the nearest is seq_len=4",
+    "cluster.world_size=3 seq_len=9k": "choose sp_degree from 1, 2, 4",
+    "cluster.world_size=8": "choose sp_degree from 1, 2, 4",
+    "sp_degree=3": "is not cluster.world_size=2",
+    "sp_degree=3 dp_shard=2 cluster.world_size=4": "is not cluster.world_size=4",
+    "ulysses_degree=1": "leave ulysses_degree=auto",
+    "strategy=usp ulysses_degree=3": "must divide sp_degree=2",
+    "strategy=usp ulysses_degree=4": "must divide sp_degree=2",
+    "kernel=cudnn": "cluster=gpu",
+}
+
+
+@pytest.mark.parametrize("line", ILLEGAL)
+def test_an_illegal_combination_has_a_way_out_and_in_a_sweep_a_record(line):
+    cell = asked(line)
+    assert ILLEGAL[line] in refusal(cell)
+    record = run(PlannedCell(cell, repeat=0, order=0), launcher=None, folder=None)
+    assert (record.status, record.reason) == ("unsupported", refusal(cell))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("cluster.world_size=5", "4 GPUs are visible; write cluster.world_size=4, or less"),
+        ("cluster.world_size=5", "for correctness only, with cluster.ranks_per_gpu=2"),
+        ("cluster.world_size=9 cluster.ranks_per_gpu=2", "4 GPUs are visible and cluster.ranks_per_gpu=2;"),
+        ("cluster.world_size=65", "write cluster.world_size=4, or less$"),
+        ("cluster.ranks_per_gpu=17", "at most 16 ranks share a GPU"),
+        ("strategy=local dp_shard=8", "4 GPUs are visible"),
+        ("cluster.backend=gloo", "leave cluster.backend=auto"),
+        ("cluster=gpu cluster.backend=gloo", "leave cluster.backend=auto"),
+    ],
+)
+def test_no_more_ranks_than_gpus_and_only_nccl_between_them(line, said):
+    with pytest.raises(ConfigError, match=said):
+        asked(line, FOUR_H100)
+
+
+@pytest.mark.parametrize("kernel", [name for name, facts in KERNEL_FACTS.items() if facts.max_head_dim])
+def test_a_head_too_wide_for_a_gpu_kernel_is_sent_to_another(kernel):
+    wide = asked(f"{NANO}head_dim=258 kernel={kernel}", FOUR_H100)
+    assert "choose kernel=math" in refusal(wide)
+
+
+UUIDS = ("GPU-aaa1", "GPU-aab2", "GPU-ccc3")
+
+
+@pytest.mark.parametrize(
+    ("variable", "devices"),
+    [
+        (None, [0, 1, 2]), ("", []), ("-1", []), (" ", []), ("1", [1]), ("2,0", [2, 0]), (" 0 , 1 ", [0, 1]),
+        ("0,0", []), ("0,3,1", [0]), ("3", []), ("0,-1,1", [0]), ("GPU-c", [2]),
+        ("GPU-aaa1,GPU-ccc3", [0, 2]),
+        ("GPU-a", []), ("GPU-nonsense", []), ("none", []), ("0,x,1", [0]), ("\uff11", []), ("MIG-1", [0]),
+    ],
+)  # fmt: skip
+def test_the_visible_gpus_are_those_that_cuda_would_show(variable, devices):
+    assert visible_devices(variable, UUIDS) == devices
+
+
+TEXTS = {
+    "empty.txt": b"",
+    "newlines.txt": b"\n\n",
+    "utf16.txt": "text".encode("utf-16"),
+    "packed.txt": b"\x1f\x8b\x08\x00\x00",
+    "latin1.txt": "caf\u00e9".encode("latin-1"),
+    "no_json.jsonl": b"text\n",
+    "no_text.jsonl": b'{"words": "a"}\n',
+    "torn.jsonl": b'{"text": "a"}\n{"te',
+    "a_list.jsonl": b"[1]\n",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_file_that_is_no_text_is_refused_before_a_cell_starts(tmp_path, name):
+    (tmp_path / name).write_bytes(TEXTS[name])
+    with pytest.raises(ConfigError, match=rf"data\.path=.*{name}: (holds no text|cannot be read)"):
+        make_cell(f"data.path={tmp_path / name}")
+
+
+def test_a_folder_without_text_and_a_circle_of_links_are_refused(tmp_path):
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "figures").mkdir()
+    for name, said in (("circle", "no such file"), ("figures", "holds no text")):
+        with pytest.raises(ConfigError, match=said):
+            make_cell(f"data.path={tmp_path / name}")
+
+
+def test_every_key_refuses_a_table_as_its_value():
+    for key in all_keys():
+        section, _, name = key.rpartition(".")
+        if name in ("resume", "sweep_dir") or key in groups() or key == "env" or section == "model":
+            continue
+        with pytest.raises(ConfigError):
+            asked(f"{key}={{a:1}}")

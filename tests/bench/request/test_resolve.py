@@ -1,0 +1,120 @@
+"""`auto` is filled in from the machine, and combinations become cells or refusals."""
+
+import pytest
+
+from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.attention.layouts import LAYOUTS
+from bench.config import DTYPE_BYTES, ConfigError, RunConfig
+from bench.request.choices import CONF
+from bench.request.legality import refusal
+from bench.request.resolve import LOSSES
+from bench.strategies import STRATEGIES
+from tests.cells import FOUR_H100, make_cell
+
+WORDS = {
+    "dtype": DTYPE_BYTES,
+    "layout": LAYOUTS,
+    "kernel": KERNEL_FACTS,
+    "loss": LOSSES,
+    "cluster.device": ("cpu", "cuda"),
+    "cluster.backend": ("nccl", "gloo"),
+    "workload.mask (workload=attention)": ("causal", "full"),
+    "strategy.rotation (strategy=torch_cp)": STRATEGIES["torch_cp"].options["rotation"],
+}
+
+
+@pytest.mark.parametrize("key", WORDS)
+def test_the_help_names_every_word_that_a_value_may_be(key):
+    assert f"{key}: {', '.join(WORDS[key])}\n" in (CONF / "config.yaml").read_text()
+
+
+def test_a_cpu_gets_two_gloo_ranks_and_the_nano_model():
+    cell = make_cell()
+    assert (cell.cluster.world_size, cell.cluster.backend, cell.model.name) == (2, "gloo", "qwen3_nano")
+    assert (cell.sp_degree, cell.cluster.threads_per_rank, cell.hardware) == (2, 1, "cpu")
+
+
+def test_four_h100_get_nccl_the_4b_model_and_their_datasheet():
+    cell = make_cell(machine=FOUR_H100)
+    assert (cell.cluster.world_size, cell.cluster.backend, cell.model.name) == (4, "nccl", "qwen3_4b")
+    assert (cell.sp_degree, cell.hardware) == (4, "h100_80gb")
+
+
+@pytest.mark.parametrize("sp_degree", ["1", "2", "4", "auto"])
+def test_local_is_one_rank_with_all_threads_whatever_sp_degree_is_swept(sp_degree):
+    cell = make_cell("strategy=local", f"sp_degree={sp_degree}", "cluster.world_size=4")
+    assert (cell.sp_degree, cell.cluster.world_size, cell.cluster.threads_per_rank) == (1, 1, 2)
+    assert cell.cell_id == make_cell("strategy=local").cell_id
+
+
+def test_local_with_dp_shard_is_the_data_parallel_base():
+    cell = make_cell("strategy=local", "dp_shard=4")
+    assert (cell.sp_degree, cell.dp_degree, cell.cluster.world_size) == (1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "degrees"),
+    [
+        ((), (4, 1, 1)),
+        (("sp_degree=2",), (2, 1, 2)),
+        (("dp_shard=4",), (1, 1, 4)),
+        (("dp_replicate=2", "sp_degree=2", "engine=fsdp2"), (2, 2, 1)),
+    ],
+)
+def test_degrees_left_at_auto_use_every_rank(words, degrees):
+    cell = make_cell("cluster.world_size=4", *words)
+    assert (cell.sp_degree, cell.dp_replicate, cell.dp_shard) == degrees
+    assert refusal(cell) is None
+
+
+def test_a_cell_survives_json():
+    cell = make_cell("env.NCCL_ALGO=Ring".replace("env.", "++env."))
+    assert RunConfig.from_json(cell.to_json()) == cell
+
+
+def test_what_does_not_change_the_work_does_not_change_the_cell():
+    assert make_cell("seq_len=8192").cell_id == make_cell("seq_len=8k").cell_id
+    assert make_cell("measure.repeats=3").cell_id == make_cell().cell_id
+    assert make_cell("seed=1").cell_id != make_cell().cell_id
+
+
+ILLEGAL = {
+    "heads that do not divide": (("cluster.world_size=3", "seq_len=9k"), "choose sp_degree from 1, 2, 4"),
+    "a length that does not divide": (("seq_len=8193",), "the nearest is seq_len=8192"),
+    "a length too short for zigzag": (("strategy=ring_flash_attn", "seq_len=2"), "multiple of 4"),
+    "a layout of another strategy": (("layout=zigzag",), "choose layout=contiguous"),
+    "ring-flash-attn in float32": (("strategy=ring_flash_attn", "dtype=fp32"), "dtype=bf16 or fp16"),
+    "ranks that do not multiply out": (("sp_degree=3",), "is not cluster.world_size=2"),
+    "replicated ZeRO-3": (("dp_replicate=2",), "engine=fsdp2"),
+    "flash-attn on a CPU": (("kernel=flash_attn_2",), "kernel=torch_flash"),
+}
+
+
+@pytest.mark.parametrize("case", ILLEGAL)
+def test_an_illegal_combination_says_why_and_what_to_choose(case):
+    words, way_out = ILLEGAL[case]
+    reason = refusal(make_cell(*words))
+    assert reason is not None
+    assert way_out in reason
+
+
+INVALID = {
+    "unknown key": (("+foo=1",), "foo"),
+    "unknown key in a group": (("+measure.stepz=1",), r"did you mean measure\.steps\?"),
+    "a GPU where there is none": (("cluster=gpu",), "no GPU is visible"),
+    "NCCL for CPU ranks": (("cluster=cpu", "cluster.backend=nccl"), "cluster.backend=auto"),
+    "a missing data file": (("data.path=/no/such/file",), "no such file"),
+    "a prompt as long as the sequence": (("data.prompt_tokens=8k", "seq_len=8k"), "data.prompt_tokens"),
+    "all of a sequence as prompt": (("data.prompt_tokens=8192",), "no token"),
+    "a checkpoint that is none": (("model=checkpoint", "model.path=/"), "config.json"),
+    "KV heads that do not divide heads": (("model=qwen3_nano", "model.num_kv_heads=3"), "must divide"),
+    "a variable that is no axis": (("++env.PATH=/",), "set others before"),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_an_invalid_value_is_refused_in_the_users_words(case):
+    words, message = INVALID[case]
+    with pytest.raises(ConfigError, match=message) as refused:
+        make_cell(*words)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,35 @@
+"""Every strategy's attention is plain attention: output, LSE and gradients against float64."""
+
+import pytest
+
+from bench.strategies import STRATEGIES, runnable
+from bench.strategies.strategy import Strategy
+from tests.attention_cases import WORLD_SIZES, all_cases, beyond_their_limits, cover, errors_of
+
+SETS = {"ours": tuple(STRATEGIES.ours)} | {name: (name,) for name in STRATEGIES.offered()}
+"""One set of ranks tests all of ours; `-k NAME` tests a package's own strategy and nothing else."""
+EXPOSE_LSE = {"local", "ring", "ring_flash_attn", "ring_flash_attn_llama3"}
+
+
+def exposes_lse(strategy):
+    """Of ours it is known; a package's own strategy says so by its code."""
+    if strategy in STRATEGIES.ours:
+        return strategy in EXPOSE_LSE
+    return runnable(strategy).log_sum_exp is not Strategy.log_sum_exp
+
+
+@pytest.mark.parametrize("choose", [cover, pytest.param(all_cases, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("whose", SETS)
+def test_output_lse_and_gradients_match_float64(launcher, tmp_path, whose, world_size, choose):
+    errors = errors_of(launcher, tmp_path, choose(SETS[whose], world_size))
+    assert not beyond_their_limits(errors)
+    assert all(("lse" in found) == exposes_lse(case[0]) for case, found in errors.items())
+
+
+def test_the_cover_holds_every_strategy_layout_dtype_and_mask():
+    for world_size in WORLD_SIZES:
+        cases, chosen = all_cases(STRATEGIES, world_size), cover(STRATEGIES, world_size)
+        assert len(chosen) < len(cases) / 2
+        for axis in range(6):
+            assert {case[axis] for case in chosen} == {case[axis] for case in cases}

@@ -1,0 +1,116 @@
+"""Where a cell is: what its ranks tell is what was planned, and the clock fills in what they do not tell."""
+
+import pytest
+
+from bench.cell.planned import PlannedCell
+from bench.cell.run import run
+from bench.cell.worker import join
+from bench.passes.timing.timing import time_steps
+from bench.ranks.log import FIRST_STEP, WARM_UP, Stage
+from bench.sweep.cell_progress import Course
+from bench.sweep.eta import Estimate, planned_stages
+from tests.cells import make_cell, tiny_cell
+
+CELL = make_cell("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=4")
+
+
+class Ears:
+    """Writes down every stage that the launcher passes on."""
+
+    def __init__(self):
+        self.stages = []
+
+    def tell(self, stage):
+        self.stages.append(stage)
+
+    def tick(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("measure.budget_s=0.001",), ("measure.trace=false",), ("measure.warmup_steps=3",)], ids=str
+)
+def test_a_cell_runs_the_steps_that_its_estimate_counts(launcher, tmp_path, words):
+    cell = make_cell("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=4", *words)
+    ears = Ears()
+    record = run(PlannedCell(cell, 0, 0), launcher, tmp_path, listener=ears)
+    assert record.status == "ok", record.reason
+    told = [(stage.pass_name, stage.part, stage.steps) for stage in ears.stages if stage.steps]
+    first_s = next(stage.step_s for stage in ears.stages if stage.step_s is not None)
+    planned = planned_stages(cell, first_s)
+    assert told == [(stage.pass_name, stage.part, stage.steps) for stage in planned if stage.steps]
+    passes = list(dict.fromkeys(stage.pass_name for stage in ears.stages))
+    assert [name for name in passes if name in ("parity", "timing", "losses")] == [
+        "parity",
+        "timing",
+        "losses",
+    ]
+
+
+def time_and_tell(job, log):
+    """The order in which a rank tells and runs steps."""
+    events = []
+    time_steps(
+        lambda number: events.append(f"step {number}"),
+        job.cell,
+        join(job),
+        lambda stage: events.append(stage.part or "timed"),
+    )
+    return {"events": events}
+
+
+def test_nothing_is_told_between_timed_steps(launcher, tmp_path):
+    (end,) = launcher.run(CELL, tmp_path, entry=time_and_tell)
+    assert end.report["events"] == [
+        FIRST_STEP, "step 0", WARM_UP, "step 1", "timed", "step 2", "step 3", "step 4", "step 5",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def course():
+    """A course with a clock that is set by hand."""
+    now = [0.0]
+    return Course(CELL, None, lambda: now[0]), now
+
+
+def test_steps_are_counted_by_the_clock_and_never_past_the_last(course):
+    one, now = course
+    one.enter(Stage("timing", None, 4, step_s=2.0))
+    seen = []
+    for now[0] in (0.0, 2.1, 6.5, 60.0):
+        seen.append(one.where())
+    assert seen == [f"timing, step about {n}/4" for n in (1, 2, 4, 4)]
+
+
+def test_a_stage_without_steps_or_of_one_is_only_named(course):
+    one, _ = course
+    names = []
+    for stage in (Stage("join"), Stage("parity", "objective"), Stage("timing", FIRST_STEP, 1)):
+        one.enter(stage)
+        names.append(one.where())
+    assert names == ["join", "parity, objective", "timing, first step"]
+
+
+def test_what_is_left_is_the_rest_of_the_stage_and_the_stages_behind_it(course):
+    one, now = course
+    assert one.remaining_s() is None
+    one.enter(Stage("timing", WARM_UP, 1, step_s=2.0))
+    assert one.remaining_s() == pytest.approx((1 + 4 + 1 + 3) * 2)
+    one.enter(Stage("timing", None, 4, step_s=2.0))
+    now[0] = 3.0
+    assert one.remaining_s() == pytest.approx(8 - 3 + 2 + 6)
+    one.enter(Stage("trace", None, 3, step_s=2.0))
+    assert one.remaining_s() == pytest.approx(6)
+
+
+def test_a_guess_scales_by_work_from_the_nearest_step_that_is_known():
+    estimate = Estimate()
+    near, far = (tiny_cell("strategy=ring", f"seq_len={n}") for n in ("32k", "1k"))
+    asked = tiny_cell("strategy=ring", "seq_len=64k")
+    assert estimate.step_s(asked) is None
+    estimate.learn(near, 10.0)
+    guess = estimate.step_s(asked)
+    assert 20 < guess < 40  # attention is four times as much, the rest twice
+    estimate.learn(far, 10.0)
+    assert estimate.step_s(asked) == guess
+    assert estimate.step_s(tiny_cell("strategy=local", "seq_len=64k")) == guess

@@ -1,0 +1,100 @@
+"""What a sweep says while it runs is what happened, letter by letter, at the right pace."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.cell.planned import PlannedCell
+from bench.cell.run import run
+from bench.ranks.log import Stage
+from bench.sweep.progress import HEARTBEAT_S, Progress, duration_label
+from tests.cells import tiny_cell
+
+WORDS = ("seq_len=64k", "measure.steps=20", "measure.budget_s=1000")
+LONG = PlannedCell(tiny_cell("strategy=local", "engine=ddp", *WORDS), 0, 0)
+
+
+class Clock:
+    """Stands still until it is told to go on."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def told(tmp_path):
+    """A log that nobody looks at in a terminal: what was said, the progress that says it, its clock."""
+    said, clock = io.StringIO(), Clock()
+    progress = Progress(Console(file=said, width=80), clock)
+    progress.start([LONG], tmp_path)
+    said.truncate(said.seek(0))
+    return said, progress, clock
+
+
+def test_brackets_in_a_reason_are_text_and_no_markup(launcher, tmp_path):
+    planned = PlannedCell(tiny_cell("strategy=ulysses", "cluster.world_size=3"), repeat=0, order=0)
+    record = replace(run(planned, launcher, tmp_path), reason="[enforce fail at alloc_cpu.cpp:127] no room")
+    said = io.StringIO()
+    progress = Progress(Console(file=said, width=200))
+    progress.start([planned], tmp_path)
+    progress.begin(planned)
+    progress.end(planned, record)
+    progress.stop()
+    assert "[enforce fail at alloc_cpu.cpp:127] no room" in said.getvalue()
+
+
+def test_a_log_hears_of_a_long_cell_once_a_minute_and_of_a_short_one_never(told):
+    said, progress, clock = told
+    progress.begin(LONG)
+    progress.tell(Stage("timing", None, 20, step_s=12.0))
+    for _ in range(int(HEARTBEAT_S) - 1):
+        clock.now_s += 1
+        progress.tick()
+    assert said.getvalue() == ""
+    for _ in range(120):
+        clock.now_s += 1
+        progress.tick()
+    first, second = said.getvalue().splitlines()
+    assert first.startswith("[1/1] local 64k: running for 60 s, timing, step about 6/20; about ")
+    assert second.startswith("[1/1] local 64k: running for 2 min, timing, step about 11/20; about ")
+
+
+def test_the_time_left_of_a_running_cell_shrinks_with_the_clock(told):
+    _, progress, clock = told
+    progress.begin(LONG)
+    assert progress._eta() == "time left unknown"
+    progress.tell(Stage("timing", None, 20, step_s=30.0))
+    assert progress._eta() == "about 10 min left"  # and the step of the engagement pass
+    clock.now_s += 5 * 60
+    assert progress._eta() == "about 6 min left"
+    clock.now_s += 60 * 60
+    assert progress._eta() == "about 30 s left"
+
+
+def test_a_failed_cell_names_its_log(launcher, tmp_path):
+    from tests.faults import raise_in_rank_1
+
+    planned = PlannedCell(tiny_cell("engine=ddp"), repeat=0, order=0)
+    said = io.StringIO()
+    progress = Progress(Console(file=said))
+    progress.start([planned], tmp_path)
+    progress.begin(planned)
+    progress.end(planned, run(planned, launcher, tmp_path / "cells", entry=raise_in_rank_1))
+    line = said.getvalue().splitlines()[-1]
+    assert "error: rank 1, build: ValueError: a rank that raises" in line
+    log = line.split("log: ")[1].split(";")[0]
+    assert "ValueError: a rank that raises" in Path(log).read_text()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "label"),
+    [(0.2, "0 s"), (119, "119 s"), (170, "3 min"), (7140, "119 min"), (7500, "2 h 05 min")],
+)
+def test_a_duration_is_as_exact_as_a_guess_may_be(seconds, label):
+    assert duration_label(seconds) == label

@@ -1,0 +1,102 @@
+"""A step's tokens are the same whatever the sharding, and real text comes from where it is said to."""
+
+import json
+
+import pytest
+import torch
+
+from bench.config import ConfigError
+from bench.strategies.strategy import IGNORED_LABEL, Batch
+from bench.training.data import SOURCES, digest, open_data
+from bench.training.text import read_text
+from tests.cells import make_cell
+
+CPU = torch.device("cpu")
+SHARDINGS = {
+    "one rank": ("strategy=local", "batch=4"),
+    "accumulated": ("strategy=local", "grad_accum=4"),
+    "data parallel": ("strategy=local", "dp_shard=2", "dp_replicate=2", "engine=fsdp2"),
+    "two pairs, twice": ("cluster.world_size=4", "sp_degree=2", "grad_accum=2"),
+}
+
+
+@pytest.mark.parametrize("source", sorted(SOURCES))
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_every_sharding_of_a_step_holds_the_same_samples(source, sharding):
+    cell = make_cell("seq_len=64", f"data={source}", *SHARDINGS[sharding])
+    data = open_data(cell, CPU)
+    rows = [
+        (int(sample), tuple(row.tolist()))
+        for micro_step in range(cell.grad_accum)
+        for data_rank in range(cell.dp_degree)
+        for batch in [data.micro_batch(3, micro_step, data_rank, 64)]
+        for sample, row in zip(batch.samples, batch.input_ids, strict=True)
+    ]
+    one_rank = open_data(make_cell("seq_len=64", f"data={source}", *SHARDINGS["one rank"]), CPU)
+    whole = one_rank.micro_batch(3, 0, 0, 64)
+    assert sorted(rows) == [
+        (int(s), tuple(r.tolist())) for s, r in zip(whole.samples, whole.input_ids, strict=True)
+    ]
+
+
+def test_labels_are_the_next_tokens_across_the_end_of_the_text():
+    data = open_data(make_cell("seq_len=96k", "strategy=local"), CPU)
+    batch = data.micro_batch(step=4, micro_step=0, data_rank=0, seq_len=98304)
+    following = data.micro_batch(step=5, micro_step=0, data_rank=0, seq_len=98304)
+    assert torch.equal(batch.labels[:, :-1], batch.input_ids[:, 1:])
+    assert batch.labels[0, -1] == following.input_ids[0, 0]
+
+
+def test_the_default_text_is_english_that_ships_with_python():
+    data = open_data(make_cell("seq_len=4k"), CPU)
+    text = bytes(data.micro_batch(0, 0, 0, 4096).input_ids[0].tolist()).decode()
+    assert "statement" in text
+
+
+def test_a_prompt_does_not_count():
+    data = open_data(make_cell("seq_len=64", "data.prompt_tokens=10"), CPU)
+    labels = data.micro_batch(0, 0, 0, 64).labels
+    assert (labels == IGNORED_LABEL).sum() == 10
+    assert (labels[:, :10] == IGNORED_LABEL).all()
+
+
+@pytest.mark.parametrize("change", ["token", "position", "label", "sample", "twice", "missing"])
+def test_the_digest_changes_with_everything_that_can_go_wrong(change):
+    data = open_data(make_cell("seq_len=64"), CPU)
+    batch = data.micro_batch(0, 0, 0, 64)
+    parts = [batch.samples, batch.input_ids, batch.labels, batch.position_ids.contiguous()]
+    spoil = {
+        "sample": lambda p: [p[0] + 1, *p[1:]],
+        "token": lambda p: [p[0], p[1].index_fill(1, torch.tensor([7]), 0), *p[2:]],
+        "label": lambda p: [*p[:2], p[2].index_fill(1, torch.tensor([7]), 0), p[3]],
+        "position": lambda p: [*p[:3], p[3].roll(1, dims=1)],
+        "twice": lambda p: [p[0], *(torch.cat([x, x[:, :1]], dim=1) for x in p[1:])],
+        "missing": lambda p: [p[0], *(x[:, 1:] for x in p[1:])],
+    }
+    assert digest(Batch(*spoil[change](parts))) != digest(batch)
+
+
+def test_the_digest_of_shards_adds_up_to_that_of_the_whole():
+    data = open_data(make_cell("seq_len=64"), CPU)
+    whole = data.micro_batch(0, 0, 0, 64)
+    parts = (whole.input_ids, whole.labels, whole.position_ids)
+    halves = [Batch(whole.samples, *(part[:, half::2] for part in parts)) for half in (0, 1)]
+    assert sum(map(digest, halves)) % 2**64 == digest(whole)
+
+
+def test_text_is_read_from_a_file_a_folder_and_json_lines(tmp_path):
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / "b.md").write_text("second")
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ("x", "y")))
+    read = {
+        path: read_text(make_cell(f"data.path={tmp_path / path}").data) for path in ("", "a.txt", "c.jsonl")
+    }
+    assert read == {"": "first\n\nsecond", "a.txt": "first", "c.jsonl": "x\n\ny"}
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b" \n"])
+def test_a_file_without_text_is_refused(tmp_path, content):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"data\.path="):
+        read_text(make_cell(f"data.path={path}").data)

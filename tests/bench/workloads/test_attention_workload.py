@@ -1,0 +1,96 @@
+"""`workload=attention`: one call's times and errors, with the same checks in front as training has."""
+
+import pytest
+import torch
+
+from bench.passes.attention.row_errors import _rows, error_ulps, ulp
+from bench.passes.parity.exact import plain_attention
+from bench.request.legality import refusal
+from bench.strategies import STRATEGIES
+from tests import faults
+from tests.cells import run_cell, tiny_cell
+
+WORDS = ("workload=attention", "cluster.world_size=4", "measure.steps=2", "seq_len=512")
+
+
+@pytest.fixture(scope="module")
+def record(launcher, tmp_path_factory):
+    """A strategy's record under more words."""
+
+    def of(*words):
+        found, _ = run_cell(launcher, tiny_cell(*WORDS, *words), tmp_path_factory.mktemp("cell"))
+        assert found.status == "ok", found.reason
+        return found
+
+    return of
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_is_timed_forward_and_backward_and_errs_no_more_than_its_kernel(record, strategy):
+    calls = (found := record(f"strategy={strategy}")).attention
+    ranks = found.config["cluster.world_size"]
+    assert len(calls.forward_ms) == ranks == len(found.timing.step_times_ms)
+    for rank in range(ranks):
+        times = (calls.forward_ms[rank], calls.backward_ms[rank], found.timing.step_times_ms[rank])
+        assert all(forward + backward <= step for forward, backward, step in zip(*times, strict=True))
+    assert calls.single_forward_ms
+    assert 0 < calls.error_ulps["out"] <= 2 * calls.control_error_ulps["out"] + 1
+    assert 0 < calls.error_ulps["dq"] <= 2 * calls.control_error_ulps["dq"] + 1
+    assert found.losses is None
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("strategy", ["ulysses", "ring"])
+def test_in_float64_the_sampled_rows_are_right_to_some_ulps(record, strategy, mask):
+    errors = record(f"strategy={strategy}", f"workload.mask={mask}", "dtype=fp64", "kernel=math").attention
+    assert max(errors.error_ulps.values()) < 64
+
+
+def test_a_full_mask_is_twice_the_work_of_a_causal_one_less_the_diagonal(record):
+    causal, full = (record("strategy=ulysses", f"workload.mask={mask}") for mask in ("causal", "full"))
+    areas = [found.analytic["attention_forward_flops"] for found in (causal, full)]
+    assert areas[1] * (512 + 1) == areas[0] * 2 * 512
+
+
+@pytest.mark.parametrize(
+    "word", ["engine=fsdp2", "grad_accum=2", "checkpointing=true", "measure.gradients=true"]
+)
+def test_what_only_training_reads_makes_no_other_cell(word):
+    assert tiny_cell(*WORDS, word).cell_id == tiny_cell(*WORDS).cell_id
+
+
+def test_a_mask_that_a_package_cannot_do_is_refused_with_a_way_out():
+    reason = refusal(tiny_cell(*WORDS, "strategy=ring_flash_attn", "workload.mask=full"))
+    assert "workload.mask=full" in reason
+    assert "take workload.mask=causal" in reason
+
+
+def test_attention_that_stays_local_is_a_wrong_result(launcher, tmp_path):
+    cell = tiny_cell(*WORDS, "strategy=ulysses")
+    record, _ = run_cell(launcher, cell, tmp_path, faults.attend_locally)
+    assert record.status == "wrong_result"
+    assert "own shard only" in record.reason
+    assert record.attention is None
+
+
+def test_exact_rows_are_those_of_plain_attention():
+    inputs = [torch.randn(1, 1, 32, 8, dtype=torch.float64) for _ in range(4)]
+    expected, rows = plain_attention(inputs, causal=True), torch.tensor([0, 7, 31])
+    q, k, v, dout = (x[:, 0] for x in inputs)
+    hidden = torch.arange(32) > rows[:, None]
+    out, dq = _rows(q[:, rows], k, v, dout[:, rows], hidden)
+    torch.testing.assert_close(out, expected["out"][:, 0, rows], rtol=0, atol=1e-14)
+    torch.testing.assert_close(dq, expected["dq"][:, 0, rows], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_one_ulp_is_the_distance_to_the_next_number(dtype):
+    value = torch.tensor([3.0, 0.001, 1000.0], dtype=dtype)
+    above = torch.nextafter(value, torch.full_like(value, torch.inf))
+    assert torch.equal((above - value).double(), ulp(value, dtype))
+
+
+def test_errors_are_counted_in_ulps_of_their_own_row():
+    exact = torch.tensor([[1.0, 0.5], [0.001, 0.0005]], dtype=torch.float64)
+    found = torch.nextafter(exact.float(), torch.zeros(2, 2) + 2)
+    assert error_ulps(found, exact.float().double()).tolist() == [1.0, 1.0]
