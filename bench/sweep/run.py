@@ -45,7 +45,7 @@ def run_plan(
     with Store(plan.folder) as store:
         before = store.read()
         pending = _pending(plan, before)
-        launcher.warm()
+        launcher.warm(planned.cell for planned in pending)
         _write_config(plan)
         progress.start(pending, plan.folder)
         parities, statuses = ParityCache(), list[Status]()
