@@ -24,7 +24,7 @@ from bench.cell.launcher import Launcher
 from bench.config import ConfigError, ExitCode
 from bench.environment import this_machine
 from bench.experiments import experiment_of
-from bench.request.choices import CONF, plain, refuse_no_conf, tell_hydra_of_offers
+from bench.request.choices import CONF, plain, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
 from bench.request.hydra_errors import translated
 from bench.store import StoreError, warn_in_one_line
@@ -91,7 +91,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
     with tempfile.TemporaryDirectory() as scratch, refusals():
         refuse_no_conf()
-        tell_hydra_of_offers()
+        register_plugins_with_hydra()
         sys.argv[1:] = readable_by_hydra(sys.argv[1:])
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
         run_one()

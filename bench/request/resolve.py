@@ -155,7 +155,7 @@ def all_keys() -> list[str]:
 def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
     if raw["ulysses_degree"] == "auto":
         strategy = raw["strategy"]["name"]
-        with STRATEGIES.asking(strategy):
+        with STRATEGIES.plugin_errors_named(strategy):
             return STRATEGIES[strategy].ulysses_degree(sp_degree, model)
     return values.whole("ulysses_degree", raw["ulysses_degree"])
 
