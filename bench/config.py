@@ -92,7 +92,10 @@ class WorkloadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureConfig:
-    """How much of what is measured; `budget_s` and `timeout_s` are seconds."""
+    """How much of what is measured; `budget_s` and `timeout_s` are seconds.
+
+    A `budget_s` of 0 is of a loop that is observed: nothing but `steps` limits its timed pass.
+    """
 
     steps: int
     warmup_steps: int

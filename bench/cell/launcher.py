@@ -96,7 +96,7 @@ class Launcher:
         *,
         entry: RankEntry | None = None,
         listener: Listener = SILENT,
-        parity_is_known: bool = False,
+        known: frozenset[str] = frozenset(),
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class Launcher:
         receiver, sender = self._context.Pipe(duplex=False)
         with tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-") as meeting:
             jobs = [
-                (cell, rank, folder, Path(meeting) / "store", parity_is_known)
+                (cell, rank, folder, Path(meeting) / "store", known)
                 for rank in range(cell.cluster.world_size)
             ]
             ranks = [self._context.Process(target=_enter, args=(job, sender, entry)) for job in jobs]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench.cell.sections import Report
+from bench.observation.tokens import LoopReport
 
 
 def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
@@ -34,7 +34,7 @@ def agreed_time(device: torch.device) -> datetime:
     return datetime.fromtimestamp(now.item(), UTC)
 
 
-def gathered_on_rank_0(report: Report) -> Sequence[Report]:
+def gathered_on_rank_0(report: LoopReport) -> Sequence[LoopReport]:
     """The reports of all ranks, in their order, on rank 0; none elsewhere. All must call it."""
     gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(report, gathered)

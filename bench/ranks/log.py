@@ -12,16 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-STEP_PARTS = ("load", "forward", "loss", "backward", "optimizer")
-"""`load` is building the model and fetching a batch; `optimizer` is clipping, updating and clearing."""
-FIRST_STEP, WARM_UP = "first step", "warm-up"
-"""Parts of timing. The first full-length step is a warm-up, or where the budget has room for no other the
-timed one; `warm-up` are those after it. What counts has no part."""
-TRACED_STEPS = 3
-"""One is kept: a single step of a few milliseconds says little on a machine with neighbours."""
-STEP_PHASES = ("parity", "gradients", "timing", "engagement", "trace", "attention")
-"""Phases that are a cell's own work: all the rest is its fixed cost."""
-
 
 class WrongResultError(RuntimeError):
     """Raised on every rank when a check made before timing fails; its text names the first divergence."""

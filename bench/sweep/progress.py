@@ -95,8 +95,9 @@ class Progress:
         line = f"{self._place()}: {outcome(record)} ({self._course.elapsed_s:.1f} s)"
         self._left.remove(planned)
         self._running = self._course = None
-        if record.timing is not None:
-            self._estimate.learn(planned.cell, max(map(statistics.median, record.timing.step_times_ms)) / 1e3)
+        timing = record.sections["timing"]
+        if timing is not None:
+            self._estimate.learn(planned.cell, max(map(statistics.median, timing.step_times_ms)) / 1e3)
         self._guess()
         if record.status not in FINDINGS and record.failure is not None:
             folder = self._folder / "cells" / planned.folder_name

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.config import DataConfig, RunConfig
-from bench.passes.losses.losses import expected_digest, seen_digest
+from bench.passes.losses.rank import expected_digest, seen_digest
 from bench.passes.parity.exact import masked_attention, visible
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import Batch
