@@ -37,7 +37,6 @@ from bench.observation.outcome import (
     observed_record,
 )
 from bench.observation.tokens import LoopReport
-from bench.passes import planned_stages
 from bench.passes.rank_pass import Ask, Measurement
 from bench.passes.section import RankReport
 from bench.ranks.log import RankLog
@@ -108,12 +107,6 @@ class Observation:
             elif next(self._asks, None) is None:
                 self._finish()
                 self._is_over = True
-
-    @property
-    def _needed(self) -> int:
-        """The first step, the one that parity compares, and what the other passes will ask for."""
-        stages = planned_stages(self.request.measure, step_s=0.0)
-        return 2 + sum(stage.steps for stage in stages)
 
     @contextmanager
     def _own_work(self) -> Iterator[None]:
@@ -199,7 +192,7 @@ class Observation:
     def _say_what_is_missing(self) -> None:
         if not self._is_over and self._speaks:
             print(
-                f"bench.observe: saw {self._seen} of the {self._needed} steps that it needs, and wrote"
-                " nothing; run longer, or observe fewer steps with steps=",
+                f"bench.observe: saw {self._seen} of the {self.request.steps_needed} steps that it needs, and"
+                " wrote nothing; run longer, or observe fewer steps with steps=",
                 file=sys.stderr,
             )

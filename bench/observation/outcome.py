@@ -23,7 +23,7 @@ from bench.config import (
 )
 from bench.environment import this_machine
 from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len
-from bench.passes import first_failure, merge
+from bench.passes import first_failure, merge, planned_stages
 from bench.record import Record
 from bench.request import values
 from bench.request.choices import this_hardware
@@ -66,6 +66,11 @@ class ObserveRequest:
             keep_traces=False,
             gradients=False,
         )
+
+    @property
+    def steps_needed(self) -> int:
+        """The first step, the one whose attention is compared, and what the passes will ask for."""
+        return 2 + sum(stage.steps for stage in planned_stages(self.measure, step_s=0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

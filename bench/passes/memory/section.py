@@ -56,6 +56,7 @@ class Memory:
 class MemorySection(Section[RankMemory, Memory]):
     name = "memory"
     part = RankMemory
+    is_own_work = False
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Memory:  # noqa: ARG002
         parts, telemetries = self.parts(reports), TelemetrySection().parts(reports)

@@ -58,6 +58,7 @@ class Telemetry:
 class TelemetrySection(Section[RankTelemetry, Telemetry]):
     name = "telemetry"
     part = RankTelemetry
+    is_own_work = False
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Telemetry:  # noqa: ARG002
         parts = self.parts(reports)

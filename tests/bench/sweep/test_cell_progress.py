@@ -1,14 +1,19 @@
 """Where a cell is: what its ranks tell is what was planned, and the clock fills in what they do not tell."""
 
 import pytest
+import torch
 
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
 from bench.cell.worker import join
-from bench.passes.timing.timing import time_steps
-from bench.ranks.log import FIRST_STEP, WARM_UP, Stage
+from bench.passes import planned_stages
+from bench.passes.rank_pass import Measurement
+from bench.passes.timing.rank import TimingPass
+from bench.passes.timing.section import FIRST_STEP, WARM_UP
+from bench.passes.workload import Workload
+from bench.ranks.log import Stage
 from bench.sweep.cell_progress import Course
-from bench.sweep.eta import Estimate, planned_stages
+from bench.sweep.eta import Estimate
 from tests.cells import make_cell, tiny_cell
 
 CELL = make_cell("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=4")
@@ -37,7 +42,7 @@ def test_a_cell_runs_the_steps_that_its_estimate_counts(launcher, tmp_path, word
     assert record.status == "ok", record.reason
     told = [(stage.pass_name, stage.part, stage.steps) for stage in ears.stages if stage.steps]
     first_s = next(stage.step_s for stage in ears.stages if stage.step_s is not None)
-    planned = planned_stages(cell, first_s)
+    planned = planned_stages(cell.measure, first_s)
     assert told == [(stage.pass_name, stage.part, stage.steps) for stage in planned if stage.steps]
     passes = list(dict.fromkeys(stage.pass_name for stage in ears.stages))
     assert [name for name in passes if name in ("parity", "timing", "losses")] == [
@@ -47,15 +52,26 @@ def test_a_cell_runs_the_steps_that_its_estimate_counts(launcher, tmp_path, word
     ]
 
 
+class Noted(Workload):
+    """A step that only writes down that it ran."""
+
+    def __init__(self, events):
+        self.events, self.device = events, torch.device("cpu")
+
+    def step(self, number):
+        self.events.append(f"step {number}")
+
+    def short_step(self):
+        raise AssertionError("the timed steps of a cell are full-length ones")
+
+
 def time_and_tell(job, log):
     """The order in which a rank tells and runs steps."""
     events = []
-    time_steps(
-        lambda number: events.append(f"step {number}"),
-        job.cell,
-        join(job),
-        lambda stage: events.append(stage.part or "timed"),
-    )
+    log.tell = lambda stage: events.append(stage.part or "timed")
+    measurement = Measurement(job.cell.measure, join(job), log)
+    measurement.subject = Noted(events)
+    Noted(events).run(TimingPass(measurement).timed_steps())
     return {"events": events}
 
 
