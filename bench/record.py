@@ -41,50 +41,52 @@ class Provenance(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockClass:
-    """Blocks of one kind: `count` storages of `total_bytes` together, by what they are for.
-
-    `dtype` and `shape` are those of the largest tensor in such a block.
-    """
+    """Blocks of memory of one kind."""
 
     role: str
+    """What they are for."""
     dtype: str
+    """Of the largest tensor in such a block, as is `shape`."""
     shape: list[int]
     count: int
+    """How many storages there are."""
     total_bytes: int
+    """All of them together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """The failed allocation of one rank.
-
-    `memory` is `device` or `host`, `requested_bytes` null where the error does not say, `limit_bytes` null
-    without `cluster.memory_limit_gib`. `held_bytes` is what the rank had then: of a GPU what was allocated,
-    on the CPU its data beyond the limit's base, or null. `largest` are the classes with most bytes among
-    the live tensors that Python or an autograd graph could reach.
-    """
+    """The failed allocation of one rank."""
 
     memory: str
+    """`device` or `host`."""
     requested_bytes: int | None
+    """Null where the error does not say."""
     limit_bytes: int | None
+    """Null without `cluster.memory_limit_gib`."""
     held_bytes: int | None
+    """What the rank had then: of a GPU what was allocated, on the CPU its data beyond the limit's base, or
+    null."""
     largest: list[BlockClass]
+    """The classes with most bytes among the live tensors that Python or an autograd graph could reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a cell has no result: the first rank to blame, where it was, and the end of its log.
-
-    `step_phase` is the part of the step (load, forward, loss, backward, optimizer), where it was in one.
-    `found_after_s` are the seconds from the error, or the rank's death, to the end of all ranks.
-    """
+    """Why a cell has no result."""
 
     rank: int | None
+    """The first rank to blame."""
     phase: str | None
+    """The pass that it was in, or join, build or finish."""
     kind: str
     message: str
     log_tail: str
+    """The end of its log."""
     step_phase: str | None = None
+    """The phase of the step (load, forward, loss, backward, optimizer), where it was in one."""
     found_after_s: float | None = None
+    """Seconds from the error, or the rank's death, to the end of all ranks."""
     out_of_memory: OutOfMemory | None = None
 
 

@@ -1,8 +1,11 @@
-"""What the ranks of somebody's own loop agree on, and bring together."""
+"""The ranks of somebody's own loop: what they agree on and bring together, and how they leave."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,3 +42,22 @@ def gathered_on_rank_0(report: LoopReport) -> Sequence[LoopReport]:
     gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(report, gathered)
     return gathered or []
+
+
+@contextmanager
+def sigterm_held_back() -> Iterator[None]:
+    """Let SIGTERM wait until the context is left. torchrun sends it at once, and SIGKILL 30 s later.
+
+    Only the main thread can hear signals; elsewhere nothing waits.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        if heard:
+            signal.raise_signal(signal.SIGTERM)

@@ -24,17 +24,17 @@ from bench.cell.failure import describe_failure
 from bench.cell.outcome import outcome
 from bench.config import OWN, ClusterConfig, ConfigError
 from bench.observation.fed_tokens import FedTokens
-from bench.observation.folder import check_records, report
-from bench.observation.last_word import sigterm_held_back
 from bench.observation.loop import Loop, LoopParity
-from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0
+from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0, sigterm_held_back
 from bench.observation.observed_model import observed_model
 from bench.observation.outcome import (
     LoopFacts,
     ObserveRequest,
+    check_records,
     failed_record,
     keep,
     observed_record,
+    report,
 )
 from bench.observation.tokens import LoopReport
 from bench.passes.rank_pass import Ask, Measurement

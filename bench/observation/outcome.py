@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,13 +23,13 @@ from bench.config import (
     RunConfig,
     WorkloadConfig,
 )
-from bench.environment import this_machine
+from bench.environment import REPOSITORY, this_machine
 from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len
 from bench.passes import first_failure, merge, planned_stages
 from bench.record import Record
 from bench.request import values
 from bench.request.choices import this_hardware
-from bench.store import Store
+from bench.store import Store, read_records
 from bench.strategies import STRATEGIES
 
 ROLE = "observed"
@@ -177,3 +179,16 @@ def _uneven(reports: Sequence[LoopReport]) -> str | None:
         return None
     met = ", ".join(f"{batch} x {length} tokens in {calls} calls" for batch, length, calls in sizes[:3])
     return f"ranks or steps were fed different sizes ({met}), so no step's time is another's; pad to one"
+
+
+def check_records(folder: Path) -> None:
+    """Raises StoreError where the folder's records cannot be added to: now, not after the training."""
+    if (folder / "records.jsonl").exists():
+        read_records(folder / "records.jsonl")
+
+
+def report(folder: Path) -> None:
+    """Tables, figures and page, by a process of their own: a training script need not import all that."""
+    subprocess.run(  # noqa: S603  fixed arguments, no shell
+        [sys.executable, "-m", "analysis.report", str(folder.absolute())], cwd=REPOSITORY, check=False
+    )

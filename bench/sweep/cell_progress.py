@@ -10,7 +10,7 @@ from bench.ranks.log import Stage
 from bench.sweep.eta import FIXED_S
 
 
-class Course:
+class CellProgress:
     """Where one cell is by now and how long it may still take.
 
     `step_s` is the guess before the cell has timed a step itself, None without one; `now_s` is a clock.

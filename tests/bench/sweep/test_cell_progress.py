@@ -12,7 +12,7 @@ from bench.passes.timing.rank import TimingPass
 from bench.passes.timing.section import FIRST_STEP, WARM_UP
 from bench.passes.workload import Workload
 from bench.ranks.log import Stage
-from bench.sweep.cell_progress import Course
+from bench.sweep.cell_progress import CellProgress
 from bench.sweep.eta import Estimate
 from tests.cells import make_cell, tiny_cell
 
@@ -83,14 +83,14 @@ def test_nothing_is_told_between_timed_steps(launcher, tmp_path):
 
 
 @pytest.fixture
-def course():
-    """A course with a clock that is set by hand."""
+def cell_progress():
+    """A cell's progress with a clock that is set by hand."""
     now = [0.0]
-    return Course(CELL, None, lambda: now[0]), now
+    return CellProgress(CELL, None, lambda: now[0]), now
 
 
-def test_steps_are_counted_by_the_clock_and_never_past_the_last(course):
-    one, now = course
+def test_steps_are_counted_by_the_clock_and_never_past_the_last(cell_progress):
+    one, now = cell_progress
     one.enter(Stage("timing", None, 4, step_s=2.0))
     seen = []
     for now[0] in (0.0, 2.1, 6.5, 60.0):
@@ -98,8 +98,8 @@ def test_steps_are_counted_by_the_clock_and_never_past_the_last(course):
     assert seen == [f"timing, step about {n}/4" for n in (1, 2, 4, 4)]
 
 
-def test_a_stage_without_steps_or_of_one_is_only_named(course):
-    one, _ = course
+def test_a_stage_without_steps_or_of_one_is_only_named(cell_progress):
+    one, _ = cell_progress
     names = []
     for stage in (Stage("join"), Stage("parity", "objective"), Stage("timing", FIRST_STEP, 1)):
         one.enter(stage)
@@ -107,8 +107,8 @@ def test_a_stage_without_steps_or_of_one_is_only_named(course):
     assert names == ["join", "parity, objective", "timing, first step"]
 
 
-def test_what_is_left_is_the_rest_of_the_stage_and_the_stages_behind_it(course):
-    one, now = course
+def test_what_is_left_is_the_rest_of_the_stage_and_the_stages_behind_it(cell_progress):
+    one, now = cell_progress
     assert one.remaining_s() is None
     one.enter(Stage("timing", WARM_UP, 1, step_s=2.0))
     assert one.remaining_s() == pytest.approx((1 + 4 + 1 + 3) * 2)
