@@ -146,7 +146,7 @@ class MeasureConfig:
     """Timed steps, or fewer where `budget_s` has no room for them."""
     warmup_steps: int
     budget_s: float
-    """Seconds that the timed pass should stay within."""
+    """Seconds that the timed pass should stay within; 0 for an observed loop, which only `steps` limits."""
     repeats: int
     """How many times a cell is run, each time in fresh processes."""
     timeout_s: float

@@ -39,3 +39,11 @@ def shown(value: Any) -> str:
     if isinstance(value, str) and (value.strip() != value or not value.isprintable()):
         line = repr(value)
     return line if len(line) <= MAX_SHOWN else f"{line[: MAX_SHOWN - 3]}..."
+
+
+def duration_label(seconds: float) -> str:
+    """`45 s`, from two minutes on `3 min`, from two hours on `2 h 05 min`."""
+    minutes = round(seconds / 60)
+    if seconds < 120:  # noqa: PLR2004  two minutes
+        return f"{round(seconds)} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"  # noqa: PLR2004

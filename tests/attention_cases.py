@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 from bench.config import RunConfig
-from bench.passes.parity.attention import check_parity
+from bench.passes.parity.attention import check_attention
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.request.legality import refusal
@@ -51,7 +51,7 @@ def cover(strategies, world_size):
     return {case: cases[case] for case in pairwise({case: case for case in cases})}
 
 
-def check_attention(job, log):
+def check_cases(job, log):
     """A rank's whole life: every case of the folder's `cases.json`, to `errors.json` and `limits.json`."""
     from bench.cell.worker import join
 
@@ -61,7 +61,7 @@ def check_attention(job, log):
         cell = RunConfig.from_json(fields)
         with log.during(f"{cell.strategy} {cell.layout} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
-            outcomes.append(check_parity(strategy, device, causal=causal))
+            outcomes.append(check_attention(strategy, device, causal=causal))
     if job.rank == 0:
         (job.folder / "errors.json").write_text(json.dumps([outcome.errors for outcome in outcomes]))
         (job.folder / "limits.json").write_text(json.dumps([outcome.limits for outcome in outcomes]))
@@ -69,7 +69,7 @@ def check_attention(job, log):
     return {}
 
 
-def errors_of(launcher, folder, cases, entry=check_attention):
+def errors_of(launcher, folder, cases, entry=check_cases):
     """Per case the errors of output, LSE where it is exposed, and gradients, relative to their maxima."""
     listed = [(cell.to_json(), case[-1] == "causal") for case, cell in cases.items()]
     (folder / "cases.json").write_text(json.dumps(listed))

@@ -29,7 +29,7 @@ from bench.training.trainers import TRAINERS
 from bench.workloads import WORKLOADS
 
 TORCH_FREE = [
-    "bench.sweep.run", "bench.cell.run", "bench.cell.sections", "bench.cell.launcher",
+    "bench.sweep.run", "bench.cell.run", "bench.passes", "bench.cell.launcher",
     "bench.request.resolve", "bench.request.legality", "bench.store", "bench.strategies",
     "bench.attention.kernel_facts", "bench.cost.flops", "bench.sweep.progress", "analysis.report",
     "run_sweep",

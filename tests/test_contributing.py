@@ -13,7 +13,7 @@ import pytest
 from bench.environment import REPOSITORY
 from bench.store import read_records
 from bench.strategies import STRATEGIES
-from tests.attention_cases import WORLD_SIZES, beyond_their_limits, check_attention, cover, errors_of
+from tests.attention_cases import WORLD_SIZES, beyond_their_limits, check_cases, cover, errors_of
 
 PAGE = (REPOSITORY / "CONTRIBUTING.md").read_text()
 FILE = re.compile(r"^`(gather_kv/[\w./]+)`.+?```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
@@ -132,9 +132,9 @@ def see_what_is_installed_now(monkeypatch):
 
 
 def check_installed_attention(job, log):
-    """As `check_attention`, in a rank of a server that is older than the package."""
+    """As `check_cases`, in a rank of a server that is older than the package."""
     see_what_is_installed_now(pytest.MonkeyPatch())
-    return check_attention(job, log)
+    return check_cases(job, log)
 
 
 def test_the_pages_pytest_command_finds_it_in_the_tests_of_strategies(environment):

@@ -13,7 +13,8 @@ from analysis.quantities import DEFINITIONS
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.cell.outcome import analytic
 from bench.config import DTYPE_BYTES
-from bench.record import OutOfMemory, Record, Status
+from bench.passes import PASSES
+from bench.record import Failure, OutOfMemory, Status
 from bench.strategies import STRATEGIES
 from tests.cells import make_cell
 from tests.quantity_pages import FOLDER, ROOT, named_in, summary_of_one, text_of
@@ -38,9 +39,9 @@ def measured_columns(summary):
 
 def sections():
     """The record's measured sections, by the name under which a page knows them."""
-    hints = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(Record).items()}
-    found = {name: kind for name, kinds in hints.items() for kind in kinds if is_dataclass(kind)}
-    return found | {"failure.out_of_memory": OutOfMemory}
+    merged = {name: typing.get_type_hints(type(each).merge)["return"] for name, each in PASSES.items()}
+    found = {name: kind for name, kind in merged.items() if is_dataclass(kind)}
+    return found | {"failure": Failure, "failure.out_of_memory": OutOfMemory}
 
 
 def record_fields():

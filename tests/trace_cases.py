@@ -89,4 +89,4 @@ def trace_case(job, log):
     assert [call.members for call in again.calls] == [call.members for call in tap.calls]
     calls = [asdict(call) for call in again.calls]
     (job.folder / f"calls-{job.rank}.json").write_text(json.dumps(calls))
-    return {"trace": read_step(traced, tap.calls, "cpu")}
+    return {"trace": asdict(read_step(traced, tap.calls, "cpu")), "phases_s": log.phases_s}

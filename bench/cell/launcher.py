@@ -108,7 +108,7 @@ class Launcher:
         *,
         entry: RankEntry | None = None,
         listener: Listener = SILENT,
-        parity_is_known: bool = False,
+        known: frozenset[str] = frozenset(),
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
         self.warm([cell])
@@ -119,7 +119,7 @@ class Launcher:
         receiver, sender = self._context.Pipe(duplex=False)
         with tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-") as rendezvous:
             jobs = [
-                (cell, rank, folder, Path(rendezvous) / "store", parity_is_known)
+                (cell, rank, folder, Path(rendezvous) / "store", known)
                 for rank in range(cell.cluster.world_size)
             ]
             ranks = [self._context.Process(target=_enter, args=(job, sender, entry)) for job in jobs]

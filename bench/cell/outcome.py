@@ -8,9 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bench.cell.ends import RankEnd, classify
-from bench.cell.gates import first_failure
 from bench.cell.planned import PlannedCell
-from bench.cell.sections import Report, merge
 from bench.config import RunConfig
 from bench.cost.flops import (
     attention_backward_flops,
@@ -20,8 +18,9 @@ from bench.cost.flops import (
 )
 from bench.environment import describe
 from bench.labels import size_label
-from bench.ranks.log import STEP_PHASES
-from bench.record import SCHEMA_VERSION, Failure, OutOfMemory, Parity, Provenance, Record, Status
+from bench.passes import PASSES, Sections, decoded, evidence, first_failure, merge, own_work_s
+from bench.passes.section import RankReport
+from bench.record import SCHEMA_VERSION, Failure, OutOfMemory, Provenance, Record, Status
 from bench.strategies import STRATEGIES
 
 NAMED_BY_KIND = frozenset({Status.ERROR})
@@ -33,14 +32,14 @@ def record_of(
     ends: Sequence[RankEnd],
     wall_s: float,
     started_at: datetime,
-    known_parity: Parity | None = None,
+    known: Sections,
 ) -> Record:
-    """The ranks' ends as one record."""
+    """The ranks' ends as one record; `known` are sections of an equal cell that were not measured again."""
     status, failure = classify(ends, limited=planned.cell.cluster.memory_limit_gib is not None)
     if failure is not None:
         return failed(planned, status, failure, wall_s, started_at)
-    reports = [end.report for end in ends if end.report is not None]
-    sections = merge(reports, planned.cell, known_parity)
+    reports = [decoded(end.report) for end in ends if end.report is not None]
+    sections = merge(reports, planned.cell, known)
     wrong = first_failure(planned.cell, sections)
     fixed = fixed_cost_s(reports, wall_s)
     return judged(planned, sections, wrong, wall_s, started_at, fixed_cost_s=fixed)
@@ -49,6 +48,12 @@ def record_of(
 def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
     """The record of a cell that is not supported."""
     return _record(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
+
+
+def interrupted(planned: PlannedCell, wall_s: float, started_at: datetime) -> Record:
+    """The record of a cell that the user stopped."""
+    reason = f"stopped by Ctrl-C after {wall_s:.0f} s"
+    return _record(planned, Status.INTERRUPTED, reason, wall_s, started_at)
 
 
 def failed(
@@ -62,7 +67,7 @@ def failed(
 
 def judged(
     planned: PlannedCell,
-    sections: Mapping[str, Any],
+    sections: Sections,
     wrong: str | None,
     wall_s: float,
     started_at: datetime,
@@ -70,15 +75,14 @@ def judged(
 ) -> Record:
     """The record of a cell that ran to its end: where a gate found something wrong, without any speed."""
     if wrong is not None:
-        evidence = {name: sections[name] for name in ("parity", "engagement", "losses")}
-        return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, **evidence)
-    return _record(planned, Status.OK, None, wall_s, started_at, fixed_cost_s=fixed_cost_s, **sections)
+        kept = evidence(sections)
+        return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept)
+    return _record(planned, Status.OK, None, wall_s, started_at, sections=sections, fixed_cost_s=fixed_cost_s)
 
 
-def fixed_cost_s(reports: Sequence[Report], wall_s: float) -> float:
+def fixed_cost_s(reports: Sequence[RankReport], wall_s: float) -> float:
     """Seconds of a cell that are not its own steps: starting, joining, building, reporting, leaving."""
-    own_work_s = [sum(report["phases_s"].get(phase, 0.0) for phase in STEP_PHASES) for report in reports]
-    return float(wall_s - max(own_work_s))
+    return wall_s - max(map(own_work_s, reports))
 
 
 def _what(status: Status, failure: Failure) -> str:
@@ -93,9 +97,13 @@ def _record(
     reason: str | None,
     wall_s: float,
     started_at: datetime | None = None,
-    **sections: Any,
+    *,
+    sections: Sections | None = None,
+    failure: Failure | None = None,
+    fixed_cost_s: float | None = None,
 ) -> Record:
     cell = planned.cell
+    not_run = {name: None for name, section in PASSES.items() if section.part is not None}
     return Record(
         schema_version=SCHEMA_VERSION,
         cell_id=cell.cell_id,
@@ -111,8 +119,9 @@ def _record(
         analytic=analytic(cell),
         started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
         wall_s=wall_s,
-        fixed_cost_s=sections.pop("fixed_cost_s", None),
-        **sections,
+        fixed_cost_s=fixed_cost_s,
+        sections=not_run | dict(sections or {}),
+        failure=failure,
     )
 
 
@@ -174,8 +183,9 @@ def shortage(found: OutOfMemory, said: str) -> str:
 
 def outcome(record: Record) -> str:
     """Tokens per second of the slowest rank's median step, or what went wrong and why."""
-    if record.status is not Status.OK or record.timing is None:
+    timing = record.sections["timing"]
+    if record.status is not Status.OK or timing is None:
         return f"{record.status.value}: {record.reason}"
-    slowest_ms = [max(step) for step in zip(*record.timing.step_times_ms, strict=True)]
-    rate = record.timing.tokens_per_step / statistics.median(slowest_ms) * 1e3
+    slowest_ms = [max(step) for step in zip(*timing.step_times_ms, strict=True)]
+    rate = timing.tokens_per_step / statistics.median(slowest_ms) * 1e3
     return f"{rate:,.0f} tokens/s, n={len(slowest_ms)}"

@@ -25,9 +25,8 @@ import torch.distributed as dist
 
 from bench.cell.ends import STACK_SIGNAL, RankFailed
 from bench.cell.failure import describe_failure
-from bench.cell.passes import BuiltCell, run_passes
 from bench.config import RunConfig
-from bench.passes.memory.memory import MemoryWatch
+from bench.passes.rank_pass import Measurement
 from bench.ranks.device import claim_device, finish_together, prepare_environment
 from bench.ranks.groups import make_groups
 from bench.ranks.log import RankLog, Stage
@@ -47,16 +46,15 @@ DEADLINE_MARGIN_S = 60
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """What one rank is told. `rendezvous` is a file shared by the cell's ranks, or None for env://.
-
-    `parity_is_known` where an equal cell of the sweep has passed that check.
-    """
+    """What one rank is told."""
 
     cell: RunConfig
     rank: int
     folder: Path
     rendezvous: Path | None
-    parity_is_known: bool = False
+    """A file shared by the cell's ranks, or None for env://."""
+    known: frozenset[str] = frozenset()
+    """Passes whose sections an equal cell of the sweep has: they are not run again."""
 
 
 RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
@@ -83,7 +81,9 @@ def live(job: RankJob, tell: Callable[[Stage | RankFailed], None], entry: RankEn
 def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     """Join, build, and run the cell's passes: this rank's part of every section of the record."""
     cell = job.cell
-    memory = MemoryWatch(torch.device(cell.cluster.device), log.step)
+    measurement = Measurement(
+        cell.measure, torch.device(cell.cluster.device), log, job.folder, known=job.known
+    )
     with log.during("join"):
         device = join(job)
         groups = make_groups(cell)
@@ -91,10 +91,11 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         if cell.cluster.memory_limit_gib is not None:
             log.limit_base_bytes = set_memory_limit(cell.cluster.memory_limit_gib, device)
     with strategy.install() as wiring:
-        with log.during("build"), memory.life:
+        with log.during("build"), measurement.building():
             log.step.enter("load")
             workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
-        report = run_passes(BuiltCell(workload, job.folder, memory, job.parity_is_known), log)
+        workload.run(measurement.steps(workload))
+        report = measurement.report()
     with log.during("finish"):
         finish_together(device)
     return report

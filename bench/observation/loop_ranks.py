@@ -1,8 +1,11 @@
-"""What the ranks of somebody's own loop agree on, and bring together."""
+"""The ranks of somebody's own loop: what they agree on and bring together, and how they leave."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench.cell.sections import Report
+from bench.observation.tokens import LoopReport
 
 
 def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
@@ -34,8 +37,27 @@ def agreed_time(device: torch.device) -> datetime:
     return datetime.fromtimestamp(now.item(), UTC)
 
 
-def gathered_on_rank_0(report: Report) -> Sequence[Report]:
+def gathered_on_rank_0(report: LoopReport) -> Sequence[LoopReport]:
     """The reports of all ranks, in their order, on rank 0; none elsewhere. All must call it."""
     gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(report, gathered)
     return gathered or []
+
+
+@contextmanager
+def sigterm_held_back() -> Iterator[None]:
+    """Let SIGTERM wait until the context is left. torchrun sends it at once, and SIGKILL 30 s later.
+
+    Only the main thread can hear signals; elsewhere nothing waits.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        if heard:
+            signal.raise_signal(signal.SIGTERM)

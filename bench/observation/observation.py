@@ -23,20 +23,22 @@ from bench.cell.ends import RankEnd, is_victim
 from bench.cell.failure import describe_failure
 from bench.cell.outcome import outcome
 from bench.config import OWN, ClusterConfig, ConfigError
-from bench.observation.feeding import Feeding
-from bench.observation.folder import check_records, report
-from bench.observation.last_word import sigterm_held_back
-from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0
+from bench.observation.fed_tokens import FedTokens
+from bench.observation.loop import Loop, LoopParity
+from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0, sigterm_held_back
+from bench.observation.observed_model import observed_model
 from bench.observation.outcome import (
-    Setting,
-    Wishes,
+    LoopFacts,
+    ObserveRequest,
+    check_records,
     failed_record,
     keep,
     observed_record,
+    report,
 )
-from bench.observation.steps import OTHER_STEPS, Steps
-from bench.observation.subject import subject_of
-from bench.passes.memory.memory import MemoryWatch
+from bench.observation.tokens import LoopReport
+from bench.passes.rank_pass import Ask, Measurement
+from bench.passes.section import RankReport
 from bench.ranks.log import RankLog
 from bench.record import Record
 from bench.store import Store
@@ -53,26 +55,25 @@ class Observation:
     inside: ClassVar[Observation | None] = None
     of_models: ClassVar[WeakKeyDictionary[nn.Module, Observation]] = WeakKeyDictionary()
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, wishes: Wishes) -> None:
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, request: ObserveRequest) -> None:
         if not dist.is_initialized():
             raise ConfigError(
                 "bench.observe: there is no process group; start the script with torchrun, even on one"
                 " device, and call torch.distributed.init_process_group first"
             )
         if dist.get_rank() == 0:
-            check_records(wishes.folder)
-        self.wishes = wishes
+            check_records(request.folder)
+        self.request = request
         self.record: Record | None = None
         self._start = time.monotonic()
-        subject, device, log = subject_of(model), device_of(model), RankLog(lambda _: None)
+        observed, device, self._log = observed_model(model), device_of(model), RankLog(lambda _: None)
         sharers = [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
-        self._steps = Steps(
-            subject, group, wishes, log, device, Feeding(subject.called, sharers, log.step),
-            MemoryWatch(device, log.step),
-        )  # fmt: skip
-        self._model = subject.model_config()
+        fed = FedTokens(observed.called, sharers, self._log.step)
+        self._loop = Loop(observed, group, device, fed, self._log.step)
+        self._measurement = Measurement(request.measure, device, self._log, instead={"parity": LoopParity})
+        self._asks = self._measurement.steps(self._loop)
+        self._model = observed.model_config()
         self._started_at = agreed_time(device)
-        self._boundaries = self._steps.boundaries()
         self._speaks = dist.get_rank() == 0
         self._seen = 0
         self._is_over = False
@@ -87,7 +88,8 @@ class Observation:
                 " teacher in a run of its own"
             )
         with self._own_work():
-            next(self._boundaries)
+            while next(self._asks) is Ask.BETWEEN:
+                pass
         Observation.inside = self
         return self
 
@@ -102,16 +104,9 @@ class Observation:
             if error is not None:
                 self._is_over = True
                 self._fail(error)
-            elif self._seen == self._needed:
-                next(self._boundaries, None)
+            elif next(self._asks, None) is None:
                 self._finish()
                 self._is_over = True
-            else:
-                next(self._boundaries)
-
-    @property
-    def _needed(self) -> int:
-        return self.wishes.warmup_steps + self.wishes.steps + OTHER_STEPS
 
     @contextmanager
     def _own_work(self) -> Iterator[None]:
@@ -130,17 +125,17 @@ class Observation:
     def _let_go(self) -> None:
         """Hold the model no longer: the table by models, and the interpreter's end, hold this."""
         atexit.unregister(self._say_what_is_missing)
-        del self._steps, self._boundaries
+        del self._loop, self._measurement, self._asks
 
     def _finish(self) -> None:
         """Bring the ranks' reports together, judge them and write the record, on rank 0."""
-        reports = gathered_on_rank_0(self._steps.report)
+        reports = gathered_on_rank_0(self._report())
         if not reports:
             return
-        setting, wall_s = self._setting(), time.monotonic() - self._start
+        loop, wall_s = self._facts(), time.monotonic() - self._start
         try:
-            with Store(self.wishes.folder) as store:
-                self.record = observed_record(setting, self.wishes, reports, wall_s, store)
+            with Store(self.request.folder) as store:
+                self.record = observed_record(loop, self.request, reports, wall_s, store)
                 keep(self.record, store)
         except (ValueError, OSError) as error:  # a full disk must not end somebody's training
             print(f"bench.observe: no record: {error}", file=sys.stderr, flush=True)
@@ -148,36 +143,40 @@ class Observation:
         self._is_over = True
         with suppress(OSError):  # nor does a closed terminal; the record is kept
             print(f"bench.observe: {outcome(self.record)}", flush=True)
-            if self.wishes.report:
-                report(self.wishes.folder)
+            if self.request.report:
+                report(self.request.folder)
 
     @sigterm_held_back()
     def _fail(self, error: BaseException) -> None:
         """Write what ended the loop, unless another rank has done so or nothing is known of the tokens."""
-        self._boundaries.close()
-        tokens, setting = self._steps.feeding.tokens, self._setting()
+        self._asks.close()
+        tokens, loop = self._loop.fed.tokens, self._facts()
         if tokens is None or not isinstance(error, Exception):
             return
-        failure = describe_failure(error, self._steps.log, setting.cluster)
+        failure = describe_failure(error, self._log, loop.cluster)
         if is_victim(failure):
             # A peer is gone; if it can still say why, its record is the one that counts.
             time.sleep(VICTIM_WAIT_S)
         end = RankEnd(dist.get_rank(), EXIT_OF_AN_ERROR, None, failure, log_tail="")
         wall_s = time.monotonic() - self._start
-        with suppress(ValueError, OSError), Store(self.wishes.folder) as store:
-            self.record = failed_record(setting, self.wishes, tokens, end, wall_s, repeat=0)
+        with suppress(ValueError, OSError), Store(self.request.folder) as store:
+            self.record = failed_record(loop, self.request, tokens, end, wall_s, repeat=0)
             keep(self.record, store)
-            said = f"bench.observe: {outcome(self.record)}; record in {self.wishes.folder}"
+            said = f"bench.observe: {outcome(self.record)}; record in {self.request.folder}"
             print(said, file=sys.stderr, flush=True)
 
-    def _setting(self) -> Setting:
-        subject, device = self._steps.subject, self._steps.device
-        return Setting(
+    def _report(self) -> LoopReport:
+        report = RankReport(self._measurement.parts(), self._log.phases_s)
+        return LoopReport(report, self._loop.tokens, self._loop.sizes)
+
+    def _facts(self) -> LoopFacts:
+        model, device = self._loop.model, self._loop.device
+        return LoopFacts(
             model=self._model,
-            engine=subject.engine,
-            attention_name=subject.attention_name,
-            dtype=self._steps.dtype,
-            checkpointing=subject.checkpointing,
+            engine=model.engine,
+            attention_name=model.attention_name,
+            dtype=self._loop.dtype,
+            checkpointing=model.checkpointing,
             cluster=ClusterConfig(
                 name=OWN,
                 world_size=dist.get_world_size(),
@@ -193,7 +192,7 @@ class Observation:
     def _say_what_is_missing(self) -> None:
         if not self._is_over and self._speaks:
             print(
-                f"bench.observe: saw {self._seen} of the {self._needed} steps that it needs, and wrote"
-                " nothing; run longer, or observe fewer steps with steps=",
+                f"bench.observe: saw {self._seen} of the {self.request.steps_needed} steps that it needs, and"
+                " wrote nothing; run longer, or observe fewer steps with steps=",
                 file=sys.stderr,
             )

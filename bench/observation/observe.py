@@ -12,7 +12,7 @@ from bench.config import OWN, ConfigError
 from bench.observation.loop_ranks import process_group
 from bench.observation.observation import Observation
 from bench.observation.outcome import (
-    Wishes,
+    ObserveRequest,
 )
 
 
@@ -34,13 +34,13 @@ def observe(
     step that raises leaves a record that says so. Without `report` there is only the record. Raises
     ConfigError for what cannot be observed.
     """
-    wishes = Wishes(
+    request = ObserveRequest(
         strategy=strategy, folder=Path(folder), steps=steps, warmup_steps=warmup_steps, report=report
     )
     known = Observation.of_models.get(model)
     if known is None:
-        known = Observation.of_models[model] = Observation(model, process_group(group), wishes)
-    elif known.wishes != wishes:
+        known = Observation.of_models[model] = Observation(model, process_group(group), request)
+    elif known.request != request:
         raise ConfigError(
             "bench.observe: this model is observed already, with other choices; a model is observed once"
         )

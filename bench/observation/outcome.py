@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.cell.ends import RankEnd, classify
-from bench.cell.gates import first_failure
 from bench.cell.outcome import failed, judged, refused
 from bench.cell.planned import PlannedCell
-from bench.cell.sections import Report, merge
 from bench.config import (
     OWN,
     ClusterConfig,
@@ -23,19 +23,20 @@ from bench.config import (
     RunConfig,
     WorkloadConfig,
 )
-from bench.environment import this_machine
-from bench.observation.tokens import RankTokens, layout_of, misfed, seq_len
-from bench.record import Parity, Record
+from bench.environment import REPOSITORY, this_machine
+from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len
+from bench.passes import first_failure, merge, planned_stages
+from bench.record import Record
 from bench.request import values
 from bench.request.choices import this_hardware
-from bench.store import Store
+from bench.store import Store, read_records
 from bench.strategies import STRATEGIES
 
 ROLE = "observed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class ObserveRequest:
     """What the user asked for: the strategy's name in the report, where to, how many steps."""
 
     strategy: str
@@ -54,9 +55,28 @@ class Wishes:
                 " be told from outside; take another name"
             )
 
+    @property
+    def measure(self) -> MeasureConfig:
+        """How much of what is measured: only the number of steps limits it."""
+        return MeasureConfig(
+            steps=self.steps,
+            warmup_steps=self.warmup_steps,
+            budget_s=0.0,
+            repeats=1,
+            timeout_s=0.0,
+            trace=True,
+            keep_traces=False,
+            gradients=False,
+        )
+
+    @property
+    def steps_needed(self) -> int:
+        """The first step, the one whose attention is compared, and what the passes will ask for."""
+        return 2 + sum(stage.steps for stage in planned_stages(self.measure, step_s=0.0))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class LoopFacts:
     """What is known of the loop from outside, before anything was measured."""
 
     model: ModelConfig
@@ -68,34 +88,34 @@ class Setting:
     started_at: datetime
 
 
-def observed_cell(setting: Setting, wishes: Wishes, sharers: Sequence[RankTokens]) -> RunConfig:
+def observed_cell(loop: LoopFacts, request: ObserveRequest, sharers: Sequence[RankTokens]) -> RunConfig:
     """The loop as a cell; `sharers` are ranks of one sequence, what nobody can know is `own`."""
     first, sp_degree = sharers[0], len(sharers[0].group)
-    facts = STRATEGIES.get(wishes.strategy)
+    facts = STRATEGIES.get(request.strategy)
     return RunConfig(
         seq_len=seq_len(first),
         batch=first.batch,
         grad_accum=first.micro_steps,
-        strategy=wishes.strategy,
+        strategy=request.strategy,
         options=(),
         layout=layout_of(sharers),
-        kernel=setting.attention_name,
-        dtype=setting.dtype,
-        model=setting.model,
-        engine=setting.engine,
+        kernel=loop.attention_name,
+        dtype=loop.dtype,
+        model=loop.model,
+        engine=loop.engine,
         trainer=OWN,
         workload=WorkloadConfig(name="train", mask="causal"),
         data=DataConfig(name=OWN, path=None, tokenizer=None, prompt_tokens=0),
         mode="measure",
-        hardware=this_hardware(this_machine(), setting.cluster.device),
-        cluster=setting.cluster,
+        hardware=this_hardware(this_machine(), loop.cluster.device),
+        cluster=loop.cluster,
         sp_degree=sp_degree,
-        ulysses_degree=facts.ulysses_degree(sp_degree, setting.model) if facts else 1,
+        ulysses_degree=facts.ulysses_degree(sp_degree, loop.model) if facts else 1,
         dp_replicate=1,
-        dp_shard=setting.cluster.world_size // sp_degree,
-        checkpointing=setting.checkpointing,
+        dp_shard=loop.cluster.world_size // sp_degree,
+        checkpointing=loop.checkpointing,
         loss=OWN,
-        measure=_measure(wishes),
+        measure=request.measure,
         seed=0,
         env=(),
         experiment="none",
@@ -103,30 +123,29 @@ def observed_cell(setting: Setting, wishes: Wishes, sharers: Sequence[RankTokens
 
 
 def observed_record(
-    setting: Setting, wishes: Wishes, reports: Sequence[Report], wall_s: float, store: Store
+    loop: LoopFacts, request: ObserveRequest, reports: Sequence[LoopReport], wall_s: float, store: Store
 ) -> Record:
     """The record of a loop that ran to the end of its observation."""
     groups = sharing(reports)
-    cell = observed_cell(setting, wishes, groups[0])
+    cell = observed_cell(loop, request, groups[0])
     repeat = repeats(cell.cell_id, store)
     planned = PlannedCell(cell, repeat, repeat, ROLE)
     uneven = _uneven(reports)
     if uneven is not None:
-        return refused(planned, uneven, wall_s, setting.started_at)
-    parity = _worst_parity(cell, reports)
-    sections = merge(reports, cell, parity)
-    wrong = next(filter(None, map(misfed, groups)), None) or _off(parity) or _misapplied(cell, sections)
-    return judged(planned, sections, wrong, wall_s, setting.started_at)
+        return refused(planned, uneven, wall_s, loop.started_at)
+    sections = merge([each.report for each in reports], cell)
+    wrong = next(filter(None, map(misfed, groups)), None) or first_failure(cell, sections)
+    return judged(planned, sections, wrong, wall_s, loop.started_at)
 
 
 def failed_record(
-    setting: Setting, wishes: Wishes, tokens: RankTokens, end: RankEnd, wall_s: float, repeat: int
+    loop: LoopFacts, request: ObserveRequest, tokens: RankTokens, end: RankEnd, wall_s: float, repeat: int
 ) -> Record:
     """The record of a loop that an error ended, as the rank knows it that met the error."""
     status, failure = classify([end])
     assert failure is not None
-    cell = observed_cell(setting, wishes, [tokens])
-    return failed(PlannedCell(cell, repeat, repeat, ROLE), status, failure, wall_s, setting.started_at)
+    cell = observed_cell(loop, request, [tokens])
+    return failed(PlannedCell(cell, repeat, repeat, ROLE), status, failure, wall_s, loop.started_at)
 
 
 def keep(record: Record, store: Store) -> None:
@@ -141,9 +160,9 @@ def repeats(cell_id: str, store: Store) -> int:
     return sum(record["cell_id"] == cell_id for record in store.read())
 
 
-def sharing(reports: Sequence[Report]) -> list[list[RankTokens]]:
+def sharing(reports: Sequence[LoopReport]) -> list[list[RankTokens]]:
     """What the ranks were fed, by the sequence that they share."""
-    ranks = [RankTokens(**report["tokens"]) for report in reports]
+    ranks = [each.tokens for each in reports]
     return [
         [ranks[member] for member in group] for group in dict.fromkeys(tuple(each.group) for each in ranks)
     ]
@@ -153,52 +172,23 @@ def _is_same(record: Record, other: Mapping[str, Any]) -> bool:
     return (record.cell_id, record.started_at) == (other["cell_id"], other["started_at"])
 
 
-def _worst_parity(cell: RunConfig, reports: Sequence[Report]) -> Parity:
-    """The largest errors of all groups; only a group's first rank has any."""
-    found = [report["parity"] for report in reports]
-    reason = next((each["reason"] for each in found if each["reason"] is not None), None)
-    names = [] if reason else [*found[0]["errors"]]
-    return Parity(
-        checked_in=cell.cell_id,
-        tokens=found[0]["tokens"],
-        errors={name: max(each["errors"].get(name, 0.0) for each in found) for name in names},
-        limits={name: max(each["limits"].get(name, 0.0) for each in found) for name in names},
-        reason=reason,
-    )
-
-
-def _uneven(reports: Sequence[Report]) -> str | None:
+def _uneven(reports: Sequence[LoopReport]) -> str | None:
     """Why no step's time stands for the others': ranks or steps were fed batches of other sizes."""
-    sizes = sorted({tuple(size) for report in reports for size in report["sizes"]})
+    sizes = sorted({size for each in reports for size in each.sizes})
     if len(sizes) == 1:
         return None
     met = ", ".join(f"{batch} x {length} tokens in {calls} calls" for batch, length, calls in sizes[:3])
     return f"ranks or steps were fed different sizes ({met}), so no step's time is another's; pad to one"
 
 
-def _off(parity: Parity) -> str | None:
-    for name, error in parity.errors.items():
-        if not error <= parity.limits[name]:
-            return (
-                f"attention parity: {name} of a real step at {parity.tokens:,} tokens is off by {error:.1e}"
-                f" of its maximum (limit {parity.limits[name]:.1e})"
-            )
-    return None
+def check_records(folder: Path) -> None:
+    """Raises StoreError where the folder's records cannot be added to: now, not after the training."""
+    if (folder / "records.jsonl").exists():
+        read_records(folder / "records.jsonl")
 
 
-def _misapplied(cell: RunConfig, sections: Mapping[str, Any]) -> str | None:
-    """What a strategy of ours has to show: shapes and bytes. Of others no formula is known."""
-    return first_failure(cell, sections) if cell.strategy in STRATEGIES else None
-
-
-def _measure(wishes: Wishes) -> MeasureConfig:
-    return MeasureConfig(
-        steps=wishes.steps,
-        warmup_steps=wishes.warmup_steps,
-        budget_s=0.0,
-        repeats=1,
-        timeout_s=0.0,
-        trace=True,
-        keep_traces=False,
-        gradients=False,
+def report(folder: Path) -> None:
+    """Tables, figures and page, by a process of their own: a training script need not import all that."""
+    subprocess.run(  # noqa: S603  fixed arguments, no shell
+        [sys.executable, "-m", "analysis.report", str(folder.absolute())], cwd=REPOSITORY, check=False
     )

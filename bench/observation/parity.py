@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from bench.observation.attention import Captured, coarsest
 from bench.passes.parity.attention import FLOORS
 from bench.passes.parity.exact import relative_error, whole_attention, whole_attention_flops
+from bench.passes.parity.section import RankParity
 from bench.training.models import TORCH_DTYPES
 
 BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}
@@ -26,18 +26,7 @@ BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}
 DTYPE_WORDS = {dtype: word for word, dtype in TORCH_DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadErrors:
-    """The largest errors and limits of the KV heads that were compared, relative to each tensor's maximum."""
-
-    tokens: int
-    kv_heads: int
-    errors: dict[str, float]
-    limits: dict[str, float]
-    reason: str | None = None
-
-
-def compare(captured: Captured, positions: list[int], group: dist.ProcessGroup | None) -> dict[str, Any]:
+def compare(captured: Captured, positions: list[int], group: dist.ProcessGroup | None) -> RankParity:
     """This rank's errors; those of the group's first rank, which compares, hold. All of a group must call it.
 
     `positions` are those of this rank's tokens.
@@ -51,8 +40,8 @@ def compare(captured: Captured, positions: list[int], group: dist.ProcessGroup |
         reason = "the ranks hold shards of different lengths"
     order = torch.tensor(held).argsort()
     if reason is None:
-        return asdict(_compare_heads(captured, order, group))
-    return asdict(HeadErrors(tokens=0, kv_heads=0, errors={}, limits={}, reason=reason))
+        return _compare_heads(captured, order, group)
+    return RankParity(tokens=0, errors={}, limits={}, reason=reason)
 
 
 def _reason(captured: Captured, positions: list[int]) -> str | None:
@@ -73,7 +62,7 @@ def _reason(captured: Captured, positions: list[int]) -> str | None:
     return None
 
 
-def _compare_heads(captured: Captured, order: Tensor, group: dist.ProcessGroup | None) -> HeadErrors:
+def _compare_heads(captured: Captured, order: Tensor, group: dist.ProcessGroup | None) -> RankParity:
     """As many KV heads as the budget allows, each with the query heads that share it."""
     x = captured.tensors
     # A gradient that never came back is none at all: K and V that were sent as constants.
@@ -86,7 +75,7 @@ def _compare_heads(captured: Captured, order: Tensor, group: dist.ProcessGroup |
             f"the exact result of one KV head at {len(order):,} tokens takes {cost:.1e} operations, more than"
             f" the {BUDGET_FLOPS[x['q'].device.type]:.0e} spent on it here"
         )
-        return HeadErrors(tokens=len(order), kv_heads=0, errors={}, limits={}, reason=reason)
+        return RankParity(tokens=len(order), errors={}, limits={}, reason=reason)
     errors: dict[str, float] = {}
     limits: dict[str, float] = {}
     for head in range(affordable):
@@ -96,7 +85,7 @@ def _compare_heads(captured: Captured, order: Tensor, group: dist.ProcessGroup |
             found = _errors(whole, captured.scale or x["q"].shape[3] ** -0.5)
             errors = {name: max(error, errors.get(name, 0.0)) for name, (error, _) in found.items()}
             limits = {name: max(limit, limits.get(name, 0.0)) for name, (_, limit) in found.items()}
-    return HeadErrors(tokens=len(order), kv_heads=affordable, errors=errors, limits=limits)
+    return RankParity(tokens=len(order), errors=errors, limits=limits)
 
 
 def _one_head(x: Mapping[str, Tensor], head: int, queries: int) -> dict[str, Tensor]:

@@ -7,25 +7,44 @@ from dataclasses import dataclass
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import OWN
+from bench.passes.section import RankReport
+
+StepSize = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTokens:
-    """One rank's part of a step's first micro-step; `group` are the ranks that share its sequences.
-
-    `place` is this rank's in the group. `positions` are those of its first sequence, None where the model
-    was given none and counts from 0. `digest` tells different token ids apart. `model_shifts_labels` says
-    that the model was given plain labels, which it shifts within the shard.
-    """
+    """One rank's part of a step's first micro-step."""
 
     group: Sequence[int]
+    """The ranks that share its sequences."""
     place: int
+    """This rank's in the group."""
     batch: int
     length: int
     micro_steps: int
     digest: str
+    """Tells different token ids apart."""
     positions: Sequence[int] | None
+    """Those of its first sequence; None where the model was given none and counts from 0."""
     model_shifts_labels: bool
+    """Whether the model was given plain labels, which it shifts within the shard."""
+
+    @property
+    def size(self) -> StepSize:
+        """Sequences, tokens of a shard and calls of the model in a step."""
+        return self.batch, self.length, self.micro_steps
+
+
+@dataclass(frozen=True, slots=True)
+class LoopReport:
+    """What one rank of an observed loop has to say."""
+
+    report: RankReport
+    tokens: RankTokens
+    """What it was fed in the last step that was looked at."""
+    sizes: Sequence[StepSize]
+    """Of every step that was looked at."""
 
 
 def misfed(ranks: Sequence[RankTokens]) -> str | None:

@@ -23,6 +23,7 @@ from bench.cell.planned import PlannedCell
 from bench.cell.run import run
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
+from bench.passes import decoded
 from bench.request import values
 from bench.request.choices import composed
 from bench.request.resolve import resolve
@@ -158,7 +159,7 @@ def _under_torchrun(cell: RunConfig, folder: Path) -> float:
         [*command, "-m", "bench.cell.worker", str(path), str(folder)], check=True, capture_output=True
     )
     wall_s = time.monotonic() - start
-    reports = [json.loads(report.read_text()) for report in folder.glob("rank_*.report.json")]
+    reports = [decoded(json.loads(report.read_text())) for report in folder.glob("rank_*.report.json")]
     if len(reports) != RANKS:
         sys.exit(f"only {len(reports)} of {RANKS} ranks reported under torchrun")
     return fixed_cost_s(reports, wall_s)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.attention.watch import AttentionWatch
 from bench.cell.worker import RankJob, join
-from bench.passes.engagement.inspection import Inspection
-from bench.passes.memory.memory import MemoryWatch, PeakTracker
+from bench.passes.engagement.tap import CommunicationTap
+from bench.passes.memory.peaks import MemoryWatch, PeakTracker
 from bench.passes.timing.clock import StepClock
-from bench.passes.trace.optimizer_spans import method_spans
 from bench.passes.trace.trace import StepTracer
 from bench.ranks.groups import make_groups
 from bench.ranks.log import RankLog
@@ -80,10 +80,10 @@ class Instruments:
 
     def tap(self, number: int) -> float:
         """A step with every collective written down."""
-        rank = self.workload.rank
-        inspection = Inspection(rank.strategy.watched, self._tracker())
+        watch = AttentionWatch()
+        tap = CommunicationTap(watch)
         start = time.perf_counter()
-        with inspection.watching(), inspection.tap:
+        with self.workload.watched(watch), tap:
             self.workload.step(number)
         return (time.perf_counter() - start) * 1e3
 
@@ -97,10 +97,9 @@ class Instruments:
 
     def trace(self, number: int) -> float:
         """A step under the profiler, without writing and reading its trace."""
-        rank = self.workload.rank
-        inspection = Inspection(rank.strategy.watched, self._tracker())
-        optimizing = partial(method_spans, self.workload.optimizer, "update")
-        tracer = StepTracer(inspection.watch, optimizing, inspection.watching, rank.device, self.folder)
+        watch, workload = AttentionWatch(), self.workload
+        watching = partial(workload.watched, watch)
+        tracer = StepTracer(watch, workload.optimizer_spans, watching, workload.device, self.folder)
         with tracer.step():
             self.workload.step(number)
         (traced,) = tracer.traced

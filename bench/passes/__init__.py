@@ -1,1 +1,97 @@
-"""One folder a pass. May import training, cost, strategies and all below."""
+"""The one table of passes. A new one is a folder here and a line below.
+
+`section.py` in the folder is read by processes that must not import torch; `rank.py` runs on the ranks. May
+import training, cost and all below.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bench.config import MeasureConfig, RunConfig
+from bench.passes.attention.section import AttentionSection
+from bench.passes.engagement.section import EngagementSection
+from bench.passes.gradients.section import GradientsSection
+from bench.passes.losses.section import LossesSection
+from bench.passes.memory.section import MemorySection
+from bench.passes.parity.section import ParitySection
+from bench.passes.section import RankReport, Section
+from bench.passes.telemetry.section import TelemetrySection
+from bench.passes.timing.section import TimingSection
+from bench.passes.trace.section import TraceSection
+from bench.ranks.log import Stage
+
+if TYPE_CHECKING:
+    from bench.passes.rank_pass import RankPass
+
+Sections = Mapping[str, Any]
+"""A record's sections by the names of their passes, None where a pass did not run."""
+
+PASSES: Mapping[str, Section[Any, Any]] = {
+    section.name: section
+    for section in (
+        GradientsSection(),
+        TimingSection(),
+        ParitySection(),
+        LossesSection(),
+        AttentionSection(),
+        MemorySection(),
+        TelemetrySection(),
+        EngagementSection(),
+        TraceSection(),
+    )
+}
+"""In the order in which they take their turns with steps, and in which their gates are asked."""
+
+
+def rank_code(name: str) -> type[RankPass]:
+    """A pass's code, `rank.py` beside its `section.py`, imported only where ranks run."""
+    code: type[RankPass] = importlib.import_module(f"bench.passes.{name}.rank").PASS
+    return code
+
+
+def decoded(report: Mapping[str, Any]) -> RankReport:
+    """A rank's report from its JSON values."""
+    parts = {
+        name: msgspec.convert(report[name], section.part)
+        for name, section in PASSES.items()
+        if section.part is not None and name in report
+    }
+    return RankReport(parts, report["phases_s"])
+
+
+def merge(
+    reports: Sequence[RankReport], cell: RunConfig, known: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The record's sections; those that are `known` from an equal cell stand for what was not run again."""
+    merged = {
+        name: section.merge(reports, cell) if section.parts(reports) else None
+        for name, section in PASSES.items()
+        if section.part is not None
+    }
+    return merged | dict(known or {})
+
+
+def first_failure(cell: RunConfig, sections: Sections) -> str | None:
+    """Why the cell's result is wrong, in one line, or None when every gate is passed."""
+    reasons = (PASSES[name].gate(cell, section) for name, section in sections.items() if section is not None)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def evidence(sections: Sections) -> dict[str, Any]:
+    """The sections that the record of a wrong result keeps: none of them holds a speed."""
+    return {name: section for name, section in sections.items() if PASSES[name].is_evidence}
+
+
+def planned_stages(measure: MeasureConfig, step_s: float) -> list[Stage]:
+    """The stages with full-length steps, in order, where a step takes `step_s` seconds."""
+    return [stage for section in PASSES.values() for stage in section.stages(measure, step_s)]
+
+
+def own_work_s(report: RankReport) -> float:
+    """Seconds that a rank spent on the cell's own steps and checks."""
+    return sum(report.phases_s.get(name, 0.0) for name, section in PASSES.items() if section.is_own_work)

@@ -1,17 +1,18 @@
-"""What a cell does over and over, and what of its record only this kind of work has."""
+"""A kind of step that the harness runs itself, over and over."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from bench.passes.parity.attention import ParityOutcome
-from bench.passes.timing.timing import TimedSteps
+from bench.attention.watch import AttentionWatch
+from bench.passes.rank_pass import Ask, Steps
+from bench.passes.subject import Subject
+from bench.passes.trace.optimizer_spans import Spans, method_spans
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import Strategy, Wiring
 
@@ -26,33 +27,53 @@ class Rank:
     phase: StepPhase
 
 
-class Workload(ABC):
+class Workload(Subject):
     """One kind of step; the passes run, time, trace and inspect it without knowing which."""
 
-    own_phase: ClassVar[str]
-    """The pass that `sections` is."""
     optimizer: object | None = None
     """What has a method `update`, the optimizer's part of a step; None where nothing is trained."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+        self.strategy: Strategy = rank.strategy
         self.cell = rank.strategy.cell
+        self.device = rank.device
+        self.attention_name = rank.wiring.attention_name
+        self.attention_code = f"{rank.strategy.package_name}."
+        self.ranks_beside = self.cell.cluster.ranks_beside(rank.strategy.groups.rank)
 
     @abstractmethod
     def step(self, number: int) -> Any:
-        """One step at full length, not waited for; what it returns is handed to `sections`."""
+        """One step at full length, not waited for; what it returns goes to the pass that asked."""
 
     @abstractmethod
     def short_step(self) -> None:
         """The cheapest step that pays for all that happens only once."""
 
-    @abstractmethod
-    def checks(self) -> Mapping[str, Callable[[], ParityOutcome]]:
-        """The parity checks, by what they check; every rank must run them all."""
+    def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+        return self.strategy.watched(watch)
 
-    @abstractmethod
-    def sections(self, timed: TimedSteps) -> dict[str, Any]:
-        """Sections of the record that only this workload has; every rank must call it."""
+    def optimizer_spans(self) -> AbstractContextManager[Spans]:
+        return method_spans(self.optimizer, "update")
 
-    def write_gradients(self, folder: Path) -> None:  # noqa: B027  work without parameters has none to write
-        """Write every gradient of the first step into the folder."""
+    def run(self, passes: Steps) -> None:
+        """Run the steps that the passes ask for; full-length ones are numbered from 0.
+
+        An error of a step is raised in the pass that asked for it, and then here.
+        """
+        number, outcome = 0, None
+        while True:
+            try:
+                ask = passes.send(outcome)
+            except StopIteration:
+                return
+            outcome = None
+            try:
+                if ask is Ask.STEP:
+                    outcome = self.step(number)
+                    number += 1
+                elif ask is Ask.FIRST:
+                    self.short_step()
+            except BaseException as error:
+                passes.throw(error)
+                raise

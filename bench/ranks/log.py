@@ -1,4 +1,4 @@
-"""What a rank is doing and has done: the pass it is in, the part of the step, and seconds per pass.
+"""What a rank is doing and has done: its pass, the phase of the step, and seconds per phase.
 
 It tells before steps, never between them. Timed steps run back to back: on a GPU a step is launched long
 before it is done, so that only waiting for it, which would change what is timed, could tell that it is.
@@ -12,16 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-STEP_PARTS = ("load", "forward", "loss", "backward", "optimizer")
-"""`load` is building the model and fetching a batch; `optimizer` is clipping, updating and clearing."""
-FIRST_STEP, WARM_UP = "first step", "warm-up"
-"""Parts of timing. The first full-length step is a warm-up, or where the budget has room for no other the
-timed one; `warm-up` are those after it. What counts has no part."""
-TRACED_STEPS = 3
-"""One is kept: a single step of a few milliseconds says little on a machine with neighbours."""
-STEP_PHASES = ("parity", "gradients", "timing", "engagement", "trace", "attention")
-"""Phases that are a cell's own work: all the rest is its fixed cost."""
-
 
 class WrongResultError(RuntimeError):
     """Raised on every rank when a check made before timing fails; its text names the first divergence."""
@@ -29,29 +19,32 @@ class WrongResultError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A pass or, with `part`, something within it; `steps` full-length steps, or something else with 0.
-
-    `step_s` is what a full-length step took, in seconds; None where none has been timed yet.
-    """
+    """What a rank has begun."""
 
     pass_name: str
+    """The pass, or what a rank does before and after its passes: join, build, finish."""
     part: str | None = None
+    """Something within it."""
     steps: int = 0
+    """Full-length steps that it is about to run; 0 where it runs none."""
     step_s: float | None = None
+    """Seconds that a full-length step took; None where none has been timed yet."""
 
 
 class StepPhase:
-    """`name` is the part of the step that runs now, None outside of any.
+    """The phase of a step that runs now: load, forward, loss, backward or optimizer.
 
-    `on_change` is called with the part that ends, before another begins; it must not fail.
+    `load` is building the model and fetching a batch; `optimizer` is clipping, updating and clearing.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
+        """The phase; None outside of any."""
         self.on_change: Callable[[str | None], None] | None = None
+        """Called with the phase that ends, before another begins; it must not fail."""
 
     def enter(self, name: str | None) -> None:
-        """One part ends and the next begins; costs an attribute."""
+        """One phase ends and the next begins; costs an attribute."""
         if self.on_change is not None:
             self.on_change(self.name)
         self.name = name
@@ -59,19 +52,21 @@ class StepPhase:
 
 @dataclass(slots=True)
 class RankLog:
-    """Where a rank is, how many seconds each phase took, and whom to tell.
-
-    `step` says where in a step it is. `on_error` hears of an error where it leaves a phase, before any
-    cleanup further out: that may take long, or fail in a way of its own and hide the cause.
-    `limit_base_bytes` is what a memory limit counts from; None without one.
-    """
+    """What a rank does, how many seconds each phase of its life took, and who is told."""
 
     tell: Callable[[Stage], None]
+    """Called with what the rank begins."""
     phase: str = "start"
+    """The pass that runs now, or join, build or finish."""
     phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of each phase that is over."""
     step: StepPhase = field(default_factory=StepPhase)
+    """Where in a step the rank is."""
     on_error: Callable[[BaseException], None] = lambda _: None
+    """Called with an error where it leaves a phase, before any cleanup further out: that may take long, or
+    fail in a way of its own and hide the cause."""
     limit_base_bytes: int | None = None
+    """What a memory limit counts from; None without one."""
 
     @contextmanager
     def during(self, phase: str, steps: int = 0, step_s: float | None = None) -> Iterator[None]:

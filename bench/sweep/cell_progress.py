@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.config import RunConfig
+from bench.passes import planned_stages
 from bench.ranks.log import Stage
-from bench.sweep.eta import FIXED_S, planned_stages
+from bench.sweep.eta import FIXED_S
 
 
-class Course:
+class CellProgress:
     """Where one cell is by now and how long it may still take.
 
     `step_s` is the guess before the cell has timed a step itself, None without one; `now_s` is a clock.
@@ -58,7 +59,7 @@ class Course:
 
     def _ahead(self, step_s: float) -> list[Stage]:
         """The stages with steps that have not begun."""
-        planned = planned_stages(self._cell, step_s)
+        planned = planned_stages(self._cell.measure, step_s)
         if self._last_with_steps is None:
             return planned
         names = [_name(stage) for stage in planned]

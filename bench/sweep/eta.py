@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from bench.config import RunConfig
 from bench.cost.flops import hardware_flops
-from bench.ranks.log import FIRST_STEP, TRACED_STEPS, WARM_UP, Stage
+from bench.passes import planned_stages
 
 FIXED_S = 2.0
 """Of a cell: all but its full-length steps. Seen on four CPU ranks with a warm fork server."""
@@ -43,19 +43,4 @@ class Estimate:
     def _cell_s(self, cell: RunConfig) -> float:
         step_s = self.step_s(cell)
         assert step_s is not None
-        return FIXED_S + step_s * sum(each.steps for each in planned_stages(cell, step_s))
-
-
-def planned_stages(cell: RunConfig, step_s: float) -> list[Stage]:
-    """The stages with full-length steps, in the order of `measure.timing` and then `measure.passes`."""
-    traced = TRACED_STEPS if cell.measure.trace else 0
-    fits, warmup = int(cell.measure.budget_s / step_s), cell.measure.warmup_steps
-    if fits <= warmup + 1:
-        return [Stage("timing", FIRST_STEP, 1), Stage("trace" if traced else "engagement", steps=1)]
-    return [
-        Stage("timing", FIRST_STEP, 1),
-        Stage("timing", WARM_UP, max(0, warmup - 1)),
-        Stage("timing", steps=min(fits, cell.measure.steps)),
-        Stage("engagement", steps=1),
-        Stage("trace", steps=traced),
-    ]
+        return FIXED_S + step_s * sum(each.steps for each in planned_stages(cell.measure, step_s))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from bench.config import RunConfig
+from bench.passes import Sections
 from bench.passes.parity.section import MAX_TOKENS
-from bench.record import Parity, Record
+from bench.record import Record
 
 WITHOUT_EFFECT = frozenset({"seq_len", "engine", "data", "measure", "checkpointing", "hardware"})
 """Fields of a cell that the check never reads; of `seq_len` only what is below MAX_TOKENS."""
@@ -16,16 +17,17 @@ class ParityCache:
     """What a sweep has checked so far."""
 
     def __init__(self) -> None:
-        self._checked: dict[str, Parity] = {}
+        self._checked: dict[str, Sections] = {}
 
-    def find(self, cell: RunConfig) -> Parity | None:
-        """The outcome of an equal check, or None where none has passed yet."""
-        return self._checked.get(_key(cell))
+    def find(self, cell: RunConfig) -> Sections:
+        """The section of an equal check, by its pass's name; empty where none has passed yet."""
+        return self._checked.get(_key(cell), {})
 
     def keep(self, cell: RunConfig, record: Record) -> None:
         """Remember a check that was passed; a failed one is repeated, to fail again by itself."""
-        if record.parity is not None and record.status != "wrong_result":
-            self._checked[_key(cell)] = record.parity
+        parity = record.sections["parity"]
+        if parity is not None and record.status != "wrong_result":
+            self._checked[_key(cell)] = {"parity": parity}
 
 
 def _key(cell: RunConfig) -> str:

@@ -20,10 +20,11 @@ from rich.text import Text
 from bench.cell.outcome import outcome
 from bench.cell.planned import PlannedCell
 from bench.config import RunConfig
+from bench.labels import duration_label
 from bench.ranks.log import Stage
 from bench.record import FINDINGS, Record
 from bench.sweep.cell_label import CellLabels
-from bench.sweep.cell_progress import Course
+from bench.sweep.cell_progress import CellProgress
 from bench.sweep.eta import Estimate
 
 MAX_BAR_WIDTH = 40
@@ -41,7 +42,7 @@ class Progress:
         self._labels = CellLabels()
         self._left: list[PlannedCell] = []
         self._running: PlannedCell | None = None
-        self._course: Course | None = None
+        self._cell_progress: CellProgress | None = None
         self._waiting_s: float | None = None
         self._total = 0
         self._folder = Path()
@@ -69,7 +70,7 @@ class Progress:
 
     def begin(self, planned: PlannedCell) -> None:
         self._running = planned
-        self._course = Course(planned.cell, self._estimate.step_s(planned.cell), self._now_s)
+        self._cell_progress = CellProgress(planned.cell, self._estimate.step_s(planned.cell), self._now_s)
         self._said_s = self._now_s()
         self._guess()
         self._refresh()
@@ -77,8 +78,8 @@ class Progress:
     def tell(self, stage: Stage) -> None:
         """What the running cell does from now on; the next tick shows it."""
         assert self._running is not None
-        assert self._course is not None
-        self._course.enter(stage)
+        assert self._cell_progress is not None
+        self._cell_progress.enter(stage)
         if stage.step_s is not None:
             self._estimate.learn(self._running.cell, stage.step_s)
             self._guess()
@@ -86,17 +87,22 @@ class Progress:
     def tick(self) -> None:
         """Keep the bar up with the clock; a log gets a line now and then."""
         self._refresh()
-        if self._live is None and self._now_s() - self._said_s >= HEARTBEAT_S and self._course is not None:
-            since = duration_label(self._course.elapsed_s)
-            self.say(f"{self._place()}: running for {since}, {self._course.where()}; {self._eta()}")
+        if (
+            self._live is None
+            and self._now_s() - self._said_s >= HEARTBEAT_S
+            and self._cell_progress is not None
+        ):
+            since = duration_label(self._cell_progress.elapsed_s)
+            self.say(f"{self._place()}: running for {since}, {self._cell_progress.where()}; {self._eta()}")
 
     def end(self, planned: PlannedCell, record: Record) -> None:
-        assert self._course is not None
-        line = f"{self._place()}: {outcome(record)} ({self._course.elapsed_s:.1f} s)"
+        assert self._cell_progress is not None
+        line = f"{self._place()}: {outcome(record)} ({self._cell_progress.elapsed_s:.1f} s)"
         self._left.remove(planned)
-        self._running = self._course = None
-        if record.timing is not None:
-            self._estimate.learn(planned.cell, max(map(statistics.median, record.timing.step_times_ms)) / 1e3)
+        self._running = self._cell_progress = None
+        timing = record.sections["timing"]
+        if timing is not None:
+            self._estimate.learn(planned.cell, max(map(statistics.median, timing.step_times_ms)) / 1e3)
         self._guess()
         if record.status not in FINDINGS and record.failure is not None:
             folder = self._folder / "cells" / planned.folder_name
@@ -121,7 +127,7 @@ class Progress:
 
     def _drawn(self) -> Group:
         """Two lines: what the running cell does, and how far the sweep is."""
-        where = f"{self._label()}: {self._course.where()}" if self._course is not None else ""
+        where = f"{self._label()}: {self._cell_progress.where()}" if self._cell_progress is not None else ""
         done = self._total - len(self._left)
         width = min(MAX_BAR_WIDTH, self.console.width // 4)
         sweep = Table.grid(padding=(0, 1))
@@ -143,7 +149,7 @@ class Progress:
     def _eta(self) -> str:
         if not self._left:
             return ""
-        running_s = self._course.remaining_s() if self._course is not None else 0.0
+        running_s = self._cell_progress.remaining_s() if self._cell_progress is not None else 0.0
         if self._waiting_s is None or running_s is None:
             return "time left unknown"
         return f"about {duration_label(self._waiting_s + running_s)} left"
@@ -152,14 +158,6 @@ class Progress:
         """How long the cells behind the running one will take; not at every tick: there may be thousands."""
         waiting = (planned.cell for planned in self._left if planned is not self._running)
         self._waiting_s = self._estimate.remaining_s(waiting)
-
-
-def duration_label(seconds: float) -> str:
-    """`45 s`, from two minutes on `3 min`, from two hours on `2 h 05 min`."""
-    minutes = round(seconds / 60)
-    if seconds < 120:  # noqa: PLR2004  two minutes
-        return f"{round(seconds)} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"  # noqa: PLR2004
 
 
 def _picked(cell: RunConfig) -> str:

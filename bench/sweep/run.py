@@ -104,7 +104,7 @@ def _run_one(
         cells,
         entry=entry,
         listener=progress,
-        known_parity=parities.find(planned.cell),
+        known=parities.find(planned.cell),
     )
     parities.keep(planned.cell, record)
     _gather_traces(planned, cells, store.folder / TRACES_FOLDER)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.passes.attention.row_errors import RowErrors
-from bench.passes.attention.single_device import time_single_device
-from bench.passes.parity.attention import ParityOutcome, check_parity, random_input
+from bench.passes.parity.attention import random_input
+from bench.passes.subject import AttentionCall
 from bench.passes.timing.clock import StepClock
-from bench.passes.timing.timing import TimedSteps
 from bench.passes.workload import Rank, Workload
 
 
 class Attention(Workload):
-    own_phase = "attention"
-
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)
         self.causal = self.cell.workload.mask == "causal"
@@ -46,25 +39,8 @@ class Attention(Workload):
     def short_step(self) -> None:
         self.step(0)
 
-    def checks(self) -> Mapping[str, Callable[[], ParityOutcome]]:
-        check = partial(check_parity, self.rank.strategy, self.rank.device, causal=self.causal)
-        return {"attention": check}
-
-    def sections(self, timed: TimedSteps) -> dict[str, Any]:
-        calls = timed.outcomes[-len(timed.step_times_ms) :]
-        forward_ms, backward_ms = zip(*(clock.step_times_ms() for clock in calls), strict=True)
-        errors = RowErrors(self.rank.strategy, self.rank.device, causal=self.causal)
-        found = errors.of_shard(self.out.detach(), self.leaves[0].grad)
-        single = time_single_device(self.rank.strategy, self.rank.device, errors, causal=self.causal)
-        return {
-            "attention": {
-                "forward_ms": list(forward_ms),
-                "backward_ms": list(backward_ms),
-                "error_ulps": found,
-                "error_rows": len(errors.rows),
-                **asdict(single),
-            }
-        }
+    def attention_call(self) -> AttentionCall:
+        return AttentionCall(self.out.detach(), self.leaves[0].grad)
 
     def _forward(self) -> Tensor:
         strategy = self.rank.strategy

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from bench.passes.gradients.gradients import write_gradients
-from bench.passes.losses.losses import collect_losses
-from bench.passes.parity.attention import ParityOutcome, check_parity
-from bench.passes.parity.objective import check_objective
-from bench.passes.timing.timing import TimedSteps
 from bench.passes.workload import Rank, Workload
 from bench.training.data import open_data
 from bench.training.engines import ENGINES
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 from bench.training.trainers import TRAINERS
-from bench.training.trainers.trainer import StepOutcome
+from bench.training.trainers.trainer import StepOutcome, Trainer
 
 SHORT_TOKENS = 2048
 
 
 class Train(Workload):
-    own_phase = "losses"
+    trainer: Trainer
 
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)
@@ -46,18 +36,6 @@ class Train(Workload):
         multiple = self.rank.strategy.facts.length_multiple(self.cell)
         short = max(multiple, SHORT_TOKENS // multiple * multiple)
         self.trainer.step(0, min(self.cell.seq_len, short))
-
-    def checks(self) -> Mapping[str, Callable[[], ParityOutcome]]:
-        return {
-            "attention": partial(check_parity, self.rank.strategy, self.rank.device),
-            "objective": partial(check_objective, self.trainer, self.rank.device),
-        }
-
-    def sections(self, timed: TimedSteps) -> dict[str, Any]:
-        return {"losses": asdict(collect_losses(timed.outcomes, self.trainer, self.cell))}
-
-    def write_gradients(self, folder: Path) -> None:
-        write_gradients(self.trainer, self.cell, folder)
 
 
 def _model(rank: Rank) -> ModelWithLoss:

@@ -4,7 +4,9 @@ import hashlib
 import json
 from dataclasses import asdict
 
-from bench.record import SCHEMA_VERSION, Engagement, Parity
+from bench.passes.engagement.section import Engagement
+from bench.passes.parity.section import Parity
+from bench.record import SCHEMA_VERSION
 
 CONFIG = {
     "seq_len": 8192,

@@ -58,10 +58,10 @@ def test_attention_alone_is_timed_on_every_kernel_and_errs_by_ulps(launcher, tmp
     words = ("workload=attention", "strategy=local", f"kernel={kernel}", "seq_len=2k", "model.head_dim=64")
     record = run_on_gpu(launcher, gpu_cell(*words, "measure.steps=3"), tmp_path)
     assert record.status == "ok", record.reason
-    calls = record.attention
+    calls = record.sections["attention"]
     ((forward_ms,), (backward_ms,), (step_ms,)) = (
         [times[:1] for times in sections]
-        for sections in (calls.forward_ms, calls.backward_ms, record.timing.step_times_ms)
+        for sections in (calls.forward_ms, calls.backward_ms, record.sections["timing"].step_times_ms)
     )
     assert 0 < forward_ms[0] + backward_ms[0] <= step_ms[0]
     assert min(calls.single_forward_ms) > 0

@@ -11,7 +11,7 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.cell.worker import join
 from bench.request.legality import ENGINE_DTYPES, refusal
 from bench.strategies import STRATEGIES
-from tests.attention_cases import check_attention
+from tests.attention_cases import check_cases
 from tests.cells import variants
 from tests.covers import pairwise
 from tests.gpus import GPU_KERNELS, NEEDS_GPU, available, gpu_cell, run_on_gpu
@@ -48,19 +48,21 @@ def record(request, launcher, tmp_path_factory, strangers):  # counted from befo
 def test_a_cell_passes_every_gate(record):
     assert record.status == "ok", f"{record.reason}\n{record.failure and record.failure.log_tail}"
     assert record.config["cluster.ranks_per_gpu"] == record.config["cluster.world_size"]
-    assert {"out", "dq", "dk", "dv", "loss", "gradients"} <= record.parity.errors.keys()
-    assert record.losses.tokens_digest == record.losses.expected_digest
+    assert {"out", "dq", "dk", "dv", "loss", "gradients"} <= record.sections["parity"].errors.keys()
+    assert record.sections["losses"].tokens_digest == record.sections["losses"].expected_digest
 
 
 def test_every_rank_sends_the_bytes_of_the_formula(record):
     assert record.status == "ok", record.reason
     ranks = record.config["cluster.world_size"]
-    assert record.engagement.sent_bytes["attention"] == [record.analytic["exchange_bytes"]] * ranks
+    assert (
+        record.sections["engagement"].sent_bytes["attention"] == [record.analytic["exchange_bytes"]] * ranks
+    )
 
 
 def test_every_instant_of_the_traced_step_is_booked_once_and_every_transfer_has_a_purpose(record):
     assert record.status == "ok", record.reason
-    trace, ranks = record.trace, record.config["cluster.world_size"]
+    trace, ranks = record.sections["trace"], record.config["cluster.world_size"]
     assert trace.unjoined == [None] * ranks
     for rank, step_ms in enumerate(trace.step_ms):
         booked = sum(times[rank] for times in trace.compute_ms.values()) + trace.idle_ms[rank]
@@ -74,7 +76,7 @@ def test_every_instant_of_the_traced_step_is_booked_once_and_every_transfer_has_
 
 def test_ranks_that_share_a_gpu_find_no_stranger_on_it(record, strangers):
     assert record.status == "ok", record.reason
-    found = record.telemetry.foreign_processes
+    found = record.sections["telemetry"].foreign_processes
     assert found in (None, [strangers] * record.config["cluster.world_size"])
 
 
@@ -100,7 +102,7 @@ def test_output_lse_and_gradients_match_float64_on_every_layout_kernel_and_dtype
     cases = {case: known[case] for case in pairwise({case: case for case in known})}
     listed = [(cell.to_json(), case[-1]) for case, cell in cases.items()]
     (tmp_path / "cases.json").write_text(json.dumps(listed))
-    ends = launcher.run(next(iter(cases.values())), tmp_path, entry=check_attention)
+    ends = launcher.run(next(iter(cases.values())), tmp_path, entry=check_cases)
     assert all(end.report is not None for end in ends), ends[0].failure or ends[0].log_tail
     errors, limits = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("errors", "limits"))
     wrong = {
@@ -132,6 +134,6 @@ def test_attention_alone_errs_no_more_than_its_kernel(launcher, tmp_path, strate
     words = ("workload=attention", "seq_len=2k", "measure.steps=2", "measure.warmup_steps=1")
     record = run_on_gpu(launcher, gpu_cell(*words, f"strategy={strategy}", ranks=2), tmp_path)
     assert record.status == "ok", record.reason
-    calls = record.attention
+    calls = record.sections["attention"]
     for name, error in calls.error_ulps.items():
         assert 0 < error <= 2 * calls.control_error_ulps[name] + 1

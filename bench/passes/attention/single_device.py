@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 
 from bench.attention.kernels import attend
 from bench.passes.attention.row_errors import RowErrors
+from bench.passes.attention.section import SingleDevice
 from bench.passes.parity.attention import random_input
 from bench.passes.timing.clock import StepClock
 from bench.ranks.out_of_memory import memory_of_error
 from bench.strategies.strategy import Strategy
 
 MAX_CALLS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class SingleDevice:
-    """Calls of rank 0 alone on whole sequences while the others wait; null on the others.
-
-    `single_reason` says why there is none. `control_error_ulps` is the kernel's own error in this dtype.
-    """
-
-    single_forward_ms: list[float] | None = None
-    single_backward_ms: list[float] | None = None
-    control_error_ulps: dict[str, float] | None = None
-    single_reason: str | None = None
 
 
 def time_single_device(
@@ -70,4 +56,6 @@ def _time(strategy: Strategy, device: torch.device, errors: RowErrors, *, causal
     forward_ms, backward_ms = zip(*(clock.step_times_ms() for clock in timed), strict=True)
     assert leaves[0].grad is not None
     control = errors.of_whole(out.detach(), leaves[0].grad)
-    return SingleDevice(list(forward_ms), list(backward_ms), control)
+    return SingleDevice(
+        single_forward_ms=list(forward_ms), single_backward_ms=list(backward_ms), control_error_ulps=control
+    )

@@ -14,6 +14,8 @@ ATTENTION_CODE = (
     "flash_attn",
     "torch.distributed.tensor.experimental",
 )
+EVERY_STRATEGY = "bench.strategies.strategy"
+"""The base class of all strategies: entered whichever runs."""
 
 
 @contextmanager
@@ -27,7 +29,7 @@ def watch_modules(own_code: str) -> Iterator[set[str]]:
 
     def note(frame: FrameType, event: str, _: object) -> None:
         module = frame.f_globals.get("__name__", "")
-        if event == "call" and module.startswith(packages):
+        if event == "call" and module.startswith(packages) and module != EVERY_STRATEGY:
             seen.add(module)
 
     before = sys.getprofile()

@@ -35,7 +35,7 @@ class ParityOutcome:
     divergence: str | None
 
 
-def check_parity(strategy: Strategy, device: torch.device, *, causal: bool = True) -> ParityOutcome:
+def check_attention(strategy: Strategy, device: torch.device, *, causal: bool = True) -> ParityOutcome:
     """Run the strategy's attention forward and backward and compare; every rank must call it."""
     cell = strategy.cell
     seq_len = parity_len(strategy)

@@ -1,4 +1,69 @@
-"""Parity without torch."""
+"""Results against float64: the parity pass without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.config import RunConfig
+from bench.passes.section import RankReport, Section
 
 MAX_TOKENS = 512
-"""Parity is checked at no more: float64 attention takes a square of them."""
+"""Parity is checked at no more: float64 attention takes the square of their number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankParity:
+    """What one rank found; errors and limits by tensor, empty on a rank that compares nothing itself."""
+
+    tokens: int
+    errors: dict[str, float]
+    limits: dict[str, float]
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """Attention and objective against float64, by tensor: the largest error of any rank.
+
+    A cell beyond a limit has no timing.
+    """
+
+    checked_in: str
+    """The cell that was checked: one of the same sweep may stand for others that differ in nothing the check
+    depends on."""
+    tokens: int
+    errors: dict[str, float]
+    """Of `out`, `lse`, `dq`, `dk` and `dv` relative to the exact tensor's maximum, of `loss` and `gradients`
+    (of a two-layer cut of the model) to its length."""
+    limits: dict[str, float]
+    reason: str | None = None
+    """Why there are no errors."""
+
+
+class ParitySection(Section[RankParity, Parity]):
+    name = "parity"
+    part = RankParity
+    is_evidence = True
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Parity:
+        parts = self.parts(reports)
+        reason = next((part.reason for part in parts if part.reason is not None), None)
+        names = [] if reason else [*parts[0].errors]
+        return Parity(
+            checked_in=cell.cell_id,
+            tokens=parts[0].tokens,
+            errors={name: max(part.errors.get(name, 0.0) for part in parts) for name in names},
+            limits={name: max(part.limits.get(name, 0.0) for part in parts) for name in names},
+            reason=reason,
+        )
+
+    def gate(self, cell: RunConfig, section: Parity) -> str | None:  # noqa: ARG002
+        """Every error is within its limit. Ranks that run their own check stop there, so never come here."""
+        for name, error in section.errors.items():
+            if not error <= section.limits[name]:
+                return (
+                    f"attention parity: {name} of a real step at {section.tokens:,} tokens is off by"
+                    f" {error:.1e} of its maximum (limit {section.limits[name]:.1e})"
+                )
+        return None

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from bench.passes.telemetry.section import RankTelemetry
+
 PERIOD_S = 0.2
 MAX_SAMPLES = 1000
 """Beyond it every other sample is dropped and the next are taken half as often."""
@@ -48,28 +50,6 @@ FIGURES: Mapping[str, Figure] = {
     "device_used_bytes": lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
 }
 """What is sampled, from NVML's module and a device's handle."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankTelemetry:
-    """One rank's device and process over the timed window; samples in order, null where not known.
-
-    `clock_events` names every reason seen. `foreign_processes` use the device and are no ranks of the cell;
-    null where NVML counts processes in another namespace.
-    """
-
-    reason: str | None
-    sample_ms: list[float]
-    power_w: list[float] | None
-    sm_clock_mhz: list[float] | None
-    reference_clock_mhz: float | None
-    utilisation: list[float] | None
-    device_used_bytes: list[float] | None
-    clock_events: list[str] | None
-    foreign_processes: int | None
-    throttled: bool | None
-    load_average: float
-    involuntary_switches: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -37,8 +36,23 @@ class Split:
     calls: dict[str, int]
     purpose_total_ms: dict[str, float]
     compute_ms: dict[str, float]
-    exposed_spans_ms: dict[str, list[list[float]]]
+    exposed_spans_ms: dict[str, list[tuple[float, float]]]
     idle_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightTimes:
+    """One call in flight."""
+
+    kind: str
+    purpose: str
+    members: list[int]
+    ordinal: int
+    arrival_us: float
+    """By the host's monotonic clock."""
+    arrival_ms: float
+    """From the step's start, as is `end_ms`."""
+    end_ms: float
 
 
 def split(timeline: Timeline) -> Split:
@@ -62,27 +76,26 @@ def split(timeline: Timeline) -> Split:
         calls=_calls(timeline),
         purpose_total_ms=_lengths_ms(by_purpose),
         compute_ms=_lengths_ms(compute),
-        exposed_spans_ms={purpose: ((spans - start) / 1e3).tolist() for purpose, spans in exposed.items()},
+        exposed_spans_ms={
+            purpose: [*map(tuple, ((spans - start) / 1e3).tolist())] for purpose, spans in exposed.items()
+        },
         idle_ms=length(left) / 1e3,
     )
 
 
-def flights_ms(timeline: Timeline) -> list[dict[str, Any]]:
-    """The calls in flight as plain values for the launcher, which knows when the other ranks arrived.
-
-    `start_ms` and `end_ms` count from the step's start, `arrival_us` is the host's monotonic clock.
-    """
+def flights_ms(timeline: Timeline) -> list[FlightTimes]:
+    """The calls in flight as the launcher needs them, which knows when the other ranks arrived."""
     origin = timeline.step[0]
     return [
-        {
-            "kind": flight.kind,
-            "purpose": flight.purpose,
-            "members": list(flight.members),
-            "ordinal": flight.ordinal,
-            "arrival_us": flight.arrival,
-            "arrival_ms": (flight.arrival - origin) / 1e3,
-            "end_ms": (flight.end - origin) / 1e3,
-        }
+        FlightTimes(
+            kind=flight.kind,
+            purpose=flight.purpose,
+            members=list(flight.members),
+            ordinal=flight.ordinal,
+            arrival_us=flight.arrival,
+            arrival_ms=(flight.arrival - origin) / 1e3,
+            end_ms=(flight.end - origin) / 1e3,
+        )
         for flight in timeline.flights
     ]
 

@@ -11,9 +11,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +27,7 @@ from bench.passes.trace.optimizer_spans import Spans
 from bench.passes.trace.reader import KEPT_TRACE, Track, read_events, read_tracks
 from bench.passes.trace.split import flights_ms, split
 from bench.passes.trace.timeline import CLOCK_MARK, JoinError, Regions, Timeline
+from bench.passes.trace.waiting import RankTrace
 
 CLOCK_MARKS = 5
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -102,11 +102,8 @@ def warm_profiler(device: torch.device) -> None:
         synchronise(device)
 
 
-def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> dict[str, Any]:
-    """One rank's part of the trace section, for the launcher to put beside the others'.
-
-    `unjoined` says why the calls could not be told apart by purpose, null where they could.
-    """
+def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> RankTrace:
+    """What the traced step says of this rank."""
     tracks = read_tracks(read_events(traced.path))
     timeline_of, unjoined = TIMELINES[device_type], None
     try:
@@ -114,12 +111,12 @@ def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> di
     except JoinError as error:
         unjoined = str(error)
         timeline = timeline_of(tracks, traced.regions, None)
-    return {
-        **asdict(split(timeline)),
-        "flights": flights_ms(timeline),
-        "clock": BOOT_ID.read_text().strip() if BOOT_ID.exists() else "",
-        "unjoined": unjoined,
-    }
+    return RankTrace(
+        split=split(timeline),
+        flights=flights_ms(timeline),
+        clock=BOOT_ID.read_text().strip() if BOOT_ID.exists() else "",
+        unjoined=unjoined,
+    )
 
 
 def keep_or_remove(traced: TracedStep, folder: Path, *, keep: bool) -> None:

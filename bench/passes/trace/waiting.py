@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bench.passes.engagement.calls import Meeting, meeting
 from bench.passes.trace.intervals import Span, length, overlap
+from bench.passes.trace.split import FlightTimes, Split
 
-RankTrace = Mapping[str, Any]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """One rank's traced step, for the launcher to put beside the others'."""
+
+    split: Split
+    flights: list[FlightTimes]
+    clock: str
+    """Ranks with the same one read one monotonic clock."""
+    unjoined: str | None
+    """Why the calls could not be told apart by purpose; null where they could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +40,16 @@ class Waiting:
 
 def waiting(traces: Sequence[RankTrace]) -> Waiting | None:
     """Waiting of every rank from the traces of all; None where their clocks or calls cannot be compared."""
-    if len({trace["clock"] for trace in traces}) > 1 or any(trace["unjoined"] for trace in traces):
+    if len({trace.clock for trace in traces}) > 1 or any(trace.unjoined for trace in traces):
         return None
     arrivals = _arrivals(traces)
     spans = [_spans_by_purpose(trace, arrivals) for trace in traces]
-    purposes = sorted({purpose for trace in traces for purpose in trace["purpose_total_ms"]})
+    purposes = sorted({purpose for trace in traces for purpose in trace.split.purpose_total_ms})
     return Waiting(
         {purpose: [length(mine.get(purpose, [])) for mine in spans] for purpose in purposes},
         {
             purpose: [
-                overlap(mine.get(purpose, []), trace["exposed_spans_ms"].get(purpose, []))
+                overlap(mine.get(purpose, []), trace.split.exposed_spans_ms.get(purpose, []))
                 for mine, trace in zip(spans, traces, strict=True)
             ]
             for purpose in purposes
@@ -51,22 +61,22 @@ def _arrivals(traces: Sequence[RankTrace]) -> dict[Meeting, list[float]]:
     """When each rank came to each meeting."""
     arrivals: dict[Meeting, list[float]] = {}
     for trace in traces:
-        for flight in trace["flights"]:
-            arrivals.setdefault(_meeting(flight), []).append(flight["arrival_us"])
+        for flight in trace.flights:
+            arrivals.setdefault(_meeting(flight), []).append(flight.arrival_us)
     return arrivals
 
 
 def _spans_by_purpose(trace: RankTrace, arrivals: Mapping[Meeting, list[float]]) -> dict[str, list[Span]]:
     """When this rank was there and the last one was not; a meeting that somebody missed says nothing."""
     spans: dict[str, list[Span]] = {}
-    for flight in trace["flights"]:
+    for flight in trace.flights:
         came = arrivals[_meeting(flight)]
-        if len(came) == len(set(flight["members"])):
-            late_ms = (max(came) - flight["arrival_us"]) / 1e3
-            until = min(flight["arrival_ms"] + late_ms, flight["end_ms"])
-            spans.setdefault(flight["purpose"], []).append((flight["arrival_ms"], until))
+        if len(came) == len(set(flight.members)):
+            late_ms = (max(came) - flight.arrival_us) / 1e3
+            until = min(flight.arrival_ms + late_ms, flight.end_ms)
+            spans.setdefault(flight.purpose, []).append((flight.arrival_ms, until))
     return spans
 
 
-def _meeting(flight: Mapping[str, Any]) -> Meeting:
-    return meeting(flight["kind"], tuple(flight["members"]), flight["ordinal"])
+def _meeting(flight: FlightTimes) -> Meeting:
+    return meeting(flight.kind, tuple(flight.members), flight.ordinal)

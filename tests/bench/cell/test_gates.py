@@ -38,7 +38,7 @@ def test_attention_exchanges_the_bytes_of_its_formula(launcher, tmp_path, case, 
     cell = tiny_cell(*words, "batch=2", "grad_accum=2")
     record, _ = run_cell(launcher, cell, tmp_path)
     assert record.status == "ok", record.reason
-    sent = record.engagement.sent_bytes.get("attention", [0])
+    sent = record.sections["engagement"].sent_bytes.get("attention", [0])
     assert set(sent) == {STRATEGIES[cell.strategy].exchange_bytes(cell)}
     assert (sent[0] > 0) == (cell.sp_degree > 1)
 
@@ -52,7 +52,7 @@ def test_the_record_shows_which_rotation_ran(launcher, tmp_path, rotation, kinds
     )
     record, _ = run_cell(launcher, cell, tmp_path)
     assert record.config["strategy.rotation"] == rotation
-    seen = record.engagement.calls
+    seen = record.sections["engagement"].calls
     assert {call.split()[1] for call in seen if call.startswith("attention")} == kinds
 
 
@@ -61,7 +61,9 @@ def test_the_engines_own_traffic_is_not_booked_as_attention(launcher, tmp_path, 
     record, _ = run_cell(launcher, tiny_cell(f"engine={engine}", "cluster.world_size=4"), tmp_path)
     assert record.status == "ok", record.reason
     expected = {"ddp": {"gradients"}, "fsdp2": {"gradients", "parameters"}, "zero3": {"parameters"}}
-    assert expected[engine] <= {purpose for purpose, sent in record.engagement.sent_bytes.items() if sent[0]}
+    assert expected[engine] <= {
+        purpose for purpose, sent in record.sections["engagement"].sent_bytes.items() if sent[0]
+    }
 
 
 MUTATIONS = {
@@ -89,4 +91,4 @@ def test_a_strategy_that_does_not_do_what_was_asked_is_a_wrong_result(launcher, 
     record, _ = run_cell(launcher, cell, tmp_path, fault)
     assert record.status == "wrong_result", record.reason
     assert re.search(reason, record.reason)
-    assert record.timing is None
+    assert record.sections["timing"] is None

@@ -5,6 +5,7 @@ import gc
 import json
 import subprocess
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3Fo
 
 import bench
 from bench.config import ConfigError
-from bench.observation.steps import OTHER_STEPS
+from bench.observation.outcome import ObserveRequest
 from tests.scripts.own_loop import NUMBERS, VOCABULARY
 
 LENGTH = 64
+ONE_STEP = ObserveRequest(strategy="own", folder=Path(), steps=1, warmup_steps=0, report=False)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,7 @@ def tokens(batch=1, length=LENGTH):
 def train(model, folder, step, *, report=False, **choices):
     """The record of a loop whose step is `step(number)`; the model is updated after it."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    for number in range(1 + OTHER_STEPS):
+    for number in range(ONE_STEP.steps_needed):
         with bench.observe(model, folder=folder, steps=1, warmup_steps=0, report=report, **choices):
             step(number)
             optimizer.step()

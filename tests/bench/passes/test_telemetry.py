@@ -185,10 +185,10 @@ def test_a_long_window_keeps_a_bounded_number_of_samples(monkeypatch):
 
 def test_a_cpu_cell_says_why_it_has_no_figures_and_how_loaded_the_machine_was(launcher, tmp_path):
     record, _ = run_cell(launcher, tiny_cell("engine=ddp"), tmp_path)
-    telemetry = record.telemetry
+    telemetry = record.sections["telemetry"]
     assert "CPU" in telemetry.reason
     assert [getattr(telemetry, name, None) for name in FIGURES] == [None] * len(FIGURES)
     assert telemetry.throttled is None
     assert telemetry.load_average >= 0
     assert len(telemetry.involuntary_switches) == record.config["cluster.world_size"]
-    assert "CPU" in record.memory.device_used_reason
+    assert "CPU" in record.sections["memory"].device_used_reason

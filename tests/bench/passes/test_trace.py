@@ -1,13 +1,17 @@
 """A traced step is booked once: compute by part, communication by purpose, waiting, and what is left."""
 
+from dataclasses import replace
+
 import pytest
 
+from bench.passes import PASSES
+from bench.passes.section import RankReport
 from bench.passes.trace.cpu_timeline import cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline
-from bench.passes.trace.merge import merge_traces
 from bench.passes.trace.reader import read_tracks
 from bench.passes.trace.split import flights_ms, split
 from bench.passes.trace.timeline import JoinError
+from bench.passes.trace.waiting import RankTrace
 from tests.bench.passes.traces import MAIN, WORKER, annotation, call, event, kernel, mark, regions
 from tests.cells import make_cell
 
@@ -77,7 +81,7 @@ def test_time_exposed_for_two_purposes_at_once_is_booked_for_the_first_only():
     )  # fmt: skip
     found = split(timeline)
     assert found.purpose_total_ms == {"parameters": approx(20), "attention": approx(10)}
-    assert found.exposed_spans_ms == {"attention": [[5, 15]], "parameters": [[0, 5], [15, 20]]}
+    assert found.exposed_spans_ms == {"attention": [(5, 15)], "parameters": [(0, 5), (15, 20)]}
 
 
 def test_a_wait_inside_an_operator_is_no_compute():
@@ -137,13 +141,16 @@ def ranks(*arrivals, send=False, computing=(), end=100):
             [call(kind, "attention", members)], step=(0, 120),
         )  # fmt: skip
         traces.append(
-            {field: getattr(split(timeline), field) for field in split(timeline).__slots__}
-            | {"flights": flights_ms(timeline), "clock": "one host", "unjoined": None}
+            RankTrace(split=split(timeline), flights=flights_ms(timeline), clock="one host", unjoined=None)
         )
     return traces
 
 
 CELL = make_cell("strategy=ulysses", "cluster.world_size=2")
+
+
+def merge_traces(traces, cell):
+    return PASSES["trace"].merge([RankReport({"trace": trace}, {}) for trace in traces], cell)
 
 
 def test_waiting_is_the_last_arrival_minus_ones_own():
@@ -171,7 +178,7 @@ def test_a_send_meets_its_receive():
 @pytest.mark.parametrize("change", [{"clock": "another host"}, {"unjoined": "no tap"}])
 def test_what_cannot_be_compared_has_no_waiting(change):
     first, second = ranks(10, 40)
-    trace = merge_traces([first, second | change], CELL)
+    trace = merge_traces([first, replace(second, **change)], CELL)
     assert trace.purpose_waiting_ms is None
     assert trace.purpose_exposed_ms["attention"] == [approx(90), approx(60)]
 

@@ -8,7 +8,7 @@ from msgspec import convert
 
 from analysis.recorded import Trace
 from analysis.step_parts import step_parts
-from bench.passes.trace.merge import merge_traces
+from bench.passes import PASSES, decoded
 from bench.strategies import STRATEGIES
 from tests.cells import make_cell, run_cell, tiny_cell
 from tests.trace_cases import SLEEP_S, Case, trace_case
@@ -22,8 +22,8 @@ def traced(launcher, tmp_path, case, ranks):
     folder = tmp_path / case.__name__
     ends = launcher.run(cell, folder, entry=trace_case)
     assert all(end.report for end in ends), ends[0].log_tail
-    traces = [end.report["trace"] for end in ends]
-    return merge_traces(traces, cell), traces, folder
+    reports = [decoded(end.report) for end in ends]
+    return PASSES["trace"].merge(reports, cell), PASSES["trace"].parts(reports), folder
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -62,7 +62,7 @@ def test_the_tap_and_the_profiler_read_one_clock(launcher, tmp_path):
     _, traces, folder = traced(launcher, tmp_path, Case.sleep_before_the_exchange, 2)
     for rank, trace in enumerate(traces):
         calls = json.loads((folder / f"calls-{rank}.json").read_text())
-        profiled = sorted(flight["arrival_us"] for flight in trace["flights"])
+        profiled = sorted(flight.arrival_us for flight in trace.flights)
         assert len(profiled) == len(calls) == 2
         for call, arrival_us in zip(calls, profiled, strict=True):
             assert abs(call["arrival_ns"] / 1e3 - arrival_us) < 2000
@@ -81,7 +81,7 @@ def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked
     cell = tiny_cell(*CELLS[case], "measure.trace=true", "cluster.world_size=2", "seq_len=512")
     record, _ = run_cell(launcher, cell, tmp_path)
     assert record.status == "ok", record.reason
-    trace = record.trace
+    trace = record.sections["trace"]
     assert trace.unjoined == [None] * cell.cluster.world_size
     for rank, step_ms in enumerate(trace.step_ms):
         booked = sum(times[rank] for times in trace.compute_ms.values())

@@ -1,14 +1,19 @@
 """Where a cell is: what its ranks tell is what was planned, and the clock fills in what they do not tell."""
 
 import pytest
+import torch
 
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
 from bench.cell.worker import join
-from bench.passes.timing.timing import time_steps
-from bench.ranks.log import FIRST_STEP, WARM_UP, Stage
-from bench.sweep.cell_progress import Course
-from bench.sweep.eta import Estimate, planned_stages
+from bench.passes import planned_stages
+from bench.passes.rank_pass import Measurement
+from bench.passes.timing.rank import TimingPass
+from bench.passes.timing.section import FIRST_STEP, WARM_UP
+from bench.passes.workload import Workload
+from bench.ranks.log import Stage
+from bench.sweep.cell_progress import CellProgress
+from bench.sweep.eta import Estimate
 from tests.cells import make_cell, tiny_cell
 
 CELL = make_cell("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=4")
@@ -37,7 +42,7 @@ def test_a_cell_runs_the_steps_that_its_estimate_counts(launcher, tmp_path, word
     assert record.status == "ok", record.reason
     told = [(stage.pass_name, stage.part, stage.steps) for stage in ears.stages if stage.steps]
     first_s = next(stage.step_s for stage in ears.stages if stage.step_s is not None)
-    planned = planned_stages(cell, first_s)
+    planned = planned_stages(cell.measure, first_s)
     assert told == [(stage.pass_name, stage.part, stage.steps) for stage in planned if stage.steps]
     passes = list(dict.fromkeys(stage.pass_name for stage in ears.stages))
     assert [name for name in passes if name in ("parity", "timing", "losses")] == [
@@ -47,15 +52,26 @@ def test_a_cell_runs_the_steps_that_its_estimate_counts(launcher, tmp_path, word
     ]
 
 
+class Noted(Workload):
+    """A step that only writes down that it ran."""
+
+    def __init__(self, events):
+        self.events, self.device = events, torch.device("cpu")
+
+    def step(self, number):
+        self.events.append(f"step {number}")
+
+    def short_step(self):
+        raise AssertionError("the timed steps of a cell are full-length ones")
+
+
 def time_and_tell(job, log):
     """The order in which a rank tells and runs steps."""
     events = []
-    time_steps(
-        lambda number: events.append(f"step {number}"),
-        job.cell,
-        join(job),
-        lambda stage: events.append(stage.part or "timed"),
-    )
+    log.tell = lambda stage: events.append(stage.part or "timed")
+    measurement = Measurement(job.cell.measure, join(job), log)
+    measurement.subject = Noted(events)
+    Noted(events).run(TimingPass(measurement).timed_steps())
     return {"events": events}
 
 
@@ -67,14 +83,14 @@ def test_nothing_is_told_between_timed_steps(launcher, tmp_path):
 
 
 @pytest.fixture
-def course():
-    """A course with a clock that is set by hand."""
+def cell_progress():
+    """A cell's progress with a clock that is set by hand."""
     now = [0.0]
-    return Course(CELL, None, lambda: now[0]), now
+    return CellProgress(CELL, None, lambda: now[0]), now
 
 
-def test_steps_are_counted_by_the_clock_and_never_past_the_last(course):
-    one, now = course
+def test_steps_are_counted_by_the_clock_and_never_past_the_last(cell_progress):
+    one, now = cell_progress
     one.enter(Stage("timing", None, 4, step_s=2.0))
     seen = []
     for now[0] in (0.0, 2.1, 6.5, 60.0):
@@ -82,8 +98,8 @@ def test_steps_are_counted_by_the_clock_and_never_past_the_last(course):
     assert seen == [f"timing, step about {n}/4" for n in (1, 2, 4, 4)]
 
 
-def test_a_stage_without_steps_or_of_one_is_only_named(course):
-    one, _ = course
+def test_a_stage_without_steps_or_of_one_is_only_named(cell_progress):
+    one, _ = cell_progress
     names = []
     for stage in (Stage("join"), Stage("parity", "objective"), Stage("timing", FIRST_STEP, 1)):
         one.enter(stage)
@@ -91,8 +107,8 @@ def test_a_stage_without_steps_or_of_one_is_only_named(course):
     assert names == ["join", "parity, objective", "timing, first step"]
 
 
-def test_what_is_left_is_the_rest_of_the_stage_and_the_stages_behind_it(course):
-    one, now = course
+def test_what_is_left_is_the_rest_of_the_stage_and_the_stages_behind_it(cell_progress):
+    one, now = cell_progress
     assert one.remaining_s() is None
     one.enter(Stage("timing", WARM_UP, 1, step_s=2.0))
     assert one.remaining_s() == pytest.approx((1 + 4 + 1 + 3) * 2)

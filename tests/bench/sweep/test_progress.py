@@ -9,8 +9,9 @@ from rich.console import Console
 
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
+from bench.labels import duration_label
 from bench.ranks.log import Stage
-from bench.sweep.progress import HEARTBEAT_S, Progress, duration_label
+from bench.sweep.progress import HEARTBEAT_S, Progress
 from tests.cells import tiny_cell
 
 WORDS = ("seq_len=64k", "measure.steps=20", "measure.budget_s=1000")

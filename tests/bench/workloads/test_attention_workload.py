@@ -27,22 +27,28 @@ def record(launcher, tmp_path_factory):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_is_timed_forward_and_backward_and_errs_no_more_than_its_kernel(record, strategy):
-    calls = (found := record(f"strategy={strategy}")).attention
+    calls = (found := record(f"strategy={strategy}")).sections["attention"]
     ranks = found.config["cluster.world_size"]
-    assert len(calls.forward_ms) == ranks == len(found.timing.step_times_ms)
+    assert len(calls.forward_ms) == ranks == len(found.sections["timing"].step_times_ms)
     for rank in range(ranks):
-        times = (calls.forward_ms[rank], calls.backward_ms[rank], found.timing.step_times_ms[rank])
+        times = (
+            calls.forward_ms[rank],
+            calls.backward_ms[rank],
+            found.sections["timing"].step_times_ms[rank],
+        )
         assert all(forward + backward <= step for forward, backward, step in zip(*times, strict=True))
     assert calls.single_forward_ms
     assert 0 < calls.error_ulps["out"] <= 2 * calls.control_error_ulps["out"] + 1
     assert 0 < calls.error_ulps["dq"] <= 2 * calls.control_error_ulps["dq"] + 1
-    assert found.losses is None
+    assert found.sections["losses"] is None
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])
 @pytest.mark.parametrize("strategy", ["ulysses", "ring"])
 def test_in_float64_the_sampled_rows_are_right_to_some_ulps(record, strategy, mask):
-    errors = record(f"strategy={strategy}", f"workload.mask={mask}", "dtype=fp64", "kernel=math").attention
+    errors = record(f"strategy={strategy}", f"workload.mask={mask}", "dtype=fp64", "kernel=math").sections[
+        "attention"
+    ]
     assert max(errors.error_ulps.values()) < 64
 
 
@@ -70,7 +76,7 @@ def test_attention_that_stays_local_is_a_wrong_result(launcher, tmp_path):
     record, _ = run_cell(launcher, cell, tmp_path, faults.attend_locally)
     assert record.status == "wrong_result"
     assert "own shard only" in record.reason
-    assert record.attention is None
+    assert record.sections["attention"] is None
 
 
 def test_exact_rows_are_those_of_plain_attention():

@@ -8,18 +8,26 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from bench.config import RunConfig
-from bench.training.trainers.native import NativeTrainer
+from bench.passes.rank_pass import RankPass
+from bench.training.trainers.trainer import Trainer
 
 FILE_NAME = "gradients.npz"
 
 
-def write_gradients(trainer: NativeTrainer, cell: RunConfig, folder: Path) -> None:
+class GradientsPass(RankPass):
+    def before_steps(self) -> None:
+        trainer, folder = self.measurement.subject.trainer, self.measurement.folder
+        if self.measurement.measure.gradients and trainer is not None and folder is not None:
+            with self.measurement.log.during("gradients"):
+                write_gradients(trainer, folder)
+
+
+def write_gradients(trainer: Trainer, folder: Path) -> None:
     """Run all micro-steps of step 0 and let rank 0 write the gradients as float64, one array a parameter.
 
     Beside them stand `loss`, `grad_norm` and `valid_tokens`. The step is then finished as usual.
     """
-    loss_sum, valid_tokens = trainer.accumulate(0, cell.seq_len)
+    loss_sum, valid_tokens = trainer.accumulate(0, trainer.cell.seq_len)
     # Copied now: clipping scales gradients in place.
     arrays: dict[str, Any] = {
         name: gradient.detach().double().cpu().numpy().copy()
@@ -32,3 +40,6 @@ def write_gradients(trainer: NativeTrainer, cell: RunConfig, folder: Path) -> No
     arrays["valid_tokens"] = np.asarray(int(valid_tokens))
     if dist.get_rank() == 0:
         np.savez(folder / FILE_NAME, **arrays)
+
+
+PASS = GradientsPass

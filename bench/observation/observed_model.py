@@ -22,7 +22,7 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ObservedModel:
     """`networks` are the transformers models in it, the outermost first; `called` also what wraps them."""
 
     called: Sequence[nn.Module]
@@ -59,7 +59,7 @@ class Subject:
         return ModelConfig(name=name, path=path, **numbers)
 
 
-def subject_of(model: nn.Module) -> Subject:
+def observed_model(model: nn.Module) -> ObservedModel:
     """Raises ConfigError where there is no transformers model inside."""
     networks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     if not networks:
@@ -68,7 +68,7 @@ def subject_of(model: nn.Module) -> Subject:
             " seen; hand over the model that transformers built, wrapped or not"
         )
     called = [*networks] if model is networks[0] else [model, *networks]
-    return Subject(called, networks, _engine(model), next(model.parameters()).device)
+    return ObservedModel(called, networks, _engine(model), next(model.parameters()).device)
 
 
 def _engine(model: nn.Module) -> str:

@@ -5,30 +5,16 @@ CUDA's allocator keeps peaks itself; on the CPU live tensors are tracked. Pages 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, Self
 
 import torch
 
 from bench.passes.memory.allocations import AllocationTracker
+from bench.passes.memory.section import RankMemory
 from bench.ranks.log import StepPhase
 from bench.ranks.memory_limit import process_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RankMemory:
-    """One rank's peaks in bytes; null where this device has no such figure."""
-
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    peak_phase: str | None
-    whole_life_allocated_bytes: int | None
-    whole_life_reserved_bytes: int | None
-    whole_life_phase: str | None
-    peak_resident_bytes: int
-    base_resident_bytes: int
 
 
 class PeakTracker(AbstractContextManager[Any], Protocol):
@@ -84,17 +70,20 @@ class MemoryWatch:
         self.life: PeakTracker = make(device, phase)
         self.steady: PeakTracker = make(device, phase)
 
-    def start_window(self) -> None:
-        """A timed window begins: a GPU's peaks start anew, what they were stays part of the life's."""
+    @contextmanager
+    def window(self) -> Iterator[None]:
+        """Around a timed window: nothing of it runs between the steps.
+
+        On a GPU peaks start anew, and what they were stays part of the life's; those of the window are the
+        steady state's, whatever a later step is looked at for.
+        """
         if isinstance(self.life, CudaTracker):
             self.life.note(None)
-
-    def end_window(self) -> None:
-        """The window is over: its peaks are the steady state's, whatever a later step is looked at for."""
+        yield
         if isinstance(self.steady, CudaTracker):
             self.steady.note(None)
 
-    def read(self) -> RankMemory:
+    def read(self, limit_base_bytes: int | None) -> RankMemory:
         """All peaks; the whole life's are at least those of the steady state."""
         longest = max(self.life, self.steady, key=lambda tracker: tracker.peak_bytes)
         return RankMemory(
@@ -106,6 +95,7 @@ class MemoryWatch:
             whole_life_phase=longest.peak_phase,
             peak_resident_bytes=process_bytes("VmHWM"),
             base_resident_bytes=self.base_resident_bytes,
+            limit_base_bytes=limit_base_bytes,
         )
 
 

@@ -18,7 +18,7 @@ from bench.ranks.log import StepPhase
 _IDS, _EMBEDDED = "input_ids", "inputs_embeds"
 
 
-class Feeding:
+class FedTokens:
     """Sees every outermost call of the models in a step; tells the phase where forward begins and ends.
 
     `tokens` is what this rank was fed in the last step looked at; None before the model was called.

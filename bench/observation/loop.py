@@ -1,0 +1,93 @@
+"""Somebody's own loop as the passes see it: its model, what it is fed, and one layer's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+import torch.distributed as dist
+
+from bench.attention.watch import AttentionWatch
+from bench.config import ConfigError
+from bench.observation.attention import captured_attention, module_of, noted_dtype, watched_attention
+from bench.observation.fed_tokens import FedTokens
+from bench.observation.observed_model import ObservedModel
+from bench.observation.parity import DTYPE_WORDS, compare
+from bench.observation.tokens import RankTokens, StepSize, positions_of
+from bench.passes.parity.section import RankParity
+from bench.passes.rank_pass import Ask, RankPass, Steps
+from bench.passes.subject import Subject
+from bench.passes.trace.optimizer_spans import Spans, step_spans
+from bench.ranks.log import StepPhase
+
+
+class Loop(Subject):
+    """One rank's part of a loop; whoever wrote it runs its steps."""
+
+    def __init__(
+        self,
+        model: ObservedModel,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        fed: FedTokens,
+        phase: StepPhase,
+    ) -> None:
+        self.model = model
+        self.group = group
+        self.device = device
+        self.fed = fed
+        self.phase = phase
+        self.attention_name = model.attention_name
+        self.attention_code = module_of(model.attention_name)
+        self.dtype = "fp32"
+        self.sizes: list[StepSize] = []
+
+    def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+        return watched_attention(self.attention_name, watch)
+
+    def optimizer_spans(self) -> AbstractContextManager[Spans]:
+        return step_spans(self.phase)
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """Notes what the step is fed, in which dtype attention computes, and where in the step the rank is.
+
+        Raises ConfigError after a step that trained on nothing that was seen.
+        """
+        noted = noted_dtype(self.attention_name, self._note_dtype)
+        with noted, step_spans(self.phase), self.fed.watched():
+            yield
+        self.sizes.append(self.tokens.size)
+
+    @property
+    def tokens(self) -> RankTokens:
+        """What the last step that was looked at was fed; raises ConfigError where that was nothing."""
+        tokens = self.fed.tokens
+        if tokens is None:
+            raise ConfigError(
+                "bench.observe: the step did not call the model with input_ids or inputs_embeds, gradients"
+                " on; put forward and backward into the context, and hand over the model that is called"
+            )
+        return tokens
+
+    def _note_dtype(self, dtype: torch.dtype) -> None:
+        self.dtype = DTYPE_WORDS.get(dtype, str(dtype))
+
+
+class LoopParity(RankPass):
+    """Attention of a real step against float64: a loop of somebody else's cannot be run on inputs of ours."""
+
+    found: RankParity
+
+    def run(self) -> Steps:
+        loop = self.measurement.subject
+        assert isinstance(loop, Loop)
+        yield Ask.BETWEEN
+        with captured_attention(loop.attention_name) as captured, loop.seen():
+            yield Ask.STEP
+        with self.measurement.log.during("parity"):
+            self.found = compare(captured, [*positions_of(loop.tokens)], loop.group)
+
+    def part(self) -> RankParity:
+        return self.found

@@ -1,0 +1,96 @@
+"""Proof that what was asked for ran: the engagement pass without torch.
+
+A configuration that is accepted and silently not applied is the field's commonest fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.config import MeasureConfig, RunConfig
+from bench.passes.section import RankReport, Section, by_name, by_rank
+from bench.passes.timing.section import affordable_steps
+from bench.ranks.log import Stage
+from bench.strategies import STRATEGIES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEngagement:
+    """What one rank's attention was given and what its collectives carried, in one full-length step."""
+
+    attention_name: str
+    modules: list[str]
+    attention_shapes: list[list[int]]
+    sent_bytes: dict[str, int]
+    calls: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engagement:
+    """Proof that what was asked for ran, from one full-length step."""
+
+    attention_name: str
+    """The name under which transformers knew the attention."""
+    modules: list[str]
+    """The Python modules of attention code that were entered in a step on rank 0."""
+    attention_shapes: list[list[list[int]]]
+    """By rank the distinct [tokens, query heads, KV heads] that attention was given."""
+    sent_bytes: dict[str, list[int]]
+    """By purpose and rank what was handed to collectives: payload that leaves the rank."""
+    calls: dict[str, int]
+    """How many calls rank 0 made of each purpose and kind."""
+
+
+class EngagementSection(Section[RankEngagement, Engagement]):
+    name = "engagement"
+    part = RankEngagement
+    is_evidence = True
+
+    def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
+        return [] if shares_traced_step(measure, step_s) else [Stage("engagement", steps=1)]
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Engagement:  # noqa: ARG002
+        parts = self.parts(reports)
+        return Engagement(
+            attention_name=parts[0].attention_name,
+            modules=parts[0].modules,
+            attention_shapes=by_rank(parts, "attention_shapes"),
+            sent_bytes=by_name(by_rank(parts, "sent_bytes")),
+            calls=parts[0].calls,
+        )
+
+    def gate(self, cell: RunConfig, section: Engagement) -> str | None:
+        """Shapes and bytes are the strategy's; of one that is in no table no formula is known."""
+        if cell.strategy not in STRATEGIES:
+            return None
+        return _wrong_shapes(cell, section) or _wrong_exchange(cell, section)
+
+
+def shares_traced_step(measure: MeasureConfig, step_s: float) -> bool:
+    """Whether one step is inspected and traced at once, which a long step is not slowed by."""
+    return measure.trace and measure.budget_s > 0 and affordable_steps(measure, step_s) == 0
+
+
+def _wrong_shapes(cell: RunConfig, engagement: Engagement) -> str | None:
+    """Attention on every rank was given a shard of the sequence and all heads."""
+    expected = [[cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]]
+    for rank, seen in enumerate(engagement.attention_shapes):
+        if seen != expected:
+            return (
+                f"rank {rank}: attention was given (tokens, query heads, KV heads) = {seen}, not {expected};"
+                f" {cell.strategy} over sp_degree={cell.sp_degree} was not applied as configured"
+            )
+    return None
+
+
+def _wrong_exchange(cell: RunConfig, engagement: Engagement) -> str | None:
+    """Attention handed to collectives exactly the bytes that the strategy's formula says."""
+    expected = STRATEGIES[cell.strategy].exchange_bytes(cell)
+    for rank, seen in enumerate(engagement.sent_bytes.get("attention", [0])):
+        if seen != expected:
+            return (
+                f"rank {rank}: attention exchanged {seen} bytes in a step, {cell.strategy} over"
+                f" sp_degree={cell.sp_degree} has to exchange {expected}; it was not applied as configured"
+            )
+    return None

@@ -1,0 +1,16 @@
+"""Gradients of the first step, written into the cell's folder and not into its record. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.config import RunConfig
+from bench.passes.section import RankReport, Section
+
+
+class GradientsSection(Section[None, None]):
+    name = "gradients"
+    part = None
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> None:
+        """The gradients are in a file: the record has no section for them."""

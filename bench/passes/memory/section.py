@@ -1,0 +1,69 @@
+"""Peak memory by rank: the memory pass without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from bench.config import RunConfig
+from bench.passes.section import RankReport, Section, known_by_rank
+from bench.passes.telemetry.section import TelemetrySection, reasons
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """One rank's peaks in bytes; null where this device has no such figure."""
+
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_phase: str | None
+    whole_life_allocated_bytes: int | None
+    whole_life_reserved_bytes: int | None
+    whole_life_phase: str | None
+    peak_resident_bytes: int
+    base_resident_bytes: int
+    limit_base_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Peaks per rank, in bytes; null where not measured or not known.
+
+    `allocated` counts tensors, `reserved` what the allocator holds for them. `peak_` is of the steady state:
+    the timed window on a GPU, one later step on the CPU. `whole_life_` is the most of building the model, the
+    first short step, which makes the optimizer's state, and the steady state. `_phase` is the part of the
+    step in which the peak was reached: load (building, fetching), forward, loss, backward, optimizer.
+    """
+
+    peak_allocated_bytes: list[int] | None
+    peak_reserved_bytes: list[int] | None
+    peak_resident_bytes: list[int]
+    """The process's pages."""
+    base_resident_bytes: list[int]
+    """What a rank holds before it builds anything."""
+    peak_phase: list[str] | None = None
+    whole_life_allocated_bytes: list[int] | None = None
+    whole_life_reserved_bytes: list[int] | None = None
+    whole_life_phase: list[str] | None = None
+    device_used_bytes: list[int] | None = None
+    """The most that the whole device held while the clock ran, by NVML."""
+    device_used_reason: str | None = None
+    """Why that is not known."""
+    limit_base_bytes: list[int] | None = None
+    """What a memory limit counts from."""
+
+
+class MemorySection(Section[RankMemory, Memory]):
+    name = "memory"
+    part = RankMemory
+    is_own_work = False
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Memory:  # noqa: ARG002
+        parts, telemetries = self.parts(reports), TelemetrySection().parts(reports)
+        used = known_by_rank(telemetries, "device_used_bytes")
+        per_rank = {field.name: known_by_rank(parts, field.name) for field in fields(RankMemory)}
+        return Memory(
+            **per_rank,  # type: ignore[arg-type]
+            device_used_bytes=used and [round(max(samples)) for samples in used],
+            device_used_reason=None if used else reasons(telemetries),
+        )

@@ -1,0 +1,171 @@
+"""The passes of one rank, run over the steps of whatever is measured.
+
+Passes ask for steps by yielding; who has the steps, a workload of ours or somebody's own training loop, runs
+them. So the same passes measure both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.attention.watch import AttentionWatch
+from bench.config import MeasureConfig
+from bench.passes import PASSES, rank_code
+from bench.passes.engagement.tap import CommunicationTap
+from bench.passes.subject import Subject
+from bench.passes.timing.steps import TimedSteps
+from bench.ranks.log import RankLog
+
+
+class Ask(Enum):
+    """What a pass asks for."""
+
+    BETWEEN = auto()
+    """To be resumed when the next step is about to begin: what is switched on after it sees only the step."""
+    FIRST = auto()
+    """The cheapest step that pays for all that happens only once."""
+    STEP = auto()
+    """One step at full length; what it returns is sent back."""
+
+
+Steps = Generator[Ask, Any, None]
+Around = Callable[[], AbstractContextManager[Any]]
+
+
+class RankPass:
+    """One pass on one rank; what it has no use for it leaves as it is."""
+
+    def __init__(self, measurement: Measurement) -> None:
+        self.measurement = measurement
+
+    def building(self) -> AbstractContextManager[Any]:
+        """Around the building of what is measured."""
+        return nullcontext()
+
+    def first_step(self) -> AbstractContextManager[Any]:
+        """Around the first step, which pays for all that happens only once."""
+        return nullcontext()
+
+    def window(self) -> AbstractContextManager[Any]:
+        """Around each window under the clock: nothing of it may run between the steps."""
+        return nullcontext()
+
+    def inspected_step(self) -> AbstractContextManager[Any]:
+        """Around the one step that is looked at from inside and not timed."""
+        return nullcontext()
+
+    def before_steps(self) -> None:
+        """What has to be done before any step changes the parameters; every rank runs it."""
+
+    def run(self) -> Steps:
+        """The pass's own turn: it yields wherever it needs a step; every rank runs it."""
+        yield from ()
+
+    def part(self) -> Any:
+        """This rank's part of the section; None where there is none."""
+        return None
+
+
+class Measurement:
+    """What is measured on one rank, and what the passes share while they do it."""
+
+    subject: Subject
+    """What is measured; there once it is built."""
+    timed: TimedSteps
+    """What the clock showed; there once the timing pass has had its turn."""
+
+    def __init__(
+        self,
+        measure: MeasureConfig,
+        device: torch.device,
+        log: RankLog,
+        folder: Path | None = None,
+        *,
+        known: frozenset[str] = frozenset(),
+        instead: Mapping[str, type[RankPass]] | None = None,
+    ) -> None:
+        """Before anything is built: passes note what the rank holds until then.
+
+        `folder` is for files, None where none is kept. Passes in `known` are not run again. `instead` is
+        other code for some passes.
+        """
+        self.measure = measure
+        self.device = device
+        self.log = log
+        self.folder = folder
+        self.watch = AttentionWatch()
+        self.tap = CommunicationTap(self.watch)
+        codes = {name: rank_code(name) for name in PASSES if name not in known} | dict(instead or {})
+        self.passes = {name: codes[name](self) for name in PASSES if name in codes}
+
+    @property
+    def shares_traced_step(self) -> bool:
+        """A long step hides what inspecting costs; of short ones there is time for one more."""
+        return self.measure.trace and self.timed.warmup == "short"
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a timed step."""
+        return self.timed.median_ms / 1e3
+
+    def building(self) -> AbstractContextManager[None]:
+        """Around the building of the subject."""
+        return self._all(RankPass.building)
+
+    def window(self) -> AbstractContextManager[None]:
+        """Around steps under the clock."""
+        return self._all(RankPass.window)
+
+    def steps(self, subject: Subject) -> Steps:
+        """All passes over a built subject, one after another."""
+        self.subject = subject
+        for each in self.passes.values():
+            each.before_steps()
+        for each in self.passes.values():
+            yield from each.run()
+
+    def first_step(self) -> Steps:
+        """The step that pays for all that happens only once."""
+        yield Ask.BETWEEN
+        with self.subject.seen(), self._all(RankPass.first_step):
+            yield Ask.FIRST
+
+    def step(self, around: Around) -> Steps:
+        """One step at full length, inside of this context."""
+        yield Ask.BETWEEN
+        with around():
+            yield Ask.STEP
+
+    @contextmanager
+    def inspected(self) -> Iterator[None]:
+        """Around a step that every pass looks at from inside: costs milliseconds, so never a timed one."""
+        with self.subject.seen(), self.watched(), self._all(RankPass.inspected_step):
+            yield
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Only see attention begin and end: that costs microseconds."""
+        return self.subject.watched(self.watch)
+
+    def parts(self) -> dict[str, Any]:
+        """This rank's part of every section, by the pass's name."""
+        found = {name: each.part() for name, each in self.passes.items()}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def report(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {name: asdict(part) for name, part in self.parts().items()}
+
+    @contextmanager
+    def _all(self, hook: Callable[[RankPass], AbstractContextManager[Any]]) -> Iterator[None]:
+        """One of the passes' contexts of all of them, the first pass's outermost."""
+        with ExitStack() as stack:
+            for each in self.passes.values():
+                stack.enter_context(getattr(each, hook.__name__)())
+            yield

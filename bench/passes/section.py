@@ -1,0 +1,72 @@
+"""One pass as it is known without torch: its section of the record, its steps, its merge and its gate."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from bench.config import MeasureConfig, RunConfig
+from bench.ranks.log import Stage
+
+Part = TypeVar("Part")
+"""What one rank reports of a pass."""
+Whole = TypeVar("Whole")
+"""The section of a record that the parts of all ranks make."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank has to say once its passes are over."""
+
+    parts: Mapping[str, Any]
+    """By the pass's name, of the pass's own type; a pass that did not run has none."""
+    phases_s: Mapping[str, float]
+    """Seconds that each phase of the rank's life took."""
+
+
+class Section(ABC, Generic[Part, Whole]):
+    """A pass as the launcher, the estimate and the record know it; its code on a rank is in `rank.py`."""
+
+    name: ClassVar[str]
+    """The pass's name: its folder, its section in the record, its phase in a rank's log."""
+    part: ClassVar[type[Any] | None]
+    """The type of a rank's part; None for a pass that leaves nothing in the record."""
+    is_own_work: ClassVar[bool] = True
+    """Whether its seconds are the cell's own work; those of the others count as fixed cost."""
+    is_evidence: ClassVar[bool] = False
+    """Whether the record of a wrong result keeps this section."""
+
+    def stages(self, measure: MeasureConfig, step_s: float) -> Sequence[Stage]:  # noqa: ARG002
+        """The full-length steps that it will run, where one takes `step_s` seconds."""
+        return ()
+
+    @abstractmethod
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Whole:
+        """The ranks' parts as the record's section: lists by rank, or what all ranks agree on."""
+
+    def gate(self, cell: RunConfig, section: Whole) -> str | None:  # noqa: ARG002
+        """Why the cell's result is wrong, in one line; None where this pass finds nothing."""
+        return None
+
+    def parts(self, reports: Sequence[RankReport]) -> list[Part]:
+        """This pass's parts, in the order of the ranks."""
+        return [report.parts[self.name] for report in reports if self.name in report.parts]
+
+
+def by_rank(parts: Sequence[Any], field: str) -> list[Any]:
+    """One field of every rank's part."""
+    return [getattr(part, field) for part in parts]
+
+
+def known_by_rank(parts: Sequence[Any], field: str) -> list[Any] | None:
+    """The same; null, not a list with nulls, where a rank does not have the figure."""
+    values = by_rank(parts, field)
+    return None if None in values else values
+
+
+def by_name(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """A dictionary of lists by rank, zero where a rank does not have the name."""
+    names = sorted({name for values in per_rank for name in values})
+    return {name: [values.get(name, 0) for values in per_rank] for name in names}

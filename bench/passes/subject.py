@@ -1,0 +1,57 @@
+"""What is measured: a workload of ours, or somebody's own training loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.attention.watch import AttentionWatch
+from bench.passes.trace.optimizer_spans import Spans
+from bench.strategies.strategy import Strategy
+from bench.training.trainers.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One call of attention alone: its output and query gradient, [B, N, S, D], of this rank's shard."""
+
+    out: Tensor
+    dq: Tensor | None
+
+
+class Subject(ABC):
+    """What the passes look at; they never ask which kind it is."""
+
+    device: torch.device
+    attention_name: str
+    """The name under which transformers knows the attention."""
+    attention_code: str
+    """How the names of the Python modules begin that hold the attention's own code."""
+    ranks_beside: int = 0
+    """How many other ranks are on this rank's GPU."""
+    causal: bool = True
+    strategy: Strategy | None = None
+    """The strategy that is installed; None where it is somebody else's code."""
+    trainer: Trainer | None = None
+    """The training loop of ours; None where nothing is trained, or by somebody else's."""
+
+    @abstractmethod
+    def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+        """Let a watch see every call of attention for as long as the context lasts."""
+
+    @abstractmethod
+    def optimizer_spans(self) -> AbstractContextManager[Spans]:
+        """When the optimizer is at work while the context lasts."""
+
+    def attention_call(self) -> AttentionCall | None:
+        """The last call, where attention alone is measured."""
+        return None
+
+    def seen(self) -> AbstractContextManager[Any]:
+        """Around a step that nobody times, for what the subject itself wants to know of it."""
+        return nullcontext()

@@ -1,0 +1,27 @@
+"""What the rank's device and the machine did while the clock ran."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from bench.passes.rank_pass import RankPass
+from bench.passes.telemetry.section import RankTelemetry
+from bench.passes.telemetry.telemetry import Telemetry, open_nvml
+
+
+class TelemetryPass(RankPass):
+    telemetry: Telemetry | None = None
+
+    def window(self) -> AbstractContextManager[Any]:
+        if self.telemetry is None:
+            subject = self.measurement.subject
+            self.telemetry = Telemetry(partial(open_nvml, subject.device, ranks_beside=subject.ranks_beside))
+        return self.telemetry.window()
+
+    def part(self) -> RankTelemetry | None:
+        return None if self.telemetry is None else self.telemetry.read()
+
+
+PASS = TelemetryPass

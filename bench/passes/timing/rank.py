@@ -1,0 +1,83 @@
+"""The timed pass: warm up, agree on a number of steps, run them back to back after one barrier."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.passes.rank_pass import Ask, RankPass, Steps
+from bench.passes.timing.clock import StepClock, synchronise
+from bench.passes.timing.section import FIRST_STEP, WARM_UP, RankTiming, affordable_steps
+from bench.passes.timing.steps import TimedSteps
+from bench.ranks.log import Stage
+
+
+class TimingPass(RankPass):
+    def run(self) -> Steps:
+        with self.measurement.log.during("timing"):
+            yield from self.measurement.first_step()
+            self.measurement.timed = yield from self.timed_steps()
+
+    def part(self) -> RankTiming:
+        timed = self.measurement.timed
+        return RankTiming(step_times_ms=timed.step_times_ms, window_ms=timed.window_ms, warmup=timed.warmup)
+
+    def timed_steps(self) -> Generator[Ask, Any, TimedSteps]:
+        """Time as many steps as `measure.steps` and `measure.budget_s` allow, at least one.
+
+        A short step has paid for lazy initialisation by now. Where the budget leaves no room for full-length
+        warm-up steps, the first full-length step is the timed one and the warm-up is called short. Whoever
+        listens is told of what comes before it begins, and of nothing while a window lasts.
+        """
+        measure, tell = self.measurement.measure, self.measurement.log.tell
+        outcomes: list[Any] = []
+        rounds, step_s = measure.steps, None
+        if measure.budget_s > 0:
+            tell(Stage("timing", FIRST_STEP, 1))
+            first = yield from self._window(1, outcomes, "short")
+            step_s = first.window_ms / 1e3
+            rounds = self._agreed(affordable_steps(measure, step_s))
+            if rounds == 0:
+                return first
+        warm_up_steps = measure.warmup_steps - len(outcomes)
+        if warm_up_steps > 0:
+            tell(Stage("timing", WARM_UP, warm_up_steps, step_s))
+        for _ in range(warm_up_steps):
+            yield Ask.BETWEEN
+            outcomes.append((yield Ask.STEP))
+        tell(Stage("timing", None, rounds, step_s))
+        return (yield from self._window(rounds, outcomes, "full"))
+
+    def _window(self, steps: int, outcomes: list[Any], warmup: str) -> Generator[Ask, Any, TimedSteps]:
+        """So many steps under the clock; between two of them nothing of ours runs but its marks."""
+        device, clocks = self.measurement.device, []
+        yield Ask.BETWEEN
+        with self.measurement.window():
+            dist.barrier()
+            synchronise(device)
+            start = time.perf_counter()
+            for step in range(steps):
+                if step > 0:
+                    yield Ask.BETWEEN
+                clock = StepClock(device)
+                clock.mark()
+                outcomes.append((yield Ask.STEP))
+                clock.mark()
+                clocks.append(clock)
+            synchronise(device)
+            window_ms = (time.perf_counter() - start) * 1e3
+        step_times_ms = [clock.step_times_ms()[0] for clock in clocks]
+        return TimedSteps(step_times_ms, window_ms, warmup, outcomes)
+
+    def _agreed(self, rounds: int) -> int:
+        """Rank 0 decides for all."""
+        decision = torch.tensor(rounds, device=self.measurement.device)
+        dist.broadcast(decision, src=0)
+        return int(decision.item())
+
+
+PASS = TimingPass

@@ -1,0 +1,98 @@
+"""Where a step's time went: the trace pass without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.attention.layouts import LAYOUTS
+from bench.config import MeasureConfig, RunConfig
+from bench.cost.area import causal_area
+from bench.passes.engagement.section import shares_traced_step
+from bench.passes.section import RankReport, Section, by_name, by_rank
+from bench.passes.trace.intervals import length
+from bench.passes.trace.split import Split
+from bench.passes.trace.waiting import RankTrace, waiting
+from bench.ranks.log import Stage
+from bench.strategies import STRATEGIES
+
+TRACED_STEPS = 3
+"""One is kept: a single step of a few milliseconds says little on a machine with neighbours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One step under torch.profiler, per rank, in milliseconds. Intervals are merged, never summed.
+
+    Each instant is booked once: `compute_ms`, `purpose_exposed_ms` and `idle_ms` add up to `step_ms`. A
+    purpose is attention, parameters, gradients, data_and_loss or other.
+    """
+
+    step_ms: list[float]
+    """The traced step by rank: the denominator of shares."""
+    total_ms: list[float]
+    """By rank the union of all communication's intervals."""
+    exposed_ms: list[float]
+    """The part of it without compute on that rank. A send or receive in flight behind compute counts in
+    total, not in exposed."""
+    communication_ms: dict[str, list[float]]
+    """By kind and rank the union of that kind's intervals."""
+    calls: dict[str, list[int]]
+    """By kind and rank."""
+    purpose_total_ms: dict[str, list[float]]
+    """By purpose and rank, in flight."""
+    purpose_exposed_ms: dict[str, list[float]]
+    """By purpose and rank, exposed."""
+    purpose_waiting_ms: dict[str, list[float]] | None
+    """The latest arrival of the ranks that had to meet minus one's own; null where the ranks' clocks or calls
+    cannot be compared."""
+    purpose_exposed_waiting_ms: dict[str, list[float]] | None
+    """The exposed part of that."""
+    compute_ms: dict[str, list[float]]
+    """By part and rank: `attention` is its kernels and arithmetic, `packing` the copies and conversions in
+    attention, `optimizer` clipping and the update, `other` the rest."""
+    idle_ms: list[float]
+    causal_area: list[int] | None
+    """By rank the (query, key, head) triples that the mask leaves it, of one sequence and layer; null where
+    it is not known how a strategy shares them."""
+    unjoined: list[str | None]
+    """By rank why purposes are unknown."""
+
+
+class TraceSection(Section[RankTrace, Trace]):
+    name = "trace"
+    part = RankTrace
+
+    def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
+        if not measure.trace:
+            return []
+        return [Stage("trace", steps=1 if shares_traced_step(measure, step_s) else TRACED_STEPS)]
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Trace:
+        """Waiting needs the arrivals of all ranks, so it is found here."""
+        traces = self.parts(reports)
+        splits: Sequence[Split] = [trace.split for trace in traces]
+        waited = waiting(traces)
+        exposed_ms = [
+            {purpose: length(spans) for purpose, spans in split.exposed_spans_ms.items()} for split in splits
+        ]
+        return Trace(
+            step_ms=by_rank(splits, "step_ms"),
+            total_ms=by_rank(splits, "total_ms"),
+            exposed_ms=by_rank(splits, "exposed_ms"),
+            communication_ms=by_name(by_rank(splits, "communication_ms")),
+            calls=by_name(by_rank(splits, "calls")),
+            purpose_total_ms=by_name(by_rank(splits, "purpose_total_ms")),
+            purpose_exposed_ms=by_name(exposed_ms),
+            purpose_waiting_ms=None if waited is None else waited.waiting_ms,
+            purpose_exposed_waiting_ms=None if waited is None else waited.exposed_ms,
+            compute_ms=by_name(by_rank(splits, "compute_ms")),
+            idle_ms=by_rank(splits, "idle_ms"),
+            causal_area=_areas(cell, len(traces)),
+            unjoined=by_rank(traces, "unjoined"),
+        )
+
+
+def _areas(cell: RunConfig, ranks: int) -> list[int] | None:
+    known = cell.strategy in STRATEGIES and cell.layout in LAYOUTS
+    return [causal_area(cell, rank % cell.sp_degree) for rank in range(ranks)] if known else None
