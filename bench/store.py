@@ -119,13 +119,13 @@ def parse_record(
     takes as long again as reading: the record is encoded for comparison.
     """
     if not line.strip():
-        raise StoreError(f"{path}:{number}: is an empty line; delete it")
+        raise StoreError(f"{path}:{number}: an empty line; delete it")
     try:
         record = msgspec.json.decode(line)
         if not allow_duplicate_keys and _has_duplicate_keys(line, record):
             raise ValueError("a key stands twice in one object")  # noqa: TRY301
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path}:{number}: is not a record: {error}; {DELETE_LINE}") from None
+        raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
     if not isinstance(version, int) or version not in versions:
         known = " or ".join(map(str, sorted(versions)))

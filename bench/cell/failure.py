@@ -48,7 +48,7 @@ def _out_of_memory(
 
 
 def _held_bytes(log: RankLog, cluster: ClusterConfig) -> int | None:
-    """Bytes that the rank held when it failed: on a GPU all allocated, on the CPU those beyond the limit's base.
+    """Bytes that the rank held when it failed: on a GPU all, on the CPU those beyond the limit's base.
 
     None on the CPU without a limit, where nothing was measured at the start.
     """

@@ -1,4 +1,4 @@
-"""What is known of a strategy without running it: which cells are legal, and the bytes that ranks exchange."""
+"""What is known of a strategy without running it: which cells are legal, how many bytes it sends."""
 
 from __future__ import annotations
 
