@@ -21,18 +21,17 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from bench.cell.launcher import Launcher
-from bench.config import ConfigError
+from bench.config import ConfigError, ExitCode
 from bench.environment import this_machine
 from bench.experiments import experiment_of
-from bench.request.choices import CONF, plain, refuse_no_conf, tell_hydra_of_offers
+from bench.request.choices import CONF, plain, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
 from bench.request.hydra_errors import translated
 from bench.store import StoreError, warn_in_one_line
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
-from bench.sweep.run import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, run_plan
+from bench.sweep.run import run_plan
 
-EXIT_REQUEST_WRONG = 2
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
@@ -43,7 +42,7 @@ def run_cells(composed: Sequence[DictConfig], *, single: bool = False) -> NoRetu
         experiment = experiment_of(raws)
         if experiment.answer is not None:
             experiment.answer(experiment.cells(raws, machine), Path(str(raws[0]["sweep_dir"])))
-            sys.exit(EXIT_OK)
+            sys.exit(ExitCode.OK)
         planned = plan(raws, machine, single=single)
         launcher = Launcher()
         from analysis.report import write_report
@@ -65,18 +64,18 @@ def refusals() -> Iterator[None]:
         yield
     except (ConfigError, StoreError) as error:
         print(error, file=sys.stderr)
-        sys.exit(EXIT_REQUEST_WRONG)
+        sys.exit(ExitCode.REQUEST_WRONG)
     except (HydraException, OmegaConfBaseException) as error:
         print(translated(error), file=sys.stderr)
-        sys.exit(EXIT_REQUEST_WRONG)
+        sys.exit(ExitCode.REQUEST_WRONG)
     except KeyboardInterrupt:
         print("interrupted before any cell ran; the same command starts afresh", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
         print(f"{error}; free space there, then add resume=true and sweep_dir=...", file=sys.stderr)
-        sys.exit(EXIT_FAILED)
+        sys.exit(ExitCode.FAILED)
 
 
 def _interrupt(*_: object) -> None:
@@ -92,7 +91,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
     with tempfile.TemporaryDirectory() as scratch, refusals():
         refuse_no_conf()
-        tell_hydra_of_offers()
+        register_plugins_with_hydra()
         sys.argv[1:] = readable_by_hydra(sys.argv[1:])
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
         run_one()

@@ -116,10 +116,10 @@ class Archive:
             file.seek(start)
             line = file.readline()
         try:
-            return parse_record(path, 0, line, READABLE_VERSIONS, may_have_twins=True)
+            return parse_record(path, 0, line, READABLE_VERSIONS, allow_duplicate_keys=True)
         except StoreError:
             number = Piece(path, start, start, is_all=False).line_number(0)
-            return parse_record(path, number, line, READABLE_VERSIONS, may_have_twins=True)
+            return parse_record(path, number, line, READABLE_VERSIONS, allow_duplicate_keys=True)
 
 
 def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive:
@@ -175,7 +175,7 @@ def _parsed(piece: Piece, place: int, line: bytes) -> Recorded:
     except (ValueError, RecursionError) as error:
         # Counting lines takes as long as finding them, so only a bad one is given its number.
         number = piece.line_number(place)
-        parse_record(piece.path, number, line, READABLE_VERSIONS, may_have_twins=True)
+        parse_record(piece.path, number, line, READABLE_VERSIONS, allow_duplicate_keys=True)
         raise StoreError(f"{piece.path}:{number}: not a record: {flaw(error)}; {DELETE_LINE}") from None
 
 

@@ -1,19 +1,57 @@
-"""Ulysses against Ring Attention, measured. `observe` is for a training loop of one's own."""
+"""Ulysses against Ring Attention, measured. What others may rely on is here: names and signatures stay.
+
+Strategy packages, training loops under `observe` and readers of records import from `bench` alone: where a
+name is defined may change. Modules inside never import this one. A name is imported when it is first used:
+planning a sweep reads strategies' facts, and must not import torch.
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.observation import observe
+    from bench.attention.kernels import Kernel as Kernel
+    from bench.attention.kernels import kernel_backward as kernel_backward
+    from bench.attention.kernels import kernel_forward as kernel_forward
+    from bench.attention.layouts import EVERYTHING as EVERYTHING
+    from bench.attention.layouts import LAYOUTS as LAYOUTS
+    from bench.attention.layouts import Tile as Tile
+    from bench.attention.merge import Partial as Partial
+    from bench.config import ConfigError as ConfigError
+    from bench.config import RunConfig as RunConfig
+    from bench.observation import observe as observe
+    from bench.store import read_records as read_records
+    from bench.strategies.facts import Facts as Facts
+    from bench.strategies.facts import activation_bytes as activation_bytes
+    from bench.strategies.facts import backwards_per_step as backwards_per_step
+    from bench.strategies.facts import forwards_per_step as forwards_per_step
+    from bench.strategies.strategy import Strategy as Strategy
 
-__all__ = ["observe"]
+HOMES: Mapping[str, str] = {
+    "EVERYTHING": "bench.attention.layouts",
+    "LAYOUTS": "bench.attention.layouts",
+    "ConfigError": "bench.config",
+    "Facts": "bench.strategies.facts",
+    "Kernel": "bench.attention.kernels",
+    "Partial": "bench.attention.merge",
+    "RunConfig": "bench.config",
+    "Strategy": "bench.strategies.strategy",
+    "Tile": "bench.attention.layouts",
+    "activation_bytes": "bench.strategies.facts",
+    "backwards_per_step": "bench.strategies.facts",
+    "forwards_per_step": "bench.strategies.facts",
+    "kernel_backward": "bench.attention.kernels",
+    "kernel_forward": "bench.attention.kernels",
+    "observe": "bench.observation",
+    "read_records": "bench.store",
+}
+"""Every public name, and the module that defines it."""
 
 
 def __getattr__(name: str) -> Any:
-    """`observe` comes with torch, which what plans and reports must not import."""
-    if name == "observe":
-        from bench.observation import observe
-
-        return observe
-    raise AttributeError(f"module 'bench' has no attribute {name!r}")
+    """A public name, imported from its module."""
+    if name not in HOMES:
+        raise AttributeError(f"module 'bench' has no attribute {name!r}")
+    return getattr(importlib.import_module(HOMES[name]), name)

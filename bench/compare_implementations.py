@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cell.launcher import Launcher
-from bench.config import ConfigError, RunConfig
+from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
 from bench.request import values
 from bench.request.choices import composed
@@ -66,12 +66,12 @@ def main() -> None:
                     cell, package = _cells(ours, theirs, length, ranks, arguments)
                 except ConfigError as error:
                     print(error, file=sys.stderr)
-                    sys.exit(2)
+                    sys.exit(ExitCode.REQUEST_WRONG)
                 ratios, ours_ms = _ratios(launcher, cell, package, arguments.repeats)
                 line, is_slower = _line(ratios, ours_ms)
                 slower += is_slower
                 print(f"{ranks} ranks {length:>4} {package.strategy:17} / {ours:7} {line}", flush=True)
-    sys.exit(bool(slower))
+    sys.exit(ExitCode.FAILED if slower else ExitCode.OK)
 
 
 def in_turns(job: RankJob, log: RankLog) -> dict[str, Any]:

@@ -6,7 +6,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 from typing import Any
+
+import msgspec
 
 _PAIRS: Mapping[str, str] = {"options": "strategy", "env": "env"}
 """Fields that are pairs of name and value, and the group their names stand in on the command line."""
@@ -16,6 +19,20 @@ NOT_USED = "none"
 OWN = "own"
 """A choice that is somebody's own code, not one of the tables'."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+MASKS = ("causal", "full")
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    """Every cell that could run did; running out of memory and `unsupported` are findings."""
+    FAILED = 1
+    """Some cell failed, or a command missed its own goal."""
+    REQUEST_WRONG = 2
+    """The request cannot be carried out, as one line said."""
+    INTERRUPTED = 130
+    """Ctrl-C, or a scheduler's SIGTERM."""
 
 
 class ConfigError(ValueError):
@@ -24,11 +41,12 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The numbers a transformer is built from; `path` names a local checkpoint instead of random weights."""
+    """The numbers a transformer is built from."""
 
     name: str
     family: str
     path: str | None
+    """A local checkpoint, which takes the place of random weights."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -41,36 +59,61 @@ class ModelConfig:
     rope_theta: float
     norm_eps: float
 
+    def __post_init__(self) -> None:
+        _refuse_below(
+            1,
+            {
+                "model.vocab_size": self.vocab_size,
+                "model.hidden_size": self.hidden_size,
+                "model.intermediate_size": self.intermediate_size,
+                "model.num_layers": self.num_layers,
+                "model.num_heads": self.num_heads,
+                "model.num_kv_heads": self.num_kv_heads,
+                "model.head_dim": self.head_dim,
+            },
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Where tokens come from: `text` reads `path` (or Python's own documentation), `synthetic` computes them.
-
-    The labels of a sequence's first `prompt_tokens` tokens do not count in the loss.
-    """
+    """Where tokens come from."""
 
     name: str
+    """`text` reads `path`, `synthetic` computes tokens."""
     path: str | None
+    """Without one, `text` is Python's own documentation."""
     tokenizer: str | None
     prompt_tokens: int
+    """The labels of so many tokens at a sequence's start do not count in the loss."""
+
+    def __post_init__(self) -> None:
+        _refuse_below(0, {"data.prompt_tokens": self.prompt_tokens})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """The ranks of a cell and what they run on.
-
-    `memory_limit_gib` bounds what one rank may allocate: on a GPU in all, on a CPU beyond what it holds
-    once it has joined the others. With `ranks_per_gpu` above 1 ranks share a GPU: right for checking results,
-    and its times say nothing.
-    """
+    """The ranks of a cell and what they run on."""
 
     name: str
     world_size: int
     ranks_per_gpu: int
+    """Above 1 ranks share a GPU: right for checking results, and its times say nothing."""
     device: str
     backend: str
+    """The process-group library: `nccl` or `gloo`."""
     threads_per_rank: int
     memory_limit_gib: float | None
+    """What one rank may allocate: on a GPU in all, on a CPU beyond what it holds once it has joined."""
+
+    def __post_init__(self) -> None:
+        _refuse_below(
+            1,
+            {
+                "cluster.world_size": self.world_size,
+                "cluster.ranks_per_gpu": self.ranks_per_gpu,
+                "cluster.threads_per_rank": self.threads_per_rank,
+            },
+        )
 
     def device_index(self, local_rank: int) -> int:
         """Which of a host's visible GPUs a rank is on; neighbours in rank share one."""
@@ -84,62 +127,112 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadConfig:
-    """What a step is: `train`, or `attention` alone; `mask` is `causal` or `full`, in training causal."""
+    """What a step is."""
 
     name: str
+    """`train`, or `attention` alone."""
     mask: str
+    """`causal` or `full`; in training causal."""
+
+    def __post_init__(self) -> None:
+        _refuse_other("workload.mask", self.mask, MASKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureConfig:
-    """How much of what is measured; `budget_s` and `timeout_s` are seconds.
-
-    A `budget_s` of 0 is of a loop that is observed: nothing but `steps` limits its timed pass.
-    """
+    """How much of what is measured."""
 
     steps: int
+    """Timed steps, or fewer where `budget_s` has no room for them."""
     warmup_steps: int
     budget_s: float
+    """Seconds that the timed pass should stay within; 0 for an observed loop, which only `steps` limits."""
     repeats: int
+    """How many times a cell is run, each time in fresh processes."""
     timeout_s: float
+    """Seconds after which a cell's processes are ended."""
     trace: bool
     keep_traces: bool
     gradients: bool
+    """Whether every full gradient of one step is written to a file."""
+
+    def __post_init__(self) -> None:
+        _refuse_below(1, {"measure.steps": self.steps, "measure.repeats": self.repeats})
+        _refuse_below(
+            0,
+            {
+                "measure.warmup_steps": self.warmup_steps,
+                "measure.budget_s": self.budget_s,
+                "measure.timeout_s": self.timeout_s,
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One cell. `seq_len` counts tokens of the whole sequence; `batch` counts whole sequences.
-
-    `options` are the strategy's own choices, such as a rotation.
-    """
+    """One cell: every choice made, every number known."""
 
     seq_len: int
+    """Tokens of a whole sequence, before sharding."""
     batch: int
+    """Whole sequences of one micro-step and data-parallel group."""
     grad_accum: int
+    """Micro-steps of a step."""
     strategy: str
     options: tuple[tuple[str, str], ...]
+    """The strategy's own choices, such as a rotation: name and value."""
     layout: str
+    """Which tokens a rank holds."""
     kernel: str
+    """Attention on one device."""
     dtype: str
     model: ModelConfig
     engine: str
+    """How parameters, gradients and optimizer state are sharded."""
     trainer: str
+    """Whose training loop runs."""
     workload: WorkloadConfig
     data: DataConfig
     mode: str
+    """`measure`: all ranks run."""
     hardware: str
     cluster: ClusterConfig
     sp_degree: int
+    """Ranks that share a sequence."""
     ulysses_degree: int
+    """How many of these share its heads."""
     dp_replicate: int
+    """Copies of the sharded model."""
     dp_shard: int
+    """Data-parallel groups that share one copy."""
     checkpointing: bool
     loss: str
     measure: MeasureConfig
     seed: int
     env: tuple[tuple[str, str], ...]
+    """Environment variables of the ranks: name and value."""
     experiment: str
+
+    def __post_init__(self) -> None:
+        _refuse_below(
+            1,
+            {
+                "seq_len": self.seq_len,
+                "batch": self.batch,
+                "grad_accum": self.grad_accum,
+                "sp_degree": self.sp_degree,
+                "ulysses_degree": self.ulysses_degree,
+                "dp_replicate": self.dp_replicate,
+                "dp_shard": self.dp_shard,
+            },
+        )
+        _refuse_below(0, {"seed": self.seed})
+        _refuse_other("dtype", self.dtype, tuple(DTYPE_BYTES))
+        if self.data.prompt_tokens >= self.seq_len:
+            raise ConfigError(
+                f"data.prompt_tokens={self.data.prompt_tokens}: leaves no token of seq_len={self.seq_len} to"
+                " train on; stay below it"
+            )
 
     def option(self, name: str) -> str:
         """The value of one of the strategy's own choices."""
@@ -184,19 +277,8 @@ class RunConfig:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> RunConfig:
-        return cls(
-            **fields
-            | {
-                "model": ModelConfig(**fields["model"]),
-                "data": DataConfig(**fields["data"]),
-                "workload": WorkloadConfig(**fields["workload"]),
-                "cluster": ClusterConfig(**fields["cluster"]),
-                "measure": MeasureConfig(**fields["measure"]),
-                "options": tuple((name, value) for name, value in fields["options"]),
-                "env": tuple((name, value) for name, value in fields["env"]),
-            }
-        )
+    def from_json(cls, fields: Mapping[str, Any]) -> RunConfig:
+        return msgspec.convert(fields, cls)
 
     def flat(self) -> dict[str, Any]:
         """The record's `config`: the command line's names, choices as strings, the rest as `group.key`."""
@@ -211,3 +293,14 @@ class RunConfig:
                 flat[key] = value
         del flat["measure"]
         return flat
+
+
+def _refuse_below(least: int, numbers: Mapping[str, float]) -> None:
+    for key, number in numbers.items():
+        if not number >= least:
+            raise ConfigError(f"{key}={number}: must be at least {least}; write for example {key}={least}")
+
+
+def _refuse_other(key: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{key}={value}: must be one of {', '.join(known)}")

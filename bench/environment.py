@@ -78,10 +78,10 @@ def installed(package: str) -> str | None:
         return None
 
 
-def describe(offered_by: Mapping[str, str]) -> dict[str, Any]:
+def describe(strategy_package: Mapping[str, str]) -> dict[str, Any]:
     """The record's `environment`: machine, software versions, code and load, as plain JSON values.
 
-    `offered_by` is the distribution, with its version, that the cell's strategy came from; empty for ours.
+    `strategy_package` is the distribution of the cell's strategy, and its version; empty for ours.
     """
     commit = _git("rev-parse", "HEAD")
     return {
@@ -89,8 +89,8 @@ def describe(offered_by: Mapping[str, str]) -> dict[str, Any]:
         "device_name": this_machine().device_name,
         "os": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: installed(name) for name in PACKAGES} | dict(offered_by),
-        **({"strategy_package": min(offered_by)} if offered_by else {}),
+        "packages": {name: installed(name) for name in PACKAGES} | dict(strategy_package),
+        **({"strategy_package": min(strategy_package)} if strategy_package else {}),
         "gpu_driver": _gpu_driver(),
         "git_commit": commit,
         "git_dirty": None if commit is None else bool(_git("status", "--porcelain")),

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 LENGTH_UNITS: Mapping[str, int] = {"": 1, "k": 1024, "m": 1024 * 1024}
-SIZES: Mapping[str, int] = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024}
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+SIZES: Mapping[str, int] = {"GiB": GIB, "MiB": MIB, "KiB": KIB}
 MAX_SHOWN = 80
 
 

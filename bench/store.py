@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -16,15 +16,15 @@ from bench.config import ConfigError
 from bench.labels import shown
 from bench.record import SCHEMA_VERSION, Record
 
-NO_JSON_LINES: Mapping[bytes, str] = {
+OTHER_FORMATS: Mapping[bytes, str] = {
     b"\x1f\x8b": "is gzip; unpack it first",
     b"\xef\xbb\xbf": "begins with a byte-order mark; save it as UTF-8 without one",
     b"\xff\xfe": "is UTF-16; save it as UTF-8",
     b"\xfe\xff": "is UTF-16; save it as UTF-8",
 }
-"""How files begin that an editor or a download has changed, and what to say of them."""
-
-
+"""First bytes of files that an editor or a download has changed, and what to say of such a file."""
+BLOCK_BYTES = 2**16
+"""Read at a time from a file's end: a record of two ranks is some 20 KiB."""
 CHECK_PATH = "check the path and its permissions"
 DELETE_LINE = "delete the line; its sweep with resume=true runs that cell again"
 
@@ -63,9 +63,9 @@ class Store:
     def append(self, record: Record) -> None:
         """Add one line and wait until it is on the disk. A torn line before it is cut off first."""
         line = json.dumps(record.to_json(), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        with self.path.open("ab") as file:
-            file.truncate(_whole_lines_bytes(self.path))
-            # A path need not be text: what of it is none becomes a question mark.
+        with self.path.open("a+b") as file:
+            file.truncate(_whole_lines_bytes(file))
+            # Bytes of a path that are not UTF-8 become question marks.
             file.write(line.encode(errors="replace") + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -77,8 +77,8 @@ class Store:
 def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> list[dict[str, Any]]:
     """All records of a file, as written, of any of these schema versions.
 
-    A torn last line is dropped with one warning. Raises StoreError, with the line's number, for anything
-    else that is no such record.
+    A torn last line is dropped with one warning. Any other line that is not such a record raises StoreError
+    with its number.
     """
     try:
         content = path.read_bytes()
@@ -94,13 +94,13 @@ def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> l
 
 
 def warn_in_one_line() -> None:
-    """Show warnings without the line of code that raised them: a user of a command has no use for it."""
+    """Show warnings without the line of code that raised them."""
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
 
 
 def refuse_other_formats(path: Path, start: bytes) -> None:
     """Raises StoreError for a file that does not begin as JSON lines do."""
-    for beginning, what in NO_JSON_LINES.items():
+    for beginning, what in OTHER_FORMATS.items():
         if start.startswith(beginning):
             raise StoreError(f"{path}: {what}")
 
@@ -111,18 +111,18 @@ def parse_record(
     line: bytes,
     versions: Collection[int] = (SCHEMA_VERSION,),
     *,
-    may_have_twins: bool = False,
+    allow_duplicate_keys: bool = False,
 ) -> dict[str, Any]:
     """One line as a record; raises StoreError, with file and line, where it is none of these versions.
 
-    Of a key that stands twice in one object the last counts where there `may_have_twins`; elsewhere it is
-    refused, for which everything is encoded again: as long as it took to read.
+    With `allow_duplicate_keys` the last of equal keys of an object counts. Without, they are refused, which
+    takes as long again as reading: the record is encoded for comparison.
     """
     if not line.strip():
         raise StoreError(f"{path}:{number}: an empty line; delete it")
     try:
         record = msgspec.json.decode(line)
-        if not may_have_twins and _has_twins(line, record):
+        if not allow_duplicate_keys and _has_duplicate_keys(line, record):
             raise ValueError("a key stands twice in one object")  # noqa: TRY301
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
@@ -136,10 +136,18 @@ def parse_record(
     return dict(record)
 
 
-def _has_twins(line: bytes, record: Any) -> bool:
-    """Whether a key was lost: encoded again, its colon is missing. Those in texts are in both."""
+def _has_duplicate_keys(line: bytes, record: Any) -> bool:
+    """Whether decoding lost a key: the encoded record then has fewer colons. Colons in texts are in both."""
     return line.count(b":") > msgspec.json.encode(record).count(b":")
 
 
-def _whole_lines_bytes(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1
+def _whole_lines_bytes(file: BinaryIO) -> int:
+    """Where the last whole line ends, found from the file's end: most of a long file is never read."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = file.seek(max(0, end - BLOCK_BYTES))
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0

@@ -1,7 +1,11 @@
 """The house stands as designed: imports run one way, tables and folders agree."""
 
+import ast
+import re
+import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import yaml
@@ -9,6 +13,7 @@ import yaml
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.cell.outcome import ANALYTIC_FLOPS
+from bench.environment import REPOSITORY
 from bench.request.choices import CONF, option_of, read_option
 from bench.request.legality import ENGINE_DTYPES
 from bench.request.model_numbers import FAMILIES as FAMILY_WORDS
@@ -29,6 +34,85 @@ TORCH_FREE = [
     "bench.attention.kernel_facts", "bench.cost.flops", "bench.sweep.progress", "analysis.report",
     "run_sweep",
 ]  # fmt: skip
+
+CONTRACTS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+LAYERS = [re.findall(r"\w+", layer) for layer in CONTRACTS[0]["layers"]]
+LAYER_OF = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+PACKAGES = sorted(path.parent.name for path in REPOSITORY.glob("bench/*/__init__.py"))
+MAX_FLAT_MODULES = 12
+
+
+def lint_imports(folder):
+    """Check the contracts of pyproject.toml against the code in this folder."""
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "--no-cache", "--no-logo"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+    """The code and its contracts, to be broken."""
+    folder = tmp_path_factory.mktemp("copied")
+    for package in ("bench", "analysis"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / package, folder / package, ignore=ignored)
+    shutil.copy(REPOSITORY / "pyproject.toml", folder)
+    return folder
+
+
+def test_imports_keep_the_contracts():
+    linted = lint_imports(REPOSITORY)
+    assert linted.returncode == 0, linted.stdout
+    assert f"{len(CONTRACTS)} kept, 0 broken" in linted.stdout
+    assert not any("ignore_imports" in contract for contract in CONTRACTS)
+
+
+BROKEN = {
+    "upward": ("bench/labels.py", "import bench.cost.flops", "bench.labels"),
+    "upward in a function": (
+        "bench/ranks/groups.py",
+        "def f():\n    import bench.training.data",
+        "bench.ranks",
+    ),
+    "upward for a type": (
+        "bench/cost/area.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import bench.passes",
+        "bench.cost",
+    ),
+    "sideways": ("bench/overhead/steps.py", "import bench.sweep.plan", "bench.overhead"),
+    "a circle in a package": ("bench/attention/kernel_facts.py", "import bench.attention.kernels", "acyclic"),
+    "a page for the sweep": ("bench/sweep/run.py", "import analysis.report", "bench never imports analysis"),
+    "a rank in the report": ("analysis/labels.py", "import bench.ranks.log", "analysis imports of bench"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_one_line_that_points_the_wrong_way_breaks_a_contract(copied, case):
+    path, line, said = BROKEN[case]
+    before = (copied / path).read_text()
+    (copied / path).write_text(f"{before}\n{line}\n")
+    linted = lint_imports(copied)
+    (copied / path).write_text(before)
+    assert linted.returncode == 1
+    assert said in linted.stdout
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_says_what_it_may_import_and_the_contract_agrees(package):
+    said = ast.get_docstring(ast.parse((REPOSITORY / "bench" / package / "__init__.py").read_text()))
+    allowed = re.search(r"May\s+import\s+(.+?)(?:\s+and\s+all\s+below|\s+only)[.;]", said, re.DOTALL)
+    named = {LAYER_OF.get(word, 0) for word in re.findall(r"\w+", allowed[1]) if word in LAYER_OF}
+    assert all(layer > LAYER_OF[package] for layer in named)
+    assert named or allowed[1] == "the nouns"
+
+
+def test_few_modules_lie_flat():
+    assert len([*(REPOSITORY / "bench").glob("*.py")]) <= MAX_FLAT_MODULES
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)

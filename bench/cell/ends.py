@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from bench.ranks.log import WrongResultError
 from bench.ranks.out_of_memory import KINDS, memory_of_text
-from bench.record import BlockClass, Failure, OutOfMemory, Status
+from bench.record import Failure, OutOfMemory, Status
 
 VICTIM_TEXTS = (
     "Connection closed by peer",
@@ -177,7 +179,7 @@ def _out_of_memory(told: Mapping[str, Any] | None, memory: str | None) -> OutOfM
         return None
     if told is None:
         return OutOfMemory(memory=memory, requested_bytes=None, limit_bytes=None, held_bytes=None, largest=[])
-    return OutOfMemory(**{**told, "largest": [BlockClass(**each) for each in told["largest"]]})
+    return msgspec.convert(told, OutOfMemory)
 
 
 def _exit_kind(end: RankEnd, status: Status) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from bench.config import ClusterConfig
+from bench.labels import GIB
 from bench.passes.memory.live_blocks import largest_classes
 from bench.ranks.log import RankLog
-from bench.ranks.memory_limit import GIB, lift_memory_limit, process_bytes
+from bench.ranks.memory_limit import lift_memory_limit, process_bytes
 from bench.ranks.out_of_memory import requested_bytes, root_cause
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -25,6 +25,7 @@ from bench.cell.ends import STACK_SIGNAL, RankEnd, RankFailed, is_victim
 from bench.config import RunConfig
 from bench.environment import REPOSITORY
 from bench.ranks.log import Stage
+from bench.request.legality import needed_packages
 
 if TYPE_CHECKING:
     from bench.cell.worker import RankEntry
@@ -37,7 +38,12 @@ STACK_S = 0.3
 """How long a rank may write its stack before it is killed."""
 LOG_TAIL_BYTES = 8000
 """NCCL's watchdog prints why it ends a rank, and after that two C++ stacks of up to 4,000 bytes in all."""
-PRELOAD = ["bench.cell.preload"]
+PRELOAD = "bench.cell.preload"
+PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "deepspeed.runtime.zero.muon.muon_optimizer"}
+"""What the server imports of packages that only some cells need.
+
+ZeRO's first optimizer check imports Muon, and with it torch's whole compiler: seconds per rank.
+"""
 TICK_S = 1.0
 """How often whoever listens may look at the clock: enough for people, and nothing to the ranks' cores."""
 
@@ -69,24 +75,30 @@ class Launcher:
     def __init__(self) -> None:
         # A server once started keeps its environment.
         os.environ.setdefault("DS_LOG_LEVEL", "warning")
-        # A library that asks for a GPU while the server imports it must not start CUDA there: no rank forked
-        # after that could use one. torch then asks NVML.
+        # When it is imported, DeepSpeed starts CUDA to see whether there is any, unless it is told which
+        # accelerator to use. `join_deepspeed` corrects it in ranks on a GPU.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        # Nor may another library start CUDA while the server imports it: no rank forked after that could use
+        # a GPU. With this, torch asks NVML.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        # Ranks are told their threads; of a value that is no number OpenMP complains on the user's screen.
+        # OpenMP complains about a value that is not a number, and needs none: ranks are told their threads.
         if not os.environ.get("OMP_NUM_THREADS", "1").strip("0").isdigit():
             del os.environ["OMP_NUM_THREADS"]
-        # The server finds modules by its environment alone: no other installed copy may win over this one.
+        # The server finds modules by its environment alone, and must not find another installed copy of ours.
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if str(REPOSITORY) not in known:
             os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, known)])
         settle_extensions()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOAD)
 
-    def warm(self) -> None:
-        """Start the server and its imports now, in the background."""
+    def warm(self, cells: Iterable[RunConfig] | None = None) -> None:
+        """Start the server now; it imports, in the background, what these cells need, or any cell may need.
+
+        A cell for which that was not enough imports the rest in its ranks. A server that runs stays as it is.
+        """
         from multiprocessing import forkserver
 
+        self._context.set_forkserver_preload([*_preloaded(cells), PRELOAD])
         forkserver.ensure_running()
 
     def run(
@@ -99,14 +111,15 @@ class Launcher:
         known: frozenset[str] = frozenset(),
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
+        self.warm([cell])
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("rank_*.json"):
             leftover.unlink()
         deadline = time.monotonic() + cell.measure.timeout_s
         receiver, sender = self._context.Pipe(duplex=False)
-        with tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-") as meeting:
+        with tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-") as rendezvous:
             jobs = [
-                (cell, rank, folder, Path(meeting) / "store", known)
+                (cell, rank, folder, Path(rendezvous) / "store", known)
                 for rank in range(cell.cluster.world_size)
             ]
             ranks = [self._context.Process(target=_enter, args=(job, sender, entry)) for job in jobs]
@@ -130,6 +143,14 @@ class Exit:
 
     code: int
     at_s: float
+
+
+def _preloaded(cells: Iterable[RunConfig] | None) -> list[str]:
+    """Modules of those packages that some of the cells need; of all packages where there are no cells."""
+    if cells is None:
+        return [*PRELOADED_OF_PACKAGES.values()]
+    needed = {package for cell in cells for package in needed_packages(cell).values()}
+    return [module for package, module in PRELOADED_OF_PACKAGES.items() if package in needed]
 
 
 def _enter(told: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:

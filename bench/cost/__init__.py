@@ -1,1 +1,1 @@
-"""FLOPs, traffic, memory and time as arithmetic. May import facts, layouts and nouns; no torch."""
+"""FLOPs, traffic, memory and time as arithmetic. May import strategies and all below; no torch."""

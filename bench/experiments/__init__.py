@@ -1,4 +1,7 @@
-"""Questions as plans: a name, the cells that answer it and, where they need not run, who answers."""
+"""Questions as plans: a name, the cells that answer it and, where they need not run, who answers.
+
+May import request and all below.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def hypothetical_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]
 
 def limit_of(cell: RunConfig) -> Limit:
     """The verdict of the cell's strategy; what legality asks of engine, kernel and packages is left aside."""
-    with STRATEGIES.asking(cell.strategy):
+    with STRATEGIES.plugin_errors_named(cell.strategy):
         return _limit_of(cell, STRATEGIES[cell.strategy])
 
 

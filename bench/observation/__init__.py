@@ -1,4 +1,7 @@
-"""Somebody's own training loop, observed: the same record, gates and report as a cell of a sweep."""
+"""Somebody's own training loop, observed: the same record, gates and report as a cell of a sweep.
+
+May import cell and all below.
+"""
 
 from bench.observation.observation import Observation
 from bench.observation.observe import observe

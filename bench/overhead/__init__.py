@@ -1,1 +1,1 @@
-"""What the harness itself costs. May import sweep's neighbours below: cell, experiments, request and on."""
+"""What the harness itself costs. May import cell, request and all below."""

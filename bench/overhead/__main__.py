@@ -21,7 +21,7 @@ from bench.cell.launcher import Launcher
 from bench.cell.outcome import fixed_cost_s
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
-from bench.config import ConfigError, RunConfig
+from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
 from bench.passes import decoded
 from bench.request import values
@@ -66,13 +66,13 @@ def main() -> None:
         step_cell = resolve(composed(*step_words), this_machine())
     except ConfigError as error:
         print(error, file=sys.stderr)
-        sys.exit(2)
+        sys.exit(ExitCode.REQUEST_WRONG)
     missed = [
         *_report_cells(cell, *_in_turns(cell, launcher, arguments.repeats)),
         *_report_steps(step_cell, _step_times_ms(step_cell, launcher)),
     ]
     print("missed: " + "; ".join(missed) if missed else "all goals met")
-    sys.exit(bool(missed))
+    sys.exit(ExitCode.FAILED if missed else ExitCode.OK)
 
 
 def _report_cells(

@@ -1,6 +1,7 @@
-"""The one table of passes. A new one is a folder here and a line below. May import training, cost and below.
+"""The one table of passes. A new one is a folder here and a line below.
 
-`section.py` in the folder is read by processes that must not import torch; `rank.py` runs on the ranks.
+`section.py` in the folder is read by processes that must not import torch; `rank.py` runs on the ranks. May
+import training, cost and all below.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch import Tensor
 from bench.attention.watch import AttentionWatch
 from bench.passes.trace.optimizer_spans import Spans
 from bench.strategies.strategy import Strategy
-from bench.training.trainers.native import NativeTrainer
+from bench.training.trainers.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Subject(ABC):
     causal: bool = True
     strategy: Strategy | None = None
     """The strategy that is installed; None where it is somebody else's code."""
-    trainer: NativeTrainer | None = None
+    trainer: Trainer | None = None
     """The training loop of ours; None where nothing is trained, or by somebody else's."""
 
     @abstractmethod

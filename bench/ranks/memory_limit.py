@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-GIB = 2**30
-_KIB = 1024
+from bench.labels import GIB, KIB, MIB
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_SMALL_BLOCK_BYTES = 64 * _KIB
-_MAX_KEPT_BYTES = 32 * 2**20
+_SMALL_BLOCK_BYTES = 64 * KIB
+_MAX_KEPT_BYTES = 32 * MIB
 """The most to which glibc raises its threshold by itself (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
 _WARM_UP_NUMBERS = 2**20
 
@@ -31,7 +31,7 @@ def process_bytes(field: str) -> int:
     except OSError:
         return 0
     lines = (line.split() for line in status.splitlines())
-    return next((int(line[1]) * _KIB for line in lines if line[0] == f"{field}:"), 0)
+    return next((int(line[1]) * KIB for line in lines if line[0] == f"{field}:"), 0)
 
 
 def set_memory_limit(limit_gib: float, device: torch.device) -> int:

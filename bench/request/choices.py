@@ -1,6 +1,6 @@
 """The YAML files of conf/, one folder a choice and one file an option, and what Hydra composes of them.
 
-A strategy that a package offers has no file there: its option is made of its facts.
+A strategy of an installed package has no file there: its option is made from its facts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def composed(*overrides: str) -> Raw:
     """What the command line would compose of these words, for a cell that belongs to no sweep."""
     for name in SWEEP_PATHS:
         OmegaConf.register_new_resolver(name, lambda: "", replace=True)
-    tell_hydra_of_offers()
+    register_plugins_with_hydra()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return plain(compose("config", overrides=list(overrides)))
 
@@ -57,23 +57,23 @@ def groups() -> list[str]:
 
 def options(group: str) -> list[str]:
     """All options of a choice."""
-    offered = STRATEGIES.offered() if group == "strategy" else []
-    return sorted([*(path.stem for path in (CONF / group).glob("*.yaml")), *offered])
+    plugins = STRATEGIES.plugin_names() if group == "strategy" else []
+    return sorted([*(path.stem for path in (CONF / group).glob("*.yaml")), *plugins])
 
 
 def read_option(group: str, name: str) -> Raw:
-    """The content of one option's file; raises ConfigError for an offered strategy that is broken."""
-    if group == "strategy" and name in STRATEGIES.offered():
+    """The content of one option's file; raises ConfigError for a plugin that cannot be loaded."""
+    if group == "strategy" and name in STRATEGIES.plugin_names():
         return option_of(STRATEGIES[name])
     content = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
 
 
-def tell_hydra_of_offers() -> None:
-    """Make every offered strategy an option of Hydra's; a broken one too, which `resolve` then refuses."""
+def register_plugins_with_hydra() -> None:
+    """Make every plugin an option of Hydra's; a broken one too, which `resolve` then refuses."""
     usable = {facts.name: option_of(facts) for facts in STRATEGIES.usable()}
-    for name in STRATEGIES.offered():
+    for name in STRATEGIES.plugin_names():
         ConfigStore.instance().store(group="strategy", name=name, node=usable.get(name, {"name": name}))
 
 

@@ -49,13 +49,18 @@ def _engine_refusals(cell: RunConfig) -> list[str]:
     return reasons
 
 
-def _missing_packages(cell: RunConfig) -> list[str]:
-    wanted = {
+def needed_packages(cell: RunConfig) -> dict[str, str]:
+    """The distributions that a cell cannot run without, by the choice that needs them."""
+    needed = {
         f"strategy={cell.strategy}": STRATEGIES[cell.strategy].package,
         f"engine={cell.engine}": ENGINE_PACKAGES.get(cell.engine),
     }
+    return {choice: package for choice, package in needed.items() if package is not None}
+
+
+def _missing_packages(cell: RunConfig) -> list[str]:
     return [
-        f"{who} needs the package {package}; install it with: pip install {package}"
-        for who, package in wanted.items()
-        if package is not None and installed(package) is None
+        f"{choice} needs the package {package}; install it with: pip install {package}"
+        for choice, package in needed_packages(cell).items()
+        if installed(package) is None
     ]

@@ -10,6 +10,7 @@ from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.config import (
     DTYPE_BYTES,
+    MASKS,
     NOT_USED,
     ClusterConfig,
     ConfigError,
@@ -105,9 +106,9 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         trainer=values.choice("trainer", raw["trainer"]["name"], ("native",)),
         workload=WorkloadConfig(
             name=values.choice("workload", raw["workload"]["name"], WORKLOADS),
-            mask=values.choice("workload.mask", raw["workload"].get("mask", "causal"), ("causal", "full")),
+            mask=values.choice("workload.mask", raw["workload"].get("mask", "causal"), MASKS),
         ),
-        data=_data(raw["data"], seq_len),
+        data=_data(raw["data"]),
         mode=values.choice("mode", raw["mode"], ("measure",)),
         hardware=_hardware(raw["hardware"], machine, where.device),
         cluster=ClusterConfig(
@@ -154,7 +155,7 @@ def all_keys() -> list[str]:
 def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
     if raw["ulysses_degree"] == "auto":
         strategy = raw["strategy"]["name"]
-        with STRATEGIES.asking(strategy):
+        with STRATEGIES.plugin_errors_named(strategy):
             return STRATEGIES[strategy].ulysses_degree(sp_degree, model)
     return values.whole("ulysses_degree", raw["ulysses_degree"])
 
@@ -178,16 +179,12 @@ def _kernel(raw: Any) -> str:
     return values.choice("kernel", DEFAULT_KERNEL if raw == "auto" else raw, KERNEL_FACTS)
 
 
-def _data(raw: Raw, seq_len: int) -> DataConfig:
+def _data(raw: Raw) -> DataConfig:
     name = values.choice("data", raw["name"], ("text", "synthetic"))
     path, tokenizer = (values.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer"))
     if name == "text" and path is not None:
         refuse_no_text(path)
     prompt = values.whole("data.prompt_tokens", raw["prompt_tokens"], least=0)
-    if prompt >= seq_len:
-        raise ConfigError(
-            f"data.prompt_tokens={prompt}: leaves no token of seq_len={seq_len} to train on; stay below it"
-        )
     return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt)
 
 

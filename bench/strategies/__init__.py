@@ -1,6 +1,7 @@
-"""The one table of strategies. A new one is a folder here, a line below and a YAML in conf/strategy/.
+"""How attention is spread over ranks, and the one table of names.
 
-Or it is a package of its own that offers it by an entry point: see CONTRIBUTING.md.
+A new strategy is a folder here, a line below and a YAML in conf/strategy/. Or it is a package of its own with
+an entry point: see CONTRIBUTING.md. May import ranks, attention and all below.
 """
 
 from __future__ import annotations

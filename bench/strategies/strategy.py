@@ -25,30 +25,26 @@ ATTENTION_NAME = "bench_attention"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Whole sequences or their shards, [B, S] each; `samples` [B] are the sequences' numbers.
-
-    Labels are shifted before sharding: token i's label is token i+1.
-    """
+    """Whole sequences or their shards, [B, S]."""
 
     samples: Tensor
+    """[B], the sequences' numbers."""
     input_ids: Tensor
     labels: Tensor
+    """Shifted before sharding: token i's label is token i+1, or IGNORED_LABEL."""
     position_ids: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How an installed strategy hangs in the model.
-
-    `attention_name` is registered with transformers. `shards_batch` says that `shard` has to be applied
-    to whole batches before the model sees them. `gradient_divisor` is the number of ranks over which the
-    engine averages gradients: the loss of a rank is multiplied by it.
-    """
+    """What a trainer has to know of an installed strategy."""
 
     attention_name: str
+    """The name under which transformers finds the attention."""
     shards_batch: bool
+    """Whether `shard` has to be applied to whole batches before the model sees them."""
     gradient_divisor: int
-    implementation: str
+    """Over how many ranks the engine averages gradients: a rank's loss is multiplied by it."""
 
 
 class Strategy(ABC):
@@ -116,7 +112,6 @@ class Strategy(ABC):
                 attention_name=ATTENTION_NAME,
                 shards_batch=self.cell.sp_degree > 1,
                 gradient_divisor=self.groups.world_size,
-                implementation=type(self).__module__,
             )
         finally:
             del ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME]

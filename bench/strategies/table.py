@@ -1,26 +1,37 @@
-"""Strategies by name: ours, and those that installed packages offer."""
+"""Strategies by name: ours, and plugins, which installed packages bring by their Python entry points."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import importlib.util
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from typing import Any
 
-from bench.config import ConfigError
+from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.attention.layouts import LAYOUTS
+from bench.config import DTYPE_BYTES, ConfigError
 from bench.strategies.facts import Facts
-from bench.strategies.plugin import Offer, in_one_line
 
 ENTRY_POINTS = "ulysses_ring_bench.strategies"
 OUR_PACKAGE = "ulysses-ring-bench"
+FACTS_MODULE = ".facts"
+KNOWN_NAMES: Mapping[str, Collection[str]] = {
+    "layouts": LAYOUTS,
+    "dtypes": DTYPE_BYTES,
+    "kernels": KERNEL_FACTS,
+}
+"""Attributes of a strategy's facts that are tuples of names, and the names there are."""
 
 
 class StrategyTable(Mapping[str, Facts]):
-    """Ours in their own order, then the offered ones in that of their names.
+    """Ours in their own order, then plugins by name.
 
-    Names come from the installed packages' metadata; a package is imported when its facts are asked for, so
-    a broken one fails nobody else. Asking for its facts, or by a name that is offered twice, raises
-    ConfigError.
+    Names come from the installed packages' metadata. A package is imported when its facts are read, so a
+    broken one fails nobody else: reading its facts raises ConfigError, as for a name that two packages have.
     """
 
     def __init__(self, ours: Iterable[Facts]) -> None:
@@ -28,47 +39,39 @@ class StrategyTable(Mapping[str, Facts]):
         self._loaded: dict[str, Facts] = {}
 
     def __getitem__(self, name: str) -> Facts:
-        offers = self._offers.get(name, ())
-        if name in self.ours and not offers:
-            return self.ours[name]
-        if not offers:
-            raise KeyError(name)
-        self._refuse_two(name, offers)
         if name not in self._loaded:
-            self._loaded[name] = offers[0].load()
+            self._loaded[name] = self._load(name)
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self.ours or name in self._offers
+        return name in self.ours or name in self._plugins
 
     def __iter__(self) -> Iterator[str]:
         yield from self.ours
-        yield from self.offered()
+        yield from self.plugin_names()
 
     def __len__(self) -> int:
-        return len(self.ours) + len(self.offered())
+        return len(self.ours) + len(self.plugin_names())
 
-    def offered(self) -> list[str]:
+    def plugin_names(self) -> list[str]:
         """The names that only packages have, broken or not."""
-        return [name for name in self._offers if name not in self.ours]
+        return [name for name in self._plugins if name not in self.ours]
 
     def usable(self) -> list[Facts]:
-        """The facts of all strategies that can be had; a broken one is left to whoever asks for it."""
+        """The facts of all strategies that can be loaded."""
         facts = []
         for name in self:
-            try:
+            with suppress(ConfigError):
                 facts.append(self[name])
-            except ConfigError:
-                continue
         return facts
 
     def packages(self, name: str) -> dict[str, str]:
-        """The distribution that offers a strategy, and its version; empty for ours."""
-        return {offer.package: offer.version for offer in self._offers.get(name, ())}
+        """The distribution that brings a strategy, and its version; empty for ours."""
+        return {plugin.package: plugin.version for plugin in self._plugins.get(name, ())}
 
     @contextmanager
-    def asking(self, name: str) -> Iterator[None]:
-        """What a package's facts raise, as a ConfigError that says whose they are; ours raise as they do."""
+    def plugin_errors_named(self, name: str) -> Iterator[None]:
+        """What a plugin's facts raise becomes a ConfigError that names its package; ours raise as they do."""
         try:
             yield
         except ConfigError:
@@ -76,21 +79,112 @@ class StrategyTable(Mapping[str, Facts]):
         except Exception as error:
             if name in self.ours:
                 raise
-            raise self._offers[name][0].refusal(f"fails when asked: {in_one_line(error)}") from error
+            fault = f"fails when its facts are read: {in_one_line(error)}"
+            raise self._plugins[name][0].refusal(fault) from error
 
     @cached_property
-    def _offers(self) -> Mapping[str, list[Offer]]:
-        offers: dict[str, list[Offer]] = {}
-        found = [Offer(entry) for entry in entry_points(group=ENTRY_POINTS)]
-        for offer in sorted(found, key=lambda offer: (offer.name, offer.package)):
-            offers.setdefault(offer.name, []).append(offer)
-        return offers
+    def _plugins(self) -> Mapping[str, list[Plugin]]:
+        plugins: dict[str, list[Plugin]] = {}
+        found = [Plugin(entry) for entry in entry_points(group=ENTRY_POINTS)]
+        for plugin in sorted(found, key=lambda plugin: (plugin.name, plugin.package)):
+            plugins.setdefault(plugin.name, []).append(plugin)
+        return plugins
 
-    def _refuse_two(self, name: str, offers: list[Offer]) -> None:
-        """Which of two was meant nobody can know, so neither runs."""
-        packages = [*([OUR_PACKAGE] if name in self.ours else []), *(offer.package for offer in offers)]
+    def _load(self, name: str) -> Facts:
+        """Neither of two strategies of one name runs: nobody can know which of them was meant."""
+        plugins = self._plugins.get(name, [])
+        packages = [OUR_PACKAGE] * (name in self.ours) + [plugin.package for plugin in plugins]
+        if not packages:
+            raise KeyError(name)
         if len(packages) > 1:
             raise ConfigError(
                 f"strategy={name}: the packages {' and '.join(packages)} both have a strategy of this name;"
                 f" rename one's entry point, or: pip uninstall {packages[-1]}"
             )
+        return plugins[0].load() if plugins else self.ours[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One entry point: the strategy's name, and the class that states its facts."""
+
+    entry: EntryPoint
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def package(self) -> str:
+        """The distribution it comes from."""
+        return self._distribution.name
+
+    @property
+    def version(self) -> str:
+        return self._distribution.version
+
+    @property
+    def _distribution(self) -> Distribution:
+        assert self.entry.dist is not None  # so for every entry point of an installed package
+        return self.entry.dist
+
+    def load(self) -> Facts:
+        """The strategy's facts; raises ConfigError where they cannot be loaded or contradict themselves."""
+        try:
+            loaded = self.entry.load()
+            facts = loaded() if isinstance(loaded, type) and issubclass(loaded, Facts) else None
+        except Exception as error:
+            raise self.refusal(f"cannot be loaded: {in_one_line(error)}") from error
+        fault = "is not a subclass of bench.Facts" if facts is None else next(_faults(self.name, facts), None)
+        if facts is None or fault is not None:
+            raise self.refusal(str(fault))
+        return facts
+
+    def refusal(self, fault: str) -> ConfigError:
+        """An error that names the package, what is wrong with it, and how to go on without it."""
+        return ConfigError(
+            f"strategy={self.name}: {self.entry.value} of the package {self.package} {self.version} {fault};"
+            f" correct it, or go on without it: pip uninstall {self.package}"
+        )
+
+
+def in_one_line(error: BaseException) -> str:
+    """`ValueError: message (facts.py:12)`, with the line that raised it."""
+    message = next(iter(str(error).strip().splitlines()), "")
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {message}{where}" if message else f"{type(error).__name__}{where}"
+
+
+def _faults(name: str, facts: Facts) -> Iterator[str]:
+    """What is wrong with a strategy's names, its place, its choices; each ends `<class> of <package> ...`."""
+    if not name.isidentifier():
+        yield "has a name that cannot be typed; use letters, digits and underscores, as in gather_kv"
+    own_name = getattr(facts, "name", None)
+    if own_name != name:
+        yield f"has name = {own_name!r}, but its entry point is named {name!r}"
+    module = type(facts).__module__
+    code = f"{module.removesuffix(FACTS_MODULE)}.attention"
+    if not module.endswith(FACTS_MODULE):
+        yield f"is defined in the module {module}; a strategy's facts stand in facts.py, inside a package"
+    elif importlib.util.find_spec(code) is None:
+        yield f"has no {code} beside it"
+    for attribute, known in KNOWN_NAMES.items():
+        names: Any = getattr(facts, attribute)
+        is_any = names is None and attribute == "kernels"
+        if not is_any and not (_is_tuple_of_text(names) and set(names) <= set(known)):
+            yield f"has {attribute} = {names!r}; it has to be a tuple of names from {', '.join(known)}"
+    yield from _option_faults(facts.options)
+
+
+def _option_faults(options: Any) -> Iterator[str]:
+    if not isinstance(options, Mapping) or not all(map(_is_tuple_of_text, options.values())):
+        yield f"has options = {options!r}; each key has to have a tuple of texts, the default first"
+        return
+    for key in options:
+        if key == "name" or not str(key).isidentifier():
+            yield f"has an option {key!r}, which cannot be typed; choose another name"
+
+
+def _is_tuple_of_text(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(each, str) for each in value)

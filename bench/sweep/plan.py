@@ -57,7 +57,7 @@ def _refuse_illegal(cell: RunConfig) -> None:
 
 def _refuse_failing_facts(cell: RunConfig) -> None:
     """Raises ConfigError where a package's facts fail: once cells run, nothing may end the sweep."""
-    with STRATEGIES.asking(cell.strategy):
+    with STRATEGIES.plugin_errors_named(cell.strategy):
         answers: Mapping[str, Any] = {
             "refusals": "; ".join(STRATEGIES[cell.strategy].refusals(cell)),
             "exchange_bytes": STRATEGIES[cell.strategy].exchange_bytes(cell),

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.cell.run import CellInterrupted, run
-from bench.config import ConfigError
+from bench.config import ConfigError, ExitCode
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import FINDINGS, Record, Status
 from bench.store import Store
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from bench.cell.worker import RankEntry
 
 TRACES_FOLDER = "traces"
-EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 ReportWriter = Callable[[Path], None]
 
@@ -37,11 +36,8 @@ def run_plan(
     *,
     write_report: ReportWriter,
     entry: Callable[[PlannedCell], RankEntry | None] = lambda _: None,
-) -> int:
-    """Run the cells, store each record as it comes, write the report; the sweep's exit code.
-
-    0 when every cell that could run did, 1 when some failed, 130 when interrupted.
-    """
+) -> ExitCode:
+    """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
     if plan.resume and not plan.folder.exists():
         raise ConfigError(
             f"resume=true: sweep_dir={plan.folder} is not there; name the folder of the sweep that broke off"
@@ -49,7 +45,7 @@ def run_plan(
     with Store(plan.folder) as store:
         before = store.read()
         pending = _pending(plan, before)
-        launcher.warm()
+        launcher.warm(planned.cell for planned in pending)
         _write_config(plan)
         progress.start(pending, plan.folder)
         parities, statuses = ParityCache(), list[Status]()
@@ -73,7 +69,7 @@ def _conclude(
     statuses: Sequence[Status],
     *,
     is_interrupted: bool,
-) -> int:
+) -> ExitCode:
     """Write the report and say how to go on; the exit code."""
     if is_interrupted:
         progress.say("interrupted; the report of what is there follows")
@@ -86,10 +82,10 @@ def _conclude(
     failed = sum(status not in FINDINGS for status in statuses)
     if is_interrupted:
         progress.say(f"to run what is missing: {again}")
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     if failed:
         progress.say(f"{failed} of {len(statuses)} cells failed; to run them again: {again}")
-    return EXIT_FAILED if failed else EXIT_OK
+    return ExitCode.FAILED if failed else ExitCode.OK
 
 
 def _run_one(

@@ -1,4 +1,7 @@
-"""The one table of workloads. A new one is a file here, a line below and a YAML in conf/workload/."""
+"""The one table of workloads. A new one is a file here, a line below and a YAML in conf/workload/.
+
+May import passes, training and all below.
+"""
 
 from __future__ import annotations
 

@@ -12,14 +12,13 @@ from bench.training.engines import ENGINES
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 from bench.training.trainers import TRAINERS
-from bench.training.trainers.native import NativeTrainer
-from bench.training.trainers.trainer import StepOutcome
+from bench.training.trainers.trainer import StepOutcome, Trainer
 
 SHORT_TOKENS = 2048
 
 
 class Train(Workload):
-    trainer: NativeTrainer
+    trainer: Trainer
 
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)

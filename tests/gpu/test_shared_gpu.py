@@ -8,14 +8,13 @@ import torch
 import torch.distributed as dist
 
 from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.attention.kernels import KERNELS
 from bench.cell.worker import join
 from bench.request.legality import ENGINE_DTYPES, refusal
 from bench.strategies import STRATEGIES
 from tests.attention_cases import check_cases
 from tests.cells import variants
 from tests.covers import pairwise
-from tests.gpus import GPU_KERNELS, NEEDS_GPU, gpu_cell, run_on_gpu
+from tests.gpus import GPU_KERNELS, NEEDS_GPU, available, gpu_cell, run_on_gpu
 
 pytestmark = [*NEEDS_GPU]
 
@@ -91,7 +90,7 @@ def attention_cases(ranks):
                 words = [f"strategy={strategy}", f"layout={layout}", f"kernel={kernel}", f"dtype={dtype}"]
                 words += [f"strategy.{key}={value}" for key, value in options]
                 cell = gpu_cell(*words, *MANY_CASES, ranks=ranks)
-                if KERNELS[kernel].available("cuda") and refusal(cell) is None:
+                if available(kernel, "cuda") and refusal(cell) is None:
                     for causal in facts.causal_masks(layout):
                         known[strategy, layout, options, kernel, dtype, causal] = cell
     return known

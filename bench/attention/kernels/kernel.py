@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-
-from bench.attention.kernel_facts import KERNEL_FACTS
 
 Forward = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -27,14 +24,3 @@ class Kernel:
     forward: Forward
     backward: Backward
     native_gqa: bool = False
-
-    def available(self, device: str) -> bool:
-        """Whether it runs here on "cpu" or "cuda", by its facts; imports no package."""
-        facts = KERNEL_FACTS[self.name]
-        if device not in facts.dtypes or not facts.is_installed:
-            return False
-        return device == "cpu" or (torch.cuda.is_available() and _capable(facts.capabilities))
-
-
-def _capable(capabilities: tuple[int, ...]) -> bool:
-    return not capabilities or torch.cuda.get_device_capability()[0] in capabilities

@@ -9,7 +9,7 @@ import numpy as np
 import torch.distributed as dist
 
 from bench.passes.rank_pass import RankPass
-from bench.training.trainers.native import NativeTrainer
+from bench.training.trainers.trainer import Trainer
 
 FILE_NAME = "gradients.npz"
 
@@ -22,7 +22,7 @@ class GradientsPass(RankPass):
                 write_gradients(trainer, folder)
 
 
-def write_gradients(trainer: NativeTrainer, folder: Path) -> None:
+def write_gradients(trainer: Trainer, folder: Path) -> None:
     """Run all micro-steps of step 0 and let rank 0 write the gradients as float64, one array a parameter.
 
     Beside them stand `loss`, `grad_norm` and `valid_tokens`. The step is then finished as usual.

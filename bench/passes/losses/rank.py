@@ -10,8 +10,7 @@ import torch.distributed as dist
 from bench.passes.losses.section import Losses
 from bench.passes.rank_pass import RankPass, Steps
 from bench.training.data import StepData, digest
-from bench.training.trainers.native import NativeTrainer
-from bench.training.trainers.trainer import StepOutcome
+from bench.training.trainers.trainer import StepOutcome, Trainer
 
 DIGESTED_STEPS = 1
 _HALF_BITS = 32
@@ -31,7 +30,7 @@ class LossesPass(RankPass):
         return self.losses
 
 
-def collect_losses(outcomes: Sequence[StepOutcome], trainer: NativeTrainer) -> Losses:
+def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> Losses:
     """Global losses, gradient norms and token digests; every rank must call it, every rank gets all."""
     loss_sums = torch.stack([outcome.loss_sum.double() for outcome in outcomes])
     dist.all_reduce(loss_sums)
@@ -46,7 +45,7 @@ def collect_losses(outcomes: Sequence[StepOutcome], trainer: NativeTrainer) -> L
     )
 
 
-def seen_digest(trainer: NativeTrainer, step: int, seq_len: int) -> str:
+def seen_digest(trainer: Trainer, step: int, seq_len: int) -> str:
     """The digest of what all ranks' models are fed in a step, each sequence group's shards added up."""
     own = sum(digest(batch) for batch in trainer.fetch(step, seq_len)) % 2**64
     halves = torch.tensor([own >> _HALF_BITS, own % 2**_HALF_BITS], device=trainer.data.device)

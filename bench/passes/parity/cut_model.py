@@ -28,7 +28,7 @@ from bench.training.engines import ENGINES, LOW_PRECISION
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 from bench.training.trainers import TRAINERS
-from bench.training.trainers.native import NativeTrainer
+from bench.training.trainers.trainer import Trainer
 
 CUT_LAYERS = 2
 CUT_VOCABULARY = 512
@@ -89,7 +89,7 @@ class CutStep:
 
 
 @contextmanager
-def cut_step(trainer: NativeTrainer, seq_len: int, device: torch.device) -> Iterator[CutStep]:
+def cut_step(trainer: Trainer, seq_len: int, device: torch.device) -> Iterator[CutStep]:
     """Run one step of the cut model; every rank must call it. Plain attention is there while it lasts."""
     cell, wiring = cut_cell(trainer.cell, seq_len), trainer.wiring
     model = build_model(
@@ -123,7 +123,7 @@ def cut_cell(cell: RunConfig, seq_len: int) -> RunConfig:
     return replace(cell, model=model, data=data, seq_len=seq_len, checkpointing=False)
 
 
-def _found(cut: NativeTrainer, seq_len: int) -> Signal:
+def _found(cut: Trainer, seq_len: int) -> Signal:
     """The step as all ranks together computed it."""
     loss_sum, valid_tokens = cut.accumulate(0, seq_len)
     total = loss_sum.double()

@@ -11,10 +11,10 @@ from bench.passes.parity.attention import FLOORS, ParityOutcome, parity_len
 from bench.passes.parity.cut_model import CutStep, Share, Signal, cut_step
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
 from bench.training.data import count_valid
-from bench.training.trainers.native import NativeTrainer
+from bench.training.trainers.trainer import Trainer
 
 
-def check_objective(trainer: NativeTrainer, device: torch.device) -> ParityOutcome:
+def check_objective(trainer: Trainer, device: torch.device) -> ParityOutcome:
     """Run one step of the cut model and compare; every rank must call it."""
     strategy = trainer.strategy
     floor, seq_len = FLOORS[strategy.cell.dtype], parity_len(strategy)

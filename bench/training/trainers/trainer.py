@@ -1,4 +1,4 @@
-"""A training loop, one optimizer step at a time. A trainer reads the Wiring, never a strategy's name."""
+"""What every training loop has, whoever wrote it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,49 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from bench.config import RunConfig
+from bench.ranks.log import StepPhase
+from bench.strategies.strategy import Batch, Strategy, Wiring
+from bench.training.data import StepData
+from bench.training.engines import Engine
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One step as this rank saw it: tensors that nobody has waited for yet.
-
-    `loss_sum` is local, `valid_tokens` and `grad_norm` are global.
-    """
+    """One step as this rank saw it, in tensors that the device may still be computing."""
 
     loss_sum: Tensor
+    """Sum of this rank's token losses."""
     valid_tokens: Tensor
+    """Tokens that count in the loss, over all ranks."""
     grad_norm: Tensor
+    """Norm of the whole gradient before clipping, over all ranks."""
 
 
+@dataclass(slots=True)
 class Trainer(ABC):
-    """A training loop, one optimizer step at a time."""
+    """A training loop, one optimizer step at a time. It reads the `wiring`, never a strategy's name."""
+
+    cell: RunConfig
+    engine: Engine
+    strategy: Strategy
+    wiring: Wiring
+    data: StepData
+    phase: StepPhase
 
     @abstractmethod
     def step(self, number: int, seq_len: int) -> StepOutcome:
         """Fetch the batches of step `number`, run all micro-steps, update."""
+
+    @abstractmethod
+    def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
+        """All of a step but the update, gradients left in place: local loss sum, global valid tokens."""
+
+    def fetch(self, number: int, seq_len: int) -> list[Batch]:
+        """What this rank's model is fed in a step, one batch per micro-step."""
+        data_rank = self.strategy.groups.data_rank
+        whole = [
+            self.data.micro_batch(number, micro_step, data_rank, seq_len)
+            for micro_step in range(self.cell.grad_accum)
+        ]
+        return [self.strategy.shard(batch) for batch in whole] if self.wiring.shards_batch else whole

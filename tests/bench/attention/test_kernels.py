@@ -11,7 +11,7 @@ from bench.passes.parity.exact import relative_error
 from bench.request.legality import refusal
 from bench.training.models import TORCH_DTYPES
 from tests.cells import FOUR_H100, make_cell
-from tests.gpus import GPU_KERNELS, needs_gpu, skip_without
+from tests.gpus import GPU_KERNELS, available, needs_gpu, skip_without
 
 HEADS = {"MHA": (4, 4), "GQA": (4, 2), "MQA": (4, 1)}
 NEED_A_GPU = sorted(name for name, facts in KERNEL_FACTS.items() if "cpu" not in facts.dtypes)
@@ -110,7 +110,7 @@ def assert_views_change_nothing(name, dtype, device, head_dim):
         assert relative_error(views[key], expected) < FLOORS[dtype], key
 
 
-@pytest.mark.parametrize("name", [name for name in KERNELS if KERNELS[name].available("cpu")])
+@pytest.mark.parametrize("name", [name for name in KERNELS if available(name, "cpu")])
 def test_a_kernel_takes_views_of_longer_tensors(name):
     assert_views_change_nothing(name, "fp32", "cpu", 16)
 
@@ -143,7 +143,7 @@ def test_through_the_bridge_flash_attn_2_computes_what_the_kernel_under_it_does(
         assert torch.equal(bridged[key], expected), key
 
 
-@pytest.mark.parametrize("name", [name for name in KERNELS if KERNELS[name].available("cpu")])
+@pytest.mark.parametrize("name", [name for name in KERNELS if available(name, "cpu")])
 def test_large_logits_give_no_nan(name):
     q, k, v = (100 * torch.randn(1, 2, 64, 16) for _ in range(3))
     q.requires_grad_()
@@ -155,7 +155,7 @@ def test_large_logits_give_no_nan(name):
 
 @pytest.mark.parametrize("name", NEED_A_GPU)
 def test_a_kernel_that_needs_a_gpu_is_not_available_on_a_cpu_and_says_so(name):
-    assert not KERNELS[name].available("cpu")
+    assert not available(name, "cpu")
     gpus = KERNEL_FACTS[name].gpus
     said = f"kernel={name} needs a {gpus}; take kernel=torch_flash, or run it with cluster=gpu"
     assert refusal(make_cell(f"kernel={name}")) == said
@@ -178,7 +178,7 @@ def test_a_package_that_is_missing_is_named_with_how_to_install_it(name):
     facts = KERNEL_FACTS[name]
     if facts.is_installed:
         pytest.skip(f"{facts.package} is installed")
-    assert not KERNELS[name].available("cuda")
+    assert not available(name, "cuda")
     reason = refusal(make_cell(f"kernel={name}", machine=FOUR_H100))
     assert reason.endswith(f"install it with: {facts.install}; or take kernel=torch_flash")
     assert f"needs the package {facts.package} and a {facts.gpus}" in reason

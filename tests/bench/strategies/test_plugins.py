@@ -1,4 +1,4 @@
-"""Strategies that installed packages offer: found by their entry points, checked, and refused in one line."""
+"""Strategies of installed packages: found by their entry points, checked, and refused in one line."""
 
 import os
 import subprocess
@@ -80,27 +80,33 @@ BROKEN = {
     "an error of its own": ('raise RuntimeError("two\\nlines")', "RuntimeError: two ("),
     "no such class": ("class Other: ...", "AttributeError"),
     "a syntax error": ("class Mine(:", "SyntaxError"),
-    "no Facts": ("class Mine:\n    name = 'NAME'", "is no subclass of bench.strategies.facts.Facts"),
-    "an instance": (f"{GOOD}\n    Mine = Mine()", "is no subclass of"),
+    "no Facts": ("class Mine:\n    name = 'NAME'", "is not a subclass of bench.Facts"),
+    "an instance": (f"{GOOD}\n    Mine = Mine()", "is not a subclass of"),
     "no formula": (
-        "from bench.strategies.facts import Facts\nclass Mine(Facts):\n    name = 'NAME'",
-        "cannot be made: TypeError: Can't instantiate abstract class Mine",
+        "from bench import Facts\nclass Mine(Facts):\n    name = 'NAME'",
+        "cannot be loaded: TypeError: Can't instantiate abstract class Mine",
     ),
-    "another name": (GOOD.replace("NAME", "other"), "says name = 'other', not 'broken'"),
+    "another name": (
+        GOOD.replace("NAME", "other"),
+        "has name = 'other', but its entry point is named 'broken'",
+    ),
     "no name": (
-        "from bench.strategies.facts import Facts\nclass Mine(Facts):\n    exchange_bytes = None",
-        "says name = None",
+        "from bench import Facts\nclass Mine(Facts):\n    exchange_bytes = None",
+        "has name = None",
     ),
     "a class from elsewhere": (
         f"{GOOD}\n    Mine.__module__ = 'elsewhere'",
         "is defined in the module elsewhere",
     ),
-    "a layout that is no tuple": (f'{GOOD}        layouts = ("zigzag")', "says layouts = 'zigzag'"),
+    "a layout that is no tuple": (f'{GOOD}        layouts = ("zigzag")', "has layouts = 'zigzag'"),
     "an unknown layout": (f'{GOOD}        layouts = ("spiral",)', "contiguous, zigzag, striped"),
     "an unknown dtype": (f'{GOOD}        dtypes = ("bfloat16",)', "bf16, fp16, fp32, fp64"),
     "an unknown kernel": (f'{GOOD}        kernels = ("fast",)', "torch_flash"),
-    "options that are no table": (f'{GOOD}        options = ("order",)', "map every key to a tuple"),
-    "an option without a choice": (f'{GOOD}        options = {{"order": ()}}', "map every key to a tuple"),
+    "options that are no table": (f'{GOOD}        options = ("order",)', "each key has to have a tuple"),
+    "an option without a choice": (
+        f'{GOOD}        options = {{"order": ()}}',
+        "each key has to have a tuple",
+    ),
     "an option that is taken": (f'{GOOD}        options = {{"name": ("x",)}}', "has an option 'name'"),
 }
 
@@ -224,7 +230,7 @@ def test_facts_that_fail_when_asked_are_refused_before_a_cell_starts(tmp_path, t
     install(tmp_path, "my_ring", f"{GOOD}        {asked} = 3")
     refused = typed("-m", "strategy=my_ring", *words, *TINY)
     assert refused.returncode == 2
-    assert "of the package some-package 1.2 fails when asked: TypeError" in refused.stderr
+    assert "of the package some-package 1.2 fails when its facts are read: TypeError" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
 
 

@@ -6,7 +6,7 @@ from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import Strategy
 from tests.attention_cases import WORLD_SIZES, all_cases, beyond_their_limits, cover, errors_of
 
-SETS = {"ours": tuple(STRATEGIES.ours)} | {name: (name,) for name in STRATEGIES.offered()}
+SETS = {"ours": tuple(STRATEGIES.ours)} | {name: (name,) for name in STRATEGIES.plugin_names()}
 """One set of ranks tests all of ours; `-k NAME` tests a package's own strategy and nothing else."""
 EXPOSE_LSE = {"local", "ring", "ring_flash_attn", "ring_flash_attn_llama3"}
 

@@ -1,0 +1,51 @@
+"""A cell as data: what it refuses to be, and the way to JSON and back."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bench.config import ConfigError, RunConfig
+from tests.cells import FOUR_H100, make_cell
+
+WORDS = ("strategy=torch_cp", "strategy.rotation=alltoall", "++env.NCCL_DEBUG=INFO", "measure.budget_s=20")
+
+
+@pytest.mark.parametrize("words", [(), WORDS, ("workload=attention", "cluster.memory_limit_gib=0.5")])
+def test_a_cell_comes_back_from_json_as_it_was(words):
+    cell = make_cell(*words, machine=FOUR_H100)
+    assert RunConfig.from_json(json.loads(json.dumps(cell.to_json()))) == cell
+
+
+IMPOSSIBLE = {
+    "no tokens": ({"seq_len": 0}, "seq_len=0: must be at least 1"),
+    "no sequence": ({"batch": 0}, "batch=0: must be at least 1"),
+    "no ranks": ({"cluster": {"world_size": 0}}, "cluster.world_size=0"),
+    "no layers": ({"model": {"num_layers": 0}}, "model.num_layers=0"),
+    "no step": ({"measure": {"steps": 0}}, "measure.steps=0"),
+    "time that never ends": ({"measure": {"budget_s": float("nan")}}, "measure.budget_s=nan"),
+    "an unknown dtype": ({"dtype": "bfloat16"}, "dtype=bfloat16: must be one of bf16, fp16, fp32, fp64"),
+    "an unknown mask": (
+        {"workload": {"mask": "spiral"}},
+        "workload.mask=spiral: must be one of causal, full",
+    ),
+    "prompts only": ({"data": {"prompt_tokens": 8192}}, "leaves no token of seq_len=8192 to train on"),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_a_cell_that_cannot_be_is_not_made(case):
+    changes, said = IMPOSSIBLE[case]
+    cell = make_cell("seq_len=8k")
+    with pytest.raises(ConfigError) as refused:
+        replace(cell, **{key: changed(getattr(cell, key), change) for key, change in changes.items()})
+    assert said in str(refused.value)
+
+
+def changed(value, change):
+    return replace(value, **change) if isinstance(change, dict) else change
+
+
+def test_a_cell_keeps_its_id():
+    """Records are found by it when a sweep is resumed; a new field of a cell changes it, knowingly."""
+    assert make_cell("seq_len=8k", "strategy=ring").cell_id == "d431c52c44e5"

@@ -1,0 +1,174 @@
+"""What strategy packages, observed loops and readers of records rely on, as they see it: from outside.
+
+A test that fails here is a change that breaks somebody else's code. Add to it freely; take nothing away.
+"""
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import bench
+from bench.environment import REPOSITORY
+from tests.cells import make_cell, run_cell
+from tests.faults import raise_in_rank_1
+
+NAMES = {
+    "EVERYTHING", "LAYOUTS", "ConfigError", "Facts", "Kernel", "Partial", "RunConfig", "Strategy", "Tile",
+    "activation_bytes", "backwards_per_step", "forwards_per_step", "kernel_backward", "kernel_forward",
+    "observe", "read_records",
+}  # fmt: skip
+TORCH_FREE = NAMES - {"Kernel", "Partial", "Strategy", "kernel_backward", "kernel_forward", "observe"}
+TOLD = json.loads((Path(__file__).parent / "record_keys.json").read_text())
+"""The keys of a record and of each of its sections, as written on the day they were promised."""
+
+
+def test_the_names_are_there_and_no_others():
+    assert set(bench.HOMES) == NAMES
+    for name in NAMES:
+        assert getattr(bench, name).__class__ is not None
+    with pytest.raises(AttributeError, match="'bench' has no attribute 'Offer'"):
+        bench.Offer  # noqa: B018
+
+
+def test_an_editor_and_mypy_know_the_same_names():
+    source = inspect.getsource(bench)
+    assert {
+        line.rpartition(" as ")[2] for line in source.splitlines() if line.startswith("    from ")
+    } == NAMES
+
+
+def test_what_a_plan_reads_imports_no_torch():
+    code = f"from bench import {', '.join(TORCH_FREE)}; import sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+SIGNATURES = {
+    "observe": (
+        "model, group=None, *, strategy='own', folder='results/observed', steps=20, warmup_steps=2,"
+        " report=True"
+    ),
+    "read_records": "path, versions=(3,)",
+    "activation_bytes": "cell, heads",
+    "forwards_per_step": "cell",
+    "backwards_per_step": "cell",
+    "kernel_forward": "kernel, q, k, v, *, causal, scale",
+    "kernel_backward": "kernel, dout, q, k, v, out, lse, *, causal, scale",
+    "Tile": "queries, keys, causal",
+    "Partial.first": "out, lse",
+    "Partial.merge": "self, rows, out, lse",
+    "RunConfig.option": "self, name",
+    "Facts.ulysses_degree": "self, sp_degree, model",
+    "Facts.causal_masks": "self, layout",
+    "Facts.slices": "self, cell, seq_len, group_rank",
+    "Facts.length_multiple": "self, cell",
+    "Facts.refusals": "self, cell",
+    "Facts.mask_refusals": "self, cell",
+    "Facts.degree_refusals": "self, cell",
+    "Facts.head_refusals": "self, cell",
+    "Facts.exchange_bytes": "self, cell",
+    "Strategy": "cell, groups, facts",
+    "Strategy.attention": "self, q_BNSD, k_BKSD, v_BKSD, *, causal=True",
+    "Strategy.log_sum_exp": "self, q_BNSD, k_BKSD, v_BKSD, *, causal=True",
+    "Strategy.model_attention": "self, module, q_BNSD, k_BKSD, v_BKSD, **keywords",
+    "Strategy.slices": "self, seq_len",
+    "Strategy.step": "self, batch",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_what_is_called_or_overridden_keeps_its_signature(name):
+    first, _, attribute = name.partition(".")
+    function = getattr(bench, first)
+    signature = inspect.signature(getattr(function, attribute) if attribute else function)
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    assert str(inspect.Signature(bare)) == f"({SIGNATURES[name]})"
+
+
+def test_a_strategys_facts_start_from_these_defaults():
+    class Mine(bench.Facts):
+        name = "mine"
+
+        def exchange_bytes(self, cell):
+            return 0
+
+    mine = Mine()
+    assert mine.layouts == ("contiguous",)
+    assert mine.dtypes == ("bf16", "fp16", "fp32", "fp64")
+    assert (mine.package, mine.kernels, mine.options, mine.shares_sequences) == (None, None, {}, True)
+    assert Mine.__abstractmethods__ == frozenset()
+    assert bench.Facts.__abstractmethods__ == {"exchange_bytes"}
+
+
+def test_a_strategy_finds_these_in_itself():
+    """`self.cell`, `self.facts`, `self.kernel`, and the ranks in `self.groups`."""
+    cell, facts, groups = make_cell(), object(), object()
+
+    class Mine(bench.Strategy):
+        def attention(self, q_BNSD, k_BKSD, v_BKSD, *, causal=True):
+            return q_BNSD
+
+    mine = Mine(cell, groups, facts)
+    assert (mine.cell, mine.facts, mine.groups) == (cell, facts, groups)
+    assert isinstance(mine.kernel, bench.Kernel)
+    promised = {"rank", "world_size", "sequence", "sequence_rank", "ulysses", "ring"}
+    assert promised <= inspect.get_annotations(sys.modules["bench.ranks.groups"].RankGroups).keys()
+
+
+def test_a_cell_and_a_layout_have_these():
+    cell = make_cell("strategy=usp", "cluster.world_size=4", "sp_degree=4", "ulysses_degree=2", "seq_len=1k")
+    assert (cell.seq_len, cell.batch, cell.grad_accum, cell.sp_degree) == (1024, 1, 1, 4)
+    assert (cell.ulysses_degree, cell.ring_degree, cell.shard_len) == (2, 2, 256)
+    assert (cell.layout, cell.kernel, cell.dtype, cell.checkpointing) == (
+        "zigzag", "torch_flash", "bf16", False,
+    )  # fmt: skip
+    assert cell.workload.mask == "causal"
+    model = cell.model
+    assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (1, 4, 2, 16)
+    assert {*bench.LAYOUTS} == {"contiguous", "zigzag", "striped"}
+    tile = bench.LAYOUTS["contiguous"].causal_tile(256, 1, 0)
+    assert tile == bench.EVERYTHING == bench.Tile(slice(None), slice(None), causal=False)
+    assert bench.LAYOUTS["contiguous"].slices(1024, 4, 1) == (slice(256, 512),)
+
+
+def keys_of(record):
+    """The keys of a record, and those of its sections."""
+    sections = {name: sorted(value) for name, value in record.items() if isinstance(value, Mapping)}
+    own = {"config", "environment", "analytic"}  # grow with choices, packages and workloads
+    return {"record": sorted(record)} | {name: keys for name, keys in sections.items() if name not in own}
+
+
+def assert_told(record):
+    found = keys_of(record)
+    for section in found.keys() & TOLD.keys():
+        assert set(TOLD[section]) <= set(found[section]), section
+    for section in ("config", "environment", "analytic"):
+        assert set(TOLD[section]) <= record[section].keys(), section
+    return found.keys()
+
+
+CELLS = {
+    "train": (("measure.trace=true",), None),
+    "attention": (("workload=attention", "measure.trace=true"), None),
+    "failed": ((), raise_in_rank_1),
+}
+
+
+def test_records_have_the_keys_that_were_promised(launcher, tmp_path):
+    seen = set()
+    for name, (words, entry) in CELLS.items():
+        cell = make_cell("seq_len=256", "measure.steps=1", "measure.warmup_steps=0", *words)
+        record, _ = run_cell(launcher, cell, tmp_path / name, entry)
+        seen |= assert_told(json.loads(json.dumps(record.to_json())))
+    assert seen >= TOLD.keys() - {"config", "environment", "analytic"}
+
+
+def test_records_of_the_reference_are_readable_and_have_them_too():
+    records = bench.read_records(REPOSITORY / "results" / "reference" / "cpu" / "records.jsonl")
+    assert len(records) == 9
+    for record in records:
+        assert_told(record)
