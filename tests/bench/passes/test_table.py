@@ -1,4 +1,4 @@
-"""The table of passes: every pass stands in a folder of its name, and what a rank says survives the way home."""
+"""The table of passes: each stands in a folder of its name, and is judged in the order of the table."""
 
 from dataclasses import is_dataclass
 from pathlib import Path
