@@ -92,7 +92,7 @@ BROKEN = {
         "bench.cost",
     ),
     "sideways": ("bench/overhead/steps.py", "import bench.sweep.plan", "bench.overhead"),
-    "a circle in a package": ("bench/attention/kernel_facts.py", "import bench.attention.kernels", "acyclic"),
+    "a circle in a package": ("bench/attention/merge.py", "import bench.attention.packed", "acyclic"),
     "a page for the sweep": ("bench/sweep/run.py", "import analysis.report", "bench never imports analysis"),
     "a rank in the report": ("analysis/labels.py", "import bench.ranks.log", "analysis imports of bench"),
 }

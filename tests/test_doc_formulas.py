@@ -12,9 +12,8 @@ from analysis.quantities import DEFINITIONS
 from bench.config import DTYPE_BYTES
 from bench.cost import flops
 from bench.overhead import __main__ as overhead
-from bench.passes import PASSES
+from bench.passes import PASSES, calls
 from bench.passes.attention import row_errors, single_device
-from bench.passes.engagement import calls
 from bench.passes.memory import live_blocks
 from bench.passes.parity import attention as parity
 from bench.passes.parity import cut_model

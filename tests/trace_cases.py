@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from bench.attention.watch import AttentionWatch
-from bench.passes.engagement.tap import CommunicationTap
-from bench.passes.trace.optimizer_spans import method_spans
+from bench.passes.optimizer_spans import method_spans
+from bench.passes.tap import CommunicationTap
 from bench.passes.trace.trace import StepTracer, read_step, warm_profiler
 
 SLEEP_S = 0.4

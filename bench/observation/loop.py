@@ -15,10 +15,10 @@ from bench.observation.fed_tokens import FedTokens
 from bench.observation.observed_model import ObservedModel
 from bench.observation.parity import DTYPE_WORDS, compare
 from bench.observation.tokens import RankTokens, StepSize, positions_of
+from bench.passes.optimizer_spans import Spans, step_spans
 from bench.passes.parity.section import RankParity
 from bench.passes.rank_pass import Ask, RankPass, Steps
 from bench.passes.subject import Subject
-from bench.passes.trace.optimizer_spans import Spans, step_spans
 from bench.ranks.log import StepPhase
 
 

@@ -178,7 +178,10 @@ def _uneven(reports: Sequence[LoopReport]) -> str | None:
     if len(sizes) == 1:
         return None
     met = ", ".join(f"{batch} x {length} tokens in {calls} calls" for batch, length, calls in sizes[:3])
-    return f"ranks or steps were fed different sizes ({met}), so no step's time is another's; pad to one"
+    return (
+        f"ranks or steps were fed different sizes ({met}), so step times cannot be compared; pad all batches"
+        " to one size"
+    )
 
 
 def check_records(folder: Path) -> None:

@@ -111,7 +111,7 @@ def _uncovered(ranks: Sequence[RankTokens]) -> str | None:
     wrong = next(place for place, position in enumerate(held) if place != position)
     return (
         f"ranks {_named(ranks)} hold {len(held):,} tokens of a sequence, but position {wrong} is missing or"
-        " there twice: shards must cover it once"
+        " held twice; give each position to exactly one rank"
     )
 
 

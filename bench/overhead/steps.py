@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from bench.attention.watch import AttentionWatch
 from bench.cell.worker import RankJob, join
-from bench.passes.engagement.tap import CommunicationTap
 from bench.passes.memory.peaks import MemoryWatch, PeakTracker
+from bench.passes.tap import CommunicationTap
 from bench.passes.timing.clock import StepClock
 from bench.passes.trace.trace import StepTracer
 from bench.ranks.groups import make_groups

@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bench.config import MeasureConfig, RunConfig
-from bench.passes.attention.section import AttentionSection
-from bench.passes.engagement.section import EngagementSection
-from bench.passes.gradients.section import GradientsSection
-from bench.passes.losses.section import LossesSection
-from bench.passes.memory.section import MemorySection
-from bench.passes.parity.section import ParitySection
 from bench.passes.section import RankReport, Section
-from bench.passes.telemetry.section import TelemetrySection
-from bench.passes.timing.section import TimingSection
-from bench.passes.trace.section import TraceSection
 from bench.ranks.log import Stage
 
 if TYPE_CHECKING:
@@ -31,21 +22,22 @@ if TYPE_CHECKING:
 Sections = Mapping[str, Any]
 """A record's sections by the names of their passes, None where a pass did not run."""
 
+NAMES = (
+    "gradients",
+    "timing",
+    "parity",
+    "losses",
+    "attention",
+    "memory",
+    "telemetry",
+    "engagement",
+    "trace",
+)
+"""In the order in which passes take their turns with steps, and in which their gates are asked."""
+
 PASSES: Mapping[str, Section[Any, Any]] = {
-    section.name: section
-    for section in (
-        GradientsSection(),
-        TimingSection(),
-        ParitySection(),
-        LossesSection(),
-        AttentionSection(),
-        MemorySection(),
-        TelemetrySection(),
-        EngagementSection(),
-        TraceSection(),
-    )
+    name: importlib.import_module(f"bench.passes.{name}.section").SECTION for name in NAMES
 }
-"""In the order in which they take their turns with steps, and in which their gates are asked."""
 
 
 def rank_code(name: str) -> type[RankPass]:

@@ -6,9 +6,10 @@ them. So the same passes measure both.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,8 @@ import torch
 from bench.attention.watch import AttentionWatch
 from bench.config import MeasureConfig
 from bench.passes import PASSES, rank_code
-from bench.passes.engagement.tap import CommunicationTap
 from bench.passes.subject import Subject
-from bench.passes.timing.steps import TimedSteps
+from bench.passes.tap import CommunicationTap
 from bench.ranks.log import RankLog
 
 
@@ -37,6 +37,21 @@ class Ask(Enum):
 
 Steps = Generator[Ask, Any, None]
 Around = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSteps:
+    """What the clock showed of one rank's steps."""
+
+    step_times_ms: list[float]
+    window_ms: float
+    warmup: str
+    outcomes: list[Any]
+    """What all full-length steps returned, the timed ones last."""
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.step_times_ms)
 
 
 class RankPass:

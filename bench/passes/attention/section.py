@@ -69,3 +69,6 @@ class AttentionSection(Section[RankCalls, AttentionCalls]):
             error_ulps=first.error_ulps,
             control_error_ulps=first.single.control_error_ulps,
         )
+
+
+SECTION = AttentionSection()

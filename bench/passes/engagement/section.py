@@ -94,3 +94,6 @@ def _wrong_exchange(cell: RunConfig, engagement: Engagement) -> str | None:
                 f" sp_degree={cell.sp_degree} has to exchange {expected}; it was not applied as configured"
             )
     return None
+
+
+SECTION = EngagementSection()

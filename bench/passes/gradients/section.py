@@ -14,3 +14,6 @@ class GradientsSection(Section[None, None]):
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> None:
         """The gradients are in a file: the record has no section for them."""
+
+
+SECTION = GradientsSection()

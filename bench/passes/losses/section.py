@@ -42,3 +42,6 @@ class LossesSection(Section[Losses, Losses]):
                     f" {expected}); some were dropped, repeated or misplaced"
                 )
         return None
+
+
+SECTION = LossesSection()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from bench.config import RunConfig
 from bench.passes.section import RankReport, Section, known_by_rank
-from bench.passes.telemetry.section import TelemetrySection, reasons
+from bench.passes.telemetry import section as telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,14 @@ class MemorySection(Section[RankMemory, Memory]):
     is_own_work = False
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Memory:  # noqa: ARG002
-        parts, telemetries = self.parts(reports), TelemetrySection().parts(reports)
+        parts, telemetries = self.parts(reports), telemetry.SECTION.parts(reports)
         used = known_by_rank(telemetries, "device_used_bytes")
         per_rank = {field.name: known_by_rank(parts, field.name) for field in fields(RankMemory)}
         return Memory(
             **per_rank,  # type: ignore[arg-type]
             device_used_bytes=used and [round(max(samples)) for samples in used],
-            device_used_reason=None if used else reasons(telemetries),
+            device_used_reason=None if used else telemetry.reasons(telemetries),
         )
+
+
+SECTION = MemorySection()

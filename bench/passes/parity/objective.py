@@ -57,7 +57,10 @@ def _explains(wrong: Signal, found: Signal, limit: float) -> bool:
 
 
 def _mistakes(strategy: Strategy, step: CutStep) -> Iterator[tuple[str, list[Share]]]:
-    yield "losses are averaged over ranks without their numbers of tokens", _mean_of_ranks(strategy, step)
+    yield (
+        "losses are averaged over ranks without weighting them by their token counts",
+        _mean_of_ranks(strategy, step),
+    )
     moved = [
         replace(share, batch=_contiguous_positions(strategy, share.batch))
         for share in step.mean_over_tokens()
@@ -65,7 +68,10 @@ def _mistakes(strategy: Strategy, step: CutStep) -> Iterator[tuple[str, list[Sha
     yield f"positions are contiguous in {strategy.cell.layout} layout", moved
     cut = [replace(batch, labels=_labels_cut(strategy, batch)) for batch in step.sequences]
     valid = sum(int(count_valid(batch.labels)) for batch in cut)
-    yield "labels are shifted after sharding: each piece misses its last", [Share(b, 1 / valid) for b in cut]
+    yield (
+        "labels are shifted after sharding: the last token of each piece has no label",
+        [Share(b, 1 / valid) for b in cut],
+    )
 
 
 def _mean_of_ranks(strategy: Strategy, step: CutStep) -> list[Share]:

@@ -67,3 +67,6 @@ class ParitySection(Section[RankParity, Parity]):
                     f" {error:.1e} of its maximum (limit {section.limits[name]:.1e})"
                 )
         return None
+
+
+SECTION = ParitySection()

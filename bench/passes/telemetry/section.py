@@ -80,3 +80,6 @@ def reasons(parts: Sequence[RankTelemetry]) -> str | None:
     """Why figures are missing, each reason once."""
     met = dict.fromkeys(part.reason for part in parts if part.reason is not None)
     return "; ".join(met) or None
+
+
+SECTION = TelemetrySection()

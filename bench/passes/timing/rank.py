@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.passes.rank_pass import Ask, RankPass, Steps
+from bench.passes.rank_pass import Ask, RankPass, Steps, TimedSteps
 from bench.passes.timing.clock import StepClock, synchronise
 from bench.passes.timing.section import FIRST_STEP, WARM_UP, RankTiming, affordable_steps
-from bench.passes.timing.steps import TimedSteps
 from bench.ranks.log import Stage
 
 

@@ -67,3 +67,6 @@ def affordable_steps(measure: MeasureConfig, step_s: float) -> int:
     """Timed steps that fit the budget after the warm-up; 0 where the first step has to do."""
     fits = int(measure.budget_s / step_s)
     return min(fits, measure.steps) if fits > measure.warmup_steps + 1 else 0
+
+
+SECTION = TimingSection()

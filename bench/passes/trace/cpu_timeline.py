@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bench.passes.engagement.calls import COLLECTIVES, Call
+from bench.passes.calls import COLLECTIVES, Call
 from bench.passes.trace.intervals import Spans, subtract
 from bench.passes.trace.reader import Track
 from bench.passes.trace.timeline import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.passes.engagement.calls import SMALL_BYTES, Call, purpose_of
+from bench.passes.calls import SMALL_BYTES, Call, purpose_of
 from bench.passes.trace.intervals import covers, spans_of, union
 from bench.passes.trace.reader import Event, Track
 from bench.passes.trace.timeline import MOVEMENTS, Flight, Regions, Timeline, by_part, clock_shift_us, step_us

@@ -93,7 +93,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
             except json.JSONDecodeError:
                 more = file.read(CHUNK_LETTERS)
                 if not more or len(buffer) - at > MAX_EVENT_LETTERS:
-                    raise TraceError(f"{path}: no whole Chrome trace: an event has no end") from None
+                    raise TraceError(f"{path}: no complete Chrome trace: an event has no end") from None
                 buffer, at = buffer[at:] + more, 0
             else:
                 yield event

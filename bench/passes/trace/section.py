@@ -96,3 +96,6 @@ class TraceSection(Section[RankTrace, Trace]):
 def _areas(cell: RunConfig, ranks: int) -> list[int] | None:
     known = cell.strategy in STRATEGIES and cell.layout in LAYOUTS
     return [causal_area(cell, rank % cell.sp_degree) for rank in range(ranks)] if known else None
+
+
+SECTION = TraceSection()

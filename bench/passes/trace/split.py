@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.passes.engagement.calls import PURPOSES
+from bench.passes.calls import PURPOSES
 from bench.passes.trace.intervals import Spans, intersect, length, spans_of, subtract, union
 from bench.passes.trace.timeline import COMPUTE_PARTS, Flight, Timeline
 

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.attention.watch import AttentionWatch
-from bench.passes.engagement.calls import Call
+from bench.passes.calls import Call
+from bench.passes.optimizer_spans import Spans
 from bench.passes.timing.clock import synchronise
 from bench.passes.trace.cpu_timeline import cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline
-from bench.passes.trace.optimizer_spans import Spans
 from bench.passes.trace.reader import KEPT_TRACE, Track, read_events, read_tracks
 from bench.passes.trace.split import flights_ms, split
 from bench.passes.trace.timeline import CLOCK_MARK, JoinError, Regions, Timeline

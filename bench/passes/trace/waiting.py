@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.passes.engagement.calls import Meeting, meeting
+from bench.passes.calls import Meeting, meeting
 from bench.passes.trace.intervals import Span, length, overlap
 from bench.passes.trace.split import FlightTimes, Split
 

@@ -69,7 +69,7 @@ def test_the_engines_own_traffic_is_not_booked_as_attention(launcher, tmp_path, 
 MUTATIONS = {
     faults.forget_to_shard_rank_1: (("strategy=ulysses",), "other tokens"),
     faults.contiguous_positions_with_zigzag: (("strategy=ring",), "positions are contiguous in zigzag"),
-    faults.average_losses_over_ranks: (("strategy=ring",), "without their numbers of tokens"),
+    faults.average_losses_over_ranks: (("strategy=ring",), "without weighting them by their token counts"),
     faults.divide_by_sp_degree: (("strategy=ulysses",), "gradients are exactly 1/sp_degree = 0.25"),
     faults.shift_labels_after_sharding: (("strategy=ulysses",), "labels are shifted after sharding"),
     faults.attend_locally: (("strategy=ulysses",), "every rank attends to its own shard only"),

@@ -33,7 +33,7 @@ MISTAKES = {
     "same_tokens": "were fed the same 256 tokens: give each its shard",
     "same_positions": "all were given the same positions",
     "no_positions": "without position_ids each counts its positions from 0",
-    "a_position_twice": "position 511 is missing or there twice",
+    "a_position_twice": "position 511 is missing or held twice",
     "labels_shifted_in_shards": "labels were shifted after sharding",
 }
 

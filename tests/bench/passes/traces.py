@@ -1,6 +1,6 @@
 """Events as torch's profiler writes them, and what a rank knew of the step they are of."""
 
-from bench.passes.engagement.calls import Call
+from bench.passes.calls import Call
 from bench.passes.trace.timeline import CLOCK_MARK, Regions
 
 MAIN, WORKER, STREAM = 100, 200, 7

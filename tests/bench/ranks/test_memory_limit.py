@@ -122,8 +122,8 @@ def test_a_process_that_dies_of_its_limit_without_a_word_is_out_of_memory(launch
 def test_without_a_limit_the_base_is_not_measured_and_with_one_it_is(launcher, tmp_path):
     free, _ = run_cell(launcher, tiny_cell("engine=ddp"), tmp_path)
     limited, _ = run_cell(launcher, tiny_cell("engine=ddp", "cluster.memory_limit_gib=4"), tmp_path)
-    assert free.memory.limit_base_bytes is None
-    assert min(limited.memory.limit_base_bytes) > 100 * MIB
+    assert free.sections["memory"].limit_base_bytes is None
+    assert min(limited.sections["memory"].limit_base_bytes) > 100 * MIB
 
 
 def test_the_limit_is_part_of_the_cell_and_of_its_record():

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.attention.watch import AttentionWatch
-from bench.passes.engagement.calls import COLLECTIVES, Call, Collective, purpose_of
+from bench.passes.calls import COLLECTIVES, Call, Collective, purpose_of
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName  # a name that torch had not always

@@ -1,0 +1,46 @@
+"""The table of passes: each stands in a folder of its name, and is judged in the order of the table."""
+
+from dataclasses import is_dataclass
+from pathlib import Path
+
+import pytest
+
+import bench.passes
+from bench.passes import NAMES, PASSES, evidence, first_failure, own_work_s, rank_code
+from bench.passes.rank_pass import RankPass
+from bench.passes.section import RankReport
+from tests.cells import make_cell
+
+FOLDER = Path(bench.passes.__file__).parent
+
+
+def test_every_folder_is_a_pass_and_every_pass_has_one():
+    folders = {path.parent.name for path in FOLDER.glob("*/section.py")}
+    assert folders == set(NAMES) == set(PASSES)
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pass_is_called_what_its_folder_is_and_its_code_is_beside_its_section(name):
+    assert PASSES[name].name == name
+    code = rank_code(name)
+    assert issubclass(code, RankPass)
+    assert code.__module__ == f"bench.passes.{name}.rank"
+    assert PASSES[name].part is None or is_dataclass(PASSES[name].part)
+
+
+def test_only_a_passs_own_seconds_are_no_fixed_cost():
+    phases_s = {"join": 1.0, "build": 2.0, "losses": 4.0, "timing": 8.0, "trace": 16.0, "finish": 32.0}
+    assert own_work_s(RankReport({}, phases_s)) == 24.0
+
+
+def test_a_wrong_result_keeps_what_proves_it_and_no_speed():
+    kept = evidence(dict.fromkeys(PASSES, "a section"))
+    assert set(kept) == {"parity", "losses", "engagement"}
+
+
+def test_gates_are_asked_in_the_order_of_the_table_and_only_of_what_ran(monkeypatch):
+    asked = []
+    for name, section in PASSES.items():
+        monkeypatch.setattr(section, "gate", lambda *_, name=name: asked.append(name))
+    assert first_failure(make_cell(), {name: name != "losses" or None for name in PASSES}) is None
+    assert asked == [name for name in NAMES if name != "losses"]
