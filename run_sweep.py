@@ -69,7 +69,7 @@ def refusals() -> Iterator[None]:
         print(translated(error), file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
     except KeyboardInterrupt:
-        print("interrupted before any cell ran; the same command starts afresh", file=sys.stderr)
+        print("interrupted before any cell ran; run the same command again", file=sys.stderr)
         sys.exit(ExitCode.INTERRUPTED)
     except OSError as error:
         if error.errno not in NO_ROOM:

@@ -13,23 +13,23 @@ Config = Mapping[str, Any]
 LOGS = "cells/<cell>-<repeat>/rank_<rank>.log"
 """Where ranks write, in a sweep's folder."""
 NEXT_STEPS: Mapping[Status, str] = {
-    Status.UNSUPPORTED: "the reason names the way out; the other cells stand as they are",
+    Status.UNSUPPORTED: "the reason says what to change; the other cells are not affected",
     Status.WRONG_RESULT: (
-        "it computes something else, so it has no speed; find a layout, kernel or dtype that passes, and tell"
-        " whose code it is"
+        "its result is wrong, so it has no speed; choose a layout, kernel or dtype that passes, and report it"
+        " to the authors of the code"
     ),
     Status.OUT_OF_MEMORY: "where it no longer fits is a result; to fit more, try",
-    Status.TIMED_OUT: f"raise measure.timeout_s if it was only slow; where each rank stood ends {LOGS}",
-    Status.KILLED: "dmesg says if the kernel did it for want of memory; run fewer things beside it",
-    Status.CRASHED: f"the stack ends {LOGS}; run it again to tell a bug from an accident",
+    Status.TIMED_OUT: f"raise measure.timeout_s if it was only slow; a rank's stack is at the end of {LOGS}",
+    Status.KILLED: "dmesg says whether the kernel did it because memory ran out; run less beside it",
+    Status.CRASHED: f"the stack is at the end of {LOGS}; run it again to see whether it happens always",
     Status.ERROR: f"the traceback is in {LOGS}",
     Status.INTERRUPTED: "run it again",
 }
-"""Of every status but `ok`; out of memory goes on with what the cells have not tried."""
+"""For every status but `ok`; after out of memory, the ways that the cells have not tried follow."""
 WAYS_TO_FIT_READ = (
     "strategy", "batch", "workload", "checkpointing", "loss", "model.num_layers", "cluster.memory_limit_gib",
 )  # fmt: skip
-"""What of a configuration decides which ways are open."""
+"""The settings that decide which ways are open."""
 WAYS_TO_FIT: Sequence[tuple[str, Callable[[Config], bool]]] = (
     ("strategy=ulysses or ring", lambda config: config.get("strategy") == "local"),
     ("a higher sp_degree", lambda config: config.get("strategy") != "local"),
@@ -46,7 +46,7 @@ WAYS_TO_FIT: Sequence[tuple[str, Callable[[Config], bool]]] = (
     ("a higher cluster.memory_limit_gib", lambda config: _number(config, "cluster.memory_limit_gib") > 0),
     ("a shorter seq_len", lambda _: True),
 )
-"""What takes less memory, and in which cells it was not done yet."""
+"""What takes less memory, and which cells do not do it yet."""
 
 
 def next_step(status: Status, configs: Iterable[Config]) -> str:

@@ -123,14 +123,14 @@ def parse_record(
     try:
         record = msgspec.json.decode(line)
         if not allow_duplicate_keys and _has_duplicate_keys(line, record):
-            raise ValueError("a key stands twice in one object")  # noqa: TRY301
+            raise ValueError("an object has a duplicate key")  # noqa: TRY301
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
     if not isinstance(version, int) or version not in versions:
         known = " or ".join(map(str, sorted(versions)))
         raise StoreError(
-            f"{path}:{number}: schema_version {shown(version)}, readable here is {known}; run the sweep"
+            f"{path}:{number}: schema_version {shown(version)}, this version reads {known}; run the sweep"
             " again, or read it with the version that wrote it"
         )
     return dict(record)

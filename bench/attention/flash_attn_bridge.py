@@ -1,8 +1,7 @@
 """A stand-in for the flash-attn package, on top of any of our kernels.
 
-ring-flash-attn needs four private functions and nothing else of flash-attn. Given them, its algorithms run
-unchanged where flash-attn cannot be installed. A real install is never shadowed
-when the cell's kernel is `flash_attn_2`.
+ring-flash-attn needs four private functions of flash-attn and nothing else. Given them, its algorithms run
+unchanged where flash-attn cannot be installed. With the kernel `flash_attn_2` the installed package is used.
 """
 # ruff: noqa: ARG001  windows, soft caps, slopes and dropout are parameters of flash-attn that are not used here
 

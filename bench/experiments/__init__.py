@@ -44,6 +44,6 @@ def experiment_of(raws: Sequence[Raw]) -> Experiment:
     names = {values.choice("experiment", raw["experiment"]["name"], EXPERIMENTS) for raw in raws}
     if len(names) > 1:
         raise ConfigError(
-            f"experiment={','.join(sorted(names))}: a command asks one question; choose one of them"
+            f"experiment={','.join(sorted(names))}: a command takes one experiment; choose one of them"
         )
     return EXPERIMENTS[names.pop()]

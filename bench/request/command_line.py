@@ -43,7 +43,7 @@ def readable_by_hydra(arguments: Sequence[str]) -> list[str]:
     given, asked = _split(arguments)
     is_sweep = given[:1] == ["-m"]
     if is_sweep and len(given) > 1:
-        raise ConfigError(f"{' '.join(given)}: {given[1]} shows and runs nothing; leave out -m")
+        raise ConfigError(f"{' '.join(given)}: {given[1]} shows settings and runs nothing; leave out -m")
     # An experiment is a sweep by itself: its file in conf/ says so to Hydra.
     asks_a_question = any(word.startswith("experiment=") and word != "experiment=none" for word in asked)
     parser = OverridesParser.create()

@@ -117,7 +117,7 @@ def _backend(raw: Raw, device: str) -> str:
     values.choice("cluster.backend", backend, ("nccl", "gloo"))
     if (backend == "nccl") != (device == "cuda"):
         raise ConfigError(
-            f"cluster.backend={backend}: works with {'GPUs' if backend == 'nccl' else 'CPU ranks'} only, and"
+            f"cluster.backend={backend}: works with {'GPUs' if backend == 'nccl' else 'CPU ranks'} only, but"
             f" cluster.device={device}; leave cluster.backend=auto"
         )
     return backend

@@ -110,7 +110,7 @@ def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> Tensor:
     ids = torch.tensor(encoder(text, add_special_tokens=False)["input_ids"])
     if int(ids.max()) >= vocab_size:
         raise ConfigError(
-            f"data.tokenizer={tokenizer}: makes ids up to {int(ids.max())}, the model's vocabulary has"
+            f"data.tokenizer={tokenizer}: gives ids up to {int(ids.max())}, but the model's vocabulary has"
             f" {vocab_size}; take the model's own tokenizer"
         )
     return ids

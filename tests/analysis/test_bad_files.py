@@ -46,7 +46,7 @@ SECOND_LINES = {
     "brackets without end": ("[" * 100_000, "not a record"),
     "an old schema": (
         section(schema_version=1),
-        "schema_version 1, readable here is 2 or 3; run the sweep again",
+        "schema_version 1, this version reads 2 or 3; run the sweep again",
     ),
     "a schema that is a list": (section(schema_version=[3]), "schema_version [3]"),
     "a schema to come": (section(schema_version=99), "schema_version 99"),
@@ -58,7 +58,7 @@ SECOND_LINES = {
     ),
     "a number beyond all": (GOOD.replace('"wall_s": 3.0', '"wall_s": 1e999'), "Number out of range"),
     "an integer beyond all": (GOOD.replace('"repeat": 0', f'"repeat": {"9" * 5000}'), "not a record"),
-    "the same key twice": ('{"status": "ok",' + GOOD[1:], "a key stands twice"),
+    "the same key twice": ('{"status": "ok",' + GOOD[1:], "an object has a duplicate key"),
     "a negative time": (timed([[-100.0] * 8] * 2), "Expected `float` > 0.0 at `timing.step_times_ms[0][0]`"),
     "no time": (timed([[0.0] * 8] * 2), "Expected `float` > 0.0 at `timing.step_times_ms[0][0]`"),
     "a time in words": (

@@ -88,7 +88,7 @@ def test_a_corrupt_line_is_named_by_its_number(tmp_path, line):
 def test_a_key_that_stands_twice_anywhere_is_refused(tmp_path, duplicates):
     path = tmp_path / "records.jsonl"
     path.write_text(f'{{"schema_version":{SCHEMA_VERSION},"config":{duplicates}}}\n')
-    with pytest.raises(StoreError, match=r"records\.jsonl:1: not a record: a key stands twice"):
+    with pytest.raises(StoreError, match=r"records\.jsonl:1: not a record: an object has a duplicate key"):
         read_records(path)
 
 

@@ -1,7 +1,7 @@
-"""Ring Attention (arXiv:2310.01889): every rank keeps its queries and sees all keys pass by, block by block.
+"""Ring Attention (arXiv:2310.01889): every rank keeps its queries and is sent all keys, block by block.
 
 Shapes: B batch, P ranks of the ring, S tokens of a shard, N query heads, K KV heads, D head size. K and V
-travel as one tensor, [2, B, K, S, D].
+are sent as one tensor, [2, B, K, S, D].
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RingAttention(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Who takes part, what computes a block, and which part of it the mask leaves."""
+    """A ring's ranks, the kernel that computes a block, and the layout that says what the mask leaves."""
 
     group: dist.ProcessGroup
     kernel: Kernel

@@ -17,7 +17,7 @@ class RingFlashAttn(Ring):
         return (True, False) if layout == "contiguous" else (True,)
 
     def degree_refusals(self, cell: RunConfig) -> list[str]:
-        """Alone in its ring the package sends to itself, which gloo cannot."""
+        """In a ring of one rank the package sends to itself, which gloo cannot do."""
         if cell.sp_degree == 1 and cell.cluster.backend == "gloo":
             return ["sp_degree=1 is not for ring_flash_attn on gloo; take strategy=local"]
         return super().degree_refusals(cell)

@@ -33,7 +33,7 @@ class Llama3Attention(Strategy):
         return torch.stack([lse_NS for _, lse_NS, _ in parts])
 
     def _by_sequence(self, *qkv: Tensor, causal: bool, **keywords: Any) -> list[Any]:
-        """The package's results, one a sequence of the batch: its varlen functions know no batch."""
+        """The package's results, one a sequence of the batch: its varlen functions take no batch."""
         seq_len, group = qkv[0].shape[2] * self.cell.sp_degree, self.groups.sequence
         boundaries = torch.tensor([0, seq_len], dtype=torch.int32, device=qkv[0].device)
         *packing, key_slice = self.package.llama3_flash_attn_prepare_cu_seqlens(

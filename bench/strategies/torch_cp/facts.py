@@ -6,9 +6,9 @@ from bench.strategies.ring.facts import Ring
 
 
 class TorchCP(Ring):
-    """Either rotation hands over the bytes of our ring: P-1 hops of K and V, or one all-gather of them.
+    """Either rotation sends the bytes of our ring: P-1 hops of K and V, or one all-gather of them.
 
-    The gradients of K and V always travel hop by hop, in float32.
+    The gradients of K and V are always sent hop by hop, in float32.
     """
 
     name = "torch_cp"

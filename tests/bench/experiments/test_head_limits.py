@@ -109,7 +109,7 @@ def test_words_narrow_the_question_and_the_table_keeps_to_the_terminal(tmp_path,
 
 BAD = {
     "an unknown experiment": (["experiment=head_limit"], "did you mean experiment=head_limits?"),
-    "two questions at once": (["-m", "experiment=none,head_limits"], "asks one question"),
+    "two questions at once": (["-m", "experiment=none,head_limits"], "takes one experiment"),
     "a degree that is none": (["experiment=head_limits", "sp_degree=0"], "sp_degree=0: must be a whole"),
     "a strategy that is none": (["experiment=head_limits", "strategy=rng"], "did you mean strategy=ring?"),
     "a key that is none": (["experiment=head_limits", "+foo=1"], "foo"),
