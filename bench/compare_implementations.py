@@ -82,13 +82,13 @@ def in_turns(job: RankJob, log: RankLog) -> dict[str, Any]:
 
     with log.during("compare"):
         device = join(job)
-        asked = json.loads((job.folder / "asked.json").read_text())
-        groups, package = make_groups(job.cell), RunConfig.from_json(asked["package"])
+        request = json.loads((job.folder / "request.json").read_text())
+        groups, package = make_groups(job.cell), RunConfig.from_json(request["package"])
         both = [
             runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy]) for cell in (job.cell, package)
         ]
         inputs = random_inputs(job.cell, job.cell.seq_len, device)
-        calls = WARM_UP_CALLS + asked["repeats"]
+        calls = WARM_UP_CALLS + request["repeats"]
         times_ms: list[list[float]] = [[], []]
         for call in range(calls):
             for which in (0, 1) if call % 2 else (1, 0):
@@ -116,8 +116,8 @@ def _call_ms(strategy: Strategy, inputs: Sequence[Any]) -> float:
 def _cells(
     ours: str, theirs: Sequence[str], length: str, ranks: str, arguments: argparse.Namespace
 ) -> tuple[RunConfig, RunConfig]:
-    asked = [f"seq_len={length}", f"cluster.world_size={ranks}", "workload=attention", *arguments.words]
-    cells = [resolve(composed(*who, *asked), this_machine()) for who in ([f"strategy={ours}"], theirs)]
+    words = [f"seq_len={length}", f"cluster.world_size={ranks}", "workload=attention", *arguments.words]
+    cells = [resolve(composed(*who, *words), this_machine()) for who in ([f"strategy={ours}"], theirs)]
     for cell in cells:
         reason = refusal(cell)
         if reason is not None:
@@ -131,8 +131,8 @@ def _ratios(
 ) -> tuple[list[float], float]:
     """Paired ratios of the slowest ranks, and our median time in milliseconds."""
     with tempfile.TemporaryDirectory() as folder:
-        asked = {"package": package.to_json(), "repeats": repeats}
-        (Path(folder) / "asked.json").write_text(json.dumps(asked))
+        request = {"package": package.to_json(), "repeats": repeats}
+        (Path(folder) / "request.json").write_text(json.dumps(request))
         ends = launcher.run(cell, Path(folder), entry=in_turns)
     reports = [end.report for end in ends if end.report is not None]
     if len(reports) < len(ends):

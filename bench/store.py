@@ -1,4 +1,4 @@
-"""`records.jsonl`: one writer, one line per record, each line on the disk before the next cell starts."""
+"""`records.jsonl`: one writer, one line a record, on the disk before the next cell starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DELETE_LINE = "delete the line; its sweep with resume=true runs that cell again"
 
 
 class StoreError(ValueError):
-    """A records file that cannot be trusted; the message names file and line."""
+    """A file of records that cannot be used; the message names file and line."""
 
 
 class Store:

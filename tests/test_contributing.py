@@ -126,9 +126,9 @@ def test_its_attention_is_plain_attention_to_the_digits_of_every_dtype(
 
 
 def see_what_is_installed_now(monkeypatch):
-    """A process reads once which packages offer strategies; once undone, it knows what it knew before."""
+    """A process reads once which packages have strategies; once undone, it knows what it knew before."""
     len(STRATEGIES)  # reads it, for there to be something to undo
-    monkeypatch.delitem(vars(STRATEGIES), "_offers")
+    monkeypatch.delitem(vars(STRATEGIES), "_plugins")
 
 
 def check_installed_attention(job, log):
@@ -138,7 +138,10 @@ def check_installed_attention(job, log):
 
 
 def test_the_pages_pytest_command_finds_it_in_the_tests_of_strategies(environment):
-    files = [f"tests/bench/test_{name}.py" for name in ("strategies", "gates", "training_equivalence")]
+    files = [
+        f"tests/bench/{file}.py"
+        for file in ("strategies/test_strategies", "cell/test_gates", "training/test_training_equivalence")
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", *files, *shlex.split(PYTEST)],
         cwd=REPOSITORY,

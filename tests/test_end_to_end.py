@@ -153,5 +153,5 @@ def test_a_sweep_that_is_not_there_is_not_resumed(tmp_path, words):
     done = sweep(tmp_path, "resume=true", "strategy=local", *words)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "is not there; name the folder" in done.stderr
+    assert "does not exist; name the folder" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ ring-flash-attn needs four private functions and nothing else of flash-attn. Giv
 unchanged where flash-attn cannot be installed. A real install is never shadowed
 when the cell's kernel is `flash_attn_2`.
 """
-# ruff: noqa: ARG001  windows, soft caps, slopes and dropout are flash-attn's; nobody here asks for them
+# ruff: noqa: ARG001  windows, soft caps, slopes and dropout are parameters of flash-attn that are not used here
 
 from __future__ import annotations
 

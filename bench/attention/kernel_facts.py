@@ -15,21 +15,23 @@ GENERATIONS: Mapping[int, str] = {9: "Hopper", 10: "Blackwell"}
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """One kernel's facts; `name` is its key in the table and its file in `bench/attention/kernels/`.
-
-    `dtypes` says what it takes on each device; on others it does not run. `package` is the
-    distribution that brings it, where torch does not. `capabilities` are the major compute capabilities that
-    torch's own adapters to the package accept, empty where nothing narrower than "a GPU" is written down. A
-    cell does not know the capability of its GPUs: legality can name them, only a rank can check them.
-    `max_head_dim` is the largest head it takes on a GPU, None where nothing is written down.
-    """
+    """One kernel's facts."""
 
     name: str
+    """Its key in the table and its file in `bench/attention/kernels/`."""
     dtypes: Mapping[str, tuple[str, ...]]
+    """What it takes on each device; on others it does not run."""
     package: str | None = None
+    """The distribution it comes from; None for torch."""
     install: str = ""
+    """The command that installs the package."""
     capabilities: tuple[int, ...] = ()
+    """Major compute capabilities that torch's adapters to the package accept; empty where not documented.
+
+    A cell does not know the capability of its GPUs: legality can name them, only a rank can check them.
+    """
     max_head_dim: int | None = None
+    """The largest head it takes on a GPU; None where none is documented."""
 
     @property
     def gpus(self) -> str:
@@ -39,7 +41,7 @@ class KernelFacts:
 
     @property
     def is_installed(self) -> bool:
-        """Whether its package is there, by its metadata alone: nothing is imported."""
+        """Whether its package is installed, by its metadata: nothing is imported."""
         return self.package is None or installed(self.package) is not None
 
     def refusals(self, cell: RunConfig) -> list[str]:

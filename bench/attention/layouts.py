@@ -13,14 +13,12 @@ ALL = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The part of one ring step that a mask leaves: these queries of a shard on those keys of another.
-
-    `causal` is the plain triangle of equally many queries and keys.
-    """
+    """The part of one ring step that a mask leaves: these queries of a shard on those keys of another."""
 
     queries: slice
     keys: slice
     causal: bool
+    """Whether a query sees its own and earlier keys only; there are equally many of both."""
 
 
 EVERYTHING = Tile(ALL, ALL, causal=False)
@@ -29,17 +27,15 @@ TRIANGLE = Tile(ALL, ALL, causal=True)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A rule that deals a sequence out to ranks.
-
-    `slices(seq_len, degree, rank)` are the rank's pieces in its local order; `chunks_per_rank` is how many
-    equal chunks a rank holds, so `seq_len` must divide by their total. `causal_tile(shard_len, rank,
-    source)` is what rank's queries may see of source's keys under a causal mask, None for nothing.
-    """
+    """Which tokens of a sequence each rank holds."""
 
     name: str
     chunks_per_rank: int
+    """How many equal chunks a rank holds: `seq_len` must be a multiple of their total."""
     slices: Callable[[int, int, int], tuple[slice, ...]]
+    """`slices(seq_len, degree, rank)` are the rank's pieces of a sequence, in its local order."""
     causal_tile: Callable[[int, int, int], Tile | None]
+    """`causal_tile(shard_len, rank, source)`: what the rank's queries see of the source's keys, or None."""
 
     def length_multiple(self, degree: int) -> int:
         return self.chunks_per_rank * degree

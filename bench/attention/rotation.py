@@ -11,21 +11,22 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A tensor on its way; `sent` is kept alive until it has left."""
+    """A tensor that is being received."""
 
     sent: Tensor
+    """This rank's own, kept alive until it has been sent."""
     received: Tensor
     works: tuple[dist.Work, ...]
 
     def wait(self) -> Tensor:
-        """The previous rank's tensor, once it is here and one's own has left."""
+        """The previous rank's tensor, once it is here and this rank's has been sent."""
         for work in self.works:
             work.wait()
         return self.received
 
 
 def rotate(tensor: Tensor, group: dist.ProcessGroup) -> Arriving:
-    """Start passing `tensor` on; alone in the ring it is its own neighbour and stays."""
+    """Start sending `tensor` to the next rank; in a ring of one it stays."""
     if group.size() == 1:
         return Arriving(tensor, tensor, ())
     sent = tensor.contiguous()

@@ -1,4 +1,4 @@
-"""Where attention begins and ends inside a model, forward and backward, for whoever wants to watch."""
+"""When attention begins and ends inside a model, forward and backward."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class AttentionWatch:
-    """Knows at any moment whether attention is running, and which shapes it was given.
+    """Whether attention is running, when it did, and which shapes it was given."""
 
-    `shapes` holds (shard tokens, query heads, KV heads) of every call seen, `spans_ns` when attention was
-    entered and left, forward and backward, in `time.monotonic_ns`.
-    """
+    is_inside: bool
+    shapes: set[tuple[int, int, int]]
+    """(shard tokens, query heads, KV heads) of every call."""
+    spans_ns: list[tuple[int, int]]
+    """When attention was entered and left, forward and backward, in `time.monotonic_ns`."""
 
     def __init__(self) -> None:
         self.is_inside = False
-        self.shapes: set[tuple[int, int, int]] = set()
-        self.spans_ns: list[tuple[int, int]] = []
+        self.shapes = set()
+        self.spans_ns = []
         self._entered_ns = 0
 
     def run(self, attention: Attention, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        """Attention's output; marks on both sides tell backward when it enters and leaves."""
+        """Attention's output. The identity before and after it reports when backward enters and leaves."""
         self.shapes.add((q_BNSD.shape[2], q_BNSD.shape[1], k_BKSD.shape[1]))
-        q, k, v = _Mark.apply(self._leave, q_BNSD, k_BKSD, v_BKSD)  # type: ignore[no-untyped-call]
+        q, k, v = _Report.apply(self._leave, q_BNSD, k_BKSD, v_BKSD)  # type: ignore[no-untyped-call]
         self._enter()
         out = attention(q, k, v)
         self._leave()
-        marked: Tensor = _Mark.apply(self._enter, out)[0]  # type: ignore[no-untyped-call]
+        marked: Tensor = _Report.apply(self._enter, out)[0]  # type: ignore[no-untyped-call]
         return marked
 
     def _enter(self) -> None:
@@ -45,7 +47,7 @@ class AttentionWatch:
         self.is_inside = False
 
 
-class _Mark(torch.autograd.Function):
+class _Report(torch.autograd.Function):
     """The identity, whose backward calls back."""
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Where torch compiles DeepSpeed's operators: a folder for each environment, and no lock that nobody holds.
+"""Where torch compiles DeepSpeed's operators: a folder for each environment, without abandoned locks.
 
-In a folder that two environments share each compiles the other's operators anew, and the lock of a process
-that was killed while it compiled makes all later ones wait for ever.
+Environments that share a folder compile each other's operators again. The lock of a process that was killed
+while it compiled makes all later ones wait for ever.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def settle_extensions() -> None:
     folder = Path(os.environ.setdefault(VARIABLE, str(_own_folder())))
     for lock in folder.rglob("lock"):
         found = _made(lock)
-        # Looking at all processes takes time enough for another to let this lock go and take the next.
+        # While all processes were inspected, another may have released this lock and made a new one.
         if found is not None and lock.is_file() and not is_held(lock) and _made(lock) == found:
             lock.unlink(missing_ok=True)
 
@@ -40,7 +40,7 @@ def is_held(lock: Path) -> bool:
 
 
 def _made(lock: Path) -> tuple[int, int] | None:
-    """What tells a file from a later one of its name; None where there is none."""
+    """What differs between a file and a later one of its name; None where there is none."""
     try:
         status = lock.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How a rank ended, and what the ends of all ranks say about the cell."""
+"""How each rank ended, and what follows for the cell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.ranks.log import WrongResultError
 from bench.ranks.out_of_memory import KINDS, memory_of_text
 from bench.record import Failure, OutOfMemory, Status
 
-VICTIM_TEXTS = (
+LOST_PEER_TEXTS = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
@@ -26,57 +26,57 @@ VICTIM_TEXTS = (
 
 
 STACK_SIGNAL = signal.SIGUSR1
-"""On it a rank writes into its log where it stands."""
+"""On it a rank writes its stack into its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """What a rank tells the launcher as soon as its failure is on the disk, before any cleanup."""
+    """A rank's message to the launcher as soon as its failure is on the disk, before any cleanup."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """`exit_code` is negative for a signal and None for a rank that had to be stopped.
-
-    `report` is there only when every pass was done, `failure` only when the rank could still write one.
-    `found_after_s` are the seconds from its failure, or else its own end, to the end of all ranks.
-    """
+    """How one rank ended, and what it left."""
 
     rank: int
     exit_code: int | None
+    """Negative for a signal; None for a rank that had to be stopped."""
     report: dict[str, Any] | None
+    """There only when every pass was done."""
     failure: dict[str, Any] | None
+    """There only when an error ended the rank, and it could still write it."""
     log_tail: str
     found_after_s: float | None = None
+    """Seconds from its failure, or else its own end, to the end of all ranks."""
 
     @property
     def why(self) -> str:
         """Why there is no report, in one line, for commands that keep no record."""
-        told = self.failure["message"] if self.failure is not None else self.log_tail
-        last = (told.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
+        text = self.failure["message"] if self.failure is not None else self.log_tail
+        last = (text.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
         return f"rank {self.rank}: {last}; try one such cell with run_sweep.py, whose record says more"
 
 
 def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status, Failure | None]:
-    """The cell's status and whom to blame. The worst cause wins over those it dragged along.
+    """The cell's status, and the failure of the rank that caused it; CAUSES says which of several counts.
 
-    `limited` says that the cell ran under a memory limit, under which more deaths are the limit's.
+    `limited`: the cell had a memory limit, which explains more errors.
     """
     if all(end.report is not None for end in ends):
         return Status.OK, None
     ranks = Ranks(ends, limited)
-    for status, blames in CAUSES:
-        culprit = next((end for end in ends if blames(end, ranks)), None)
-        if culprit is not None:
-            return status, _failure(culprit, status, ranks)
+    for status, is_cause in CAUSES:
+        first = next((end for end in ends if is_cause(end, ranks)), None)
+        if first is not None:
+            return status, _failure(first, status, ranks)
     return Status.ERROR, _failure(ends[0], Status.ERROR, ranks)
 
 
-def is_victim(failure: Mapping[str, Any]) -> bool:
-    """Whether all that a failure says is that a peer was gone."""
-    return any(text in failure["message"] for text in VICTIM_TEXTS)
+def lost_a_peer(failure: Mapping[str, Any]) -> bool:
+    """Whether a rank failed only because another rank was gone."""
+    return any(text in failure["message"] for text in LOST_PEER_TEXTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Ranks:
     limited: bool
 
     def memory(self, end: RankEnd) -> str | None:
-        """Whose memory this rank ran out of, `device` or `host`, by its failure or else by its log."""
+        """`device` or `host` where this rank ran out of its memory, by its failure or else by its log."""
         failure = end.failure
         if failure is None:
             return None if end.report else memory_of_text(end.log_tail, limited=self.limited)
@@ -97,7 +97,7 @@ class Ranks:
 
     @property
     def reached_the_deadline(self) -> bool:
-        """Ranks that had to be stopped were so because of the deadline, not because another had failed."""
+        """Whether ranks were stopped because of the deadline, not because another had failed."""
         return not any(end.exit_code is not None and end.report is None for end in self.ends)
 
 
@@ -115,13 +115,13 @@ def _crashed(end: RankEnd, ranks: Ranks) -> bool:
 
 
 def _ended_by_watchdog(end: RankEnd) -> bool:
-    """NCCL's watchdog aborts a rank whose peer is gone: a victim that could write no failure of its own."""
+    """NCCL's watchdog aborts a rank whose peer is gone, before the rank can write a failure."""
     aborted = end.failure is None and end.exit_code == -signal.SIGABRT
-    return aborted and any(text in end.log_tail for text in VICTIM_TEXTS)
+    return aborted and any(text in end.log_tail for text in LOST_PEER_TEXTS)
 
 
 def _raised(end: RankEnd, _: Ranks) -> bool:
-    return end.failure is not None and not is_victim(end.failure)
+    return end.failure is not None and not lost_a_peer(end.failure)
 
 
 def _hung(end: RankEnd, ranks: Ranks) -> bool:
@@ -159,27 +159,26 @@ CAUSES = (
 
 
 def _failure(end: RankEnd, status: Status, ranks: Ranks) -> Failure:
-    told = end.failure or {}
-    memory = told.get("out_of_memory")
+    written = end.failure or {}
     return Failure(
         rank=end.rank,
-        phase=told.get("phase"),
-        kind=told.get("kind") or _exit_kind(end, status),
-        message=told.get("message") or _exit_message(end, status),
+        phase=written.get("phase"),
+        kind=written.get("kind") or _exit_kind(end, status),
+        message=written.get("message") or _exit_message(end, status),
         log_tail=end.log_tail,
-        step_phase=told.get("step_phase"),
+        step_phase=written.get("step_phase"),
         found_after_s=end.found_after_s,
-        out_of_memory=_out_of_memory(memory, ranks.memory(end)),
+        out_of_memory=_out_of_memory(written.get("out_of_memory"), ranks.memory(end)),
     )
 
 
-def _out_of_memory(told: Mapping[str, Any] | None, memory: str | None) -> OutOfMemory | None:
-    """What the rank wrote of its failed allocation, or that it died of one before it could write."""
+def _out_of_memory(written: Mapping[str, Any] | None, memory: str | None) -> OutOfMemory | None:
+    """The failed allocation as the rank wrote it, or with nothing known but that there was one."""
     if memory is None:
         return None
-    if told is None:
+    if written is None:
         return OutOfMemory(memory=memory, requested_bytes=None, limit_bytes=None, held_bytes=None, largest=[])
-    return msgspec.convert(told, OutOfMemory)
+    return msgspec.convert(written, OutOfMemory)
 
 
 def _exit_kind(end: RankEnd, status: Status) -> str:
@@ -190,12 +189,12 @@ def _exit_kind(end: RankEnd, status: Status) -> str:
 
 def _exit_message(end: RankEnd, status: Status) -> str:
     messages = {
-        Status.KILLED: "killed from outside; the kernel does so when host memory runs out: see dmesg",
-        Status.CRASHED: "died of a signal; its log ends with the stack",
-        Status.TIMED_OUT: "still running at the deadline; raise measure.timeout_s, or see in its log where",
+        Status.KILLED: "killed by another process; the kernel does so when host memory runs out: see dmesg",
+        Status.CRASHED: "ended by a signal; its log ends with the stack",
+        Status.TIMED_OUT: "still running at the deadline; raise measure.timeout_s, or see where in its log",
         Status.OUT_OF_MEMORY: "an allocation failed; the error gives no size",
-        Status.ERROR: f"left with exit code {end.exit_code} and no result; the end of its log may tell why",
+        Status.ERROR: f"exited with code {end.exit_code} and no result; the end of its log may say why",
     }
     if status is Status.ERROR and end.exit_code is None:
-        return "said nothing after the others had lost a peer, and was stopped; compare all ranks' logs"
+        return "did not end after other ranks had lost a peer, and was stopped; compare the logs of all ranks"
     return messages.get(status, status.value)

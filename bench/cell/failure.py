@@ -1,4 +1,4 @@
-"""What a rank writes of the error that ended it, while the error's frames still hold what they held."""
+"""What a rank writes about the error that ended it, while the error's frames still hold their tensors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _out_of_memory(
 
 
 def _held_bytes(log: RankLog, cluster: ClusterConfig) -> int | None:
-    """What the rank held when it failed: of a GPU what is allocated, on the CPU data beyond the limit's base.
+    """Bytes that the rank held when it failed: on a GPU all, on the CPU those beyond the limit's base.
 
     None on the CPU without a limit, where nothing was measured at the start.
     """

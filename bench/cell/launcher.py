@@ -1,7 +1,7 @@
 """Fresh ranks for every cell, forked from a server that has imported everything already.
 
 The standard library's fork server, not torch elastic's agent: its ranks may leave by `os._exit` (see
-`worker`), and a death wakes the launcher at once instead of at the next poll.
+`worker`), and a rank's end wakes the launcher at once instead of at the next poll.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.cell.compile_cache import settle_extensions
-from bench.cell.ends import STACK_SIGNAL, RankEnd, RankFailed, is_victim
+from bench.cell.ends import STACK_SIGNAL, RankEnd, RankFailed, lost_a_peer
 from bench.config import RunConfig
 from bench.environment import REPOSITORY
 from bench.ranks.log import Stage
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from bench.cell.worker import RankEntry
 
 GRACE_S = 3.0
-"""How long the others may write their own reports once one rank has failed."""
-VICTIM_GRACE_S = 20.0
-"""The same where all it says is that it lost a peer: that one may still be cleaning up, and has to speak."""
+"""How long the others have to write their own reports once one rank has failed."""
+LOST_PEER_GRACE_S = 20.0
+"""The same where a rank failed because it lost a peer, which may still be cleaning up before it reports."""
 STACK_S = 0.3
-"""How long a rank may write its stack before it is killed."""
+"""How long a rank has to write its stack before it is killed."""
 LOG_TAIL_BYTES = 8000
-"""NCCL's watchdog prints why it ends a rank, and after that two C++ stacks of up to 4,000 bytes in all."""
+"""Enough for the reason that NCCL's watchdog prints: up to 4,000 bytes of C++ stacks follow it."""
 PRELOAD = "bench.cell.preload"
 PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "deepspeed.runtime.zero.muon.muon_optimizer"}
 """What the server imports of packages that only some cells need.
@@ -44,11 +44,11 @@ PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "deepspeed.runtime.zero
 ZeRO's first optimizer check imports Muon, and with it torch's whole compiler: seconds per rank.
 """
 TICK_S = 1.0
-"""How often whoever listens may look at the clock: enough for people, and nothing to the ranks' cores."""
+"""How often a listener is called: enough for a display, and no load on the ranks' cores."""
 
 
 class Listener(Protocol):
-    """Hears of a cell while it runs, in the launcher's own thread."""
+    """Is told of a cell while it runs, in the launcher's own thread."""
 
     def tell(self, stage: Stage) -> None:
         """The first rank has begun this."""
@@ -58,7 +58,7 @@ class Listener(Protocol):
 
 
 class Silent:
-    """Listens to nothing."""
+    """A listener that does nothing."""
 
     def tell(self, stage: Stage) -> None: ...
 
@@ -153,11 +153,11 @@ class Exit:
     at_s: float
 
 
-def _enter(told: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:
+def _enter(job_fields: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:
     """The first function of a rank: everything it needs is imported in the server already."""
     from bench.cell.worker import RankJob, live, run_cell
 
-    job = RankJob(*told)
+    job = RankJob(*job_fields)
 
     def tell(message: Stage | RankFailed) -> None:
         if job.rank == 0 or isinstance(message, RankFailed):
@@ -195,7 +195,7 @@ def _watch(
 
 
 def _receive(receiver: Connection) -> Stage | RankFailed | None:
-    """What a rank tells; None when the last of them has left."""
+    """A rank's message; None when the last rank has ended."""
     try:
         message: Stage | RankFailed = receiver.recv()
     except EOFError:
@@ -209,13 +209,13 @@ def _exit_code(process: BaseProcess) -> int:
 
 
 def _grace_s(folder: Path, rank: int) -> float:
-    """How long to wait for the other ranks, by what this one left behind."""
+    """How long to wait for the other ranks, by why this one failed."""
     failure = _read(_failure(folder, rank))
-    return VICTIM_GRACE_S if failure is not None and is_victim(failure) else GRACE_S
+    return LOST_PEER_GRACE_S if failure is not None and lost_a_peer(failure) else GRACE_S
 
 
 def _ask_for_stacks(left: Sequence[BaseProcess]) -> None:
-    """Let ranks that have to be stopped write where they stand; nobody else can tell afterwards."""
+    """Have ranks that are about to be stopped write their stacks into their logs."""
     for process in left:
         if process.pid is not None:
             with suppress(ProcessLookupError):
@@ -249,12 +249,12 @@ def _end(folder: Path, rank: int, left: Exit | None, over_s: float) -> RankEnd:
 
 
 def _report(folder: Path, rank: int) -> Path:
-    """What a rank leaves when it has done everything: an exit code of 0 is no proof of that."""
+    """What a rank writes when it has done everything; an exit code of 0 does not prove that."""
     return folder / f"rank_{rank}.report.json"
 
 
 def _failure(folder: Path, rank: int) -> Path:
-    """What a rank leaves when an error ended it."""
+    """What a rank writes when an error ended it."""
     return folder / f"rank_{rank}.failure.json"
 
 
@@ -266,7 +266,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _take(path: Path) -> dict[str, Any] | None:
-    """Read a rank's file and remove it: what it says goes into the record."""
+    """Read a rank's file and remove it: its content goes into the record."""
     content = _read(path)
     path.unlink(missing_ok=True)
     return content

@@ -65,8 +65,8 @@ def run(
 ) -> Record:
     """The record of one cell: `unsupported` without starting anything where it is not legal.
 
-    The cell has a folder of its own in `folder`. Ranks run `entry`, by default the cell's passes. Sections that
-    are `shared` with a cell before it are not measured again.
+    The cell has a folder of its own in `folder`. Ranks run `entry`, by default the cell's passes. Sections
+    that are `shared` with a cell before it are not measured again.
     """
     reason = refusal(planned.cell)
     if reason is not None:

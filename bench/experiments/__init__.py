@@ -20,13 +20,12 @@ from bench.request.resolve import resolve
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """`cells` makes the composed request into cells; `answer` says what follows from them without a run.
-
-    Without an `answer` the cells run and the report answers.
-    """
+    """A question, and how it is answered."""
 
     cells: Callable[[Sequence[Raw], Machine], list[RunConfig]]
+    """The cells of a composed request."""
     answer: Callable[[Sequence[RunConfig], Path], None] | None = None
+    """The answer, without a run, in files of a folder; None where the cells run and the report answers."""
 
 
 def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:

@@ -1,6 +1,6 @@
 """Which strategies and degrees the heads of a model allow, and what repeating KV heads costs.
 
-All of it comes from the strategies' own facts, on cells resolved for a cluster that need not exist.
+It follows from the strategies' own facts, on cells resolved for a cluster that need not exist.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ from bench.strategies.facts import Facts, exchanged_kv_heads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What one strategy makes of one model's heads at one degree.
-
-    `kv_repeats` is how often each KV head travels; `bytes_factor` compares the exchanged bytes with those
-    of an exchange that sends every KV head once. Both are 1 where nothing is repeated, and missing where
-    the cell is refused. `exchange_bytes` is what one rank sends in one step of `seq_len` tokens.
-    `chooses_degrees` holds for a hybrid, whose `ulysses_degree` is its own choice.
-    """
+    """Whether one strategy can split one model's heads at one degree, and what repeating KV heads costs."""
 
     model: str
     num_heads: int
@@ -36,25 +30,29 @@ class Limit:
     ulysses_degree: int
     ring_degree: int
     chooses_degrees: bool
+    """True for a hybrid, which chooses `ulysses_degree` itself."""
     seq_len: int
     refusals: tuple[str, ...]
     kv_repeats: int | None
+    """How often each KV head is sent; None where the cell is refused."""
     exchange_bytes: int | None
+    """What one rank sends in one step of `seq_len` tokens; None where the cell is refused."""
     bytes_factor: float | None
+    """The same, over the bytes of an exchange that sends every KV head once; None where it is refused."""
 
 
 def hypothetical_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:  # noqa: ARG001
     """Per request a cell for every model, strategy and degree it leaves open, each on ranks enough.
 
-    Equal cells are one: `local` has one rank whatever degree is asked for. Raises ConfigError for a value
-    that is no good.
+    Equal cells are one: `local` has one rank at any requested degree. Raises ConfigError for an invalid
+    value.
     """
     cells = (_cell_with_ranks_enough(full) for raw in raws for full in _closed(raw))
     return [*{cell.cell_id: cell for cell in cells}.values()]
 
 
 def limit_of(cell: RunConfig) -> Limit:
-    """The verdict of the cell's strategy; what legality asks of engine, kernel and packages is left aside."""
+    """The limit of a cell by its strategy's facts; engine, kernel and packages do not matter here."""
     with STRATEGIES.plugin_errors_named(cell.strategy):
         return _limit_of(cell, STRATEGIES[cell.strategy])
 
@@ -85,8 +83,9 @@ def _closed(raw: Raw) -> Iterator[dict[str, Any]]:
     strategies = (
         [raw["strategy"]] if "strategy" in raw else [read_option("strategy", name) for name in usable]
     )
-    asked = raw["sp_degree"]
-    degrees = [values.whole("sp_degree", each) for each in (asked if isinstance(asked, list) else [asked])]
+    requested = raw["sp_degree"]
+    requested = requested if isinstance(requested, list) else [requested]
+    degrees = [values.whole("sp_degree", each) for each in requested]
     for model in models:
         for strategy in strategies:
             for degree in degrees:
@@ -117,7 +116,7 @@ def _chooses_degrees(cell: RunConfig) -> bool:
 def _bytes_factor(cell: RunConfig) -> float:
     """Exchanged bytes over those without repeated KV heads, which the formula gives for no real cell.
 
-    Its bytes grow linearly with the KV heads that travel, so twice as many show what one head costs.
+    Exchanged bytes grow linearly with the KV heads that are sent, so twice as many show what one head costs.
     """
     exchange_bytes = STRATEGIES[cell.strategy].exchange_bytes
     sent_heads, sent_bytes = exchanged_kv_heads(cell), exchange_bytes(cell)

@@ -27,11 +27,13 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One model's part of the table: `marks[strategy][sp_degree]`, each a few short words."""
+    """One model's part of the table."""
 
     title: str
     marks: dict[str, dict[int, list[str]]]
+    """By strategy and `sp_degree`, each mark a few short words."""
     reasons: list[str]
+    """Why combinations are refused."""
 
 
 def write_head_limits(cells: Sequence[RunConfig], folder: Path) -> None:

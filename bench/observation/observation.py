@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.cell.ends import RankEnd, is_victim
+from bench.cell.ends import RankEnd, lost_a_peer
 from bench.cell.failure import describe_failure
 from bench.cell.outcome import outcome
 from bench.config import OWN, ClusterConfig, ConfigError
@@ -154,7 +154,7 @@ class Observation:
         if tokens is None or not isinstance(error, Exception):
             return
         failure = describe_failure(error, self._log, loop.cluster)
-        if is_victim(failure):
+        if lost_a_peer(failure):
             # A peer is gone; if it can still say why, its record is the one that counts.
             time.sleep(VICTIM_WAIT_S)
         end = RankEnd(dist.get_rank(), EXIT_OF_AN_ERROR, None, failure, log_tail="")

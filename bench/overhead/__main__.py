@@ -1,7 +1,7 @@
 """What the harness itself costs: `python -m bench.overhead`; exits 1 when it misses its own goal.
 
-Fixed cost of a cell: its wall time less its steps and its traced pass, on 4 CPU ranks, against the same
-worker started afresh by torchrun, in turns in one run. Cost of a step: under the harness and under each
+Fixed cost of a cell: its wall time less its own steps and checks, on 4 CPU ranks, against the same worker
+started by torchrun, in turns in one run. Cost of a step: under the harness and under each
 instrument against a bare loop, on 2 CPU ranks, in turns in one set of processes.
 """
 

@@ -1,4 +1,4 @@
-"""DeepSpeed takes over the process group that exists; nothing of it is started twice."""
+"""DeepSpeed on the process group that exists already."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ACCELERATORS: Mapping[str, Callable[[], object]] = {"cpu": CPU_Accelerator, "cud
 
 
 def join_deepspeed(cell: RunConfig) -> None:
-    """Hand the device and the default process group to DeepSpeed, which refuses to work without."""
+    """Give DeepSpeed the device and the default process group; it does not work without."""
     if get_accelerator().device_name() != cell.cluster.device:
-        # It was imported where no rank's device was known, and took the one it could have had there.
+        # It was imported in the fork server, where DS_ACCELERATOR says cpu.
         set_accelerator(ACCELERATORS[cell.cluster.device]())
     if not deepspeed.comm.is_initialized():
         # The first time it compiles its communication operators: a compiler would inherit the cell's limit.

@@ -1,4 +1,4 @@
-"""The device a rank runs on: which GPU, what NCCL is told where ranks share one, when all have finished."""
+"""The device of a rank: which GPU, NCCL's settings where ranks share one, waiting until all have finished."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARED_GPU_NCCL: Mapping[str, str] = {
     "NCCL_SHM_DISABLE": "1",
     "NCCL_MNNVL_ENABLE": "0",
 }
-"""Between "hosts" that are one: sockets that never leave it, and no short cut that would tell NCCL so."""
+"""For ranks that NCCL takes for hosts of their own: sockets within this host, and none of the faster ways."""
 
 
 def prepare_environment(cluster: ClusterConfig) -> None:
@@ -39,7 +39,7 @@ def prepare_environment(cluster: ClusterConfig) -> None:
 
 
 def claim_device(cluster: ClusterConfig) -> torch.device:
-    """This rank's device, made current; on the CPU there is nothing to claim."""
+    """This rank's device, made the current one on a GPU."""
     if cluster.device != "cuda":
         return torch.device(cluster.device)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -48,11 +48,11 @@ def claim_device(cluster: ClusterConfig) -> torch.device:
 
 
 def finish_together(device: torch.device) -> None:
-    """Wait until the GPUs of all ranks have done what was asked of them; every rank must call it.
+    """Wait until the GPUs of all ranks are idle; every rank must call it.
 
-    A rank that left earlier would drop kernels that nobody has waited for, with what its peers still expect
-    of them. Without a collective: the last of those could not be waited for in turn. Raises what a kernel
-    died of. A gloo call has ended when it returns, so CPU ranks leave as they are.
+    A rank that exits earlier drops kernels still in its queue, among them those its peers wait for. A
+    collective cannot do this, as its own last kernel would be in the queue. Raises a kernel's error. CPU
+    ranks need not wait: a call of gloo has ended when it returns.
     """
     if device.type != "cuda":
         return

@@ -14,22 +14,21 @@ from bench.config import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class RankGroups:
-    """Where one rank stands.
-
-    `sequence` holds the ranks that share a sequence, `data_rank` tells which sequences they share. Of these
-    `ulysses` share heads, neighbours in rank, and `ring` pass blocks on.
-    `shard_mesh` is what a sharding engine spreads parameters over: to it, sequence ranks are plain
-    data-parallel ranks.
-    """
+    """The process groups of one rank, and its place in them."""
 
     rank: int
     world_size: int
     sequence: dist.ProcessGroup
+    """The ranks that share a sequence."""
     sequence_rank: int
     ulysses: dist.ProcessGroup
+    """Of these, the ranks that share its heads: neighbours in rank."""
     ring: dist.ProcessGroup
+    """Of these, the ranks of one ring."""
     data_rank: int
+    """Which sequences of a step this rank has a part of."""
     shard_mesh: DeviceMesh
+    """What a sharding engine spreads parameters over: to it, sequence ranks are plain data-parallel ranks."""
 
 
 def make_groups(cell: RunConfig) -> RankGroups:

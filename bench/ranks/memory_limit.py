@@ -1,7 +1,7 @@
-"""A limit on what a cell may allocate, so that running out of memory can be had on any machine.
+"""A limit on what a cell may allocate, so that out of memory can be tried on any machine.
 
 On the CPU it is the soft RLIMIT_DATA, counted from what a rank holds once its process groups exist. Set
-earlier, the groups' threads could not start; RLIMIT_AS would count address space that nobody uses.
+earlier, the groups' threads could not start; RLIMIT_AS would count address space that is not used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def process_bytes(field: str) -> int:
 
 
 def set_memory_limit(limit_gib: float, device: torch.device) -> int:
-    """Let allocations fail beyond the limit; every rank must call it once its groups exist.
+    """Make allocations fail beyond the limit; every rank must call it once its groups exist.
 
     Returns the bytes from which the limit counts: on the CPU what the rank holds now, on a GPU none.
     """
@@ -43,7 +43,7 @@ def set_memory_limit(limit_gib: float, device: torch.device) -> int:
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * GIB / total_bytes), device)
         return 0
-    # Threads that start with the first use are no part of what the cell adds: 8 MB of stack each.
+    # Threads that start with the first use are not the cell's own: 8 MB of stack each.
     torch.ones(_WARM_UP_NUMBERS).add_(1)
     dist.barrier()
     base_bytes = process_bytes("VmData")

@@ -1,4 +1,4 @@
-"""Which errors mean that memory ran out, whose memory it was, and how much was asked for."""
+"""Which errors mean that memory ran out, of the device or the host, and how much was requested."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ _REQUESTED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A pattern that an error's text holds when memory ran out; `memory` is `device` or `host`.
-
-    With `only_limited` it means so only in a cell whose memory was limited.
-    """
+    """A pattern in an error's text that means that memory ran out."""
 
     pattern: re.Pattern[str]
     memory: str
+    """`device` or `host`."""
     only_limited: bool = False
+    """Whether it means so only in a cell whose memory is limited."""
 
 
 LIMITED = True
@@ -50,9 +49,9 @@ KINDS = {"OutOfMemoryError": "device", "MemoryError": "host"}
 
 
 def memory_of_text(text: str, *, limited: bool = False) -> str | None:
-    """Whose memory ran out by this text, `device` or `host`; None where it says nothing of the kind.
+    """`device` or `host` where this text means that its memory ran out, else None.
 
-    The word "memory" alone is no sign. `limited` says that the cell ran under a memory limit.
+    The word "memory" alone means nothing. `limited`: the cell had a memory limit.
     """
     found = (
         sign.memory for sign in SIGNS if (limited or not sign.only_limited) and sign.pattern.search(text)
@@ -61,7 +60,7 @@ def memory_of_text(text: str, *, limited: bool = False) -> str | None:
 
 
 def memory_of_error(error: BaseException, *, limited: bool = False) -> str | None:
-    """Whose memory ran out by an exception's type or text, or None."""
+    """The same of an exception, by its type or text."""
     kinds = (KINDS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in KINDS)
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "host"
@@ -69,7 +68,7 @@ def memory_of_error(error: BaseException, *, limited: bool = False) -> str | Non
 
 
 def root_cause(error: BaseException, *, limited: bool = False) -> tuple[BaseException, str | None]:
-    """The error itself, or the one behind it that ran out of memory, and whose memory that was.
+    """The error, or the one that caused it by running out of memory, and `device` or `host`.
 
     A library's cleanup may fail in its own way once an allocation has failed.
     """
@@ -81,7 +80,7 @@ def root_cause(error: BaseException, *, limited: bool = False) -> tuple[BaseExce
 
 
 def requested_bytes(text: str) -> int | None:
-    """How many bytes the failed allocation asked for; None where the text does not say."""
+    """How many bytes the failed allocation requested; None where the text does not say."""
     match = _REQUESTED.search(text)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""The words of the command line, checked before Hydra composes anything and put in Hydra's grammar."""
+"""The words of the command line, checked before Hydra composes anything, and put into Hydra's grammar."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def readable_by_hydra(arguments: Sequence[str]) -> list[str]:
     parser = OverridesParser.create()
     overrides = {word: parser.parse_overrides([word])[0] for word in asked}
     for word, override in overrides.items():
-        _refuse_change_of_shape(override, word)
+        _refuse_other_than_values(override, word)
         _refuse_sweep(override, word, is_sweep=is_sweep or asks_a_question)
         if override.key_or_group in groups():
             for value in _values(override):
@@ -88,21 +88,21 @@ def _option(word: str, rest: Iterator[str]) -> list[str]:
     raise ConfigError(f"{word}: no such option; {hint}")
 
 
-def _refuse_change_of_shape(override: Override, word: str) -> None:
-    """A configuration has every key that it needs, once; words change values."""
+def _refuse_other_than_values(override: Override, word: str) -> None:
+    """Raises ConfigError for a word that would add, delete or move a key: words change values only."""
     key = override.key_or_group
     plain = f"{key}={word.partition('=')[2] or '...'}"
     if not key:
-        raise ConfigError(f"{word}: is no key=value; write for example seq_len=8k")
+        raise ConfigError(f"{word}: is not of the form key=value; write for example seq_len=8k")
     if key.replace("/", ".").split(".")[0] == "hydra":
         raise ConfigError(f"{word}: Hydra's settings are fixed; sweep_dir=... names the folder, -m sweeps")
     if override.is_delete():
-        raise ConfigError(f"{word}: no key can be taken away; write {key}=... to change it, or leave it out")
+        raise ConfigError(f"{word}: a key cannot be deleted; write {key}=... to change it, or leave it out")
     if override.package is not None:
         raise ConfigError(f"{word}: a key cannot be moved; write {plain}")
     is_added = override.is_add() or override.is_force_add()
     if is_added and key in (*(known for known in all_keys() if "." not in known), *groups()):
-        raise ConfigError(f"{word}: {key} is there already; write {plain}, without a plus")
+        raise ConfigError(f"{word}: {key} exists already; write {plain}, without a plus")
 
 
 def _refuse_sweep(override: Override, word: str, *, is_sweep: bool) -> None:
@@ -113,9 +113,9 @@ def _refuse_sweep(override: Override, word: str, *, is_sweep: bool) -> None:
     if not is_sweep:
         raise ConfigError(f"{word}: several values need -m, as in: python run_sweep.py -m {word}")
     if key in ONE_A_SWEEP:
-        raise ConfigError(f"{word}: holds for a whole sweep; write one value")
+        raise ConfigError(f"{word}: applies to the whole sweep; write one value")
     if not override.is_discrete_sweep() or not _values(override):
-        raise ConfigError(f"{word}: holds no values; write them with commas, as in seq_len=8k,64k")
+        raise ConfigError(f"{word}: has no values; write them with commas, as in seq_len=8k,64k")
 
 
 def _values(override: Override) -> list[Any]:

@@ -18,7 +18,7 @@ SEE_HELP = "python run_sweep.py --help lists every key and choice"
 
 
 def translated(error: Exception) -> str:
-    """One line for any error of Hydra or OmegaConf; its own first line where none of ours fits."""
+    """One line for any error of Hydra or OmegaConf; its own first line where there is no translation."""
     if isinstance(error, OverrideParseException):
         return _unreadable(error.override)
     chain = "\n".join(_texts(error))
@@ -43,7 +43,7 @@ def _unreadable(override: str) -> str:
     word = shown(override)
     key, is_pair, value = override.partition("=")
     if not is_pair:
-        return f"{word}: is no key=value; write for example seq_len=8k"
+        return f"{word}: is not of the form key=value; write for example seq_len=8k"
     name = re.sub(r"[^\w.].*", "", key.strip(" +"))
     if name != key.lstrip("+") or value.startswith("="):
         return f"{word}: cannot be read; write {name}={value.strip(' =')}"
@@ -51,8 +51,8 @@ def _unreadable(override: str) -> str:
         return f"{word}: cannot be read; a list is values and commas, as in -m {key}=8k,64k"
     bare = value.replace("'", "").replace('"', "")
     return (
-        f"{word}: cannot be read; quote a value that holds brackets or other signs, twice for the shell:"
-        f" '{key}=\"{bare}\"'"
+        f"{word}: cannot be read; quote a value with brackets or other special characters, twice for the"
+        f" shell: '{key}=\"{bare}\"'"
     )
 
 
@@ -70,7 +70,9 @@ def _unknown_key(match: re.Match[str]) -> str:
     option = key.removeprefix("strategy.")
     owners = [facts.name for facts in STRATEGIES.usable() if option in facts.options]
     if owners:
-        return f"{key}: only strategy={' or '.join(owners)} has this choice; leave it out for others"
+        return (
+            f"{key}: only strategy={' or '.join(owners)} has this option; leave it out for other strategies"
+        )
     if key in all_keys():
         group = key.split(".")[0]
         return f"{key}: needs a {group} chosen by name, as in {group}={options(group)[-1]} {key}=..."

@@ -67,12 +67,13 @@ def _checkpoint(path: Any) -> dict[str, Any]:
         return {"name": where.name or "checkpoint", "path": str(where), **transformers_numbers(numbers)}
     except ConfigError:
         raise ConfigError(
-            f"model.path={shown(path)}: names no folder; write for example model.path=/path/to/model"
+            f"model.path={shown(path)}: is not the name of a folder; write for example"
+            " model.path=/path/to/model"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"model.path={path}: no checkpoint folder with a config.json ({error}); name a local folder of"
-            " a Qwen3, Qwen2 or Llama model"
+            f"model.path={path}: is not a checkpoint folder with a config.json ({error}); name a local folder"
+            " of a Qwen3, Qwen2 or Llama model"
         ) from None
 
 

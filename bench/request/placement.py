@@ -1,4 +1,4 @@
-"""The ranks of a cell: on what they run, how many there are, and how they divide the work."""
+"""The ranks of a cell: their device, their number, and how they divide the work."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ MAX_RANKS_PER_GPU = 16
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where ranks run; `world_size` is how many there may be."""
+    """Where ranks run."""
 
     name: str
     device: str
     backend: str
     ranks_per_gpu: int
     world_size: int
+    """How many there may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Degrees:
 def place(raw: Raw, machine: Machine) -> Place:
     """Device, backend and number of ranks, filled in from what is there.
 
-    Raises ConfigError where the machine cannot give what was asked for.
+    Raises ConfigError for a request that the machine cannot fulfil.
     """
     device = _device(raw, machine)
     backend = _backend(raw, device)
@@ -116,7 +117,7 @@ def _backend(raw: Raw, device: str) -> str:
     values.choice("cluster.backend", backend, ("nccl", "gloo"))
     if (backend == "nccl") != (device == "cuda"):
         raise ConfigError(
-            f"cluster.backend={backend}: goes with {'GPUs' if backend == 'nccl' else 'CPU ranks'}, and"
+            f"cluster.backend={backend}: works with {'GPUs' if backend == 'nccl' else 'CPU ranks'} only, and"
             f" cluster.device={device}; leave cluster.backend=auto"
         )
     return backend
@@ -138,7 +139,7 @@ def degrees(raw: Raw, where: Place) -> Degrees:
 
 
 def unshared_degrees(raw: Raw, where: Place, machine: Machine) -> Degrees:
-    """The same where no rank shares a sequence: one rank, unless data parallelism is asked for.
+    """The same where no rank shares a sequence: one rank, unless data parallelism is requested.
 
     Neither sp_degree nor the cluster's size changes what such a cell does.
     """
@@ -156,7 +157,7 @@ def unshared_degrees(raw: Raw, where: Place, machine: Machine) -> Degrees:
 
 
 def threads_per_rank(raw: Raw, machine: Machine, world_size: int) -> int:
-    """An equal share of the cores, at least one, unless a number was asked for."""
+    """The requested number, or an equal share of the cores, at least one."""
     if raw["threads_per_rank"] == "auto":
         return max(1, machine.cores // world_size)
     threads = values.whole("cluster.threads_per_rank", raw["threads_per_rank"])
@@ -171,7 +172,7 @@ def threads_per_rank(raw: Raw, machine: Machine, world_size: int) -> int:
 def memory_limit_gib(raw: Raw, device: str) -> float | None:
     """How much one rank may allocate; None where nothing limits it.
 
-    On the CPU a limit under MIN_CPU_LIMIT_GIB would end a rank before it can say why.
+    On the CPU a limit under MIN_CPU_LIMIT_GIB would end a rank before it can report why.
     """
     key, value = "cluster.memory_limit_gib", raw["memory_limit_gib"]
     if value is None:
@@ -179,7 +180,7 @@ def memory_limit_gib(raw: Raw, device: str) -> float | None:
     limit_gib = values.positive(key, value, example="0.5")
     if device == "cpu" and limit_gib < MIN_CPU_LIMIT_GIB:
         raise ConfigError(
-            f"{key}={value}: CPU ranks need at least {MIN_CPU_LIMIT_GIB} to get going; write for example"
+            f"{key}={value}: CPU ranks need at least {MIN_CPU_LIMIT_GIB} to start; write for example"
             f" {key}=0.1, or null for no limit"
         )
     return limit_gib

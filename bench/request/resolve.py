@@ -60,7 +60,7 @@ KNOWN_KEYS: Mapping[str, list[str]] = {
 
 
 def strategy_keys() -> list[str]:
-    """The keys of `strategy`: its name, and every strategy's own choices."""
+    """The keys of `strategy`: its name, and every strategy's own options."""
     return ["name", *sorted({key for facts in STRATEGIES.usable() for key in facts.options})]
 
 
@@ -71,7 +71,7 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
 
 
 def _attention_alone(cell: RunConfig) -> RunConfig:
-    """One layer's attention: what only training reads must not tell cells apart."""
+    """The cell of one layer's attention: settings that only training reads are all the same."""
     return replace(
         cell,
         model=replace(cell.model, num_layers=1, path=None),
@@ -134,7 +134,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
 
 
 def _refuse_unknown(raw: Raw) -> None:
-    """Hydra lets `+key=value` add anything; a key that nobody reads would be silently without effect.
+    """Hydra lets `+key=value` add anything; a key that is not read would silently have no effect.
 
     A strategy's own keys are its own business: `_options` reads them.
     """
@@ -165,7 +165,7 @@ def _options(raw: Raw, known: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str,
         if key not in ("name", *known):
             near = values.nearest(key, known)
             way_out = f"did you mean strategy.{near}?" if near else "leave it out"
-            raise ConfigError(f"strategy.{key}: {raw['name']} has no such choice; {way_out}")
+            raise ConfigError(f"strategy.{key}: {raw['name']} has no such option; {way_out}")
     return tuple((key, values.choice(f"strategy.{key}", raw[key], allowed)) for key, allowed in known.items())
 
 
@@ -209,11 +209,11 @@ def _measure(raw: Raw) -> MeasureConfig:
 
 def _env(raw: Any) -> tuple[tuple[str, str], ...]:
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"env={shown(raw)}: holds variables by name; write env.NAME=value")
+        raise ConfigError(f"env={shown(raw)}: must be variables by name; write env.NAME=value")
     for name, value in raw.items():
         if not name.startswith(ENV_ALLOWED):
             raise ConfigError(
-                f"env.{name}: only variables that change communication or allocation are an axis"
+                f"env.{name}: only variables that change communication or allocation can be set here"
                 f" ({', '.join(ENV_ALLOWED)}); set others before the command"
             )
         if isinstance(value, list | Mapping) or value is None:

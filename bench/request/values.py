@@ -28,7 +28,7 @@ SYNONYMS: Mapping[str, str] = {
     "double": "fp64",
     "gpu": "cuda",
 }
-"""Other people's words for values of ours, where spelling alone would suggest none or the wrong one."""
+"""Common names for values of ours, where similar spelling would suggest none or the wrong one."""
 _LENGTH = re.compile(r"([0-9]{1,80})([kKmM]?)")
 
 
@@ -95,7 +95,7 @@ def path(key: str, value: Any) -> str | None:
     if not is_there:
         raise ConfigError(f"{key}={shown(name)}: no such file or folder; check the path")
     if not is_readable:
-        raise ConfigError(f"{key}={shown(name)}: may not be read; change its permissions, or name another")
+        raise ConfigError(f"{key}={shown(name)}: cannot be read; change its permissions, or name another")
     return name
 
 
@@ -116,13 +116,13 @@ def choice(key: str, value: Any, known: Collection[str]) -> str:
 
 
 def no_such_key(key: str, known: Collection[str]) -> str:
-    """What to say of a key that does not exist, with the nearest that does."""
+    """The message about a key that does not exist, with the nearest that does."""
     near = nearest(key, known)
     return f"no such key; did you mean {near}?" if near else "no such key; --help lists them all"
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
-    """The known word that was probably meant."""
+    """The known word that was probably meant, or None."""
     synonym = SYNONYMS.get(word)
     if synonym in known:
         return synonym
@@ -156,5 +156,5 @@ def refuse_too_many(factors: Sequence[int]) -> None:
         cells *= factor
         if cells > MAX_CELLS:
             raise ConfigError(
-                f"a sweep of {cells} cells or more: it holds at most {MAX_CELLS}; sweep fewer values"
+                f"a sweep of {cells} cells or more: at most {MAX_CELLS} are allowed; sweep fewer values"
             )

@@ -1,4 +1,4 @@
-"""What is known of a strategy without running it: is a cell legal, and how many bytes must it move?"""
+"""What is known of a strategy without running it: which cells are legal, how many bytes it sends."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
 
 
 class Facts(ABC):
-    """One strategy's facts; `name` is its key in the table, its folder and its YAML."""
+    """One strategy's facts."""
 
     name: ClassVar[str]
+    """Its key in the table, its folder and its YAML."""
     layouts: ClassVar[tuple[str, ...]] = ("contiguous",)
+    """Which tokens a rank may hold, the default first."""
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPE_BYTES)
+    """The dtypes it can run in."""
     package: ClassVar[str | None] = None
-    """The distribution whose code runs, where it is not ours."""
+    """The distribution whose code runs; None where it is ours."""
     shares_sequences: ClassVar[bool] = True
     """Whether ranks share a sequence at all; false only for `local`."""
     options: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -72,7 +75,7 @@ class Facts(ABC):
         ]
 
     def degree_refusals(self, cell: RunConfig) -> list[str]:
-        """Only a hybrid has a choice of degrees."""
+        """Why `ulysses_degree` is not legal: only a hybrid has a choice of degrees."""
         fixed = self.ulysses_degree(cell.sp_degree, cell.model)
         if cell.ulysses_degree == fixed:
             return []
@@ -102,15 +105,15 @@ def backwards_per_step(cell: RunConfig) -> int:
 
 
 def head_exchange_refusals(cell: RunConfig) -> list[str]:
-    """Ulysses deals whole heads out to ranks, so their number sets its limit."""
+    """Ulysses gives each rank whole heads, so their number sets its limit."""
     heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.ulysses_degree
     key = "ulysses_degree" if cell.ring_degree > 1 else "sp_degree"
     divisors = [d for d in range(1, heads + 1) if heads % d == 0 and _kv_fits(kv_heads, d)]
     if heads % degree == 0 and _kv_fits(kv_heads, degree):
         return []
     reason = (
-        f"{cell.strategy} deals {heads} query and {kv_heads} KV heads out to {key}={degree} ranks, which"
-        f" does not come out even; choose {key} from {', '.join(map(str, divisors))}, or a ring strategy"
+        f"{cell.strategy} cannot split {heads} query and {kv_heads} KV heads evenly over {key}={degree}"
+        f" ranks; choose {key} from {', '.join(map(str, divisors))}, or a ring strategy"
     )
     return [reason]
 
@@ -121,7 +124,7 @@ def head_exchange_bytes(cell: RunConfig, heads: int) -> int:
 
 
 def exchanged_kv_heads(cell: RunConfig) -> int:
-    """KV heads that travel: repeated up to one per rank where there are fewer heads than ranks."""
+    """KV heads that are sent: repeated up to one per rank where there are fewer heads than ranks."""
     return max(cell.model.num_kv_heads, cell.ulysses_degree)
 
 

@@ -37,8 +37,8 @@ class Plan:
 def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:
     """Validate every cell, drop duplicates, repeat, and shuffle by the seed.
 
-    Order is random so that heat and neighbours favour no strategy. Raises ConfigError for the first bad
-    value; in a single run also for an illegal combination, which a sweep records as `unsupported`.
+    The order is random, so that heat and other processes favour no strategy. Raises ConfigError for the first
+    bad value; in a single run also for an illegal combination, which a sweep records as `unsupported`.
     """
     refuse_too_many([len(raws)])
     cells = {cell.cell_id: cell for cell in experiment_of(raws).cells(raws, machine)}
@@ -62,7 +62,7 @@ def _refuse_illegal(cell: RunConfig) -> None:
 
 
 def _refuse_failing_facts(cell: RunConfig) -> None:
-    """Raises ConfigError where a package's facts fail: once cells run, nothing may end the sweep."""
+    """Raises ConfigError where a plugin's facts fail: later, while cells run, that would end the sweep."""
     with STRATEGIES.plugin_errors_named(cell.strategy):
         answers: Mapping[str, Any] = {
             "refusals": "; ".join(STRATEGIES[cell.strategy].refusals(cell)),

@@ -1,4 +1,4 @@
-"""A planned sweep, run to its end whatever its cells do."""
+"""Runs a planned sweep to its end, whatever its cells do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_plan(
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
     if plan.resume and not plan.folder.exists():
         raise ConfigError(
-            f"resume=true: sweep_dir={plan.folder} is not there; name the folder of the sweep that broke off"
+            f"resume=true: sweep_dir={plan.folder} does not exist; name the folder of the sweep to continue"
         )
     with Store(plan.folder) as store:
         before = store.read()
@@ -121,10 +121,10 @@ def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
 
 
 def _pending(plan: Plan, before: Sequence[dict[str, Any]]) -> list[PlannedCell]:
-    """Cells without a final record; with records but without `resume` the folder is somebody's."""
+    """Cells without a final record; raises ConfigError for a folder with records without `resume`."""
     if before and not plan.resume:
         raise ConfigError(
-            f"sweep_dir={plan.folder}: holds records already; add resume=true to run only what is missing,"
+            f"sweep_dir={plan.folder}: contains records already; add resume=true to run only what is missing,"
             " or name another folder"
         )
     done = {(line["cell_id"], line["repeat"]) for line in before if line["status"] in FINDINGS}
@@ -132,7 +132,7 @@ def _pending(plan: Plan, before: Sequence[dict[str, Any]]) -> list[PlannedCell]:
 
 
 def _write_config(plan: Plan) -> None:
-    """What was asked for, fully resolved, beside the records: one entry a cell, in running order."""
+    """The request, fully resolved, beside the records: one entry a cell, in running order."""
     content = {"argv": sys.argv, "cells": [planned.cell.flat() for planned in plan.cells]}
     OmegaConf.save(OmegaConf.create(content), plan.folder / "config.yaml")
 

@@ -30,7 +30,7 @@ def backward_loss(loss_sum: Tensor, valid_tokens: Tensor, gradient_divisor: int)
 class ModelWithLoss(nn.Module):
     """A causal language model whose forward returns its sum of token losses.
 
-    The loss is inside the root module, because engines gather the output head's weight only there.
+    The loss is inside the root module: only there do engines gather the output head's weight.
     """
 
     def __init__(self, model: Any, loss: str, phase: StepPhase) -> None:

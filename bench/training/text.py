@@ -1,4 +1,4 @@
-"""The text of `data=text`: found and looked into before a cell starts, read by its ranks. No torch."""
+"""The text of `data=text`: checked before a cell starts, read by its ranks. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.config import ConfigError, DataConfig
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
-LOOK_BYTES = 2**16
+CHECKED_BYTES = 2**16
 
 
 def read_text(data: DataConfig) -> str:
@@ -29,7 +29,7 @@ def read_text(data: DataConfig) -> str:
 
 
 def refuse_no_text(name: str) -> None:
-    """Raises ConfigError for a file or folder that does not begin as text: a look, however much there is."""
+    """Raises ConfigError for a file or folder that does not begin as text; only its beginning is read."""
     path = Path(name)
     if path.is_dir():
         if not any(found.suffix in TEXT_SUFFIXES for found in path.rglob("*")):
@@ -37,9 +37,9 @@ def refuse_no_text(name: str) -> None:
         return
     try:
         with path.open("rb") as file:
-            start = file.read(LOOK_BYTES)
-        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < LOOK_BYTES)
-        if path.suffix == ".jsonl" and len(start) < LOOK_BYTES:
+            start = file.read(CHECKED_BYTES)
+        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < CHECKED_BYTES)
+        if path.suffix == ".jsonl" and len(start) < CHECKED_BYTES:
             text = _json_lines_text(text)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise _unreadable(name, error) from None

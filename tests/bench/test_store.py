@@ -16,7 +16,7 @@ def make_record(cell_id="c0ffee", **changes):
         "schema_version": SCHEMA_VERSION, "cell_id": cell_id, "experiment": "none", "role": "cell",
         "repeat": 0, "order": 0, "status": Status.OK, "reason": None, "provenance": Provenance.MEASURED,
         "config": {}, "environment": {}, "analytic": {}, "started_at": "2026-11-21T00:00:00+00:00",
-        "wall_s": 1.0, "fixed_cost_s": 0.5,
+        "wall_s": 1.0, "fixed_cost_s": 0.5, "sections": {},
     }  # fmt: skip
     return Record(**fields | changes)
 
@@ -65,7 +65,7 @@ def test_an_append_reads_the_end_of_a_long_file_only(tmp_path, monkeypatch):
 
     with Store(tmp_path) as store:
         store.append(make_record("a"))
-        store.path.write_bytes(store.path.read_bytes() * 10_000)
+        store.path.write_bytes(store.path.read_bytes() * 20_000)
         opened = lambda path, mode: io.BufferedRandom(Counting(path, mode.replace("b", "")))  # noqa: E731
         monkeypatch.setattr(type(store.path), "open", opened)
         store.append(make_record("b"))

@@ -33,7 +33,7 @@ def _laid_out_as(q: Tensor, x: Tensor) -> Tensor:
     """`x` in the strides that the forward gives its output: those of `empty_like(q)`.
 
     torch keeps a built graph per shape and strides of q, k and v alone (`MHACacheKeyWrapper` in its MHA.cpp),
-    so a gradient or a merged output laid out in another way could meet a graph built for the first.
+    so a gradient or a merged output laid out in another way could be given a graph built for the first.
     """
     strides = torch.empty_like(q, device="meta").stride()
     return x if x.stride() == strides else torch.empty_like(q).copy_(x)

@@ -13,14 +13,12 @@ Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`forward(q_BNSD, k_BNTD, v_BNTD, causal, scale) -> out_BNSD, lse_BNS` and its backward,
-    `backward(dout, q, k, v, out, lse, causal, scale) -> dq, dk, dv`.
-
-    `causal` is only ever asked of equally many queries and keys. `native_gqa` kernels take K and V with fewer
-    heads than Q; for the others heads are repeated first.
-    """
+    """Attention on one device, forward and backward."""
 
     name: str
     forward: Forward
+    """`forward(q_BNSD, k_BNTD, v_BNTD, causal, scale) -> out_BNSD, lse_BNS`; causal with S = T only."""
     backward: Backward
+    """`backward(dout, q, k, v, out, lse, causal, scale) -> dq, dk, dv`."""
     native_gqa: bool = False
+    """Whether it takes K and V with fewer heads than Q; for other kernels heads are repeated first."""

@@ -15,7 +15,7 @@ class USP(Ring):
     name = "usp"
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:
-        """As many ranks as KV heads can be dealt out to without repeating any."""
+        """As many ranks as KV heads can be split over without repeating any."""
         return math.gcd(sp_degree, model.num_kv_heads)
 
     def degree_refusals(self, cell: RunConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""What every training loop has, whoever wrote it."""
+"""What the passes need of a training loop."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Trainer(ABC):
     wiring: Wiring
     data: StepData
     phase: StepPhase
+    """Told where in a step the loop is."""
 
     @abstractmethod
     def step(self, number: int, seq_len: int) -> StepOutcome:

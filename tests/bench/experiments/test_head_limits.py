@@ -92,7 +92,7 @@ def test_the_page_and_the_terminal_mark_all_three_outcomes_and_give_the_reason(a
     for text in (answered[0], (answered[1] / "head_limits.md").read_text()):
         assert "qwen3_14b: 40 query heads, 8 KV heads" in text
         assert {"KVx2", "1.20", "8x4", "no", "yes"} <= set(text.split())
-        assert "sp 16, 32, 64: ulysses deals 40 query and 8 KV heads" in text
+        assert "sp 16, 32, 64: ulysses cannot split 40 query and 8 KV heads" in text
 
 
 @pytest.mark.parametrize("columns", [30, 60, 100])
