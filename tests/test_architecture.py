@@ -13,13 +13,12 @@ import yaml
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.cell.outcome import ANALYTIC_FLOPS
+from bench.cell.run import MODES
 from bench.environment import REPOSITORY
+from bench.request import resolve
 from bench.request.choices import CONF, option_of, read_option
 from bench.request.legality import ENGINE_DTYPES
 from bench.request.model_numbers import FAMILIES as FAMILY_WORDS
-from bench.request.resolve import ENGINES as ENGINE_WORDS
-from bench.request.resolve import LOSSES as LOSS_WORDS
-from bench.request.resolve import WORKLOADS as WORKLOAD_WORDS
 from bench.strategies import STRATEGIES, runnable
 from bench.training.data import SOURCES
 from bench.training.engines import ENGINES
@@ -167,11 +166,14 @@ def test_a_choice_is_named_as_its_file_is(path):
 
 
 def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
-    assert set(ENGINE_WORDS) == set(ENGINES) == set(ENGINE_DTYPES)
+    assert set(resolve.ENGINES) == set(ENGINES) == set(ENGINE_DTYPES)
     assert list(KERNEL_FACTS) == list(KERNELS)
     assert DEFAULT_KERNEL in KERNELS
-    assert set(LOSS_WORDS) == set(LOSSES)
-    assert set(WORKLOAD_WORDS) == set(WORKLOADS) == set(ANALYTIC_FLOPS)
+    assert set(resolve.DATA) == set(SOURCES)
+    assert set(resolve.LOSSES) == set(LOSSES)
+    assert set(resolve.MODES) == set(MODES)
+    assert set(resolve.TRAINERS) == set(TRAINERS)
+    assert set(resolve.WORKLOADS) == set(WORKLOADS) == set(ANALYTIC_FLOPS)
     assert set(FAMILY_WORDS) == set(FAMILIES)
 
 

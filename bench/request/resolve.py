@@ -29,9 +29,13 @@ from bench.request.placement import degrees, memory_limit_gib, place, threads_pe
 from bench.strategies import STRATEGIES
 from bench.training.text import refuse_no_text
 
+DATA = ("text", "synthetic")
 ENGINES = ("ddp", "fsdp2", "zero3")
 LOSSES = ("chunked", "untiled")
+MODES = ("measure",)
+TRAINERS = ("native",)
 WORKLOADS = ("train", "attention")
+"""The names in the tables of `training`, `workloads` and `cell`, which the request must not import."""
 ENV_ALLOWED = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "GLOO_SOCKET_IFNAME",
@@ -103,13 +107,13 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         dtype=values.choice("dtype", raw["dtype"], DTYPE_BYTES),
         model=model,
         engine=values.choice("engine", raw["engine"]["name"], ENGINES),
-        trainer=values.choice("trainer", raw["trainer"]["name"], ("native",)),
+        trainer=values.choice("trainer", raw["trainer"]["name"], TRAINERS),
         workload=WorkloadConfig(
             name=values.choice("workload", raw["workload"]["name"], WORKLOADS),
             mask=values.choice("workload.mask", raw["workload"].get("mask", "causal"), MASKS),
         ),
         data=_data(raw["data"]),
-        mode=values.choice("mode", raw["mode"], ("measure",)),
+        mode=values.choice("mode", raw["mode"], MODES),
         hardware=_hardware(raw["hardware"], machine, where.device),
         cluster=ClusterConfig(
             name=where.name,
@@ -180,7 +184,7 @@ def _kernel(raw: Any) -> str:
 
 
 def _data(raw: Raw) -> DataConfig:
-    name = values.choice("data", raw["name"], ("text", "synthetic"))
+    name = values.choice("data", raw["name"], DATA)
     path, tokenizer = (values.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer"))
     if name == "text" and path is not None:
         refuse_no_text(path)

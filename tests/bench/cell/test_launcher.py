@@ -1,0 +1,37 @@
+"""The server that ranks are forked from: what it imports for a plan."""
+
+import pytest
+
+from bench.cell.launcher import Launcher
+from tests.cells import make_cell
+
+MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
+PLANS = {
+    "none needs DeepSpeed": ([("strategy=local", "engine=ddp"), ("strategy=ring", "engine=fsdp2")], False),
+    "an engine does": ([("strategy=ring", "engine=ddp"), ("strategy=ring", "engine=zero3")], True),
+    "a strategy does": ([("strategy=deepspeed_ulysses", "engine=ddp")], True),
+    "attention alone has no engine": ([("workload=attention", "strategy=ring", "engine=zero3")], False),
+    "nothing is planned": ([], False),
+}
+
+
+@pytest.fixture
+def imported(monkeypatch):
+    """The modules that a server is told to import, which is not started."""
+    told = []
+    context = type(Launcher()._context)
+    monkeypatch.setattr(context, "set_forkserver_preload", lambda _, modules: told.append(modules))
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: None)
+    return told
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_server_imports_deepspeed_only_where_a_cell_needs_it(imported, plan):
+    cells, needs_it = PLANS[plan]
+    Launcher().warm(make_cell(*words) for words in cells)
+    assert imported == [[*([MUON] if needs_it else []), "bench.cell.preload"]]
+
+
+def test_without_a_plan_it_imports_what_any_cell_may_need(imported):
+    Launcher().warm()
+    assert imported == [[MUON, "bench.cell.preload"]]
