@@ -44,7 +44,7 @@ def run_cells(composed: Sequence[DictConfig], *, single: bool = False) -> NoRetu
             experiment.answer(experiment.cells(raws, machine), Path(str(raws[0]["sweep_dir"])))
             sys.exit(ExitCode.OK)
         planned = plan(raws, machine, single=single)
-        launcher = Launcher()
+        launcher = Launcher(planned.packages)
         from analysis.report import write_report
 
         progress = Progress(Console())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any
@@ -271,6 +271,12 @@ class RunConfig:
         fields = asdict(self)
         del fields["experiment"], fields["measure"]["repeats"], fields["measure"]["keep_traces"]
         return fields
+
+    def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:
+        """The same as one text, but for these fields; lengths beyond `max_tokens` count as that."""
+        tokens = self.seq_len if max_tokens is None else min(self.seq_len, max_tokens)
+        decides = {name: value for name, value in self.identity().items() if name not in fields}
+        return json.dumps({**decides, "seq_len": tokens}, sort_keys=True)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values that `from_json` turns back into the same cell."""

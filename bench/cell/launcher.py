@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -25,7 +25,6 @@ from bench.cell.ends import STACK_SIGNAL, RankEnd, RankFailed, lost_a_peer
 from bench.config import RunConfig
 from bench.environment import REPOSITORY
 from bench.ranks.log import Stage
-from bench.request.legality import needed_packages
 
 if TYPE_CHECKING:
     from bench.cell.worker import RankEntry
@@ -72,7 +71,19 @@ SILENT = Silent()
 class Launcher:
     """Starts the ranks of one cell at a time. Imports no torch and never touches CUDA."""
 
-    def __init__(self) -> None:
+    def __init__(self, packages: Collection[str] | None = None) -> None:
+        """The server will import what needs these packages of others; by default all that any cell may need.
+
+        A cell for which that was not enough imports the rest in its ranks.
+        """
+        self._preload = [
+            *(
+                module
+                for package, module in PRELOADED_OF_PACKAGES.items()
+                if packages is None or package in packages
+            ),
+            PRELOAD,
+        ]
         # A server once started keeps its environment.
         os.environ.setdefault("DS_LOG_LEVEL", "warning")
         # When it is imported, DeepSpeed starts CUDA to see whether there is any, unless it is told which
@@ -91,14 +102,11 @@ class Launcher:
         settle_extensions()
         self._context = multiprocessing.get_context("forkserver")
 
-    def warm(self, cells: Iterable[RunConfig] | None = None) -> None:
-        """Start the server now; it imports, in the background, what these cells need, or any cell may need.
-
-        A cell for which that was not enough imports the rest in its ranks. A server that runs stays as it is.
-        """
+    def warm(self) -> None:
+        """Start the server now, which imports in the background; one that runs stays as it is."""
         from multiprocessing import forkserver
 
-        self._context.set_forkserver_preload([*_preloaded(cells), PRELOAD])
+        self._context.set_forkserver_preload(self._preload)
         forkserver.ensure_running()
 
     def run(
@@ -111,7 +119,7 @@ class Launcher:
         known: frozenset[str] = frozenset(),
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
-        self.warm([cell])
+        self.warm()
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("rank_*.json"):
             leftover.unlink()
@@ -143,14 +151,6 @@ class Exit:
 
     code: int
     at_s: float
-
-
-def _preloaded(cells: Iterable[RunConfig] | None) -> list[str]:
-    """Modules of those packages that some of the cells need; of all packages where there are no cells."""
-    if cells is None:
-        return [*PRELOADED_OF_PACKAGES.values()]
-    needed = {package for cell in cells for package in needed_packages(cell).values()}
-    return [module for package, module in PRELOADED_OF_PACKAGES.items() if package in needed]
 
 
 def _enter(job_fields: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:

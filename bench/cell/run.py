@@ -6,17 +6,44 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.cell.launcher import SILENT, Launcher, Listener
 from bench.cell.outcome import interrupted, record_of, refused
 from bench.cell.planned import PlannedCell
-from bench.passes import Sections
-from bench.record import Record
+from bench.config import RunConfig
+from bench.passes import PASSES, Sections
+from bench.record import Record, Status
 from bench.request.legality import refusal
 
 if TYPE_CHECKING:
     from bench.cell.worker import RankEntry
+
+
+class SharedSections:
+    """Sections that one cell of a sweep has found and that hold for others, as their passes say."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+
+    def of(self, cell: RunConfig) -> Sections:
+        """What is known of a cell before it runs, by the name of the pass."""
+        keys = self._keys(cell)
+        return {name: self._found[key] for name, key in keys.items() if key in self._found}
+
+    def keep(self, cell: RunConfig, record: Record) -> None:
+        """Remember what was found; what failed is measured again, to fail again by itself."""
+        if record.status is not Status.WRONG_RESULT:
+            found = {key: record.sections[name] for name, key in self._keys(cell).items()}
+            self._found |= {key: section for key, section in found.items() if section is not None}
+
+    def _keys(self, cell: RunConfig) -> dict[str, str]:
+        """Per pass whose section is shared all that decides it."""
+        return {
+            name: f"{name} {cell.identity_without(section.without_effect, section.max_tokens)}"
+            for name, section in PASSES.items()
+            if section.without_effect is not None
+        }
 
 
 class CellInterrupted(KeyboardInterrupt):
@@ -34,22 +61,26 @@ def run(
     *,
     entry: RankEntry | None = None,
     listener: Listener = SILENT,
-    known: Sections | None = None,
+    shared: SharedSections | None = None,
 ) -> Record:
     """The record of one cell: `unsupported` without starting anything where it is not legal.
 
-    The cell has a folder of its own in `folder`. Ranks run `entry`, by default the cell's passes. Sections in
-    `known`, those of an equal cell, are not measured again.
+    The cell has a folder of its own in `folder`. Ranks run `entry`, by default the cell's passes. Sections
+    that are `shared` with a cell before it are not measured again.
     """
     reason = refusal(planned.cell)
     if reason is not None:
         return refused(planned, reason, wall_s=0.0)
     start, started_at = time.monotonic(), datetime.now(UTC)
+    shared = shared or SharedSections()
+    known = shared.of(planned.cell)
     try:
-        return MODES[planned.cell.mode](planned, launcher, folder, entry, listener, known or {})
+        record = MODES[planned.cell.mode](planned, launcher, folder, entry, listener, known)
     except KeyboardInterrupt:
-        record = interrupted(planned, time.monotonic() - start, started_at)
-        raise CellInterrupted(record) from None
+        interruption = interrupted(planned, time.monotonic() - start, started_at)
+        raise CellInterrupted(interruption) from None
+    shared.keep(planned.cell, record)
+    return record
 
 
 def measure(

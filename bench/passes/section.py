@@ -38,6 +38,12 @@ class Section(ABC, Generic[Part, Whole]):
     is_evidence: ClassVar[bool] = False
     """Whether the record of a wrong result keeps this section."""
 
+    without_effect: ClassVar[frozenset[str] | None] = None
+    """Fields of a cell that do not decide its section, so that cells which differ in no other share one; None
+    where every cell is measured."""
+    max_tokens: ClassVar[int | None] = None
+    """The pass uses no more of a sequence than this; None where it takes the whole."""
+
     def stages(self, measure: MeasureConfig, step_s: float) -> Sequence[Stage]:  # noqa: ARG002
         """The full-length steps that it will run, where one takes `step_s` seconds."""
         return ()

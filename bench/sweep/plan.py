@@ -14,7 +14,7 @@ from bench.environment import Machine
 from bench.experiments import experiment_of
 from bench.request import values
 from bench.request.choices import Raw
-from bench.request.legality import refusal
+from bench.request.legality import needed_packages, refusal
 from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
 
@@ -26,6 +26,12 @@ class Plan:
     cells: tuple[PlannedCell, ...]
     folder: Path
     resume: bool
+
+    @property
+    def packages(self) -> frozenset[str]:
+        """The packages of others that some of the cells need."""
+        cells = {planned.cell.cell_id: planned.cell for planned in self.cells}.values()
+        return frozenset(package for cell in cells for package in needed_packages(cell).values())
 
 
 def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:

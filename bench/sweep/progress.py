@@ -6,10 +6,13 @@ finished cell and, while one takes long, a line a minute.
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,16 +23,18 @@ from rich.text import Text
 from bench.cell.outcome import outcome
 from bench.cell.planned import PlannedCell
 from bench.config import RunConfig
-from bench.labels import duration_label
+from bench.labels import duration_label, length_label
 from bench.ranks.log import Stage
 from bench.record import FINDINGS, Record
-from bench.sweep.cell_label import CellLabels
-from bench.sweep.cell_progress import CellProgress
-from bench.sweep.eta import Estimate
+from bench.sweep.estimate import CellProgress, Estimate
 
 MAX_BAR_WIDTH = 40
 HEARTBEAT_S = 60.0
 """How long a log may stay silent while a cell runs."""
+SELF_EXPLAINING = frozenset(
+    {"data", "dtype", "engine", "hardware", "kernel", "layout", "loss", "model", "trainer", "workload"}
+)
+"""Settings whose values say by themselves what they are of."""
 
 
 class Progress:
@@ -168,3 +173,45 @@ def _picked(cell: RunConfig) -> str:
         f"{cell.strategy}: {cluster.world_size} x {cluster.device} over {cluster.backend}{shared},"
         f" {threads} each, {cell.model.name}, {cell.engine}, {cell.dtype}"
     )
+
+
+class CellLabels:
+    """The labels of a sweep's cells: `ulysses 64k sp 2`, or `ulysses 64k sp 2 fsdp2` beside one of `ddp`."""
+
+    def __init__(self, cells: Iterable[RunConfig] = ()) -> None:
+        self._alike: dict[str, dict[int, RunConfig]] = {}
+        self._keys: dict[str, Sequence[str]] = {}
+        for cell in cells:  # the repeats of a cell are one object
+            self._alike.setdefault(_short_label(cell), {})[id(cell)] = cell
+
+    def of(self, cell: RunConfig) -> str:
+        """This cell's label."""
+        short = _short_label(cell)
+        if short not in self._keys:
+            self._keys[short] = telling_keys([each.flat() for each in self._alike[short].values()])
+        if not self._keys[short]:
+            return short
+        flat = cell.flat()
+        return " ".join([short, *(_setting(key, flat.get(key)) for key in self._keys[short])])
+
+
+def telling_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings that tell these apart; none that differs only where one before it does."""
+    keys: list[str] = []
+    told_apart = 1
+    for key in dict.fromkeys(chain.from_iterable(settings)):
+        distinct = len({tuple(str(each.get(name)) for name in (*keys, key)) for each in settings})
+        if distinct > told_apart:
+            keys.append(key)
+            told_apart = distinct
+    return keys
+
+
+def _short_label(cell: RunConfig) -> str:
+    degree = f" sp {cell.sp_degree}" if cell.sp_degree > 1 else ""
+    return f"{cell.strategy} {length_label(cell.seq_len)}{degree}"
+
+
+def _setting(key: str, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if key in SELF_EXPLAINING else f"{key}={text}"

@@ -12,12 +12,11 @@ from omegaconf import OmegaConf
 
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
-from bench.cell.run import CellInterrupted, run
+from bench.cell.run import CellInterrupted, SharedSections, run
 from bench.config import ConfigError, ExitCode
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import FINDINGS, Record, Status
 from bench.store import Store
-from bench.sweep.parity_cache import ParityCache
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 
@@ -45,14 +44,14 @@ def run_plan(
     with Store(plan.folder) as store:
         before = store.read()
         pending = _pending(plan, before)
-        launcher.warm(planned.cell for planned in pending)
+        launcher.warm()
         _write_config(plan)
         progress.start(pending, plan.folder)
-        parities, statuses = ParityCache(), list[Status]()
+        shared, statuses = SharedSections(), list[Status]()
         is_interrupted = False
         try:
             for planned in pending:
-                statuses.append(_run_one(planned, launcher, progress, store, parities, entry(planned)))
+                statuses.append(_run_one(planned, launcher, progress, store, shared, entry(planned)))
         except KeyboardInterrupt as interrupted:
             is_interrupted = True
             if isinstance(interrupted, CellInterrupted):
@@ -93,7 +92,7 @@ def _run_one(
     launcher: Launcher,
     progress: Progress,
     store: Store,
-    parities: ParityCache,
+    shared: SharedSections,
     entry: RankEntry | None,
 ) -> Status:
     progress.begin(planned)
@@ -104,9 +103,8 @@ def _run_one(
         cells,
         entry=entry,
         listener=progress,
-        known=parities.find(planned.cell),
+        shared=shared,
     )
-    parities.keep(planned.cell, record)
     _gather_traces(planned, cells, store.folder / TRACES_FOLDER)
     store.append(record)
     progress.end(planned, record)

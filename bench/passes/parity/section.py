@@ -45,6 +45,8 @@ class ParitySection(Section[RankParity, Parity]):
     name = "parity"
     part = RankParity
     is_evidence = True
+    without_effect = frozenset({"engine", "data", "measure", "checkpointing", "hardware"})
+    max_tokens = MAX_TOKENS
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Parity:
         parts = self.parts(reports)

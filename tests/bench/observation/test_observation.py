@@ -14,7 +14,7 @@ from torch import nn
 import bench
 from bench.attention.layouts import LAYOUTS
 from bench.cell.compile_cache import settle_extensions
-from bench.cell.ends import is_victim
+from bench.cell.ends import lost_a_peer
 from bench.cell.launcher import GRACE_S
 from bench.cell.worker import join
 from bench.config import ConfigError
@@ -229,7 +229,7 @@ def lose_a_peer(job, log):
 def test_who_loses_a_peer_says_so_and_not_that_time_ran_out(launcher, tmp_path):
     _, (record,) = observe_on_ranks(launcher, tmp_path / "lost", entry=lose_a_peer)
     assert record["status"] == "error"
-    assert is_victim(record["failure"])
+    assert lost_a_peer(record["failure"])
 
 
 def be_told_to_end(job, log):
@@ -241,7 +241,7 @@ def be_told_to_end(job, log):
 
 def test_who_is_told_to_end_as_torchrun_does_leaves_the_record_first(launcher, tmp_path):
     ends, (record,) = observe_on_ranks(launcher, tmp_path / "ended", entry=be_told_to_end)
-    assert is_victim(record["failure"])
+    assert lost_a_peer(record["failure"])
     assert [end.exit_code for end in ends] == [-signal.SIGTERM, 3]
 
 
@@ -268,7 +268,7 @@ def test_an_error_of_the_observation_on_one_rank_is_not_called_a_lost_peer(launc
     ends, (record,) = observe_on_ranks(launcher, tmp_path / "alone", entry=fail_alone)
     assert (record["status"], record["failure"]["rank"], record["failure"]["phase"]) == ("error", 0, "parity")
     assert record["reason"].endswith("ArithmeticError: an error of our own")
-    assert is_victim(ends[1].failure)
+    assert lost_a_peer(ends[1].failure)
 
 
 def test_a_lost_peer_is_told_well_before_the_other_ranks_are_stopped():

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.sweep.cell_label import CellLabels
+from bench.sweep.progress import CellLabels
 from tests.cells import make_cell
 
 

@@ -12,8 +12,7 @@ from bench.passes.timing.rank import TimingPass
 from bench.passes.timing.section import FIRST_STEP, WARM_UP
 from bench.passes.workload import Workload
 from bench.ranks.log import Stage
-from bench.sweep.cell_progress import CellProgress
-from bench.sweep.eta import Estimate
+from bench.sweep.estimate import CellProgress, Estimate
 from tests.cells import make_cell, tiny_cell
 
 CELL = make_cell("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=4")

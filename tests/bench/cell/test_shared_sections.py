@@ -3,9 +3,9 @@
 import pytest
 from rich.console import Console
 
+from bench.cell.run import SharedSections
 from bench.request.choices import composed
 from bench.store import Store
-from bench.sweep.parity_cache import ParityCache
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
 from bench.sweep.run import run_plan
@@ -24,22 +24,22 @@ OTHER = [
 
 
 @pytest.fixture(scope="module")
-def cache(launcher, tmp_path_factory):
+def shared(launcher, tmp_path_factory):
     cell = tiny_cell(*BASE, "seq_len=1k")
     record, _ = run_cell(launcher, cell, tmp_path_factory.mktemp("cell"))
-    cache = ParityCache()
-    cache.keep(cell, record)
-    return cache
+    shared = SharedSections()
+    shared.keep(cell, record)
+    return shared
 
 
 @pytest.mark.parametrize("word", SAME)
-def test_a_difference_the_check_never_reads_needs_no_second_check(cache, word):
-    assert cache.find(tiny_cell(*BASE, "seq_len=1k", word))
+def test_a_difference_the_check_never_reads_needs_no_second_check(shared, word):
+    assert shared.of(tiny_cell(*BASE, "seq_len=1k", word))
 
 
 @pytest.mark.parametrize("word", OTHER)
-def test_a_difference_the_check_depends_on_needs_a_check_of_its_own(cache, word):
-    assert not cache.find(tiny_cell(*BASE, "seq_len=1k", word))
+def test_a_difference_the_check_depends_on_needs_a_check_of_its_own(shared, word):
+    assert not shared.of(tiny_cell(*BASE, "seq_len=1k", word))
 
 
 def test_a_sweep_checks_equal_cells_once_and_says_where(launcher, tmp_path):
