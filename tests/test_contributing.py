@@ -73,6 +73,12 @@ def test_the_page_holds_a_whole_package_and_some_mistakes():
     assert {file for file, *_ in MISTAKES.values()} == {"facts.py", "attention.py"}
 
 
+def test_every_path_that_the_page_names_is_there():
+    named = set(re.findall(r"`((?:bench|tests|docs|conf)/[\w./]+)`", PAGE))
+    assert len(named) > 20
+    assert not [path for path in named if "gather_kv" not in path and not (REPOSITORY / path).exists()]
+
+
 def test_the_pages_strategy_passes_the_gates_and_is_measured_beside_ours(swept):
     record = swept[1]["gather_kv"]
     assert record["status"] == swept[1]["ulysses"]["status"] == "ok", record["reason"]

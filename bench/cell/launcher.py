@@ -147,10 +147,11 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """A rank that ended by itself: its exit code, and when by the monotonic clock."""
+    """The end of a rank that was not stopped."""
 
     code: int
     at_s: float
+    """By the monotonic clock."""
 
 
 def _enter(job_fields: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:

@@ -9,12 +9,15 @@ from bench.config import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
-    """A cell's place in a sweep: `repeat` counts from 0, `order` is when it runs, `role` what it is for."""
+    """A cell of a sweep, and when it runs."""
 
     cell: RunConfig
     repeat: int
+    """From 0, of `measure.repeats`."""
     order: int
+    """Its place among all cells of the sweep, from 0."""
     role: str = "cell"
+    """What the cell is for."""
 
     @property
     def folder_name(self) -> str:

@@ -21,11 +21,14 @@ from bench.strategies import STRATEGIES
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep will run, in order, and where its records go."""
+    """What a sweep will run."""
 
     cells: tuple[PlannedCell, ...]
+    """In the order in which they run."""
     folder: Path
+    """Where records and report go."""
     resume: bool
+    """Whether the folder may have records already, of which the final ones are kept."""
 
     @property
     def packages(self) -> frozenset[str]:
