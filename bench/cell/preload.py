@@ -1,7 +1,7 @@
 """What the fork server imports once, so that no rank has to; last in its list, as it ends with `gc.freeze`.
 
 Importing runs no tensor operation, or the ranks would hang in OpenMP. Nor does it touch CUDA, even through
-NVML: a driver does not survive a fork. `Launcher.warm` puts packages that only some cells need before this
+NVML: a driver does not survive a fork. `Launcher` puts packages that only some cells need before this
 module; one that is not installed is skipped, and the cells that need it are unsupported.
 """
 

@@ -1,8 +1,12 @@
 """The server that ranks are forked from: what it imports for a plan."""
 
+from pathlib import Path
+
 import pytest
 
 from bench.cell.launcher import Launcher
+from bench.cell.planned import PlannedCell
+from bench.sweep.plan import Plan
 from tests.cells import make_cell
 
 MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
@@ -11,7 +15,6 @@ PLANS = {
     "an engine does": ([("strategy=ring", "engine=ddp"), ("strategy=ring", "engine=zero3")], True),
     "a strategy does": ([("strategy=deepspeed_ulysses", "engine=ddp")], True),
     "attention alone has no engine": ([("workload=attention", "strategy=ring", "engine=zero3")], False),
-    "nothing is planned": ([], False),
 }
 
 
@@ -25,10 +28,11 @@ def imported(monkeypatch):
     return told
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_the_server_imports_deepspeed_only_where_a_cell_needs_it(imported, plan):
-    cells, needs_it = PLANS[plan]
-    Launcher().warm(make_cell(*words) for words in cells)
+@pytest.mark.parametrize("case", PLANS)
+def test_the_server_imports_deepspeed_only_where_a_cell_needs_it(imported, case):
+    words, needs_it = PLANS[case]
+    cells = tuple(PlannedCell(make_cell(*each), repeat=0, order=0) for each in words)
+    Launcher(Plan(cells, Path(), resume=False).packages).warm()
     assert imported == [[*([MUON] if needs_it else []), "bench.cell.preload"]]
 
 
