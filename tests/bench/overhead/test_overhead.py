@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bench.overhead import COMPARED, STEP_WORDS, _missed_step_goal, _step_times_ms
+from bench.overhead.__main__ import COMPARED, STEP_WORDS, _missed_step_goal, _step_times_ms
 from bench.statistics import Interval
 from tests.cells import make_cell
 

@@ -4,8 +4,8 @@ import errno
 
 import pytest
 import torch
-from bench.cell.outcome import shortage
 
+from bench.cell.outcome import shortage
 from bench.ranks.out_of_memory import memory_of_error, requested_bytes, root_cause
 from bench.record import OutOfMemory
 
