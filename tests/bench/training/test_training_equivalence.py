@@ -9,7 +9,7 @@ from bench.request.legality import ENGINE_DTYPES
 from bench.strategies import STRATEGIES
 from tests import faults
 from tests.cells import run_cell, tiny_cell
-from tests.gradients import gradients_of
+from tests.together import chosen, gradients_of
 
 FP64_LIMIT = 1e-12
 FP32_LIMIT = 1e-6
@@ -43,7 +43,7 @@ def grid(strategies, *compared):
     axes = itertools.product(enumerate(strategies), enumerate(ENGINES), enumerate(BATCHES))
     return [
         pytest.param(
-            [words(other or strategy, engine, dtype, *BATCHES[batch]) for other, dtype in compared],
+            tuple(words(other or strategy, engine, dtype, *BATCHES[batch]) for other, dtype in compared),
             id=f"{strategy}-{engine}-{batch}",
             marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow,
         )
@@ -55,7 +55,7 @@ def in_float64(strategies, *more):
     """Each strategy under each engine that knows float64, and the same on one rank."""
     return [
         pytest.param(
-            [words(strategy, engine, "fp64", *UNEVEN, *more), words("local", engine, "fp64", *UNEVEN)],
+            (words(strategy, engine, "fp64", *UNEVEN, *more), words("local", engine, "fp64", *UNEVEN)),
             id="-".join((strategy, engine, *more)),
         )
         for engine in FP64_ENGINES
@@ -66,22 +66,17 @@ def in_float64(strategies, *more):
 @pytest.fixture(scope="module")
 def gradients(request, launcher, tmp_path_factory):
     """What each cell that the chosen tests compare came to: a set of ranks is started once for many."""
-    chosen = [item.callspec.params["compared"] for item in request.session.items if comparing(item)]
-    cells = {each: tiny_cell(*RANKS, *each) for each in itertools.chain.from_iterable(chosen)}
-    found = gradients_of(launcher, tmp_path_factory.mktemp("cells"), [*cells.values()])
-    return dict(zip(cells, found, strict=True))
-
-
-def comparing(item):
-    return "gradients" in item.fixturenames and item.module.__name__ == __name__
+    cells = itertools.chain.from_iterable(chosen(request, "gradients", "compared"))
+    cells = {" ".join(words): tiny_cell(*RANKS, *words) for words in cells}
+    return gradients_of(launcher, tmp_path_factory.mktemp("cells"), cells)
 
 
 @pytest.fixture
 def compared(request, gradients):
     """Loss, gradient norm and every gradient of the cells that a test compares."""
-    for cell in request.param:
-        assert isinstance(gradients[cell], dict), gradients[cell]
-    return [gradients[cell] for cell in request.param]
+    found = [gradients[" ".join(words)] for words in request.param]
+    assert all(isinstance(each, dict) for each in found), found
+    return found
 
 
 def compares(*cases):
@@ -120,10 +115,10 @@ def test_bf16_gradients_err_at_most_twice_as_much_as_one_rank_does(compared):
 @compares(
     *(
         pytest.param(
-            [
+            (
                 words("ulysses", engine, "fp32", "sp_degree=2", "dp_shard=2", "data.prompt_tokens=150"),
                 words("local", engine, "fp32", "grad_accum=2", "data.prompt_tokens=150"),
-            ],
+            ),
             id=engine,
         )
         for engine in ENGINES
@@ -134,10 +129,10 @@ def test_two_sequence_groups_train_the_same_step_as_accumulation_does(compared):
 
 
 @compares(
-    [
+    (
         words("ulysses", "fsdp2", "fp32", "sp_degree=2", "dp_replicate=2"),
         words("local", "fsdp2", "fp32", "grad_accum=2"),
-    ]
+    )
 )
 def test_replicated_shards_train_the_same_step_as_accumulation_does(compared):
     assert worst_error(*compared) < FP32_LIMIT
