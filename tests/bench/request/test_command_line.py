@@ -36,6 +36,10 @@ def refused(typed, tmp_path, line):
 
 
 HYDRAS_ERRORS = {
+    "a bad length": ("seq_len=8q", "seq_len=8q"),
+    "no steps": ("measure.steps=-1", "measure.steps=-1"),
+    "brackets round a letter": ("'seq_len=8(k)'", "cannot be read"),
+    "a variable that is no axis of one cell": ("env.PATH=/", "env.PATH"),
     "an unknown key": ("seqlen=8k", "did you mean seq_len?"),
     "an unknown key in a group": ("measure.timeout=3", "did you mean measure.timeout_s?"),
     "an unknown key that is added": ("++seqlen=8k", "did you mean seq_len?"),
