@@ -104,6 +104,7 @@ HYDRAS_ERRORS = {
     "nonsense to show": ("--cfg jobs", "did you mean --cfg=job?"),
     "to show and to sweep": ("-m --cfg job", "leave out -m"),
     "a bad value in the seventh cell": ("-m seq_len=1k,2k,3k,4k,5k,6k,7q strategy=local", "seq_len=7q"),
+    "no batch in the seventh cell": ("-m batch=1,2,3,4,5,6,0 strategy=local", "batch=0: must be a whole"),
     "a bad choice in the last cell": ("-m strategy=local,ring,ulises", "did you mean strategy=ulysses?"),
     "a variable that is no axis": ("-m env.PATH=1,2 strategy=local", "env.PATH"),
     "no variable": ("env.=3", "cannot be read"),
