@@ -1,10 +1,14 @@
 """One fork server for the whole session, as a sweep has one, and which tests start ranks."""
 
 import multiprocessing
+import os
 
 import pytest
 
 from bench.cell.launcher import Launcher
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers have a core each
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +33,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "launcher" in getattr(item, "fixturenames", ()):
             item.add_marker("ranks")
-    if "slow" not in config.option.markexpr:
+    if "slow" not in config.getoption("markexpr"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in set(slow)]
