@@ -52,12 +52,14 @@ def built(job, log):
 def run_together(launcher, folder, cells, entry):
     """The ends of the ranks of each cell, by its name, and where they ran; `cells` is by name, too.
 
-    Cells that need equal ranks share them; engines do not, as DeepSpeed changes what it touches.
+    Cells that need equal ranks share them; engines do not, as DeepSpeed changes what it touches, and a
+    package's own strategy, which may break what it likes, shares them with nobody.
     """
     assert [reason for reason in map(refusal, cells.values()) if reason] == []
     sets = {}
     for name, cell in cells.items():
-        sets.setdefault((cell.engine, cell.cluster), []).append(name)
+        whose = "ours" if cell.strategy in STRATEGIES.ours else cell.strategy
+        sets.setdefault((whose, cell.engine, cell.cluster), []).append(name)
     found = {}
     for number, names in enumerate(sets.values()):
         place = folder / str(number)
