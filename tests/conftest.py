@@ -15,6 +15,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def launcher():
     """Its server has imported everything: how long a test takes does not hang on whether it is the first."""
     server = Launcher()
+    server.warm()
     process = multiprocessing.get_context("forkserver").Process(target=int)
     process.start()
     process.join()

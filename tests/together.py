@@ -3,12 +3,12 @@
 import json
 
 import numpy as np
-from bench.passes.engagement.tap import CommunicationTap
-from bench.passes.gradients.gradients import FILE_NAME
 
 from bench.attention.watch import AttentionWatch
 from bench.cell.worker import join
 from bench.config import RunConfig
+from bench.passes.gradients import rank as gradients
+from bench.passes.tap import CommunicationTap
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.request.legality import refusal
@@ -22,7 +22,7 @@ def write_gradients(job, log):
     """A rank's whole life: loss, gradient norm and every gradient of each cell, in a folder of its own."""
     for name, workload in built(job, log):
         (job.folder / name).mkdir(exist_ok=True)
-        workload.write_gradients(job.folder / name)
+        gradients.write_gradients(workload.trainer, job.folder / name)
     return {}
 
 
@@ -73,7 +73,9 @@ def run_together(launcher, folder, cells, entry):
 def gradients_of(launcher, folder, cells):
     """The arrays of each cell; of one that its ranks did not come to, how they ended."""
     ran = run_together(launcher, folder, cells, write_gradients)
-    return {name: _read(place / name / FILE_NAME) or _why(ends) for name, (ends, place) in ran.items()}
+    return {
+        name: _read(place / name / gradients.FILE_NAME) or _why(ends) for name, (ends, place) in ran.items()
+    }
 
 
 def seen_inside(launcher, folder, cells):
