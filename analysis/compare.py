@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.archive import Archive, read_archive
-from analysis.change import CELL, Change, Key, changes, environment_differences, only_in
+from analysis.answers.change import CELL, Change, Key, changes, environment_differences, only_in
+from analysis.answers.verdict import SHARED_GPU_CAVEAT
+from analysis.cells.series import cell_names
+from analysis.frame.archive import Archive, read_archive
+from analysis.frame.load import peak_flops_per_s
 from analysis.labels import count_label, shares_gpus
-from analysis.load import peak_flops_per_s
-from analysis.verdict import SHARED_GPU_CAVEAT, cell_names
 from bench.store import StoreError
 from bench.words import length_label
 

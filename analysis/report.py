@@ -13,18 +13,19 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from analysis.archive import CAN_FORK, Archive, read_archive
-from analysis.attention_table import HEADINGS, SHORT_HEADINGS, attention_rows
-from analysis.csv_table import csv_text
-from analysis.derived import with_derived
+from analysis.answers.next_steps import next_steps
+from analysis.answers.verdict import Verdict, verdict
+from analysis.cells.derived import with_derived
+from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
+from analysis.cells.summary import summarise
+from analysis.figures.processes import Painters
+from analysis.frame.archive import CAN_FORK, Archive, read_archive
+from analysis.frame.load import peak_flops_per_s
 from analysis.labels import count_label, subtitle
-from analysis.load import peak_flops_per_s
-from analysis.next_steps import next_steps
-from analysis.page import render
-from analysis.painters import Painters
-from analysis.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
-from analysis.summary import summarise
-from analysis.tables import (
+from analysis.page.page import render
+from analysis.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
+from analysis.tables.csv_text import csv_text
+from analysis.tables.rows import (
     TERMINAL_ROWS,
     failure_reasons,
     markdown_cell,
@@ -33,7 +34,6 @@ from analysis.tables import (
     terminal_table,
     text_table,
 )
-from analysis.verdict import Verdict, verdict
 from bench.store import StoreError, warn_in_one_line
 
 EXIT_OK, EXIT_REQUEST_WRONG = 0, 2

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from analysis.derived import with_derived
-from analysis.load import to_frame
-from analysis.summary import summarise
+from analysis.cells.derived import with_derived
+from analysis.cells.summary import summarise
+from analysis.frame.load import to_frame
 from bench.cell import analytic
 from tests.analysis.records import make_record, make_timing, make_trace, of_attention
 from tests.cells import FOUR_H100, make_cell

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis import metrics, ratio, stability
-from analysis.quantities import DEFINITIONS
+from analysis.answers import ratio
+from analysis.metrics import metrics, stability
+from analysis.metrics.quantities import DEFINITIONS
 from bench import overhead, parity_cache, rank_log
 from bench.cost import flops
 from bench.measure import calls, cut_model, live_blocks, parity, passes, row_errors, single_device, telemetry

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures import FIGURES
-from analysis.load import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
-from analysis.quantities import DEFINITIONS
+from analysis.figures.figures import FIGURES
+from analysis.frame.load import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
+from analysis.metrics.quantities import DEFINITIONS
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.cell import analytic
 from bench.record import OutOfMemory, Record, Status

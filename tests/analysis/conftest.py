@@ -1,8 +1,8 @@
 import pytest
 
-from analysis.derived import with_derived
-from analysis.load import to_frame
-from analysis.summary import summarise
+from analysis.cells.derived import with_derived
+from analysis.cells.summary import summarise
+from analysis.frame.load import to_frame
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import sys
 import numpy as np
 import pytest
 
-from analysis.archive import read_archive
-from analysis.change import changes
+from analysis.answers.change import changes
+from analysis.answers.ratio import speed_ratio
+from analysis.answers.verdict import SHARED_GPU_CAVEAT
 from analysis.compare import MAX_LISTED, main
-from analysis.ratio import speed_ratio
-from analysis.verdict import SHARED_GPU_CAVEAT
+from analysis.frame.archive import read_archive
 from tests.analysis.records import SHARED_GPU, grid, make_failure, make_record, make_timing, write_sweep
 
 ENVIRONMENT = make_record()["environment"]

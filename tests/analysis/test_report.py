@@ -10,13 +10,13 @@ from io import StringIO
 
 import pytest
 
-from analysis.archive import read_archive
-from analysis.load import RAN_HERE
-from analysis.page import render
-from analysis.quantities import MEANINGS
+from analysis.answers.verdict import CPU_CAVEAT, verdict
+from analysis.frame.archive import read_archive
+from analysis.frame.load import RAN_HERE
+from analysis.metrics.quantities import MEANINGS
+from analysis.page.page import render
 from analysis.report import main, write_report
-from analysis.tables import MAX_REASONS, failure_reasons
-from analysis.verdict import CPU_CAVEAT, verdict
+from analysis.tables.rows import MAX_REASONS, failure_reasons
 from bench.record import Provenance
 from tests.analysis.records import (
     CPU,

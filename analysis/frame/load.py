@@ -1,0 +1,192 @@
+"""Records to one tidy frame: one row per cell and repeat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pandas as pd
+import yaml
+
+from analysis.metrics.metrics import Metrics, of_record
+from analysis.metrics.recorded import Recorded, as_recorded
+from analysis.metrics.step_parts import EFFICIENCY, IDEAL
+
+Record = Mapping[str, Any]
+Columns = dict[str, Any]
+"""Values by the column's name: of NUMBER_COLUMNS an array, missing ones as NaN; of others a list, or Same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """The value that a column has in every row: of a sweep's settings few differ from cell to cell."""
+
+    value: Any
+
+
+class Row(NamedTuple):
+    """One record's values: those of RECORD_COLUMNS, its configuration, of DERIVED_COLUMNS, its metrics."""
+
+    identity: tuple[Any, ...]
+    config: Mapping[str, Any]
+    derived: tuple[Any, ...]
+    metrics: Metrics
+
+
+HARDWARE_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "hardware"
+RECORD_COLUMNS = (
+    "cell_id", "experiment", "role", "repeat", "order", "status", "reason", "provenance",
+    "started_at", "wall_s", "fixed_cost_s",
+)  # fmt: skip
+IDENTITY = attrgetter(*RECORD_COLUMNS)
+NO_SCALAR = frozenset({list, dict})
+DERIVED_COLUMNS = ("device_name", "device_memory_bytes", "sequences_per_step")
+SUMMARY_COLUMNS = (
+    "repeats", "failed_repeats", "n", "n_of", "tokens_per_s_lowest_repeat",
+    "tokens_per_s_highest_repeat", "speed_up", "speed_up_base_cell_id", "speed_up_base_ranks",
+    "scaling_speed_up", "scaling_efficiency", "scaling_base_cell_id", "scaling_base_strategy",
+    "scaling_base_ranks", "capacity_bytes", "capacity_source", "capacity_share", IDEAL, EFFICIENCY,
+)  # fmt: skip
+"""What `summarise` and `with_derived` add; here because config_columns must know them."""
+METRIC_COLUMNS = Metrics.__struct_fields__
+NUMBER_COLUMNS = (
+    "device_memory_bytes",
+    *(name for name in METRIC_COLUMNS if name not in {"note", "warmup"}),
+)
+REQUIRED_CONFIG = ("seq_len", "strategy")
+RAN_HERE = frozenset({"measured", "replayed"})
+"""Provenances whose environment is the machine the numbers belong to."""
+
+
+def to_frame(records: Sequence[Record], peaks: Mapping[str, float]) -> pd.DataFrame:
+    """One row per record: identity, configuration by the command line's names, metrics with units.
+
+    What is missing is None or NaN, never 0. `peaks` maps hardware to peak FLOP/s.
+    """
+    return frame_of(columns_of([row_of(as_recorded(record), peaks) for record in records]))
+
+
+def columns_of(rows: Sequence[Row], shared: Mapping[str, Any] | None = None) -> Columns:
+    """Rows turned into columns; what a row lacks is None, or NaN among numbers.
+
+    `shared` are settings in which all rows are known to agree.
+    """
+    if not rows:
+        return {}
+    identity, configs, derived, metrics = zip(*rows, strict=True)
+    columns = {
+        **_by_name(RECORD_COLUMNS, identity),
+        **_settings(configs, shared or {}),
+        **_by_name(DERIVED_COLUMNS, derived),
+        **_by_name(METRIC_COLUMNS, map(msgspec.structs.astuple, metrics)),
+    }
+    return {
+        key: np.array(column, dtype=np.float64) if key in NUMBER_COLUMNS else column
+        for key, column in columns.items()
+    }
+
+
+def joined(parts: Sequence[Columns], counts: Sequence[int]) -> Columns:
+    """The columns of all parts, of so many rows each, below one another; what a part lacks is None."""
+    keys = dict.fromkeys(key for part in parts for key in part)
+    return {key: _below([part.get(key, Same(None)) for part in parts], counts) for key in keys}
+
+
+def frame_of(columns: Columns) -> pd.DataFrame:
+    """The columns as a frame, which has all columns of a record also where it has no row."""
+    known = (*RECORD_COLUMNS, *REQUIRED_CONFIG, *DERIVED_COLUMNS, *METRIC_COLUMNS)
+    empty: Columns = {key: np.empty(0) if key in NUMBER_COLUMNS else [] for key in known}
+    return pd.DataFrame(
+        {key: each.value if isinstance(each, Same) else each for key, each in (columns or empty).items()}
+    )
+
+
+def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
+    return {name: [*column] for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def _settings(configs: Sequence[Mapping[str, Any]], shared: Mapping[str, Any]) -> Columns:
+    """The configurations' columns; what is no single value as its JSON, for cells must be comparable."""
+    keys = dict.fromkeys(key for shape in dict.fromkeys(map(tuple, configs)) for key in shape)
+    return {
+        key: Same(_comparable(shared[key]))
+        if key in shared
+        else [_comparable(config.get(key)) for config in configs]
+        for key in keys
+        if key not in RECORD_COLUMNS
+    }
+
+
+def _below(columns: Sequence[Any], counts: Sequence[int]) -> Any:
+    first = columns[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(columns)
+    if isinstance(first, Same) and all(column == first for column in columns):
+        return first
+    values = (
+        repeat(column.value, count) if isinstance(column, Same) else column
+        for column, count in zip(columns, counts, strict=True)
+    )
+    return [*chain.from_iterable(values)]
+
+
+def device_name(record: Recorded) -> str | None:
+    """The device the numbers belong to; None where another machine than the target wrote the record."""
+    ran_here = record.provenance in RAN_HERE
+    return record.environment.get("device_name") if ran_here and record.environment else None
+
+
+def device_memory_bytes(record: Recorded) -> int | None:
+    """What one GPU of the machine has; None on a CPU and where the numbers belong to another machine."""
+    if record.provenance not in RAN_HERE or not record.environment:
+        return None
+    sizes = record.environment.get("gpu_memory_bytes")
+    return sizes[0] if sizes else None
+
+
+def config_columns(frame: pd.DataFrame) -> list[str]:
+    """The columns that hold the cell's configuration, in the record's order."""
+    other = {*RECORD_COLUMNS, *DERIVED_COLUMNS, *METRIC_COLUMNS, *SUMMARY_COLUMNS}
+    return [column for column in frame.columns if column not in other]
+
+
+def peak_flops_per_s(folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
+    """Dense 16-bit peak per hardware name, FLOP/s, for the hardware whose datasheet is known."""
+    return hardware_facts("peak_flops_per_s", folder)
+
+
+def hardware_facts(key: str, folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
+    """One number per hardware name, for the hardware of which it is known."""
+    known = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml"))]
+    return {each["name"]: float(each[key]) for each in known if key in each}
+
+
+def row_of(record: Recorded, peaks: Mapping[str, float]) -> Row:
+    """What of a record becomes a row of the frame. `peaks` maps hardware to peak FLOP/s."""
+    return Row(
+        identity=IDENTITY(record),
+        config=record.config,
+        derived=(device_name(record), device_memory_bytes(record), _sequences_per_step(record.config)),
+        metrics=of_record(record, peaks),
+    )
+
+
+def _sequences_per_step(config: Mapping[str, Any]) -> int | None:
+    """Whole sequences in one optimizer step over all ranks; None where a record does not say."""
+    count = 1
+    for key in ("batch", "grad_accum", "dp_replicate", "dp_shard"):
+        if config.get(key) is None:
+            return None
+        count *= config[key]
+    return count
+
+
+def _comparable(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if type(value) in NO_SCALAR else value

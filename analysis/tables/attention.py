@@ -1,0 +1,54 @@
+"""The cells about attention alone as rows of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from analysis.cells.series import cell_names
+from analysis.labels import number_label, percent_label
+from bench.words import length_label
+
+HEADINGS = (
+    "strategy", "length", "ranks/sp", "forward (ms)", "backward (ms)", "TFLOP/s", "of one device / ranks",
+    "out, ulps (kernel alone)", "dq, ulps (kernel alone)",
+)  # fmt: skip
+SHORT_HEADINGS = (
+    "strategy", "length", "ranks/sp", "fwd ms", "bwd ms", "TFLOP/s", "of 1/P", "out ulps", "dq ulps",
+)  # fmt: skip
+"""The same for a terminal."""
+COLUMNS = (
+    "strategy", "seq_len", "cluster.world_size", "attention_forward_ms", "attention_backward_ms",
+    "attention_flops_per_s", "attention_of_single", "out_error_ulps", "dq_error_ulps",
+)  # fmt: skip
+"""The summary's column behind each of HEADINGS."""
+COLUMN = "attention_forward_ms"
+"""Present where a cell was about attention alone."""
+
+
+def attention_rows(summary: pd.DataFrame) -> list[tuple[str, ...]]:
+    """The cells about attention alone in a reader's words, in the order of HEADINGS."""
+    cells, names = summary[summary[COLUMN].notna()], cell_names(summary)
+    return [_row(cell, name) for cell, name in zip(cells.to_dict("records"), names[cells.index], strict=True)]
+
+
+def _row(cell: Mapping[Any, Any], name: str) -> tuple[str, ...]:
+    return (
+        name,
+        length_label(int(cell["seq_len"])),
+        f"{cell['cluster.world_size']}/{cell['sp_degree']}",
+        number_label(cell["attention_forward_ms"]),
+        number_label(cell["attention_backward_ms"]),
+        number_label(cell["attention_flops_per_s"] / 1e12),
+        percent_label(cell["attention_of_single"]),
+        _beside(cell["out_error_ulps"], cell["control_out_error_ulps"]),
+        _beside(cell["dq_error_ulps"], cell["control_dq_error_ulps"]),
+    )
+
+
+def _beside(error_ulps: float, control_ulps: float | None) -> str:
+    """`1.2 (1.1)`."""
+    control = number_label(control_ulps)
+    return f"{number_label(error_ulps)} ({control})" if control else number_label(error_ulps)
