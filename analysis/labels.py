@@ -52,6 +52,21 @@ def number_label(value: float | None) -> str:
     return f"{value:,.{digits}f}"
 
 
+def ratio_label(value: float | None) -> str:
+    """`1.25`."""
+    return MISSING if value is None or pd.isna(value) else f"{value:.2f}"
+
+
+def teraflops_label(flops_per_s: float | None) -> str:
+    """FLOP/s in units of 10^12."""
+    return MISSING if flops_per_s is None else number_label(flops_per_s / 1e12)
+
+
+def text_label(value: Any) -> str:
+    """A text as it is."""
+    return value if isinstance(value, str) else MISSING
+
+
 def count_label(count: int, noun: str) -> str:
     """`1 cell`, `2 cells`, `100,000 cells`."""
     return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"

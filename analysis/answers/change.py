@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.answers.ratio import Ratio, speed_ratio
 from analysis.frame.archive import Archive
 from analysis.labels import status_label
-from analysis.metrics.metrics import slowest_rank_ms
+from analysis.metrics.measured import slowest_rank_ms
 
 CELL = ("cell_id", "provenance")
 """What has to be equal for two records to be of one cell. The machine may differ, and is named then."""

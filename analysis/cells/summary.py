@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.metrics.attention_calls import ATTENTION_COLUMNS
-from analysis.metrics.metrics import tokens_per_s
-from analysis.metrics.step_parts import PART_COLUMNS
+from analysis.metrics.definitions import Reduction, columns_reduced
+from analysis.metrics.measured import tokens_per_s
 from bench.median import median_interval
 
-CELL = ("cell_id", "provenance", "hardware", "device_name")
+CELL = ["cell_id", "provenance", "hardware", "device_name"]
 """What makes two records repeats of one another: the same request on the same machine."""
 
-MEDIANS = (
-    "step_time_ms", "peak_allocated_bytes", "peak_reserved_bytes", "peak_resident_bytes",
-    "resident_above_base_bytes", "whole_life_allocated_bytes", "device_used_bytes",
-    "communication_share", "exposed_communication_share",
-    "attention_exchange_share", "exposed_attention_exchange_share", "straggler_gap_ms",
-    "traced_to_timed", "first_loss", "last_loss", *ATTENTION_COLUMNS,
-)  # fmt: skip
-RATES = (
-    "tokens_per_s", "tokens_per_s_per_rank", "window_tokens_per_s",
-    "mfu_causal", "mfu_full", "hfu_causal", "hfu_full",
-)  # fmt: skip
-INTERVALS = (
-    "step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high",
-)  # fmt: skip
-FIRSTS = ("n_steps", "warmup", "tokens_per_step", *INTERVALS, *PART_COLUMNS)
-FROM_GOOD = (*MEDIANS, *RATES, *FIRSTS)
-"""What is reduced over the repeats that worked."""
+MEDIANS, RATES, FIRSTS = map(columns_reduced, (Reduction.MEDIAN, Reduction.RATE, Reduction.FIRST))
+INTERVALS = ["step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high"]
 OF_ONE_REPEAT = frozenset({"repeat", "order"})
-ORDER = ("seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype")
+ORDER = ["seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype"]
 
 
 def summarise(frame: pd.DataFrame) -> pd.DataFrame:
@@ -42,18 +26,16 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     """
     cell = _cell_numbers(frame)
     failed = frame["status"] != "ok"
-    speaker = _speakers(frame, cell, failed)
-    summary = frame.loc[speaker, [key for key in frame.columns if key not in OF_ONE_REPEAT]]
-    summary = summary.set_index(cell[speaker])
-    good, good_cell = frame.loc[~failed, [*FROM_GOOD]], cell[~failed]
-    summary[[*MEDIANS]] = good[[*MEDIANS]].astype("float64").groupby(good_cell).median()
-    # A rate's median is that of its reciprocal, the time: rates are never averaged.
-    reciprocals = 1 / good[[*RATES]].astype("float64")
-    summary[[*RATES]] = 1 / reciprocals.groupby(good_cell).median()
-    # Parts of one step add up; medians of parts over several do not.
+    shown = _shown_rows(frame, cell, failed)
+    summary = frame.loc[shown, [key for key in frame.columns if key not in OF_ONE_REPEAT]]
+    summary = summary.set_index(cell[shown])
+    good, good_cell = frame.loc[~failed, [*MEDIANS, *RATES, *FIRSTS]], cell[~failed]
+    summary[MEDIANS] = good[MEDIANS].astype("float64").groupby(good_cell).median()
+    summary[RATES] = 1 / (1 / good[RATES].astype("float64")).groupby(good_cell).median()
     for name in FIRSTS:
         summary[name] = good.groupby(good_cell)[name].first()
-    summary["note"] = frame.groupby(cell)["note"].first()
+    for name in columns_reduced(Reduction.FIRST_OF_ALL):
+        summary[name] = frame.groupby(cell)[name].first()
     summary["started_at"] = _last_starts(frame["started_at"], cell)
     summary["repeats"] = cell.value_counts()
     summary["failed_repeats"] = failed.groupby(cell).sum()
@@ -62,16 +44,14 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _cell_numbers(frame: pd.DataFrame) -> pd.Series[int]:
     """Per record the number of its cell, in order of first appearance."""
-    keys = [key for key in CELL if key in frame.columns]
-    return frame.groupby(keys, dropna=False, sort=False).ngroup()
+    return frame.groupby(CELL, dropna=False, sort=False).ngroup()
 
 
-def _speakers(frame: pd.DataFrame, cell: pd.Series[int], failed: pd.Series[bool]) -> pd.Index[int]:
-    """Of each cell the row that says what it was: the first that failed, else its first; in ORDER."""
+def _shown_rows(frame: pd.DataFrame, cell: pd.Series[int], failed: pd.Series[bool]) -> pd.Index[int]:
+    """Of each cell the row that stands for it: its first that failed, else its first; in ORDER."""
     failed_first = failed.sort_values(ascending=False, kind="stable").index
     first = failed_first[~cell[failed_first].duplicated()]
-    by = [key for key in ORDER if key in frame.columns]
-    return frame.loc[first, by].sort_values(by, kind="stable").index
+    return frame.loc[first, ORDER].sort_values(ORDER, kind="stable").index
 
 
 def _last_starts(started_at: pd.Series[str], cell: pd.Series[int]) -> pd.Series[str]:
@@ -91,11 +71,11 @@ def _with_spread(summary: pd.DataFrame, good: pd.DataFrame, good_cell: pd.Series
     by_cell = good.loc[timed, "tokens_per_s"].groupby(good_cell[timed])
     summary["tokens_per_s_lowest_repeat"] = by_cell.min().where(several)
     summary["tokens_per_s_highest_repeat"] = by_cell.max().where(several)
-    summary.loc[several, [*INTERVALS]] = None
+    summary.loc[several, INTERVALS] = None
     for number in summary.index[several]:
         samples = good.loc[timed & (good_cell == number), "step_time_ms"]
         interval, tokens = median_interval([*samples]), summary.loc[number, "tokens_per_step"]
         if interval is not None:
             rates = tokens_per_s(tokens, interval.high), tokens_per_s(tokens, interval.low)
-            summary.loc[number, [*INTERVALS]] = [interval.low, interval.high, *rates]
+            summary.loc[number, INTERVALS] = [interval.low, interval.high, *rates]
     return summary

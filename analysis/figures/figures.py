@@ -25,7 +25,7 @@ from analysis.figures.scaling import plot_scaling, scaling_marks
 from analysis.figures.steps import plot_step_parts, plot_waterfall, waterfall_inches
 from analysis.figures.style import dodge, line_of
 from analysis.labels import bytes_label, count_label, is_cpu
-from analysis.metrics.metrics import MAX_TRACED_TO_TIMED
+from analysis.metrics.measured import MAX_TRACED_TO_TIMED
 
 AXES_INCHES = 4.0
 AGAINST_LENGTH = "sequence length"

@@ -17,7 +17,7 @@ from analysis.figures.axes import finish_length_axes, say_empty, write_remarks
 from analysis.figures.style import MUTED_COLOR
 from analysis.figures.waterfall import WHOLE_STEP, PartLook, part_ms, step_ms, waterfall_of
 from analysis.labels import count_label, number_label, percent_label, status_label
-from analysis.metrics.metrics import MAX_TRACED_TO_TIMED
+from analysis.metrics.measured import MAX_TRACED_TO_TIMED
 from analysis.metrics.step_parts import EFFICIENCY
 from bench.words import length_label
 

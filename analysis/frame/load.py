@@ -10,14 +10,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pandas as pd
 import yaml
 
-from analysis.metrics.metrics import Metrics, of_record
-from analysis.metrics.recorded import Recorded, as_recorded
-from analysis.metrics.step_parts import EFFICIENCY, IDEAL
+from analysis.metrics.definitions import BY_COLUMN, OF_RECORD, of_record
+from analysis.metrics.recorded import Recorded
 
 Record = Mapping[str, Any]
 Columns = dict[str, Any]
@@ -32,12 +30,15 @@ class Same:
 
 
 class Row(NamedTuple):
-    """One record's values: those of RECORD_COLUMNS, its configuration, of DERIVED_COLUMNS, its metrics."""
+    """One record's values."""
 
     identity: tuple[Any, ...]
+    """Those of RECORD_COLUMNS."""
     config: Mapping[str, Any]
     derived: tuple[Any, ...]
-    metrics: Metrics
+    """Those of DERIVED_COLUMNS."""
+    metrics: tuple[Any, ...]
+    """Those of METRIC_COLUMNS."""
 
 
 HARDWARE_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "hardware"
@@ -48,29 +49,18 @@ RECORD_COLUMNS = (
 IDENTITY = attrgetter(*RECORD_COLUMNS)
 NO_SCALAR = frozenset({list, dict})
 DERIVED_COLUMNS = ("device_name", "device_memory_bytes", "sequences_per_step")
-SUMMARY_COLUMNS = (
-    "repeats", "failed_repeats", "n", "n_of", "tokens_per_s_lowest_repeat",
-    "tokens_per_s_highest_repeat", "speed_up", "speed_up_base_cell_id", "speed_up_base_ranks",
-    "scaling_speed_up", "scaling_efficiency", "scaling_base_cell_id", "scaling_base_strategy",
-    "scaling_base_ranks", "capacity_bytes", "capacity_source", "capacity_share", IDEAL, EFFICIENCY,
+METRIC_COLUMNS = tuple(each.column for each in OF_RECORD)
+NUMBER_COLUMNS = frozenset({"device_memory_bytes", *(each.column for each in OF_RECORD if not each.is_text)})
+NO_SETTING = frozenset({*RECORD_COLUMNS, *DERIVED_COLUMNS, *BY_COLUMN})
+"""Every column that is not part of a cell's configuration."""
+SETTINGS = (
+    "seq_len", "strategy", "sp_degree", "layout", "kernel", "engine", "dtype", "model", "workload", "batch",
+    "checkpointing", "loss", "model.num_layers", "hardware", "cluster.world_size", "cluster.device",
+    "cluster.threads_per_rank", "cluster.ranks_per_gpu", "cluster.memory_limit_gib",
 )  # fmt: skip
-"""What `summarise` and `with_derived` add; here because config_columns must know them."""
-METRIC_COLUMNS = Metrics.__struct_fields__
-NUMBER_COLUMNS = (
-    "device_memory_bytes",
-    *(name for name in METRIC_COLUMNS if name not in {"note", "warmup"}),
-)
-REQUIRED_CONFIG = ("seq_len", "strategy")
+"""Settings that the analysis reads: the frame has them also where no record does."""
 RAN_HERE = frozenset({"measured", "replayed"})
 """Provenances whose environment is the machine the numbers belong to."""
-
-
-def to_frame(records: Sequence[Record], peaks: Mapping[str, float]) -> pd.DataFrame:
-    """One row per record: identity, configuration by the command line's names, metrics with units.
-
-    What is missing is None or NaN, never 0. `peaks` maps hardware to peak FLOP/s.
-    """
-    return frame_of(columns_of([row_of(as_recorded(record), peaks) for record in records]))
 
 
 def columns_of(rows: Sequence[Row], shared: Mapping[str, Any] | None = None) -> Columns:
@@ -85,7 +75,7 @@ def columns_of(rows: Sequence[Row], shared: Mapping[str, Any] | None = None) -> 
         **_by_name(RECORD_COLUMNS, identity),
         **_settings(configs, shared or {}),
         **_by_name(DERIVED_COLUMNS, derived),
-        **_by_name(METRIC_COLUMNS, map(msgspec.structs.astuple, metrics)),
+        **_by_name(METRIC_COLUMNS, metrics),
     }
     return {
         key: np.array(column, dtype=np.float64) if key in NUMBER_COLUMNS else column
@@ -100,12 +90,13 @@ def joined(parts: Sequence[Columns], counts: Sequence[int]) -> Columns:
 
 
 def frame_of(columns: Columns) -> pd.DataFrame:
-    """The columns as a frame, which has all columns of a record also where it has no row."""
-    known = (*RECORD_COLUMNS, *REQUIRED_CONFIG, *DERIVED_COLUMNS, *METRIC_COLUMNS)
+    """The columns as a frame, with every column that the analysis reads also where no record has it."""
+    known = (*RECORD_COLUMNS, *SETTINGS, *DERIVED_COLUMNS, *METRIC_COLUMNS)
     empty: Columns = {key: np.empty(0) if key in NUMBER_COLUMNS else [] for key in known}
-    return pd.DataFrame(
-        {key: each.value if isinstance(each, Same) else each for key, each in (columns or empty).items()}
-    )
+    if not columns:
+        return pd.DataFrame(empty)
+    given = {key: each.value if isinstance(each, Same) else each for key, each in columns.items()}
+    return pd.DataFrame(given | {key: None for key in SETTINGS if key not in given})
 
 
 def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
@@ -153,8 +144,7 @@ def device_memory_bytes(record: Recorded) -> int | None:
 
 def config_columns(frame: pd.DataFrame) -> list[str]:
     """The columns that hold the cell's configuration, in the record's order."""
-    other = {*RECORD_COLUMNS, *DERIVED_COLUMNS, *METRIC_COLUMNS, *SUMMARY_COLUMNS}
-    return [column for column in frame.columns if column not in other]
+    return [column for column in frame.columns if column not in NO_SETTING]
 
 
 def peak_flops_per_s(folder: Path = HARDWARE_FOLDER) -> dict[str, float]:

@@ -84,11 +84,5 @@ def step_parts(trace: Trace) -> StepParts | None:
     )
 
 
-def part_columns(trace: Trace) -> dict[str, float]:
-    """The parts by the names of their columns; none where they are not known."""
-    parts = step_parts(trace)
-    return {} if parts is None else dict(zip(PART_COLUMNS, astuple(parts), strict=True))
-
-
 def _of(times_ms: Mapping[str, Sequence[float]], purposes: Sequence[str], rank: int) -> float:
     return float(sum(times_ms[purpose][rank] for purpose in purposes if purpose in times_ms))

@@ -18,7 +18,7 @@ from analysis.figures.picture import Picture
 from analysis.frame.archive import Archive
 from analysis.frame.load import Record
 from analysis.labels import banner, count_label, number_label, status_label, subtitle
-from analysis.metrics.quantities import meanings_of
+from analysis.metrics.definitions import meanings_of
 from analysis.page.cell_facts import cell_facts
 from analysis.page.memory_facts import largest_blocks, memory_facts
 from analysis.tables.attention import COLUMNS as ATTENTION_COLUMNS

@@ -13,7 +13,7 @@ import pytest
 from analysis.answers.verdict import CPU_CAVEAT, verdict
 from analysis.frame.archive import read_archive
 from analysis.frame.load import RAN_HERE
-from analysis.metrics.quantities import MEANINGS
+from analysis.metrics.definitions import BY_COLUMN
 from analysis.page.page import render
 from analysis.report import main, write_report
 from analysis.tables.rows import MAX_REASONS, failure_reasons
@@ -168,7 +168,7 @@ def test_a_heading_says_what_its_column_means(page_of):
         ("speed-up", "speed_up"),
         ("out, ulps (kernel alone)", "out_error_ulps"),
     ):
-        assert said[heading] == MEANINGS[column]
+        assert said[heading] == BY_COLUMN[column].quantity.meaning
     assert "strategy" not in said
 
 

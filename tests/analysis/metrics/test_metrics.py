@@ -2,19 +2,10 @@ import math
 
 import pytest
 
-from analysis.metrics.metrics import (
-    communication_share,
-    of_record,
-    slowest_rank_ms,
-    worst_rank,
-)
-from analysis.metrics.recorded import Trace, as_recorded
+from analysis.metrics.measured import communication_share, slowest_rank_ms, worst_rank
+from analysis.metrics.recorded import Trace
 from bench.median import interval_rank, median_interval
-from tests.analysis.records import make_failure, make_record, make_timing
-
-
-def metrics_of(record):
-    return of_record(as_recorded(record), {"h100_80gb": 1e15})
+from tests.analysis.records import make_failure, make_record, make_timing, metrics_of
 
 
 def test_a_step_is_as_slow_as_its_slowest_rank():

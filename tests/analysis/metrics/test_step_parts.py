@@ -4,10 +4,10 @@ import pytest
 from msgspec import convert
 
 from analysis.figures.waterfall import step_ms
-from analysis.metrics.metrics import attention_exchange_share, of_record, straggler_gap_ms
-from analysis.metrics.recorded import Trace, as_recorded
+from analysis.metrics.measured import attention_exchange_share, straggler_gap_ms
+from analysis.metrics.recorded import Trace
 from analysis.metrics.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS, step_parts
-from tests.analysis.records import make_failure, make_record, make_timing, make_trace
+from tests.analysis.records import make_failure, make_record, make_timing, make_trace, metrics_of
 
 OLD_TRACE = {"step_ms": [110.0] * 2, "total_ms": [22.0] * 2, "exposed_ms": [11.0] * 2}
 
@@ -55,7 +55,7 @@ def test_local_exchanges_nothing_and_that_is_known():
 @pytest.mark.parametrize("trace", [OLD_TRACE, make_trace(2, unjoined=[None, "the tap saw 1, not 2"])])
 def test_purposes_that_are_not_known_have_no_share(trace):
     assert attention_exchange_share(as_trace(trace)) is None
-    assert of_record(as_recorded(make_record(trace=trace)), {}).communication_share == pytest.approx(0.2)
+    assert metrics_of(make_record(trace=trace)).communication_share == pytest.approx(0.2)
 
 
 def test_calls_that_could_not_be_joined_are_noted(summary_of):
@@ -64,20 +64,18 @@ def test_calls_that_could_not_be_joined_are_noted(summary_of):
 
 
 def test_a_record_made_before_parts_were_known_is_still_read():
-    assert (
-        of_record(as_recorded(make_record(schema_version=2, trace=OLD_TRACE)), {}).part_attention_ms is None
-    )
+    assert metrics_of(make_record(schema_version=2, trace=OLD_TRACE)).part_attention_ms is None
 
 
 def test_a_void_trace_has_no_parts_either():
-    metrics = of_record(as_recorded(make_record(timing=make_timing([[80.0] * 8] * 2))), {})
+    metrics = metrics_of(make_record(timing=make_timing([[80.0] * 8] * 2)))
     assert metrics.traced_to_timed > 1.2
     assert metrics.part_attention_ms is None
     assert metrics.attention_exchange_share is None
 
 
 def test_the_gap_is_from_the_slowest_rank_to_the_median_one():
-    assert straggler_gap_ms(as_trace(make_trace(4, step_ms=[100.0, 100.0, 130.0, 100.0]))) == 30
+    assert straggler_gap_ms([100.0, 100.0, 130.0, 100.0]) == 30
 
 
 @pytest.mark.parametrize(

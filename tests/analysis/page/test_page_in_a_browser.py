@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from analysis.metrics.quantities import MEANINGS
+from analysis.metrics.definitions import BY_COLUMN
 from analysis.report import write_report
 from tests.analysis.records import make_failure, write_sweep
 from tests.analysis.synthetic import synthetic_records
@@ -88,7 +88,7 @@ def test_a_click_on_a_heading_sorts_by_number_and_another_turns_it_round(page):
 
 def test_a_heading_that_was_made_a_button_still_says_what_it_means(page):
     titles = browse(page, 'return [heads[column("tokens/s")].title, heads[column("strategy")].title];')
-    assert titles == [MEANINGS["tokens_per_s"], ""]
+    assert titles == [BY_COLUMN["tokens_per_s"].quantity.meaning, ""]
 
 
 def test_lengths_sort_as_lengths_and_strategies_as_words(page):

@@ -1,7 +1,7 @@
 import pytest
 
+from analysis.metrics.notes import load_note, step_notes
 from analysis.metrics.recorded import as_recorded
-from analysis.metrics.stability import load_note, step_notes
 from tests.analysis.records import make_record
 
 
