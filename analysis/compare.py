@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.answers.change import CELL, Change, Key, changes, environment_differences, only_in
-from analysis.answers.verdict import SHARED_GPU_CAVEAT
-from analysis.cells.series import cell_names
+from analysis.cells.cells import SHARED_GPU_CAVEAT, shares_gpus
+from analysis.cells.series import cell_names, keys_and_number
 from analysis.frame.archive import Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
-from analysis.labels import count_label, shares_gpus
+from analysis.labels import count_label
 from bench.store import StoreError
 from bench.words import length_label
 
@@ -78,9 +78,8 @@ def _names(before: Archive, after: Archive) -> Mapping[Key, str]:
     cells = cells.reset_index(drop=True)
     keys = zip(*(cells[name] for name in CELL), strict=True)
     lengths = (length_label(int(length)) for length in cells["seq_len"])
-    return {
-        key: f"{name}, {length}" for key, name, length in zip(keys, cell_names(cells), lengths, strict=True)
-    }
+    names = cell_names(cells, *keys_and_number(cells))
+    return {key: f"{name}, {length}" for key, name, length in zip(keys, names, lengths, strict=True)}
 
 
 def _table(found: Sequence[Change], names: Mapping[Key, str]) -> Table:

@@ -7,20 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from bench.words import NOT_USED, size_label
+from bench.words import size_label
 
 MISSING = ""
 """A missing number is an empty cell; the status and the note beside it say why."""
-CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
 SHARED_CORES = "CPU ranks share cores, so this says nothing about scaling on GPUs"
-SHARED_GPU_BANNER = "Ranks share a GPU: shows that results are right; speeds mean nothing"
 STATUS_LABELS: Mapping[str, str] = {
     "out_of_memory": "OOM",
     "timed_out": "timed out",
     "wrong_result": "wrong result",
 }
-SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
-"""What a reader must know of all cells of a figure, in order."""
 
 
 def status_label(status: str) -> str:
@@ -97,41 +93,3 @@ def spread_label(row: Mapping[Any, Any]) -> str:
     if pd.notna(lowest):
         parts.append(f"repeats {number_label(lowest)} to {number_label(highest)}")
     return ", ".join(parts)
-
-
-def banner(summary: pd.DataFrame) -> str | None:
-    """What every picture of cells that rank nothing says; None where they do."""
-    if is_cpu(summary):
-        return CPU_BANNER
-    return SHARED_GPU_BANNER if shares_gpus(summary) else None
-
-
-def shares_gpus(summary: pd.DataFrame) -> bool:
-    """Whether the ranks of any of these cells share a GPU; records from before there was a choice do not."""
-    key = "cluster.ranks_per_gpu"
-    return key in summary.columns and bool((summary[key] > 1).any())
-
-
-def is_cpu(summary: pd.DataFrame) -> bool:
-    """Whether any of these cells is about a CPU."""
-    columns = [key for key in ("cluster.device", "hardware") if key in summary.columns]
-    return any(bool((summary[key] == "cpu").any()) for key in columns)
-
-
-def subtitle(summary: pd.DataFrame) -> str:
-    """Provenance, hardware, model, engine, dtype and ranks of all cells: `measured, cpu, ..., 2 ranks`."""
-    parts = []
-    for key in SUBTITLE_KEYS:
-        met = [*summary[key].dropna().unique()] if key in summary.columns else []
-        values = sorted(value for value in met if value != NOT_USED)
-        parts += [" and ".join(map(str, values))] if values else []
-    return ", ".join([*parts, *_ranks(summary)])
-
-
-def _ranks(summary: pd.DataFrame) -> list[str]:
-    key = "cluster.world_size"
-    ranks = summary[key].dropna() if key in summary.columns else pd.Series(dtype="float64")
-    if ranks.empty:
-        return []
-    low, high = int(ranks.min()), int(ranks.max())
-    return [count_label(high, "rank") if low == high else f"{low} to {high} ranks"]

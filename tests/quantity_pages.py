@@ -4,8 +4,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from analysis.cells.derived import with_derived
-from analysis.cells.summary import summarise
+from analysis.cells.cells import Cells
 from bench.cell import analytic
 from tests.analysis.records import frame_of_records, make_record, make_timing, make_trace, of_attention
 from tests.cells import FOUR_H100, make_cell
@@ -80,4 +79,4 @@ def summary_of_one():
     """The summary of that record alone."""
     with tempfile.TemporaryDirectory() as folder:
         frame = frame_of_records(Path(folder), [a_record()], {"h100_80gb": PEAK_FLOPS_PER_S})
-    return with_derived(summarise(frame))
+    return Cells.of_records(frame).frame

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.cells.comparison import work_number
+from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
 from analysis.labels import count_label, number_label
 from bench.words import length_label
@@ -30,13 +30,13 @@ class Leader:
     is_clear: bool
 
 
-def leaders(summary: pd.DataFrame, names: pd.Series[str]) -> list[Leader]:
+def leaders(cells: Cells) -> list[Leader]:
     """Per length and kind of work the fastest cell, by length.
 
     It is clear when its interval lies above the runner-up's; without both intervals it is not.
     """
-    cells = summary[["seq_len", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"]]
-    timed = cells.assign(work=work_number(summary), name=names)[cells["tokens_per_s"].notna()]
+    rates = cells.frame[["seq_len", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"]]
+    timed = rates.assign(work=cells.work, name=cells.names)[rates["tokens_per_s"].notna()]
     first_two = timed.sort_values("tokens_per_s", ascending=False).groupby("work", sort=False).head(2)
     pairs: dict[int, list[dict[Any, Any]]] = {}
     for row in first_two[[*LEADER_COLUMNS]].to_dict("records"):
@@ -49,12 +49,12 @@ def leader_lines(found: Sequence[Leader]) -> list[str]:
     return _first([_detail(leader) for leader in found[:MAX_LINES]], len(found))
 
 
-def measured_lines(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
+def measured_lines(cells: Cells) -> list[str]:
     """A line for each comparison that ranks nothing: its cells by name, each with its figure."""
-    timed = summary.loc[summary["tokens_per_s"].notna(), ["seq_len", "tokens_per_s"]]
-    timed = timed.assign(name=names, work=work_number(summary)).sort_values(["seq_len", "work", "name"])
-    groups = [cells for _, cells in timed.groupby(["seq_len", "work"])]
-    return _first([_measured(cells) for cells in groups[:MAX_LINES]], len(groups))
+    timed = cells.frame.loc[cells.frame["tokens_per_s"].notna(), ["seq_len", "tokens_per_s"]]
+    timed = timed.assign(name=cells.names, work=cells.work).sort_values(["seq_len", "work", "name"])
+    groups = [rows for _, rows in timed.groupby(["seq_len", "work"])]
+    return _first([_measured(rows) for rows in groups[:MAX_LINES]], len(groups))
 
 
 def _measured(cells: pd.DataFrame) -> str:

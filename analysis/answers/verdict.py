@@ -9,13 +9,11 @@ from typing import Any
 import pandas as pd
 
 from analysis.answers.leaders import Leader, leader_lines, leaders, measured_lines
+from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
-from analysis.cells.series import cell_names
-from analysis.labels import count_label, is_cpu, shares_gpus, status_label
+from analysis.labels import count_label, status_label
 from bench.words import length_label
 
-CPU_CAVEAT = "A CPU shows that the loop works, not which strategy is faster on GPUs: it ranks nothing."
-SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."
 UNSTABLE_NOTE = "unstable:"
 """How a note on unsteady steps goes on after `very`, or begins."""
 MAX_NAMES = 12
@@ -26,28 +24,31 @@ MAX_SERIES_NAMED = 100
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Sentences, each complete by itself; `caveat` is None where none is due."""
+    """Sentences, each complete by itself."""
 
     answer: str
     details: list[str]
+    """A line for each comparison."""
     failures: list[str]
+    """One for each status that is not `ok`."""
     fits: list[str]
+    """The longest lengths that fit, where any cell ran out of memory."""
     certainty: str
     caveat: str | None
+    """Why nothing is ranked; None where something is."""
 
 
-def verdict(summary: pd.DataFrame) -> Verdict:
+def verdict(cells: Cells) -> Verdict:
     """What these cells say; no comparison leaves its length, work, machine and provenance."""
-    names = cell_names(summary)
-    caveat = CPU_CAVEAT if is_cpu(summary) else SHARED_GPU_CAVEAT if shares_gpus(summary) else None
-    found = leaders(summary, names) if caveat is None else []
+    summary, names = cells.frame, cells.names
+    found = leaders(cells) if cells.caveat is None else []
     return Verdict(
-        answer=_fastest(found) if caveat is None else _ran(summary, names),
-        details=leader_lines(found) if caveat is None else measured_lines(summary, names),
+        answer=_fastest(found) if cells.caveat is None else _ran(summary, names),
+        details=leader_lines(found) if cells.caveat is None else measured_lines(cells),
         failures=_failures(summary, names),
         fits=_fits(summary, names),
         certainty=_certainty(summary),
-        caveat=caveat,
+        caveat=cells.caveat,
     )
 
 

@@ -24,11 +24,9 @@ def with_capacity(summary: pd.DataFrame, hardware_bytes: Mapping[str, float]) ->
     name. Ranks that share a device have equal parts of it. All three are missing where nothing is known, so
     on a CPU without a limit: its ranks share memory.
     """
-    missing = pd.Series(np.nan, index=summary.index)
-    limit = pd.to_numeric(summary.get(LIMIT, missing)) * GIB
-    hardware = summary.get("hardware", missing)
-    device = summary.get("device_memory_bytes", missing).where(hardware.ne("cpu"))
-    sharing = summary.get("cluster.ranks_per_gpu", missing).fillna(1).astype("float64")
+    limit, hardware = summary[LIMIT].astype("float64") * GIB, summary["hardware"]
+    device = summary["device_memory_bytes"].where(hardware.ne("cpu"))
+    sharing = summary["cluster.ranks_per_gpu"].astype("float64").fillna(1.0)
     whole = device.fillna(hardware.map(hardware_bytes)).astype("float64") / sharing
     is_limited = limit.notna() & ~(limit > whole)
     capacity = limit.where(is_limited, whole)
@@ -49,5 +47,5 @@ def capacity_label(cell: Mapping[Any, Any]) -> str:
         return ""
     if cell["capacity_source"] == "limit":
         return f"limit {size / GIB:g} GiB"
-    name = cell.get(NAMES[cell["capacity_source"]])
+    name = cell[NAMES[cell["capacity_source"]]]
     return f"{name if isinstance(name, str) else 'device'}: {bytes_label(size)}"

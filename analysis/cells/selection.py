@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.cells.comparison import work_number
-from analysis.cells.scaling import RANKS
-from analysis.cells.series import series_number
+from analysis.cells.cells import Cells
+from analysis.cells.comparison import RANKS, work_number
 from analysis.labels import count_label
 
 MAX_SERIES = 24
@@ -21,45 +20,45 @@ ALL_IN = "all cells are in summary.csv"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Some cells of a summary; `note` says what was left out, and is None where nothing was."""
+    """Some of many cells."""
 
-    cells: pd.DataFrame
+    cells: Cells
     note: str | None
+    """What was left out; None where nothing was."""
 
 
-def for_figures(summary: pd.DataFrame) -> Selection:
+def for_figures(cells: Cells) -> Selection:
     """All cells of at most MAX_SERIES series, else those of CHOSEN_SERIES at the most.
 
     Whole comparisons where they fit, those of most strategies with a result first: series of different
     comparisons did different work, so the fastest of them all would say nothing.
     """
-    series = series_number(summary)
+    series = cells.series_number
     total = series.nunique()
     if total <= MAX_SERIES:
-        return Selection(summary, None)
-    chosen = _fullest_comparisons(summary, series)
-    shown = summary[series.isin(chosen)].copy()  # in one piece, of which parts are quickly taken
-    left_out = summary[~series.isin(chosen)]
-    by_strategy = series[left_out.index].groupby(left_out["strategy"]).nunique()
+        return Selection(cells, None)
+    chosen = _fullest_comparisons(cells.frame, series)
+    is_shown = series.isin(chosen)
+    by_strategy = series[~is_shown].groupby(cells.frame["strategy"][~is_shown]).nunique()
     counts = ", ".join(f"{strategy} {count:,}" for strategy, count in by_strategy.items())
     note = (
         f"{len(chosen)} of {total:,} series are drawn, of comparisons in which most strategies have a result."
         f" Left out: {counts}; {ALL_IN}"
     )
-    return Selection(shown, note)
+    return Selection(cells.part(is_shown), note)
 
 
-def for_pages(summary: pd.DataFrame) -> Selection:
+def for_pages(cells: Cells) -> Selection:
     """The MAX_SHOWN_CELLS cells that were started last."""
-    if len(summary) <= MAX_SHOWN_CELLS:
-        return Selection(summary, None)
-    in_time = summary["started_at"].sort_values(kind="stable", na_position="first")
+    if len(cells) <= MAX_SHOWN_CELLS:
+        return Selection(cells, None)
+    in_time = cells.frame["started_at"].sort_values(kind="stable", na_position="first")
     newest = in_time.index[-MAX_SHOWN_CELLS:]
     note = (
-        f"Of {count_label(len(summary), 'cell')} the {MAX_SHOWN_CELLS:,} that were started last are listed;"
+        f"Of {count_label(len(cells), 'cell')} the {MAX_SHOWN_CELLS:,} that were started last are listed;"
         f" {ALL_IN}."
     )
-    return Selection(summary.loc[newest.sort_values()], note)
+    return Selection(cells.part(newest.sort_values()), note)
 
 
 def _fullest_comparisons(summary: pd.DataFrame, series: pd.Series[int]) -> set[int]:
@@ -90,7 +89,7 @@ def _fullest_series(summary: pd.DataFrame, series: pd.Series[int], among: pd.Ser
     each = pd.DataFrame(
         {
             "strategy": of_series["strategy"].first(),
-            "ranks": of_series[RANKS].first() if RANKS in summary.columns else 1,
+            "ranks": of_series[RANKS].first(),
             "cells": of_series["tokens_per_s"].count(),
             "tokens_per_s": of_series["tokens_per_s"].max(),
         }

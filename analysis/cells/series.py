@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.cells.comparison import FREE, FREE_GROUPS, varies
-from analysis.cells.looks import Look, looks_of
 from analysis.frame.load import config_columns
 from bench.words import NOT_USED
 
@@ -44,11 +44,35 @@ Codes = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
+class Style:
+    """What a strategy is drawn with, the same in every figure."""
+
+    color: str
+    marker: str
+
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; grey for their too pale yellow.
+STRATEGY_STYLES: Mapping[str, Style] = {
+    "local": Style("#000000", "o"),
+    "ulysses": Style("#0072B2", "s"),
+    "ring": Style("#D55E00", "^"),
+    "usp": Style("#009E73", "D"),
+    "deepspeed_ulysses": Style("#56B4E9", "v"),
+    "ring_flash_attn": Style("#E69F00", "P"),
+    "ring_flash_attn_llama3": Style("#CC79A7", "p"),
+    "torch_cp": Style("#7F7F7F", "h"),
+}
+# Tol's muted colours, apart from the ones above.
+OTHER_COLORS = ("#882255", "#332288", "#999933", "#117733", "#AA4499", "#88CCEE")
+OTHER_MARKERS = ("<", ">", "8", "d")
+
+
+@dataclass(frozen=True, slots=True)
 class Series:
     """One strategy under one choice of the varying settings; `rows` are its cells, by length."""
 
     strategy: str
-    look: Look
+    style: Style
     variant: str
     variant_number: int
     rows: pd.DataFrame
@@ -58,22 +82,12 @@ class Series:
         return f"{self.strategy}, {self.variant}" if self.variant else self.strategy
 
 
-def series_keys(summary: pd.DataFrame) -> list[str]:
-    """The columns that, beside strategy and length, tell these cells apart; as few as it takes.
-
-    Settings that must be equal in a comparison count where they differ anywhere; those that follow from
-    the strategy, such as its default layout, only where they differ within one.
-    """
-    return keys_and_number(summary)[0]
-
-
-def series_number(summary: pd.DataFrame) -> pd.Series[int]:
-    """Per cell the number of its series."""
-    return keys_and_number(summary)[1]
-
-
 def keys_and_number(summary: pd.DataFrame) -> tuple[list[str], pd.Series[int]]:
-    """Both of the above: the series' keys, and per cell the number that strategy and keys give it."""
+    """The columns that, beside strategy and length, tell these cells apart, and per cell its series' number.
+
+    As few columns as it takes. Settings that must be equal in a comparison count where they differ anywhere;
+    those that follow from the strategy, such as its default layout, only where they differ within one.
+    """
     keys: list[str] = []
     number = _codes(summary["strategy"])
     for key in _candidates(summary):
@@ -85,21 +99,20 @@ def keys_and_number(summary: pd.DataFrame) -> tuple[list[str], pd.Series[int]]:
     return keys, pd.Series(number, index=summary.index, dtype="int64")
 
 
-def series_of(summary: pd.DataFrame) -> Iterator[Series]:
-    """The series of a summary, strategies in alphabetical order and `local` first."""
-    keys, looks = series_keys(summary), looks_of(summary["strategy"].unique())
-    for strategy in sorted(looks, key=lambda name: (name != "local", name)):
+def series_of(summary: pd.DataFrame, keys: Sequence[str]) -> Iterator[Series]:
+    """The series of cells that these keys tell apart, strategies in alphabetical order and `local` first."""
+    styles = styles_of(summary["strategy"].unique())
+    for strategy in sorted(styles, key=lambda name: (name != "local", name)):
         cells = summary[summary["strategy"] == strategy]
         if not keys:
-            yield Series(strategy, looks[strategy], "", 0, cells)
+            yield Series(strategy, styles[strategy], "", 0, cells)
             continue
-        for number, (_, rows) in enumerate(cells.groupby(keys, dropna=False)):
-            yield Series(strategy, looks[strategy], variant(rows.iloc[0], keys), number, rows)
+        for number, (_, rows) in enumerate(cells.groupby([*keys], dropna=False)):
+            yield Series(strategy, styles[strategy], variant(rows.iloc[0], keys), number, rows)
 
 
-def cell_names(summary: pd.DataFrame) -> pd.Series[str]:
+def cell_names(summary: pd.DataFrame, keys: Sequence[str], number: pd.Series[int]) -> pd.Series[str]:
     """Per cell its strategy and what sets it apart from others of that strategy."""
-    keys, number = keys_and_number(summary)
     is_first = ~number.duplicated()
     firsts = summary.loc[is_first, ["strategy", *keys]]
     names = [
@@ -107,6 +120,25 @@ def cell_names(summary: pd.DataFrame) -> pd.Series[str]:
         for parts in zip(firsts["strategy"], variants(firsts, keys), strict=True)
     ]
     return number.map(dict(zip(number[is_first], names, strict=True))).astype("object")
+
+
+def styles_of(strategies: Iterable[str]) -> dict[str, Style]:
+    """Each strategy's colour and marker, no two alike while there are colours left.
+
+    One that is not in the table gets those its name leads to, whatever else is drawn; where two names lead
+    to one colour, the later in the alphabet takes the next that is free.
+    """
+    names = sorted(set(strategies))
+    styles = {name: STRATEGY_STYLES[name] for name in names if name in STRATEGY_STYLES}
+    free = [*OTHER_COLORS]
+    for name in (name for name in names if name not in STRATEGY_STYLES):
+        code = zlib.crc32(name.encode())
+        wanted = code % len(OTHER_COLORS)
+        turns = (OTHER_COLORS[(wanted + turn) % len(OTHER_COLORS)] for turn in range(len(OTHER_COLORS)))
+        color = next(color for color in turns if color in free)
+        free = [each for each in free if each != color] or [*OTHER_COLORS]
+        styles[name] = Style(color, OTHER_MARKERS[code // len(OTHER_COLORS) % len(OTHER_MARKERS)])
+    return styles
 
 
 def variants(cells: pd.DataFrame, keys: Sequence[str]) -> list[str]:
@@ -122,8 +154,7 @@ def variant(row: pd.Series[Any] | Mapping[Any, Any], keys: Sequence[str]) -> str
 
 def _candidates(summary: pd.DataFrame) -> list[str]:
     known = [*FIRST, *config_columns(summary)]
-    present = dict.fromkeys(key for key in known if key in summary.columns and key not in NEVER)
-    return [key for key in present if varies(summary, key)]
+    return [key for key in dict.fromkeys(known) if key not in NEVER and varies(summary, key)]
 
 
 def _codes(column: pd.Series[Any]) -> Codes:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
+from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.figures.failures import count_failures, draw_failures, failure_marks
 from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis
@@ -18,23 +19,21 @@ LOG_FROM_RATIO = 20
 """A y axis is logarithmic when its largest value is this many times the smallest."""
 
 
-def finish_length_axes(
-    axes: Axes, summary: pd.DataFrame, series: Sequence[Series], *, column: str, noun: str
-) -> None:
+def finish_length_axes(axes: Axes, cells: Cells, *, column: str, noun: str) -> None:
     """The length axis, the failures and, where no cell has a value in `column`, a sentence that says so."""
-    finish_axes(axes, summary, series, column=column, noun=noun, scale=LENGTH)
+    finish_axes(axes, cells, cells.series, column=column, noun=noun, scale=LENGTH)
 
 
 def finish_axes(
-    axes: Axes, summary: pd.DataFrame, series: Sequence[Series], *, column: str, noun: str, scale: Scale
+    axes: Axes, cells: Cells, series: Sequence[Series], *, column: str, noun: str, scale: Scale
 ) -> None:
     """The same against anything that has a scale."""
-    style_x_axis(axes, scale, scale.values(summary))
+    style_x_axis(axes, scale, scale.values(cells.frame))
     axes.grid(visible=True, color="#E0E0E0", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if summary[column].isna().all():
-        say_empty(axes, summary, noun)
+    if cells.frame[column].isna().all():
+        say_empty(axes, cells, noun)
     draw_failures(axes, failure_marks(series, scale))
 
 
@@ -44,12 +43,12 @@ def write_remarks(axes: Axes, remarks: Sequence[str]) -> None:
     axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
 
 
-def say_empty(axes: Axes, summary: pd.DataFrame, noun: str) -> None:
+def say_empty(axes: Axes, cells: Cells, noun: str) -> None:
     """Where there is nothing to draw, why."""
-    failures = count_failures(summary)
+    failures = count_failures(cells)
     why = f" ({failures})" if failures else ""
     article = "an" if noun.startswith(tuple("aeiou")) else "a"
-    text = f"No cell has {article} {noun}{why}" if len(summary) else "No records"
+    text = f"No cell has {article} {noun}{why}" if len(cells) else "No records"
     axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center", color=MUTED_COLOR)
     axes.set_yticks([])
     axes.set_ylim(0, 1)

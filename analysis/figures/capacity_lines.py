@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.cells.capacity import capacity_label
+from analysis.cells.cells import Cells
 from analysis.figures.failures import height_inches
 from analysis.figures.style import MUTED_COLOR
-from analysis.labels import is_cpu
 
 MAX_LINES = 3
 FAR_ABOVE = 8
@@ -34,34 +33,34 @@ class Capacity:
     label: str
 
 
-def capacities_of(summary: pd.DataFrame) -> list[Capacity]:
+def capacities_of(cells: Cells) -> list[Capacity]:
     """The distinct capacities of these cells, ascending."""
-    known = summary[summary["capacity_bytes"].notna()].drop_duplicates(["capacity_bytes", "capacity_source"])
+    known = cells.frame[cells.frame["capacity_bytes"].notna()].drop_duplicates(
+        ["capacity_bytes", "capacity_source"]
+    )
     found = {Capacity(cell["capacity_bytes"], capacity_label(cell)) for cell in known.to_dict("records")}
     return sorted(found, key=lambda each: (each.size_bytes, each.label))
 
 
-def drawn_capacities(summary: pd.DataFrame) -> list[Capacity]:
+def drawn_capacities(cells: Cells) -> list[Capacity]:
     """Those near enough to the peaks, or run out of, to be lines: the lowest, where they are many."""
-    reach_bytes = summary["peak_allocated_bytes"].max() * FAR_ABOVE
-    met = {*summary.loc[summary["status"] == "out_of_memory", "capacity_bytes"].dropna()}
+    reach_bytes = cells.frame["peak_allocated_bytes"].max() * FAR_ABOVE
+    met = {*cells.frame.loc[cells.frame["status"] == "out_of_memory", "capacity_bytes"].dropna()}
     if math.isnan(reach_bytes):
         return []
-    near = [
-        each for each in capacities_of(summary) if each.size_bytes <= reach_bytes or each.size_bytes in met
-    ]
+    near = [each for each in capacities_of(cells) if each.size_bytes <= reach_bytes or each.size_bytes in met]
     return near[:MAX_LINES]
 
 
-def capacity_remarks(summary: pd.DataFrame, drawn: Sequence[Capacity]) -> list[str]:
+def capacity_remarks(cells: Cells, drawn: Sequence[Capacity]) -> list[str]:
     """What a reader must know: what the lines are, which capacities have none, what a limit counts."""
     remarks = ["lines across: what one rank may use"] if drawn else []
-    others = [each.label for each in capacities_of(summary) if each not in drawn]
+    others = [each.label for each in capacities_of(cells) if each not in drawn]
     if len(others) == 1:
         remarks.append(f"above the axis: what one rank may use, {others[0]}")
     elif others:
         remarks.append(f"what one rank may use has {len(others)} more values, in summary.csv")
-    limited = is_cpu(summary) and any(each.label.startswith("limit") for each in drawn)
+    limited = cells.is_cpu and any(each.label.startswith("limit") for each in drawn)
     return [*remarks, CPU_REMARK] if limited else remarks
 
 

@@ -10,19 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import blended_transform_factory
 
+from analysis.cells.cells import Cells
 from analysis.cells.selection import Selection
 from analysis.figures.failures import ROW_INCHES
 from analysis.figures.figures import FIGURES, Handle, legend_entries
-from analysis.figures.picture import Picture
+from analysis.figures.files import FigureFile
 from analysis.figures.style import BANNER_COLOR, MUTED_COLOR
-from analysis.labels import banner, subtitle
 
 WIDTH_INCHES = 8.0
 LINE_INCHES = 0.19
@@ -33,20 +32,20 @@ LETTERS_PER_HANDLE = 8
 DPI = 150
 
 
-def build_figure(name: str, summary: pd.DataFrame, note: str | None = None) -> Figure:
+def build_figure(name: str, cells: Cells, note: str | None = None) -> Figure:
     """The figure of this name in FIGURES, complete; `note` says which cells are left out."""
     kind = FIGURES[name]
     letters = LETTERS_PER_LINE if kind.against else LETTERS_BESIDE_ROWS
-    lines = _header_lines(summary, kind.reading, note, letters)
-    rows = 1 + max((mark.row for mark in kind.marks(summary)), default=-1)
-    heights = [LINE_INCHES * (len(lines) + 2), kind.inches(summary) + ROW_INCHES * rows, LINE_INCHES]
+    lines = _header_lines(cells, kind.reading, note, letters)
+    rows = 1 + max((mark.row for mark in kind.marks(cells)), default=-1)
+    heights = [LINE_INCHES * (len(lines) + 2), kind.inches(cells) + ROW_INCHES * rows, LINE_INCHES]
     layout = ConstrainedLayoutEngine()
     figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout=layout)
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(3, 1, height_ratios=heights)
     header, axes, legend = (figure.add_subplot(grid[row]) for row in range(3))
     axes.set_ylabel(kind.y_label)
-    kind.draw(summary, axes)
+    kind.draw(cells, axes)
     entries = legend_entries(axes)
     columns, legend_rows = _legend_shape([*entries])
     heights[-1] = LINE_INCHES * (legend_rows + 0.5)
@@ -79,31 +78,29 @@ def svg_bytes(figure: Figure) -> bytes:
     return svg
 
 
-def write_figure(name: str, drawn: Selection, folder: Path) -> Picture:
-    """The figure as PNG and SVG in the folder, and as a picture for the page."""
+def write_figure(name: str, drawn: Selection, folder: Path) -> FigureFile:
+    """The figure as PNG and SVG in the folder, and as the page shows it."""
     figure = build_figure(name, drawn.cells, drawn.note)
     svg = svg_bytes(figure)
     (folder / f"{name}.png").write_bytes(png_bytes(figure))
     (folder / f"{name}.svg").write_bytes(svg)
-    return picture(name, svg)
+    return figure_file(name, svg)
 
 
-def picture(name: str, svg: bytes) -> Picture:
+def figure_file(name: str, svg: bytes) -> FigureFile:
     """A figure as a data address, with a sentence for readers who cannot see it."""
     kind = FIGURES[name]
     address = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
     name_in_full = f"{kind.title} against {kind.against}" if kind.against else kind.title
-    return Picture(kind.title, f"{name_in_full}. {kind.reading}.", address)
+    return FigureFile(kind.title, f"{name_in_full}. {kind.reading}.", address)
 
 
-def _header_lines(
-    summary: pd.DataFrame, reading: str, note: str | None, letters: int
-) -> list[tuple[str, str]]:
+def _header_lines(cells: Cells, reading: str, note: str | None, letters: int) -> list[tuple[str, str]]:
     """The lines under the title with their colours."""
-    lines = [(line, "black") for line in textwrap.wrap(subtitle(summary), letters)]
+    lines = [(line, "black") for line in textwrap.wrap(cells.subtitle, letters)]
     lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, letters)]
     lines += [(line, BANNER_COLOR) for line in textwrap.wrap(note or "", letters)]
-    warning = banner(summary)
+    warning = cells.banner
     return [*lines, (warning, BANNER_COLOR)] if warning else lines
 
 

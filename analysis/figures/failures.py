@@ -9,10 +9,10 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
+from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, x_limits
 from analysis.labels import status_label
@@ -55,7 +55,7 @@ def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]
     failed: dict[tuple[str, str], set[tuple[int, str]]] = {}
     for each, rows in failing:
         found = zip(map(int, rows[scale.column]), rows["status"], strict=True)
-        failed.setdefault((name(each), each.look.color), set()).update(found)
+        failed.setdefault((name(each), each.style.color), set()).update(found)
     places = sorted({place for each in series for place in scale.values(each.rows)})
     marks: list[Mark] = []
     for (label, color), cells in failed.items():
@@ -122,9 +122,9 @@ def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
         axes.text(1.01, y_of[row], name, transform=axes.transAxes, va="center", **TEXT)
 
 
-def count_failures(summary: pd.DataFrame) -> str:
+def count_failures(cells: Cells) -> str:
     """How the cells without a result ended: `3 OOM, 1 timed out`; empty where all went well."""
-    counts = summary.loc[summary["status"] != "ok", "status"].value_counts()
+    counts = cells.frame.loc[cells.frame["status"] != "ok", "status"].value_counts()
     return ", ".join(f"{count} {status_label(str(status))}" for status, count in counts.items())
 
 

@@ -12,7 +12,8 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from analysis.cells.series import Series, series_of
+from analysis.cells.cells import Cells
+from analysis.cells.series import Series
 from analysis.figures.axes import finish_length_axes, scale_y, write_remarks
 from analysis.figures.capacity_lines import (
     capacity_remarks,
@@ -24,7 +25,7 @@ from analysis.figures.failures import Mark, failure_marks
 from analysis.figures.scaling import plot_scaling, scaling_marks
 from analysis.figures.steps import plot_step_parts, plot_waterfall, waterfall_inches
 from analysis.figures.style import dodge, line_of
-from analysis.labels import bytes_label, count_label, is_cpu
+from analysis.labels import bytes_label, count_label
 from analysis.metrics.measured import MAX_TRACED_TO_TIMED
 
 AXES_INCHES = 4.0
@@ -46,11 +47,11 @@ class FigureKind:
 
     title: str
     y_label: str
-    draw: Callable[[pd.DataFrame, Axes], None]
+    draw: Callable[[Cells, Axes], None]
     reading: str
-    inches: Callable[[pd.DataFrame], float] = lambda _: AXES_INCHES
+    inches: Callable[[Cells], float] = lambda _: AXES_INCHES
     against: str | None = AGAINST_LENGTH
-    marks: Callable[[pd.DataFrame], list[Mark]] = lambda summary: failure_marks(list(series_of(summary)))
+    marks: Callable[[Cells], list[Mark]] = lambda cells: failure_marks(cells.series)
     needs: str | None = None
 
 
@@ -64,77 +65,72 @@ class Quantity:
     high: str | None = None
 
 
-def plot_throughput(summary: pd.DataFrame, axes: Axes) -> None:
+def plot_throughput(cells: Cells, axes: Axes) -> None:
     """Tokens per second against length, with the interval of the median where there is one."""
     quantity = Quantity("tokens_per_s", "throughput", "tokens_per_s_low", "tokens_per_s_high")
-    series = list(series_of(summary))
-    _draw_series(axes, series, quantity)
-    scale_y(axes, summary[quantity.column])
+    _draw_series(axes, cells.series, quantity)
+    scale_y(axes, cells.frame[quantity.column])
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     )
-    finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
+    finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
 
 
-def plot_peak_memory(summary: pd.DataFrame, axes: Axes) -> None:
+def plot_peak_memory(cells: Cells, axes: Axes) -> None:
     """Peak allocated memory of the worst rank against length, and what a rank may use."""
     quantity = Quantity("peak_allocated_bytes", "peak memory")
-    series = list(series_of(summary))
-    drawn = drawn_capacities(summary)
-    _draw_series(axes, series, quantity)
-    scale_y(axes, pd.concat([summary[quantity.column], pd.Series([each.size_bytes for each in drawn])]))
+    drawn = drawn_capacities(cells)
+    _draw_series(axes, cells.series, quantity)
+    scale_y(axes, pd.concat([cells.frame[quantity.column], pd.Series([each.size_bytes for each in drawn])]))
     make_room_above(axes, drawn)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
     is_linear = axes.get_yscale() == "linear"
     axes.set_yticks(_size_ticks(axes.get_ylim()[1]) if is_linear else _binary_ticks(*axes.get_ylim()))
-    write_remarks(axes, capacity_remarks(summary, drawn))
-    finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
+    write_remarks(axes, capacity_remarks(cells, drawn))
+    finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
     draw_capacities(axes, drawn)
 
 
-def plot_communication_share(summary: pd.DataFrame, axes: Axes) -> None:
+def plot_communication_share(cells: Cells, axes: Axes) -> None:
     """Exposed (solid) and total (dotted, dashes) share of all communication in the traced step."""
-    _plot_share(summary, axes, "communication_share")
+    _plot_share(cells, axes, "communication_share")
 
 
-def plot_exchange_share(summary: pd.DataFrame, axes: Axes) -> None:
+def plot_exchange_share(cells: Cells, axes: Axes) -> None:
     """The same of the attention exchange alone: what a strategy itself costs."""
-    _plot_share(summary, axes, "attention_exchange_share")
+    _plot_share(cells, axes, "attention_exchange_share")
 
 
-def plot_attention_of_single(summary: pd.DataFrame, axes: Axes) -> None:
+def plot_attention_of_single(cells: Cells, axes: Axes) -> None:
     """How near a strategy comes to one device's attention divided by its ranks."""
     quantity = Quantity("attention_of_single", "attention call")
-    series = list(series_of(summary))
-    _draw_series(axes, series, quantity)
-    scale_y(axes, summary[quantity.column], is_linear=True)
+    _draw_series(axes, cells.series, quantity)
+    scale_y(axes, cells.frame[quantity.column], is_linear=True)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
+    finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
 
 
-def plot_error_growth(summary: pd.DataFrame, axes: Axes) -> None:
+def plot_error_growth(cells: Cells, axes: Axes) -> None:
     """Error of the output against float64, and that of the kernel alone (dash, dotted)."""
     quantity = Quantity("out_error_ulps", "attention call")
-    series = list(series_of(summary))
-    _draw_series(axes, series, Quantity("control_out_error_ulps", quantity.noun), is_background=True)
-    _draw_series(axes, series, quantity)
-    scale_y(axes, pd.concat([summary[quantity.column], summary["control_out_error_ulps"]]))
+    _draw_series(axes, cells.series, Quantity("control_out_error_ulps", quantity.noun), is_background=True)
+    _draw_series(axes, cells.series, quantity)
+    scale_y(axes, pd.concat([cells.frame[quantity.column], cells.frame["control_out_error_ulps"]]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    finish_length_axes(axes, summary, series, column=quantity.column, noun=quantity.noun)
+    finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
 
 
-def _plot_share(summary: pd.DataFrame, axes: Axes, total: str) -> None:
+def _plot_share(cells: Cells, axes: Axes, total: str) -> None:
     noun = total.replace("_", " ")
     exposed = Quantity(f"exposed_{total}", noun)
-    series = list(series_of(summary))
-    _draw_series(axes, series, Quantity(total, noun), is_background=True)
-    _draw_series(axes, series, exposed)
-    top = summary[total].max()
+    _draw_series(axes, cells.series, Quantity(total, noun), is_background=True)
+    _draw_series(axes, cells.series, exposed)
+    top = cells.frame[total].max()
     top = top * 1.1 if top > 0 else 1.0
     axes.set_ylim(-0.02 * top, top)  # a share of 0 must not be cut in half by the axis
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    write_remarks(axes, _remarks(summary))
-    finish_length_axes(axes, summary, series, column=exposed.column, noun=exposed.noun)
+    write_remarks(axes, _remarks(cells))
+    finish_length_axes(axes, cells, column=exposed.column, noun=exposed.noun)
 
 
 FIGURES: Mapping[str, FigureKind] = {
@@ -188,17 +184,19 @@ FIGURES: Mapping[str, FigureKind] = {
 }  # fmt: skip
 
 
-def figures_for(summary: pd.DataFrame) -> list[str]:
+def figures_for(cells: Cells) -> list[str]:
     """The names of the figures that have something to show of these cells."""
-    return [name for name, kind in FIGURES.items() if kind.needs is None or summary[kind.needs].notna().any()]
+    return [
+        name for name, kind in FIGURES.items() if kind.needs is None or cells.frame[kind.needs].notna().any()
+    ]
 
 
-def _remarks(summary: pd.DataFrame) -> list[str]:
+def _remarks(cells: Cells) -> list[str]:
     """What a reader of the communication shares must know of these cells."""
-    void = int((summary["traced_to_timed"] > MAX_TRACED_TO_TIMED).sum())
+    void = int((cells.frame["traced_to_timed"] > MAX_TRACED_TO_TIMED).sum())
     slow = f"not shown: the traced step took over {MAX_TRACED_TO_TIMED} times the timed step"
     remarks = [f"{count_label(void, 'cell')} {slow}"] if void else []
-    return [*remarks, "on a CPU exposed is contention for cores too"] if is_cpu(summary) else remarks
+    return [*remarks, "on a CPU exposed is contention for cores too"] if cells.is_cpu else remarks
 
 
 def legend_entries(axes: Axes) -> dict[str, Handle]:
@@ -222,15 +220,15 @@ def _draw_series(
         # Cells without a value stay in, as gaps: a line must not run across a failure.
         rows = each.rows.sort_values("seq_len")
         x = rows["seq_len"] * dodge(number, len(drawn), lengths)
-        look, line = each.look, line_of(each.variant_number)
+        style, line = each.style, line_of(each.variant_number)
         if is_background:  # no filling tells it apart: that is a variant's
             line = {"linestyle": ":"}
         axes.errorbar(
             x,
             rows[quantity.column],
             yerr=_error_bars(rows, quantity),
-            color=look.color,
-            marker=BACKGROUND_MARKER if is_background else look.marker,
+            color=style.color,
+            marker=BACKGROUND_MARKER if is_background else style.marker,
             markersize=9 if is_background else 6,
             linewidth=1.4,
             alpha=0.6 if is_background else 0.9,

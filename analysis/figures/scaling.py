@@ -8,14 +8,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from analysis.cells.comparison import BASE, work_keys
-from analysis.cells.looks import looks_of
-from analysis.cells.scaling import scaling_group
-from analysis.cells.series import Series, variant
+from analysis.cells.cells import Cells
+from analysis.cells.comparison import BASE, within_strategy, work_keys
+from analysis.cells.series import Series, styles_of, variant
 from analysis.figures.axes import finish_axes, scale_y, write_remarks
 from analysis.figures.failures import Mark, failure_marks
 from analysis.figures.style import LENGTH, MUTED_COLOR, RANKS, dodge, line_of
-from analysis.labels import SHARED_CORES, count_label, is_cpu
+from analysis.labels import SHARED_CORES, count_label
 from bench.words import length_label
 
 EFFICIENCY = "scaling_efficiency"
@@ -28,50 +27,48 @@ MAX_BASES = 3
 OWN = "the strategy's own"
 
 
-def plot_scaling(summary: pd.DataFrame, axes: Axes) -> None:
+def plot_scaling(cells: Cells, axes: Axes) -> None:
     """Tokens per second and rank over those of the base, of which 1 is ideal."""
-    cells, remarks = scaling_cells(summary)
-    series = list(_series(cells))
-    ranks = RANKS.values(cells)
+    shown, remarks = scaling_cells(cells)
+    series = list(_series(shown.frame))
+    ranks = RANKS.values(shown.frame)
     drawn = [each for each in series if each.rows[EFFICIENCY].notna().any()]
     if drawn:
         axes.axhline(1, color=MUTED_COLOR, linestyle="--", linewidth=1.1, label=IDEAL_LABEL, zorder=1.5)
     for number, each in enumerate(drawn):
         points = _fastest_per_ranks(each.rows)
-        look = each.look
+        style = each.style
         axes.plot(
             points[RANKS.column] * dodge(number, len(drawn), ranks), points[EFFICIENCY],
-            color=look.color, marker=look.marker, markersize=6, linewidth=1.4, alpha=0.9, label=each.label,
+            color=style.color, marker=style.marker, markersize=6, linewidth=1.4, alpha=0.9, label=each.label,
             **line_of(each.variant_number),
         )  # fmt: skip
-    scale_y(axes, pd.concat([cells[EFFICIENCY], pd.Series([1.0])]))
+    scale_y(axes, pd.concat([shown.frame[EFFICIENCY], pd.Series([1.0])]))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     write_remarks(axes, [*_bases(drawn), *remarks])
-    finish_axes(axes, cells, series, column=EFFICIENCY, noun=NOUN, scale=RANKS)
+    finish_axes(axes, shown, series, column=EFFICIENCY, noun=NOUN, scale=RANKS)
 
 
-def scaling_marks(summary: pd.DataFrame) -> list[Mark]:
+def scaling_marks(cells: Cells) -> list[Mark]:
     """The failures that the figure shows."""
-    return failure_marks(list(_series(scaling_cells(summary)[0])), RANKS)
+    return failure_marks(list(_series(scaling_cells(cells)[0].frame)), RANKS)
 
 
-def scaling_cells(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def scaling_cells(cells: Cells) -> tuple[Cells, list[str]]:
     """The cells whose strategy has results on several numbers of ranks, and what a reader must know of them.
 
     All cells where there are none; only some lengths where all would be too many lines.
     """
-    if RANKS.column not in summary.columns:
-        return summary.assign(**{RANKS.column: 1}), []
-    group = scaling_group(summary)
-    scales = summary[EFFICIENCY].notna().groupby(group).transform("any")
-    cells = summary[scales] if scales.any() else summary
-    lengths = LENGTH.values(cells)
-    shown = _few_enough(lengths, group[cells.index].groupby(cells["seq_len"]).nunique())
-    remarks = [SHARED_CORES] if is_cpu(summary) else []
-    if len(shown) < len(lengths):
-        left_out = count_label(len(lengths) - len(shown), "other length")
+    group = within_strategy(cells.frame, cells.work)
+    scales = cells.frame[EFFICIENCY].notna().groupby(group).transform("any")
+    shown = cells.part(scales) if scales.any() else cells
+    lengths = LENGTH.values(shown.frame)
+    few = _few_enough(lengths, group[shown.frame.index].groupby(shown.frame["seq_len"]).nunique())
+    remarks = [SHARED_CORES] if cells.is_cpu else []
+    if len(few) < len(lengths):
+        left_out = count_label(len(lengths) - len(few), "other length")
         remarks.append(f"{left_out} in summary.csv")
-    return cells[cells["seq_len"].isin(shown)], remarks
+    return shown.part(shown.frame["seq_len"].isin(few)), remarks
 
 
 def _few_enough(lengths: Sequence[int], lines: pd.Series[int]) -> Sequence[int]:
@@ -84,16 +81,16 @@ def _few_enough(lengths: Sequence[int], lines: pd.Series[int]) -> Sequence[int]:
 
 
 def _series(cells: pd.DataFrame) -> Iterator[Series]:
-    """A line for each strategy, length and kind of work; lines of one length look alike."""
+    """A line for each strategy, length and kind of work; lines of one length have one style."""
     keys = _work_in_words(cells)
     kinds = cells.groupby(["seq_len", *keys], dropna=False, sort=True).ngroup() if len(cells) else None
-    looks = looks_of(cells["strategy"].unique())
+    styles = styles_of(cells["strategy"].unique())
     for strategy in sorted(cells["strategy"].unique(), key=lambda name: (name != "local", name)):
         own = cells[cells["strategy"] == strategy]
         for number, rows in own.groupby(kinds, sort=True):
             first = rows.iloc[0]
             what = [length_label(int(first["seq_len"])), variant(first, keys)]
-            yield Series(strategy, looks[strategy], ", ".join(filter(None, what)), int(number), rows)
+            yield Series(strategy, styles[strategy], ", ".join(filter(None, what)), int(number), rows)
 
 
 def _work_in_words(cells: pd.DataFrame) -> list[str]:

@@ -49,10 +49,9 @@ class Scale:
     title: str
     label: Callable[[int], str]
 
-    def values(self, summary: pd.DataFrame) -> list[int]:
+    def values(self, rows: pd.DataFrame) -> list[int]:
         """The different values of these cells, ascending."""
-        met = summary[self.column].dropna() if self.column in summary.columns else ()
-        return sorted({int(value) for value in met})
+        return sorted({int(value) for value in rows[self.column].dropna()})
 
 
 LENGTH = Scale("seq_len", "sequence length (tokens; 1k = 1024)", length_label)

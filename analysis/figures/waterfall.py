@@ -12,48 +12,49 @@ from analysis.metrics.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
-class PartLook:
-    """How one part of a step is called and coloured: a column, or the sum of two."""
+class PartStyle:
+    """How one part of a step is called and coloured."""
 
     label: str
     color: str
     columns: tuple[str, ...]
+    """Whose sum it is."""
 
 
 # Attention in blues, what moves in reds and yellows, the rest in greys and greens: apart in print too.
-IDEAL_LOOK = PartLook("ideal attention (local / capacity)", "#08519C", (IDEAL,))
-EFFICIENCY_LOOK = PartLook("kernel at the block shape", "#6BAED6", (EFFICIENCY,))
-WHOLE_ATTENTION = PartLook("attention compute", "#2171B5", ("part_attention_ms",))
+IDEAL_PART = PartStyle("ideal attention (local / capacity)", "#08519C", (IDEAL,))
+EFFICIENCY_PART = PartStyle("kernel at the block shape", "#6BAED6", (EFFICIENCY,))
+WHOLE_ATTENTION = PartStyle("attention compute", "#2171B5", ("part_attention_ms",))
 LATER_PARTS = (
-    PartLook("load imbalance", "#BDD7E7", ("part_imbalance_ms",)),
-    PartLook("packing", "#7A5195", ("part_packing_ms",)),
-    PartLook("attention exchange, exposed", "#CB181D", ("part_transfer_ms",)),
-    PartLook("attention exchange, waiting", "#FCAE91", ("part_waiting_ms",)),
-    PartLook("parameters and gradients, exposed", "#FE9929", ("part_model_state_ms",)),
-    PartLook("other communication, exposed", "#FEE391", ("part_other_exchange_ms",)),
-    PartLook("optimizer", "#238B45", ("part_optimizer_ms",)),
-    PartLook("other compute", "#74C476", ("part_other_compute_ms",)),
-    PartLook("idle", "#D9D9D9", ("part_idle_ms",)),
+    PartStyle("load imbalance", "#BDD7E7", ("part_imbalance_ms",)),
+    PartStyle("packing", "#7A5195", ("part_packing_ms",)),
+    PartStyle("attention exchange, exposed", "#CB181D", ("part_transfer_ms",)),
+    PartStyle("attention exchange, waiting", "#FCAE91", ("part_waiting_ms",)),
+    PartStyle("parameters and gradients, exposed", "#FE9929", ("part_model_state_ms",)),
+    PartStyle("other communication, exposed", "#FEE391", ("part_other_exchange_ms",)),
+    PartStyle("optimizer", "#238B45", ("part_optimizer_ms",)),
+    PartStyle("other compute", "#74C476", ("part_other_compute_ms",)),
+    PartStyle("idle", "#D9D9D9", ("part_idle_ms",)),
 )
 WHOLE_STEP = (
-    PartLook("attention compute", "#2171B5", ("part_attention_ms", "part_imbalance_ms")),
+    PartStyle("attention compute", "#2171B5", ("part_attention_ms", "part_imbalance_ms")),
     *LATER_PARTS[1:],
 )
 
 
-def waterfall_of(cell: Mapping[Any, Any] | pd.Series[Any]) -> list[tuple[PartLook, float]]:
+def waterfall_of(cell: Mapping[Any, Any] | pd.Series[Any]) -> list[tuple[PartStyle, float]]:
     """Every part of a cell's step with its milliseconds, from ideal attention to idle time.
 
     Attention is not split where it took no longer than what was to be its best, or where that is not known.
     """
     is_split = bool(cell[EFFICIENCY] >= 0)
-    looks = ((IDEAL_LOOK, EFFICIENCY_LOOK) if is_split else (WHOLE_ATTENTION,)) + LATER_PARTS
-    return [(look, part_ms(cell, look)) for look in looks]
+    styles = ((IDEAL_PART, EFFICIENCY_PART) if is_split else (WHOLE_ATTENTION,)) + LATER_PARTS
+    return [(style, part_ms(cell, style)) for style in styles]
 
 
-def part_ms(cell: Mapping[Any, Any] | pd.Series[Any], look: PartLook) -> float:
+def part_ms(cell: Mapping[Any, Any] | pd.Series[Any], style: PartStyle) -> float:
     """The milliseconds of one part."""
-    return float(sum(cell[column] for column in look.columns))
+    return float(sum(cell[column] for column in style.columns))
 
 
 def step_ms(cell: Mapping[Any, Any] | pd.Series[Any]) -> float:

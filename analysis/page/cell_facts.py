@@ -57,7 +57,7 @@ def _scaling(cell: Mapping[Any, Any]) -> str:
     text = _over_base(cell, "scaling_speed_up", cell["scaling_base_strategy"], *base)
     if not text:
         return ""
-    caveat = f"; {SHARED_CORES}" if cell.get("cluster.device") == "cpu" else ""
+    caveat = f"; {SHARED_CORES}" if cell["cluster.device"] == "cpu" else ""
     return f"{text}, efficiency {percent_label(cell['scaling_efficiency'])}{caveat}"
 
 

@@ -12,12 +12,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.answers.next_steps import next_steps
 from analysis.answers.verdict import Verdict
+from analysis.cells.cells import Cells
 from analysis.cells.selection import for_pages
-from analysis.cells.series import cell_names
-from analysis.figures.picture import Picture
+from analysis.figures.files import FigureFile
 from analysis.frame.archive import Archive
 from analysis.frame.load import Record
-from analysis.labels import banner, count_label, number_label, status_label, subtitle
+from analysis.labels import count_label, number_label, status_label
 from analysis.metrics.definitions import meanings_of
 from analysis.page.cell_facts import cell_facts
 from analysis.page.memory_facts import largest_blocks, memory_facts
@@ -50,7 +50,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ShownCell:
     """One row of the table with the records behind it; `settings` are those not shared by all cells.
 
     `facts` are of the cell as a whole, `values` what the table is sorted by, heading by heading: plain
@@ -70,14 +70,14 @@ class Cell:
 
 def render(
     archive: Archive,
-    summary: pd.DataFrame,
+    cells: Cells,
     found: Verdict,
-    pictures: Callable[[], Sequence[Picture]],
+    figure_files: Callable[[], Sequence[FigureFile]],
     figures_note: str | None,
 ) -> str:
     """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed.
 
-    `pictures` are asked for last, so that figures may still be drawn while the cells are put into words.
+    `figure_files` are asked for last, so that figures may still be drawn while the cells are put into words.
     """
     environment = Environment(
         loader=PackageLoader("analysis.page", "."),
@@ -87,20 +87,20 @@ def render(
         lstrip_blocks=True,
     )
     shared = {key: _text(value) for key, value in archive.shared.items()}
-    shown = for_pages(summary)
-    cells = cells_of(archive, shown.cells, _rows_behind(archive.frame, shown.cells), shared)
+    shown = for_pages(cells)
+    rows_behind = _rows_behind(archive.frame, shown.cells.frame)
     return environment.get_template("report.html.jinja").render(
-        pictures=pictures(),
-        subtitle=subtitle(summary),
-        banner=banner(summary),
-        count=f"{count_label(len(summary), 'cell')}, {count_label(len(archive.frame), 'record')}",
+        figures=figure_files(),
+        subtitle=cells.subtitle,
+        banner=cells.banner,
+        count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         verdict=found,
         figures_note=figures_note,
         headings=with_meanings(HEADINGS, SORTED_BY),
         block_headings=BLOCK_HEADINGS,
-        reasons=failure_reasons(summary),
-        next_steps=next_steps(summary),
-        cells=cells,
+        reasons=failure_reasons(cells),
+        next_steps=next_steps(cells),
+        cells=shown_cells(archive, shown.cells, rows_behind, shared),
         cells_note=shown.note,
         attention_headings=with_meanings(ATTENTION_HEADINGS, ATTENTION_COLUMNS),
         attention_rows=attention_rows(shown.cells),
@@ -114,25 +114,24 @@ def with_meanings(headings: Sequence[str], columns: Sequence[str]) -> list[tuple
     return [*zip(headings, meanings_of(columns), strict=True)]
 
 
-def cells_of(
-    archive: Archive, shown: pd.DataFrame, rows_behind: RowsBehind, shared: Mapping[str, str]
-) -> list[Cell]:
-    """The cells of a summary, each with its own settings and its records."""
+def shown_cells(
+    archive: Archive, shown: Cells, rows_behind: RowsBehind, shared: Mapping[str, str]
+) -> list[ShownCell]:
+    """The cells, each with its own settings and its records."""
     cells = []
-    rows = shown.to_dict("records")
     for number, (identity, name, row) in enumerate(
-        zip(_identities(shown), cell_names(shown), rows_of(shown), strict=True)
+        zip(_identities(shown.frame), shown.names, rows_of(shown), strict=True)
     ):
         records = [archive.record(row_behind) for row_behind in rows_behind[identity]]
         cells.append(
-            Cell(
+            ShownCell(
                 anchor=f"cell-{number}-{identity[0]}",
                 cell_id=identity[0],
                 name=f"{name}, {row.length}",
-                status=shown["status"].iloc[number],
+                status=shown.rows[number]["status"],
                 row=row,
-                values=_sort_values(rows[number]),
-                facts=cell_facts(rows[number]),
+                values=_sort_values(shown.rows[number]),
+                facts=cell_facts(shown.rows[number]),
                 settings=_own_settings(records[0], shared),
                 attempts=[_attempt(record) for record in records],
             )
@@ -141,7 +140,7 @@ def cells_of(
 
 
 def _sort_values(cell: Mapping[Any, Any]) -> list[str]:
-    found = (cell.get(column) for column in SORTED_BY)
+    found = (cell[column] for column in SORTED_BY)
     return ["" if value is None or pd.isna(value) else str(value) for value in found]
 
 

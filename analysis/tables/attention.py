@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
-
-from analysis.cells.series import cell_names
+from analysis.cells.cells import Cells
 from analysis.labels import number_label, percent_label
 from bench.words import length_label
 
@@ -28,10 +26,11 @@ COLUMN = "attention_forward_ms"
 """Present where a cell was about attention alone."""
 
 
-def attention_rows(summary: pd.DataFrame) -> list[tuple[str, ...]]:
+def attention_rows(cells: Cells) -> list[tuple[str, ...]]:
     """The cells about attention alone in a reader's words, in the order of HEADINGS."""
-    cells, names = summary[summary[COLUMN].notna()], cell_names(summary)
-    return [_row(cell, name) for cell, name in zip(cells.to_dict("records"), names[cells.index], strict=True)]
+    timed = cells.frame[cells.frame[COLUMN].notna()]
+    names = cells.names[timed.index]
+    return [_row(cell, name) for cell, name in zip(timed.to_dict("records"), names, strict=True)]
 
 
 def _row(cell: Mapping[Any, Any], name: str) -> tuple[str, ...]:

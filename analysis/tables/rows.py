@@ -12,8 +12,9 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
+from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
-from analysis.cells.series import series_keys, variants
+from analysis.cells.series import variants
 from analysis.labels import (
     bytes_label,
     count_label,
@@ -68,16 +69,15 @@ class Row:
         return [getattr(self, field.name) for field in fields(self)]
 
 
-def rows_of(summary: pd.DataFrame) -> list[Row]:
-    """The cells of a summary, in its order."""
-    keys = [key for key in series_keys(summary) if key not in OWN_COLUMN] if len(summary) else []
-    cells = summary.to_dict("records")
-    return [_row(cell, name) for cell, name in zip(cells, variants(summary, keys), strict=True)]
+def rows_of(cells: Cells) -> list[Row]:
+    """The cells in a reader's words, in their order."""
+    keys = [key for key in cells.keys if key not in OWN_COLUMN] if len(cells) else []
+    return [_row(cell, name) for cell, name in zip(cells.rows, variants(cells.frame, keys), strict=True)]
 
 
-def markdown_text(summary: pd.DataFrame) -> str:
+def markdown_text(cells: Cells) -> str:
     """The human columns as a Markdown table."""
-    return markdown_table(HEADINGS, [row.texts() for row in rows_of(summary)])
+    return markdown_table(HEADINGS, [row.texts() for row in rows_of(cells)])
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -93,9 +93,9 @@ def markdown_cell(text: str) -> str:
     return html.escape(one_line, quote=False).replace("\\", "\\\\").replace("|", "\\|")
 
 
-def terminal_table(summary: pd.DataFrame, width: int) -> Table:
+def terminal_table(cells: Cells, width: int) -> Table:
     """The numbers of the first cells; a terminal under 100 columns does without DISPENSABLE ones."""
-    rows = _terminal_rows(summary.head(TERMINAL_ROWS))
+    rows = _terminal_rows(cells.first(TERMINAL_ROWS))
     shown = _fitting(rows, width)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in shown:
@@ -112,10 +112,10 @@ def terminal_table(summary: pd.DataFrame, width: int) -> Table:
     return table
 
 
-def _terminal_rows(summary: pd.DataFrame) -> list[dict[str, str]]:
+def _terminal_rows(cells: Cells) -> list[dict[str, str]]:
     """Per cell the texts under TERMINAL_HEADINGS."""
     rows = []
-    for row, cell in zip(rows_of(summary), summary.to_dict("records"), strict=True):
+    for row, cell in zip(rows_of(cells), cells.rows, strict=True):
         share = cell["exposed_attention_exchange_share"]
         texts = [
             *row.texts()[:5],
@@ -158,9 +158,9 @@ def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def failure_reasons(summary: pd.DataFrame) -> list[str]:
+def failure_reasons(cells: Cells) -> list[str]:
     """Each distinct failure once, with how many cells met it, the most frequent of too many to list."""
-    failed = summary[summary["status"] != "ok"]
+    failed = cells.frame[cells.frame["status"] != "ok"]
     if failed.empty:
         return []
     counts = failed.groupby(["status", "reason"], dropna=False, sort=False).size().reset_index(name="count")
@@ -210,5 +210,5 @@ def _status(cell: dict[Any, Any]) -> str:
 
 
 def _ranks(cell: dict[Any, Any]) -> str:
-    parts = [cell.get(key) for key in ("cluster.world_size", "sp_degree")]
+    parts = [cell[key] for key in ("cluster.world_size", "sp_degree")]
     return "/".join("?" if part is None or pd.isna(part) else str(int(part)) for part in parts)

@@ -1,15 +1,16 @@
 import pytest
 
-from analysis.cells.derived import with_derived
-from analysis.cells.summary import summarise
+from analysis.cells.cells import Cells
 from tests.analysis.records import frame_of_records
 
 
 @pytest.fixture
-def summary_of(tmp_path_factory):
-    """Records to the summary that tables and figures are made of."""
+def cells_of(tmp_path_factory):
+    """Records to the cells that tables, figures and sentences are made of."""
+    return lambda records: Cells.of_records(frame_of_records(tmp_path_factory.mktemp("sweeps"), records))
 
-    def summary_of(records):
-        return with_derived(summarise(frame_of_records(tmp_path_factory.mktemp("sweeps"), records)))
 
-    return summary_of
+@pytest.fixture
+def summary_of(cells_of):
+    """Records to the frame of their cells."""
+    return lambda records: cells_of(records).frame

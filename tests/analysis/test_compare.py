@@ -6,7 +6,7 @@ import pytest
 
 from analysis.answers.change import changes
 from analysis.answers.ratio import speed_ratio
-from analysis.answers.verdict import SHARED_GPU_CAVEAT
+from analysis.cells.cells import SHARED_GPU_CAVEAT
 from analysis.compare import MAX_LISTED, main
 from analysis.frame.archive import read_archive
 from tests.analysis.records import SHARED_GPU, grid, make_failure, make_record, make_timing, write_sweep

@@ -10,7 +10,8 @@ from io import StringIO
 
 import pytest
 
-from analysis.answers.verdict import CPU_CAVEAT, verdict
+from analysis.answers.verdict import verdict
+from analysis.cells.cells import CPU_CAVEAT
 from analysis.frame.archive import read_archive
 from analysis.frame.load import RAN_HERE
 from analysis.metrics.definitions import BY_COLUMN
@@ -84,12 +85,12 @@ def folder(reported):
 
 
 @pytest.fixture
-def page_of(tmp_path, summary_of):
+def page_of(tmp_path, cells_of):
     """Records to the source of their page, without figures."""
 
     def page_of(records):
         archive = read_archive([write_sweep(tmp_path, records)], {})
-        summary = summary_of(records)
+        summary = cells_of(records)
         return render(archive, summary, verdict(summary), dict, None)
 
     return page_of
@@ -257,8 +258,8 @@ def test_of_too_many_cells_the_page_shows_some_and_the_csv_all(tmp_path, monkeyp
     assert "500 cells more; all cells are in summary.csv" in (tmp_path / "summary.md").read_text()
 
 
-def test_many_reasons_and_many_settings_are_counted_not_listed(summary_of):
-    summary = summary_of(
+def test_many_reasons_and_many_settings_are_counted_not_listed(cells_of):
+    summary = cells_of(
         [make_failure("error", f"reason {i}", config={"seed": i}) for i in range(MAX_REASONS + 5)]
     )
     assert failure_reasons(summary)[-1] == "5 more reasons, of 5 cells; all cells are in summary.csv"

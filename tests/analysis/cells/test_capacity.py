@@ -68,38 +68,38 @@ def labels(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def test_the_memory_figure_has_a_line_with_its_name_at_each_capacity(summary_of):
+def test_the_memory_figure_has_a_line_with_its_name_at_each_capacity(cells_of):
     records = [peak(2, **LIMIT), peak(3, **{"cluster.memory_limit_gib": 8.0}, seq_len=16384)]
-    axes = axes_of("peak_memory", summary_of(records))
+    axes = axes_of("peak_memory", cells_of(records))
     assert capacity_ys(axes) == [4 * GIB, 8 * GIB]
     assert {"limit 4 GiB", "limit 8 GiB"} <= set(labels(axes))
     assert all(bottom < y < top for y in capacity_ys(axes) for bottom, top in [axes.get_ylim()])
 
 
-def test_lines_too_close_for_two_labels_share_one(summary_of):
+def test_lines_too_close_for_two_labels_share_one(cells_of):
     records = [peak(30, **{"cluster.memory_limit_gib": 40.0 + number}) for number in range(2)]
-    assert "limit 40 GiB, limit 41 GiB" in labels(axes_of("peak_memory", summary_of(records)))
+    assert "limit 40 GiB, limit 41 GiB" in labels(axes_of("peak_memory", cells_of(records)))
 
 
-def test_a_capacity_far_above_all_peaks_is_told_in_words(summary_of):
-    axes = axes_of("peak_memory", summary_of([peak(4.1 / FAR_ABOVE, **LIMIT), make_record(config=LIMIT)]))
+def test_a_capacity_far_above_all_peaks_is_told_in_words(cells_of):
+    axes = axes_of("peak_memory", cells_of([peak(4.1 / FAR_ABOVE, **LIMIT), make_record(config=LIMIT)]))
     assert capacity_ys(axes) == [4 * GIB]
-    axes = axes_of("peak_memory", summary_of([peak(3.9 / FAR_ABOVE, **LIMIT)]))
+    axes = axes_of("peak_memory", cells_of([peak(3.9 / FAR_ABOVE, **LIMIT)]))
     assert capacity_ys(axes) == []
     assert "limit 4 GiB" in axes.get_title(loc="left")
 
 
 @pytest.mark.parametrize("least", [0.01, 1.0])
-def test_a_cross_for_out_of_memory_stands_above_the_line_it_ran_into(summary_of, least):
+def test_a_cross_for_out_of_memory_stands_above_the_line_it_ran_into(cells_of, least):
     oom = make_failure("out_of_memory", "no", config=LIMIT | {"seq_len": 65536})
-    axes = axes_of("peak_memory", summary_of([peak(least, **LIMIT), oom]))
+    axes = axes_of("peak_memory", cells_of([peak(least, **LIMIT), oom]))
     (line,) = capacity_ys(axes)
     (cross,) = (each for each in axes.lines if each.get_marker() == "x")
     y = axes.transAxes.inverted().transform(axes.transData.transform((8192, line)))[1]
     assert y < cross.get_ydata()[0] < 1
 
 
-def test_a_limit_on_a_cpu_says_what_it_counts(summary_of):
-    on_cpu, on_gpu = (axes_of("peak_memory", summary_of([peak(2, **LIMIT | c)])) for c in (CPU, {}))
+def test_a_limit_on_a_cpu_says_what_it_counts(cells_of):
+    on_cpu, on_gpu = (axes_of("peak_memory", cells_of([peak(2, **LIMIT | c)])) for c in (CPU, {}))
     assert CPU_REMARK in on_cpu.get_title(loc="left").replace("\n", " ")
     assert CPU_REMARK not in on_gpu.get_title(loc="left")

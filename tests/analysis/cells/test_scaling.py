@@ -1,6 +1,6 @@
 import pytest
 
-from analysis.cells.looks import STRATEGY_LOOKS
+from analysis.cells.series import STRATEGY_STYLES
 from analysis.figures.drawing import build_figure
 from analysis.figures.figures import FIGURES, figures_for
 from analysis.figures.scaling import EFFICIENCY, MAX_LINES, scaling_cells, scaling_marks
@@ -65,14 +65,14 @@ def test_efficiency_is_tokens_per_s_per_rank_over_the_base_s(summary_of):
     )
 
 
-def test_one_number_of_ranks_is_no_scaling(summary_of):
-    summary = summary_of([local(400.0), make_record()])
-    assert summary[[EFFICIENCY, "scaling_speed_up", "scaling_base_cell_id"]].isna().all(axis=None)
-    assert "scaling" not in figures_for(summary)
+def test_one_number_of_ranks_is_no_scaling(cells_of):
+    cells = cells_of([local(400.0), make_record()])
+    assert cells.frame[[EFFICIENCY, "scaling_speed_up", "scaling_base_cell_id"]].isna().all(axis=None)
+    assert "scaling" not in figures_for(cells)
 
 
-def test_two_numbers_of_ranks_make_the_figure(summary_of):
-    assert "scaling" in figures_for(summary_of(ulysses({2: 250.0, 4: 125.0})))
+def test_two_numbers_of_ranks_make_the_figure(cells_of):
+    assert "scaling" in figures_for(cells_of(ulysses({2: 250.0, 4: 125.0})))
 
 
 @pytest.mark.parametrize(
@@ -99,39 +99,39 @@ def lines(axes):
     return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
 
 
-def test_the_figure_shows_the_fastest_cell_of_each_number_of_ranks_and_the_ideal(summary_of):
+def test_the_figure_shows_the_fastest_cell_of_each_number_of_ranks_and_the_ideal(cells_of):
     slower = ulysses({2: 500.0, 4: 500.0}, kernel="math")
-    drawn = lines(axes_of("scaling", summary_of([local(400.0), *ulysses({2: 250.0, 4: 125.0}), *slower])))
+    drawn = lines(axes_of("scaling", cells_of([local(400.0), *ulysses({2: 250.0, 4: 125.0}), *slower])))
     assert list(drawn["ulysses, 8k"].get_ydata()) == pytest.approx([0.8, 0.8])
     assert set(drawn["ideal: 100 %"].get_ydata()) == {1}
 
 
-def test_the_figure_names_its_base(summary_of):
-    figure = build_figure("scaling", summary_of([local(400.0), *ulysses({2: 250.0, 4: 125.0})]))
+def test_the_figure_names_its_base(cells_of):
+    figure = build_figure("scaling", cells_of([local(400.0), *ulysses({2: 250.0, 4: 125.0})]))
     assert any("100 %: local on 1 rank" in text for text in texts(figure))
-    figure = build_figure("scaling", summary_of(ulysses({2: 250.0, 4: 125.0})))
+    figure = build_figure("scaling", cells_of(ulysses({2: 250.0, 4: 125.0})))
     assert any("100 %: the strategy's own on 2 ranks" in text for text in texts(figure))
 
 
-def test_a_cpu_s_figure_says_that_its_ranks_share_cores_and_no_other_does(summary_of):
-    on_cpu, on_gpu = (build_figure("scaling", summary_of(ulysses({2: 9.0, 4: 9.0}, **c))) for c in (CPU, {}))
+def test_a_cpu_s_figure_says_that_its_ranks_share_cores_and_no_other_does(cells_of):
+    on_cpu, on_gpu = (build_figure("scaling", cells_of(ulysses({2: 9.0, 4: 9.0}, **c))) for c in (CPU, {}))
     assert any(SHARED_CORES in text for text in texts(on_cpu))
     assert not any(SHARED_CORES in text for text in texts(on_gpu))
 
 
-def test_a_failure_stands_at_its_number_of_ranks(summary_of):
+def test_a_failure_stands_at_its_number_of_ranks(cells_of):
     config = {"cluster.world_size": 1, "sp_degree": 1}
     records = [make_failure("out_of_memory", "no", config=config), *ulysses({2: 250.0, 4: 125.0})]
-    (mark,) = scaling_marks(summary_of(records))
+    (mark,) = scaling_marks(cells_of(records))
     assert (mark.places, mark.series) == ((1,), "ulysses, 8k")
 
 
-def test_of_too_many_lines_some_lengths_are_drawn_and_the_rest_counted(summary_of):
-    summary = summary_of(on_ranks([*STRATEGY_LOOKS][1:5], LENGTHS, [2, 4]))
-    cells, remarks = scaling_cells(summary)
-    assert sorted(cells["seq_len"].unique()) == [LENGTHS[0], LENGTHS[3], LENGTHS[-1]]
+def test_of_too_many_lines_some_lengths_are_drawn_and_the_rest_counted(cells_of):
+    cells = cells_of(on_ranks([*STRATEGY_STYLES][1:5], LENGTHS, [2, 4]))
+    shown, remarks = scaling_cells(cells)
+    assert sorted(shown.frame["seq_len"].unique()) == [LENGTHS[0], LENGTHS[3], LENGTHS[-1]]
     assert remarks == ["3 other lengths in summary.csv"]
-    assert len(lines(axes_of("scaling", summary))) == MAX_LINES + 1
+    assert len(lines(axes_of("scaling", cells))) == MAX_LINES + 1
 
 
 def test_every_figure_that_needs_a_column_needs_one_that_the_summary_has(summary_of):

@@ -25,8 +25,8 @@ def test_without_a_single_device_there_is_no_ratio(summary_of):
     assert cell["out_error_ulps"] == 1.5
 
 
-def test_only_cells_about_attention_alone_are_in_its_table_and_figures(summary_of):
-    trained, alone = summary_of([make_record()]), summary_of([make_record(), attention_record()])
+def test_only_cells_about_attention_alone_are_in_its_table_and_figures(cells_of):
+    trained, alone = cells_of([make_record()]), cells_of([make_record(), attention_record()])
     assert attention_rows(trained) == []
     assert [len(row) for row in attention_rows(alone)] == [len(HEADINGS)]
     assert set(FIGURES) - set(figures_for(trained)) == {"attention_of_single", "error_growth", "scaling"}

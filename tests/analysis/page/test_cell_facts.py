@@ -3,13 +3,14 @@ import io
 
 import pytest
 
+from analysis.cells.cells import Cells
 from analysis.figures.waterfall import step_ms
 from analysis.labels import SHARED_CORES, number_label
 from analysis.page.cell_facts import cell_facts
 from analysis.report import write_report
 from analysis.tables.csv_text import csv_text
 from analysis.tables.rows import rows_of
-from tests.analysis.records import CPU, make_record, make_timing, on_ranks, write_sweep
+from tests.analysis.records import CPU, frame_of_records, make_record, make_timing, on_ranks, write_sweep
 
 FLOPS = {
     "model_flops_causal": 10**13,
@@ -50,9 +51,14 @@ def records():
     return [BASE, make_record(analytic=FLOPS), *four]
 
 
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory):
+    return Cells.of_records(frame_of_records(tmp_path_factory.mktemp("sweeps"), records()))
+
+
 @pytest.fixture
-def summary(summary_of):
-    return summary_of(records())
+def summary(cells):
+    return cells.frame
 
 
 def ulysses(summary):
@@ -74,9 +80,9 @@ def test_every_metric_without_a_column_of_the_table_is_in_the_cell_s_fold(summar
 
 
 @pytest.mark.parametrize("column", IN_TABLE)
-def test_every_other_metric_is_in_the_table(summary, column):
-    number = summary.index.get_loc(ulysses(summary).name)
-    assert getattr(rows_of(summary)[number], IN_TABLE[column]) != ""
+def test_every_other_metric_is_in_the_table(cells, column):
+    number = cells.frame.index.get_loc(ulysses(cells.frame).name)
+    assert getattr(rows_of(cells)[number], IN_TABLE[column]) != ""
 
 
 def test_a_fold_says_of_a_cpu_that_its_ranks_share_cores(summary_of):

@@ -1,4 +1,4 @@
-"""Figures, painted by processes of their own while somebody else writes the rest of the report."""
+"""The files of all figures, written at once or by processes of their own. Imports matplotlib only to draw."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from analysis.cells.selection import Selection
-from analysis.figures.picture import Picture
 
 
-class Painters(AbstractContextManager["Painters"]):
-    """`count` processes that paint, or none: then whoever asks does it at once."""
+@dataclass(frozen=True, slots=True)
+class FigureFile:
+    """One figure as the page shows it, which needs no file beside the page."""
+
+    title: str
+    alternative: str
+    """For readers who cannot see it."""
+    address: str
+    """The figure itself, as a data address."""
+
+
+class DrawingProcesses(AbstractContextManager["DrawingProcesses"]):
+    """`count` processes that draw, or none: then whoever asks does it at once."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -23,29 +34,31 @@ class Painters(AbstractContextManager["Painters"]):
     def __enter__(self) -> Self:
         if self._pool is not None:
             for _ in range(self.count):
-                self._pool.submit(_fetch_brushes)
+                self._pool.submit(_import_matplotlib)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def paint(self, drawn: Selection, folder: Path) -> Callable[[], Sequence[Picture]]:
+    def write(self, drawn: Selection, folder: Path) -> Callable[[], Sequence[FigureFile]]:
         """Write every figure of these cells into the folder; what comes back waits for all of them."""
         folder.mkdir(exist_ok=True)
         if self._pool is None:
-            painted = paint(drawn, folder)
-            return lambda: [*painted.values()]
-        parts = [self._pool.submit(paint, drawn, folder, part, self.count) for part in range(self.count)]
+            written = write_figures(drawn, folder)
+            return lambda: [*written.values()]
+        parts = [
+            self._pool.submit(write_figures, drawn, folder, part, self.count) for part in range(self.count)
+        ]
 
-        def pictures() -> Sequence[Picture]:
+        def figure_files() -> Sequence[FigureFile]:
             numbered = {number: each for part in parts for number, each in part.result().items()}
             return [numbered[number] for number in sorted(numbered)]
 
-        return pictures
+        return figure_files
 
 
-def paint(drawn: Selection, folder: Path, part: int = 0, parts: int = 1) -> dict[int, Picture]:
+def write_figures(drawn: Selection, folder: Path, part: int = 0, parts: int = 1) -> dict[int, FigureFile]:
     """Write the figures of these cells whose number leaves `part` when divided by `parts`; by number."""
     from analysis.figures.drawing import write_figure
     from analysis.figures.figures import figures_for
@@ -57,6 +70,6 @@ def paint(drawn: Selection, folder: Path, part: int = 0, parts: int = 1) -> dict
     }
 
 
-def _fetch_brushes() -> None:
-    """Import matplotlib, which takes a third of a second, while there is nothing to paint yet."""
+def _import_matplotlib() -> None:
+    """Takes a third of a second, while there is nothing to draw yet."""
     import analysis.figures.drawing  # noqa: F401
