@@ -7,9 +7,11 @@ import gc
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
@@ -17,7 +19,7 @@ from analysis.answers.next_steps import next_steps
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
-from analysis.figures.files import DrawingProcesses
+from analysis.figures.files import FigureFile, write_figures
 from analysis.frame.archive import CAN_FORK, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.labels import count_label
@@ -38,8 +40,7 @@ from bench.store import StoreError, warn_in_one_line
 EXIT_OK, EXIT_REQUEST_WRONG = 0, 2
 TERMINAL_COLUMNS = 100
 MANY_RECORDS = 20_000
-"""Beyond this, figures and the table for programs take long enough for processes of their own."""
-DRAWING_PROCESSES = 2
+"""Beyond this, a process of its own draws the figures while the tables and the page are written."""
 
 
 def write_report(folder: Path) -> None:
@@ -60,18 +61,19 @@ def _some_records(folders: Sequence[Path]) -> Archive:
 
 
 def _write(archive: Archive, output: Path) -> None:
-    pays = CAN_FORK and len(archive.frame) > MANY_RECORDS
     output.mkdir(parents=True, exist_ok=True)
-    with DrawingProcesses(DRAWING_PROCESSES if pays else 0) as processes:
-        cells = Cells.of_records(archive.frame)
-        drawn = for_figures(cells)
-        figure_files = processes.write(drawn, output / "figures")
-        table_done = _beside(lambda: _write_csv(cells.frame, output / "summary.csv"), pays=pays)
+    cells = Cells.of_records(archive.frame)
+    drawn = for_figures(cells)
+    draw: Callable[[], Sequence[FigureFile]] = partial(write_figures, drawn, output / "figures")
+    with ExitStack() as stack:
+        if CAN_FORK and len(archive.frame) > MANY_RECORDS:
+            process = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("fork")))
+            draw = process.submit(draw).result
         found = verdict(cells)
+        (output / "summary.csv").write_text(csv_text(cells.frame), encoding="utf-8")
         (output / "summary.md").write_text(_markdown_page(cells, found), encoding="utf-8")
         page = output / "report.html"
-        page.write_text(render(archive, cells, found, figure_files, drawn.note), encoding="utf-8")
-        table_done()
+        page.write_text(render(archive, cells, found, draw, drawn.note), encoding="utf-8")
     _print_summary(cells, found, page)
 
 
@@ -91,26 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{error.filename}: {error.strerror or error}; name another --output", file=sys.stderr)
         return EXIT_REQUEST_WRONG
     return EXIT_OK
-
-
-def _beside(write: Callable[[], None], *, pays: bool) -> Callable[[], None]:
-    """Write at once, or in a process of its own where that pays; what comes back waits for the end of it."""
-    if not pays:
-        write()
-        return lambda: None
-    writer = multiprocessing.get_context("fork").Process(target=write)
-    writer.start()
-
-    def wait() -> None:
-        writer.join()
-        if writer.exitcode != 0:
-            raise OSError("the report is incomplete; the lines above say why")
-
-    return wait
-
-
-def _write_csv(summary: pd.DataFrame, path: Path) -> None:
-    path.write_text(csv_text(summary), encoding="utf-8")
 
 
 def _markdown_page(cells: Cells, found: Verdict) -> str:

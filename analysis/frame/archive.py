@@ -161,7 +161,7 @@ def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
         environments.add(record.environment or {})
         starts.append(start)
         start += len(line) + 1
-    columns = columns_of(rows, shared.settings)
+    columns = columns_of(rows)
     return Read(
         {key: _equal_texts_as_one(values) for key, values in columns.items()}, starts, shared, environments
     )

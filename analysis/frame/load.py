@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +18,7 @@ from analysis.metrics.recorded import Recorded
 
 Record = Mapping[str, Any]
 Columns = dict[str, Any]
-"""Values by the column's name: of NUMBER_COLUMNS an array, missing ones as NaN; of others a list, or Same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Same:
-    """The value that a column has in every row: of a sweep's settings few differ from cell to cell."""
-
-    value: Any
+"""Values by the column's name: of NUMBER_COLUMNS an array, missing ones as NaN; of others a list."""
 
 
 class Row(NamedTuple):
@@ -63,17 +55,14 @@ RAN_HERE = frozenset({"measured", "replayed"})
 """Provenances whose environment is the machine the numbers belong to."""
 
 
-def columns_of(rows: Sequence[Row], shared: Mapping[str, Any] | None = None) -> Columns:
-    """Rows turned into columns; what a row lacks is None, or NaN among numbers.
-
-    `shared` are settings in which all rows are known to agree.
-    """
+def columns_of(rows: Sequence[Row]) -> Columns:
+    """Rows turned into columns; what a row lacks is None, or NaN among numbers."""
     if not rows:
         return {}
     identity, configs, derived, metrics = zip(*rows, strict=True)
     columns = {
         **_by_name(RECORD_COLUMNS, identity),
-        **_settings(configs, shared or {}),
+        **_settings(configs),
         **_by_name(DERIVED_COLUMNS, derived),
         **_by_name(METRIC_COLUMNS, metrics),
     }
@@ -86,7 +75,7 @@ def columns_of(rows: Sequence[Row], shared: Mapping[str, Any] | None = None) -> 
 def joined(parts: Sequence[Columns], counts: Sequence[int]) -> Columns:
     """The columns of all parts, of so many rows each, below one another; what a part lacks is None."""
     keys = dict.fromkeys(key for part in parts for key in part)
-    return {key: _below([part.get(key, Same(None)) for part in parts], counts) for key in keys}
+    return {key: _below([part.get(key) for part in parts], counts) for key in keys}
 
 
 def frame_of(columns: Columns) -> pd.DataFrame:
@@ -95,37 +84,27 @@ def frame_of(columns: Columns) -> pd.DataFrame:
     empty: Columns = {key: np.empty(0) if key in NUMBER_COLUMNS else [] for key in known}
     if not columns:
         return pd.DataFrame(empty)
-    given = {key: each.value if isinstance(each, Same) else each for key, each in columns.items()}
-    return pd.DataFrame(given | {key: None for key in SETTINGS if key not in given})
+    return pd.DataFrame(columns | {key: None for key in SETTINGS if key not in columns})
 
 
 def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
     return {name: [*column] for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
-def _settings(configs: Sequence[Mapping[str, Any]], shared: Mapping[str, Any]) -> Columns:
+def _settings(configs: Sequence[Mapping[str, Any]]) -> Columns:
     """The configurations' columns; what is no single value as its JSON, for cells must be comparable."""
     keys = dict.fromkeys(key for shape in dict.fromkeys(map(tuple, configs)) for key in shape)
     return {
-        key: Same(_comparable(shared[key]))
-        if key in shared
-        else [_comparable(config.get(key)) for config in configs]
-        for key in keys
-        if key not in RECORD_COLUMNS
+        key: [_comparable(config.get(key)) for config in configs] for key in keys if key not in RECORD_COLUMNS
     }
 
 
 def _below(columns: Sequence[Any], counts: Sequence[int]) -> Any:
-    first = columns[0]
-    if isinstance(first, np.ndarray):
+    """One column of all parts; None stands for one that a part lacks."""
+    if isinstance(columns[0], np.ndarray):
         return np.concatenate(columns)
-    if isinstance(first, Same) and all(column == first for column in columns):
-        return first
-    values = (
-        repeat(column.value, count) if isinstance(column, Same) else column
-        for column, count in zip(columns, counts, strict=True)
-    )
-    return [*chain.from_iterable(values)]
+    whole = ([None] * count if part is None else part for part, count in zip(columns, counts, strict=True))
+    return [*chain.from_iterable(whole)]
 
 
 def device_name(record: Recorded) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.cells.cells import Cells
-from analysis.labels import number_label, percent_label
+from analysis.metrics.definitions import text_of
 from bench.words import length_label
 
 HEADINGS = (
@@ -38,16 +38,16 @@ def _row(cell: Mapping[Any, Any], name: str) -> tuple[str, ...]:
         name,
         length_label(int(cell["seq_len"])),
         f"{cell['cluster.world_size']}/{cell['sp_degree']}",
-        number_label(cell["attention_forward_ms"]),
-        number_label(cell["attention_backward_ms"]),
-        number_label(cell["attention_flops_per_s"] / 1e12),
-        percent_label(cell["attention_of_single"]),
-        _beside(cell["out_error_ulps"], cell["control_out_error_ulps"]),
-        _beside(cell["dq_error_ulps"], cell["control_dq_error_ulps"]),
+        text_of(cell, "attention_forward_ms"),
+        text_of(cell, "attention_backward_ms"),
+        text_of(cell, "attention_flops_per_s"),
+        text_of(cell, "attention_of_single"),
+        _beside(cell, "out_error_ulps"),
+        _beside(cell, "dq_error_ulps"),
     )
 
 
-def _beside(error_ulps: float, control_ulps: float | None) -> str:
-    """`1.2 (1.1)`."""
-    control = number_label(control_ulps)
-    return f"{number_label(error_ulps)} ({control})" if control else number_label(error_ulps)
+def _beside(cell: Mapping[Any, Any], column: str) -> str:
+    """The error with that of the kernel alone: `1.2 (1.1)`."""
+    error, control = text_of(cell, column), text_of(cell, f"control_{column}")
+    return f"{error} ({control})" if control else error

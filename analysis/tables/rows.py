@@ -16,16 +16,14 @@ from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
 from analysis.cells.series import variants
 from analysis.labels import (
-    bytes_label,
     count_label,
     interval_label,
     n_label,
-    number_label,
-    percent_label,
     share_label,
     spread_label,
     status_label,
 )
+from analysis.metrics.definitions import text_of
 from bench.words import length_label
 
 OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
@@ -34,6 +32,12 @@ HEADINGS = (
     "peak allocated (of capacity)", "attention exchange exposed / total",
     "communication exposed / total", "traced / timed", "speed-up", "note",
 )  # fmt: skip
+SORTED_BY = (
+    "strategy", "seq_len", "cluster.world_size", "status", "tokens_per_s", "n", "step_time_ms",
+    "peak_allocated_bytes", "exposed_attention_exchange_share", "exposed_communication_share",
+    "traced_to_timed", "speed_up", "note",
+)  # fmt: skip
+"""The summary's column behind each of HEADINGS."""
 TERMINAL_HEADINGS = (
     "strategy", "length", "ranks/sp", "status",
     "tokens/s", "n", "95 % interval", "step ms", "peak", "exch.",
@@ -124,7 +128,7 @@ def _terminal_rows(cells: Cells) -> list[dict[str, str]]:
         ]
         texts += [
             row.step_time,
-            bytes_label(cell["peak_allocated_bytes"]),
+            text_of(cell, "peak_allocated_bytes"),
             "" if pd.isna(share) else f"{share:.0%}",
         ]
         rows.append(dict(zip(TERMINAL_HEADINGS, texts, strict=True)))
@@ -179,28 +183,27 @@ def failure_reasons(cells: Cells) -> list[str]:
 
 
 def _row(cell: dict[Any, Any], name: str) -> Row:
-    speed_up = cell.get("speed_up")
     return Row(
         strategy=f"{cell['strategy']}, {name}" if name else str(cell["strategy"]),
         length=length_label(int(cell["seq_len"])),
         ranks=_ranks(cell),
         status=_status(cell),
-        tokens_per_s=number_label(cell["tokens_per_s"]),
+        tokens_per_s=text_of(cell, "tokens_per_s"),
         spread=spread_label(cell),
-        step_time=number_label(cell["step_time_ms"]),
-        peak_allocated=share_label(cell["peak_allocated_bytes"], cell.get("capacity_share")),
+        step_time=text_of(cell, "step_time_ms"),
+        peak_allocated=share_label(cell["peak_allocated_bytes"], cell["capacity_share"]),
         exchange=_shares(cell, "attention_exchange_share"),
         communication=_shares(cell, "communication_share"),
-        traced_to_timed=number_label(cell["traced_to_timed"]),
-        speed_up="" if speed_up is None or pd.isna(speed_up) else f"{speed_up:.2f}",
-        note=cell["note"] if isinstance(cell["note"], str) else "",
+        traced_to_timed=text_of(cell, "traced_to_timed"),
+        speed_up=text_of(cell, "speed_up"),
+        note=text_of(cell, "note"),
     )
 
 
 def _shares(cell: dict[Any, Any], total: str) -> str:
     """Exposed and total as `5.0 % / 10.0 %`."""
-    shares = (cell[f"exposed_{total}"], cell[total])
-    return "" if pd.isna(shares[0]) else " / ".join(map(percent_label, shares))
+    shares = [text_of(cell, column) for column in (f"exposed_{total}", total)]
+    return " / ".join(shares) if shares[0] else ""
 
 
 def _status(cell: dict[Any, Any]) -> str:

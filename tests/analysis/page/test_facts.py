@@ -6,7 +6,7 @@ import pytest
 from analysis.cells.cells import Cells
 from analysis.figures.waterfall import step_ms
 from analysis.labels import SHARED_CORES, number_label
-from analysis.page.cell_facts import cell_facts
+from analysis.page.facts import cell_facts
 from analysis.report import write_report
 from analysis.tables.csv_text import csv_text
 from analysis.tables.rows import rows_of
