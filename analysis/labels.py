@@ -63,9 +63,14 @@ def text_label(value: Any) -> str:
     return value if isinstance(value, str) else MISSING
 
 
-def count_label(count: int, noun: str) -> str:
-    """`1 cell`, `2 cells`, `100,000 cells`."""
-    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
+def count_label(count: int, noun: str, nouns: str | None = None) -> str:
+    """`1 cell`, `2 cells`, `100,000 cells`; `nouns` where it takes more than an s."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {nouns or f'{noun}s'}"
+
+
+def more_label(count: int, noun: str) -> str:
+    """What is left out of a list: `and 1 more cell`, `and 2 more cells`."""
+    return f"and {count_label(count, f'more {noun}')}"
 
 
 def n_label(row: Mapping[Any, Any]) -> str:

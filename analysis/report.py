@@ -22,7 +22,7 @@ from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
 from analysis.figures.files import FigureFile, write_figures
 from analysis.frame.archive import CAN_FORK, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
-from analysis.labels import count_label
+from analysis.labels import more_label
 from analysis.page.page import render
 from analysis.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
 from analysis.tables.csv_text import csv_text
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _markdown_page(cells: Cells, found: Verdict) -> str:
     answer = "\n".join(f"- {markdown_cell(line)}" for line in _answer(found))
     rest = len(cells) - MAX_SHOWN_CELLS
-    more = f"\nand {count_label(rest, 'cell')} more; {ALL_IN}\n" if rest > 0 else ""
+    more = f"\n{more_label(rest, 'cell')}; {ALL_IN}\n" if rest > 0 else ""
     shown = cells.first(MAX_SHOWN_CELLS)
     table, calls = markdown_text(shown), attention_rows(shown)
     attention = f"\n## Attention alone\n\n{markdown_table(HEADINGS, calls)}" if calls else ""
@@ -115,7 +115,7 @@ def _print_summary(cells: Cells, found: Verdict, page: Path) -> None:
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
     console.print(terminal_table(cells, console.width))
     if len(cells) > TERMINAL_ROWS:
-        console.print(f"and {count_label(len(cells) - TERMINAL_ROWS, 'cell')} more in summary.csv")
+        console.print(f"{more_label(len(cells) - TERMINAL_ROWS, 'cell')} in summary.csv")
     calls = attention_rows(cells.first(TERMINAL_ROWS))
     if calls:
         console.print(text_table(SHORT_HEADINGS, calls))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis.answers import ratio
+from analysis.answers import change
 from analysis.metrics import measured, notes
 from analysis.metrics.definitions import QUANTITIES
 from bench import overhead, parity_cache, rank_log
@@ -110,7 +110,7 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("stability", f"low - {notes.SEVERE_FENCE:.0f} (high - low)"),
         ("stability", f"> {notes.BUSY:.0f} * cores"),
         ("step_parts", f"{WORDS_OF_NUMBERS[passes.TRACED_STEPS]} traced ones"),
-        ("sweep_ratio", f"over {ratio.RESAMPLES:,} resamples"),
+        ("sweep_ratio", f"over {change.RESAMPLES:,} resamples"),
         ("telemetry", f"every {telemetry.PERIOD_S * 1e3:.0f} ms"),
         ("telemetry", f"{telemetry.MAX_SAMPLES:,} samples"),
         ("telemetry", f"< {telemetry.SLOW_CLOCK} * reference_clock_mhz"),

@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
-from analysis.labels import count_label, number_label
+from analysis.labels import more_label, number_label
 from bench.words import length_label
 
 LEADER_COLUMNS = ("work", "name", "seq_len", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
@@ -50,7 +50,7 @@ def leader_lines(found: Sequence[Leader]) -> list[str]:
 
 
 def measured_lines(cells: Cells) -> list[str]:
-    """A line for each comparison that ranks nothing: its cells by name, each with its figure."""
+    """A line for each comparison that ranks nothing: its cells by name, each with its tokens/s."""
     timed = cells.frame.loc[cells.frame["tokens_per_s"].notna(), ["seq_len", "tokens_per_s"]]
     timed = timed.assign(name=cells.names, work=cells.work).sort_values(["seq_len", "work", "name"])
     groups = [rows for _, rows in timed.groupby(["seq_len", "work"])]
@@ -65,13 +65,13 @@ def _measured(cells: pd.DataFrame) -> str:
         for name, rate in zip(shown["name"], shown["tokens_per_s"], strict=True)
     ]
     if len(cells) > MAX_FIGURES:
-        figures.append(f"{count_label(len(cells) - MAX_FIGURES, 'cell')} more in summary.csv")
+        figures.append(f"{more_label(len(cells) - MAX_FIGURES, 'cell')} in summary.csv")
     return f"{length_label(int(cells['seq_len'].iloc[0]))}, in tokens/s: {'; '.join(figures)}"
 
 
 def _first(lines: list[str], count: int) -> list[str]:
     rest = count - len(lines)
-    return [*lines, f"and {count_label(rest, 'comparison')} more; {ALL_IN}"] if rest else lines
+    return [*lines, f"{more_label(rest, 'comparison')}; {ALL_IN}"] if rest else lines
 
 
 def _detail(leader: Leader) -> str:

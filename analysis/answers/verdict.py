@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.answers.leaders import Leader, leader_lines, leaders, measured_lines
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
-from analysis.labels import count_label, status_label
+from analysis.labels import count_label, more_label, status_label
 from bench.words import length_label
 
 UNSTABLE_NOTE = "unstable:"
@@ -54,12 +54,12 @@ def verdict(cells: Cells) -> Verdict:
 
 def _fastest(found: Sequence[Leader]) -> str:
     """One sentence: who led at which lengths, and where not clearly."""
-    rivals = [leader for leader in found if leader.runner_up is not None]
-    if not rivals:
+    compared = [leader for leader in found if leader.runner_up is not None]
+    if not compared:
         return "No length has two comparable results, so no strategy is ahead of another."
-    where = _by_name((leader.name, leader.seq_len) for leader in rivals)
+    where = _by_name((leader.name, leader.seq_len) for leader in compared)
     sentence = f"Most tokens/s: {_places(where)}."
-    unclear = _by_name((leader.name, leader.seq_len) for leader in rivals if not leader.is_clear)
+    unclear = _by_name((leader.name, leader.seq_len) for leader in compared if not leader.is_clear)
     if unclear:
         why = "the 95 % intervals of the first two overlap, or one has none"
         sentence += f" Not clearly ahead: {_places(unclear)}; {why}."
@@ -94,7 +94,7 @@ def _failures(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
 def _fits(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
     """One sentence where anything ran out of memory: the longest length that fits, per series of cells.
 
-    Of too many series the first are named.
+    Names at most MAX_SERIES_NAMED series.
     """
     ran_out = summary["status"] == "out_of_memory"
     if not ran_out.any():
@@ -105,7 +105,7 @@ def _fits(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
     every = [*names.unique()]
     parts = [_longest(name, longest.get(name), beyond.get(name)) for name in every[:MAX_SERIES_NAMED]]
     rest = len(every) - len(parts)
-    more = [f"and {count_label(rest, 'setting')} more; {ALL_IN}"] if rest else []
+    more = [f"{more_label(rest, 'setting')}; {ALL_IN}"] if rest else []
     return [f"Longest length that fits in memory: {'; '.join([*parts, *more])}."]
 
 
@@ -130,7 +130,7 @@ def _certainty(summary: pd.DataFrame) -> str:
     doubt = f"; the steps of {unstable} are unstable, see their notes" if unstable else ""
     return (
         f"How sure: {_listed(parts)}; {with_interval} of {len(timed)} have a 95 % interval of the median"
-        f" (it takes 6 or more){doubt}."
+        f" (which takes 6 samples){doubt}."
     )
 
 

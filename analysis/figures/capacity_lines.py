@@ -13,6 +13,7 @@ from analysis.cells.capacity import capacity_label
 from analysis.cells.cells import Cells
 from analysis.figures.failures import height_inches
 from analysis.figures.style import MUTED_COLOR
+from analysis.labels import count_label
 
 MAX_LINES = 3
 FAR_ABOVE = 8
@@ -22,7 +23,7 @@ HEAD_ROOM = 0.08
 LABEL_INCHES = 0.14
 LABEL_X = 0.01
 LINE_STYLE = (0, (6, 3))
-CPU_REMARK = "on a CPU a limit counts all memory that a rank adds after its start, tensors and the rest"
+CPU_REMARK = "on a CPU a limit counts all memory that a rank adds after its start, tensors or not"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,12 @@ def drawn_capacities(cells: Cells) -> list[Capacity]:
 
 def capacity_remarks(cells: Cells, drawn: Sequence[Capacity]) -> list[str]:
     """What a reader must know: what the lines are, which capacities have none, what a limit counts."""
-    remarks = ["lines across: what one rank may use"] if drawn else []
+    remarks = ["dashed lines: the memory one rank may use"] if drawn else []
     others = [each.label for each in capacities_of(cells) if each not in drawn]
     if len(others) == 1:
-        remarks.append(f"above the axis: what one rank may use, {others[0]}")
+        remarks.append(f"above the axis: the memory one rank may use, {others[0]}")
     elif others:
-        remarks.append(f"what one rank may use has {len(others)} more values, in summary.csv")
+        remarks.append(f"{count_label(len(others), 'other capacity', 'other capacities')} in summary.csv")
     limited = cells.is_cpu and any(each.label.startswith("limit") for each in drawn)
     return [*remarks, CPU_REMARK] if limited else remarks
 

@@ -154,7 +154,7 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "step_parts": FigureKind(
         "Where the step went", "share of the traced step", plot_step_parts,
-        "The traced step of the rank that attention kept busiest, every instant booked once: compute, else"
+        "The traced step of the rank that attention kept busiest, every instant counted once: compute, else"
         " exposed communication, else idle",
     ),
     "waterfall": FigureKind(
@@ -196,7 +196,7 @@ def _remarks(cells: Cells) -> list[str]:
     void = int((cells.frame["traced_to_timed"] > MAX_TRACED_TO_TIMED).sum())
     slow = f"not shown: the traced step took over {MAX_TRACED_TO_TIMED} times the timed step"
     remarks = [f"{count_label(void, 'cell')} {slow}"] if void else []
-    return [*remarks, "on a CPU exposed is contention for cores too"] if cells.is_cpu else remarks
+    return [*remarks, "on a CPU, exposed time includes contention for cores"] if cells.is_cpu else remarks
 
 
 def legend_entries(axes: Axes) -> dict[str, Handle]:

@@ -17,12 +17,12 @@ from analysis.cells.series import Series
 from analysis.figures.axes import finish_length_axes, say_empty, write_remarks
 from analysis.figures.style import MUTED_COLOR
 from analysis.figures.waterfall import WHOLE_STEP, PartStyle, part_ms, step_ms, waterfall_of
-from analysis.labels import count_label, number_label, percent_label, status_label
+from analysis.labels import count_label, more_label, number_label, percent_label, status_label
 from analysis.metrics.measured import MAX_TRACED_TO_TIMED
 from analysis.metrics.step_parts import EFFICIENCY
 from bench.words import length_label
 
-CASCADE_CELLS = 4
+FEW_CELLS = 4
 """Up to so many cells a waterfall gives every part a line of its own."""
 MAX_ROWS = 60
 MAX_BARS = 120
@@ -72,7 +72,7 @@ def plot_waterfall(cells: Cells, axes: Axes) -> None:
     split = cells.frame[cells.frame["part_attention_ms"].notna()]
     whole = len(split) - int((split[EFFICIENCY] >= 0).sum())
     if whole:
-        text = f"ideal not split off for {count_label(whole, 'cell')}: local did not run, or was no faster"
+        text = f"no ideal attention for {count_label(whole, 'cell')}: local did not run, or was no faster"
         axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
     for y, row in enumerate(rows):
         for start, share, style in row.bars:
@@ -117,7 +117,7 @@ def _waterfall_rows(cells: Cells) -> Iterator[_Row]:
             yield _Row(name, (), status_label(str(cell["status"])) if cell["status"] != "ok" else VOID)
             continue
         bars = _bars(cell)
-        if len(cells) > CASCADE_CELLS:
+        if len(cells) > FEW_CELLS:
             yield _Row(f"{name}, {number_label(step_ms(cell))} ms", bars, "")
             continue
         yield _Row(f"{name}: {number_label(step_ms(cell))} ms", (), "")
@@ -125,7 +125,7 @@ def _waterfall_rows(cells: Cells) -> Iterator[_Row]:
             ms = bar[1] * step_ms(cell)
             yield _Row(bar[2].label, (bar,), f"{number_label(ms)} ms, {percent_label(bar[1])}")
     if len(cells) > MAX_ROWS:
-        yield _Row("", (), f"and {count_label(len(cells) - MAX_ROWS, 'cell')} more in summary.csv")
+        yield _Row("", (), f"{more_label(len(cells) - MAX_ROWS, 'cell')} in summary.csv")
 
 
 def _bars(cell: Mapping[Any, Any]) -> tuple[tuple[float, float, PartStyle], ...]:

@@ -86,7 +86,7 @@ IDLE = Quantity(
 )  # fmt: skip
 STEP_PARTS = Quantity(
     "step_parts", "Parts of a step", "ms",
-    "The traced step of the rank that attention kept busiest, every instant booked once.",
+    "The traced step of the rank that attention kept busiest, every instant counted once.",
     ("trace.compute_ms",),
 )  # fmt: skip
 IDEAL_ATTENTION = Quantity(

@@ -41,7 +41,7 @@ def cell_facts(cell: Mapping[Any, Any]) -> list[tuple[str, str]]:
         "HFU (causal / full)": _percents(cell, HARDWARE_UTILISATION),
         "speed-up": _speed_up(cell),
         "strong scaling": _scaling(cell),
-        "one rank may use": capacity_label(cell),
+        "memory one rank may use": capacity_label(cell),
         "peak reserved": text_of(cell, "peak_reserved_bytes"),
         "from ideal attention to the traced step": _waterfall(cell),
         "straggler gap": _with_unit(text_of(cell, "straggler_gap_ms"), "ms"),

@@ -255,7 +255,7 @@ def test_of_too_many_cells_the_page_shows_some_and_the_csv_all(tmp_path, monkeyp
     assert "Of 1,500 cells the 1,000 that were started last are listed" in page
     assert "series are drawn" in page
     assert len((tmp_path / "summary.csv").read_text().splitlines()) == 1501
-    assert "500 cells more; all cells are in summary.csv" in (tmp_path / "summary.md").read_text()
+    assert "and 500 more cells; all cells are in summary.csv" in (tmp_path / "summary.md").read_text()
 
 
 def test_many_reasons_and_many_settings_are_counted_not_listed(cells_of):

@@ -66,7 +66,7 @@ def test_of_too_many_settings_the_first_are_named_and_the_rest_counted(cells_of)
     ]
     (sentence,) = verdict(cells_of(records)).fits
     assert sentence.count("runs out") == MAX_SERIES_NAMED
-    assert sentence.endswith("; and 5 settings more; all cells are in summary.csv.")
+    assert sentence.endswith("; and 5 more settings; all cells are in summary.csv.")
 
 
 def test_nothing_is_said_of_lengths_that_fit_where_nothing_ran_out(cells_of):

@@ -182,7 +182,7 @@ def test_every_part_of_a_waterfall_begins_where_the_one_before_ends(cells_of):
 def test_a_waterfall_of_many_cells_says_how_many_it_leaves_out(cells_of):
     records = grid([*STRATEGY_STYLES], [2**n for n in range(10, 20)])
     figure = build_figure("waterfall", cells_of(records))
-    assert any(text.startswith("and 20 cells more") for text in texts(figure))
+    assert any(text.startswith("and 20 more cells") for text in texts(figure))
 
 
 def boxes_of_texts(figure):

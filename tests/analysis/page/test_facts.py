@@ -18,7 +18,7 @@ FLOPS = {
     "hardware_flops_causal": 3 * 10**13,
     "hardware_flops_full": 4 * 10**13,
 }
-IN_FOLD = {
+AMONG_FACTS = {
     "tokens_per_s_per_rank": ("tokens/s per rank", "40,960"),
     "window_tokens_per_s": ("tokens/s over the whole window", "81,920"),
     "mfu_causal": ("MFU (causal / full)", "5.0 % / 10.0 %"),
@@ -28,7 +28,7 @@ IN_FOLD = {
     "speed_up": ("speed-up", "1.50 times local on 1 rank (cell {base})"),
     "scaling_speed_up": ("strong scaling", "1.50 times local on 1 rank (cell {base}), efficiency 75.0 %"),
     "scaling_efficiency": ("strong scaling", "1.50 times local on 1 rank (cell {base}), efficiency 75.0 %"),
-    "capacity_bytes": ("one rank may use", "h100_80gb: 79.6 GiB"),
+    "capacity_bytes": ("memory one rank may use", "h100_80gb: 79.6 GiB"),
     "straggler_gap_ms": ("straggler gap", "0.00 ms"),
 }
 IN_TABLE = {
@@ -66,16 +66,16 @@ def ulysses(summary):
     return summary[two].iloc[0]
 
 
-@pytest.mark.parametrize("column", sorted(IN_FOLD.keys() | IN_TABLE.keys()))
+@pytest.mark.parametrize("column", sorted(AMONG_FACTS.keys() | IN_TABLE.keys()))
 def test_every_metric_is_in_the_csv(summary, column):
     rows = list(csv.DictReader(io.StringIO(csv_text(summary))))
     (row,) = (row for row in rows if row["cell_id"] == ulysses(summary)["cell_id"])
     assert float(row[column]) == pytest.approx(ulysses(summary)[column])
 
 
-@pytest.mark.parametrize("column", IN_FOLD)
-def test_every_metric_without_a_column_of_the_table_is_in_the_cell_s_fold(summary, column):
-    name, text = IN_FOLD[column]
+@pytest.mark.parametrize("column", AMONG_FACTS)
+def test_every_metric_without_a_column_of_the_table_is_among_the_cell_s_facts(summary, column):
+    name, text = AMONG_FACTS[column]
     assert dict(cell_facts(ulysses(summary)))[name] == text.format(base=BASE["cell_id"])
 
 
@@ -85,7 +85,7 @@ def test_every_other_metric_is_in_the_table(cells, column):
     assert getattr(rows_of(cells)[number], IN_TABLE[column]) != ""
 
 
-def test_a_fold_says_of_a_cpu_that_its_ranks_share_cores(summary_of):
+def test_the_facts_say_of_a_cpu_that_its_ranks_share_cores(summary_of):
     cells = summary_of(on_ranks(["ring"], [8192], [2, 4], **CPU)).to_dict("records")
     assert all(SHARED_CORES in dict(cell_facts(cell))["strong scaling"] for cell in cells)
 
@@ -98,7 +98,7 @@ def test_the_page_shows_the_facts_of_a_cell(tmp_path):
     )
 
 
-def test_a_fold_adds_the_parts_of_the_step_up_to_the_whole(summary):
+def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(summary):
     cell = ulysses(summary)
     said = dict(cell_facts(cell))["from ideal attention to the traced step"]
     parts, _, whole = said.rpartition(" = ")
