@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 from msgspec import convert
 
-from analysis.recorded import Trace
-from analysis.step_parts import step_parts
+from analysis.metrics.recorded import Trace
+from analysis.metrics.step_parts import step_parts
 from bench.passes import PASSES, decoded
 from bench.strategies import STRATEGIES
 from tests.cells import make_cell, run_cell, tiny_cell
