@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.archive import Archive, read_archive
-from analysis.change import CELL, Change, Key, changes, environment_differences, only_in
-from analysis.labels import count_label, shares_gpus
-from analysis.load import peak_flops_per_s
-from analysis.verdict import SHARED_GPU_CAVEAT, cell_names
+from analysis.answers.change import CELL, Change, Key, changes, environment_differences, only_in
+from analysis.cells.cells import SHARED_GPU_CAVEAT, shares_gpus
+from analysis.cells.series import cell_names, keys_and_number
+from analysis.frame.archive import Archive, read_archive
+from analysis.frame.load import peak_flops_per_s
+from analysis.labels import count_label, more_label
 from bench.labels import length_label
 from bench.store import StoreError
 
@@ -55,7 +56,7 @@ def _print_comparison(before: Archive, after: Archive, console: Console) -> None
     order = {key: place for place, key in enumerate(names)}
     found = sorted(changes(before, after), key=lambda change: order[change.key])
     for name, one, other in environment_differences(before, after):
-        console.print(Text(f"not the same {name}: {one} before, {other} after"))
+        console.print(Text(f"{name} differs: {one} before, {other} after"))
     if found:
         console.print(_table(found, names))
         counts = Counter(change.outcome for change in found)
@@ -64,7 +65,7 @@ def _print_comparison(before: Archive, after: Archive, console: Console) -> None
         for caveat in (*CAVEATS, SHARED_GPU_CAVEAT) if shared else CAVEATS:
             console.print(Text(caveat, style="dim"))
     else:
-        console.print("no cell is in both")
+        console.print("no cell is in both sweeps")
     for where, missing in (("before", only_in(before, after)), ("after", only_in(after, before))):
         for line in _listed(missing, names, where):
             console.print(Text(line))
@@ -77,9 +78,8 @@ def _names(before: Archive, after: Archive) -> Mapping[Key, str]:
     cells = cells.reset_index(drop=True)
     keys = zip(*(cells[name] for name in CELL), strict=True)
     lengths = (length_label(int(length)) for length in cells["seq_len"])
-    return {
-        key: f"{name}, {length}" for key, name, length in zip(keys, cell_names(cells), lengths, strict=True)
-    }
+    names = cell_names(cells, *keys_and_number(cells))
+    return {key: f"{name}, {length}" for key, name, length in zip(keys, names, lengths, strict=True)}
 
 
 def _table(found: Sequence[Change], names: Mapping[Key, str]) -> Table:
@@ -108,7 +108,7 @@ def _listed(missing: Sequence[Key], names: Mapping[Key, str], where: str) -> lis
         return []
     rest = len(missing) - MAX_LISTED
     lines = [f"  {names[key]} ({key[0]})" for key in missing[:MAX_LISTED]]
-    more = [f"  and {count_label(rest, 'cell')} more"] if rest > 0 else []
+    more = [f"  {more_label(rest, 'cell')}"] if rest > 0 else []
     return [f"only {where}: {count_label(len(missing), 'cell')}", *lines, *more]
 
 

@@ -7,21 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from bench.config import NOT_USED
 from bench.labels import size_label
 
 MISSING = ""
 """A missing number is an empty cell; the status and the note beside it say why."""
-CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
 SHARED_CORES = "CPU ranks share cores, so this says nothing about scaling on GPUs"
-SHARED_GPU_BANNER = "Ranks share a GPU: shows that results are right; speeds mean nothing"
 STATUS_LABELS: Mapping[str, str] = {
     "out_of_memory": "OOM",
     "timed_out": "timed out",
     "wrong_result": "wrong result",
 }
-SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
-"""What a reader must know of all cells of a figure, in order."""
 
 
 def status_label(status: str) -> str:
@@ -53,9 +48,29 @@ def number_label(value: float | None) -> str:
     return f"{value:,.{digits}f}"
 
 
-def count_label(count: int, noun: str) -> str:
-    """`1 cell`, `2 cells`, `100,000 cells`."""
-    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
+def ratio_label(value: float | None) -> str:
+    """`1.25`."""
+    return MISSING if value is None or pd.isna(value) else f"{value:.2f}"
+
+
+def teraflops_label(flops_per_s: float | None) -> str:
+    """FLOP/s in units of 10^12."""
+    return MISSING if flops_per_s is None else number_label(flops_per_s / 1e12)
+
+
+def text_label(value: Any) -> str:
+    """A text as it is."""
+    return value if isinstance(value, str) else MISSING
+
+
+def count_label(count: int, noun: str, nouns: str | None = None) -> str:
+    """`1 cell`, `2 cells`, `100,000 cells`; `nouns` where it takes more than an s."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {nouns or f'{noun}s'}"
+
+
+def more_label(count: int, noun: str) -> str:
+    """What is left out of a list: `and 1 more cell`, `and 2 more cells`."""
+    return f"and {count_label(count, f'more {noun}')}"
 
 
 def n_label(row: Mapping[Any, Any]) -> str:
@@ -83,41 +98,3 @@ def spread_label(row: Mapping[Any, Any]) -> str:
     if pd.notna(lowest):
         parts.append(f"repeats {number_label(lowest)} to {number_label(highest)}")
     return ", ".join(parts)
-
-
-def banner(summary: pd.DataFrame) -> str | None:
-    """What every picture of cells that rank nothing says; None where they do."""
-    if is_cpu(summary):
-        return CPU_BANNER
-    return SHARED_GPU_BANNER if shares_gpus(summary) else None
-
-
-def shares_gpus(summary: pd.DataFrame) -> bool:
-    """Whether the ranks of any of these cells share a GPU; records from before there was a choice do not."""
-    key = "cluster.ranks_per_gpu"
-    return key in summary.columns and bool((summary[key] > 1).any())
-
-
-def is_cpu(summary: pd.DataFrame) -> bool:
-    """Whether any of these cells is about a CPU."""
-    columns = [key for key in ("cluster.device", "hardware") if key in summary.columns]
-    return any(bool((summary[key] == "cpu").any()) for key in columns)
-
-
-def subtitle(summary: pd.DataFrame) -> str:
-    """Provenance, hardware, model, engine, dtype and ranks of all cells: `measured, cpu, ..., 2 ranks`."""
-    parts = []
-    for key in SUBTITLE_KEYS:
-        met = [*summary[key].dropna().unique()] if key in summary.columns else []
-        values = sorted(value for value in met if value != NOT_USED)
-        parts += [" and ".join(map(str, values))] if values else []
-    return ", ".join([*parts, *_ranks(summary)])
-
-
-def _ranks(summary: pd.DataFrame) -> list[str]:
-    key = "cluster.world_size"
-    ranks = summary[key].dropna() if key in summary.columns else pd.Series(dtype="float64")
-    if ranks.empty:
-        return []
-    low, high = int(ranks.min()), int(ranks.max())
-    return [count_label(high, "rank") if low == high else f"{low} to {high} ranks"]

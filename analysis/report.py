@@ -7,24 +7,26 @@ import gc
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from analysis.archive import CAN_FORK, Archive, read_archive
-from analysis.attention_table import HEADINGS, SHORT_HEADINGS, attention_rows
-from analysis.csv_table import csv_text
-from analysis.derived import with_derived
-from analysis.labels import count_label, subtitle
-from analysis.load import peak_flops_per_s
-from analysis.next_steps import next_steps
-from analysis.page import render
-from analysis.painters import Painters
-from analysis.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
-from analysis.summary import summarise
-from analysis.tables import (
+from analysis.answers.next_steps import next_steps
+from analysis.answers.verdict import Verdict, verdict
+from analysis.cells.cells import Cells
+from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
+from analysis.figures.files import FigureFile, write_figures
+from analysis.frame.archive import CAN_FORK, Archive, read_archive
+from analysis.frame.load import peak_flops_per_s
+from analysis.labels import more_label
+from analysis.page.page import render
+from analysis.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
+from analysis.tables.csv_text import csv_text
+from analysis.tables.rows import (
     TERMINAL_ROWS,
     failure_reasons,
     markdown_cell,
@@ -33,14 +35,12 @@ from analysis.tables import (
     terminal_table,
     text_table,
 )
-from analysis.verdict import Verdict, verdict
 from bench.store import StoreError, warn_in_one_line
 
 EXIT_OK, EXIT_REQUEST_WRONG = 0, 2
 TERMINAL_COLUMNS = 100
 MANY_RECORDS = 20_000
-"""Beyond this, figures and the table for programs take long enough for processes of their own."""
-PAINTERS = 2
+"""Beyond this, a process of its own draws the figures while the tables and the page are written."""
 
 
 def write_report(folder: Path) -> None:
@@ -61,19 +61,20 @@ def _some_records(folders: Sequence[Path]) -> Archive:
 
 
 def _write(archive: Archive, output: Path) -> None:
-    pays = CAN_FORK and len(archive.frame) > MANY_RECORDS
     output.mkdir(parents=True, exist_ok=True)
-    with Painters(PAINTERS if pays else 0) as painters:
-        summary = with_derived(summarise(archive.frame))
-        drawn = for_figures(summary)
-        pictures = painters.paint(drawn, output / "figures")
-        table_done = _beside(lambda: _write_csv(summary, output / "summary.csv"), pays=pays)
-        found = verdict(summary)
-        (output / "summary.md").write_text(_markdown_page(summary, found), encoding="utf-8")
+    cells = Cells.of_records(archive.frame)
+    drawn = for_figures(cells)
+    draw: Callable[[], Sequence[FigureFile]] = partial(write_figures, drawn, output / "figures")
+    with ExitStack() as stack:
+        if CAN_FORK and len(archive.frame) > MANY_RECORDS:
+            process = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("fork")))
+            draw = process.submit(draw).result
+        found = verdict(cells)
+        (output / "summary.csv").write_text(csv_text(cells.frame), encoding="utf-8")
+        (output / "summary.md").write_text(_markdown_page(cells, found), encoding="utf-8")
         page = output / "report.html"
-        page.write_text(render(archive, summary, found, pictures, drawn.note), encoding="utf-8")
-        table_done()
-    _print_summary(summary, found, page)
+        page.write_text(render(archive, cells, found, draw, drawn.note), encoding="utf-8")
+    _print_summary(cells, found, page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,34 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_OK
 
 
-def _beside(write: Callable[[], None], *, pays: bool) -> Callable[[], None]:
-    """Write at once, or in a process of its own where that pays; what comes back waits for the end of it."""
-    if not pays:
-        write()
-        return lambda: None
-    writer = multiprocessing.get_context("fork").Process(target=write)
-    writer.start()
-
-    def wait() -> None:
-        writer.join()
-        if writer.exitcode != 0:
-            raise OSError("the report is incomplete; the lines above say why")
-
-    return wait
-
-
-def _write_csv(summary: pd.DataFrame, path: Path) -> None:
-    path.write_text(csv_text(summary), encoding="utf-8")
-
-
-def _markdown_page(summary: pd.DataFrame, found: Verdict) -> str:
+def _markdown_page(cells: Cells, found: Verdict) -> str:
     answer = "\n".join(f"- {markdown_cell(line)}" for line in _answer(found))
-    rest = len(summary) - MAX_SHOWN_CELLS
-    more = f"\nand {count_label(rest, 'cell')} more; {ALL_IN}\n" if rest > 0 else ""
-    table = markdown_text(summary.head(MAX_SHOWN_CELLS))
-    calls = attention_rows(summary.head(MAX_SHOWN_CELLS))
+    rest = len(cells) - MAX_SHOWN_CELLS
+    more = f"\n{more_label(rest, 'cell')}; {ALL_IN}\n" if rest > 0 else ""
+    shown = cells.first(MAX_SHOWN_CELLS)
+    table, calls = markdown_text(shown), attention_rows(shown)
     attention = f"\n## Attention alone\n\n{markdown_table(HEADINGS, calls)}" if calls else ""
-    return f"# Summary\n\n{markdown_cell(subtitle(summary))}\n\n{answer}\n\n{table}{more}{attention}"
+    return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{table}{more}{attention}"
 
 
 def _answer(found: Verdict) -> list[str]:
@@ -129,16 +110,16 @@ def _answer(found: Verdict) -> list[str]:
     return [found.answer, *caveat, *found.failures, *found.fits, found.certainty]
 
 
-def _print_summary(summary: pd.DataFrame, found: Verdict, page: Path) -> None:
+def _print_summary(cells: Cells, found: Verdict, page: Path) -> None:
     console = Console(highlight=False)
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
-    console.print(terminal_table(summary, console.width))
-    if len(summary) > TERMINAL_ROWS:
-        console.print(f"and {count_label(len(summary) - TERMINAL_ROWS, 'cell')} more in summary.csv")
-    calls = attention_rows(summary.head(TERMINAL_ROWS))
+    console.print(terminal_table(cells, console.width))
+    if len(cells) > TERMINAL_ROWS:
+        console.print(f"{more_label(len(cells) - TERMINAL_ROWS, 'cell')} in summary.csv")
+    calls = attention_rows(cells.first(TERMINAL_ROWS))
     if calls:
         console.print(text_table(SHORT_HEADINGS, calls))
-    for line in [*failure_reasons(summary), *next_steps(summary), *_answer(found)]:
+    for line in [*failure_reasons(cells), *next_steps(cells), *_answer(found)]:
         console.print(Text(line))
     console.print(Text(f"report: {page}"), soft_wrap=True)
 

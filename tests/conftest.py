@@ -1,12 +1,57 @@
-"""One fork server for the whole session, as a sweep has one."""
+"""One fork server for the whole session, as a sweep has one, and which tests start ranks."""
+
+import multiprocessing
+import os
 
 import pytest
 
 from bench.cell.launcher import Launcher
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers have a core each
+
 
 @pytest.fixture(scope="session")
 def launcher():
+    """Its server has imported everything: how long a test takes does not hang on whether it is the first."""
     server = Launcher()
     server.warm()
+    process = multiprocessing.get_context("forkserver").Process(target=int)
+    process.start()
+    process.join()
     return server
+
+
+@pytest.fixture
+def short_grace(monkeypatch):
+    """A rank that fails alone is waited for less long; those in `tests.faults` that clean up take longer."""
+    monkeypatch.setattr("bench.cell.launcher.GRACE_S", 1.0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Whoever has a launcher starts ranks; whole grids run only where an expression names them."""
+    for item in items:
+        if "launcher" in getattr(item, "fixturenames", ()):
+            item.add_marker("ranks")
+    if "slow" not in config.getoption("markexpr"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
+
+
+@pytest.fixture(autouse=True)
+def _only_marked_tests_start_ranks(request, monkeypatch):
+    """A rank's log tells that one was started, also by a process of its own."""
+    if request.node.get_closest_marker("ranks"):
+        yield
+        return
+
+    def refuse(*_, **__):
+        pytest.fail("this test starts ranks: mark it with pytest.mark.ranks")
+
+    monkeypatch.setattr(Launcher, "run", refuse)
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    if folder is not None and [*folder.rglob("rank_*.log")]:
+        refuse()

@@ -69,12 +69,12 @@ def run_out_of_memory_in_rank_1_and_clean_up(job, log):
         try:
             run_out_of_memory_in_rank_1(job, log)
         finally:
-            time.sleep(4)
+            time.sleep(1.5)
     return run_cell(job, log)
 
 
 def run_out_of_memory_in_rank_1_and_hang_up_first(job, log):
-    """The others lose their connection long before the cause is told."""
+    """The others lose their connection long before the cause is told: longer than `short_grace`."""
     join(job)
     dist.barrier()
     if job.rank == 1:
@@ -82,7 +82,7 @@ def run_out_of_memory_in_rank_1_and_hang_up_first(job, log):
             run_out_of_memory_in_rank_1(job, log)
         finally:
             dist.destroy_process_group()
-            time.sleep(6)
+            time.sleep(2.5)
     dist.all_reduce(torch.ones(2**20))
     return {}
 

@@ -1,13 +1,12 @@
 """The pages of docs/quantities as tests read them, and a record whose every number is another."""
 
 import re
+import tempfile
 from pathlib import Path
 
-from analysis.derived import with_derived
-from analysis.load import to_frame
-from analysis.summary import summarise
+from analysis.cells.cells import Cells
 from bench.cell.outcome import analytic
-from tests.analysis.records import make_record, make_timing, make_trace, of_attention
+from tests.analysis.records import frame_of_records, make_record, make_timing, make_trace, of_attention
 from tests.cells import FOUR_H100, make_cell
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,5 +77,6 @@ def a_record():
 
 def summary_of_one():
     """The summary of that record alone."""
-    frame = to_frame([a_record()], {"h100_80gb": PEAK_FLOPS_PER_S})
-    return with_derived(summarise(frame))
+    with tempfile.TemporaryDirectory() as folder:
+        frame = frame_of_records(Path(folder), [a_record()], {"h100_80gb": PEAK_FLOPS_PER_S})
+    return Cells.of_records(frame).frame

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis import metrics, stability
-from analysis.quantities import DEFINITIONS
+from analysis.answers import change
+from analysis.metrics import measured, notes
+from analysis.metrics.definitions import QUANTITIES
 from bench.config import DTYPE_BYTES
 from bench.cost import flops
 from bench.overhead import __main__ as overhead
@@ -20,7 +21,7 @@ from bench.passes.parity import cut_model
 from bench.passes.parity import section as parity_section
 from bench.passes.telemetry import telemetry
 from bench.passes.trace.section import TRACED_STEPS
-from bench.statistics import RESAMPLES, interval_rank
+from bench.statistics import interval_rank
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, backwards_per_step, forwards_per_step
 from bench.workloads import train
@@ -36,7 +37,7 @@ def summary():
     return summary_of_one()
 
 
-@pytest.mark.parametrize("page", [each.page for each in DEFINITIONS if formula_of(each.page)])
+@pytest.mark.parametrize("page", [each.page for each in QUANTITIES if formula_of(each.page)])
 def test_a_formula_gives_what_the_analysis_gives(page, summary):
     record, row = a_record(), summary.iloc[0]
     found = {
@@ -114,16 +115,16 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("out_of_memory", f"the {WORDS_OF_NUMBERS[live_blocks.MAX_CLASSES]} classes of live blocks"),
         ("payload", f"under {calls.SMALL_BYTES:,} bytes"),
         ("peak_allocated", f"at most {train.SHORT_TOKENS:,} tokens"),
-        ("stability", f"more than {stability.UNSTABLE:.0%}, {stability.VERY_UNSTABLE:.0%} of the median"),
-        ("stability", f"low - {stability.SEVERE_FENCE:.0f} (high - low)"),
-        ("stability", f"> {stability.BUSY:.0f} * cores"),
+        ("stability", f"more than {notes.UNSTABLE:.0%}, {notes.VERY_UNSTABLE:.0%} of the median"),
+        ("stability", f"low - {notes.SEVERE_FENCE:.0f} (high - low)"),
+        ("stability", f"> {notes.BUSY:.0f} * cores"),
         ("step_parts", f"{WORDS_OF_NUMBERS[TRACED_STEPS]} traced ones"),
-        ("sweep_ratio", f"over {RESAMPLES:,} resamples"),
+        ("sweep_ratio", f"over {change.RESAMPLES:,} resamples"),
         ("telemetry", f"every {telemetry.PERIOD_S * 1e3:.0f} ms"),
         ("telemetry", f"{telemetry.MAX_SAMPLES:,} samples"),
         ("telemetry", f"< {telemetry.SLOW_CLOCK} * reference_clock_mhz"),
         ("telemetry", "{}, {}, {} or {}".format(*telemetry.FAULTS)),
-        ("traced_to_timed", f"Above {metrics.MAX_TRACED_TO_TIMED} "),
+        ("traced_to_timed", f"Above {measured.MAX_TRACED_TO_TIMED} "),
         ("harness_overhead", f"narrower than +-{overhead.GOAL_HALF_WIDTH}"),
         ("harness_overhead", f"under {overhead.GOAL_S:.0f} s"),
         ("harness_overhead", f"on {overhead.RANKS} CPU ranks"),

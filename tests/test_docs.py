@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures import FIGURES
-from analysis.load import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
-from analysis.quantities import DEFINITIONS
+from analysis.figures.figures import FIGURES
+from analysis.frame.load import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
+from analysis.metrics.definitions import DEFINITIONS, QUANTITIES
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.cell.outcome import analytic
 from bench.config import DTYPE_BYTES
@@ -23,7 +23,7 @@ HEADINGS = ["Definition", "Formula", "Source", "Where it stands", "What it does 
 MOST_LINES = 50
 OUR_PAGES = ("*.md", "docs/**/*.md", "results/*.md", "results/reference/**/*.md")
 
-pages = pytest.mark.parametrize("page", [each.page for each in DEFINITIONS])
+pages = pytest.mark.parametrize("page", [each.page for each in QUANTITIES])
 
 
 @pytest.fixture(scope="module")
@@ -59,18 +59,19 @@ def analytic_names():
 
 
 def test_every_measured_column_and_field_is_defined_once(summary):
-    columns = [column for each in DEFINITIONS for column in each.columns]
+    columns = [each.column for each in DEFINITIONS]
     assert sorted(columns) == sorted(measured_columns(summary))
-    named = [field for each in DEFINITIONS for field in each.fields if field != "failure.found_after_s"]
+    named = [field for each in QUANTITIES for field in each.fields if field != "failure.found_after_s"]
     assert sorted(named) == sorted(measured_fields())
 
 
-@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda each: each.page)
-def test_a_page_has_its_name_its_meaning_and_all_that_it_defines(definition):
-    text = text_of(definition.page)
-    assert text.splitlines()[0] == f"# {definition.name}"
-    assert definition.meaning in " ".join(text.split())
-    assert not {*definition.columns, *definition.fields} - {*named_in(text)}
+@pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda each: each.page)
+def test_a_page_has_its_name_its_meaning_and_all_that_it_defines(quantity):
+    text = text_of(quantity.page)
+    assert text.splitlines()[0] == f"# {quantity.name}"
+    assert quantity.meaning in " ".join(text.split())
+    columns = {each.column for each in DEFINITIONS if each.quantity == quantity}
+    assert not {*columns, *quantity.fields} - {*named_in(text)}
 
 
 @pages
@@ -82,15 +83,13 @@ def test_a_page_has_all_headings_and_fits_a_screen(page):
 
 
 def test_every_page_is_in_the_index_in_its_words():
-    assert {path.stem for path in FOLDER.glob("*.md")} == {"README", *(each.page for each in DEFINITIONS)}
+    assert {path.stem for path in FOLDER.glob("*.md")} == {"README", *(each.page for each in QUANTITIES)}
     rows = [line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| [")]
-    assert rows == [index_row(each) for each in DEFINITIONS]
+    assert sorted(rows) == sorted(map(index_row, QUANTITIES))
 
 
-def index_row(definition):
-    where = ", ".join(f"`{name}`" for name in definition.columns or definition.fields) or "see the page"
-    link = f"[{definition.name}]({definition.page}.md)"
-    return f"| {link} | {definition.meaning} | {definition.unit} | {where} |"
+def index_row(quantity):
+    return f"| [{quantity.name}]({quantity.page}.md) | {quantity.meaning} | {quantity.unit} |"
 
 
 @pages

@@ -8,15 +8,18 @@ import select
 import shlex
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
+import pytest
 
 from bench.environment import REPOSITORY
 from bench.store import read_records
+from tests.command import typed_here
 
 RUN_SWEEP = str(REPOSITORY / "run_sweep.py")
 TINY = ("strategy=local", "engine=ddp", "measure.steps=3", "measure.trace=false", "sweep_dir=out")
@@ -74,6 +77,7 @@ def environment(**changes):
     return {"TERM": "xterm-256color", **changes}
 
 
+@pytest.mark.ranks
 def test_a_terminal_shows_cell_pass_step_and_time_left_and_then_table_and_report(tmp_path):
     code, seen, _ = in_terminal(tmp_path, "-m", "seq_len=256,1k", *TINY, width=80, env=environment())
     lines = drawn_lines(seen)
@@ -88,6 +92,7 @@ def test_a_terminal_shows_cell_pass_step_and_time_left_and_then_table_and_report
     assert after[-1] == "report: out/report.html"
 
 
+@pytest.mark.usefixtures("launcher")
 def test_ctrl_c_says_how_to_go_on_and_that_command_does(tmp_path):
     words = ("-m", "seq_len=256,8k", *TINY)
     surroundings = {"width": 200, "env": environment(NO_COLOR="1")}
@@ -102,29 +107,48 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_does(tmp_path):
     assert not (tmp_path / "out" / ".lock").exists()
     last = drawn_lines(seen)[-1]
     assert last.startswith("to run what is missing: python ")
-    command = shlex.split(last.partition(": ")[2])
-    done = subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, check=False)
+    program, script, *words = shlex.split(last.partition(": ")[2])
+    assert (program, tmp_path / script) == ("python", Path(RUN_SWEEP))
+    done = typed_here(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     records = read_records(tmp_path / "out" / "records.jsonl")
     assert sorted(r["config"]["seq_len"] for r in records if r["status"] == "ok") == [256, 2**13]
     assert [r["status"] for r in records].count("interrupted") == 1
 
 
+def said_in_terminal(folder, *words, **changed):
+    """Exit code and all bytes of a command in this process, whose output alone is a terminal."""
+    ours, terminal = pty.openpty()
+    with os.fdopen(terminal, "w") as out, ThreadPoolExecutor(1) as reader:
+        seen = reader.submit(_read_all, ours)
+        done = typed_here(folder, *words, out=out, **changed)
+        out.close()
+        return done.returncode, seen.result()
+
+
+def _read_all(terminal):
+    seen = b""
+    while (piece := _read(terminal, time.monotonic() + DEADLINE_S)) != b"":
+        seen += piece
+    os.close(terminal)
+    return seen
+
+
+@pytest.mark.usefixtures("launcher")
 def test_a_dumb_terminal_gets_lines_and_no_bar(tmp_path):
-    code, seen, _ = in_terminal(tmp_path, "seq_len=256", *TINY, env=environment(TERM="dumb"))
+    code, seen = said_in_terminal(tmp_path, "seq_len=256", *TINY, **environment(TERM="dumb"))
     assert code == 0
     assert b"\x1b" not in seen
     assert "━" not in seen.decode()
     assert sum(line.startswith("[1/1] local 256: ") for line in drawn_lines(seen)) == 1
 
 
+@pytest.mark.usefixtures("launcher")
 def test_a_log_holds_lines_and_moves_no_cursor_even_where_colours_are_forced(tmp_path):
-    env = {**os.environ, **environment(FORCE_COLOR="1")}
-    command = [sys.executable, RUN_SWEEP, "-m", "seq_len=256,512", *TINY]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, check=False)
+    done = typed_here(tmp_path, "-m", "seq_len=256,512", *TINY, **environment(FORCE_COLOR="1"))
     assert done.returncode == 0, done.stderr
-    assert not re.search(rb"\x1b\[[0-9;?]*[A-LN-Za-ln-z]", done.stdout)  # anything but colours
-    assert b"\r" not in done.stdout
-    lines = drawn_lines(done.stdout)
+    assert not re.search(r"\x1b\[[0-9;?]*[A-LN-Za-ln-z]", done.stdout)  # anything but colours
+    assert "\r" not in done.stdout
+    lines = drawn_lines(done.stdout.encode())
     assert [line[:6] for line in lines if line.startswith("[")] == ["[1/2] ", "[2/2] "]
     assert lines[-1] == "report: out/report.html"

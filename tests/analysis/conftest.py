@@ -1,11 +1,16 @@
 import pytest
 
-from analysis.derived import with_derived
-from analysis.load import to_frame
-from analysis.summary import summarise
+from analysis.cells.cells import Cells
+from tests.analysis.records import frame_of_records
 
 
 @pytest.fixture
-def summary_of():
-    """Records to the summary that tables and figures are made of."""
-    return lambda records: with_derived(summarise(to_frame(records, {"h100_80gb": 1e15})))
+def cells_of(tmp_path_factory):
+    """Records to the cells that tables, figures and sentences are made of."""
+    return lambda records: Cells.of_records(frame_of_records(tmp_path_factory.mktemp("sweeps"), records))
+
+
+@pytest.fixture
+def summary_of(cells_of):
+    """Records to the frame of their cells."""
+    return lambda records: cells_of(records).frame

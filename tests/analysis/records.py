@@ -2,8 +2,13 @@
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import asdict
+from types import SimpleNamespace
 
+from analysis.frame.archive import read_archive
+from analysis.metrics.definitions import OF_RECORD, of_record
+from analysis.metrics.recorded import as_recorded
 from bench.passes.engagement.section import Engagement
 from bench.passes.parity.section import Parity
 from bench.record import SCHEMA_VERSION
@@ -167,3 +172,23 @@ def of_attention(record, **calls):
     }
     flops = {"attention_forward_flops": 2 * 10**9, "attention_backward_flops": 5 * 10**9}
     return record | {"attention": section | calls, "analytic": record["analytic"] | flops}
+
+
+PEAKS = {"h100_80gb": 1e15}
+
+
+def metrics_of(record, peaks=PEAKS):
+    """The record's metrics by name."""
+    values = of_record(as_recorded(record), peaks)
+    return SimpleNamespace(**dict(zip((each.column for each in OF_RECORD), values, strict=True)))
+
+
+def frame_of_records(folder, records, peaks=PEAKS):
+    """The frame of records as it is read from sweeps: as many as one cell has records of one repeat."""
+    met, sweeps = Counter(), {}
+    for record in records:
+        key = (record["cell_id"], record["repeat"])
+        sweeps.setdefault(met[key], []).append(record)
+        met[key] += 1
+    folders = [write_sweep(folder / str(number), each) for number, each in (sweeps or {0: []}).items()]
+    return read_archive(folders, peaks).frame

@@ -4,11 +4,10 @@ import sys
 import numpy as np
 import pytest
 
-from analysis.archive import read_archive
-from analysis.change import changes
+from analysis.answers.change import changes, speed_ratio
+from analysis.cells.cells import SHARED_GPU_CAVEAT
 from analysis.compare import MAX_LISTED, main
-from analysis.verdict import SHARED_GPU_CAVEAT
-from bench.statistics import speed_ratio
+from analysis.frame.archive import read_archive
 from tests.analysis.records import SHARED_GPU, grid, make_failure, make_record, make_timing, write_sweep
 
 ENVIRONMENT = make_record()["environment"]
@@ -91,10 +90,10 @@ def test_of_equal_sides_about_one_interval_in_twenty_misses_one():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"git_commit": "abc"}, "not the same git_commit: not recorded before, abc after"),
-        ({"packages": {"torch": "2.14.0"}}, "not the same torch: 2.13.0 before, 2.14.0 after"),
-        ({"device_name": "other"}, "not the same device_name: NVIDIA H100 80GB HBM3 before, other after"),
-        ({"gpus": ["other"] * 2}, "not the same gpus"),
+        ({"git_commit": "abc"}, "git_commit differs: not recorded before, abc after"),
+        ({"packages": {"torch": "2.14.0"}}, "torch differs: 2.13.0 before, 2.14.0 after"),
+        ({"device_name": "other"}, "device_name differs: NVIDIA H100 80GB HBM3 before, other after"),
+        ({"gpus": ["other"] * 2}, "gpus differs"),
     ],
 )
 def test_another_commit_torch_or_device_is_named(printed, change, said):
@@ -102,7 +101,7 @@ def test_another_commit_torch_or_device_is_named(printed, change, said):
 
 
 def test_the_same_environment_is_not_remarked_upon(printed):
-    assert "not the same" not in printed([timed(100)], [timed(90)])
+    assert "differs" not in printed([timed(100)], [timed(90)])
 
 
 def test_where_ranks_share_a_gpu_the_comparison_says_what_it_is_worth(printed):
@@ -120,9 +119,9 @@ def test_cells_of_one_side_alone_are_listed_with_the_side(printed):
 
 def test_of_too_many_cells_of_one_side_the_rest_is_counted(printed):
     text = printed([], grid(["ring"], range(1, MAX_LISTED + 4)))
-    assert "no cell is in both" in text
+    assert "no cell is in both sweeps" in text
     assert f"only after: {MAX_LISTED + 3} cells" in text
-    assert "and 3 cells more" in text
+    assert "and 3 more cells" in text
 
 
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):

@@ -10,13 +10,14 @@ from io import StringIO
 
 import pytest
 
-from analysis.archive import read_archive
-from analysis.load import RAN_HERE
-from analysis.page import render
-from analysis.quantities import MEANINGS
+from analysis.answers.verdict import verdict
+from analysis.cells.cells import CPU_CAVEAT
+from analysis.frame.archive import read_archive
+from analysis.frame.load import RAN_HERE
+from analysis.metrics.definitions import BY_COLUMN
+from analysis.page.page import render
 from analysis.report import main, write_report
-from analysis.tables import MAX_REASONS, failure_reasons
-from analysis.verdict import CPU_CAVEAT, verdict
+from analysis.tables.rows import MAX_REASONS, failure_reasons
 from bench.record import Provenance
 from tests.analysis.records import (
     CPU,
@@ -84,12 +85,12 @@ def folder(reported):
 
 
 @pytest.fixture
-def page_of(tmp_path, summary_of):
+def page_of(tmp_path, cells_of):
     """Records to the source of their page, without figures."""
 
     def page_of(records):
         archive = read_archive([write_sweep(tmp_path, records)], {})
-        summary = summary_of(records)
+        summary = cells_of(records)
         return render(archive, summary, verdict(summary), dict, None)
 
     return page_of
@@ -168,7 +169,7 @@ def test_a_heading_says_what_its_column_means(page_of):
         ("speed-up", "speed_up"),
         ("out, ulps (kernel alone)", "out_error_ulps"),
     ):
-        assert said[heading] == MEANINGS[column]
+        assert said[heading] == BY_COLUMN[column].quantity.meaning
     assert "strategy" not in said
 
 
@@ -254,11 +255,11 @@ def test_of_too_many_cells_the_page_shows_some_and_the_csv_all(tmp_path, monkeyp
     assert "Of 1,500 cells the 1,000 that were started last are listed" in page
     assert "series are drawn" in page
     assert len((tmp_path / "summary.csv").read_text().splitlines()) == 1501
-    assert "500 cells more; all cells are in summary.csv" in (tmp_path / "summary.md").read_text()
+    assert "and 500 more cells; all cells are in summary.csv" in (tmp_path / "summary.md").read_text()
 
 
-def test_many_reasons_and_many_settings_are_counted_not_listed(summary_of):
-    summary = summary_of(
+def test_many_reasons_and_many_settings_are_counted_not_listed(cells_of):
+    summary = cells_of(
         [make_failure("error", f"reason {i}", config={"seed": i}) for i in range(MAX_REASONS + 5)]
     )
     assert failure_reasons(summary)[-1] == "5 more reasons, of 5 cells; all cells are in summary.csv"

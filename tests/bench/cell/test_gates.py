@@ -8,6 +8,7 @@ import pytest
 from bench.strategies import STRATEGIES
 from tests import faults
 from tests.cells import run_cell, tiny_cell, variants
+from tests.together import chosen, seen_inside
 
 CASES = {
     " ".join((name, layout, *(value for _, value in options))): (
@@ -20,27 +21,40 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "checkpointing"),
-    [
-        pytest.param(case, flag, marks=() if (number + flag) % 2 else pytest.mark.slow)
-        for number, case in enumerate(CASES)
-        for flag in (False, True)
-    ],
-)
-def test_attention_exchanges_the_bytes_of_its_formula(launcher, tmp_path, case, checkpointing):
-    words = (
-        *CASES[case],
-        "engine=ddp",
-        "cluster.world_size=4",
-        f"checkpointing={str(checkpointing).lower()}",
+CASES_AND_FLAGS = [
+    pytest.param(
+        (*words, "engine=ddp", f"checkpointing={flag}", "batch=2", "grad_accum=2"),
+        id=f"{case}-{flag}",
+        marks=() if (number + (flag == "true")) % 2 else pytest.mark.slow,
     )
-    cell = tiny_cell(*words, "batch=2", "grad_accum=2")
-    record, _ = run_cell(launcher, cell, tmp_path)
-    assert record.status == "ok", record.reason
-    sent = record.sections["engagement"].sent_bytes.get("attention", [0])
+    for number, (case, words) in enumerate(CASES.items())
+    for flag in ("false", "true")
+]
+
+
+@pytest.fixture(scope="module")
+def cells(request):
+    """The cells that the chosen tests look into, by their words."""
+    return {
+        " ".join(words): tiny_cell("cluster.world_size=4", *words)
+        for words in chosen(request, "inside", "words")
+    }
+
+
+@pytest.fixture(scope="module")
+def inside(launcher, tmp_path_factory, cells):
+    """By cell and rank, what attention was given and collectives carried in one step."""
+    return seen_inside(launcher, tmp_path_factory.mktemp("cells"), cells)
+
+
+@pytest.mark.parametrize("words", CASES_AND_FLAGS)
+def test_attention_exchanges_the_bytes_of_its_formula(cells, inside, words):
+    cell, ranks = cells[" ".join(words)], inside[" ".join(words)]
+    sent = [rank["sent_bytes"].get("attention", 0) for rank in ranks]
     assert set(sent) == {STRATEGIES[cell.strategy].exchange_bytes(cell)}
     assert (sent[0] > 0) == (cell.sp_degree > 1)
+    given = [cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]
+    assert [rank["shapes"] for rank in ranks] == [[given]] * cell.cluster.world_size
 
 
 @pytest.mark.parametrize(
@@ -56,14 +70,14 @@ def test_the_record_shows_which_rotation_ran(launcher, tmp_path, rotation, kinds
     assert {call.split()[1] for call in seen if call.startswith("attention")} == kinds
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "zero3"])
-def test_the_engines_own_traffic_is_not_booked_as_attention(launcher, tmp_path, engine):
-    record, _ = run_cell(launcher, tiny_cell(f"engine={engine}", "cluster.world_size=4"), tmp_path)
-    assert record.status == "ok", record.reason
-    expected = {"ddp": {"gradients"}, "fsdp2": {"gradients", "parameters"}, "zero3": {"parameters"}}
-    assert expected[engine] <= {
-        purpose for purpose, sent in record.sections["engagement"].sent_bytes.items() if sent[0]
-    }
+PURPOSES = {"ddp": {"gradients"}, "fsdp2": {"gradients", "parameters"}, "zero3": {"parameters"}}
+
+
+@pytest.mark.parametrize("words", [pytest.param((f"engine={engine}",), id=engine) for engine in PURPOSES])
+def test_the_engines_own_traffic_is_not_booked_as_attention(cells, inside, words):
+    cell, sent = cells[" ".join(words)], inside[" ".join(words)][0]["sent_bytes"]
+    assert PURPOSES[cell.engine] <= {purpose for purpose, size in sent.items() if size}
+    assert sent["attention"] == STRATEGIES[cell.strategy].exchange_bytes(cell)
 
 
 MUTATIONS = {

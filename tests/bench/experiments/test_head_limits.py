@@ -1,29 +1,19 @@
 """`experiment=head_limits`: what a user types, and what stands in the table."""
 
 import csv
-import os
-import subprocess
-import sys
 
 import pytest
 
-from bench.environment import REPOSITORY
 from bench.request.choices import options, read_option
 from bench.strategies import STRATEGIES
+from tests.command import typed_here
 
 DEGREES = [1, 2, 4, 8, 16, 32, 64]
 MODELS = {name for name in options("model") if "num_heads" in read_option("model", name)}
 
 
 def ask(folder, *words, columns=80):
-    return subprocess.run(
-        [sys.executable, str(REPOSITORY / "run_sweep.py"), *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"COLUMNS": str(columns)},
-    )
+    return typed_here(folder, *words, COLUMNS=str(columns))
 
 
 def limits_in(folder):

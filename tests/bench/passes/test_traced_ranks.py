@@ -1,13 +1,14 @@
 """What a trace says of real ranks, where the answer is known beforehand or by another way."""
 
+import itertools
 import json
 from dataclasses import asdict
 
 import pytest
 from msgspec import convert
 
-from analysis.recorded import Trace
-from analysis.step_parts import step_parts
+from analysis.metrics.recorded import Trace
+from analysis.metrics.step_parts import step_parts
 from bench.passes import PASSES, decoded
 from bench.strategies import STRATEGIES
 from tests.cells import make_cell, run_cell, tiny_cell
@@ -68,8 +69,14 @@ def test_the_tap_and_the_profiler_read_one_clock(launcher, tmp_path):
             assert abs(call["arrival_ns"] / 1e3 - arrival_us) < 2000
 
 
-CELLS = {name: (f"strategy={name}", "engine=zero3") for name in STRATEGIES} | {
-    f"ulysses {engine}": ("strategy=ulysses", f"engine={engine}") for engine in ("ddp", "fsdp2")
+KINDS = ("data.prompt_tokens=300", "checkpointing=true", "grad_accum=2 batch=2")
+"""Every kind of training step goes through every pass and gate."""
+CELLS = {
+    f"{name} {kind}": (f"strategy={name}", "engine=zero3", *kind.split())
+    for name, kind in zip(STRATEGIES, itertools.cycle(KINDS), strict=False)
+} | {
+    f"ulysses {engine}": ("strategy=ulysses", f"engine={engine}", "data.prompt_tokens=300")
+    for engine in ("ddp", "fsdp2")
 }
 CELLS["a long step, traced and tapped at once"] = ("strategy=ring", "engine=fsdp2", "measure.budget_s=0.001")
 

@@ -14,6 +14,7 @@ from bench.ranks.device import SHARED_GPU_NCCL, claim_device, finish_together
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.cells import FOUR_H100, ONE_H200, TINY, make_cell
+from tests.command import typed
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch asks NVML whether there is a GPU: a library that asks in the server starts no CUDA there."""
@@ -139,22 +140,13 @@ def test_what_the_fork_server_imports_asks_neither_cuda_nor_its_driver():
     assert done.returncode == 0, done.stderr
 
 
-def swept(folder, *words, **environment):
-    """The real command in a process of its own, and so with a fork server of its own."""
-    command = [sys.executable, "-m", "run_sweep", *TINY, "cluster=cpu", f"sweep_dir={folder / 'out'}", *words]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
-
-
-def test_cpu_ranks_run_deepspeed_on_the_cpu_where_it_took_a_gpu_for_granted(tmp_path):
-    done = swept(tmp_path, "-m", "strategy=ulysses,deepspeed_ulysses", "engine=zero3", DS_ACCELERATOR="cuda")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 PACKAGES = ("deepspeed", "ring_flash_attn")
 
 
+@pytest.mark.ranks
 def test_without_the_packages_of_others_ours_still_run(tmp_path):
     for name in PACKAGES:
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
-    done = swept(tmp_path, "strategy=ring", "engine=fsdp2", PYTHONPATH=str(tmp_path))
+    words = ("strategy=ring", "engine=fsdp2", "cluster=cpu", "sweep_dir=out")
+    done = typed(tmp_path, *TINY, *words, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,7 +7,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench.cell.launcher import Launcher
 from bench.config import ConfigError
 from bench.ranks.memory_limit import without_memory_limit
 from bench.store import read_records
@@ -35,7 +34,7 @@ STEP_PHASES = ("load", "forward", "loss", "backward", "optimizer")
     "pairs",
     [pytest.param(COVER, id="cover"), pytest.param(GRID, id="grid", marks=pytest.mark.slow)],
 )
-def test_a_limit_between_two_peaks_lets_the_short_cells_run_and_ends_the_long_ones(tmp_path, pairs):
+def test_a_limit_between_two_peaks_lets_the_short_cells_run_and_ends_the_long_ones(launcher, tmp_path, pairs):
     limited = (*QUICK, f"cluster.memory_limit_gib={LIMIT_GIB}", f"sweep_dir={tmp_path}")
     raws = [
         make_raw(*limited, f"strategy={strategy}", f"engine={engine}", f"seq_len={length}")
@@ -43,9 +42,7 @@ def test_a_limit_between_two_peaks_lets_the_short_cells_run_and_ends_the_long_on
         for length in (SHORT, LONG)
     ]
     progress = Progress(Console(quiet=True))
-    code = run_plan(
-        plan(raws, TWO_CORES, single=False), Launcher(), progress, write_report=lambda folder: None
-    )
+    code = run_plan(plan(raws, TWO_CORES, single=False), launcher, progress, write_report=lambda folder: None)
     records = read_records(tmp_path / "records.jsonl")
     found = {(r["config"]["strategy"], r["config"]["engine"], r["config"]["seq_len"]): r for r in records}
     statuses = {key: record["status"] for key, record in found.items()}
@@ -92,6 +89,7 @@ def test_the_record_says_who_asked_for_how_much_and_what_held_the_rest(launcher,
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
+@pytest.mark.usefixtures("short_grace")
 def test_one_rank_without_memory_is_blamed_while_the_others_wait(
     launcher, tmp_path, fault, memory, requested_bytes
 ):
@@ -103,6 +101,7 @@ def test_one_rank_without_memory_is_blamed_while_the_others_wait(
     assert (told.memory, told.requested_bytes) == (memory, requested_bytes)
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_failed_rank_that_does_not_end_is_not_waited_for(launcher, tmp_path):
     cell, start = tiny_cell("engine=ddp", "measure.timeout_s=30"), time.monotonic()
     record, _ = run_cell(launcher, cell, tmp_path, faults.run_out_of_memory_and_never_leave)
@@ -111,6 +110,7 @@ def test_a_failed_rank_that_does_not_end_is_not_waited_for(launcher, tmp_path):
     assert record.failure.found_after_s < FOUND_WITHIN_S
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_process_that_dies_of_its_limit_without_a_word_is_out_of_memory(launcher, tmp_path):
     record, _ = run_cell(
         launcher, tiny_cell("cluster.memory_limit_gib=1"), tmp_path, faults.abort_like_a_limit_in_rank_1

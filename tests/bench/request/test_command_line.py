@@ -36,6 +36,10 @@ def refused(typed, tmp_path, line):
 
 
 HYDRAS_ERRORS = {
+    "a bad length": ("seq_len=8q", "seq_len=8q"),
+    "no steps": ("measure.steps=-1", "measure.steps=-1"),
+    "brackets round a letter": ("'seq_len=8(k)'", "cannot be read"),
+    "a variable that is no axis of one cell": ("env.PATH=/", "env.PATH"),
     "an unknown key": ("seqlen=8k", "did you mean seq_len?"),
     "an unknown key in a group": ("measure.timeout=3", "did you mean measure.timeout_s?"),
     "an unknown key that is added": ("++seqlen=8k", "did you mean seq_len?"),
@@ -100,6 +104,7 @@ HYDRAS_ERRORS = {
     "nonsense to show": ("--cfg jobs", "did you mean --cfg=job?"),
     "to show and to sweep": ("-m --cfg job", "leave out -m"),
     "a bad value in the seventh cell": ("-m seq_len=1k,2k,3k,4k,5k,6k,7q strategy=local", "seq_len=7q"),
+    "no batch in the seventh cell": ("-m batch=1,2,3,4,5,6,0 strategy=local", "batch=0: must be a whole"),
     "a bad choice in the last cell": ("-m strategy=local,ring,ulises", "did you mean strategy=ulysses?"),
     "a variable that is no axis": ("-m env.PATH=1,2 strategy=local", "env.PATH"),
     "no variable": ("env.=3", "cannot be read"),

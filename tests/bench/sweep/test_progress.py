@@ -12,6 +12,7 @@ from bench.cell.run import run
 from bench.labels import duration_label
 from bench.ranks.log import Stage
 from bench.sweep.progress import HEARTBEAT_S, Progress
+from tests import faults
 from tests.cells import tiny_cell
 
 WORDS = ("seq_len=64k", "measure.steps=20", "measure.budget_s=1000")
@@ -38,9 +39,9 @@ def told(tmp_path):
     return said, progress, clock
 
 
-def test_brackets_in_a_reason_are_text_and_no_markup(launcher, tmp_path):
+def test_brackets_in_a_reason_are_text_and_no_markup(tmp_path):
     planned = PlannedCell(tiny_cell("strategy=ulysses", "cluster.world_size=3"), repeat=0, order=0)
-    record = replace(run(planned, launcher, tmp_path), reason="[enforce fail at alloc_cpu.cpp:127] no room")
+    record = replace(run(planned, None, tmp_path), reason="[enforce fail at alloc_cpu.cpp:127] no room")
     said = io.StringIO()
     progress = Progress(Console(file=said, width=200))
     progress.start([planned], tmp_path)
@@ -78,15 +79,14 @@ def test_the_time_left_of_a_running_cell_shrinks_with_the_clock(told):
     assert progress._eta() == "about 30 s left"
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_failed_cell_names_its_log(launcher, tmp_path):
-    from tests.faults import raise_in_rank_1
-
     planned = PlannedCell(tiny_cell("engine=ddp"), repeat=0, order=0)
     said = io.StringIO()
     progress = Progress(Console(file=said))
     progress.start([planned], tmp_path)
     progress.begin(planned)
-    progress.end(planned, run(planned, launcher, tmp_path / "cells", entry=raise_in_rank_1))
+    progress.end(planned, run(planned, launcher, tmp_path / "cells", entry=faults.raise_in_rank_1))
     line = said.getvalue().splitlines()[-1]
     assert "error: rank 1, build: ValueError: a rank that raises" in line
     log = line.split("log: ")[1].split(";")[0]

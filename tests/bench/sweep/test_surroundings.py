@@ -12,43 +12,28 @@ import pytest
 from bench.environment import REPOSITORY, describe, this_machine
 from bench.store import read_records
 from tests.cells import TINY, make_cell, run_cell
-
-COMMAND = [sys.executable, str(REPOSITORY / "run_sweep.py")]
-
-
-def typed_in_a_shell(folder, *words, **environment):
-    """The real command in a process of its own; None removes a variable."""
-    given = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
-    kept = {name: value for name, value in given.items() if value is not None}
-    return subprocess.run(
-        [*COMMAND, *words], cwd=folder, env=kept, capture_output=True, text=True, check=False
-    )
+from tests.command import typed, typed_here
 
 
-def refused_in_a_shell(folder, *words, **environment):
+def refused(type_, folder, *words, **environment):
     before = sorted(folder.rglob("*"))
-    done = typed_in_a_shell(folder, *words, **environment)
+    done = type_(folder, *words, **environment)
     assert (done.returncode, sorted(folder.rglob("*")), done.stdout) == (2, before, "")
     assert len(done.stderr.strip().splitlines()) == 1
     return done.stderr
-
-
-def test_a_bad_value_in_the_seventh_cell_stops_the_command_before_the_first(tmp_path):
-    said = refused_in_a_shell(tmp_path, "-m", "batch=1,2,3,4,5,6,0", "strategy=local")
-    assert said.startswith("batch=0: must be a whole number from 1")
 
 
 @pytest.mark.parametrize("place", ["a file", "below a file", "/proc/sweep"])
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, place):
     (tmp_path / "taken").touch()
     folder = {"a file": tmp_path / "taken", "below a file": tmp_path / "taken" / "x"}.get(place, place)
-    said = refused_in_a_shell(tmp_path, "seq_len=256", f"sweep_dir={folder}")
+    said = refused(typed_here, tmp_path, "seq_len=256", f"sweep_dir={folder}")
     assert f"sweep_dir={folder}: cannot be written to" in said
 
 
 def test_a_refusal_reads_the_same_in_a_poor_environment(tmp_path):
     poor = {"HOME": None, "LC_ALL": "C", "COLUMNS": "20", "PATH": "", "OMP_NUM_THREADS": "0", "TERM": "dumb"}
-    assert "did you mean seq_len?" in refused_in_a_shell(tmp_path, "seqlen=8k", **poor)
+    assert "did you mean seq_len?" in refused(typed, tmp_path, "seqlen=8k", **poor)
 
 
 def test_code_without_its_choices_says_where_to_run_it(tmp_path):
@@ -72,11 +57,13 @@ STALE = {
 }  # fmt: skip
 
 
-def test_what_other_launchers_left_behind_does_not_disturb_a_cell(tmp_path):
-    done = typed_in_a_shell(tmp_path, *TINY, "strategy=deepspeed_ulysses", "sweep_dir=out", **STALE)
+@pytest.mark.ranks
+def test_what_other_launchers_left_behind_and_a_gpu_taken_for_granted_do_not_disturb_a_sweep(tmp_path):
+    words = ("-m", "strategy=ulysses,deepspeed_ulysses", "engine=zero3", "cluster=cpu", "sweep_dir=out")
+    done = typed(tmp_path, *TINY, *words, **STALE, DS_ACCELERATOR="cuda")
     assert (done.returncode, done.stderr) == (0, "")
-    (record,) = read_records(tmp_path / "out" / "records.jsonl")
-    assert (record["status"], record["config"]["cluster.world_size"]) == ("ok", 2)
+    records = read_records(tmp_path / "out" / "records.jsonl")
+    assert [(r["status"], r["config"]["cluster.world_size"]) for r in records] == [("ok", 2)] * 2
 
 
 def test_a_deadline_of_a_millisecond_is_a_cell_that_timed_out(launcher, tmp_path):

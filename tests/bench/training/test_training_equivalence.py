@@ -9,10 +9,10 @@ from bench.request.legality import ENGINE_DTYPES
 from bench.strategies import STRATEGIES
 from tests import faults
 from tests.cells import run_cell, tiny_cell
+from tests.together import chosen, gradients_of
 
 FP64_LIMIT = 1e-12
-FP32_LIMIT = 1e-5
-ZERO3_LIMIT = 1e-6
+FP32_LIMIT = 1e-6
 """ZeRO-3 knows no float64; the two others are held to 1e-12 there."""
 BF16_FLOOR = 2e-2
 ENGINES = sorted(ENGINE_DTYPES)
@@ -20,39 +20,67 @@ FP64_ENGINES = [engine for engine in ENGINES if "fp64" in ENGINE_DTYPES[engine]]
 PARALLEL = [name for name, facts in STRATEGIES.items() if facts.shares_sequences]
 OURS = [name for name in PARALLEL if STRATEGIES[name].package is None]
 PACKAGES = [name for name in PARALLEL if name not in OURS]
+FLOAT32 = [name for name in PARALLEL if "fp32" in STRATEGIES[name].dtypes]
 BATCHES = {
     "all tokens count": (),
     "uneven, one rank with none": ("data.prompt_tokens=100",),
     "accumulated": ("grad_accum=2", "batch=2"),
 }
+RING_LAYOUTS = STRATEGIES["ring"].layouts
+UNEVEN = BATCHES["uneven, one rank with none"]
 RANKS = ("cluster.world_size=4", "measure.gradients=true")
 
 
-def grid(strategies):
-    """Strategy x engine x batch: every pair of two is always run, the rest of the grid is slow."""
+def words(strategy, engine, dtype, *more):
+    return (f"strategy={strategy}", f"engine={engine}", f"dtype={dtype}", *more)
+
+
+def grid(strategies, *compared):
+    """Strategy x engine x batch: every pair of two is always run, the rest of the grid is slow.
+
+    `compared` are the cells of each case: the strategy, None for the case's own, and the dtype.
+    """
     axes = itertools.product(enumerate(strategies), enumerate(ENGINES), enumerate(BATCHES))
     return [
-        pytest.param(strategy, engine, batch, marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow)
+        pytest.param(
+            tuple(words(other or strategy, engine, dtype, *BATCHES[batch]) for other, dtype in compared),
+            id=f"{strategy}-{engine}-{batch}",
+            marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow,
+        )
         for (i, strategy), (j, engine), (k, batch) in axes
     ]
 
 
+def in_float64(strategies, *more):
+    """Each strategy under each engine that knows float64, and the same on one rank."""
+    return [
+        pytest.param(
+            (words(strategy, engine, "fp64", *UNEVEN, *more), words("local", engine, "fp64", *UNEVEN)),
+            id="-".join((strategy, engine, *more)),
+        )
+        for engine in FP64_ENGINES
+        for strategy in strategies
+    ]
+
+
 @pytest.fixture(scope="module")
-def gradients(launcher, tmp_path_factory):
-    """Loss, gradient norm and every gradient of a cell; each cell is run once."""
-    known = {}
+def gradients(request, launcher, tmp_path_factory):
+    """What each cell that the chosen tests compare came to: a set of ranks is started once for many."""
+    cells = itertools.chain.from_iterable(chosen(request, "gradients", "compared"))
+    cells = {" ".join(words): tiny_cell(*RANKS, *words) for words in cells}
+    return gradients_of(launcher, tmp_path_factory.mktemp("cells"), cells)
 
-    def of(*overrides, entry=None):
-        key = (overrides, entry)
-        if key not in known:
-            cell = tiny_cell(*RANKS, *overrides)
-            record, folder = run_cell(launcher, cell, tmp_path_factory.mktemp("cell"), entry)
-            assert record.status == "ok", record.reason
-            with np.load(folder / "gradients.npz") as arrays:
-                known[key] = {name.removeprefix("module."): arrays[name] for name in arrays}
-        return known[key]
 
-    return of
+@pytest.fixture
+def compared(request, gradients):
+    """Loss, gradient norm and every gradient of the cells that a test compares."""
+    found = [gradients[" ".join(words)] for words in request.param]
+    assert all(isinstance(each, dict) for each in found), found
+    return found
+
+
+def compares(*cases):
+    return pytest.mark.parametrize("compared", list(cases), indirect=True)
 
 
 def worst_error(found, expected):
@@ -63,52 +91,51 @@ def worst_error(found, expected):
     )
 
 
-@pytest.mark.parametrize(
-    ("strategy", "engine", "batch"), grid([n for n in PARALLEL if "fp32" in STRATEGIES[n].dtypes])
+@compares(*grid(FLOAT32, (None, "fp32"), ("local", "fp32")))
+def test_float32_gradients_equal_those_of_one_rank(compared):
+    assert worst_error(*compared) < FP32_LIMIT
+
+
+@compares(*(case for layout in RING_LAYOUTS for case in in_float64(["ring"], f"layout={layout}")))
+def test_float64_gradients_of_the_ring_equal_those_of_one_rank(compared):
+    assert worst_error(*compared) < FP64_LIMIT
+
+
+@compares(*in_float64(["ulysses", "usp"]))
+def test_float64_gradients_of_shared_heads_equal_those_of_one_rank(compared):
+    assert worst_error(*compared) < FP64_LIMIT
+
+
+@compares(*grid(PACKAGES, (None, "bf16"), ("local", "bf16"), ("local", "fp32")))
+def test_bf16_gradients_err_at_most_twice_as_much_as_one_rank_does(compared):
+    found, plain, exact = compared
+    assert worst_error(found, exact) < max(BF16_FLOOR, 2 * worst_error(plain, exact))
+
+
+@compares(
+    *(
+        pytest.param(
+            (
+                words("ulysses", engine, "fp32", "sp_degree=2", "dp_shard=2", "data.prompt_tokens=150"),
+                words("local", engine, "fp32", "grad_accum=2", "data.prompt_tokens=150"),
+            ),
+            id=engine,
+        )
+        for engine in ENGINES
+    )
 )
-def test_float32_gradients_equal_those_of_one_rank(gradients, strategy, engine, batch):
-    words = (f"engine={engine}", "dtype=fp32", *BATCHES[batch])
-    found = gradients(f"strategy={strategy}", *words)
-    limit = ZERO3_LIMIT if engine == "zero3" else FP32_LIMIT
-    assert worst_error(found, gradients("strategy=local", *words)) < limit
+def test_two_sequence_groups_train_the_same_step_as_accumulation_does(compared):
+    assert worst_error(*compared) < FP32_LIMIT
 
 
-@pytest.mark.parametrize("layout", ["zigzag", "contiguous", "striped"])
-@pytest.mark.parametrize("engine", FP64_ENGINES)
-def test_float64_gradients_of_the_ring_equal_those_of_one_rank(gradients, engine, layout):
-    words = (f"engine={engine}", "dtype=fp64", "data.prompt_tokens=100")
-    found = gradients("strategy=ring", f"layout={layout}", *words)
-    assert worst_error(found, gradients("strategy=local", *words)) < FP64_LIMIT
-
-
-@pytest.mark.parametrize("engine", FP64_ENGINES)
-@pytest.mark.parametrize("strategy", ["ulysses", "usp"])
-def test_float64_gradients_of_shared_heads_equal_those_of_one_rank(gradients, strategy, engine):
-    words = (f"engine={engine}", "dtype=fp64", "data.prompt_tokens=100")
-    found = gradients(f"strategy={strategy}", *words)
-    assert worst_error(found, gradients("strategy=local", *words)) < FP64_LIMIT
-
-
-@pytest.mark.parametrize(("strategy", "engine", "batch"), grid(PACKAGES))
-def test_bf16_gradients_err_at_most_twice_as_much_as_one_rank_does(gradients, strategy, engine, batch):
-    words = (f"engine={engine}", *BATCHES[batch])
-    exact = gradients("strategy=local", "dtype=fp32", *words)
-    plain_error = worst_error(gradients("strategy=local", *words), exact)
-    assert worst_error(gradients(f"strategy={strategy}", *words), exact) < max(BF16_FLOOR, 2 * plain_error)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_two_sequence_groups_train_the_same_step_as_accumulation_does(gradients, engine):
-    words = (f"engine={engine}", "dtype=fp32", "data.prompt_tokens=150")
-    side_by_side = gradients("strategy=ulysses", "sp_degree=2", "dp_shard=2", *words)
-    in_turn = gradients("strategy=local", "grad_accum=2", *words)
-    assert worst_error(side_by_side, in_turn) < FP32_LIMIT
-
-
-def test_replicated_shards_train_the_same_step_as_accumulation_does(gradients):
-    words = ("engine=fsdp2", "dtype=fp32")
-    hybrid = gradients("strategy=ulysses", "sp_degree=2", "dp_replicate=2", *words)
-    assert worst_error(hybrid, gradients("strategy=local", "grad_accum=2", *words)) < FP32_LIMIT
+@compares(
+    (
+        words("ulysses", "fsdp2", "fp32", "sp_degree=2", "dp_replicate=2"),
+        words("local", "fsdp2", "fp32", "grad_accum=2"),
+    )
+)
+def test_replicated_shards_train_the_same_step_as_accumulation_does(compared):
+    assert worst_error(*compared) < FP32_LIMIT
 
 
 @pytest.mark.parametrize("strategy", ["ulysses", "deepspeed_ulysses", "ring_flash_attn"])

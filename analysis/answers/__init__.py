@@ -1,0 +1,4 @@
+"""Answers: what cells say, in sentences.
+
+May import cells, frame, metrics and labels.
+"""

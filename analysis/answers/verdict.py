@@ -1,0 +1,172 @@
+"""The answer in sentences: which strategy was fastest at which length, what failed, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.answers.leaders import Leader, leader_lines, leaders, measured_lines
+from analysis.cells.cells import Cells
+from analysis.cells.selection import ALL_IN
+from analysis.labels import count_label, more_label, status_label
+from bench.labels import length_label
+
+UNSTABLE_NOTE = "unstable:"
+"""How a note on unsteady steps goes on after `very`, or begins."""
+MAX_NAMES = 12
+"""A sentence that would name more settings than this names strategies and counts their settings."""
+MAX_LENGTHS = 8
+MAX_SERIES_NAMED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Sentences, each complete by itself."""
+
+    answer: str
+    details: list[str]
+    """A line for each comparison."""
+    failures: list[str]
+    """One for each status that is not `ok`."""
+    fits: list[str]
+    """The longest lengths that fit, where any cell ran out of memory."""
+    certainty: str
+    caveat: str | None
+    """Why nothing is ranked; None where something is."""
+
+
+def verdict(cells: Cells) -> Verdict:
+    """What these cells say; no comparison leaves its length, work, machine and provenance."""
+    summary, names = cells.frame, cells.names
+    found = leaders(cells) if cells.caveat is None else []
+    return Verdict(
+        answer=_fastest(found) if cells.caveat is None else _ran(summary, names),
+        details=leader_lines(found) if cells.caveat is None else measured_lines(cells),
+        failures=_failures(summary, names),
+        fits=_fits(summary, names),
+        certainty=_certainty(summary),
+        caveat=cells.caveat,
+    )
+
+
+def _fastest(found: Sequence[Leader]) -> str:
+    """One sentence: who led at which lengths, and where not clearly."""
+    compared = [leader for leader in found if leader.runner_up is not None]
+    if not compared:
+        return "No length has two comparable results, so no strategy is ahead of another."
+    where = _by_name((leader.name, leader.seq_len) for leader in compared)
+    sentence = f"Most tokens/s: {_places(where)}."
+    unclear = _by_name((leader.name, leader.seq_len) for leader in compared if not leader.is_clear)
+    if unclear:
+        why = "the 95 % intervals of the first two overlap, or one has none"
+        sentence += f" Not clearly ahead: {_places(unclear)}; {why}."
+    return sentence
+
+
+def _ran(summary: pd.DataFrame, names: pd.Series[str]) -> str:
+    """One sentence for cells that rank nothing: what ran at which lengths."""
+    done = summary.loc[summary["status"] == "ok", ["seq_len"]]
+    if done.empty:
+        return "No cell has a result."
+    lengths: dict[tuple[int, ...], list[str]] = {}
+    for name, where in _by_name(zip(names[done.index], done["seq_len"], strict=True)).items():
+        lengths.setdefault(tuple(sorted(where)), []).append(name)
+    parts = [f"{_listed(map(_bracketed, who))} at {_lengths(where)}" for where, who in lengths.items()]
+    return f"Ran and passed every check: {'; '.join(parts)}."
+
+
+def _failures(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
+    """One sentence per status: who met it and at which lengths; running out of memory comes first."""
+    failed = summary.loc[summary["status"] != "ok", ["status", "seq_len"]]
+    statuses = sorted(failed["status"].unique(), key=lambda status: status != "out_of_memory")
+    sentences = []
+    for status in statuses:
+        cells = failed[failed["status"] == status]
+        where = _by_name(zip(names[cells.index], cells["seq_len"], strict=True))
+        label = "out of memory" if status == "out_of_memory" else status_label(status)
+        sentences.append(f"{label.capitalize()}: {_places(where)}.")
+    return sentences
+
+
+def _fits(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
+    """One sentence where anything ran out of memory: the longest length that fits, per series of cells.
+
+    Names at most MAX_SERIES_NAMED series.
+    """
+    ran_out = summary["status"] == "out_of_memory"
+    if not ran_out.any():
+        return []
+    lengths = summary["seq_len"]
+    longest = lengths[summary["status"] == "ok"].groupby(names).max()
+    beyond = lengths[ran_out & (lengths > names.map(longest).fillna(0))].groupby(names).min()
+    every = [*names.unique()]
+    parts = [_longest(name, longest.get(name), beyond.get(name)) for name in every[:MAX_SERIES_NAMED]]
+    rest = len(every) - len(parts)
+    more = [f"{more_label(rest, 'setting')}; {ALL_IN}"] if rest else []
+    return [f"Longest length that fits in memory: {'; '.join([*parts, *more])}."]
+
+
+def _longest(name: str, fits: int | None, runs_out: int | None) -> str:
+    """`ring 64k (96k runs out)`, or that nothing longer was tried."""
+    if runs_out is None:
+        return f"{name} {length_label(int(fits))} (nothing longer was tried)" if fits else f"{name} unknown"
+    return f"{name} {length_label(int(fits)) if fits else 'none'} ({length_label(int(runs_out))} runs out)"
+
+
+def _certainty(summary: pd.DataFrame) -> str:
+    timed = summary.loc[summary["n"].notna(), ["n", "n_of", "tokens_per_s_low", "note"]]
+    if timed.empty:
+        return "No cell has a timed result."
+    parts = []
+    for n_of, cells in timed.groupby("n_of"):
+        low, high = int(cells["n"].min()), int(cells["n"].max())
+        n = str(low) if low == high else f"{low} to {high}"
+        parts.append(f"{count_label(len(cells), 'cell')} with n={n} {n_of}")
+    with_interval = int(timed["tokens_per_s_low"].notna().sum())
+    unstable = int(timed["note"].str.contains(UNSTABLE_NOTE, na=False).sum())
+    doubt = f"; the steps of {unstable} are unstable, see their notes" if unstable else ""
+    return (
+        f"How sure: {_listed(parts)}; {with_interval} of {len(timed)} have a 95 % interval of the median"
+        f" (which takes 6 samples){doubt}."
+    )
+
+
+def _by_name(cells: Iterable[tuple[str, Any]]) -> dict[str, set[int]]:
+    """Per name its lengths; per strategy, with the number of its settings, where names are too many."""
+    where: dict[str, set[int]] = {}
+    for name, seq_len in cells:
+        where.setdefault(name, set()).add(int(seq_len))
+    if len(where) <= MAX_NAMES:
+        return where
+    settings: dict[str, list[set[int]]] = {}
+    for name, lengths in where.items():
+        settings.setdefault(name.split(", ")[0], []).append(lengths)
+    return {
+        f"{strategy} ({count_label(len(each), 'setting')})": set().union(*each)
+        for strategy, each in settings.items()
+    }
+
+
+def _places(where: Mapping[str, set[int]]) -> str:
+    return "; ".join(f"{name} at {_lengths(lengths)}" for name, lengths in where.items())
+
+
+def _lengths(lengths: Iterable[int]) -> str:
+    """`8k and 64k`; only first and last of many."""
+    labels = [*map(length_label, sorted(lengths))]
+    return _listed(labels) if len(labels) <= MAX_LENGTHS else f"{labels[0]} to {labels[-1]}"
+
+
+def _bracketed(name: str) -> str:
+    """`ring (sp 2)` of `ring, sp 2`: a name that can stand in a list."""
+    strategy, _, settings = name.partition(", ")
+    return f"{strategy} ({settings})" if settings else name
+
+
+def _listed(items: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    words = [*items]
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -1,0 +1,124 @@
+"""Cells beside one another, with what follows from all of them: series, names, comparisons, caveats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import pandas as pd
+
+from analysis.cells.comparison import with_comparisons, work_number
+from analysis.cells.series import Series, cell_names, keys_and_number, series_of
+from analysis.cells.summary import summarise
+from analysis.frame.load import hardware_facts
+from analysis.labels import count_label
+from bench.config import NOT_USED
+
+CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
+SHARED_GPU_BANNER = "Ranks share a GPU: shows that results are right; speeds mean nothing"
+CPU_CAVEAT = "A CPU shows that the loop works, not which strategy is faster on GPUs: it ranks nothing."
+SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."
+SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
+"""What a reader must know of all cells of a figure, in order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Cells beside one another. Whatever follows from all of them is computed once, when it is asked for."""
+
+    frame: pd.DataFrame
+    """One row per cell, with every column that is measured, computed or set."""
+    work: pd.Series[int]
+    """Per cell the number of the group of comparable cells that it is in."""
+
+    @classmethod
+    def of_records(cls, frame: pd.DataFrame, hardware_bytes: Mapping[str, float] | None = None) -> Self:
+        """The cells behind a frame of records, each compared with the others.
+
+        `hardware_bytes` is the memory of one device by hardware name; by default that of conf/hardware.
+        """
+        summary = summarise(frame)
+        work = work_number(summary)
+        known = hardware_facts("memory_bytes") if hardware_bytes is None else hardware_bytes
+        return cls(with_comparisons(summary, work, known), work)
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def part(self, rows: pd.Series[bool] | pd.Index[Any]) -> Self:
+        """Some of the cells, chosen by the rows of the frame; their series are told apart anew."""
+        # In one piece, of which parts are quickly taken.
+        return type(self)(self.frame.loc[rows].copy(), self.work.loc[rows])
+
+    def first(self, count: int) -> Self:
+        """The first of too many cells."""
+        return self if len(self) <= count else self.part(self.frame.index[:count])
+
+    @cached_property
+    def rows(self) -> list[dict[Any, Any]]:
+        """Cell by cell the values by column."""
+        return self.frame.to_dict("records")
+
+    @property
+    def keys(self) -> list[str]:
+        """The columns that tell the series apart, beside strategy and length."""
+        return self._keys_and_number[0]
+
+    @property
+    def series_number(self) -> pd.Series[int]:
+        """Per cell the number of its series."""
+        return self._keys_and_number[1]
+
+    @cached_property
+    def series(self) -> list[Series]:
+        """What one line of a figure shows, `local` first."""
+        return [*series_of(self.frame, self.keys)]
+
+    @cached_property
+    def names(self) -> pd.Series[str]:
+        """Per cell its strategy and what sets it apart from others of that strategy."""
+        return cell_names(self.frame, self.keys, self.series_number)
+
+    @cached_property
+    def is_cpu(self) -> bool:
+        """Whether any of these cells is about a CPU."""
+        return bool(any(self.frame[key].eq("cpu").any() for key in ("cluster.device", "hardware")))
+
+    @cached_property
+    def shares_gpus(self) -> bool:
+        """Whether the ranks of any of these cells share a GPU."""
+        return shares_gpus(self.frame)
+
+    @property
+    def caveat(self) -> str | None:
+        """Why these cells rank nothing, as a sentence; None where they do."""
+        return CPU_CAVEAT if self.is_cpu else SHARED_GPU_CAVEAT if self.shares_gpus else None
+
+    @property
+    def banner(self) -> str | None:
+        """The same as a figure says it."""
+        return CPU_BANNER if self.is_cpu else SHARED_GPU_BANNER if self.shares_gpus else None
+
+    @cached_property
+    def subtitle(self) -> str:
+        """What a reader must know of all cells: `measured, cpu, ..., 2 ranks`."""
+        parts = []
+        for key in SUBTITLE_KEYS:
+            values = sorted(value for value in self.frame[key].dropna().unique() if value != NOT_USED)
+            parts += [" and ".join(map(str, values))] if values else []
+        ranks = self.frame["cluster.world_size"].dropna()
+        if ranks.empty:
+            return ", ".join(parts)
+        low, high = int(ranks.min()), int(ranks.max())
+        return ", ".join([*parts, count_label(high, "rank") if low == high else f"{low} to {high} ranks"])
+
+    @cached_property
+    def _keys_and_number(self) -> tuple[list[str], pd.Series[int]]:
+        return keys_and_number(self.frame)
+
+
+def shares_gpus(frame: pd.DataFrame) -> bool:
+    """Whether the ranks of any row share a GPU; records from before there was a choice do not."""
+    return bool(frame["cluster.ranks_per_gpu"].astype("float64").gt(1).any())

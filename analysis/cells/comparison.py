@@ -1,0 +1,135 @@
+"""Which cells may be compared - same work, machine and provenance - and what each is over another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from analysis.cells.capacity import with_capacity
+from analysis.frame.load import config_columns
+from analysis.metrics.step_parts import EFFICIENCY, IDEAL
+
+BASE = "local"
+SAME_MACHINE = ("provenance", "device_name")
+FREE = frozenset(
+    {
+        *("strategy", "layout", "kernel", "sp_degree", "ulysses_degree", "ring_degree"),
+        *("dp_replicate", "dp_shard", "batch", "grad_accum", "cluster", "seed"),
+    }
+)
+"""How the work is spread, not what work it is. Batches count through `sequences_per_step`."""
+FREE_GROUPS = ("cluster.", "measure.", "env.", "strategy.")
+RANKS = "cluster.world_size"
+FROM_BASE = ("cell_id", "strategy", RANKS, "tokens_per_s")
+SCALING = ("scaling_base_cell_id", "scaling_base_strategy", "scaling_base_ranks", "scaling_speed_up")
+
+
+def with_comparisons(
+    summary: pd.DataFrame, work: pd.Series[int], hardware_bytes: Mapping[str, float]
+) -> pd.DataFrame:
+    """The summary with capacities, speed-ups, scaling and ideal attention.
+
+    `hardware_bytes` is the memory of one device by hardware name.
+    """
+    whole = summary.copy()  # one block of memory again: many were inserted, and pandas warns of a hundred
+    compared = with_scaling(with_speed_up(with_capacity(whole, hardware_bytes), work), work)
+    return with_ideal_attention(compared, work)
+
+
+def work_keys(summary: pd.DataFrame) -> list[str]:
+    """The columns in which two cells must agree to be compared, less those that hold one value only.
+
+    A key that is new to the configuration counts, so a comparison gets lost rather than goes wrong.
+    """
+    config = [key for key in config_columns(summary) if key not in FREE and not key.startswith(FREE_GROUPS)]
+    keys = [*SAME_MACHINE, "sequences_per_step", *dict.fromkeys(config)]
+    return [key for key in keys if varies(summary, key)]
+
+
+def varies(summary: pd.DataFrame, key: str) -> bool:
+    """Whether the column holds more than one value, missing counting as one."""
+    return len(summary[key].drop_duplicates()) > 1
+
+
+def work_number(summary: pd.DataFrame, *, but: Sequence[str] = ()) -> pd.Series[int]:
+    """Per row the number of the group of comparable cells it is in, leaving the keys `but` aside."""
+    keys = [key for key in work_keys(summary) if key not in but]
+    if not keys:
+        return pd.Series(0, index=summary.index)
+    return summary.groupby(keys, dropna=False, sort=False).ngroup()
+
+
+def with_speed_up(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
+    """Adds `speed_up` against the fastest comparable `local` cell, and that cell's id and rank count.
+
+    Missing where no `local` cell did the same `work` on the same machine with the same provenance.
+    """
+    bases = summary[(summary["strategy"] == BASE) & summary["tokens_per_s"].notna()]
+    fastest = bases.loc[bases["tokens_per_s"].groupby(work[bases.index]).idxmax()]
+    fastest = fastest.set_index(work[fastest.index])
+    return summary.assign(
+        speed_up=summary["tokens_per_s"] / work.map(fastest["tokens_per_s"]),
+        speed_up_base_cell_id=work.map(fastest["cell_id"]),
+        speed_up_base_ranks=work.map(fastest[RANKS]),
+    )
+
+
+def with_scaling(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
+    """Adds `scaling_speed_up` over a named base and `scaling_efficiency`, that over the ratio of ranks.
+
+    The base is the cell with the fewest ranks that did the same `work`, the fastest of equals: `local`'s
+    where it took no more ranks than the strategy's own fewest, else the strategy's own. The efficiency is
+    also the tokens/s per rank over the base's. Missing where a strategy has results on one number of ranks
+    only.
+    """
+    own = within_strategy(summary, work)
+    timed = summary.loc[summary["tokens_per_s"].notna() & summary[RANKS].notna(), [*FROM_BASE]]
+    timed = timed.sort_values([RANKS, "tokens_per_s"], ascending=[True, False], kind="stable")
+    own_base = _first_of_each(timed, own)
+    local_base = _first_of_each(timed[timed["strategy"] == BASE], work)
+    own_fewest, local_fewest = own.map(own_base[RANKS]), work.map(local_base[RANKS])
+    is_local = local_fewest <= own_fewest
+    scales = own.map(timed[RANKS].groupby(own[timed.index]).nunique()) > 1
+    base = {
+        key: work.map(local_base[key]).where(is_local, own.map(own_base[key])).where(scales)
+        for key in FROM_BASE
+    }
+    speed_up = summary["tokens_per_s"] / base["tokens_per_s"]
+    values = (base["cell_id"], base["strategy"], base[RANKS], speed_up)
+    return summary.assign(
+        **dict(zip(SCALING, values, strict=True)),
+        scaling_efficiency=speed_up / (summary[RANKS] / base[RANKS]),
+    )
+
+
+def within_strategy(summary: pd.DataFrame, work: pd.Series[int]) -> pd.Series[int]:
+    """Per cell the number of the strategy and work that it shares with cells on other numbers of ranks."""
+    return summary.groupby([work, "strategy"], sort=False).ngroup()
+
+
+def _first_of_each(cells: pd.DataFrame, number: pd.Series[int]) -> pd.DataFrame:
+    """The first of each group's cells, by the group's number."""
+    numbers = number[cells.index]
+    first = ~numbers.duplicated()
+    return cells[first].set_index(numbers[first])
+
+
+def with_ideal_attention(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
+    """Adds the columns IDEAL and EFFICIENCY, missing where no `local` cell did the same `work`."""
+    attention_ms = summary["part_attention_ms"]
+    spent_ms = attention_ms * _capacity(summary)
+    key = summary.groupby([work, "kernel"], dropna=False).ngroup()
+    bases = summary["strategy"].eq(BASE) & attention_ms.notna()
+    best_ms = spent_ms[bases].groupby(key[bases]).min()
+    ideal_ms = (key.map(best_ms).astype("float64") / _capacity(summary)).where(attention_ms.notna())
+    return summary.assign(**{IDEAL: ideal_ms, EFFICIENCY: attention_ms - ideal_ms})
+
+
+def _capacity(summary: pd.DataFrame) -> pd.Series[float]:
+    """What attention is spread over: GPUs, or the cores of all ranks together."""
+    ranks, threads, sharing = (
+        summary[key].astype("float64").fillna(1.0)
+        for key in (RANKS, "cluster.threads_per_rank", "cluster.ranks_per_gpu")
+    )
+    return ranks * threads.where(summary["cluster.device"].eq("cpu"), 1.0 / sharing)

@@ -1,0 +1,184 @@
+"""A series is what one line of a figure shows: a strategy, plus the settings that vary, and no others."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.cells.comparison import FREE, FREE_GROUPS, varies
+from analysis.frame.load import config_columns
+from bench.config import NOT_USED
+
+FIRST = ("provenance", "hardware", "device_name", "sp_degree", "cluster.world_size", "layout")
+"""The order in which settings are tried: the sooner one tells cells apart, the fewer are needed."""
+NEVER = frozenset({"seq_len", "strategy", "experiment", "mode"})
+"""The axes themselves, and what the provenance says already."""
+WORDING: Mapping[str, str] = {
+    "sp_degree": "sp {}",
+    "cluster.world_size": "{} ranks",
+    "cluster.memory_limit_gib": "limit {} GiB",
+    "cluster.ranks_per_gpu": "{} ranks a GPU",
+    "batch": "batch {}",
+    "grad_accum": "{} micro-steps",
+    "sequences_per_step": "{} sequences",
+    "provenance": "{}",
+    "hardware": "{}",
+    "device_name": "{}",
+    "layout": "{}",
+    "strategy.rotation": "{}",
+    "kernel": "{}",
+    "engine": "{}",
+    "dtype": "{}",
+    "model": "{}",
+    "trainer": "{}",
+    "workload": "{}",
+}
+
+Codes = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What a strategy is drawn with, the same in every figure."""
+
+    color: str
+    marker: str
+
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; grey for their too pale yellow.
+STRATEGY_STYLES: Mapping[str, Style] = {
+    "local": Style("#000000", "o"),
+    "ulysses": Style("#0072B2", "s"),
+    "ring": Style("#D55E00", "^"),
+    "usp": Style("#009E73", "D"),
+    "deepspeed_ulysses": Style("#56B4E9", "v"),
+    "ring_flash_attn": Style("#E69F00", "P"),
+    "ring_flash_attn_llama3": Style("#CC79A7", "p"),
+    "torch_cp": Style("#7F7F7F", "h"),
+}
+# Tol's muted colours, apart from the ones above.
+OTHER_COLORS = ("#882255", "#332288", "#999933", "#117733", "#AA4499", "#88CCEE")
+OTHER_MARKERS = ("<", ">", "8", "d")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One strategy under one choice of the varying settings; `rows` are its cells, by length."""
+
+    strategy: str
+    style: Style
+    variant: str
+    variant_number: int
+    rows: pd.DataFrame
+
+    @property
+    def label(self) -> str:
+        return f"{self.strategy}, {self.variant}" if self.variant else self.strategy
+
+
+def keys_and_number(summary: pd.DataFrame) -> tuple[list[str], pd.Series[int]]:
+    """The columns that, beside strategy and length, tell these cells apart, and per cell its series' number.
+
+    As few columns as it takes. Settings that must be equal in a comparison count where they differ anywhere;
+    those that follow from the strategy, such as its default layout, only where they differ within one.
+    """
+    keys: list[str] = []
+    number = _codes(summary["strategy"])
+    for key in _candidates(summary):
+        codes = _codes(summary[key])
+        refined = pd.factorize(number * (codes.max() + 1) + codes)[0]
+        if refined.max() > number.max() or _must_agree(key):
+            keys.append(key)
+            number = refined
+    return keys, pd.Series(number, index=summary.index, dtype="int64")
+
+
+def series_of(summary: pd.DataFrame, keys: Sequence[str]) -> Iterator[Series]:
+    """The series of cells that these keys tell apart, strategies in alphabetical order and `local` first."""
+    styles = styles_of(summary["strategy"].unique())
+    for strategy in sorted(styles, key=lambda name: (name != "local", name)):
+        cells = summary[summary["strategy"] == strategy]
+        if not keys:
+            yield Series(strategy, styles[strategy], "", 0, cells)
+            continue
+        for number, (_, rows) in enumerate(cells.groupby([*keys], dropna=False)):
+            yield Series(strategy, styles[strategy], variant(rows.iloc[0], keys), number, rows)
+
+
+def cell_names(summary: pd.DataFrame, keys: Sequence[str], number: pd.Series[int]) -> pd.Series[str]:
+    """Per cell its strategy and what sets it apart from others of that strategy."""
+    is_first = ~number.duplicated()
+    firsts = summary.loc[is_first, ["strategy", *keys]]
+    names = [
+        ", ".join(filter(None, parts))
+        for parts in zip(firsts["strategy"], variants(firsts, keys), strict=True)
+    ]
+    return number.map(dict(zip(number[is_first], names, strict=True))).astype("object")
+
+
+def styles_of(strategies: Iterable[str]) -> dict[str, Style]:
+    """Each strategy's colour and marker, no two alike while there are colours left.
+
+    One that is not in the table gets those its name leads to, whatever else is drawn; where two names lead
+    to one colour, the later in the alphabet takes the next that is free.
+    """
+    names = sorted(set(strategies))
+    styles = {name: STRATEGY_STYLES[name] for name in names if name in STRATEGY_STYLES}
+    free = [*OTHER_COLORS]
+    for name in (name for name in names if name not in STRATEGY_STYLES):
+        code = zlib.crc32(name.encode())
+        wanted = code % len(OTHER_COLORS)
+        turns = (OTHER_COLORS[(wanted + turn) % len(OTHER_COLORS)] for turn in range(len(OTHER_COLORS)))
+        color = next(color for color in turns if color in free)
+        free = [each for each in free if each != color] or [*OTHER_COLORS]
+        styles[name] = Style(color, OTHER_MARKERS[code // len(OTHER_COLORS) % len(OTHER_MARKERS)])
+    return styles
+
+
+def variants(cells: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """What sets each cell apart, in a few words: `sp 4, fsdp2`."""
+    columns = [map(_wordings(cells[key]).get, cells[key].tolist()) for key in keys]
+    return [", ".join(filter(None, parts)) for parts in zip(*columns, strict=True)] or [""] * len(cells)
+
+
+def variant(row: pd.Series[Any] | Mapping[Any, Any], keys: Sequence[str]) -> str:
+    """The same of one cell."""
+    return ", ".join(filter(None, (_wording(key, row[key]) for key in keys)))
+
+
+def _candidates(summary: pd.DataFrame) -> list[str]:
+    known = [*FIRST, *config_columns(summary)]
+    return [key for key in dict.fromkeys(known) if key not in NEVER and varies(summary, key)]
+
+
+def _codes(column: pd.Series[Any]) -> Codes:
+    """Per row the number of its value, missing being one of them."""
+    return pd.factorize(column, use_na_sentinel=False)[0]
+
+
+def _wordings(column: pd.Series[Any]) -> dict[Any, str]:
+    """The words for each value of a column; many cells have few."""
+    return {value: _wording(str(column.name), value) for value in column.dropna().unique().tolist()}
+
+
+def _wording(key: str, value: Any) -> str:
+    if pd.isna(value) or value == NOT_USED:
+        return ""
+    return WORDING.get(key, f"{key}={{}}").format(_whole(value))
+
+
+def _must_agree(key: str) -> bool:
+    spread = key in FREE or key.startswith(FREE_GROUPS)
+    detail = "." in key or key == "device_name"
+    return not spread and not detail
+
+
+def _whole(value: Any) -> Any:
+    """The number without a needless fraction: a column with gaps holds 4 as 4.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,81 @@
+"""One row per cell: the repeats of a cell reduced to their median, with what can be said about its spread."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.metrics.definitions import Reduction, columns_reduced
+from analysis.metrics.measured import tokens_per_s
+from bench.statistics import median_interval
+
+CELL = ["cell_id", "provenance", "hardware", "device_name"]
+"""What makes two records repeats of one another: the same request on the same machine."""
+
+MEDIANS, RATES, FIRSTS = map(columns_reduced, (Reduction.MEDIAN, Reduction.RATE, Reduction.FIRST))
+INTERVALS = ["step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high"]
+OF_ONE_REPEAT = frozenset({"repeat", "order"})
+ORDER = ["seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype"]
+
+
+def summarise(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell, by length and then strategy.
+
+    Adds `repeats`, `failed_repeats`, `n` with `n_of` (what the interval's samples are: steps of the only
+    repeat, or repeats) and the lowest and highest repeat's tokens per second. `status` and `reason` are
+    those of a failed repeat where there is one, `started_at` is the last repeat's.
+    """
+    cell = _cell_numbers(frame)
+    failed = frame["status"] != "ok"
+    shown = _shown_rows(frame, cell, failed)
+    summary = frame.loc[shown, [key for key in frame.columns if key not in OF_ONE_REPEAT]]
+    summary = summary.set_index(cell[shown])
+    good, good_cell = frame.loc[~failed, [*MEDIANS, *RATES, *FIRSTS]], cell[~failed]
+    summary[MEDIANS] = good[MEDIANS].astype("float64").groupby(good_cell).median()
+    summary[RATES] = 1 / (1 / good[RATES].astype("float64")).groupby(good_cell).median()
+    for name in FIRSTS:
+        summary[name] = good.groupby(good_cell)[name].first()
+    for name in columns_reduced(Reduction.FIRST_OF_ALL):
+        summary[name] = frame.groupby(cell)[name].first()
+    summary["started_at"] = _last_starts(frame["started_at"], cell)
+    summary["repeats"] = cell.value_counts()
+    summary["failed_repeats"] = failed.groupby(cell).sum()
+    return _with_spread(summary, good, good_cell).reset_index(drop=True)
+
+
+def _cell_numbers(frame: pd.DataFrame) -> pd.Series[int]:
+    """Per record the number of its cell, in order of first appearance."""
+    return frame.groupby(CELL, dropna=False, sort=False).ngroup()
+
+
+def _shown_rows(frame: pd.DataFrame, cell: pd.Series[int], failed: pd.Series[bool]) -> pd.Index[int]:
+    """Of each cell the row that stands for it: its first that failed, else its first; in ORDER."""
+    failed_first = failed.sort_values(ascending=False, kind="stable").index
+    first = failed_first[~cell[failed_first].duplicated()]
+    return frame.loc[first, ORDER].sort_values(ORDER, kind="stable").index
+
+
+def _last_starts(started_at: pd.Series[str], cell: pd.Series[int]) -> pd.Series[str]:
+    """By a cell's number when the last of its records was started, which may be known of none."""
+    in_time = started_at.sort_values(kind="stable", na_position="first")
+    last = in_time[~cell[in_time.index].duplicated(keep="last")]
+    return last.set_axis(cell[last.index])
+
+
+def _with_spread(summary: pd.DataFrame, good: pd.DataFrame, good_cell: pd.Series[int]) -> pd.DataFrame:
+    """`n`, `n_of`, the interval and the range over repeats; repeats outrank the steps within one."""
+    timed = good["step_time_ms"].notna()
+    repeats = good_cell[timed].value_counts().reindex(summary.index, fill_value=0)
+    several = repeats > 1
+    summary["n"] = summary["n_steps"].where(~several, repeats)
+    summary["n_of"] = several.map({True: "repeats", False: "steps"}).where(summary["n"].notna())
+    by_cell = good.loc[timed, "tokens_per_s"].groupby(good_cell[timed])
+    summary["tokens_per_s_lowest_repeat"] = by_cell.min().where(several)
+    summary["tokens_per_s_highest_repeat"] = by_cell.max().where(several)
+    summary.loc[several, INTERVALS] = None
+    for number in summary.index[several]:
+        samples = good.loc[timed & (good_cell == number), "step_time_ms"]
+        interval, tokens = median_interval([*samples]), summary.loc[number, "tokens_per_step"]
+        if interval is not None:
+            rates = tokens_per_s(tokens, interval.high), tokens_per_s(tokens, interval.low)
+            summary.loc[number, INTERVALS] = [interval.low, interval.high, *rates]
+    return summary

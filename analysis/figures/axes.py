@@ -1,0 +1,65 @@
+"""What every figure against length or ranks ends with: axis, failures, and a sentence where it is empty."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.cells.cells import Cells
+from analysis.cells.series import Series
+from analysis.figures.failures import count_failures, draw_failures, failure_marks
+from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis
+
+REMARK_LETTERS = 95
+LOG_FROM_RATIO = 20
+"""A y axis is logarithmic when its largest value is this many times the smallest."""
+
+
+def finish_length_axes(axes: Axes, cells: Cells, *, column: str, noun: str) -> None:
+    """The length axis, the failures and, where no cell has a value in `column`, a sentence that says so."""
+    finish_axes(axes, cells, cells.series, column=column, noun=noun, scale=LENGTH)
+
+
+def finish_axes(
+    axes: Axes, cells: Cells, series: Sequence[Series], *, column: str, noun: str, scale: Scale
+) -> None:
+    """The same against anything that has a scale."""
+    style_x_axis(axes, scale, scale.values(cells.frame))
+    axes.grid(visible=True, color="#E0E0E0", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if cells.frame[column].isna().all():
+        say_empty(axes, cells, noun)
+    draw_failures(axes, failure_marks(series, scale))
+
+
+def write_remarks(axes: Axes, remarks: Sequence[str]) -> None:
+    """What a reader must know of this figure's cells, above its axes and no wider than the figure."""
+    text = textwrap.fill("; ".join(remarks), REMARK_LETTERS)
+    axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
+
+
+def say_empty(axes: Axes, cells: Cells, noun: str) -> None:
+    """Where there is nothing to draw, why."""
+    failures = count_failures(cells)
+    why = f" ({failures})" if failures else ""
+    article = "an" if noun.startswith(tuple("aeiou")) else "a"
+    text = f"No cell has {article} {noun}{why}" if len(cells) else "No records"
+    axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center", color=MUTED_COLOR)
+    axes.set_yticks([])
+    axes.set_ylim(0, 1)
+
+
+def scale_y(axes: Axes, values: pd.Series[float], *, is_linear: bool = False) -> None:
+    """From zero on a linear axis; logarithmic where the values span more than a linear one can show."""
+    low, high = values.min(), values.max()
+    if not is_linear and low > 0 and high / low > LOG_FROM_RATIO:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+        if high > 0 and math.isfinite(high):
+            axes.set_ylim(top=max(axes.get_ylim()[1], high * 1.08))

@@ -1,0 +1,138 @@
+"""A whole figure around its axes: what was measured above it, the legend below it, and its two files."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.transforms import blended_transform_factory
+
+from analysis.cells.cells import Cells
+from analysis.cells.selection import Selection
+from analysis.figures.failures import ROW_INCHES
+from analysis.figures.figures import FIGURES, Handle, legend_entries
+from analysis.figures.files import FigureFile
+from analysis.figures.style import BANNER_COLOR, MUTED_COLOR
+
+WIDTH_INCHES = 8.0
+LINE_INCHES = 0.19
+LETTERS_PER_LINE = 115
+LETTERS_BESIDE_ROWS = 76
+"""Where the names of rows stand on the left, the header begins to the right of them."""
+LETTERS_PER_HANDLE = 8
+DPI = 150
+
+
+def build_figure(name: str, cells: Cells, note: str | None = None) -> Figure:
+    """The figure of this name in FIGURES, complete; `note` says which cells are left out."""
+    kind = FIGURES[name]
+    letters = LETTERS_PER_LINE if kind.against else LETTERS_BESIDE_ROWS
+    lines = _header_lines(cells, kind.reading, note, letters)
+    rows = 1 + max((mark.row for mark in kind.marks(cells)), default=-1)
+    heights = [LINE_INCHES * (len(lines) + 2), kind.inches(cells) + ROW_INCHES * rows, LINE_INCHES]
+    layout = ConstrainedLayoutEngine()
+    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout=layout)
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(3, 1, height_ratios=heights)
+    header, axes, legend = (figure.add_subplot(grid[row]) for row in range(3))
+    axes.set_ylabel(kind.y_label)
+    kind.draw(cells, axes)
+    entries = legend_entries(axes)
+    columns, legend_rows = _legend_shape([*entries])
+    heights[-1] = LINE_INCHES * (legend_rows + 0.5)
+    grid.set_height_ratios(heights)
+    figure.set_size_inches(WIDTH_INCHES, sum(heights))
+    _write_header(header, kind.title, lines)
+    _write_legend(figure, legend, entries, columns)
+    # Laid out once, not again for each file.
+    layout.execute(figure)
+    figure.set_layout_engine("none")
+    return figure
+
+
+def png_bytes(figure: Figure) -> bytes:
+    """The figure as PNG, 150 dots per inch."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def svg_bytes(figure: Figure) -> bytes:
+    """The figure as SVG; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "analysis"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    # matplotlib names clip paths after memory addresses
+    for number, name in enumerate(dict.fromkeys(re.findall(rb'<clipPath id="(\w+)"', svg))):
+        svg = svg.replace(name, b"clip%d" % number)
+    return svg
+
+
+def write_figure(name: str, drawn: Selection, folder: Path) -> FigureFile:
+    """The figure as PNG and SVG in the folder, and as the page shows it."""
+    figure = build_figure(name, drawn.cells, drawn.note)
+    svg = svg_bytes(figure)
+    (folder / f"{name}.png").write_bytes(png_bytes(figure))
+    (folder / f"{name}.svg").write_bytes(svg)
+    return figure_file(name, svg)
+
+
+def figure_file(name: str, svg: bytes) -> FigureFile:
+    """A figure as a data address, with a sentence for readers who cannot see it."""
+    kind = FIGURES[name]
+    address = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+    name_in_full = f"{kind.title} against {kind.against}" if kind.against else kind.title
+    return FigureFile(kind.title, f"{name_in_full}. {kind.reading}.", address)
+
+
+def _header_lines(cells: Cells, reading: str, note: str | None, letters: int) -> list[tuple[str, str]]:
+    """The lines under the title with their colours."""
+    lines = [(line, "black") for line in textwrap.wrap(cells.subtitle, letters)]
+    lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, letters)]
+    lines += [(line, BANNER_COLOR) for line in textwrap.wrap(note or "", letters)]
+    warning = cells.banner
+    return [*lines, (warning, BANNER_COLOR)] if warning else lines
+
+
+def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]]) -> None:
+    axes.axis("off")
+    axes.set_ylim(len(lines) + 2, 0)
+    axes.text(0, 0.8, title, size=13, weight="bold", va="center")
+    for number, (text, color) in enumerate(lines):
+        axes.text(0, number + 2, text, size=8, color=color, va="center")
+
+
+def _write_legend(figure: Figure, axes: Axes, entries: Mapping[str, Handle], columns: int) -> None:
+    """In the middle of the figure: axes with names of rows on their left may be narrower than a legend."""
+    axes.axis("off")
+    if not entries:
+        return
+    legend = axes.legend(
+        entries.values(),
+        entries.keys(),
+        loc="center",
+        bbox_to_anchor=(0.5, 0.5),
+        bbox_transform=blended_transform_factory(figure.transFigure, axes.transAxes),
+        ncols=columns,
+        fontsize=8,
+        frameon=False,
+    )
+    legend.set_in_layout(False)
+
+
+def _legend_shape(labels: list[str]) -> tuple[int, int]:
+    """Columns and rows of a legend whose longest label still fits."""
+    letters = [len(label) + LETTERS_PER_HANDLE for label in labels] or [1]
+    fits_one_row = sum(letters) <= LETTERS_PER_LINE
+    columns = max(1, len(labels) if fits_one_row else LETTERS_PER_LINE // max(letters))
+    return columns, -(-len(labels) // columns)

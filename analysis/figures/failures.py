@@ -1,0 +1,165 @@
+"""The lane at the top of a figure in which the cells without a result stand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from analysis.cells.cells import Cells
+from analysis.cells.series import Series
+from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, x_limits
+from analysis.labels import status_label
+
+GLYPHS: Mapping[str, str] = {"out_of_memory": "x"}
+OTHER_GLYPH = "*"
+TEXT: Mapping[str, Any] = {"fontsize": 7, "color": MUTED_COLOR}
+ROW_INCHES = 0.17
+MAX_ROWS = 12
+TEXT_TURNS_AT = 0.7
+"""Beyond this part of the x axis a text stands on the left of its glyph."""
+GLYPH_FRACTION, LETTER_FRACTION = 0.018, 0.011
+"""Half of a glyph with its gap, and a letter of its text, as fractions of the axes; rather too wide."""
+MAX_LANE = 0.6
+"""The lane never takes more than this fraction of the axes, however many rows it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Failed cells of one series and status at neighbouring lengths, named once; `row` is of the lane.
+
+    `places` are the lengths, or whatever else the figure is against.
+    """
+
+    places: tuple[int, ...]
+    status: str
+    color: str
+    series: str
+    row: int
+
+
+def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]:
+    """Every failed cell: rows for each series that has one, or for each strategy where those are many.
+
+    A series has one row, and more where the texts of its marks would overlap.
+    """
+    failing = [(each, each.rows[each.rows["status"] != "ok"]) for each in series]
+    failing = [(each, rows) for each, rows in failing if not rows.empty]
+    name = attrgetter("label" if len(failing) <= MAX_ROWS else "strategy")
+    failed: dict[tuple[str, str], set[tuple[int, str]]] = {}
+    for each, rows in failing:
+        found = zip(map(int, rows[scale.column]), rows["status"], strict=True)
+        failed.setdefault((name(each), each.style.color), set()).update(found)
+    places = sorted({place for each in series for place in scale.values(each.rows)})
+    marks: list[Mark] = []
+    for (label, color), cells in failed.items():
+        first_row = 1 + max((mark.row for mark in marks), default=-1)
+        for row, status, run in _in_rows(_runs(cells, places), x_limits(places)):
+            marks.append(Mark(run, status, color, label, first_row + row))
+    return marks
+
+
+def _runs(cells: Iterable[tuple[int, str]], places: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
+    """Status and places of failures at neighbouring places with one status, by first place."""
+    before = {longer: shorter for shorter, longer in pairwise(places)}
+    runs: list[tuple[str, tuple[int, ...]]] = []
+    for place, status in sorted(cells):
+        goes_on = bool(runs) and runs[-1][0] == status and runs[-1][1][-1] == before.get(place)
+        run = runs.pop()[1] if goes_on else ()
+        runs.append((status, (*run, place)))
+    return runs
+
+
+def _in_rows(
+    runs: Iterable[tuple[str, tuple[int, ...]]], limits: tuple[float, float]
+) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+    """Each run with the first row in which it has room, counted from 0."""
+    ends: list[float] = []
+    for status, run in runs:
+        start, end = _extent(run, status, limits)
+        row = next((row for row, taken in enumerate(ends) if taken < start), len(ends))
+        ends[row : row + 1] = [end]
+        yield row, status, run
+
+
+def _extent(run: Sequence[int], status: str, limits: tuple[float, float]) -> tuple[float, float]:
+    """Where glyphs and text of a mark begin and end, as fractions of the axes."""
+    first, last = (_fraction(place, limits) for place in (run[0], run[-1]))
+    text = GLYPH_FRACTION + LETTER_FRACTION * len(status_label(status))
+    if last > TEXT_TURNS_AT:
+        return first - text, last + GLYPH_FRACTION
+    return first - GLYPH_FRACTION, last + text
+
+
+def _fraction(place: float, limits: tuple[float, float]) -> float:
+    """Where on the logarithmic x axis this place stands, 0..1."""
+    left, right = limits
+    return math.log(place / left) / math.log(right / left)
+
+
+def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
+    """Make room above the data and draw the marks there; call it when the data's limits are final."""
+    if not marks:
+        return
+    rows = 1 + max(mark.row for mark in marks)
+    row_height = min(ROW_INCHES / height_inches(axes), MAX_LANE / (rows + 1))
+    lane = row_height * (rows + 0.5)
+    _make_room(axes, lane)
+    axes.plot([0, 1], [1 - lane] * 2, color=MUTED_COLOR, lw=0.6, transform=axes.transAxes)
+    y_of = {mark.row: 1 - row_height * (mark.row + 0.75) for mark in marks}
+    for mark in marks:
+        _draw_mark(axes, mark, y_of[mark.row])
+    first_rows: dict[str, int] = {}
+    for mark in marks:
+        first_rows.setdefault(mark.series, mark.row)
+    for name, row in first_rows.items():
+        axes.text(1.01, y_of[row], name, transform=axes.transAxes, va="center", **TEXT)
+
+
+def count_failures(cells: Cells) -> str:
+    """How the cells without a result ended: `3 OOM, 1 timed out`; empty where all went well."""
+    counts = cells.frame.loc[cells.frame["status"] != "ok", "status"].value_counts()
+    return ", ".join(f"{count} {status_label(str(status))}" for status, count in counts.items())
+
+
+def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
+    """A mark in its strategy's colour, its text on the side that has room; `y` in axes fractions."""
+    transform = axes.get_xaxis_transform()
+    glyph, color = GLYPHS.get(mark.status, OTHER_GLYPH), mark.color
+    heights = [y] * len(mark.places)
+    axes.plot(mark.places, heights, glyph, color=color, ms=6, mew=1.5, transform=transform, zorder=4)
+    on_left = _fraction(mark.places[-1], axes.get_xlim()) > TEXT_TURNS_AT
+    axes.annotate(
+        status_label(mark.status),
+        (mark.places[0 if on_left else -1], y),
+        xycoords=transform,
+        xytext=(-6 if on_left else 6, 0),
+        textcoords="offset points",
+        ha="right" if on_left else "left",
+        va="center",
+        **TEXT,
+    )
+
+
+def height_inches(axes: Axes) -> float:
+    """How high the axes are, in inches."""
+    figure = axes.get_figure(root=True)
+    return float(axes.bbox.height) / (figure.dpi if figure is not None else 100)
+
+
+def _make_room(axes: Axes, lane: float) -> None:
+    """Raise the upper limit so that data and ticks end below the top `lane` of the axes."""
+    bottom, top = axes.get_ylim()
+    ticks = [tick for tick in axes.get_yticks() if bottom <= tick <= top]
+    if axes.get_yscale() == "log":
+        axes.set_ylim(bottom, bottom * (top / bottom) ** (1 / (1 - lane)))
+    else:
+        axes.set_ylim(bottom, bottom + (top - bottom) / (1 - lane))
+    axes.set_yticks(ticks)
+    axes.yaxis.set_minor_locator(NullLocator())

@@ -1,0 +1,260 @@
+"""Frame and axes in, drawing on them. One table names the figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+from analysis.cells.cells import Cells
+from analysis.cells.series import Series
+from analysis.figures.axes import finish_length_axes, scale_y, write_remarks
+from analysis.figures.capacity_lines import (
+    capacity_remarks,
+    draw_capacities,
+    drawn_capacities,
+    make_room_above,
+)
+from analysis.figures.failures import Mark, failure_marks
+from analysis.figures.scaling import plot_scaling, scaling_marks
+from analysis.figures.steps import plot_step_parts, plot_waterfall, waterfall_inches
+from analysis.figures.style import dodge, line_of
+from analysis.labels import bytes_label, count_label
+from analysis.metrics.measured import MAX_TRACED_TO_TIMED
+
+AXES_INCHES = 4.0
+AGAINST_LENGTH = "sequence length"
+MAX_LEGEND_ENTRIES = 24
+MAX_SIZE_TICKS = 7
+BACKGROUND_MARKER = "_"
+Handle = Line2D | ErrorbarContainer | BarContainer
+"""What a legend can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class FigureKind:
+    """One figure of the report; `reading` says the reduction behind a point.
+
+    `inches` is the height of its axes, `against` what its x axis is; a figure against nothing has a row for
+    each cell. One that `needs` a column is left out where no cell has a value in it.
+    """
+
+    title: str
+    y_label: str
+    draw: Callable[[Cells, Axes], None]
+    reading: str
+    inches: Callable[[Cells], float] = lambda _: AXES_INCHES
+    against: str | None = AGAINST_LENGTH
+    marks: Callable[[Cells], list[Mark]] = lambda cells: failure_marks(cells.series)
+    needs: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A column to draw, with the columns of its interval where it has one."""
+
+    column: str
+    noun: str
+    low: str | None = None
+    high: str | None = None
+
+
+def plot_throughput(cells: Cells, axes: Axes) -> None:
+    """Tokens per second against length, with the interval of the median where there is one."""
+    quantity = Quantity("tokens_per_s", "throughput", "tokens_per_s_low", "tokens_per_s_high")
+    _draw_series(axes, cells.series, quantity)
+    scale_y(axes, cells.frame[quantity.column])
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    )
+    finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
+
+
+def plot_peak_memory(cells: Cells, axes: Axes) -> None:
+    """Peak allocated memory of the worst rank against length, and what a rank may use."""
+    quantity = Quantity("peak_allocated_bytes", "peak memory")
+    drawn = drawn_capacities(cells)
+    _draw_series(axes, cells.series, quantity)
+    scale_y(axes, pd.concat([cells.frame[quantity.column], pd.Series([each.size_bytes for each in drawn])]))
+    make_room_above(axes, drawn)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
+    is_linear = axes.get_yscale() == "linear"
+    axes.set_yticks(_size_ticks(axes.get_ylim()[1]) if is_linear else _binary_ticks(*axes.get_ylim()))
+    write_remarks(axes, capacity_remarks(cells, drawn))
+    finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
+    draw_capacities(axes, drawn)
+
+
+def plot_communication_share(cells: Cells, axes: Axes) -> None:
+    """Exposed (solid) and total (dotted, dashes) share of all communication in the traced step."""
+    _plot_share(cells, axes, "communication_share")
+
+
+def plot_exchange_share(cells: Cells, axes: Axes) -> None:
+    """The same of the attention exchange alone: what a strategy itself costs."""
+    _plot_share(cells, axes, "attention_exchange_share")
+
+
+def plot_attention_of_single(cells: Cells, axes: Axes) -> None:
+    """How near a strategy comes to one device's attention divided by its ranks."""
+    quantity = Quantity("attention_of_single", "attention call")
+    _draw_series(axes, cells.series, quantity)
+    scale_y(axes, cells.frame[quantity.column], is_linear=True)
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
+
+
+def plot_error_growth(cells: Cells, axes: Axes) -> None:
+    """Error of the output against float64, and that of the kernel alone (dash, dotted)."""
+    quantity = Quantity("out_error_ulps", "attention call")
+    _draw_series(axes, cells.series, Quantity("control_out_error_ulps", quantity.noun), is_background=True)
+    _draw_series(axes, cells.series, quantity)
+    scale_y(axes, pd.concat([cells.frame[quantity.column], cells.frame["control_out_error_ulps"]]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
+
+
+def _plot_share(cells: Cells, axes: Axes, total: str) -> None:
+    noun = total.replace("_", " ")
+    exposed = Quantity(f"exposed_{total}", noun)
+    _draw_series(axes, cells.series, Quantity(total, noun), is_background=True)
+    _draw_series(axes, cells.series, exposed)
+    top = cells.frame[total].max()
+    top = top * 1.1 if top > 0 else 1.0
+    axes.set_ylim(-0.02 * top, top)  # a share of 0 must not be cut in half by the axis
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    write_remarks(axes, _remarks(cells))
+    finish_length_axes(axes, cells, column=exposed.column, noun=exposed.noun)
+
+
+FIGURES: Mapping[str, FigureKind] = {
+    "throughput": FigureKind(
+        "Throughput", "tokens/s, all ranks together", plot_throughput,
+        "Whole-sequence tokens over the median step of the slowest rank;"
+        " bars: 95 % interval of the median (n >= 6)",
+    ),
+    "peak_memory": FigureKind(
+        "Peak memory", "peak allocated, worst rank", plot_peak_memory,
+        "Highest tensor allocation of the worst rank in steady state",
+    ),
+    "attention_exchange": FigureKind(
+        "Attention exchange", "share of the traced step", plot_exchange_share,
+        "Worst rank's merged time of the attention exchange over its traced step; dotted:"
+        " total",
+    ),
+    "communication_share": FigureKind(
+        "Communication share", "share of the traced step", plot_communication_share,
+        "Worst rank's merged communication time over its traced step; dotted: total",
+    ),
+    "step_parts": FigureKind(
+        "Where the step went", "share of the traced step", plot_step_parts,
+        "The traced step of the rank that attention kept busiest, every instant counted once: compute, else"
+        " exposed communication, else idle",
+    ),
+    "waterfall": FigureKind(
+        "From ideal attention to the step", "", plot_waterfall,
+        "Shares of the traced step of the rank that attention kept busiest; ideal: local's attention for the"
+        " same work over the cell's cores or GPUs, where local ran",
+        inches=waterfall_inches, against=None, marks=lambda _: [],
+    ),
+    "scaling": FigureKind(
+        "Strong scaling", "tokens/s per rank, of the base's", plot_scaling,
+        "Tokens/s per rank over the base's at equal work (parallel efficiency; times the ratio of ranks it is"
+        " the speed-up); where several cells have as many ranks, the fastest",
+        against="ranks", marks=scaling_marks, needs="scaling_efficiency",
+    ),
+    "attention_of_single": FigureKind(
+        "Attention alone", "of one device's attention / ranks", plot_attention_of_single,
+        "The same kernel's forward and backward on one device, divided by the ranks that share a sequence,"
+        " over the slowest rank's median call",
+        needs="attention_of_single",
+    ),
+    "error_growth": FigureKind(
+        "Error of the output", "ulps of the dtype", plot_error_growth,
+        "Largest deviation from float64 over sampled tokens, in units in the last place at a row's maximum;"
+        " dotted: the kernel alone on one device",
+        needs="out_error_ulps",
+    ),
+}  # fmt: skip
+
+
+def figures_for(cells: Cells) -> list[str]:
+    """The names of the figures that have something to show of these cells."""
+    return [
+        name for name, kind in FIGURES.items() if kind.needs is None or cells.frame[kind.needs].notna().any()
+    ]
+
+
+def _remarks(cells: Cells) -> list[str]:
+    """What a reader of the communication shares must know of these cells."""
+    void = int((cells.frame["traced_to_timed"] > MAX_TRACED_TO_TIMED).sum())
+    slow = f"not shown: the traced step took over {MAX_TRACED_TO_TIMED} times the timed step"
+    remarks = [f"{count_label(void, 'cell')} {slow}"] if void else []
+    return [*remarks, "on a CPU, exposed time includes contention for cores"] if cells.is_cpu else remarks
+
+
+def legend_entries(axes: Axes) -> dict[str, Handle]:
+    """What the legend shows by label: each series, or each strategy where the series are too many."""
+    handles, labels = axes.get_legend_handles_labels()
+    pairs = zip(labels, handles, strict=True)
+    entries: dict[str, Handle] = {
+        label: each for label, each in pairs if isinstance(each, Line2D | ErrorbarContainer | BarContainer)
+    }
+    if len(entries) <= MAX_LEGEND_ENTRIES:
+        return entries
+    return {label.split(",")[0]: each for label, each in entries.items()}
+
+
+def _draw_series(
+    axes: Axes, series: Sequence[Series], quantity: Quantity, *, is_background: bool = False
+) -> None:
+    drawn = [each for each in series if each.rows[quantity.column].notna().any()]
+    lengths = sorted({int(length) for each in drawn for length in each.rows["seq_len"]})
+    for number, each in enumerate(drawn):
+        # Cells without a value stay in, as gaps: a line must not run across a failure.
+        rows = each.rows.sort_values("seq_len")
+        x = rows["seq_len"] * dodge(number, len(drawn), lengths)
+        style, line = each.style, line_of(each.variant_number)
+        if is_background:  # no filling tells it apart: that is a variant's
+            line = {"linestyle": ":"}
+        axes.errorbar(
+            x,
+            rows[quantity.column],
+            yerr=_error_bars(rows, quantity),
+            color=style.color,
+            marker=BACKGROUND_MARKER if is_background else style.marker,
+            markersize=9 if is_background else 6,
+            linewidth=1.4,
+            alpha=0.6 if is_background else 0.9,
+            capsize=3,
+            label=None if is_background else each.label,
+            **line,
+        )
+
+
+def _error_bars(rows: pd.DataFrame, quantity: Quantity) -> list[pd.Series[float]] | None:
+    """Distances from the value down and up; NaN, so nothing, where a cell has no interval."""
+    if quantity.low is None or quantity.high is None:
+        return None
+    value = rows[quantity.column]
+    down, up = value - rows[quantity.low], rows[quantity.high] - value
+    return None if down.isna().all() else [down.clip(lower=0), up.clip(lower=0)]
+
+
+def _size_ticks(top: float) -> list[float]:
+    """Round numbers of the largest binary unit below `top` bytes, from zero."""
+    unit = 1024 ** int(math.log(max(top, 1), 1024))
+    ticks = MaxNLocator(steps=[1, 2, 2.5, 5, 10]).tick_values(0, top / unit)
+    return [float(tick * unit) for tick in ticks if tick * unit <= top]
+
+
+def _binary_ticks(low: float, high: float) -> list[float]:
+    """Powers of two from `low` to `high` bytes, evenly thinned."""
+    powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+    return [2.0**power for power in powers[:: math.ceil(len(powers) / MAX_SIZE_TICKS) or 1]]

@@ -1,0 +1,81 @@
+"""How figures look: their lines, their x axis, the colours of what is said around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from bench.labels import length_label
+
+VARIANT_LINES = ("-", "--", ":", "-.")
+VARIANT_FILLS = ("full", "none", "left", "bottom", "right", "top")
+BANNER_COLOR = "#A63603"
+MUTED_COLOR = "#595959"
+MAX_TICKS = 10
+EDGE_OCTAVES = 0.35
+
+
+def line_of(variant_number: int) -> dict[str, Any]:
+    """Line style and marker filling that tell the variants of one strategy apart."""
+    return {
+        "linestyle": VARIANT_LINES[variant_number % len(VARIANT_LINES)],
+        "fillstyle": VARIANT_FILLS[variant_number % len(VARIANT_FILLS)],
+    }
+
+
+def dodge(number: int, count: int, lengths: Sequence[float]) -> float:
+    """The factor that moves series `number` of `count` aside so that equal values stay apart.
+
+    All series of a length keep to a third of the gap to the next length.
+    """
+    steps = [math.log2(longer / shorter) for shorter, longer in pairwise(lengths)]
+    room = min([*steps, 1.0]) / 3
+    step = min(room / max(count, 1), 0.05)
+    return float(2 ** ((number - (count - 1) / 2) * step))
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a logarithmic x axis shows: a column of whole numbers, named, and how one of them is written."""
+
+    column: str
+    title: str
+    label: Callable[[int], str]
+
+    def values(self, rows: pd.DataFrame) -> list[int]:
+        """The different values of these cells, ascending."""
+        return sorted({int(value) for value in rows[self.column].dropna()})
+
+
+LENGTH = Scale("seq_len", "sequence length (tokens; 1k = 1024)", length_label)
+RANKS = Scale("cluster.world_size", "ranks", str)
+
+
+def style_x_axis(axes: Axes, scale: Scale, values: Sequence[int]) -> None:
+    """A logarithmic x axis with a tick such as `8k` at each value, thinned where they are many."""
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel(scale.title)
+    if values:
+        every = math.ceil(len(values) / MAX_TICKS)
+        shown = sorted(values, reverse=True)[::every]
+        axes.xaxis.set_major_locator(FixedLocator(shown))
+        axes.xaxis.set_major_formatter(FixedFormatter([scale.label(value) for value in shown]))
+        axes.set_xlim(*x_limits(values))
+    else:
+        axes.set_xticks([])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def x_limits(values: Sequence[int]) -> tuple[float, float]:
+    """Both ends of the x axis: a little beyond the values, of which there may be none."""
+    if not values:
+        return 1.0, 2.0
+    margin = 2 ** (EDGE_OCTAVES if len(values) > 1 else 1.0)
+    return min(values) / margin, max(values) * margin

@@ -1,0 +1,234 @@
+"""Sweeps' folders, read piece by piece and by several processes, so that 100,000 records take seconds.
+
+Raw records are too large to keep. Of each there stays its row, and where it stands for whoever shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.frame.load import (
+    Columns,
+    Record,
+    columns_of,
+    frame_of,
+    joined,
+    row_of,
+)
+from analysis.metrics.recorded import Recorded, flaw, read_line
+from bench.record import READABLE_VERSIONS
+from bench.store import CHECK_PATH, DELETE_LINE, StoreError, parse_record, refuse_other_formats
+
+PIECE_BYTES = 16 * 2**20
+CAN_FORK = sys.platform == "linux"
+"""Elsewhere a forked process may not use the system's own libraries."""
+VOLATILE = {"load_average": None}
+"""What of an environment changes by the minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole lines of one records.jsonl: bytes `start` to `end`.
+
+    Only one that `is_all` of its file is searched for keys that stand twice, and checked where no number is
+    read. No program writes such, and a file that an editor opens is small.
+    """
+
+    path: Path
+    start: int
+    end: int
+    is_all: bool
+
+    def line_number(self, place: int) -> int:
+        """Which line of the file, from 1, the line at `place` of this piece is."""
+        with self.path.open("rb") as file:
+            return 1 + file.read(self.start).count(b"\n") + place
+
+
+@dataclass(slots=True)
+class Shared:
+    """The settings in which all configurations agree that were added so far; None before the first."""
+
+    settings: dict[str, Any] | None = None
+
+    def add(self, config: Mapping[str, Any]) -> None:
+        if self.settings is None:
+            self.settings = dict(config)
+        elif self.settings and not self.settings.items() <= config.items():
+            self.settings = {k: v for k, v in self.settings.items() if k in config and config[k] == v}
+
+
+@dataclass(slots=True)
+class Environments:
+    """The different environments that were added, in order, without what changes by the minute."""
+
+    met: dict[str, dict[str, Any]] = field(default_factory=dict)
+    last: dict[str, Any] | None = None
+
+    def add(self, environment: Mapping[str, Any]) -> None:
+        seen = {**environment, **VOLATILE}
+        if seen != self.last:
+            lasting = {key: value for key, value in environment.items() if key not in VOLATILE}
+            self.met.setdefault(json.dumps(lasting, sort_keys=True), lasting)
+            self.last = seen
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What is kept of one piece: the columns of its rows and the byte at which each record starts."""
+
+    columns: Columns
+    starts: list[int]
+    shared: Shared
+    environments: Environments
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """All records of some folders, of a cell that was run again after a failure only the last attempt.
+
+    Row by row, `frame` holds their numbers and `places` file and byte of the record itself. `shared` are
+    the settings that all of them have in common, `environments` the different ones they ran in.
+    """
+
+    frame: pd.DataFrame
+    places: Sequence[tuple[Path, int]]
+    shared: Mapping[str, Any]
+    environments: Sequence[Mapping[str, Any]]
+
+    def record(self, row: int) -> Record:
+        """The whole record behind a row of the frame."""
+        path, start = self.places[row]
+        with path.open("rb") as file:
+            file.seek(start)
+            line = file.readline()
+        try:
+            return parse_record(path, 0, line, READABLE_VERSIONS, allow_duplicate_keys=True)
+        except StoreError:
+            number = Piece(path, start, start, is_all=False).line_number(0)
+            return parse_record(path, number, line, READABLE_VERSIONS, allow_duplicate_keys=True)
+
+
+def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive:
+    """The records of all folders. `peaks` maps hardware to peak FLOP/s.
+
+    Raises StoreError, in one line, for a folder without records and for a line that is no record.
+    """
+    pieces = [piece for folder in folders for piece in _pieces(folder)]
+    reads = [*_read_all(pieces, peaks)]
+    columns = joined([read.columns for read in reads], [len(read.starts) for read in reads])
+    shared, environments = Shared(), Environments()
+    for read in reads:
+        if read.shared.settings is not None:
+            shared.add(read.shared.settings)
+        for environment in read.environments.met.values():
+            environments.add(environment)
+    places = [(piece.path, start) for piece, read in zip(pieces, reads, strict=True) for start in read.starts]
+    last = _last_attempts(places, columns)
+    frame = frame_of(columns)
+    return Archive(
+        frame=frame if len(last) == len(frame) else frame.iloc[last].reset_index(drop=True),
+        places=[places[row] for row in last],
+        shared=shared.settings or {},
+        environments=[*environments.met.values()],
+    )
+
+
+def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
+    """Parse every line of a piece; raises StoreError, with the line's number, at the first that is bad."""
+    with piece.path.open("rb") as file:
+        file.seek(piece.start)
+        lines = file.read(piece.end - piece.start).split(b"\n")[:-1]
+    rows, starts, shared, environments = [], [], Shared(), Environments()
+    start = piece.start
+    for place, line in enumerate(lines):
+        record = _parsed(piece, place, line)
+        rows.append(row_of(record, peaks))
+        shared.add(record.config)
+        environments.add(record.environment or {})
+        starts.append(start)
+        start += len(line) + 1
+    columns = columns_of(rows)
+    return Read(
+        {key: _equal_texts_as_one(values) for key, values in columns.items()}, starts, shared, environments
+    )
+
+
+def _parsed(piece: Piece, place: int, line: bytes) -> Recorded:
+    if piece.is_all:
+        parse_record(piece.path, 1 + place, line, READABLE_VERSIONS)
+    try:
+        return read_line(line)
+    except (ValueError, RecursionError) as error:
+        # Counting lines takes as long as finding them, so only a bad one is given its number.
+        number = piece.line_number(place)
+        parse_record(piece.path, number, line, READABLE_VERSIONS, allow_duplicate_keys=True)
+        raise StoreError(f"{piece.path}:{number}: not a record: {flaw(error)}; {DELETE_LINE}") from None
+
+
+def _equal_texts_as_one(values: Any) -> Any:
+    """A column's values, equal texts being one object, so that a process hands it over once."""
+    if not isinstance(values, list) or not isinstance(values[0], str):
+        return values
+    seen: dict[Any, Any] = {}
+    return [*map(seen.setdefault, values, values)]
+
+
+def _pieces(folder: Path) -> Iterator[Piece]:
+    """The pieces of a folder's records; a torn last line is left out with one warning."""
+    path = folder / "records.jsonl"
+    try:
+        if not path.is_file():
+            hint = "name a sweep's folder, for example results/sweeps/<time>"
+            raise StoreError(f"{folder}: no file records.jsonl in this folder; {hint}")
+        yield from _pieces_of(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {CHECK_PATH}") from None
+
+
+def _pieces_of(path: Path) -> Iterator[Piece]:
+    if path.stat().st_size == 0:
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        refuse_other_formats(path, content[:4])
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
+        start = 0
+        while start < whole:
+            end = min(whole, content.find(b"\n", min(start + PIECE_BYTES, whole - 1)) + 1)
+            yield Piece(path, start, end, is_all=end - start == whole)
+            start = end
+
+
+def _read_all(pieces: Sequence[Piece], peaks: Mapping[str, float]) -> Iterator[Read]:
+    """What is kept of every piece, in order; by one process where a second would not pay."""
+    work = partial(read_piece, peaks=peaks)
+    workers = min(len(pieces), len(os.sched_getaffinity(0))) if CAN_FORK else 1
+    if workers < 2 or sum(piece.end - piece.start for piece in pieces) <= PIECE_BYTES:  # noqa: PLR2004
+        yield from map(work, pieces)
+        return
+    # Forked, they need no second import; nothing in here has started a thread that could hold a lock.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        yield from pool.map(work, pieces)
+
+
+def _last_attempts(places: Sequence[tuple[Path, int]], columns: Columns) -> list[int]:
+    """The rows that count: of equal file, cell and repeat the last one, where the first stood."""
+    if not places:
+        return []
+    keys = zip((path for path, _ in places), columns["cell_id"], columns["repeat"], strict=True)
+    return [*{key: row for row, key in enumerate(keys)}.values()]

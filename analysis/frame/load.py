@@ -1,0 +1,161 @@
+"""Records to one tidy frame: one row per cell and repeat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from analysis.metrics.definitions import BY_COLUMN, OF_RECORD, of_record
+from analysis.metrics.recorded import Recorded
+
+Record = Mapping[str, Any]
+Columns = dict[str, Any]
+"""Values by the column's name: of NUMBER_COLUMNS an array, missing ones as NaN; of others a list."""
+
+
+class Row(NamedTuple):
+    """One record's values."""
+
+    identity: tuple[Any, ...]
+    """Those of RECORD_COLUMNS."""
+    config: Mapping[str, Any]
+    derived: tuple[Any, ...]
+    """Those of DERIVED_COLUMNS."""
+    metrics: tuple[Any, ...]
+    """Those of METRIC_COLUMNS."""
+
+
+HARDWARE_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "hardware"
+RECORD_COLUMNS = (
+    "cell_id", "experiment", "role", "repeat", "order", "status", "reason", "provenance",
+    "started_at", "wall_s", "fixed_cost_s",
+)  # fmt: skip
+IDENTITY = attrgetter(*RECORD_COLUMNS)
+NO_SCALAR = frozenset({list, dict})
+DERIVED_COLUMNS = ("device_name", "device_memory_bytes", "sequences_per_step")
+METRIC_COLUMNS = tuple(each.column for each in OF_RECORD)
+NUMBER_COLUMNS = frozenset({"device_memory_bytes", *(each.column for each in OF_RECORD if not each.is_text)})
+NO_SETTING = frozenset({*RECORD_COLUMNS, *DERIVED_COLUMNS, *BY_COLUMN})
+"""Every column that is not part of a cell's configuration."""
+SETTINGS = (
+    "seq_len", "strategy", "sp_degree", "layout", "kernel", "engine", "dtype", "model", "workload", "batch",
+    "checkpointing", "loss", "model.num_layers", "hardware", "cluster.world_size", "cluster.device",
+    "cluster.threads_per_rank", "cluster.ranks_per_gpu", "cluster.memory_limit_gib",
+)  # fmt: skip
+"""Settings that the analysis reads: the frame has them also where no record does."""
+RAN_HERE = frozenset({"measured", "replayed"})
+"""Provenances whose environment is the machine the numbers belong to."""
+
+
+def columns_of(rows: Sequence[Row]) -> Columns:
+    """Rows turned into columns; what a row lacks is None, or NaN among numbers."""
+    if not rows:
+        return {}
+    identity, configs, derived, metrics = zip(*rows, strict=True)
+    columns = {
+        **_by_name(RECORD_COLUMNS, identity),
+        **_settings(configs),
+        **_by_name(DERIVED_COLUMNS, derived),
+        **_by_name(METRIC_COLUMNS, metrics),
+    }
+    return {
+        key: np.array(column, dtype=np.float64) if key in NUMBER_COLUMNS else column
+        for key, column in columns.items()
+    }
+
+
+def joined(parts: Sequence[Columns], counts: Sequence[int]) -> Columns:
+    """The columns of all parts, of so many rows each, below one another; what a part lacks is None."""
+    keys = dict.fromkeys(key for part in parts for key in part)
+    return {key: _below([part.get(key) for part in parts], counts) for key in keys}
+
+
+def frame_of(columns: Columns) -> pd.DataFrame:
+    """The columns as a frame, with every column that the analysis reads also where no record has it."""
+    known = (*RECORD_COLUMNS, *SETTINGS, *DERIVED_COLUMNS, *METRIC_COLUMNS)
+    empty: Columns = {key: np.empty(0) if key in NUMBER_COLUMNS else [] for key in known}
+    if not columns:
+        return pd.DataFrame(empty)
+    return pd.DataFrame(columns | {key: None for key in SETTINGS if key not in columns})
+
+
+def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
+    return {name: [*column] for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def _settings(configs: Sequence[Mapping[str, Any]]) -> Columns:
+    """The configurations' columns; what is no single value as its JSON, for cells must be comparable."""
+    keys = dict.fromkeys(key for shape in dict.fromkeys(map(tuple, configs)) for key in shape)
+    return {
+        key: [_comparable(config.get(key)) for config in configs] for key in keys if key not in RECORD_COLUMNS
+    }
+
+
+def _below(columns: Sequence[Any], counts: Sequence[int]) -> Any:
+    """One column of all parts; None stands for one that a part lacks."""
+    if isinstance(columns[0], np.ndarray):
+        return np.concatenate(columns)
+    whole = ([None] * count if part is None else part for part, count in zip(columns, counts, strict=True))
+    return [*chain.from_iterable(whole)]
+
+
+def device_name(record: Recorded) -> str | None:
+    """The device the numbers belong to; None where another machine than the target wrote the record."""
+    ran_here = record.provenance in RAN_HERE
+    return record.environment.get("device_name") if ran_here and record.environment else None
+
+
+def device_memory_bytes(record: Recorded) -> int | None:
+    """What one GPU of the machine has; None on a CPU and where the numbers belong to another machine."""
+    if record.provenance not in RAN_HERE or not record.environment:
+        return None
+    sizes = record.environment.get("gpu_memory_bytes")
+    return sizes[0] if sizes else None
+
+
+def config_columns(frame: pd.DataFrame) -> list[str]:
+    """The columns that hold the cell's configuration, in the record's order."""
+    return [column for column in frame.columns if column not in NO_SETTING]
+
+
+def peak_flops_per_s(folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
+    """Dense 16-bit peak per hardware name, FLOP/s, for the hardware whose datasheet is known."""
+    return hardware_facts("peak_flops_per_s", folder)
+
+
+def hardware_facts(key: str, folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
+    """One number per hardware name, for the hardware of which it is known."""
+    known = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml"))]
+    return {each["name"]: float(each[key]) for each in known if key in each}
+
+
+def row_of(record: Recorded, peaks: Mapping[str, float]) -> Row:
+    """What of a record becomes a row of the frame. `peaks` maps hardware to peak FLOP/s."""
+    return Row(
+        identity=IDENTITY(record),
+        config=record.config,
+        derived=(device_name(record), device_memory_bytes(record), _sequences_per_step(record.config)),
+        metrics=of_record(record, peaks),
+    )
+
+
+def _sequences_per_step(config: Mapping[str, Any]) -> int | None:
+    """Whole sequences in one optimizer step over all ranks; None where a record does not say."""
+    count = 1
+    for key in ("batch", "grad_accum", "dp_replicate", "dp_shard"):
+        if config.get(key) is None:
+            return None
+        count *= config[key]
+    return count
+
+
+def _comparable(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if type(value) in NO_SCALAR else value

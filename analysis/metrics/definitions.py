@@ -1,0 +1,183 @@
+"""Every metric in one table: its column, how it is computed and reduced, and the page that explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from analysis.labels import (
+    bytes_label,
+    number_label,
+    percent_label,
+    ratio_label,
+    teraflops_label,
+    text_label,
+)
+from analysis.metrics import quantities as q
+from analysis.metrics.measured import measured, resident_above_base, straggler_gap_ms, worst_rank
+from analysis.metrics.quantities import Quantity
+from analysis.metrics.recorded import Recorded
+
+
+class Reduction(Enum):
+    """How the repeats of a cell become one value; all but the last are over those that worked."""
+
+    MEDIAN = "median"
+    RATE = "rate"
+    """The median of its reciprocal, the time: rates are never averaged."""
+    FIRST = "first"
+    """Parts of one step add up; medians of parts over several do not."""
+    FIRST_OF_ALL = "first of all"
+    """Also of repeats that failed."""
+
+
+MEDIAN, RATE, FIRST, FIRST_OF_ALL = Reduction
+LABELS: Mapping[str, Callable[[Any], str]] = {"bytes": bytes_label, "share": percent_label}
+"""By what a column's name ends with; the others are plain numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric: a column of the frame and of summary.csv."""
+
+    column: str
+    """Named with its unit: `_ms`, `_bytes`."""
+    quantity: Quantity
+    source: str | None = None
+    """What of Measured it is computed from; None where it is not computed from one record alone."""
+    of: Callable[[Any], Any] | None = None
+    """Its value, of that; None where that is the value."""
+    over_repeats: Reduction = MEDIAN
+    label: Callable[[Any], str] | None = None
+    """Its value in a reader's words; None where the end of the column says it."""
+
+    @property
+    def is_text(self) -> bool:
+        return self.label is text_label
+
+    def text(self, value: Any) -> str:
+        """A value in a reader's words; empty where it is missing."""
+        return (self.label or LABELS.get(self.column.rpartition("_")[2], number_label))(value)
+
+    def from_measured(self) -> tuple[Callable[[Any], Any], ...]:
+        """What to do with a Measured, one after the other while there is something."""
+        field, _, path = str(self.source).partition(".")
+        return attrgetter(field), *([attrgetter(path)] if path else []), *([self.of] if self.of else [])
+
+
+DEFINITIONS = (
+    # Of one record.
+    Definition("attention_forward_ms", q.ATTENTION_ALONE, "calls.forward_ms"),
+    Definition("attention_backward_ms", q.ATTENTION_ALONE, "calls.backward_ms"),
+    Definition("attention_flops_per_s", q.ATTENTION_ALONE, "calls.flops_per_s", label=teraflops_label),
+    Definition("attention_of_single", q.ATTENTION_ALONE, "calls.of_single", label=percent_label),
+    Definition("out_error_ulps", q.ERROR_ULPS, "calls.error_ulps.out"),
+    Definition("dq_error_ulps", q.ERROR_ULPS, "calls.error_ulps.dq"),
+    Definition("control_out_error_ulps", q.ERROR_ULPS, "control_error_ulps.out"),
+    Definition("control_dq_error_ulps", q.ERROR_ULPS, "control_error_ulps.dq"),
+    Definition("n_steps", q.STEP_TIME, "steps.sorted_ms", len, over_repeats=FIRST),
+    Definition("warmup", q.STEP_TIME, "steps.warmup", over_repeats=FIRST, label=text_label),
+    Definition("tokens_per_step", q.TOKENS_PER_S, "steps.tokens", over_repeats=FIRST),
+    Definition("step_time_ms", q.STEP_TIME, "steps.median_ms"),
+    Definition("step_time_low_ms", q.STEP_TIME, "steps.low_ms", over_repeats=FIRST),
+    Definition("step_time_high_ms", q.STEP_TIME, "steps.high_ms", over_repeats=FIRST),
+    Definition("tokens_per_s", q.TOKENS_PER_S, "steps.tokens_per_s", over_repeats=RATE),
+    Definition("tokens_per_s_low", q.TOKENS_PER_S, "steps.tokens_per_s_low", over_repeats=FIRST),
+    Definition("tokens_per_s_high", q.TOKENS_PER_S, "steps.tokens_per_s_high", over_repeats=FIRST),
+    Definition("tokens_per_s_per_rank", q.TOKENS_PER_S, "steps.tokens_per_s_per_rank", over_repeats=RATE),
+    Definition("window_tokens_per_s", q.TOKENS_PER_S, "steps.window_tokens_per_s", over_repeats=RATE),
+    Definition("peak_allocated_bytes", q.ALLOCATED, "memory.peak_allocated_bytes", worst_rank),
+    Definition("peak_reserved_bytes", q.OTHER_MEMORY, "memory.peak_reserved_bytes", worst_rank),
+    Definition("peak_resident_bytes", q.OTHER_MEMORY, "memory.peak_resident_bytes", worst_rank),
+    Definition("resident_above_base_bytes", q.OTHER_MEMORY, "memory", resident_above_base),
+    Definition("whole_life_allocated_bytes", q.ALLOCATED, "memory.whole_life_allocated_bytes", worst_rank),
+    Definition("device_used_bytes", q.OTHER_MEMORY, "memory.device_used_bytes", worst_rank),
+    Definition("communication_share", q.COMMUNICATION_SHARE, "communication.total"),
+    Definition("exposed_communication_share", q.COMMUNICATION_SHARE, "communication.exposed"),
+    Definition("attention_exchange_share", q.ATTENTION_EXCHANGE_SHARE, "exchange.total"),
+    Definition("exposed_attention_exchange_share", q.ATTENTION_EXCHANGE_SHARE, "exchange.exposed"),
+    Definition("traced_to_timed", q.TRACED_TO_TIMED, "traced_to_timed", label=ratio_label),
+    Definition("straggler_gap_ms", q.STRAGGLER_GAP, "trace.step_ms", straggler_gap_ms),
+    Definition("mfu_causal", q.MFU, "utilisation.mfu_causal", over_repeats=RATE, label=percent_label),
+    Definition("mfu_full", q.MFU, "utilisation.mfu_full", over_repeats=RATE, label=percent_label),
+    Definition("hfu_causal", q.MFU, "utilisation.hfu_causal", over_repeats=RATE, label=percent_label),
+    Definition("hfu_full", q.MFU, "utilisation.hfu_full", over_repeats=RATE, label=percent_label),
+    Definition("first_loss", q.TRAINING_SIGNAL, "losses.loss", itemgetter(0)),
+    Definition("last_loss", q.TRAINING_SIGNAL, "losses.loss", itemgetter(-1)),
+    Definition("note", q.STABILITY, "note", over_repeats=FIRST_OF_ALL, label=text_label),
+    Definition("part_attention_ms", q.STEP_PARTS, "parts.attention", over_repeats=FIRST),
+    Definition("part_imbalance_ms", q.WAITING, "parts.imbalance", over_repeats=FIRST),
+    Definition("part_packing_ms", q.PACKING, "parts.packing", over_repeats=FIRST),
+    Definition("part_transfer_ms", q.STEP_PARTS, "parts.transfer", over_repeats=FIRST),
+    Definition("part_waiting_ms", q.WAITING, "parts.waiting", over_repeats=FIRST),
+    Definition("part_model_state_ms", q.STEP_PARTS, "parts.model_state", over_repeats=FIRST),
+    Definition("part_other_exchange_ms", q.STEP_PARTS, "parts.other_exchange", over_repeats=FIRST),
+    Definition("part_optimizer_ms", q.STEP_PARTS, "parts.optimizer", over_repeats=FIRST),
+    Definition("part_other_compute_ms", q.STEP_PARTS, "parts.other_compute", over_repeats=FIRST),
+    Definition("part_idle_ms", q.IDLE, "parts.idle", over_repeats=FIRST),
+    # Of a record as it stands, of a cell's repeats, and of a cell beside others.
+    Definition("wall_s", q.CELL_TIME),
+    Definition("fixed_cost_s", q.CELL_TIME),
+    Definition("repeats", q.SAMPLES),
+    Definition("failed_repeats", q.SAMPLES),
+    Definition("n", q.SAMPLES),
+    Definition("n_of", q.SAMPLES, label=text_label),
+    Definition("tokens_per_s_lowest_repeat", q.TOKENS_PER_S),
+    Definition("tokens_per_s_highest_repeat", q.TOKENS_PER_S),
+    Definition("capacity_bytes", q.CAPACITY),
+    Definition("capacity_source", q.CAPACITY, label=text_label),
+    Definition("capacity_share", q.CAPACITY),
+    Definition("speed_up", q.SPEED_UP, label=ratio_label),
+    Definition("speed_up_base_cell_id", q.SPEED_UP, label=text_label),
+    Definition("speed_up_base_ranks", q.SPEED_UP),
+    Definition("scaling_base_cell_id", q.SCALING, label=text_label),
+    Definition("scaling_base_strategy", q.SCALING, label=text_label),
+    Definition("scaling_base_ranks", q.SCALING),
+    Definition("scaling_speed_up", q.SCALING, label=ratio_label),
+    Definition("scaling_efficiency", q.SCALING, label=percent_label),
+    Definition("part_ideal_attention_ms", q.IDEAL_ATTENTION),
+    Definition("part_block_efficiency_ms", q.IDEAL_ATTENTION),
+)  # fmt: skip
+"""In the order of the columns; those of one record stand first."""
+
+QUANTITIES = tuple(dict.fromkeys([*(each.quantity for each in DEFINITIONS), *q.WITHOUT_METRIC]))
+BY_COLUMN: Mapping[str, Definition] = {each.column: each for each in DEFINITIONS}
+OF_RECORD = tuple(each for each in DEFINITIONS if each.source is not None)
+"""The metrics that are computed from one record; the others come with its identity, or from other cells."""
+_COMPUTED = tuple(each.from_measured() for each in OF_RECORD)
+
+
+def of_record(record: Recorded, peaks: Mapping[str, float]) -> tuple[Any, ...]:
+    """The values of OF_RECORD for one record; all but the note are None without a valid result.
+
+    `peaks` maps a hardware's name to its peak FLOP/s.
+    """
+    found = measured(record, peaks)
+    values = []
+    for functions in _COMPUTED:
+        value: Any = found
+        for function in functions:
+            value = function(value)
+            if value is None:
+                break
+        values.append(value)
+    return tuple(values)
+
+
+def columns_reduced(how: Reduction) -> list[str]:
+    """The columns whose repeats are reduced in this way."""
+    return [each.column for each in OF_RECORD if each.over_repeats is how]
+
+
+def text_of(cell: Mapping[Any, Any], column: str) -> str:
+    """A cell's value in a reader's words; empty where it is missing."""
+    return BY_COLUMN[column].text(cell[column])
+
+
+def meanings_of(columns: Iterable[str]) -> list[str | None]:
+    """The meaning of each column, None where it is no measured quantity."""
+    found = map(BY_COLUMN.get, columns)
+    return [None if each is None else each.quantity.meaning for each in found]

@@ -1,0 +1,249 @@
+"""What one record measured, made ready for its metrics. Every function is pure; not measured is None."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from analysis.metrics.notes import note_of
+from analysis.metrics.recorded import AttentionCalls, Losses, Memory, Recorded, Timing, Trace, Ulps
+from analysis.metrics.step_parts import StepParts, step_parts
+from bench.statistics import median_interval
+
+MAX_TRACED_TO_TIMED = 1.2
+"""Above this the profiler slowed the step too much for its shares to describe the timed one."""
+
+PEAK_DTYPES = frozenset({"bf16", "fp16"})
+"""`peak_flops_per_s` in conf/hardware is the dense 16-bit figure, so MFU exists for these only."""
+
+
+class Steps(Struct, frozen=True, kw_only=True):
+    """The timed steps, each as long as its slowest rank took."""
+
+    sorted_ms: Sequence[float]
+    median_ms: float
+    low_ms: float | None
+    """Both ends of the median's 95 % interval; None where there are too few steps for one."""
+    high_ms: float | None
+    warmup: str
+    tokens: int
+    """Of one step, as are those of the next four per second."""
+    tokens_per_s: float
+    tokens_per_s_low: float | None
+    tokens_per_s_high: float | None
+    tokens_per_s_per_rank: float
+    window_tokens_per_s: float
+    """All tokens over the whole window of the rank that took longest."""
+
+
+class Utilisation(Struct, frozen=True, kw_only=True):
+    """Fractions of the peak; None where the FLOPs are not known."""
+
+    mfu_causal: float | None
+    mfu_full: float | None
+    hfu_causal: float | None
+    hfu_full: float | None
+
+
+class Calls(Struct, frozen=True, kw_only=True):
+    """Calls of attention alone, each as long as its slowest rank took."""
+
+    forward_ms: float
+    """The median over calls, as the next one."""
+    backward_ms: float
+    flops_per_s: float | None
+    """Of all ranks, forward and backward, by the area that the mask leaves; backward as 2.5 forwards
+    (arXiv:2307.08691, section 4)."""
+    of_single: float | None
+    """The time of the same kernel on one device, divided by the ranks that share a sequence, over this one's:
+    1 is ideal."""
+    error_ulps: Ulps
+
+
+class Share(NamedTuple):
+    """Communication of one traced step as a fraction of that step: the worst rank's, each by itself."""
+
+    total: float
+    exposed: float
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """One record that worked. Each field is what some metrics are computed from, None where it is unknown."""
+
+    steps: Steps | None = None
+    utilisation: Utilisation | None = None
+    memory: Memory | None = None
+    traced_to_timed: float | None = None
+    trace: Trace | None = None
+    """None also where the trace is void, as are the next three."""
+    communication: Share | None = None
+    exchange: Share | None = None
+    parts: StepParts | None = None
+    losses: Losses | None = None
+    calls: Calls | None = None
+    control_error_ulps: Ulps | None = None
+    """The kernel's own error, on one device."""
+    note: str | None = None
+    """What a reader must know, also of a record that did not work."""
+
+
+def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
+    """The record made ready; only the reason as its note where it has no valid result.
+
+    `peaks` maps a hardware's name to its peak FLOP/s.
+    """
+    if record.status != "ok":
+        return Measured(note=record.reason)
+    steps, trace = _steps(record.timing) if record.timing else None, record.trace
+    ratio = max(trace.step_ms) / steps.median_ms if trace and steps else None
+    void = ratio is not None and ratio > MAX_TRACED_TO_TIMED
+    if void:
+        trace = None
+    return Measured(
+        steps=steps,
+        utilisation=_utilisation(record, steps, peaks) if steps else None,
+        memory=record.memory,
+        traced_to_timed=ratio,
+        trace=trace,
+        communication=communication_share(trace) if trace else None,
+        exchange=attention_exchange_share(trace) if trace else None,
+        parts=step_parts(trace) if trace else None,
+        losses=record.losses if record.losses and record.losses.loss else None,
+        calls=_calls(record) if record.attention else None,
+        control_error_ulps=record.attention.control_error_ulps
+        if record.attention and record.analytic
+        else None,
+        note=note_of(record, steps.sorted_ms if steps else (), void_ratio=ratio if void else None),
+    )
+
+
+def slowest_rank_ms(step_times_ms: Sequence[Sequence[float]]) -> list[float]:
+    """Per step the slowest rank's time in ms, from `step_times_ms[rank][step]`."""
+    return [*map(max, *step_times_ms)] if len(step_times_ms) > 1 else [*chain(*step_times_ms)]
+
+
+def tokens_per_s(tokens: float, time_ms: float) -> float:
+    """Tokens per second from tokens and the milliseconds they took."""
+    return tokens / time_ms * 1e3
+
+
+def worst_rank(per_rank: Sequence[float | None] | None) -> float | None:
+    """The largest of the ranks' values; None where nothing was measured."""
+    return max([value for value in per_rank if value is not None], default=None) if per_rank else None
+
+
+def resident_above_base(memory: Memory) -> float | None:
+    """The worst rank's resident memory above its own base."""
+    resident, base = memory.peak_resident_bytes or (), memory.base_resident_bytes or ()
+    return worst_rank(
+        [
+            peak - start
+            for peak, start in zip(resident, base, strict=False)
+            if peak is not None and start is not None
+        ]
+    )
+
+
+def communication_share(trace: Trace) -> Share:
+    """Total and exposed communication as fractions of the traced step of the rank with the most of it."""
+    return Share(_share(trace.total_ms, trace.step_ms), _share(trace.exposed_ms, trace.step_ms))
+
+
+def attention_exchange_share(trace: Trace) -> Share | None:
+    """The same of the attention exchange alone; None where a record does not tell purposes apart."""
+    total_ms, exposed_ms = trace.purpose_total_ms, trace.purpose_exposed_ms
+    if total_ms is None or exposed_ms is None or any(trace.unjoined):
+        return None
+    nothing = [0.0] * len(trace.step_ms)
+    total, exposed = (times.get("attention", nothing) for times in (total_ms, exposed_ms))
+    return Share(_share(total, trace.step_ms), _share(exposed, trace.step_ms))
+
+
+def straggler_gap_ms(step_ms: Sequence[float]) -> float:
+    """How much longer the slowest rank's step took than the median rank's."""
+    return max(step_ms) - statistics.median(step_ms)
+
+
+def utilisation(flops: float, step_ms: float, ranks: int, peak_flops_per_s: float) -> float:
+    """Fraction of the peak of all ranks together that `flops` in one step amount to."""
+    return flops / (step_ms / 1e3 * ranks * peak_flops_per_s)
+
+
+def _steps(timing: Timing) -> Steps:
+    steps_ms = sorted(slowest_rank_ms(timing.step_times_ms))
+    median_ms, interval, tokens = (
+        statistics.median(steps_ms),
+        median_interval(steps_ms),
+        timing.tokens_per_step,
+    )
+    rate = tokens_per_s(tokens, median_ms)
+    return Steps(
+        sorted_ms=steps_ms,
+        median_ms=median_ms,
+        low_ms=interval.low if interval else None,
+        high_ms=interval.high if interval else None,
+        warmup=timing.warmup,
+        tokens=tokens,
+        tokens_per_s=rate,
+        tokens_per_s_low=tokens_per_s(tokens, interval.high) if interval else None,
+        tokens_per_s_high=tokens_per_s(tokens, interval.low) if interval else None,
+        tokens_per_s_per_rank=rate / len(timing.step_times_ms),
+        window_tokens_per_s=tokens_per_s(tokens * len(steps_ms), max(timing.window_ms)),
+    )
+
+
+def _utilisation(record: Recorded, steps: Steps, peaks: Mapping[str, float]) -> Utilisation | None:
+    peak = peaks.get(str(record.config.get("hardware")))
+    if peak is None or record.config.get("dtype") not in PEAK_DTYPES:
+        return None
+    if record.analytic is None or record.timing is None:
+        return None
+    ranks, analytic = len(record.timing.step_times_ms), record.analytic
+
+    def of(flops: float | None) -> float | None:
+        return None if flops is None else utilisation(flops, steps.median_ms, ranks, peak)
+
+    return Utilisation(
+        mfu_causal=of(analytic.model_flops_causal),
+        mfu_full=of(analytic.model_flops_full),
+        hfu_causal=of(analytic.hardware_flops_causal),
+        hfu_full=of(analytic.hardware_flops_full),
+    )
+
+
+def _calls(record: Recorded) -> Calls | None:
+    """None of a record without arithmetic."""
+    section, analytic = record.attention, record.analytic
+    if section is None or analytic is None:
+        return None
+    forward_ms, backward_ms = slowest_rank_ms(section.forward_ms), slowest_rank_ms(section.backward_ms)
+    both_ms = _median_of_both(forward_ms, backward_ms)
+    forward_flops, backward_flops = analytic.attention_forward_flops, analytic.attention_backward_flops
+    flops = None if forward_flops is None or backward_flops is None else forward_flops + backward_flops
+    return Calls(
+        forward_ms=statistics.median(forward_ms),
+        backward_ms=statistics.median(backward_ms),
+        flops_per_s=flops and flops / both_ms * 1e3,
+        of_single=_of_single(section, both_ms, record.config.get("sp_degree", 1)),
+        error_ulps=section.error_ulps,
+    )
+
+
+def _of_single(section: AttentionCalls, both_ms: float, sp_degree: int) -> float | None:
+    forward_ms, backward_ms = section.single_forward_ms, section.single_backward_ms
+    if forward_ms is None or backward_ms is None:
+        return None
+    return _median_of_both(forward_ms, backward_ms) / sp_degree / both_ms
+
+
+def _median_of_both(forward_ms: Sequence[float], backward_ms: Sequence[float]) -> float:
+    return statistics.median(map(sum, zip(forward_ms, backward_ms, strict=True)))
+
+
+def _share(part_ms: Sequence[float], step_ms: Sequence[float]) -> float:
+    worst = max(range(len(part_ms)), key=part_ms.__getitem__)
+    return part_ms[worst] / step_ms[worst]

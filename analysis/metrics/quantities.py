@@ -1,0 +1,179 @@
+"""What is measured, in a reader's words: each quantity has a page in docs/quantities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One quantity, which may have several metrics and fields of a record."""
+
+    page: str
+    """docs/quantities/<page>.md says more."""
+    name: str
+    unit: str
+    meaning: str
+    """One sentence; tooltips and the page say the same."""
+    fields: tuple[str, ...] = ()
+    """Where a record has it, as `section.field`."""
+
+
+TOKENS_PER_S = Quantity(
+    "tokens_per_second", "Tokens per second", "tokens/s",
+    "Tokens of all whole sequences of a step, over the slowest rank's median step.",
+    ("timing.tokens_per_step", "timing.window_ms"),
+)  # fmt: skip
+STEP_TIME = Quantity(
+    "step_time", "Step time", "ms",
+    "The median over the timed steps of what the slowest rank took, from batch fetch to zero_grad.",
+    ("timing.step_times_ms", "timing.warmup"),
+)  # fmt: skip
+SAMPLES = Quantity(
+    "samples", "Samples, repeats and the 95 % interval", "count",
+    "How many samples a median is of: steps of the only repeat, or repeats; six give an interval.",
+)  # fmt: skip
+MFU = Quantity(
+    "mfu", "MFU and HFU", "fraction 0..1",
+    "The FLOP/s that a step amounts to, over the dense 16-bit peak of all its GPUs together.",
+)  # fmt: skip
+ALLOCATED = Quantity(
+    "peak_allocated", "Peak allocated memory", "bytes",
+    "The most bytes that tensors held at once on the worst rank, once the cell runs at full length.",
+    ("memory.peak_allocated_bytes", "memory.peak_phase", "memory.whole_life_allocated_bytes",
+     "memory.whole_life_phase"),
+)  # fmt: skip
+OTHER_MEMORY = Quantity(
+    "other_memory", "Reserved, device-used and resident memory", "bytes",
+    "What the allocator, the whole device and the process held, tensors or not, on the worst rank.",
+    ("memory.peak_reserved_bytes", "memory.whole_life_reserved_bytes", "memory.device_used_bytes",
+     "memory.device_used_reason", "memory.peak_resident_bytes", "memory.base_resident_bytes"),
+)  # fmt: skip
+CAPACITY = Quantity(
+    "capacity", "Memory capacity", "bytes, fraction",
+    "The memory one rank may use, its limit or its device's, and the part of it that tensors reached.",
+)  # fmt: skip
+OUT_OF_MEMORY = Quantity(
+    "out_of_memory", "Out of memory and the longest length that fits", "bytes, tokens",
+    "The allocation that failed, what held memory then, and the longest length that was run without it.",
+    ("failure.out_of_memory.memory", "failure.out_of_memory.requested_bytes",
+     "failure.out_of_memory.limit_bytes", "failure.out_of_memory.held_bytes",
+     "failure.out_of_memory.largest", "memory.limit_base_bytes"),
+)  # fmt: skip
+COMMUNICATION_SHARE = Quantity(
+    "communication_share", "Communication share", "fraction 0..1",
+    "The part of the traced step with communication in flight; exposed: with no compute on that rank.",
+    ("trace.step_ms", "trace.total_ms", "trace.exposed_ms", "trace.communication_ms", "trace.calls"),
+)  # fmt: skip
+ATTENTION_EXCHANGE_SHARE = Quantity(
+    "attention_exchange_share", "Attention exchange share", "fraction 0..1",
+    "The part of the traced step with the attention exchange in flight; exposed: with no compute then.",
+    ("trace.purpose_total_ms", "trace.purpose_exposed_ms", "trace.unjoined"),
+)  # fmt: skip
+WAITING = Quantity(
+    "waiting", "Waiting and load imbalance", "ms",
+    "Time in which a rank was there and the last of those that had to meet it was not.",
+    ("trace.purpose_waiting_ms", "trace.purpose_exposed_waiting_ms"),
+)  # fmt: skip
+PACKING = Quantity(
+    "packing", "Packing", "ms",
+    "Time of the operators inside attention that copy, arrange or convert and calculate nothing.",
+)  # fmt: skip
+IDLE = Quantity(
+    "idle", "Idle time", "ms",
+    "Time of the traced step in which a rank ran no operator or kernel and nothing was on its way.",
+    ("trace.idle_ms",),
+)  # fmt: skip
+STEP_PARTS = Quantity(
+    "step_parts", "Parts of a step", "ms",
+    "The traced step of the rank that attention kept busiest, every instant counted once.",
+    ("trace.compute_ms",),
+)  # fmt: skip
+IDEAL_ATTENTION = Quantity(
+    "ideal_attention", "Ideal attention and the waterfall", "ms",
+    "What local's attention took for the same work, divided by the cores or GPUs of the cell.",
+)  # fmt: skip
+STRAGGLER_GAP = Quantity(
+    "straggler_gap", "Straggler gap", "ms",
+    "How much longer the slowest rank's traced step took than the median rank's.",
+)  # fmt: skip
+CAUSAL_AREA = Quantity(
+    "causal_area", "Causal area", "(query, key, head) triples",
+    "How many (query, key, head) triples the causal mask leaves a rank, of one sequence and layer.",
+    ("trace.causal_area",),
+)  # fmt: skip
+TRACED_TO_TIMED = Quantity(
+    "traced_to_timed", "Traced step over timed step", "ratio",
+    "The slowest rank's traced step over the median timed step; above 1.2 the trace's shares are void.",
+)  # fmt: skip
+PAYLOAD = Quantity(
+    "payload", "Payload bytes", "bytes per step and rank",
+    "What a rank hands to collectives in one step for others to have, each byte counted once.",
+    ("engagement.sent_bytes", "engagement.calls", "engagement.attention_shapes", "engagement.modules",
+     "engagement.attention_name"),
+)  # fmt: skip
+ATTENTION_PARITY = Quantity(
+    "attention_parity", "Attention parity", "relative error",
+    "How far the strategy's attention is from plain float64 attention, relative to the exact maximum.",
+    ("parity.errors", "parity.limits", "parity.tokens", "parity.checked_in", "parity.reason"),
+)  # fmt: skip
+OBJECTIVE_PARITY = Quantity(
+    "objective_parity", "Objective parity", "relative error",
+    "How far loss and gradients of one step of a two-layer cut are from float64 on one rank.",
+)  # fmt: skip
+ERROR_ULPS = Quantity(
+    "error_ulps", "Error in ulps", "ulps",
+    "The largest deviation from float64 of sampled tokens, in ulps of the dtype at a row's maximum.",
+    ("attention.error_rows", "attention.error_ulps", "attention.control_error_ulps"),
+)  # fmt: skip
+ATTENTION_ALONE = Quantity(
+    "attention_alone", "Attention alone", "ms, FLOP/s, fraction",
+    "One attention call, forward and backward, and how near it comes to one device's over the ranks.",
+    ("attention.forward_ms", "attention.backward_ms", "attention.single_forward_ms",
+     "attention.single_backward_ms", "attention.single_reason"),
+)  # fmt: skip
+TRAINING_SIGNAL = Quantity(
+    "training_signal", "Loss, gradient norm and tokens", "nats per token, norm, count",
+    "The mean loss per valid token of all ranks, the gradient's norm, and proof of the tokens they saw.",
+    ("losses.loss", "losses.grad_norm", "losses.valid_tokens", "losses.tokens_digest",
+     "losses.expected_digest"),
+)  # fmt: skip
+SPEED_UP = Quantity(
+    "speed_up", "Speed-up", "ratio",
+    "Tokens per second over those of the fastest local cell that did the same work on the same machine.",
+)  # fmt: skip
+SCALING = Quantity(
+    "scaling", "Scaling", "ratio, fraction",
+    "Tokens per second over those of the fewest ranks that did the same work, also per rank.",
+)  # fmt: skip
+TELEMETRY = Quantity(
+    "telemetry", "Telemetry", "W, MHz, fraction, count",
+    "What devices and machine did while the clock ran: power, clocks, throttling, load, lost cores.",
+    ("telemetry.reason", "telemetry.throttled", "telemetry.sample_ms", "telemetry.power_w",
+     "telemetry.sm_clock_mhz", "telemetry.reference_clock_mhz", "telemetry.utilisation",
+     "telemetry.clock_events", "telemetry.foreign_processes", "telemetry.load_average",
+     "telemetry.involuntary_switches"),
+)  # fmt: skip
+CELL_TIME = Quantity(
+    "cell_time", "Time of a cell and its fixed cost", "s",
+    "What a cell took from start to end, and what of it was not its own steps, checks and traces.",
+    ("failure.found_after_s",),
+)  # fmt: skip
+HARNESS_OVERHEAD = Quantity(
+    "harness_overhead", "What the harness costs", "ratio, s",
+    "A timed step over the same step in a bare loop, and a cell's fixed cost over torchrun's.",
+)  # fmt: skip
+STABILITY = Quantity(
+    "stability", "Flags on a cell", "text",
+    "What a reader must know before trusting a number: unsteady steps, a busy machine, void shares.",
+)  # fmt: skip
+SWEEP_RATIO = Quantity(
+    "sweep_ratio", "Ratio of two sweeps", "ratio",
+    "The median time of a cell before over its median time after, with a bootstrapped 95 % interval.",
+)  # fmt: skip
+
+WITHOUT_METRIC = (
+    OUT_OF_MEMORY, CAUSAL_AREA, PAYLOAD, ATTENTION_PARITY, OBJECTIVE_PARITY, TELEMETRY,
+    HARNESS_OVERHEAD, SWEEP_RATIO,
+)  # fmt: skip
+"""Those of which only the record says something, or another command."""

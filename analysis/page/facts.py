@@ -1,0 +1,204 @@
+"""What the page says of one cell beside its row in the table, and of each record behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.cells.capacity import capacity_label
+from analysis.cells.comparison import BASE
+from analysis.figures.waterfall import step_ms, waterfall_of
+from analysis.frame.load import Record
+from analysis.labels import SHARED_CORES, bytes_label, count_label, number_label, status_label
+from analysis.metrics.definitions import text_of
+
+MODEL_UTILISATION, HARDWARE_UTILISATION = ("mfu_causal", "mfu_full"), ("hfu_causal", "hfu_full")
+THROTTLED: Mapping[str, str] = {"True": "yes", "False": "no"}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One record behind a cell, in a reader's words."""
+
+    title: str
+    facts: list[tuple[str, str]]
+    """Pairs of name and text."""
+    blocks: list[tuple[str, ...]]
+    """The largest classes of live blocks behind a failed allocation."""
+    log_tail: str | None
+
+
+def cell_facts(cell: Mapping[Any, Any]) -> list[tuple[str, str]]:
+    """Names and texts of what no column of the table shows, without those that are not known."""
+    facts = {
+        "tokens/s per rank": text_of(cell, "tokens_per_s_per_rank"),
+        "tokens/s over the whole window": text_of(cell, "window_tokens_per_s"),
+        "MFU (causal / full)": _percents(cell, MODEL_UTILISATION),
+        "HFU (causal / full)": _percents(cell, HARDWARE_UTILISATION),
+        "speed-up": _speed_up(cell),
+        "strong scaling": _scaling(cell),
+        "memory one rank may use": capacity_label(cell),
+        "peak reserved": text_of(cell, "peak_reserved_bytes"),
+        "from ideal attention to the traced step": _waterfall(cell),
+        "straggler gap": _with_unit(text_of(cell, "straggler_gap_ms"), "ms"),
+    }
+    return [(name, text) for name, text in facts.items() if text]
+
+
+def _waterfall(cell: Mapping[Any, Any]) -> str:
+    """`ideal attention 1.20 ms + packing 0.30 ms + ... = 5.60 ms`, without what took no time."""
+    if pd.isna(cell["part_attention_ms"]):
+        return ""
+    parts = [f"{part.label} {number_label(ms)} ms" for part, ms in waterfall_of(cell) if ms]
+    return f"{' + '.join(parts)} = {number_label(step_ms(cell))} ms"
+
+
+def _percents(cell: Mapping[Any, Any], columns: tuple[str, ...]) -> str:
+    """`38.1 % / 61.0 %`, a dash for one that is not known."""
+    texts = [text_of(cell, column) for column in columns]
+    return " / ".join(text or "-" for text in texts) if any(texts) else ""
+
+
+def _speed_up(cell: Mapping[Any, Any]) -> str:
+    """`1.90 times local on 1 rank (cell 0123456789ab)`."""
+    return _over_base(cell, "speed_up", BASE, cell["speed_up_base_ranks"], cell["speed_up_base_cell_id"])
+
+
+def _scaling(cell: Mapping[Any, Any]) -> str:
+    """The same over the fewest ranks, with what that is of the ideal."""
+    base = (cell["scaling_base_ranks"], cell["scaling_base_cell_id"])
+    text = _over_base(cell, "scaling_speed_up", cell["scaling_base_strategy"], *base)
+    if not text:
+        return ""
+    caveat = f"; {SHARED_CORES}" if cell["cluster.device"] == "cpu" else ""
+    return f"{text}, efficiency {text_of(cell, 'scaling_efficiency')}{caveat}"
+
+
+def _over_base(cell: Mapping[Any, Any], column: str, strategy: str, ranks: float | None, cell_id: str) -> str:
+    if pd.isna(cell[column]):
+        return ""
+    where = "" if pd.isna(ranks) else f" on {count_label(int(ranks), 'rank')}"
+    return f"{text_of(cell, column)} times {strategy}{where} (cell {cell_id})"
+
+
+def _with_unit(text: str, unit: str) -> str:
+    return f"{text} {unit}" if text else ""
+
+
+def attempt(record: Record) -> Attempt:
+    """What the page says of one record."""
+    failure = record.get("failure") or {}
+    where = [
+        f"rank {failure['rank']}" if failure.get("rank") is not None else None,
+        *(failure.get(key) for key in ("phase", "step_phase")),
+    ]
+    engagement, losses = record.get("engagement") or {}, (record.get("losses") or {}).get("loss")
+    facts = {
+        "status": status_label(record["status"]),
+        "reason": record["reason"],
+        "failed in": ", ".join(filter(None, where)),
+        "provenance": record["provenance"],
+        "started": record.get("started_at"),
+        "took": None if record.get("wall_s") is None else f"{record['wall_s']:.1f} s",
+        "attention modules entered": ", ".join(engagement.get("modules", ())),
+        "parity with float64": _parity(record.get("parity")),
+        "[tokens, query heads, KV heads] in attention": as_text(engagement.get("attention_shapes", "")),
+        "bytes sent per step, by purpose and rank": as_text(engagement.get("sent_bytes", "")),
+        **_traced(record.get("trace") or {}),
+        "loss, first to last step": f"{losses[0]:.4f} to {losses[-1]:.4f}" if losses else None,
+        **_memory_facts(record),
+    }
+    present = [(name, str(text)) for name, text in facts.items() if text]
+    title = f"repeat {record['repeat']}"
+    return Attempt(title, present, _largest_blocks(failure), failure.get("log_tail") or None)
+
+
+def _traced(trace: Mapping[str, Any]) -> dict[str, str | None]:
+    """What a traced step spent on others, in ms by purpose and rank, and how evenly work was spread."""
+    return {
+        "exposed communication, ms by purpose and rank": _times(trace.get("purpose_exposed_ms")),
+        "waiting for other ranks, ms by purpose and rank": _times(trace.get("purpose_waiting_ms")),
+        "compute, ms by part and rank": _times(trace.get("compute_ms")),
+        "causal (query, key, head) triples by rank": as_text(trace.get("causal_area") or ""),
+        "purposes unknown": "; ".join(filter(None, trace.get("unjoined", ()))),
+    }
+
+
+def _times(times_ms: Mapping[str, Sequence[float]] | None) -> str | None:
+    """`attention 1.23, 4.56; gradients 7.89, 0.12`."""
+    if not times_ms:
+        return None
+    return "; ".join(f"{name} {', '.join(map(number_label, ranks))}" for name, ranks in times_ms.items())
+
+
+def _parity(parity: Mapping[str, Any] | None) -> str | None:
+    """Every tensor's error with its limit, relative to its maximum."""
+    if not parity:
+        return None
+    if parity.get("reason"):
+        return f"not compared: {parity['reason']}"
+    pairs = (
+        f"{name} {error:.1e} (limit {parity['limits'][name]:.0e})" for name, error in parity["errors"].items()
+    )
+    return f"at {parity['tokens']} tokens: {', '.join(pairs)}"
+
+
+def as_text(value: Any) -> str:
+    """A value as a reader would write it: lists and mappings as JSON, nothing as `none`."""
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _memory_facts(record: Mapping[str, Any]) -> dict[str, str | None]:
+    """Names and texts for one record; None where it does not say."""
+    memory, telemetry = record.get("memory") or {}, record.get("telemetry") or {}
+    failed = (record.get("failure") or {}).get("out_of_memory") or {}
+    load, switches = telemetry.get("load_average"), telemetry.get("involuntary_switches")
+    return {
+        "asked for when memory ran out": bytes_label(failed.get("requested_bytes")),
+        "held by the rank then": bytes_label(failed.get("held_bytes")),
+        "memory limit": bytes_label(failed.get("limit_bytes")),
+        "steady peak, by rank": _peaks(memory.get("peak_allocated_bytes"), memory.get("peak_phase")),
+        "peak over the whole life, by rank": _peaks(
+            memory.get("whole_life_allocated_bytes"), memory.get("whole_life_phase")
+        ),
+        "device memory used": _sizes(memory.get("device_used_bytes")) or memory.get("device_used_reason"),
+        "throttled": THROTTLED.get(str(telemetry.get("throttled"))),
+        "telemetry": telemetry.get("reason"),
+        "load average when timing began": None if load is None else f"{load:.2f}",
+        "involuntary context switches while timed, by rank": ", ".join(map(str, switches or ())),
+    }
+
+
+def _largest_blocks(failure: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The classes of live blocks behind a failed allocation: role, dtype, shape, how many, bytes together."""
+    return [
+        (
+            str(block["role"]),
+            str(block["dtype"]),
+            " x ".join(map(str, block["shape"])) or "scalar",
+            f"{block['count']:,}",
+            bytes_label(block["total_bytes"]),
+        )
+        for block in (failure.get("out_of_memory") or {}).get("largest", ())
+    ]
+
+
+def _peaks(sizes: Sequence[int] | None, phases: Sequence[str | None] | None) -> str | None:
+    """`27 MiB in backward, 27 MiB in backward`."""
+    if not sizes:
+        return None
+    named = phases or [None] * len(sizes)
+    return ", ".join(
+        f"{bytes_label(size)} in {phase}" if phase else bytes_label(size)
+        for size, phase in zip(sizes, named, strict=True)
+    )
+
+
+def _sizes(sizes: Sequence[int] | None) -> str | None:
+    return ", ".join(map(bytes_label, sizes)) if sizes else None

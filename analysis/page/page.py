@@ -1,0 +1,163 @@
+"""The report's one page: everything the template shows, and the template filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from analysis.answers.next_steps import next_steps
+from analysis.answers.verdict import Verdict
+from analysis.cells.cells import Cells
+from analysis.cells.selection import for_pages
+from analysis.figures.files import FigureFile
+from analysis.frame.archive import Archive
+from analysis.frame.load import Record
+from analysis.labels import count_label
+from analysis.metrics.definitions import meanings_of
+from analysis.page.facts import Attempt, as_text, attempt, cell_facts
+from analysis.tables.attention import COLUMNS as ATTENTION_COLUMNS
+from analysis.tables.attention import HEADINGS as ATTENTION_HEADINGS
+from analysis.tables.attention import attention_rows
+from analysis.tables.rows import HEADINGS, SORTED_BY, Row, failure_reasons, rows_of
+
+BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "together")
+MAX_VALUES = 4
+"""More different values than this are counted, not listed."""
+RowsBehind = dict[tuple[str, ...], list[int]]
+"""Per cell the rows of the archive's frame that its records are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCell:
+    """One row of the table with the records behind it."""
+
+    anchor: str
+    cell_id: str
+    name: str
+    status: str
+    row: Row
+    values: list[str]
+    """What the table is sorted by, heading by heading: plain numbers or words, empty where missing."""
+    facts: list[tuple[str, str]]
+    """Of the cell as a whole."""
+    settings: list[tuple[str, str]]
+    """Those not shared by all cells."""
+    attempts: list[Attempt]
+
+
+def render(
+    archive: Archive,
+    cells: Cells,
+    found: Verdict,
+    figures: Callable[[], Sequence[FigureFile]],
+    figures_note: str | None,
+) -> str:
+    """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed.
+
+    `figures` are asked for last, so that they may still be drawn while the cells are put into words.
+    """
+    environment = Environment(
+        loader=PackageLoader("analysis.page", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shared = {key: as_text(value) for key, value in archive.shared.items()}
+    shown = for_pages(cells)
+    rows_behind = _rows_behind(archive.frame, shown.cells.frame)
+    return environment.get_template("report.html.jinja").render(
+        figures=figures(),
+        subtitle=cells.subtitle,
+        banner=cells.banner,
+        count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
+        verdict=found,
+        figures_note=figures_note,
+        headings=with_meanings(HEADINGS, SORTED_BY),
+        block_headings=BLOCK_HEADINGS,
+        reasons=failure_reasons(cells),
+        next_steps=next_steps(cells),
+        cells=shown_cells(archive, shown.cells, rows_behind, shared),
+        cells_note=shown.note,
+        attention_headings=with_meanings(ATTENTION_HEADINGS, ATTENTION_COLUMNS),
+        attention_rows=attention_rows(shown.cells),
+        shared=[*shared.items()],
+        environment=distinct_values(map(_with_packages, archive.environments)),
+    )
+
+
+def with_meanings(headings: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Each heading with what the column behind it means, None where it is no measured quantity."""
+    return [*zip(headings, meanings_of(columns), strict=True)]
+
+
+def shown_cells(
+    archive: Archive, shown: Cells, rows_behind: RowsBehind, shared: Mapping[str, str]
+) -> list[ShownCell]:
+    """The cells, each with its own settings and its records."""
+    cells = []
+    for number, (identity, name, row) in enumerate(
+        zip(_identities(shown.frame), shown.names, rows_of(shown), strict=True)
+    ):
+        records = [archive.record(row_behind) for row_behind in rows_behind[identity]]
+        cells.append(
+            ShownCell(
+                anchor=f"cell-{number}-{identity[0]}",
+                cell_id=identity[0],
+                name=f"{name}, {row.length}",
+                status=shown.rows[number]["status"],
+                row=row,
+                values=_sort_values(shown.rows[number]),
+                facts=cell_facts(shown.rows[number]),
+                settings=_own_settings(records[0], shared),
+                attempts=[attempt(record) for record in records],
+            )
+        )
+    return cells
+
+
+def _sort_values(cell: Mapping[Any, Any]) -> list[str]:
+    found = (cell[column] for column in SORTED_BY)
+    return ["" if value is None or pd.isna(value) else str(value) for value in found]
+
+
+def _rows_behind(frame: pd.DataFrame, shown: pd.DataFrame) -> RowsBehind:
+    """Per cell that is shown the rows of its records."""
+    rows: RowsBehind = {}
+    of_shown = frame[frame["cell_id"].isin(shown["cell_id"])]
+    for row, identity in zip(of_shown.index, _identities(of_shown), strict=True):
+        rows.setdefault(identity, []).append(row)
+    return rows
+
+
+def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
+    """What each row is of: the request, its provenance and machine."""
+    columns = (frame[key].fillna("").tolist() for key in ("cell_id", "provenance", "device_name"))
+    return zip(*columns, strict=True)
+
+
+def distinct_values(mappings: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Per key the different values met, as text; counted where they are many."""
+    values: dict[str, dict[str, None]] = {}
+    for mapping in mappings:
+        for key, value in mapping.items():
+            values.setdefault(key, {})[as_text(value)] = None
+    return [
+        (key, "; ".join(met) if len(met) <= MAX_VALUES else f"{len(met)} different values")
+        for key, met in values.items()
+    ]
+
+
+def _own_settings(record: Record, shared: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(key, as_text(value)) for key, value in record["config"].items() if key not in shared]
+
+
+def _with_packages(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment with its packages one by one."""
+    packages = environment.get("packages") or {}
+    rest = {key: value for key, value in environment.items() if key != "packages"}
+    return rest | {f"package {name}": version for name, version in packages.items()}

@@ -1,0 +1,217 @@
+"""The summary for people, in Markdown, HTML and a terminal, from the same rows."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+from rich.text import Text
+
+from analysis.cells.cells import Cells
+from analysis.cells.selection import ALL_IN
+from analysis.cells.series import variants
+from analysis.labels import (
+    count_label,
+    interval_label,
+    n_label,
+    share_label,
+    spread_label,
+    status_label,
+)
+from analysis.metrics.definitions import text_of
+from bench.labels import length_label
+
+OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
+HEADINGS = (
+    "strategy", "length", "ranks/sp", "status", "tokens/s", "n and 95 % interval", "step time (ms)",
+    "peak allocated (of capacity)", "attention exchange exposed / total",
+    "communication exposed / total", "traced / timed", "speed-up", "note",
+)  # fmt: skip
+SORTED_BY = (
+    "strategy", "seq_len", "cluster.world_size", "status", "tokens_per_s", "n", "step_time_ms",
+    "peak_allocated_bytes", "exposed_attention_exchange_share", "exposed_communication_share",
+    "traced_to_timed", "speed_up", "note",
+)  # fmt: skip
+"""The summary's column behind each of HEADINGS."""
+TERMINAL_HEADINGS = (
+    "strategy", "length", "ranks/sp", "status",
+    "tokens/s", "n", "95 % interval", "step ms", "peak", "exch.",
+)  # fmt: skip
+LEFT_HEADINGS = 4
+"""The first ones are words, the others numbers."""
+DISPENSABLE = ("95 % interval", "ranks/sp", "exch.", "step ms")
+"""What a narrow terminal does without, in this order."""
+TERMINAL_ROWS = 60
+MAX_REASONS = 40
+MIN_STRATEGY_COLUMNS = 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One cell in a reader's words; the fields stand in the order of HEADINGS."""
+
+    strategy: str
+    length: str
+    ranks: str
+    status: str
+    tokens_per_s: str
+    spread: str
+    step_time: str
+    peak_allocated: str
+    exchange: str
+    communication: str
+    traced_to_timed: str
+    speed_up: str
+    note: str
+
+    def texts(self) -> list[str]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+def rows_of(cells: Cells) -> list[Row]:
+    """The cells in a reader's words, in their order."""
+    keys = [key for key in cells.keys if key not in OWN_COLUMN] if len(cells) else []
+    return [_row(cell, name) for cell, name in zip(cells.rows, variants(cells.frame, keys), strict=True)]
+
+
+def markdown_text(cells: Cells) -> str:
+    """The human columns as a Markdown table."""
+    return markdown_table(HEADINGS, [row.texts() for row in rows_of(cells)])
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Texts as a Markdown table."""
+    lines = [[*headings], ["---"] * len(headings)]
+    lines += [[markdown_cell(text) for text in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def markdown_cell(text: str) -> str:
+    """Text that stays in its cell and is no markup."""
+    one_line = re.sub(r"\s*\n\s*", " ", text.strip())
+    return html.escape(one_line, quote=False).replace("\\", "\\\\").replace("|", "\\|")
+
+
+def terminal_table(cells: Cells, width: int) -> Table:
+    """The numbers of the first cells; a terminal under 100 columns does without DISPENSABLE ones."""
+    rows = _terminal_rows(cells.first(TERMINAL_ROWS))
+    shown = _fitting(rows, width)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in shown:
+        is_name = heading == TERMINAL_HEADINGS[0]
+        table.add_column(
+            heading,
+            overflow="fold",
+            min_width=MIN_STRATEGY_COLUMNS if is_name else None,
+            no_wrap=not is_name,
+            justify="left" if heading in TERMINAL_HEADINGS[:LEFT_HEADINGS] else "right",
+        )
+    for row in rows:
+        table.add_row(*(Text(row[heading]) for heading in shown))
+    return table
+
+
+def _terminal_rows(cells: Cells) -> list[dict[str, str]]:
+    """Per cell the texts under TERMINAL_HEADINGS."""
+    rows = []
+    for row, cell in zip(rows_of(cells), cells.rows, strict=True):
+        share = cell["exposed_attention_exchange_share"]
+        texts = [
+            *row.texts()[:5],
+            n_label(cell).replace("repeats", "rep."),
+            interval_label(cell).replace(" to ", "-"),
+        ]
+        texts += [
+            row.step_time,
+            text_of(cell, "peak_allocated_bytes"),
+            "" if pd.isna(share) else f"{share:.0%}",
+        ]
+        rows.append(dict(zip(TERMINAL_HEADINGS, texts, strict=True)))
+    return rows
+
+
+def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """The headings for which there is room beside the shortest strategy column."""
+    name, *others = TERMINAL_HEADINGS
+    widths = {each: 1 + max(len(each), *(len(row[each]) for row in rows), 0) for each in others}
+    for heading in DISPENSABLE:
+        if MIN_STRATEGY_COLUMNS + 1 + sum(widths.values()) > width:
+            del widths[heading]
+    return [name, *widths]
+
+
+def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Texts for a terminal, the first column as wide as it needs to be."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for number, heading in enumerate(headings):
+        width = None if number else MIN_STRATEGY_COLUMNS
+        table.add_column(
+            heading,
+            justify="right" if number else "left",
+            overflow="fold",
+            min_width=width,
+            no_wrap=number > 0,
+        )
+    for row in rows:
+        table.add_row(*(Text(text) for text in row))
+    return table
+
+
+def failure_reasons(cells: Cells) -> list[str]:
+    """Each distinct failure once, with how many cells met it, the most frequent of too many to list."""
+    failed = cells.frame[cells.frame["status"] != "ok"]
+    if failed.empty:
+        return []
+    counts = failed.groupby(["status", "reason"], dropna=False, sort=False).size().reset_index(name="count")
+    rest = counts.sort_values("count", ascending=False, kind="stable")[MAX_REASONS:]
+    reasons = [
+        f"{status_label(each['status'])} ({each['count']}): "
+        + (each["reason"] if isinstance(each["reason"], str) else "no reason recorded")
+        for each in counts.drop(rest.index).to_dict("records")
+    ]
+    if rest.empty:
+        return reasons
+    return [
+        *reasons,
+        f"{len(rest):,} more reasons, of {count_label(int(rest['count'].sum()), 'cell')}; {ALL_IN}",
+    ]
+
+
+def _row(cell: dict[Any, Any], name: str) -> Row:
+    return Row(
+        strategy=f"{cell['strategy']}, {name}" if name else str(cell["strategy"]),
+        length=length_label(int(cell["seq_len"])),
+        ranks=_ranks(cell),
+        status=_status(cell),
+        tokens_per_s=text_of(cell, "tokens_per_s"),
+        spread=spread_label(cell),
+        step_time=text_of(cell, "step_time_ms"),
+        peak_allocated=share_label(cell["peak_allocated_bytes"], cell["capacity_share"]),
+        exchange=_shares(cell, "attention_exchange_share"),
+        communication=_shares(cell, "communication_share"),
+        traced_to_timed=text_of(cell, "traced_to_timed"),
+        speed_up=text_of(cell, "speed_up"),
+        note=text_of(cell, "note"),
+    )
+
+
+def _shares(cell: dict[Any, Any], total: str) -> str:
+    """Exposed and total as `5.0 % / 10.0 %`."""
+    shares = [text_of(cell, column) for column in (f"exposed_{total}", total)]
+    return " / ".join(shares) if shares[0] else ""
+
+
+def _status(cell: dict[Any, Any]) -> str:
+    label = status_label(str(cell["status"]))
+    repeats, failed = int(cell["repeats"]), int(cell["failed_repeats"])
+    return f"{label} ({failed} of {repeats})" if 0 < failed < repeats else label
+
+
+def _ranks(cell: dict[Any, Any]) -> str:
+    parts = [cell[key] for key in ("cluster.world_size", "sp_degree")]
+    return "/".join("?" if part is None or pd.isna(part) else str(int(part)) for part in parts)

@@ -1,0 +1,105 @@
+import pytest
+import yaml
+
+from analysis.cells.capacity import capacity_label
+from analysis.figures.capacity_lines import CPU_REMARK, FAR_ABOVE
+from analysis.frame.load import HARDWARE_FOLDER, hardware_facts
+from tests.analysis.figures.test_figures import axes_of
+from tests.analysis.records import CPU, make_failure, make_record
+
+GIB = 2**30
+H100_BYTES = 85520809984
+RECORDED = {"environment": {"device_name": "NVIDIA H100 NVL", "gpu_memory_bytes": [94 * GIB]}}
+LIMIT = {"cluster.memory_limit_gib": 4.0}
+DEVICES = sorted(path.stem for path in HARDWARE_FOLDER.glob("*.yaml") if path.stem != "auto")
+
+
+def peak(gib, **config):
+    memory = make_record()["memory"] | {"peak_allocated_bytes": [int(gib * GIB)] * 2}
+    return make_record(config=config, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("record", "size", "label"),
+    [
+        (make_record(), H100_BYTES, "h100_80gb: 79.6 GiB"),
+        (make_record(**RECORDED), 94 * GIB, "NVIDIA H100 NVL: 94.0 GiB"),
+        (make_record(config={"cluster.ranks_per_gpu": 4}), H100_BYTES / 4, "h100_80gb: 19.9 GiB"),
+        (make_record(config=LIMIT), 4 * GIB, "limit 4 GiB"),
+        (make_record(config=LIMIT | CPU), 4 * GIB, "limit 4 GiB"),
+        (make_record(config=LIMIT, **RECORDED), 4 * GIB, "limit 4 GiB"),
+        (make_record(config={"cluster.memory_limit_gib": 500}), H100_BYTES, "h100_80gb: 79.6 GiB"),
+        (make_record(**RECORDED | {"provenance": "predicted"}), H100_BYTES, "h100_80gb: 79.6 GiB"),
+    ],
+)
+def test_a_rank_may_use_its_limit_or_else_its_device_or_else_what_the_hardware_has(
+    summary_of, record, size, label
+):
+    cell = summary_of([record]).iloc[0]
+    assert cell["capacity_bytes"] == size
+    assert capacity_label(cell) == label
+    assert cell["capacity_share"] == pytest.approx(2 * GIB / size)
+
+
+@pytest.mark.parametrize("config", [CPU, {"hardware": "unknown"}])
+@pytest.mark.parametrize("recorded", [{}, RECORDED])
+def test_without_a_limit_a_cpu_has_no_capacity_nor_has_unknown_hardware_of_another_time(
+    summary_of, config, recorded
+):
+    cell = summary_of([make_record(config=config, **recorded)]).iloc[0]
+    known = bool(recorded) and config is not CPU
+    assert (cell["capacity_bytes"] == cell["capacity_bytes"]) == known
+    assert (capacity_label(cell) != "") == known
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_hardware_says_its_memory(name):
+    nominal_gb = float(name.rsplit("_", 1)[1].removesuffix("gb"))
+    assert yaml.safe_load((HARDWARE_FOLDER / f"{name}.yaml").read_text())["name"] == name
+    assert 1 <= hardware_facts("memory_bytes")[name] / (nominal_gb * 1e9) < 1.1
+
+
+def capacity_ys(axes):
+    across = (line for line in axes.lines if line.get_transform() == axes.get_yaxis_transform())
+    return sorted(line.get_ydata()[0] for line in across)
+
+
+def labels(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_the_memory_figure_has_a_line_with_its_name_at_each_capacity(cells_of):
+    records = [peak(2, **LIMIT), peak(3, **{"cluster.memory_limit_gib": 8.0}, seq_len=16384)]
+    axes = axes_of("peak_memory", cells_of(records))
+    assert capacity_ys(axes) == [4 * GIB, 8 * GIB]
+    assert {"limit 4 GiB", "limit 8 GiB"} <= set(labels(axes))
+    assert all(bottom < y < top for y in capacity_ys(axes) for bottom, top in [axes.get_ylim()])
+
+
+def test_lines_too_close_for_two_labels_share_one(cells_of):
+    records = [peak(30, **{"cluster.memory_limit_gib": 40.0 + number}) for number in range(2)]
+    assert "limit 40 GiB, limit 41 GiB" in labels(axes_of("peak_memory", cells_of(records)))
+
+
+def test_a_capacity_far_above_all_peaks_is_told_in_words(cells_of):
+    axes = axes_of("peak_memory", cells_of([peak(4.1 / FAR_ABOVE, **LIMIT), make_record(config=LIMIT)]))
+    assert capacity_ys(axes) == [4 * GIB]
+    axes = axes_of("peak_memory", cells_of([peak(3.9 / FAR_ABOVE, **LIMIT)]))
+    assert capacity_ys(axes) == []
+    assert "limit 4 GiB" in axes.get_title(loc="left")
+
+
+@pytest.mark.parametrize("least", [0.01, 1.0])
+def test_a_cross_for_out_of_memory_stands_above_the_line_it_ran_into(cells_of, least):
+    oom = make_failure("out_of_memory", "no", config=LIMIT | {"seq_len": 65536})
+    axes = axes_of("peak_memory", cells_of([peak(least, **LIMIT), oom]))
+    (line,) = capacity_ys(axes)
+    (cross,) = (each for each in axes.lines if each.get_marker() == "x")
+    y = axes.transAxes.inverted().transform(axes.transData.transform((8192, line)))[1]
+    assert y < cross.get_ydata()[0] < 1
+
+
+def test_a_limit_on_a_cpu_says_what_it_counts(cells_of):
+    on_cpu, on_gpu = (axes_of("peak_memory", cells_of([peak(2, **LIMIT | c)])) for c in (CPU, {}))
+    assert CPU_REMARK in on_cpu.get_title(loc="left").replace("\n", " ")
+    assert CPU_REMARK not in on_gpu.get_title(loc="left")

@@ -1,0 +1,260 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from analysis.cells.cells import CPU_BANNER, SHARED_GPU_BANNER
+from analysis.cells.selection import for_figures
+from analysis.cells.series import STRATEGY_STYLES, styles_of
+from analysis.figures.drawing import build_figure, png_bytes, svg_bytes
+from analysis.figures.failures import failure_marks
+from analysis.figures.figures import AGAINST_LENGTH, FIGURES
+from analysis.figures.style import dodge
+from tests.analysis.records import (
+    CPU,
+    FAILED,
+    SHARED_GPU,
+    grid,
+    make_failure,
+    make_record,
+    of_attention,
+    on_ranks,
+)
+from tests.analysis.synthetic import synthetic_records
+
+LENGTHS = [8192, 16384, 32768, 65536, 98304]
+
+
+def texts(figure):
+    """Every text of a figure, its lines joined to one."""
+    return [
+        text.get_text().replace("\n", " ")
+        for axes in figure.axes
+        for text in axes.findobj(lambda each: hasattr(each, "get_text"))
+    ]
+
+
+def axes_of(name, cells):
+    axes = Figure().add_subplot()
+    FIGURES[name].draw(cells, axes)
+    return axes
+
+
+@pytest.fixture(params=FIGURES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(params=[name for name, kind in FIGURES.items() if kind.against == AGAINST_LENGTH])
+def name_against_length(request):
+    return request.param
+
+
+@pytest.mark.parametrize("count", [0, 1, 30])
+def test_a_figure_is_drawn_for_any_number_of_cells(cells_of, name, count):
+    records = grid([*STRATEGY_STYLES][:6], LENGTHS)[:count]
+    figure = build_figure(name, cells_of(records))
+    assert png_bytes(figure).startswith(b"\x89PNG")
+    assert b"<svg" in svg_bytes(figure)
+    assert ("No records" in texts(figure)) == (count == 0)
+
+
+def test_a_figure_without_usable_cells_says_so_and_shows_the_failures(cells_of, name):
+    figure = build_figure(name, cells_of([make_failure("out_of_memory", "no room")]))
+    assert any(text.startswith("No cell has a") and "1 OOM" in text for text in texts(figure))
+    assert "OOM" in texts(figure)
+
+
+@pytest.mark.parametrize(("status", "glyph"), [("out_of_memory", "x"), ("timed_out", "*"), ("error", "*")])
+def test_a_failed_cell_has_its_own_mark_at_its_length(cells_of, name_against_length, status, glyph):
+    records = [make_record(), make_failure(status, "no", config={"seq_len": 65536})]
+    lines = axes_of(name_against_length, cells_of(records)).lines
+    marks = [line for line in lines if line.get_marker() == glyph]
+    assert [list(mark.get_xdata()) for mark in marks] == [[65536]]
+    assert marks[0].get_color() == STRATEGY_STYLES["ulysses"].color
+
+
+def test_no_data_point_reaches_into_the_lane_of_the_failures(cells_of, name_against_length):
+    records = [of_attention(record) for record in grid(["local", "ulysses"], LENGTHS)]
+    records.append(make_failure("killed", "no", config={"seq_len": 4096}))
+    axes = axes_of(name_against_length, cells_of(records))
+    lane = next(line for line in axes.lines if list(line.get_xdata()) == [0, 1]).get_ydata()[0]
+    points = [
+        point for line in axes.lines if line.get_transform() == axes.transData for point in line.get_xydata()
+    ]
+    in_axes = axes.transAxes.inverted().transform(axes.transData.transform(points))
+    assert np.nanmax(in_axes[:, 1]) < lane < 1
+
+
+def test_error_bars_stand_only_where_an_interval_does(cells_of):
+    timing = make_record()["timing"]
+    few = timing | {"step_times_ms": [[100.0] * 5] * 2}
+    with_bars, without = (
+        axes_of("throughput", cells_of([make_record(timing=each)])).containers[0].has_yerr
+        for each in (timing, few)
+    )
+    assert (with_bars, without) == (True, False)
+
+
+def test_every_figure_of_cells_that_rank_nothing_says_so_and_no_other_does(cells_of, name):
+    banners = {CPU_BANNER, SHARED_GPU_BANNER}
+    cells = {CPU_BANNER: CPU, SHARED_GPU_BANNER: SHARED_GPU}
+    for expected, config in cells.items():
+        assert banners & {*texts(build_figure(name, cells_of([make_record(config=config)])))} == {expected}
+    for alone in ({}, {"cluster.ranks_per_gpu": 1}):
+        assert not banners & {*texts(build_figure(name, cells_of([make_record(config=alone)])))}
+
+
+def test_every_figure_says_what_was_measured_on_what(cells_of, name):
+    expected = "measured, h100_80gb, NVIDIA H100 80GB HBM3, qwen3_nano, zero3, bf16, train, 2 ranks"
+    assert expected in " ".join(texts(build_figure(name, cells_of([make_record()]))))
+
+
+def test_lengths_are_labelled_8k_and_96k(cells_of, name_against_length):
+    figure = build_figure(name_against_length, cells_of(grid(["ulysses"], LENGTHS)))
+    assert {"8k", "64k", "96k"} <= {label.get_text() for label in figure.axes[1].get_xticklabels()}
+
+
+def test_a_line_does_not_run_across_a_failed_length(cells_of):
+    records = [*grid(["ulysses"], [8192, 32768]), make_failure("error", "no", config={"seq_len": 16384})]
+    line = axes_of("throughput", cells_of(records)).containers[0].lines[0]
+    assert [value == value for value in line.get_ydata()] == [True, False, True]  # noqa: PLR0124  NaN
+
+
+def test_no_two_strategies_look_alike():
+    looks = styles_of([*STRATEGY_STYLES, *(f"somebodys_{number}" for number in range(6))]).values()
+    assert len({look.color for look in looks}) == len(looks) == len(STRATEGY_STYLES) + 6
+    known = styles_of(STRATEGY_STYLES).values()
+    assert all(a.color != b.color and a.marker != b.marker for a, b in itertools.combinations(known, 2))
+
+
+def test_an_unknown_strategy_looks_the_same_whatever_is_drawn_beside_it():
+    alone = styles_of(["something_new"])["something_new"]
+    assert styles_of([*STRATEGY_STYLES, "something_new"])["something_new"] == alone
+    assert alone not in STRATEGY_STYLES.values()
+    assert styles_of(["b", "a", "ring"]) == styles_of(["ring", "a", "b"])
+
+
+def test_more_unknown_strategies_than_colours_have_a_look_each():
+    names = [f"somebodys_{number}" for number in range(20)]
+    assert styles_of(names).keys() == set(names)
+
+
+def test_points_of_neighbouring_lengths_never_change_places():
+    lengths = [65536, 98304]
+    last = lengths[0] * dodge(29, 30, lengths)
+    assert last < lengths[1] * dodge(0, 30, lengths)
+
+
+def test_the_same_records_give_the_same_svg(cells_of, name):
+    one, two = (svg_bytes(build_figure(name, cells_of([make_record()]))) for _ in range(2))
+    assert one == two
+
+
+def test_the_bars_of_a_step_fill_it(cells_of):
+    axes = axes_of("step_parts", cells_of(grid(["local", "ulysses"], LENGTHS)))
+    tops = {}
+    for bar in axes.patches:
+        tops[bar.get_x()] = max(tops.get(bar.get_x(), 0), bar.get_y() + bar.get_height())
+    assert len(tops) == 2 * len(LENGTHS)
+    assert all(top == pytest.approx(1) for top in tops.values())
+
+
+def test_no_bar_of_a_step_is_cut_off(cells_of):
+    for lengths in ([8192], [8192, 16384], LENGTHS):
+        axes = axes_of("step_parts", cells_of(grid([*STRATEGY_STYLES][:6], lengths)))
+        left, right = axes.get_xlim()
+        assert all(left <= bar.get_x() and bar.get_x() + bar.get_width() <= right for bar in axes.patches)
+
+
+def test_every_part_of_a_waterfall_begins_where_the_one_before_ends(cells_of):
+    axes = axes_of("waterfall", cells_of([make_record(config={"strategy": "local"}), make_record()]))
+    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    assert bars[0][0] == 0
+    for (_, end), (start, _) in itertools.pairwise(bars):
+        assert start == pytest.approx(end) or (start == 0 and end == pytest.approx(1))
+    assert bars[-1][1] == pytest.approx(1)
+
+
+def test_a_waterfall_of_many_cells_says_how_many_it_leaves_out(cells_of):
+    records = grid([*STRATEGY_STYLES], [2**n for n in range(10, 20)])
+    figure = build_figure("waterfall", cells_of(records))
+    assert any(text.startswith("and 20 more cells") for text in texts(figure))
+
+
+def boxes_of_texts(figure):
+    figure.draw_without_rendering()
+    found = {}
+    for axes in figure.axes:
+        shown = [each for each in axes.findobj(Text) if each.get_visible() and each.get_text().strip()]
+        found |= {(id(each), each.get_text()): each.get_window_extent() for each in shown}
+    return found
+
+
+@pytest.mark.parametrize(
+    "count", [0, 1, 30, *(pytest.param(count, marks=pytest.mark.slow) for count in (288, 3000))]
+)
+def test_no_two_texts_of_a_figure_overlap(cells_of, name, count):
+    drawn = for_figures(cells_of(synthetic_records(count)))
+    assert overlaps_in(build_figure(name, drawn.cells, drawn.note)) == []
+
+
+@pytest.mark.parametrize("limits_gib", [[4.0], [4.0, 4.1, 40.0]])
+def test_no_two_texts_overlap_where_ranks_and_capacities_are_many_and_cells_fail(cells_of, name, limits_gib):
+    strategies = [*STRATEGY_STYLES][1:6]
+    records = [
+        record
+        for limit in limits_gib
+        for record in on_ranks(strategies, LENGTHS, [1, 2, 4, 8], **{"cluster.memory_limit_gib": limit})
+    ]
+    failures = ("out_of_memory", "timed_out", "unsupported")
+    for record, status in zip(records[::7], itertools.cycle(failures), strict=False):
+        record.update(FAILED | {"status": status, "reason": "no"})
+    drawn = for_figures(cells_of(records))
+    figure = build_figure(name, drawn.cells, drawn.note)
+    assert overlaps_in(figure) == []
+    assert not is_cut_off(figure)
+
+
+@pytest.mark.parametrize("config", [{}, CPU, CPU | {"cluster.memory_limit_gib": 4.0}])
+def test_no_text_is_cut_off_at_the_edge_of_a_figure(cells_of, name, config):
+    records = on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **config)
+    slow = {"trace": make_record()["trace"] | {"step_ms": [1e9] * 2}}
+    records += [of_attention(make_record(config=config, **slow)), make_failure("error", "no", config=config)]
+    assert not is_cut_off(build_figure(name, cells_of(records)))
+
+
+def is_cut_off(figure):
+    """Whether anything drawn reaches over the figure's edge, by more than a hundredth of an inch."""
+    figure.draw_without_rendering()
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    return min(box.x0, box.y0, width - box.x1, height - box.y1) < -0.01
+
+
+def overlaps_in(figure):
+    return [
+        (one[1], two[1])
+        for (one, a), (two, b) in itertools.combinations(boxes_of_texts(figure).items(), 2)
+        if a.x0 + 1 < b.x1 and b.x0 + 1 < a.x1 and a.y0 + 1 < b.y1 and b.y0 + 1 < a.y1
+    ]
+
+
+def test_failures_at_neighbouring_lengths_are_named_once_and_others_each(cells_of):
+    failing = [16384, 32768, 98304]
+    records = [
+        *grid(["local"], LENGTHS),
+        *(make_failure("out_of_memory", "no", config={"seq_len": each}) for each in failing),
+    ]
+    marks = failure_marks(cells_of(records).series)
+    assert [mark.places for mark in marks] == [(16384, 32768), (98304,)]
+
+
+def test_sizes_on_a_logarithmic_axis_are_powers_of_two(cells_of):
+    memory = {"peak_allocated_bytes": [3 * 2**20]}, {"peak_allocated_bytes": [5 * 2**30]}
+    records = [make_record(config={"seq_len": 8192 * 2**i}, memory=each) for i, each in enumerate(memory)]
+    axes = axes_of("peak_memory", cells_of(records))
+    assert axes.get_yscale() == "log"
+    assert {math.log2(tick) % 1 for tick in axes.get_yticks()} == {0}

@@ -1,0 +1,95 @@
+import os
+
+import pandas as pd
+import pytest
+
+from analysis.frame import archive
+from analysis.frame.archive import CAN_FORK, read_archive
+from bench.environment import REPOSITORY
+from bench.store import StoreError
+from tests.analysis.records import make_failure, make_record, write_sweep
+from tests.analysis.synthetic import synthetic_records
+
+REFERENCE = REPOSITORY / "results" / "reference" / "cpu"
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """Pieces of a few lines, so that a small file is read by several processes too."""
+    monkeypatch.setattr(archive, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="one process reads all where a system cannot fork")
+def test_pieces_read_by_several_processes_are_the_records_in_their_order(tmp_path, in_pieces, monkeypatch):
+    records = synthetic_records(100)
+    folder = write_sweep(tmp_path, records)
+    archived = read_archive([folder], {})
+    monkeypatch.setattr(archive, "PIECE_BYTES", 2**30)
+    pd.testing.assert_frame_equal(archived.frame, read_archive([folder], {}).frame)
+    assert [archived.record(row) for row in range(100)] == records
+
+
+def test_a_setting_that_is_a_list_in_every_record_is_one_comparable_value(tmp_path):
+    records = [make_record(config={"data.files": ["a", "b"], "seed": seed}) for seed in range(3)]
+    frame = read_archive([write_sweep(tmp_path, records)], {}).frame
+    assert frame["data.files"].tolist() == ['["a", "b"]'] * 3
+
+
+@pytest.mark.parametrize("lacking", ["cell_id", "config", "provenance"])
+def test_a_line_that_lacks_a_part_is_named_by_its_number(tmp_path, in_pieces, lacking):
+    records = synthetic_records(60)
+    del records[44][lacking]
+    with pytest.raises(StoreError, match=rf"records.jsonl:45: .*{lacking}"):
+        read_archive([write_sweep(tmp_path, records)], {})
+
+
+def test_a_line_that_only_a_reader_of_all_of_it_refuses_is_named_by_its_number(tmp_path, in_pieces):
+    folder = write_sweep(tmp_path, synthetic_records(60))
+    lines = (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
+    lines[44] = b'{"extra": "\xff", ' + lines[44][1:]
+    (folder / "records.jsonl").write_bytes(b"".join(lines))
+    archived = read_archive([folder], {})
+    with pytest.raises(StoreError, match=r"records.jsonl:45: "):
+        archived.record(44)
+
+
+def test_of_a_cell_that_was_run_again_only_the_last_attempt_counts(tmp_path):
+    folder = write_sweep(tmp_path, [make_failure("interrupted", "stopped"), make_record()])
+    archived = read_archive([folder], {})
+    assert archived.frame["status"].tolist() == ["ok"]
+    assert archived.record(0)["status"] == "ok"
+
+
+def test_two_folders_keep_their_records_apart(tmp_path):
+    folders = [write_sweep(tmp_path / name, [make_record()]) for name in "ab"]
+    assert len(read_archive(folders, {}).frame) == 2
+
+
+def test_settings_are_shared_only_if_no_record_of_any_folder_differs(tmp_path):
+    one = write_sweep(tmp_path / "a", [make_record(), make_record(config={"batch": 2})])
+    two = write_sweep(tmp_path / "b", [make_record(config={"dtype": "fp32"})])
+    shared = read_archive([one, two], {}).shared
+    assert shared["engine"] == "zero3"
+    assert not {"batch", "dtype"} & shared.keys()
+
+
+def test_environments_are_kept_once_whatever_the_load_was(tmp_path):
+    seen = [("one", 0.1), ("one", 0.2), ("two", 0.1), ("one", 0.3)]
+    records = [
+        make_record(environment={"device_name": name, "load_average": load}, repeat=repeat)
+        for repeat, (name, load) in enumerate(seen)
+    ]
+    archived = read_archive([write_sweep(tmp_path, records)], {})
+    assert archived.environments == [{"device_name": "one"}, {"device_name": "two"}]
+
+
+def test_records_of_the_version_before_are_read_and_lack_what_came_later(tmp_path):
+    old = make_record() | {"schema_version": 2}
+    frame = read_archive([write_sweep(tmp_path, [old])], {}).frame
+    assert frame["peak_allocated_bytes"].tolist() == [2 * 1024**3]
+    assert frame["whole_life_allocated_bytes"].isna().all()
+
+
+def test_the_records_that_ship_with_the_project_are_read():
+    assert len(read_archive([REFERENCE], {}).frame) > 0

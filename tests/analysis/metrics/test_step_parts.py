@@ -1,0 +1,120 @@
+"""The parts of a waterfall: each by its formula, together the traced step."""
+
+import pytest
+from msgspec import convert
+
+from analysis.figures.waterfall import step_ms
+from analysis.metrics.measured import attention_exchange_share, straggler_gap_ms
+from analysis.metrics.recorded import Trace
+from analysis.metrics.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS, step_parts
+from tests.analysis.records import make_failure, make_record, make_timing, make_trace, metrics_of
+
+OLD_TRACE = {"step_ms": [110.0] * 2, "total_ms": [22.0] * 2, "exposed_ms": [11.0] * 2}
+
+
+def as_trace(section):
+    """The section as it is read from a record."""
+    return convert(section, Trace)
+
+
+def with_attention(*attention_ms):
+    """Ranks of one step length; what one computes less in attention it waits for."""
+    most = max(attention_ms)
+    trace = make_trace(len(attention_ms), most)
+    exchange = [7.0 + most - own for own in attention_ms]
+    waiting = [3.0 + most - own for own in attention_ms]
+    trace["compute_ms"] |= {"attention": list(attention_ms)}
+    trace["purpose_exposed_ms"] |= {"attention": exchange}
+    return trace | {"purpose_exposed_waiting_ms": {"attention": waiting}}
+
+
+def test_the_parts_of_the_busiest_rank_are_its_step():
+    parts = step_parts(as_trace(with_attention(40.0, 60.0, 50.0, 30.0)))
+    assert (parts.attention, parts.imbalance) == (45.0, 15.0)
+    assert (parts.transfer, parts.waiting) == (4.0, 3.0)
+    assert (parts.model_state, parts.other_exchange) == (3.0, 1.0)
+    assert parts.step_ms == pytest.approx(110)
+
+
+def test_without_known_waiting_the_exchange_is_transfer():
+    parts = step_parts(as_trace(make_trace(2, purpose_exposed_waiting_ms=None, purpose_waiting_ms=None)))
+    assert (parts.transfer, parts.waiting) == (7.0, 0.0)
+    assert parts.step_ms == pytest.approx(110)
+
+
+def test_the_exchanges_share_is_its_own_and_not_all_communications():
+    share = attention_exchange_share(as_trace(make_trace(2)))
+    assert (share.total, share.exposed) == (pytest.approx(14 / 110), pytest.approx(7 / 110))
+
+
+def test_local_exchanges_nothing_and_that_is_known():
+    share = attention_exchange_share(as_trace(make_trace(1, purpose_total_ms={}, purpose_exposed_ms={})))
+    assert (share.total, share.exposed) == (0, 0)
+
+
+@pytest.mark.parametrize("trace", [OLD_TRACE, make_trace(2, unjoined=[None, "the tap saw 1, not 2"])])
+def test_purposes_that_are_not_known_have_no_share(trace):
+    assert attention_exchange_share(as_trace(trace)) is None
+    assert metrics_of(make_record(trace=trace)).communication_share == pytest.approx(0.2)
+
+
+def test_calls_that_could_not_be_joined_are_noted(summary_of):
+    cell = summary_of([make_record(trace=make_trace(2, unjoined=["the tap saw 1, not 2"] * 2))]).iloc[0]
+    assert "purpose unknown" in cell["note"]
+
+
+def test_a_record_made_before_parts_were_known_is_still_read():
+    assert metrics_of(make_record(schema_version=2, trace=OLD_TRACE)).part_attention_ms is None
+
+
+def test_a_void_trace_has_no_parts_either():
+    metrics = metrics_of(make_record(timing=make_timing([[80.0] * 8] * 2)))
+    assert metrics.traced_to_timed > 1.2
+    assert metrics.part_attention_ms is None
+    assert metrics.attention_exchange_share is None
+
+
+def test_the_gap_is_from_the_slowest_rank_to_the_median_one():
+    assert straggler_gap_ms([100.0, 100.0, 130.0, 100.0]) == 30
+
+
+@pytest.mark.parametrize(
+    ("cluster", "capacity"),
+    [
+        ({}, 2),
+        ({"cluster.device": "cpu", "hardware": "cpu", "cluster.threads_per_rank": 1}, 1),
+        ({"cluster.ranks_per_gpu": 2}, 1),
+    ],
+)
+def test_ideal_attention_is_locals_over_the_cores_or_gpus(summary_of, cluster, capacity):
+    local = {"cluster.threads_per_rank": 2, "cluster.ranks_per_gpu": 1} if cluster else {}
+    summary = summary_of(
+        [
+            make_record(config=cluster | {"strategy": "local"} | local, trace=make_trace(1, 40.0)),
+            make_record(config=cluster),
+        ]
+    ).set_index("strategy")
+    assert summary.loc["local", [IDEAL, EFFICIENCY]].tolist() == [40, 0]
+    assert summary.loc["ulysses", [IDEAL, EFFICIENCY]].tolist() == [40 / capacity, 60 - 40 / capacity]
+
+
+@pytest.mark.parametrize("other", [{"seq_len": 4096}, {"kernel": "math"}, {"engine": "ddp"}])
+def test_there_is_no_ideal_without_a_local_cell_of_the_same_work(summary_of, other):
+    summary = summary_of([make_record(config={"strategy": "local"} | other), make_record()])
+    assert summary.set_index("strategy").loc["ulysses", [IDEAL, EFFICIENCY]].isna().all()
+
+
+def test_repeats_show_one_step_whose_parts_add_up(summary_of):
+    steps = [make_record(repeat=n, trace=with_attention(*ms)) for n, ms in enumerate([(60, 40), (50, 59)])]
+    cell = summary_of(steps).iloc[0]
+    assert step_ms(cell) == pytest.approx(110)
+    assert cell["part_attention_ms"] == 50
+
+
+def test_a_failed_repeat_does_not_cost_the_others_parts(summary_of):
+    cell = summary_of([make_failure("killed", "by whom?"), make_record(repeat=1)]).iloc[0]
+    assert step_ms(cell) == pytest.approx(110)
+
+
+def test_a_failed_cell_has_no_parts(summary_of):
+    assert summary_of([make_failure("error", "no")])[[*PART_COLUMNS, IDEAL]].isna().all(axis=None)

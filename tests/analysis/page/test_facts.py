@@ -1,0 +1,108 @@
+import csv
+import io
+
+import pytest
+
+from analysis.cells.cells import Cells
+from analysis.figures.waterfall import step_ms
+from analysis.labels import SHARED_CORES, number_label
+from analysis.page.facts import cell_facts
+from analysis.report import write_report
+from analysis.tables.csv_text import csv_text
+from analysis.tables.rows import rows_of
+from tests.analysis.records import CPU, frame_of_records, make_record, make_timing, on_ranks, write_sweep
+
+FLOPS = {
+    "model_flops_causal": 10**13,
+    "model_flops_full": 2 * 10**13,
+    "hardware_flops_causal": 3 * 10**13,
+    "hardware_flops_full": 4 * 10**13,
+}
+AMONG_FACTS = {
+    "tokens_per_s_per_rank": ("tokens/s per rank", "40,960"),
+    "window_tokens_per_s": ("tokens/s over the whole window", "81,920"),
+    "mfu_causal": ("MFU (causal / full)", "5.0 % / 10.0 %"),
+    "mfu_full": ("MFU (causal / full)", "5.0 % / 10.0 %"),
+    "hfu_causal": ("HFU (causal / full)", "15.0 % / 20.0 %"),
+    "hfu_full": ("HFU (causal / full)", "15.0 % / 20.0 %"),
+    "speed_up": ("speed-up", "1.50 times local on 1 rank (cell {base})"),
+    "scaling_speed_up": ("strong scaling", "1.50 times local on 1 rank (cell {base}), efficiency 75.0 %"),
+    "scaling_efficiency": ("strong scaling", "1.50 times local on 1 rank (cell {base}), efficiency 75.0 %"),
+    "capacity_bytes": ("memory one rank may use", "h100_80gb: 79.6 GiB"),
+    "straggler_gap_ms": ("straggler gap", "0.00 ms"),
+}
+IN_TABLE = {
+    "tokens_per_s": "tokens_per_s",
+    "step_time_ms": "step_time",
+    "peak_allocated_bytes": "peak_allocated",
+    "capacity_share": "peak_allocated",
+    "communication_share": "communication",
+    "exposed_communication_share": "communication",
+    "attention_exchange_share": "exchange",
+    "exposed_attention_exchange_share": "exchange",
+    "traced_to_timed": "traced_to_timed",
+    "speed_up": "speed_up",
+}
+BASE = make_record(config={"strategy": "local"}, timing=make_timing([[150.0] * 8]))
+
+
+def records():
+    four = on_ranks(["ulysses"], [8192], [4], lambda *_: 80.0)
+    return [BASE, make_record(analytic=FLOPS), *four]
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory):
+    return Cells.of_records(frame_of_records(tmp_path_factory.mktemp("sweeps"), records()))
+
+
+@pytest.fixture
+def summary(cells):
+    return cells.frame
+
+
+def ulysses(summary):
+    two = summary["cluster.world_size"].eq(2) & summary["strategy"].eq("ulysses")
+    return summary[two].iloc[0]
+
+
+@pytest.mark.parametrize("column", sorted(AMONG_FACTS.keys() | IN_TABLE.keys()))
+def test_every_metric_is_in_the_csv(summary, column):
+    rows = list(csv.DictReader(io.StringIO(csv_text(summary))))
+    (row,) = (row for row in rows if row["cell_id"] == ulysses(summary)["cell_id"])
+    assert float(row[column]) == pytest.approx(ulysses(summary)[column])
+
+
+@pytest.mark.parametrize("column", AMONG_FACTS)
+def test_every_metric_without_a_column_of_the_table_is_among_the_cell_s_facts(summary, column):
+    name, text = AMONG_FACTS[column]
+    assert dict(cell_facts(ulysses(summary)))[name] == text.format(base=BASE["cell_id"])
+
+
+@pytest.mark.parametrize("column", IN_TABLE)
+def test_every_other_metric_is_in_the_table(cells, column):
+    number = cells.frame.index.get_loc(ulysses(cells.frame).name)
+    assert getattr(rows_of(cells)[number], IN_TABLE[column]) != ""
+
+
+def test_the_facts_say_of_a_cpu_that_its_ranks_share_cores(summary_of):
+    cells = summary_of(on_ranks(["ring"], [8192], [2, 4], **CPU)).to_dict("records")
+    assert all(SHARED_CORES in dict(cell_facts(cell))["strong scaling"] for cell in cells)
+
+
+def test_the_page_shows_the_facts_of_a_cell(tmp_path):
+    write_report(write_sweep(tmp_path, records()))
+    assert (
+        f"<dd>1.50 times local on 1 rank (cell {BASE['cell_id']})</dd>"
+        in (tmp_path / "report.html").read_text()
+    )
+
+
+def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(summary):
+    cell = ulysses(summary)
+    said = dict(cell_facts(cell))["from ideal attention to the traced step"]
+    parts, _, whole = said.rpartition(" = ")
+    found_ms = [float(part.split()[-2]) for part in parts.split(" + ")]
+    assert sum(found_ms) == pytest.approx(step_ms(cell), abs=0.01 * len(found_ms))
+    assert whole == f"{number_label(step_ms(cell))} ms"
+    assert "attention exchange, exposed" in said

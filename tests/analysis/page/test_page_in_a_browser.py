@@ -1,0 +1,161 @@
+"""The page as a reader uses it, in headless Chromium, driven by a script in a copy of the page."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from analysis.metrics.definitions import BY_COLUMN
+from analysis.report import write_report
+from tests.analysis.records import make_failure, write_sweep
+from tests.analysis.synthetic import synthetic_records
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--enable-logging=stderr",
+    "--virtual-time-budget=5000",
+]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH to open the page with")
+
+HELPERS = """
+const heads = [...document.querySelectorAll("table.cells thead th")];
+const column = (name) => heads.findIndex((head) => head.textContent === name);
+const click = (name) => heads[column(name)].querySelector("button").click();
+const rows = () => [...document.querySelectorAll("table.cells tbody tr")].filter((row) => !row.hidden);
+const values = (name) => rows().map((row) => row.cells[column(name)].dataset.value ?? null);
+const type = (text) => {
+  const filter = document.getElementById("filter");
+  filter.value = text;
+  filter.dispatchEvent(new Event("input"));
+};
+"""
+WAIT = "new Promise((done) => setTimeout(done, 100))"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    long_reason = "a/very/long/path/without/any/place/to/break" * 20
+    records = [*synthetic_records(60), make_failure("out_of_memory", long_reason, long_reason)]
+    write_report(write_sweep(folder, records))
+    return folder / "report.html"
+
+
+def browse(page, script, *, width=1200):
+    """What the script returns after it ran in the page, shown in a frame of this width."""
+    run = (
+        f"<script>window.addEventListener('load', async () => {{ {HELPERS}\n"
+        f"const found = await (async () => {{ {script} }})();"
+        "parent.document.getElementById('found').textContent = JSON.stringify(found); });</script>"
+    )
+    inner = page.read_text().replace("</body>", f"{run}</body>")
+    frame = f'<iframe width="{width}" height="700" srcdoc="{html.escape(inner)}"></iframe>'
+    copy = page.with_name("driven.html")
+    copy.write_text(f'<!doctype html><meta charset="utf-8">{frame}<pre id="found"></pre>')
+    done = subprocess.run(
+        [CHROMIUM, *FLAGS, f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", copy.as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return json.loads(html.unescape(re.search(r'<pre id="found">(.*)</pre>', done.stdout, re.DOTALL)[1]))
+
+
+def test_a_click_on_a_heading_sorts_by_number_and_another_turns_it_round(page):
+    up, down, states = browse(
+        page,
+        """
+        click("tokens/s"); const up = values("tokens/s"); const states = [heads[4].ariaSort];
+        click("tokens/s"); states.push(heads[4].ariaSort);
+        return [up, values("tokens/s"), states];
+        """,
+    )
+    numbers = sorted(float(each) for each in up if each is not None)
+    assert len(numbers) > 40
+    assert [float(each) for each in up[: len(numbers)]] == numbers
+    assert [float(each) for each in down[: len(numbers)]] == numbers[::-1]
+    assert set(up[len(numbers) :]) == set(down[len(numbers) :]) == {None}
+    assert states == ["ascending", "descending"]
+
+
+def test_a_heading_that_was_made_a_button_still_says_what_it_means(page):
+    titles = browse(page, 'return [heads[column("tokens/s")].title, heads[column("strategy")].title];')
+    assert titles == [BY_COLUMN["tokens_per_s"].quantity.meaning, ""]
+
+
+def test_lengths_sort_as_lengths_and_strategies_as_words(page):
+    lengths, strategies = browse(
+        page,
+        'click("length"); const up = values("length"); click("strategy"); return [up, values("strategy")];',
+    )
+    assert [int(each) for each in lengths] == sorted(int(each) for each in lengths)
+    assert strategies == sorted(strategies)
+    assert len(set(strategies)) > 3
+
+
+def test_words_narrow_the_table_and_it_says_to_how_many(page):
+    found = browse(
+        page,
+        """
+        type("ULYSSES  64k"); const some = rows().map((row) => row.textContent);
+        const count = document.getElementById("count").textContent;
+        type("no such word"); const none = rows().length; type("");
+        return {some, count, none, all: rows().length};
+        """,
+    )
+    assert found["some"]
+    assert all("ulysses" in text and "64k" in text for text in found["some"])
+    assert found["count"] == f"{len(found['some'])} of 61 shown"
+    assert (found["none"], found["all"]) == (0, 61)
+
+
+def test_a_link_opens_what_it_points_at_and_the_buttons_open_and_close_all(page):
+    found = browse(
+        page,
+        f"""
+        const open = () => document.querySelectorAll("details.cell[open]").length;
+        const link = document.querySelectorAll("table.cells a")[7], counts = [open()];
+        location.hash = link.hash; await {WAIT};
+        const target = document.getElementById(link.hash.slice(1)).open; counts.push(open());
+        document.getElementById("open-all").click(); counts.push(open());
+        document.getElementById("close-all").click(); counts.push(open());
+        return {{target, counts}};
+        """,
+    )
+    assert found == {"target": True, "counts": [0, 1, 61, 0]}
+
+
+def test_everything_that_acts_is_reached_with_the_keyboard(page):
+    reached, focused = browse(
+        page,
+        """
+        const acting = [...document.querySelectorAll("thead button, #filter, summary, table a, .wide")];
+        const focused = acting.filter((each) => { each.focus(); return document.activeElement === each; });
+        return [acting.length, focused.length];
+        """,
+    )
+    assert reached == focused > 61
+
+
+@pytest.mark.parametrize("width", [320, 360, 768])
+def test_a_narrow_page_never_scrolls_sideways(page, width):
+    found = browse(
+        page,
+        """
+        document.getElementById("open-all").click();
+        document.querySelectorAll("details").forEach((each) => (each.open = true));
+        const root = document.documentElement;
+        return {inner: window.innerWidth, content: root.scrollWidth, visible: root.clientWidth};
+        """,
+        width=width,
+    )
+    assert found["inner"] == width
+    assert found["content"] <= found["visible"]

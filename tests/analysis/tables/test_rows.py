@@ -1,0 +1,75 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from analysis.tables.rows import HEADINGS, failure_reasons, markdown_text, rows_of, terminal_table
+from tests.analysis.records import grid, make_failure, make_record, make_timing
+
+STATUSES = {
+    "out_of_memory": "OOM",
+    "timed_out": "timed out",
+    "wrong_result": "wrong result",
+    "unsupported": "unsupported",
+    "killed": "killed",
+}
+
+
+@pytest.mark.parametrize(("status", "shown"), STATUSES.items())
+def test_a_failure_stands_in_the_markdown_with_its_reason(cells_of, status, shown):
+    line = markdown_text(cells_of([make_failure(status, "because of it")])).splitlines()[2]
+    assert f"| {shown} |" in line
+    assert "because of it" in line
+
+
+def test_a_pipe_a_newline_or_markup_in_a_reason_does_not_break_the_table(cells_of):
+    text = markdown_text(cells_of([make_failure("error", "a | b\nc <script>")]))
+    assert len(text.splitlines()) == 3
+    assert "a \\| b c &lt;script&gt;" in text
+
+
+def test_one_step_says_that_there_is_no_interval(cells_of):
+    row = rows_of(cells_of([make_record(timing=make_timing([[100.0]] * 2))]))[0]
+    assert row.spread == "n=1, no interval"
+
+
+def test_eight_steps_show_their_interval(cells_of):
+    steps = [[80.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 160.0]]
+    row = rows_of(cells_of([make_record(timing=make_timing(steps, 8000))]))[0]
+    assert (row.tokens_per_s, row.spread) == ("80,000", "n=8, 50,000 to 100,000")
+
+
+def test_a_row_reads_in_a_person_s_units(cells_of):
+    row = rows_of(cells_of([make_record()]))[0]
+    assert (row.length, row.ranks, row.peak_allocated) == ("8k", "2/2", "2.0 GiB (2.5 %)")
+    assert row.communication == "10.0 % / 20.0 %"
+
+
+def test_every_row_has_every_heading(cells_of):
+    summary = cells_of(grid(["local", "ulysses"], [8192, 65536]))
+    assert all(len(row.texts()) == len(HEADINGS) for row in rows_of(summary))
+
+
+def test_the_terminal_table_fits_100_columns(cells_of):
+    records = grid(["deepspeed_ulysses", "ring_flash_attn_llama3"], [8192, 98304])
+    records.append(make_failure("unsupported", "x" * 300, config={"engine": "fsdp2"}))
+    console = Console(width=100, file=io.StringIO())
+    console.print(terminal_table(cells_of(records), 100))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(("failed", "shown"), [(1, "OOM (1 of 2)"), (2, "OOM")])
+def test_a_status_says_how_many_repeats_met_it_where_not_all_did(cells_of, failed, shown):
+    records = [
+        make_failure("out_of_memory", "no", repeat=n) if n < failed else make_record(repeat=n) for n in (0, 1)
+    ]
+    assert rows_of(cells_of(records))[0].status == shown
+
+
+def test_equal_failures_are_told_once_with_their_count(cells_of):
+    records = [
+        make_failure("unsupported", "too few heads", config={"seq_len": length}) for length in (1024, 2048)
+    ]
+    assert failure_reasons(cells_of(records)) == ["unsupported (2): too few heads"]

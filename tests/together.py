@@ -1,0 +1,104 @@
+"""Many cells, one after another on the same ranks: no parity, no timing, only what a test wants of each."""
+
+import json
+
+import numpy as np
+
+from bench.attention.watch import AttentionWatch
+from bench.cell.worker import join
+from bench.config import RunConfig
+from bench.passes.gradients import rank as gradients
+from bench.passes.tap import CommunicationTap
+from bench.ranks.device import finish_together
+from bench.ranks.groups import make_groups
+from bench.request.legality import refusal
+from bench.strategies import STRATEGIES, runnable
+from bench.workloads import WORKLOADS, Rank
+
+CELLS = "cells.json"
+
+
+def write_gradients(job, log):
+    """A rank's whole life: loss, gradient norm and every gradient of each cell, in a folder of its own."""
+    for name, workload in built(job, log):
+        (job.folder / name).mkdir(exist_ok=True)
+        gradients.write_gradients(workload.trainer, job.folder / name)
+    return {}
+
+
+def look_inside(job, log):
+    """A rank's whole life: of one step of each cell, what attention was given and collectives carried."""
+    seen = {}
+    for name, workload in built(job, log):
+        watch = AttentionWatch()
+        with workload.rank.strategy.watched(watch), CommunicationTap(watch) as tap:
+            workload.step(0)
+        seen[name] = {"shapes": sorted(watch.shapes), "sent_bytes": tap.sent_bytes()}
+    return {"seen": seen}
+
+
+def built(job, log):
+    """The workload of each cell of the folder's list, as `run_cell` builds it, and the cell's name."""
+    device = join(job)
+    for name, fields in json.loads((job.folder / CELLS).read_text()).items():
+        cell = RunConfig.from_json(fields)
+        with log.during(f"{cell.strategy} {cell.layout} {cell.engine} {cell.dtype}"):
+            strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+            with strategy.install() as wiring:
+                yield name, WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
+    finish_together(device)
+
+
+def run_together(launcher, folder, cells, entry):
+    """The ends of the ranks of each cell, by its name, and where they ran; `cells` is by name, too.
+
+    Cells that need equal ranks share them; engines do not, as DeepSpeed changes what it touches, and a
+    package's own strategy, which may break what it likes, shares them with nobody.
+    """
+    assert [reason for reason in map(refusal, cells.values()) if reason] == []
+    sets = {}
+    for name, cell in cells.items():
+        whose = "ours" if cell.strategy in STRATEGIES.ours else cell.strategy
+        sets.setdefault((whose, cell.engine, cell.cluster), []).append(name)
+    found = {}
+    for number, names in enumerate(sets.values()):
+        place = folder / str(number)
+        place.mkdir()
+        (place / CELLS).write_text(json.dumps({name: cells[name].to_json() for name in names}))
+        ends = launcher.run(cells[names[0]], place, entry=entry)
+        found |= dict.fromkeys(names, (ends, place))
+    return found
+
+
+def gradients_of(launcher, folder, cells):
+    """The arrays of each cell; of one that its ranks did not come to, how they ended."""
+    ran = run_together(launcher, folder, cells, write_gradients)
+    return {
+        name: _read(place / name / gradients.FILE_NAME) or _why(ends) for name, (ends, place) in ran.items()
+    }
+
+
+def seen_inside(launcher, folder, cells):
+    """By rank, what `look_inside` saw of each cell; of one that its ranks did not come to, how they ended."""
+    ran = run_together(launcher, folder, cells, look_inside)
+    return {
+        name: [end.report["seen"][name] for end in ends] if all(end.report for end in ends) else _why(ends)
+        for name, (ends, _) in ran.items()
+    }
+
+
+def _why(ends):
+    return str([end.failure or end.log_tail for end in ends])
+
+
+def _read(path):
+    if not path.exists():
+        return None
+    with np.load(path) as arrays:
+        return {name.removeprefix("module."): arrays[name] for name in arrays}
+
+
+def chosen(request, fixture, param):
+    """What the chosen tests of this module that need `fixture` are given as `param`, each once."""
+    items = [item for item in request.session.items if item.path == request.path]
+    return list(dict.fromkeys(item.callspec.params[param] for item in items if fixture in item.fixturenames))
