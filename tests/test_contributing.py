@@ -74,7 +74,7 @@ def test_the_page_holds_a_whole_package_and_some_mistakes():
 
 
 def test_every_path_that_the_page_names_is_there():
-    named = set(re.findall(r"`((?:bench|tests|docs|conf)/[\w./]+)`", PAGE))
+    named = set(re.findall(r"`((?:bench|analysis|tests|docs|conf)/[\w./]+)`", PAGE))
     assert len(named) > 20
     assert not [path for path in named if "gather_kv" not in path and not (REPOSITORY / path).exists()]
 
