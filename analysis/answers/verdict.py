@@ -130,7 +130,7 @@ def _certainty(summary: pd.DataFrame) -> str:
     doubt = f"; the steps of {unstable} are unstable, see their notes" if unstable else ""
     return (
         f"How sure: {_listed(parts)}; {with_interval} of {len(timed)} have a 95 % interval of the median"
-        f" (which takes 6 samples){doubt}."
+        f" (which takes at least 6 samples){doubt}."
     )
 
 

@@ -48,8 +48,8 @@ def waterfall_of(cell: Mapping[Any, Any] | pd.Series[Any]) -> list[tuple[PartSty
     Attention is not split where it took no longer than what was to be its best, or where that is not known.
     """
     is_split = bool(cell[EFFICIENCY] >= 0)
-    styles = ((IDEAL_PART, EFFICIENCY_PART) if is_split else (WHOLE_ATTENTION,)) + LATER_PARTS
-    return [(style, part_ms(cell, style)) for style in styles]
+    parts = ((IDEAL_PART, EFFICIENCY_PART) if is_split else (WHOLE_ATTENTION,)) + LATER_PARTS
+    return [(part, part_ms(cell, part)) for part in parts]
 
 
 def part_ms(cell: Mapping[Any, Any] | pd.Series[Any], style: PartStyle) -> float:

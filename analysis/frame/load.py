@@ -94,8 +94,10 @@ def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
 def _settings(configs: Sequence[Mapping[str, Any]]) -> Columns:
     """The configurations' columns; what is no single value as its JSON, for cells must be comparable."""
     keys = dict.fromkeys(key for shape in dict.fromkeys(map(tuple, configs)) for key in shape)
+    columns = {key: [config.get(key) for config in configs] for key in keys if key not in RECORD_COLUMNS}
     return {
-        key: [_comparable(config.get(key)) for config in configs] for key in keys if key not in RECORD_COLUMNS
+        key: [*map(_comparable, column)] if NO_SCALAR & {*map(type, column)} else column
+        for key, column in columns.items()
     }
 
 

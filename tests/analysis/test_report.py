@@ -1,6 +1,5 @@
 import html
 import html.parser
-import json
 import re
 import shutil
 import subprocess
@@ -236,14 +235,14 @@ def test_a_folder_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, caps
     assert str(tmp_path) in error
 
 
-@pytest.mark.filterwarnings("ignore:.*torn last line")
-def test_a_torn_last_line_does_not_cost_the_report(tmp_path):
-    (tmp_path / "records.jsonl").write_text(json.dumps(make_record()) + '\n{"schema')
-    assert main([str(tmp_path)]) == 0
+@pytest.mark.parametrize("module", ["analysis.report", "analysis.compare"])
+def test_a_command_imports_neither_torch_nor_before_it_draws_matplotlib(module):
+    code = f"import sys, {module}; assert not {{'torch', 'matplotlib'}} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_analysis_never_imports_torch_nor_pyplot():
-    code = "import sys, analysis.report; assert not {'torch', 'matplotlib.pyplot'} & sys.modules.keys()"
+def test_drawing_never_imports_pyplot():
+    code = "import sys, analysis.figures.drawing; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -1,3 +1,4 @@
+import functools
 import itertools
 import math
 
@@ -6,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from analysis.cells.cells import CPU_BANNER, SHARED_GPU_BANNER
+from analysis.cells.cells import CPU_BANNER, SHARED_GPU_BANNER, Cells
 from analysis.cells.selection import for_figures
 from analysis.cells.series import STRATEGY_STYLES, styles_of
 from analysis.figures.drawing import build_figure, png_bytes, svg_bytes
@@ -17,6 +18,7 @@ from tests.analysis.records import (
     CPU,
     FAILED,
     SHARED_GPU,
+    frame_of_records,
     grid,
     make_failure,
     make_record,
@@ -26,6 +28,7 @@ from tests.analysis.records import (
 from tests.analysis.synthetic import synthetic_records
 
 LENGTHS = [8192, 16384, 32768, 65536, 98304]
+MANY = 30
 
 
 def texts(figure):
@@ -53,13 +56,27 @@ def name_against_length(request):
     return request.param
 
 
-@pytest.mark.parametrize("count", [0, 1, 30])
-def test_a_figure_is_drawn_for_any_number_of_cells(cells_of, name, count):
-    records = grid([*STRATEGY_STYLES][:6], LENGTHS)[:count]
-    figure = build_figure(name, cells_of(records))
+@pytest.fixture(scope="module")
+def drawn_once(tmp_path_factory):
+    """Name and number of cells to a figure; drawing takes long, so each is drawn once for all tests."""
+
+    @functools.cache
+    def cells(count):
+        records = grid([*STRATEGY_STYLES][:6], LENGTHS) if count == MANY else [make_record()] * count
+        return Cells.of_records(frame_of_records(tmp_path_factory.mktemp("sweeps"), records))
+
+    return functools.cache(lambda name, count: build_figure(name, cells(count)))
+
+
+@pytest.mark.parametrize("count", [0, 1, MANY])
+def test_a_figure_is_drawn_for_any_number_of_cells(drawn_once, name, count):
+    assert ("No records" in texts(drawn_once(name, count))) == (count == 0)
+
+
+def test_a_figure_is_a_png_and_an_svg(drawn_once, name):
+    figure = drawn_once(name, MANY)
     assert png_bytes(figure).startswith(b"\x89PNG")
     assert b"<svg" in svg_bytes(figure)
-    assert ("No records" in texts(figure)) == (count == 0)
 
 
 def test_a_figure_without_usable_cells_says_so_and_shows_the_failures(cells_of, name):
@@ -99,22 +116,23 @@ def test_error_bars_stand_only_where_an_interval_does(cells_of):
     assert (with_bars, without) == (True, False)
 
 
-def test_every_figure_of_cells_that_rank_nothing_says_so_and_no_other_does(cells_of, name):
+def test_every_figure_of_cells_that_rank_nothing_says_so_and_no_other_does(cells_of, drawn_once, name):
     banners = {CPU_BANNER, SHARED_GPU_BANNER}
     cells = {CPU_BANNER: CPU, SHARED_GPU_BANNER: SHARED_GPU}
     for expected, config in cells.items():
         assert banners & {*texts(build_figure(name, cells_of([make_record(config=config)])))} == {expected}
-    for alone in ({}, {"cluster.ranks_per_gpu": 1}):
-        assert not banners & {*texts(build_figure(name, cells_of([make_record(config=alone)])))}
+    alone = build_figure(name, cells_of([make_record(config={"cluster.ranks_per_gpu": 1})]))
+    for figure in (alone, drawn_once(name, 1)):
+        assert not banners & {*texts(figure)}
 
 
-def test_every_figure_says_what_was_measured_on_what(cells_of, name):
+def test_every_figure_says_what_was_measured_on_what(drawn_once, name):
     expected = "measured, h100_80gb, NVIDIA H100 80GB HBM3, qwen3_nano, zero3, bf16, train, 2 ranks"
-    assert expected in " ".join(texts(build_figure(name, cells_of([make_record()]))))
+    assert expected in " ".join(texts(drawn_once(name, 1)))
 
 
-def test_lengths_are_labelled_8k_and_96k(cells_of, name_against_length):
-    figure = build_figure(name_against_length, cells_of(grid(["ulysses"], LENGTHS)))
+def test_lengths_are_labelled_8k_and_96k(drawn_once, name_against_length):
+    figure = drawn_once(name_against_length, MANY)
     assert {"8k", "64k", "96k"} <= {label.get_text() for label in figure.axes[1].get_xticklabels()}
 
 
@@ -149,9 +167,9 @@ def test_points_of_neighbouring_lengths_never_change_places():
     assert last < lengths[1] * dodge(0, 30, lengths)
 
 
-def test_the_same_records_give_the_same_svg(cells_of, name):
-    one, two = (svg_bytes(build_figure(name, cells_of([make_record()]))) for _ in range(2))
-    assert one == two
+def test_the_same_records_give_the_same_svg(cells_of, drawn_once, name):
+    again = build_figure(name, cells_of([make_record()]))
+    assert svg_bytes(again) == svg_bytes(drawn_once(name, 1))
 
 
 def test_the_bars_of_a_step_fill_it(cells_of):
@@ -194,10 +212,15 @@ def boxes_of_texts(figure):
     return found
 
 
+@pytest.mark.parametrize("count", [0, 1, MANY])
+def test_no_two_texts_of_a_figure_overlap(drawn_once, name, count):
+    assert overlaps_in(drawn_once(name, count)) == []
+
+
 @pytest.mark.parametrize(
-    "count", [0, 1, 30, *(pytest.param(count, marks=pytest.mark.slow) for count in (288, 3000))]
+    "count", [30, *(pytest.param(count, marks=pytest.mark.slow) for count in (288, 3000))]
 )
-def test_no_two_texts_of_a_figure_overlap(cells_of, name, count):
+def test_no_two_texts_overlap_where_cells_fail(cells_of, name, count):
     drawn = for_figures(cells_of(synthetic_records(count)))
     assert overlaps_in(build_figure(name, drawn.cells, drawn.note)) == []
 
@@ -219,7 +242,7 @@ def test_no_two_texts_overlap_where_ranks_and_capacities_are_many_and_cells_fail
     assert not is_cut_off(figure)
 
 
-@pytest.mark.parametrize("config", [{}, CPU, CPU | {"cluster.memory_limit_gib": 4.0}])
+@pytest.mark.parametrize("config", [{}, CPU | {"cluster.memory_limit_gib": 4.0}])
 def test_no_text_is_cut_off_at_the_edge_of_a_figure(cells_of, name, config):
     records = on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **config)
     slow = {"trace": make_record()["trace"] | {"step_ms": [1e9] * 2}}

@@ -222,10 +222,17 @@ USABLE = {
 
 
 @pytest.mark.parametrize("case", USABLE)
-def test_unusual_records_are_reported(tmp_path, capsys, case):
+def test_unusual_records_are_reported(tmp_path, capsys, monkeypatch, case):
+    monkeypatch.setattr("analysis.report.write_figures", lambda *_: [])
     assert main([str(write_sweep(tmp_path, USABLE[case]))]) == 0
     assert capsys.readouterr().err == ""
     assert (tmp_path / "report.html").stat().st_size > 0
+
+
+def test_unusual_records_of_several_sweeps_are_drawn_together(tmp_path, capsys):
+    folders = [write_sweep(tmp_path / str(n), records) for n, records in enumerate(USABLE.values())]
+    assert main([*map(str, folders), "--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_lines_may_end_as_on_windows(tmp_path):

@@ -3,11 +3,13 @@ import io
 
 import pytest
 
+from analysis.answers.verdict import verdict
 from analysis.cells.cells import Cells
 from analysis.figures.waterfall import step_ms
+from analysis.frame.archive import read_archive
 from analysis.labels import SHARED_CORES, number_label
 from analysis.page.facts import cell_facts
-from analysis.report import write_report
+from analysis.page.page import render
 from analysis.tables.csv_text import csv_text
 from analysis.tables.rows import rows_of
 from tests.analysis.records import CPU, frame_of_records, make_record, make_timing, on_ranks, write_sweep
@@ -90,12 +92,10 @@ def test_the_facts_say_of_a_cpu_that_its_ranks_share_cores(summary_of):
     assert all(SHARED_CORES in dict(cell_facts(cell))["strong scaling"] for cell in cells)
 
 
-def test_the_page_shows_the_facts_of_a_cell(tmp_path):
-    write_report(write_sweep(tmp_path, records()))
-    assert (
-        f"<dd>1.50 times local on 1 rank (cell {BASE['cell_id']})</dd>"
-        in (tmp_path / "report.html").read_text()
-    )
+def test_the_page_shows_the_facts_of_a_cell(cells, tmp_path):
+    archive = read_archive([write_sweep(tmp_path, records())], {})
+    page = render(archive, cells, verdict(cells), list, None)
+    assert f"<dd>1.50 times local on 1 rank (cell {BASE['cell_id']})</dd>" in page
 
 
 def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(summary):
