@@ -19,9 +19,9 @@ from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw, run_cell, tin
 
 MIB = 2**20
 FOUND_WITHIN_S = 5
-SHORT, LONG = "4k", "64k"
-LIMIT_GIB = 0.2
-"""Between what cells of these lengths add: up to 0.14 GiB for the short ones, from 0.3 for the long ones."""
+SHORT, LONG = "2k", "32k"
+LIMIT_GIB = 0.15
+"""Between what cells of these lengths add: up to 0.13 GiB for the short ones, and more for the long ones."""
 QUICK = ("measure.steps=1", "measure.warmup_steps=0", "measure.trace=false", "cluster=cpu")
 ENGINES = ("ddp", "fsdp2", "zero3")
 GRID = [*itertools.product(STRATEGIES, ENGINES)]
@@ -46,7 +46,7 @@ def test_a_limit_between_two_peaks_lets_the_short_cells_run_and_ends_the_long_on
     records = read_records(tmp_path / "records.jsonl")
     found = {(r["config"]["strategy"], r["config"]["engine"], r["config"]["seq_len"]): r for r in records}
     statuses = {key: record["status"] for key, record in found.items()}
-    expected = {4096: "ok", 65536: "out_of_memory"}
+    expected = {2048: "ok", 32768: "out_of_memory"}
     assert statuses == {(*pair, length): status for pair in pairs for length, status in expected.items()}
     assert code == 0
     for record in records:
