@@ -110,7 +110,7 @@ def test_steps_of_different_sizes_have_no_speed(tmp_path):
     model = small_model()
     record = train(model, tmp_path, lambda n: backward(model, input_ids=tokens(length=LENGTH + 8 * n)))
     assert (record["status"], record["timing"]) == ("unsupported", None)
-    assert "pad to one" in record["reason"]
+    assert "pad all batches to one size" in record["reason"]
 
 
 def test_labels_of_one_rank_are_no_mistake(tmp_path):
