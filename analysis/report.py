@@ -19,7 +19,8 @@ from analysis.answers.next_steps import next_steps
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
-from analysis.figures.files import FigureFile, write_figures
+from analysis.figures.figure_file import FigureFile
+from analysis.figures.files import write_figures
 from analysis.frame.archive import CAN_FORK, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.labels import more_label

@@ -19,8 +19,8 @@ from matplotlib.transforms import blended_transform_factory
 from analysis.cells.cells import Cells
 from analysis.cells.selection import Selection
 from analysis.figures.failures import ROW_INCHES
+from analysis.figures.figure_file import FigureFile
 from analysis.figures.figures import FIGURES, Handle, legend_entries
-from analysis.figures.files import FigureFile
 from analysis.figures.style import BANNER_COLOR, MUTED_COLOR
 
 WIDTH_INCHES = 8.0

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.cells.selection import Selection
-
-
-@dataclass(frozen=True, slots=True)
-class FigureFile:
-    """One figure as the page shows it, which needs no file beside the page."""
-
-    title: str
-    alternative: str
-    """For readers who cannot see it."""
-    address: str
-    """The figure itself, as a data address."""
+from analysis.figures.figure_file import FigureFile
 
 
 def write_figures(drawn: Selection, folder: Path) -> list[FigureFile]:

@@ -13,7 +13,7 @@ from analysis.answers.next_steps import next_steps
 from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
 from analysis.cells.selection import for_pages
-from analysis.figures.files import FigureFile
+from analysis.figures.figure_file import FigureFile
 from analysis.frame.archive import Archive
 from analysis.frame.load import Record
 from analysis.labels import count_label
