@@ -19,10 +19,10 @@ from analysis.cells.series import cell_names, keys_and_number
 from analysis.frame.archive import Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.labels import count_label, more_label
+from bench.config import ExitCode
 from bench.labels import length_label
 from bench.store import StoreError
 
-EXIT_OK, EXIT_REQUEST_WRONG = 0, 2
 MAX_LISTED = 50
 CAVEATS = (
     "Speed: tokens/s after over before, a ratio of medians with the bootstrap's 95 % interval.",
@@ -43,12 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         before, after = (read_archive([folder], peaks) for folder in (chosen.before, chosen.after))
     except (StoreError, OSError) as error:
         print(error, file=sys.stderr)
-        return EXIT_REQUEST_WRONG
+        return ExitCode.REQUEST_WRONG
     console = Console(highlight=False)
     for side, folder, archive in (("before", chosen.before, before), ("after", chosen.after, after)):
         console.print(Text(f"{side}: {folder}, {count_label(len(archive.frame), 'record')}"))
     _print_comparison(before, after, console)
-    return EXIT_OK
+    return ExitCode.OK
 
 
 def _print_comparison(before: Archive, after: Archive, console: Console) -> None:

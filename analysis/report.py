@@ -36,9 +36,9 @@ from analysis.tables.rows import (
     terminal_table,
     text_table,
 )
+from bench.config import ExitCode
 from bench.store import StoreError, warn_in_one_line
 
-EXIT_OK, EXIT_REQUEST_WRONG = 0, 2
 TERMINAL_COLUMNS = 100
 MANY_RECORDS = 20_000
 """Beyond this, a process of its own draws the figures while the tables and the page are written."""
@@ -89,11 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write(_some_records(chosen.folders), chosen.output or chosen.folders[0])
     except StoreError as error:
         print(error, file=sys.stderr)
-        return EXIT_REQUEST_WRONG
+        return ExitCode.REQUEST_WRONG
     except OSError as error:
         print(f"{error.filename}: {error.strerror or error}; name another --output", file=sys.stderr)
-        return EXIT_REQUEST_WRONG
-    return EXIT_OK
+        return ExitCode.REQUEST_WRONG
+    return ExitCode.OK
 
 
 def _markdown_page(cells: Cells, found: Verdict) -> str:

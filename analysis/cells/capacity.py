@@ -10,9 +10,9 @@ import pandas as pd
 
 from analysis.labels import bytes_label
 from bench.config import NOT_USED
+from bench.labels import GIB
 
 LIMIT = "cluster.memory_limit_gib"
-GIB = 2**30
 NAMES: Mapping[str, str] = {"device": "device_name", "hardware": "hardware"}
 """Per source other than a limit, the column that says whose memory it is."""
 
