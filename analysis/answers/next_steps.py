@@ -2,9 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
 from analysis.cells.cells import Cells
 from analysis.labels import status_label
-from bench.next_steps import NEXT_STEPS, WAYS_TO_FIT_READ, next_step
+from bench.record import Status
+
+Config = Mapping[str, Any]
+"""A record's `config`: the command line's names."""
+
+LOGS = "cells/<cell>-<repeat>/rank_<rank>.log"
+"""Where ranks write, in a sweep's folder."""
+NEXT_STEPS: Mapping[Status, str] = {
+    Status.UNSUPPORTED: "the reason says what to change; the other cells are not affected",
+    Status.WRONG_RESULT: (
+        "its result is wrong, so it has no speed; choose a layout, kernel or dtype that passes, and report it"
+        " to the authors of the code"
+    ),
+    Status.OUT_OF_MEMORY: "where it no longer fits is a result; to fit more, try",
+    Status.TIMED_OUT: f"raise measure.timeout_s if it was only slow; a rank's stack is at the end of {LOGS}",
+    Status.KILLED: "dmesg says whether the kernel did it because memory ran out; run less beside it",
+    Status.CRASHED: f"the stack is at the end of {LOGS}; run it again to see whether it happens always",
+    Status.ERROR: f"the traceback is in {LOGS}",
+    Status.INTERRUPTED: "run it again",
+}
+"""For every status but `ok`; after out of memory, the ways that the cells have not tried follow."""
+WAYS_TO_FIT_READ = (
+    "strategy", "batch", "workload", "checkpointing", "loss", "model.num_layers", "cluster.memory_limit_gib",
+)  # fmt: skip
+"""The settings that decide which ways are open."""
+WAYS_TO_FIT: Sequence[tuple[str, Callable[[Config], bool]]] = (
+    ("strategy=ulysses or ring", lambda config: config.get("strategy") == "local"),
+    ("a higher sp_degree", lambda config: config.get("strategy") != "local"),
+    ("batch=1", lambda config: _number(config, "batch") > 1),
+    (
+        "checkpointing=true",
+        lambda config: (
+            config.get("workload") == "train"
+            and config.get("checkpointing") is False
+            and _number(config, "model.num_layers") > 1
+        ),
+    ),
+    ("loss=chunked", lambda config: config.get("workload") == "train" and config.get("loss") == "untiled"),
+    ("a higher cluster.memory_limit_gib", lambda config: _number(config, "cluster.memory_limit_gib") > 0),
+    ("a shorter seq_len", lambda _: True),
+)
+"""What takes less memory, and which cells do not do it yet."""
 
 
 def next_steps(cells: Cells) -> list[str]:
@@ -17,3 +61,17 @@ def next_steps(cells: Cells) -> list[str]:
             found = next_step(status, [{str(key): each[key] for key in each} for each in configs])
             lines.append(f"What to do, {status_label(status)}: {found}")
     return lines
+
+
+def next_step(status: Status, configs: Iterable[Config]) -> str:
+    """One line for all cells that ended so; `configs` are theirs."""
+    if status is not Status.OUT_OF_MEMORY:
+        return NEXT_STEPS[status]
+    cells = [*configs]
+    ways = [way for way, is_open in WAYS_TO_FIT if any(map(is_open, cells))]
+    return f"{NEXT_STEPS[status]} {', '.join(ways)}"
+
+
+def _number(config: Config, key: str) -> float:
+    """A figure of a configuration; 0 where it has none."""
+    return float(config.get(key) or 0)
