@@ -1,4 +1,4 @@
-"""Every way a cell can end tells what to do next, once a report, and proposes nothing that is done already."""
+"""Every way a cell can end tells what to do next, and nothing that is done already is proposed."""
 
 import pytest
 
