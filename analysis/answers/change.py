@@ -51,13 +51,14 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One cell in both sweeps. `ratio` is of speeds, after over before; None where a side has no time."""
+    """One cell in both sweeps."""
 
     key: Key
     statuses: tuple[str, str]
     n: tuple[int, int]
     n_of: str
     ratio: Ratio | None
+    """Of speeds, after over before; None where a side has no time."""
 
     @property
     def outcome(self) -> str:

@@ -20,12 +20,13 @@ MAX_FIGURES = 24
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The cell with the most tokens/s among comparable ones; `runner_up` is None where it was alone."""
+    """The cell with the most tokens/s among comparable ones."""
 
     name: str
     seq_len: int
     tokens_per_s: float
     runner_up: str | None
+    """None where it was alone."""
     ratio: float | None
     is_clear: bool
 

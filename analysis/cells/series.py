@@ -69,13 +69,14 @@ OTHER_MARKERS = ("<", ">", "8", "d")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One strategy under one choice of the varying settings; `rows` are its cells, by length."""
+    """One strategy under one choice of the varying settings."""
 
     strategy: str
     style: Style
     variant: str
     variant_number: int
     rows: pd.DataFrame
+    """Its cells, by length."""
 
     @property
     def label(self) -> str:

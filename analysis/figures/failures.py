@@ -32,16 +32,15 @@ MAX_LANE = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Failed cells of one series and status at neighbouring lengths, named once; `row` is of the lane.
-
-    `places` are the lengths, or whatever else the figure is against.
-    """
+    """Failed cells of one series and status at neighbouring lengths, named once."""
 
     places: tuple[int, ...]
+    """The lengths, or whatever else the figure is against."""
     status: str
     color: str
     series: str
     row: int
+    """Of the lane, from the top."""
 
 
 def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]:

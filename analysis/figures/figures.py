@@ -39,20 +39,20 @@ Handle = Line2D | ErrorbarContainer | BarContainer
 
 @dataclass(frozen=True, slots=True)
 class FigureKind:
-    """One figure of the report; `reading` says the reduction behind a point.
-
-    `inches` is the height of its axes, `against` what its x axis is; a figure against nothing has a row for
-    each cell. One that `needs` a column is left out where no cell has a value in it.
-    """
+    """One figure of the report."""
 
     title: str
     y_label: str
     draw: Callable[[Cells, Axes], None]
     reading: str
+    """The reduction behind a point."""
     inches: Callable[[Cells], float] = lambda _: AXES_INCHES
+    """The height of its axes."""
     against: str | None = AGAINST_LENGTH
+    """What its x axis is; a figure against nothing has a row for each cell."""
     marks: Callable[[Cells], list[Mark]] = lambda cells: failure_marks(cells.series)
     needs: str | None = None
+    """A column; the figure is left out where no cell has a value in it."""
 
 
 @dataclass(frozen=True, slots=True)

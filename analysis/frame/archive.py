@@ -98,16 +98,16 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """All records of some folders, of a cell that was run again after a failure only the last attempt.
-
-    Row by row, `frame` holds their numbers and `places` file and byte of the record itself. `shared` are
-    the settings that all of them have in common, `environments` the different ones they ran in.
-    """
+    """All records of some folders, of a cell that was run again after a failure only the last attempt."""
 
     frame: pd.DataFrame
+    """One row per record."""
     places: Sequence[tuple[Path, int]]
+    """Row by row, file and byte of the record itself."""
     shared: Mapping[str, Any]
+    """The settings that all records have in common."""
     environments: Sequence[Mapping[str, Any]]
+    """The different ones that they ran in."""
 
     def record(self, row: int) -> Record:
         """The whole record behind a row of the frame."""
