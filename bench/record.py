@@ -76,7 +76,7 @@ class Failure:
     """Why a cell has no result."""
 
     rank: int | None
-    """The first rank to blame."""
+    """The rank that caused it, the first of several."""
     phase: str | None
     """The pass that it was in, or join, build or finish."""
     kind: str

@@ -19,7 +19,7 @@ from bench.cost.flops import (
 from bench.environment import describe
 from bench.labels import size_label
 from bench.passes import PASSES, Sections, decoded, evidence, first_failure, merge, own_work_s
-from bench.passes.section import RankReport
+from bench.passes.facts import RankReport
 from bench.record import SCHEMA_VERSION, Failure, OutOfMemory, Provenance, Record, Status
 from bench.strategies import STRATEGIES
 

@@ -13,8 +13,11 @@ import transformers.models.qwen2.modeling_qwen2
 import transformers.models.qwen3.modeling_qwen3
 
 import bench.cell.worker
+from bench.passes import PASSES, rank_code
 from bench.strategies import STRATEGIES
 
+for _name in PASSES:
+    rank_code(_name)
 len(STRATEGIES)  # reads once for all ranks which packages have strategies; imports none of them
 
 # What imports made lives for ever. Frozen, it is skipped when a rank looks for its tensors: milliseconds.

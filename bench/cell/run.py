@@ -71,14 +71,9 @@ def run(
     reason = refusal(planned.cell)
     if reason is not None:
         return refused(planned, reason, wall_s=0.0)
-    start, started_at = time.monotonic(), datetime.now(UTC)
     shared = shared or SharedSections()
     known = shared.of(planned.cell)
-    try:
-        record = MODES[planned.cell.mode](planned, launcher, folder, entry, listener, known)
-    except KeyboardInterrupt:
-        interruption = interrupted(planned, time.monotonic() - start, started_at)
-        raise CellInterrupted(interruption) from None
+    record = MODES[planned.cell.mode](planned, launcher, folder, entry, listener, known)
     shared.keep(planned.cell, record)
     return record
 
@@ -93,15 +88,15 @@ def measure(
 ) -> Record:
     """Run all ranks of the cell, and put together what they report."""
     start, started_at = time.monotonic(), datetime.now(UTC)
-    ends = launcher.run(
-        planned.cell,
-        folder / planned.folder_name,
-        entry=entry,
-        listener=listener,
-        known=frozenset(known),
-    )
+    own = folder / planned.folder_name
+    try:
+        ends = launcher.run(planned.cell, own, entry=entry, listener=listener, known=frozenset(known))
+    except KeyboardInterrupt:
+        record = interrupted(planned, time.monotonic() - start, started_at)
+        raise CellInterrupted(record) from None
     return record_of(planned, ends, time.monotonic() - start, started_at, known)
 
 
-MODES: Mapping[str, Callable[..., Record]] = {"measure": measure}
+Mode = Callable[[PlannedCell, Launcher, Path, "RankEntry | None", Listener, Sections], Record]
+MODES: Mapping[str, Mode] = {"measure": measure}
 """How a cell becomes a record, by its mode."""

@@ -16,8 +16,6 @@ from bench.attention.watch import AttentionWatch
 
 Run = Callable[..., tuple[Tensor, Any]]
 Around = Callable[[Run, nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], tuple[Tensor, Any]]
-EAGER = "eager"
-"""Not in transformers' table: each model's module has a function of its own."""
 
 
 @dataclass(slots=True)

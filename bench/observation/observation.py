@@ -22,7 +22,7 @@ from torch import nn
 from bench.cell.ends import RankEnd, lost_a_peer
 from bench.cell.failure import describe_failure
 from bench.cell.outcome import outcome
-from bench.config import OWN, ClusterConfig, ConfigError
+from bench.config import OWN, ClusterConfig, ConfigError, ExitCode
 from bench.observation.fed_tokens import FedTokens
 from bench.observation.loop import Loop, LoopParity
 from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0, sigterm_held_back
@@ -37,16 +37,14 @@ from bench.observation.outcome import (
     report,
 )
 from bench.observation.tokens import LoopReport
+from bench.passes.facts import RankReport
 from bench.passes.rank_pass import Ask, Measurement
-from bench.passes.section import RankReport
 from bench.ranks.log import RankLog
 from bench.record import Record
 from bench.store import Store
 
-VICTIM_WAIT_S = 1.0
+LOST_PEER_WAIT_S = 1.0
 """How long the record of a peer that left may still come; whoever started the ranks ends the others soon."""
-EXIT_OF_AN_ERROR = 1
-"""What Python leaves with when nobody catches an error."""
 
 
 class Observation:
@@ -125,6 +123,7 @@ class Observation:
     def _let_go(self) -> None:
         """Hold the model no longer: the table by models, and the interpreter's end, hold this."""
         atexit.unregister(self._say_what_is_missing)
+        self._measurement.passes.clear()  # each holds the measurement, which holds the model
         del self._loop, self._measurement, self._asks
 
     def _finish(self) -> None:
@@ -156,8 +155,8 @@ class Observation:
         failure = describe_failure(error, self._log, loop.cluster)
         if lost_a_peer(failure):
             # A peer is gone; if it can still say why, its record is the one that counts.
-            time.sleep(VICTIM_WAIT_S)
-        end = RankEnd(dist.get_rank(), EXIT_OF_AN_ERROR, None, failure, log_tail="")
+            time.sleep(LOST_PEER_WAIT_S)
+        end = RankEnd(dist.get_rank(), ExitCode.FAILED, None, failure, log_tail="")
         wall_s = time.monotonic() - self._start
         with suppress(ValueError, OSError), Store(self.request.folder) as store:
             self.record = failed_record(loop, self.request, tokens, end, wall_s, repeat=0)

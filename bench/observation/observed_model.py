@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -28,7 +27,6 @@ class ObservedModel:
     called: Sequence[nn.Module]
     networks: Sequence[PreTrainedModel]
     engine: str
-    device: torch.device
 
     @property
     def attention_name(self) -> str:
@@ -68,7 +66,7 @@ def observed_model(model: nn.Module) -> ObservedModel:
             " seen; hand over the model that transformers built, wrapped or not"
         )
     called = [*networks] if model is networks[0] else [model, *networks]
-    return ObservedModel(called, networks, _engine(model), next(model.parameters()).device)
+    return ObservedModel(called, networks, _engine(model))
 
 
 def _engine(model: nn.Module) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import OWN
-from bench.passes.section import RankReport
+from bench.passes.facts import RankReport
 
 StepSize = tuple[int, int, int]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bench.config import MeasureConfig, RunConfig
-from bench.passes.section import RankReport, Section
+from bench.passes.facts import PassFacts, RankReport
 from bench.ranks.log import Stage
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ NAMES = (
 )
 """In the order in which passes take their turns with steps, and in which their gates are asked."""
 
-PASSES: Mapping[str, Section[Any, Any]] = {
-    name: importlib.import_module(f"bench.passes.{name}.section").SECTION for name in NAMES
+PASSES: Mapping[str, PassFacts[Any, Any]] = {
+    name: importlib.import_module(f"bench.passes.{name}.section").FACTS for name in NAMES
 }
 
 
@@ -49,9 +49,9 @@ def rank_code(name: str) -> type[RankPass]:
 def decoded(report: Mapping[str, Any]) -> RankReport:
     """A rank's report from its JSON values."""
     parts = {
-        name: msgspec.convert(report[name], section.part)
-        for name, section in PASSES.items()
-        if section.part is not None and name in report
+        name: msgspec.convert(report[name], facts.part)
+        for name, facts in PASSES.items()
+        if facts.part is not None and name in report
     }
     return RankReport(parts, report["phases_s"])
 
@@ -61,9 +61,9 @@ def merge(
 ) -> dict[str, Any]:
     """The record's sections; those that are `known` from an equal cell stand for what was not run again."""
     merged = {
-        name: section.merge(reports, cell) if section.parts(reports) else None
-        for name, section in PASSES.items()
-        if section.part is not None
+        name: facts.merge(reports, cell) if facts.parts(reports) else None
+        for name, facts in PASSES.items()
+        if facts.part is not None
     }
     return merged | dict(known or {})
 
@@ -81,9 +81,9 @@ def evidence(sections: Sections) -> dict[str, Any]:
 
 def planned_stages(measure: MeasureConfig, step_s: float) -> list[Stage]:
     """The stages with full-length steps, in order, where a step takes `step_s` seconds."""
-    return [stage for section in PASSES.values() for stage in section.stages(measure, step_s)]
+    return [stage for facts in PASSES.values() for stage in facts.stages(measure, step_s)]
 
 
 def own_work_s(report: RankReport) -> float:
     """Seconds that a rank spent on the cell's own steps and checks."""
-    return sum(report.phases_s.get(name, 0.0) for name, section in PASSES.items() if section.is_own_work)
+    return sum(report.phases_s.get(name, 0.0) for name, facts in PASSES.items() if facts.is_own_work)

@@ -55,24 +55,24 @@ class TimedSteps:
 
 
 class RankPass:
-    """One pass on one rank; what it has no use for it leaves as it is."""
+    """One pass on one rank. A pass overrides only the methods that it needs."""
 
     def __init__(self, measurement: Measurement) -> None:
         self.measurement = measurement
 
-    def building(self) -> AbstractContextManager[Any]:
+    def around_building(self) -> AbstractContextManager[Any]:
         """Around the building of what is measured."""
         return nullcontext()
 
-    def first_step(self) -> AbstractContextManager[Any]:
+    def around_first_step(self) -> AbstractContextManager[Any]:
         """Around the first step, which pays for all that happens only once."""
         return nullcontext()
 
-    def window(self) -> AbstractContextManager[Any]:
+    def around_window(self) -> AbstractContextManager[Any]:
         """Around each window under the clock: nothing of it may run between the steps."""
         return nullcontext()
 
-    def inspected_step(self) -> AbstractContextManager[Any]:
+    def around_inspected_step(self) -> AbstractContextManager[Any]:
         """Around the one step that is looked at from inside and not timed."""
         return nullcontext()
 
@@ -117,8 +117,10 @@ class Measurement:
         self.folder = folder
         self.watch = AttentionWatch()
         self.tap = CommunicationTap(self.watch)
-        codes = {name: rank_code(name) for name in PASSES if name not in known} | dict(instead or {})
-        self.passes = {name: codes[name](self) for name in PASSES if name in codes}
+        codes = instead or {}
+        self.passes = {
+            name: (codes.get(name) or rank_code(name))(self) for name in PASSES if name not in known
+        }
 
     @property
     def shares_traced_step(self) -> bool:
@@ -132,11 +134,11 @@ class Measurement:
 
     def building(self) -> AbstractContextManager[None]:
         """Around the building of the subject."""
-        return self._all(RankPass.building)
+        return self._all(lambda each: each.around_building())
 
     def window(self) -> AbstractContextManager[None]:
         """Around steps under the clock."""
-        return self._all(RankPass.window)
+        return self._all(lambda each: each.around_window())
 
     def steps(self, subject: Subject) -> Steps:
         """All passes over a built subject, one after another."""
@@ -149,7 +151,7 @@ class Measurement:
     def first_step(self) -> Steps:
         """The step that pays for all that happens only once."""
         yield Ask.BETWEEN
-        with self.subject.seen(), self._all(RankPass.first_step):
+        with self.subject.seen(), self._all(lambda each: each.around_first_step()):
             yield Ask.FIRST
 
     def step(self, around: Around) -> Steps:
@@ -161,7 +163,7 @@ class Measurement:
     @contextmanager
     def inspected(self) -> Iterator[None]:
         """Around a step that every pass looks at from inside: costs milliseconds, so never a timed one."""
-        with self.subject.seen(), self.watched(), self._all(RankPass.inspected_step):
+        with self.subject.seen(), self.watched(), self._all(lambda each: each.around_inspected_step()):
             yield
 
     def watched(self) -> AbstractContextManager[None]:
@@ -178,9 +180,9 @@ class Measurement:
         return {name: asdict(part) for name, part in self.parts().items()}
 
     @contextmanager
-    def _all(self, hook: Callable[[RankPass], AbstractContextManager[Any]]) -> Iterator[None]:
-        """One of the passes' contexts of all of them, the first pass's outermost."""
+    def _all(self, around: Callable[[RankPass], AbstractContextManager[Any]]) -> Iterator[None]:
+        """Enter the same context of every pass; the first pass's is outermost."""
         with ExitStack() as stack:
             for each in self.passes.values():
-                stack.enter_context(getattr(each, hook.__name__)())
+                stack.enter_context(around(each))
             yield

@@ -25,7 +25,7 @@ class AttentionCall:
 
 
 class Subject(ABC):
-    """What the passes look at; they never ask which kind it is."""
+    """What the passes look at; they ask what it has, not which kind it is."""
 
     device: torch.device
     attention_name: str

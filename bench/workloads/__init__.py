@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bench.passes.workload import Rank, Workload
 from bench.workloads.attention import Attention
 from bench.workloads.train import Train
+from bench.workloads.workload import Rank, Workload
 
 WORKLOADS: Mapping[str, type[Workload]] = {"train": Train, "attention": Attention}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.passes.parity.attention import random_input
 from bench.passes.subject import AttentionCall
 from bench.passes.timing.clock import StepClock
-from bench.passes.workload import Rank, Workload
+from bench.workloads.workload import Rank, Workload
 
 
 class Attention(Workload):

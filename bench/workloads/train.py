@@ -6,13 +6,13 @@ from contextlib import nullcontext
 
 import torch
 
-from bench.passes.workload import Rank, Workload
 from bench.training.data import open_data
 from bench.training.engines import ENGINES
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 from bench.training.trainers import TRAINERS
 from bench.training.trainers.trainer import StepOutcome, Trainer
+from bench.workloads.workload import Rank, Workload
 
 SHORT_TOKENS = 2048
 

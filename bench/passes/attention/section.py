@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.section import RankReport, Section, by_rank
+from bench.passes.facts import PassFacts, RankReport, by_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class AttentionCalls:
     """The single device's."""
 
 
-class AttentionSection(Section[RankCalls, AttentionCalls]):
+class AttentionFacts(PassFacts[RankCalls, AttentionCalls]):
     name = "attention"
     part = RankCalls
 
@@ -71,4 +71,4 @@ class AttentionSection(Section[RankCalls, AttentionCalls]):
         )
 
 
-SECTION = AttentionSection()
+FACTS = AttentionFacts()

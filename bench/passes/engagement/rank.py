@@ -15,12 +15,12 @@ class EngagementPass(RankPass):
     modules: frozenset[str] = frozenset()
 
     @contextmanager
-    def first_step(self) -> Iterator[None]:
+    def around_first_step(self) -> Iterator[None]:
         with watch_modules(self.measurement.subject.attention_code) as modules:
             yield
         self.modules = frozenset(modules)
 
-    def inspected_step(self) -> AbstractContextManager[Any]:
+    def around_inspected_step(self) -> AbstractContextManager[Any]:
         return self.measurement.tap
 
     def run(self) -> Steps:

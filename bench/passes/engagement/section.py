@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import MeasureConfig, RunConfig
-from bench.passes.section import RankReport, Section, by_name, by_rank
+from bench.passes.facts import PassFacts, RankReport, by_name, by_rank
 from bench.passes.timing.section import affordable_steps
 from bench.ranks.log import Stage
 from bench.strategies import STRATEGIES
@@ -42,13 +42,13 @@ class Engagement:
     """How many calls rank 0 made of each purpose and kind."""
 
 
-class EngagementSection(Section[RankEngagement, Engagement]):
+class EngagementFacts(PassFacts[RankEngagement, Engagement]):
     name = "engagement"
     part = RankEngagement
     is_evidence = True
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
-        return [] if shares_traced_step(measure, step_s) else [Stage("engagement", steps=1)]
+        return [] if will_share_traced_step(measure, step_s) else [Stage("engagement", steps=1)]
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Engagement:  # noqa: ARG002
         parts = self.parts(reports)
@@ -67,8 +67,8 @@ class EngagementSection(Section[RankEngagement, Engagement]):
         return _wrong_shapes(cell, section) or _wrong_exchange(cell, section)
 
 
-def shares_traced_step(measure: MeasureConfig, step_s: float) -> bool:
-    """Whether one step is inspected and traced at once, which a long step is not slowed by."""
+def will_share_traced_step(measure: MeasureConfig, step_s: float) -> bool:
+    """Whether it is expected that one step is inspected and traced at once, as a rank then decides."""
     return measure.trace and measure.budget_s > 0 and affordable_steps(measure, step_s) == 0
 
 
@@ -96,4 +96,4 @@ def _wrong_exchange(cell: RunConfig, engagement: Engagement) -> str | None:
     return None
 
 
-SECTION = EngagementSection()
+FACTS = EngagementFacts()

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.config import RunConfig
-from bench.passes.section import RankReport, Section
+from bench.passes.facts import PassFacts, RankReport
 
 
-class GradientsSection(Section[None, None]):
+class GradientsFacts(PassFacts[None, None]):
     name = "gradients"
     part = None
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> None:
-        """The gradients are in a file: the record has no section for them."""
+        """Nothing: the gradients are in a file, and the record has no section for them."""
 
 
-SECTION = GradientsSection()
+FACTS = GradientsFacts()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.section import RankReport, Section
+from bench.passes.facts import PassFacts, RankReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Losses:
     """The same sum from the data, without any sharding."""
 
 
-class LossesSection(Section[Losses, Losses]):
+class LossesFacts(PassFacts[Losses, Losses]):
     name = "losses"
     part = Losses
     is_own_work = False
@@ -44,4 +44,4 @@ class LossesSection(Section[Losses, Losses]):
         return None
 
 
-SECTION = LossesSection()
+FACTS = LossesFacts()

@@ -15,16 +15,16 @@ class MemoryPass(RankPass):
         super().__init__(measurement)
         self.peaks = MemoryWatch(measurement.device, measurement.log.step)
 
-    def building(self) -> AbstractContextManager[Any]:
+    def around_building(self) -> AbstractContextManager[Any]:
         return self.peaks.life
 
-    def first_step(self) -> AbstractContextManager[Any]:
+    def around_first_step(self) -> AbstractContextManager[Any]:
         return self.peaks.life
 
-    def window(self) -> AbstractContextManager[Any]:
+    def around_window(self) -> AbstractContextManager[Any]:
         return self.peaks.window()
 
-    def inspected_step(self) -> AbstractContextManager[Any]:
+    def around_inspected_step(self) -> AbstractContextManager[Any]:
         return self.peaks.steady
 
     def part(self) -> RankMemory:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from bench.config import RunConfig
-from bench.passes.section import RankReport, Section, known_by_rank
+from bench.passes.facts import PassFacts, RankReport, known_by_rank
 from bench.passes.telemetry import section as telemetry
 
 
@@ -53,13 +53,13 @@ class Memory:
     """What a memory limit counts from."""
 
 
-class MemorySection(Section[RankMemory, Memory]):
+class MemoryFacts(PassFacts[RankMemory, Memory]):
     name = "memory"
     part = RankMemory
     is_own_work = False
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Memory:  # noqa: ARG002
-        parts, telemetries = self.parts(reports), telemetry.SECTION.parts(reports)
+        parts, telemetries = self.parts(reports), telemetry.FACTS.parts(reports)
         used = known_by_rank(telemetries, "device_used_bytes")
         per_rank = {field.name: known_by_rank(parts, field.name) for field in fields(RankMemory)}
         return Memory(
@@ -69,4 +69,4 @@ class MemorySection(Section[RankMemory, Memory]):
         )
 
 
-SECTION = MemorySection()
+FACTS = MemoryFacts()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.section import RankReport, Section
+from bench.passes.facts import PassFacts, RankReport
 
 MAX_TOKENS = 512
 """Parity is checked at no more: float64 attention takes the square of their number."""
@@ -41,7 +41,7 @@ class Parity:
     """Why there are no errors."""
 
 
-class ParitySection(Section[RankParity, Parity]):
+class ParityFacts(PassFacts[RankParity, Parity]):
     name = "parity"
     part = RankParity
     is_evidence = True
@@ -61,7 +61,7 @@ class ParitySection(Section[RankParity, Parity]):
         )
 
     def gate(self, cell: RunConfig, section: Parity) -> str | None:  # noqa: ARG002
-        """Every error is within its limit. Ranks that run their own check stop there, so never come here."""
+        """Every error is within its limit; a rank that checks on inputs of its own stops before this."""
         for name, error in section.errors.items():
             if not error <= section.limits[name]:
                 return (
@@ -71,4 +71,4 @@ class ParitySection(Section[RankParity, Parity]):
         return None
 
 
-SECTION = ParitySection()
+FACTS = ParityFacts()

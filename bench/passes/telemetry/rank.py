@@ -6,22 +6,28 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from bench.passes.rank_pass import RankPass
+from bench.passes.rank_pass import RankPass, Steps
 from bench.passes.telemetry.section import RankTelemetry
 from bench.passes.telemetry.telemetry import Telemetry, open_nvml
 
 
 class TelemetryPass(RankPass):
     telemetry: Telemetry | None = None
+    found: RankTelemetry | None = None
 
-    def window(self) -> AbstractContextManager[Any]:
+    def around_window(self) -> AbstractContextManager[Any]:
         if self.telemetry is None:
             subject = self.measurement.subject
             self.telemetry = Telemetry(partial(open_nvml, subject.device, ranks_beside=subject.ranks_beside))
         return self.telemetry.window()
 
+    def run(self) -> Steps:
+        """Reads at once what the window showed: other processes may come and go while traces are read."""
+        self.found = None if self.telemetry is None else self.telemetry.read()
+        yield from ()
+
     def part(self) -> RankTelemetry | None:
-        return None if self.telemetry is None else self.telemetry.read()
+        return self.found
 
 
 PASS = TelemetryPass

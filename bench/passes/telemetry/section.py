@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from bench.config import RunConfig
-from bench.passes.section import RankReport, Section, known_by_rank
+from bench.passes.facts import PassFacts, RankReport, known_by_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Telemetry:
     """How often a rank lost its core in the window."""
 
 
-class TelemetrySection(Section[RankTelemetry, Telemetry]):
+class TelemetryFacts(PassFacts[RankTelemetry, Telemetry]):
     name = "telemetry"
     part = RankTelemetry
     is_own_work = False
@@ -82,4 +82,4 @@ def reasons(parts: Sequence[RankTelemetry]) -> str | None:
     return "; ".join(met) or None
 
 
-SECTION = TelemetrySection()
+FACTS = TelemetryFacts()

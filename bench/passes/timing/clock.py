@@ -8,7 +8,7 @@ import torch
 
 
 class StepClock:
-    """Mark the start, then the end of every step; read the times after `stop`."""
+    """Mark the start, then the end of every step; read the times when all steps are done."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

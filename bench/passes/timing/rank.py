@@ -53,7 +53,7 @@ class TimingPass(RankPass):
 
     def _window(self, steps: int, outcomes: list[Any], warmup: str) -> Generator[Ask, Any, TimedSteps]:
         """So many steps under the clock; between two of them nothing of ours runs but its marks."""
-        device, clocks = self.measurement.device, []
+        device, clocks = self.measurement.subject.device, []
         yield Ask.BETWEEN
         with self.measurement.window():
             dist.barrier()
@@ -74,7 +74,7 @@ class TimingPass(RankPass):
 
     def _agreed(self, rounds: int) -> int:
         """Rank 0 decides for all."""
-        decision = torch.tensor(rounds, device=self.measurement.device)
+        decision = torch.tensor(rounds, device=self.measurement.subject.device)
         dist.broadcast(decision, src=0)
         return int(decision.item())
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import MeasureConfig, RunConfig
-from bench.passes.section import RankReport, Section, by_rank
+from bench.passes.facts import PassFacts, RankReport, by_rank
 from bench.ranks.log import Stage
 
 FIRST_STEP, WARM_UP = "first step", "warm-up"
@@ -37,7 +37,7 @@ class Timing:
     tokens_per_step: int
 
 
-class TimingSection(Section[RankTiming, Timing]):
+class TimingFacts(PassFacts[RankTiming, Timing]):
     name = "timing"
     part = RankTiming
 
@@ -69,4 +69,4 @@ def affordable_steps(measure: MeasureConfig, step_s: float) -> int:
     return min(fits, measure.steps) if fits > measure.warmup_steps + 1 else 0
 
 
-SECTION = TimingSection()
+FACTS = TimingFacts()

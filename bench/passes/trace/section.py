@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from bench.attention.layouts import LAYOUTS
 from bench.config import MeasureConfig, RunConfig
 from bench.cost.area import causal_area
-from bench.passes.engagement.section import shares_traced_step
-from bench.passes.section import RankReport, Section, by_name, by_rank
+from bench.passes.engagement.section import will_share_traced_step
+from bench.passes.facts import PassFacts, RankReport, by_name, by_rank
 from bench.passes.trace.intervals import length
 from bench.passes.trace.split import Split
 from bench.passes.trace.waiting import RankTrace, waiting
@@ -59,14 +59,14 @@ class Trace:
     """By rank why purposes are unknown."""
 
 
-class TraceSection(Section[RankTrace, Trace]):
+class TraceFacts(PassFacts[RankTrace, Trace]):
     name = "trace"
     part = RankTrace
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
         if not measure.trace:
             return []
-        return [Stage("trace", steps=1 if shares_traced_step(measure, step_s) else TRACED_STEPS)]
+        return [Stage("trace", steps=1 if will_share_traced_step(measure, step_s) else TRACED_STEPS)]
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Trace:
         """Waiting needs the arrivals of all ranks, so it is found here."""
@@ -98,4 +98,4 @@ def _areas(cell: RunConfig, ranks: int) -> list[int] | None:
     return [causal_area(cell, rank % cell.sp_degree) for rank in range(ranks)] if known else None
 
 
-SECTION = TraceSection()
+FACTS = TraceFacts()

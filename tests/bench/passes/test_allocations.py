@@ -8,7 +8,7 @@ import torch
 
 from bench.cell.worker import run_cell as run_in_rank
 from bench.passes.memory.allocations import AllocationTracker
-from bench.passes.workload import Workload
+from bench.workloads.workload import Workload
 from tests.cells import run_cell, tiny_cell
 
 MIB = 2**20

@@ -7,8 +7,8 @@ import pytest
 
 import bench.passes
 from bench.passes import NAMES, PASSES, evidence, first_failure, own_work_s, rank_code
+from bench.passes.facts import RankReport
 from bench.passes.rank_pass import RankPass
-from bench.passes.section import RankReport
 from tests.cells import make_cell
 
 FOLDER = Path(bench.passes.__file__).parent

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench.passes import PASSES
-from bench.passes.section import RankReport
+from bench.passes.facts import RankReport
 from bench.passes.trace.cpu_timeline import cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline
 from bench.passes.trace.reader import read_tracks

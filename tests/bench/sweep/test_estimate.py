@@ -10,9 +10,9 @@ from bench.passes import planned_stages
 from bench.passes.rank_pass import Measurement
 from bench.passes.timing.rank import TimingPass
 from bench.passes.timing.section import FIRST_STEP, WARM_UP
-from bench.passes.workload import Workload
 from bench.ranks.log import Stage
 from bench.sweep.estimate import CellProgress, Estimate
+from bench.workloads.workload import Workload
 from tests.cells import make_cell, tiny_cell
 
 CELL = make_cell("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=4")

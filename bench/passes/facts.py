@@ -26,7 +26,7 @@ class RankReport:
     """Seconds that each phase of the rank's life took."""
 
 
-class Section(ABC, Generic[Part, Whole]):
+class PassFacts(ABC, Generic[Part, Whole]):
     """A pass as the launcher, the estimate and the record know it; its code on a rank is in `rank.py`."""
 
     name: ClassVar[str]
@@ -37,7 +37,6 @@ class Section(ABC, Generic[Part, Whole]):
     """Whether its seconds are the cell's own work; those of the others count as fixed cost."""
     is_evidence: ClassVar[bool] = False
     """Whether the record of a wrong result keeps this section."""
-
     without_effect: ClassVar[frozenset[str] | None] = None
     """Fields of a cell that do not decide its section, so that cells which differ in no other share one; None
     where every cell is measured."""
