@@ -20,7 +20,7 @@ from bench.cell.worker import join
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
 from bench.observation import parity
-from bench.observation.observation import VICTIM_WAIT_S
+from bench.observation.observation import LOST_PEER_WAIT_S
 from bench.observation.tokens import RankTokens, layout_of, misfed
 from tests.cells import make_cell
 from tests.scripts import own_loop
@@ -273,4 +273,4 @@ def test_an_error_of_the_observation_on_one_rank_is_not_called_a_lost_peer(launc
 
 
 def test_a_lost_peer_is_told_well_before_the_other_ranks_are_stopped():
-    assert VICTIM_WAIT_S <= GRACE_S / 2
+    assert LOST_PEER_WAIT_S <= GRACE_S / 2
