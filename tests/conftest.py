@@ -2,11 +2,14 @@
 
 import multiprocessing
 import os
+from collections import Counter
 
 import pytest
 
 from bench.cell.launcher import Launcher
 
+ALONE = "alone"
+"""The group of tests that start ranks, read clocks or use a GPU."""
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers have a core each
 
@@ -38,6 +41,18 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in set(slow)]
+    _first_side_by_side_then_alone(items)
+
+
+def _first_side_by_side_then_alone(items):
+    """Two workers share the files, the largest first; what needs all cores follows, on one of them."""
+    for item in items:
+        needs_all = item.get_closest_marker("ranks") or item.get_closest_marker("gpu")
+        item.add_marker(pytest.mark.xdist_group(ALONE if needs_all else item.location[0]))
+    groups = [item.get_closest_marker("xdist_group").args[0] for item in items]
+    sizes = Counter(groups)
+    order = sorted(range(len(items)), key=lambda at: (groups[at] == ALONE, -sizes[groups[at]], groups[at]))
+    items[:] = [items[at] for at in order]
 
 
 @pytest.fixture(autouse=True)

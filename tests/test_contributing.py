@@ -15,6 +15,8 @@ from bench.store import read_records
 from bench.strategies import STRATEGIES
 from tests.attention_cases import WORLD_SIZES, beyond_their_limits, check_cases, cover, errors_of
 
+pytestmark = pytest.mark.ranks
+
 PAGE = (REPOSITORY / "CONTRIBUTING.md").read_text()
 FILE = re.compile(r"^`(gather_kv/[\w./]+)`.+?```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
 MISTAKE = re.compile(r"^\| `(\w+\.py)` \| `(.+?)` \| `(.+?)` \| `(.+?)` \|$", re.MULTILINE)
