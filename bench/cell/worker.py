@@ -143,10 +143,10 @@ def join(job: RankJob) -> torch.device:
     """Meet the other ranks, and claim this rank's device."""
     cluster = job.cell.cluster
     device = claim_device(cluster)
-    meeting: dict[str, Any] = {"init_method": "env://"}
+    rendezvous: dict[str, Any] = {"init_method": "env://"}
     if job.rendezvous is not None:
         # A file needs no port, so no second sweep or leftover can hold it.
-        meeting = {
+        rendezvous = {
             "init_method": f"file://{job.rendezvous}",
             "rank": job.rank,
             "world_size": cluster.world_size,
@@ -155,7 +155,7 @@ def join(job: RankJob) -> torch.device:
         cluster.backend,
         timeout=timedelta(seconds=job.cell.measure.timeout_s + DEADLINE_MARGIN_S),
         device_id=device if device.type == "cuda" else None,
-        **meeting,
+        **rendezvous,
     )
     return device
 
