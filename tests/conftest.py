@@ -8,8 +8,8 @@ import pytest
 
 from bench.cell.launcher import Launcher
 
-ALONE = "alone"
-"""The group of tests that start ranks, read clocks or use a GPU."""
+SERVER = "server"
+"""The group of tests that share a fork server: a second one would import everything again."""
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers have a core each
 
@@ -41,17 +41,17 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in set(slow)]
-    _first_side_by_side_then_alone(items)
+    _one_worker_for_the_server(items)
 
 
-def _first_side_by_side_then_alone(items):
-    """Two workers share the files, the largest first; what needs all cores follows, on one of them."""
+def _one_worker_for_the_server(items):
+    """Of two workers one gets all that starts ranks of the fork server or uses a GPU, the other file by file."""
     for item in items:
-        needs_all = item.get_closest_marker("ranks") or item.get_closest_marker("gpu")
-        item.add_marker(pytest.mark.xdist_group(ALONE if needs_all else item.location[0]))
+        on_server = "launcher" in getattr(item, "fixturenames", ()) or item.get_closest_marker("gpu")
+        item.add_marker(pytest.mark.xdist_group(SERVER if on_server else item.location[0]))
     groups = [item.get_closest_marker("xdist_group").args[0] for item in items]
     sizes = Counter(groups)
-    order = sorted(range(len(items)), key=lambda at: (groups[at] == ALONE, -sizes[groups[at]], groups[at]))
+    order = sorted(range(len(items)), key=lambda at: (groups[at] != SERVER, -sizes[groups[at]], groups[at]))
     items[:] = [items[at] for at in order]
 
 

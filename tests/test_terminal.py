@@ -28,20 +28,20 @@ COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d)[;m]")
 DEADLINE_S = 240
 
 
-def in_terminal(folder, *words, width=80, env=None, ctrl_c_at=None):
-    """Exit code, all bytes, and the processes that were there when Ctrl-C was typed: at `ctrl_c_at`."""
+def interrupted_in_terminal(folder, *words, at, width, env):
+    """Exit code, all bytes, and the processes that were there when Ctrl-C was typed: once `at` was shown."""
     child, terminal = pty.fork()
     if child == 0:
         signal.signal(
             signal.SIGINT, signal.SIG_DFL
         )  # a shell's background job, as these tests may be, ignores it
         os.chdir(folder)
-        os.execve(sys.executable, [sys.executable, RUN_SWEEP, *words], {**os.environ, **(env or {})})  # noqa: S606
+        os.execve(sys.executable, [sys.executable, RUN_SWEEP, *words], {**os.environ, **env})  # noqa: S606
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     seen, family, deadline = b"", [], time.monotonic() + DEADLINE_S
     while (piece := _read(terminal, deadline)) != b"":
         seen += piece
-        if ctrl_c_at is not None and not family and ctrl_c_at in seen:
+        if not family and at in seen:
             family = psutil.Process(child).children(recursive=True)
             os.write(terminal, b"\x03")
     os.close(terminal)
@@ -77,26 +77,11 @@ def environment(**changes):
     return {"TERM": "xterm-256color", **changes}
 
 
-@pytest.mark.ranks
-def test_a_terminal_shows_cell_pass_step_and_time_left_and_then_table_and_report(tmp_path):
-    code, seen, _ = in_terminal(tmp_path, "-m", "seq_len=256,1k", *TINY, width=80, env=environment())
-    lines = drawn_lines(seen)
-    assert code == 0, seen
-    for what in ("local 256: parity, objective", "local 1k: timing, step about 1/3", "1/2 cells", "━"):
-        assert any(what in line for line in lines), what
-    assert any(re.search(r"0/2 cells .* about \d+ s left", line) for line in lines)
-    assert all(len(line) <= 80 for line in bar_lines(seen))
-    after = drawn_lines(seen[seen.index(b"\x1b[?25h") :])
-    assert after[0].split()[:4] == ["strategy", "length", "ranks/sp", "status"]
-    assert all(len(line) <= 80 for line in after)
-    assert after[-1] == "report: out/report.html"
-
-
 @pytest.mark.usefixtures("launcher")
 def test_ctrl_c_says_how_to_go_on_and_that_command_does(tmp_path):
     words = ("-m", "seq_len=256,8k", *TINY)
     surroundings = {"width": 200, "env": environment(NO_COLOR="1")}
-    code, seen, family = in_terminal(tmp_path, *words, **surroundings, ctrl_c_at=b"local 8k: timing")
+    code, seen, family = interrupted_in_terminal(tmp_path, *words, **surroundings, at=b"local 8k: timing")
     assert code == 130
     _, alive = psutil.wait_procs(family, timeout=10)
     assert family
@@ -132,6 +117,21 @@ def _read_all(terminal):
         seen += piece
     os.close(terminal)
     return seen
+
+
+@pytest.mark.usefixtures("launcher")
+def test_a_terminal_shows_cell_pass_step_and_time_left_and_then_table_and_report(tmp_path):
+    code, seen = said_in_terminal(tmp_path, "-m", "seq_len=256,1k", *TINY, **environment())
+    lines = drawn_lines(seen)
+    assert code == 0, seen
+    for what in ("local 256: parity, objective", "local 1k: timing, step about 1/3", "1/2 cells", "━"):
+        assert any(what in line for line in lines), what
+    assert any(re.search(r"0/2 cells .* about \d+ s left", line) for line in lines)
+    assert all(len(line) <= 80 for line in bar_lines(seen))
+    after = drawn_lines(seen[seen.index(b"\x1b[?25h") :])
+    assert after[0].split()[:4] == ["strategy", "length", "ranks/sp", "status"]
+    assert all(len(line) <= 80 for line in after)
+    assert after[-1] == "report: out/report.html"
 
 
 @pytest.mark.usefixtures("launcher")

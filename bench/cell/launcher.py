@@ -38,11 +38,8 @@ STACK_S = 0.3
 LOG_TAIL_BYTES = 8000
 """Enough for the reason that NCCL's watchdog prints: up to 4,000 bytes of C++ stacks follow it."""
 PRELOAD = "bench.cell.preload"
-PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "deepspeed.runtime.zero.muon.muon_optimizer"}
-"""What the server imports of packages that only some cells need.
-
-ZeRO's first optimizer check imports Muon, and with it torch's whole compiler: seconds per rank.
-"""
+PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "bench.cell.preload_deepspeed"}
+"""What the server imports of packages that only some cells need."""
 TICK_S = 1.0
 """How often a listener is called: enough for a display, and no load on the ranks' cores."""
 

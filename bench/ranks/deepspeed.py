@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import deepspeed
 import deepspeed.comm
+import deepspeed.ops
 from deepspeed.accelerator import get_accelerator, set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
@@ -19,8 +20,9 @@ ACCELERATORS: Mapping[str, Callable[[], object]] = {"cpu": CPU_Accelerator, "cud
 def join_deepspeed(cell: RunConfig) -> None:
     """Give DeepSpeed the device and the default process group; it does not work without."""
     if get_accelerator().device_name() != cell.cluster.device:
-        # It was imported in the fork server, where DS_ACCELERATOR says cpu.
+        # It was imported in the fork server, where DS_ACCELERATOR says cpu, and asked what can be compiled.
         set_accelerator(ACCELERATORS[cell.cluster.device]())
+        vars(deepspeed.ops).pop("__compatible_ops__", None)
     if not deepspeed.comm.is_initialized():
         # The first time it compiles its communication operators: a compiler would inherit the cell's limit.
         with without_memory_limit():

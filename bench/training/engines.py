@@ -63,7 +63,7 @@ class DDP(Engine):
         self.module: Any = self.model
         if groups.world_size > 1:
             self.module = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-        self.optimizer = _adamw(self.model, device)
+        self.optimizer = _adamw(self.model)
         self.autocast = torch.autocast(
             device.type, TORCH_DTYPES[cell.dtype], enabled=cell.dtype in LOW_PRECISION
         )
@@ -98,7 +98,7 @@ class FSDP2(Engine):
         for layer in model.model.model.layers:
             fully_shard(layer, **keywords)
         self.module: Any = fully_shard(model, **keywords)
-        self.optimizer = _adamw(model, device)
+        self.optimizer = _adamw(model)
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         self.module.set_requires_gradient_sync(last)
@@ -134,7 +134,7 @@ class Zero3(Engine):
         join_deepspeed(cell)
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         self.engine, *_ = deepspeed.initialize(
-            model=model, optimizer=_adamw(model.to(device), device), config=_zero3_config(cell)
+            model=model, optimizer=_adamw(model.to(device)), config=_zero3_config(cell)
         )
         self.module = self.engine
 
@@ -160,8 +160,8 @@ class Zero3(Engine):
 ENGINES: Mapping[str, type[Engine]] = {"ddp": DDP, "fsdp2": FSDP2, "zero3": Zero3}
 
 
-def _adamw(model: nn.Module, device: torch.device) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device.type == "cuda")
+def _adamw(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
 
 
 def _clip_step_clear(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:

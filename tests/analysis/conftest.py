@@ -1,16 +1,25 @@
+import functools
+import json
+
 import pytest
 
 from analysis.cells.cells import Cells
 from tests.analysis.records import frame_of_records
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cells_of(tmp_path_factory):
-    """Records to the cells that tables, figures and sentences are made of."""
-    return lambda records: Cells.of_records(frame_of_records(tmp_path_factory.mktemp("sweeps"), records))
+    """Records to the cells that tables, figures and sentences are made of; equal records are read once."""
+
+    @functools.cache
+    def read(lines):
+        records = [json.loads(line) for line in lines]
+        return Cells.of_records(frame_of_records(tmp_path_factory.mktemp("sweeps"), records))
+
+    return lambda records: read(tuple(map(json.dumps, records)))
 
 
 @pytest.fixture
 def summary_of(cells_of):
     """Records to the frame of their cells."""
-    return lambda records: cells_of(records).frame
+    return lambda records: cells_of(records).frame.copy()

@@ -53,7 +53,7 @@ class AllocationTracker(TorchDispatchMode):
         for tensor in tensors:
             if tensor.device.type == "cpu":
                 self._live.add(tensor.untyped_storage())
-        live_bytes = sum(storage.nbytes() for storage in self._live)
+        live_bytes = sum(map(torch.UntypedStorage.nbytes, self._live))
         if live_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_phase = live_bytes, self.phase.name
 

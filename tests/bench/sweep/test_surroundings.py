@@ -10,7 +10,6 @@ import pynvml
 import pytest
 
 from bench.environment import REPOSITORY, describe, this_machine
-from bench.store import read_records
 from tests.cells import TINY, make_cell, run_cell
 from tests.command import typed, typed_here
 
@@ -45,25 +44,6 @@ def test_code_without_its_choices_says_where_to_run_it(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "pip install -e ." in done.stderr
-
-
-STALE = {
-    "RANK": "7", "LOCAL_RANK": "7", "WORLD_SIZE": "9", "LOCAL_WORLD_SIZE": "9", "GROUP_RANK": "3",
-    "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x",
-    "TORCHELASTIC_USE_AGENT_STORE": "True", "SLURM_PROCID": "5", "SLURM_NTASKS": "9", "SLURM_LOCALID": "5",
-    "SLURM_JOB_ID": "1", "SLURM_NODELIST": "nowhere", "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "9", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "PMI_RANK": "2",
-    "OMP_NUM_THREADS": "0", "CUDA_VISIBLE_DEVICES": "-1", "LC_ALL": "C", "COLUMNS": "20", "PYTHONPATH": None,
-}  # fmt: skip
-
-
-@pytest.mark.ranks
-def test_what_other_launchers_left_behind_and_a_gpu_taken_for_granted_do_not_disturb_a_sweep(tmp_path):
-    words = ("-m", "strategy=ulysses,deepspeed_ulysses", "engine=zero3", "cluster=cpu", "sweep_dir=out")
-    done = typed(tmp_path, *TINY, *words, **STALE, DS_ACCELERATOR="cuda")
-    assert (done.returncode, done.stderr) == (0, "")
-    records = read_records(tmp_path / "out" / "records.jsonl")
-    assert [(r["status"], r["config"]["cluster.world_size"]) for r in records] == [("ok", 2)] * 2
 
 
 def test_a_deadline_of_a_millisecond_is_a_cell_that_timed_out(launcher, tmp_path):
