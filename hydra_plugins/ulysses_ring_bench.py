@@ -1,4 +1,4 @@
-"""Our sweep as Hydra's launcher, because a launcher is handed all cells of a sweep in one call, and its sweeper.
+"""Our sweep as Hydra's launcher, which is handed all cells of a sweep in one call, and its sweeper.
 
 Hydra looks for plugins in a package of this name and nowhere else.
 """

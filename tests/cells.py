@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from bench.cell.planned import PlannedCell
-from bench.cell.run import run
+from bench.cell.run import SharedSections, run
 from bench.environment import Machine
 from bench.request.choices import composed
 from bench.request.resolve import resolve
@@ -29,6 +29,11 @@ def tiny_cell(*overrides):
     return make_cell(*TINY, *overrides)
 
 
+@cache
+def _found_so_far():
+    return SharedSections()
+
+
 def variants(facts):
     """Every layout of a strategy with every choice that is its own."""
     choices = [[(key, value) for value in values] for key, values in facts.options.items()]
@@ -36,7 +41,8 @@ def variants(facts):
 
 
 def run_cell(launcher, cell, folder, entry=None):
-    """The cell's record, run on real ranks, and its folder."""
+    """The cell's record, run on real ranks, and its folder; what equal cells share is found once, as in a sweep."""
     planned = PlannedCell(cell, repeat=0, order=0)
-    record = run(planned, launcher, Path(folder), entry=entry)
+    shared = _found_so_far() if entry is None else None
+    record = run(planned, launcher, Path(folder), entry=entry, shared=shared)
     return record, Path(folder) / planned.folder_name

@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _one_worker_for_the_server(items):
-    """Of two workers one gets all that starts ranks of the fork server or uses a GPU, the other file by file."""
+    """One worker gets all that starts ranks of the fork server or uses a GPU, the other file by file."""
     for item in items:
         on_server = "launcher" in getattr(item, "fixturenames", ()) or item.get_closest_marker("gpu")
         item.add_marker(pytest.mark.xdist_group(SERVER if on_server else item.location[0]))

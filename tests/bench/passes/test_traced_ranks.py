@@ -15,6 +15,8 @@ from tests.cells import make_cell, run_cell, tiny_cell
 from tests.trace_cases import SLEEP_S, Case, trace_case
 
 SLEEP_MS = SLEEP_S * 1e3
+TOLERANCE = 0.1
+"""Other tests run beside these, and who slept is woken late."""
 
 
 def traced(launcher, tmp_path, case, ranks):
@@ -32,13 +34,13 @@ def test_the_others_wait_as_long_as_one_sleeps(launcher, tmp_path, ranks):
     trace, _, _ = traced(launcher, tmp_path, Case.sleep_before_the_exchange, ranks)
     waiting = trace.purpose_waiting_ms["attention"]
     assert [waiting[rank] for rank in range(ranks) if rank != 1] == [
-        pytest.approx(SLEEP_MS, rel=0.05) for _ in range(ranks - 1)
+        pytest.approx(SLEEP_MS, rel=TOLERANCE) for _ in range(ranks - 1)
     ]
-    assert waiting[1] < 0.05 * SLEEP_MS
+    assert waiting[1] < TOLERANCE * SLEEP_MS
     exposed = trace.purpose_exposed_ms["attention"]
-    assert exposed[0] == pytest.approx(SLEEP_MS, rel=0.05)
+    assert exposed[0] == pytest.approx(SLEEP_MS, rel=TOLERANCE)
     assert trace.purpose_exposed_waiting_ms["attention"][0] <= exposed[0]
-    assert trace.idle_ms[1] == pytest.approx(SLEEP_MS, rel=0.05)
+    assert trace.idle_ms[1] == pytest.approx(SLEEP_MS, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -48,15 +50,15 @@ def test_communication_behind_compute_is_total_and_not_exposed(launcher, tmp_pat
         total, exposed = trace.purpose_total_ms["gradients"][rank], trace.exposed_ms[rank]
         assert total > 0
         # Until the first product starts, and between two of them, a little stays exposed.
-        assert exposed < 0.05 * trace.step_ms[rank]
+        assert exposed < TOLERANCE * trace.step_ms[rank]
 
 
 def test_who_receives_late_waits_for_its_sender(launcher, tmp_path):
     trace, _, _ = traced(launcher, tmp_path, Case.pass_on_late, 4)
     waiting = trace.purpose_waiting_ms["attention"]
-    assert waiting[1] == pytest.approx(SLEEP_MS, rel=0.05)
-    assert waiting[0] < 0.05 * SLEEP_MS
-    assert waiting[2] < 0.05 * SLEEP_MS
+    assert waiting[1] == pytest.approx(SLEEP_MS, rel=TOLERANCE)
+    assert waiting[0] < TOLERANCE * SLEEP_MS
+    assert waiting[2] < TOLERANCE * SLEEP_MS
 
 
 def test_the_tap_and_the_profiler_read_one_clock(launcher, tmp_path):
