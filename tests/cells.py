@@ -41,7 +41,7 @@ def variants(facts):
 
 
 def run_cell(launcher, cell, folder, entry=None):
-    """The cell's record, run on real ranks, and its folder; what equal cells share is found once, as in a sweep."""
+    """The cell's record and folder, from real ranks; what equal cells share is found once, as in a sweep."""
     planned = PlannedCell(cell, repeat=0, order=0)
     shared = _found_so_far() if entry is None else None
     record = run(planned, launcher, Path(folder), entry=entry, shared=shared)

@@ -49,10 +49,15 @@ def _one_worker_for_the_server(items):
     for item in items:
         on_server = "launcher" in getattr(item, "fixturenames", ()) or item.get_closest_marker("gpu")
         item.add_marker(pytest.mark.xdist_group(SERVER if on_server else item.location[0]))
-    groups = [item.get_closest_marker("xdist_group").args[0] for item in items]
-    sizes = Counter(groups)
-    order = sorted(range(len(items)), key=lambda at: (groups[at] != SERVER, -sizes[groups[at]], groups[at]))
-    items[:] = [items[at] for at in order]
+    group_of = {item: item.get_closest_marker("xdist_group").args[0] for item in items}
+    sizes = Counter(group_of.values())
+    slow = {group for item, group in group_of.items() if item.get_closest_marker("ranks")}
+
+    def place(item):
+        group = group_of[item]
+        return group != SERVER, group not in slow, -sizes[group], group
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)
