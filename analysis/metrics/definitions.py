@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter, itemgetter
@@ -62,10 +62,10 @@ class Definition:
         """A value in a reader's words; empty where it is missing."""
         return (self.label or LABELS.get(self.column.rpartition("_")[2], number_label))(value)
 
-    def from_measured(self) -> tuple[Callable[[Any], Any], ...]:
-        """What to do with a Measured, one after the other while there is something."""
-        field, _, path = str(self.source).partition(".")
-        return attrgetter(field), *([attrgetter(path)] if path else []), *([self.of] if self.of else [])
+    def of_part(self) -> tuple[Callable[[Any], Any], ...]:
+        """What to do with its part of a Measured, one after the other while there is something."""
+        path = str(self.source).partition(".")[2]
+        return *([attrgetter(path)] if path else []), *([self.of] if self.of else [])
 
 
 DEFINITIONS = (
@@ -147,7 +147,6 @@ QUANTITIES = tuple(dict.fromkeys([*(each.quantity for each in DEFINITIONS), *q.W
 BY_COLUMN: Mapping[str, Definition] = {each.column: each for each in DEFINITIONS}
 OF_RECORD = tuple(each for each in DEFINITIONS if each.source is not None)
 """The metrics that are computed from one record; the others come with its identity, or from other cells."""
-_COMPUTED = tuple(each.from_measured() for each in OF_RECORD)
 
 
 def of_record(record: Recorded, peaks: Mapping[str, float]) -> tuple[Any, ...]:
@@ -156,15 +155,30 @@ def of_record(record: Recorded, peaks: Mapping[str, float]) -> tuple[Any, ...]:
     `peaks` maps a hardware's name to its peak FLOP/s.
     """
     found = measured(record, peaks)
-    values = []
-    for functions in _COMPUTED:
-        value: Any = found
-        for function in functions:
-            value = function(value)
-            if value is None:
-                break
-        values.append(value)
+    values: list[Any] = [None] * len(OF_RECORD)
+    for name, metrics in _OF_PART.items():
+        part = getattr(found, name)
+        if part is None:
+            continue
+        for place, functions in metrics:
+            value = part
+            for function in functions:
+                value = function(value)
+                if value is None:
+                    break
+            values[place] = value
     return tuple(values)
+
+
+def _by_part() -> Mapping[str, Sequence[tuple[int, tuple[Callable[[Any], Any], ...]]]]:
+    """Per part of a Measured its metrics: their place in OF_RECORD, and how each is computed."""
+    parts: dict[str, list[tuple[int, tuple[Callable[[Any], Any], ...]]]] = {}
+    for place, each in enumerate(OF_RECORD):
+        parts.setdefault(str(each.source).partition(".")[0], []).append((place, each.of_part()))
+    return parts
+
+
+_OF_PART = _by_part()
 
 
 def columns_reduced(how: Reduction) -> list[str]:
