@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -78,6 +79,12 @@ def judged(
         kept = evidence(sections)
         return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept)
     return _record(planned, Status.OK, None, wall_s, started_at, sections=sections, fixed_cost_s=fixed_cost_s)
+
+
+def found_wrong(record: Record, reason: str) -> Record:
+    """The same record once its result turned out to be wrong: without any speed."""
+    kept = dict.fromkeys(record.sections) | evidence(record.sections)
+    return replace(record, status=Status.WRONG_RESULT, reason=reason, sections=kept, fixed_cost_s=None)
 
 
 def fixed_cost_s(reports: Sequence[RankReport], wall_s: float) -> float:

@@ -32,6 +32,7 @@ NAMES = (
     "telemetry",
     "engagement",
     "trace",
+    "full_length",
 )
 """In the order in which passes take their turns with steps, and in which their gates are asked."""
 

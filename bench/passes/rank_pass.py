@@ -84,7 +84,7 @@ class RankPass:
         yield from ()
 
     def part(self) -> Any:
-        """This rank's part of the section; None where there is none."""
+        """This rank's part of the section, after all steps; None where there is none. Every rank calls it."""
         return None
 
 
@@ -115,6 +115,8 @@ class Measurement:
         self.device = device
         self.log = log
         self.folder = folder
+        self.later: list[Any] = []
+        """What the full-length steps after the timed ones returned."""
         self.watch = AttentionWatch()
         self.tap = CommunicationTap(self.watch)
         codes = instead or {}
@@ -158,7 +160,8 @@ class Measurement:
         """One step at full length, inside of this context."""
         yield Ask.BETWEEN
         with around():
-            yield Ask.STEP
+            outcome = yield Ask.STEP
+        self.later.append(outcome)
 
     @contextmanager
     def inspected(self) -> Iterator[None]:

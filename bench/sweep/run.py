@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.cell.run import CellInterrupted, SharedSections, run
+from bench.cell.trajectory import Trajectories
 from bench.config import ConfigError, ExitCode
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import FINDINGS, Record, Status
@@ -44,6 +45,8 @@ def run_plan(
     with Store(plan.folder) as store:
         before = store.read()
         pending = _pending(plan, before)
+        trajectories = Trajectories()
+        trajectories.keep_finished([planned.cell for planned in plan.cells], before)
         launcher.warm()
         _write_config(plan)
         progress.start(pending, plan.folder)
@@ -51,7 +54,9 @@ def run_plan(
         is_interrupted = False
         try:
             for planned in pending:
-                statuses.append(_run_one(planned, launcher, progress, store, shared, entry(planned)))
+                statuses.append(
+                    _run_one(planned, launcher, progress, store, shared, trajectories, entry(planned))
+                )
         except KeyboardInterrupt as interrupted:
             is_interrupted = True
             if isinstance(interrupted, CellInterrupted):
@@ -93,6 +98,7 @@ def _run_one(
     progress: Progress,
     store: Store,
     shared: SharedSections,
+    trajectories: Trajectories,
     entry: RankEntry | None,
 ) -> Status:
     progress.begin(planned)
@@ -105,6 +111,7 @@ def _run_one(
         listener=progress,
         shared=shared,
     )
+    record = trajectories.held(planned.cell, record)
     _gather_traces(planned, cells, store.folder / TRACES_FOLDER)
     store.append(record)
     progress.end(planned, record)

@@ -52,16 +52,30 @@ def open_data(cell: RunConfig, device: torch.device) -> StepData:
     return StepData(cell, SOURCES[cell.data.name](cell), device)
 
 
-def digest(batch: Batch) -> int:
-    """A sum over (sample, position, token, label), modulo 2^64, that no sharding changes.
+def digest(input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
+    """A sum over (position, token, label) that no sharding changes: an int64 scalar on their device.
 
     Ranks that saw a token twice, missed one or took a wrong position do not add up to the sum of the
-    whole step.
+    whole step. Nothing waits for the device, so that every step can afford it.
     """
-    mixed = batch.samples[:, None].expand_as(batch.input_ids)
-    for part in (batch.position_ids, batch.input_ids, batch.labels):
-        mixed = _mix(mixed * 1_000_003 + part)
-    return int(mixed.sum().item()) % 2**64
+    return _mix((position_ids * 1_000_003 + input_ids) * 1_000_003 + labels).sum()
+
+
+class FedTokens:
+    """The digest of all that entered a model since it was last taken."""
+
+    def __init__(self) -> None:
+        self._digests: list[Tensor] = []
+
+    def add(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> None:
+        """Note what a forward pass is given."""
+        self._digests.append(digest(input_ids, labels, position_ids))
+
+    def take(self) -> Tensor:
+        """What was noted, as an int64 scalar, and begin anew; 0 where the model was not called."""
+        total = torch.stack(self._digests).sum() if self._digests else torch.tensor(0)
+        self._digests.clear()
+        return total
 
 
 def count_valid(labels: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import IGNORED_LABEL, Batch
+from bench.training.data import FedTokens
 
 CHUNK_TOKENS = 1024
 
@@ -35,12 +36,14 @@ class ModelWithLoss(nn.Module):
 
     def __init__(self, model: Any, loss: str, phase: StepPhase) -> None:
         super().__init__()
+        self.fed = FedTokens()
         self.model = model
         self.loss_sum = LOSSES[loss]
         self.phase = phase
 
     def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
         """The sum of this shard's token losses, a float32 (or float64) scalar."""
+        self.fed.add(input_ids, labels, position_ids)
         hidden_BSH = self.model.model(
             input_ids=input_ids, position_ids=position_ids, use_cache=False
         ).last_hidden_state

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import torch
 
+from bench.passes.timing.section import first_step_tokens
 from bench.training.data import open_data
 from bench.training.engines import ENGINES
 from bench.training.loss import ModelWithLoss
@@ -14,8 +15,6 @@ from bench.training.trainers import TRAINERS
 from bench.training.trainers.trainer import StepOutcome, Trainer
 from bench.workloads.workload import Rank, Workload
 
-SHORT_TOKENS = 2048
-
 
 class Train(Workload):
     trainer: Trainer
@@ -23,9 +22,10 @@ class Train(Workload):
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)
         cell = self.cell
-        self.optimizer = ENGINES[cell.engine](_model(rank), cell, rank.strategy.groups, rank.device)
+        model, data = _model(rank), open_data(cell, rank.device)
+        self.optimizer = ENGINES[cell.engine](model, cell, rank.strategy.groups, rank.device)
         self.trainer = TRAINERS[cell.trainer](
-            cell, self.optimizer, rank.strategy, rank.wiring, open_data(cell, rank.device), rank.phase
+            cell, self.optimizer, rank.strategy, rank.wiring, data, rank.phase, model.fed
         )
 
     def step(self, number: int) -> StepOutcome:
@@ -34,8 +34,7 @@ class Train(Workload):
     def short_step(self) -> None:
         """At most 2,048 tokens: allocators, optimizer state, lazy imports."""
         multiple = self.rank.strategy.facts.length_multiple(self.cell)
-        short = max(multiple, SHORT_TOKENS // multiple * multiple)
-        self.trainer.step(0, min(self.cell.seq_len, short))
+        self.trainer.step(0, first_step_tokens(self.cell.seq_len, multiple))
 
 
 def _model(rank: Rank) -> ModelWithLoss:

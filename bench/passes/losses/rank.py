@@ -1,4 +1,4 @@
-"""Losses, gradient norms and token digests, gathered once the clock has stopped."""
+"""Losses, gradient norms and token digests of every full-length step, gathered after the last."""
 
 from __future__ import annotations
 
@@ -6,28 +6,22 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from bench.passes.losses.section import Losses
-from bench.passes.rank_pass import RankPass, Steps
+from bench.passes.rank_pass import RankPass
 from bench.training.data import StepData, digest
 from bench.training.trainers.trainer import StepOutcome, Trainer
 
-DIGESTED_STEPS = 1
-_HALF_BITS = 32
-
 
 class LossesPass(RankPass):
-    losses: Losses | None = None
-
-    def run(self) -> Steps:
-        trainer = self.measurement.subject.trainer
-        if trainer is not None:
-            with self.measurement.log.during("losses"):
-                self.losses = collect_losses(self.measurement.timed.outcomes, trainer)
-        yield from ()
-
     def part(self) -> Losses | None:
-        return self.losses
+        measurement = self.measurement
+        trainer = measurement.subject.trainer
+        if trainer is None:
+            return None
+        with measurement.log.during("losses"):
+            return collect_losses([*measurement.timed.outcomes, *measurement.later], trainer)
 
 
 def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> Losses:
@@ -35,28 +29,32 @@ def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> Losses:
     loss_sums = torch.stack([outcome.loss_sum.double() for outcome in outcomes])
     dist.all_reduce(loss_sums)
     valid = torch.stack([outcome.valid_tokens for outcome in outcomes])
-    steps, seq_len = range(DIGESTED_STEPS), trainer.cell.seq_len
+    data, seq_len = trainer.data, trainer.cell.seq_len
     return Losses(
         loss=(loss_sums / valid.clamp(min=1)).tolist(),
         grad_norm=[float(outcome.grad_norm) for outcome in outcomes],
         valid_tokens=valid.tolist(),
-        tokens_digest=[seen_digest(trainer, step, seq_len) for step in steps],
-        expected_digest=[expected_digest(trainer.data, step, seq_len) for step in steps],
+        tokens_digest=[all_fed(outcome.fed_digest.to(data.device)) for outcome in outcomes],
+        expected_digest=[expected_digest(data, step, seq_len) for step in range(len(outcomes))],
     )
 
 
-def seen_digest(trainer: Trainer, step: int, seq_len: int) -> str:
-    """The digest of what all ranks' models are fed in a step, each sequence group's shards added up."""
-    own = sum(digest(batch) for batch in trainer.fetch(step, seq_len)) % 2**64
-    halves = torch.tensor([own >> _HALF_BITS, own % 2**_HALF_BITS], device=trainer.data.device)
-    dist.all_reduce(halves)
-    high, low = (int(half) for half in halves)
-    return f"{((high << _HALF_BITS) + low) % 2**64:016x}"
+def all_fed(own: Tensor) -> str:
+    """The digest of what entered all ranks' models; every rank must call it."""
+    total = own.clone()
+    dist.all_reduce(total)  # int64 wraps round, as the digest does
+    return _hexadecimal(total)
 
 
 def expected_digest(data: StepData, step: int, seq_len: int) -> str:
     """The same digest from the data alone, without any sharding."""
-    return f"{sum(map(digest, data.whole_step(step, seq_len))) % 2**64:016x}"
+    whole = data.whole_step(step, seq_len)
+    each = [digest(batch.input_ids, batch.labels, batch.position_ids) for batch in whole]
+    return _hexadecimal(torch.stack(each).sum())
+
+
+def _hexadecimal(value: Tensor) -> str:
+    return f"{int(value) % 2**64:016x}"
 
 
 PASS = LossesPass

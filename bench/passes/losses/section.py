@@ -11,16 +11,20 @@ from bench.passes.facts import PassFacts, RankReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """The training signal of every full-length step, equal on all ranks; digests of the first only."""
+    """The training signal of every full-length step, equal on all ranks; inspected and traced ones last."""
 
     loss: list[float]
     grad_norm: list[float]
     valid_tokens: list[int]
     tokens_digest: list[str]
-    """By step, a sum over (sample, position, token, label), which does not depend on how the step was
-    sharded."""
+    """By step, a sum over the (position, token, label) that entered the models, which does not depend on how
+    the step was sharded."""
     expected_digest: list[str]
     """The same sum from the data, without any sharding."""
+    held_against: str | None = None
+    """The cell of the same work whose losses and gradient norms these were compared with."""
+    held_steps: int = 0
+    """How many steps, from the first, both cells ran."""
 
 
 class LossesFacts(PassFacts[Losses, Losses]):

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.config import DataConfig, RunConfig
-from bench.passes.losses.rank import expected_digest, seen_digest
+from bench.passes.losses.rank import all_fed, expected_digest
 from bench.passes.parity.exact import masked_attention, visible
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import Batch
@@ -101,12 +101,12 @@ def cut_step(trainer: Trainer, seq_len: int, device: torch.device) -> Iterator[C
         reference.config._attn_implementation = PLAIN_NAME
         whole = ModelWithLoss(model.train(), cell.loss, StepPhase())
         engine = ENGINES["ddp"](whole, cell, trainer.strategy.groups, device)
-        cut = TRAINERS[cell.trainer](cell, engine, trainer.strategy, wiring, data, StepPhase())
+        cut = TRAINERS[cell.trainer](cell, engine, trainer.strategy, wiring, data, StepPhase(), whole.fed)
         yield CutStep(
             found=_found(cut, seq_len),
             reference=ModelWithLoss(reference.train(), cell.loss, StepPhase()).to(device, torch.float64),
             sequences=data.whole_step(0, seq_len),
-            saw_the_step=seen_digest(cut, 0, seq_len) == expected_digest(data, 0, seq_len),
+            saw_the_step=all_fed(cut.fed.take()) == expected_digest(data, 0, seq_len),
         )
 
 

@@ -13,6 +13,8 @@ FIRST_STEP, WARM_UP = "first step", "warm-up"
 """Parts of the pass: the first full-length step, which is the timed one where the budget has room for no
 other, and the warm-up steps after it. The timed steps are no part by name."""
 
+FIRST_STEP_TOKENS = 2048
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTiming:
@@ -67,6 +69,11 @@ def affordable_steps(measure: MeasureConfig, step_s: float) -> int:
     """Timed steps that fit the budget after the warm-up; 0 where the first step has to do."""
     fits = int(measure.budget_s / step_s)
     return min(fits, measure.steps) if fits > measure.warmup_steps + 1 else 0
+
+
+def first_step_tokens(seq_len: int, multiple: int) -> int:
+    """Tokens of the step that pays for all that happens once: at most 2,048 that the layout divides."""
+    return min(seq_len, max(multiple, FIRST_STEP_TOKENS // multiple * multiple))
 
 
 FACTS = TimingFacts()

@@ -18,11 +18,12 @@ class NativeTrainer(Trainer):
     def step(self, number: int, seq_len: int) -> StepOutcome:
         loss_sum, valid_tokens = self.accumulate(number, seq_len)
         self.phase.enter("optimizer")
-        outcome = StepOutcome(loss_sum, valid_tokens, self.engine.update())
+        outcome = StepOutcome(loss_sum, valid_tokens, self.engine.update(), self.fed.take())
         self.phase.enter(None)
         return outcome
 
     def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
+        self.fed.take()
         self.phase.enter("load")
         batches = self.fetch(number, seq_len)
         valid_tokens = torch.stack([count_valid(batch.labels) for batch in batches]).sum()

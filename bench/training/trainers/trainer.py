@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.config import RunConfig
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import Batch, Strategy, Wiring
-from bench.training.data import StepData
+from bench.training.data import FedTokens, StepData
 from bench.training.engines import Engine
 
 
@@ -24,6 +24,8 @@ class StepOutcome:
     """Tokens that count in the loss, over all ranks."""
     grad_norm: Tensor
     """Norm of the whole gradient before clipping, over all ranks."""
+    fed_digest: Tensor
+    """Of the tokens that entered this rank's model."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,8 @@ class Trainer(ABC):
     data: StepData
     phase: StepPhase
     """Told where in a step the loop is."""
+    fed: FedTokens
+    """Told by the model of what it is given."""
 
     @abstractmethod
     def step(self, number: int, seq_len: int) -> StepOutcome:

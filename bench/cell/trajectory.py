@@ -1,0 +1,120 @@
+"""Whether a cell trained as another cell of the same work did: loss and gradient norm, step by step.
+
+A strategy that is right in the checked step and wrong in the next leaves the others' trajectory. So does one
+that is right only at a short length, in another engine, or while somebody looks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import msgspec
+
+from bench.cell.outcome import found_wrong
+from bench.config import RunConfig
+from bench.passes.losses.section import Losses
+from bench.passes.timing.section import first_step_tokens
+from bench.record import Record, Status
+from bench.strategies import STRATEGIES
+
+NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
+REFERENCE_STRATEGY = "local"
+"""Takes the place of any other reference: one device, nothing exchanged."""
+DECIDES = ("seq_len", "model", "data", "seed", "dtype", "engine", "trainer", "env")
+"""Of a cell's fields those that decide what it trains on and from what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The largest sound difference between two strategies, relative to the reference."""
+
+    loss: float
+    grad_norm: float
+
+
+LIMITS: Mapping[str, Limit] = {
+    "fp64": Limit(1e-10, 1e-9),
+    "fp32": Limit(1e-5, 1e-4),
+    "fp16": Limit(2e-4, 1e-2),
+    "bf16": Limit(2e-4, 1e-2),
+}
+"""Of the first step; five times what sound strategies showed. Rounding adds up like a random walk, so a later
+step is allowed the root of its number times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Whose losses others are held against."""
+
+    cell_id: str
+    strategy: str
+    losses: Losses
+
+
+class Trajectories:
+    """The references of one sweep, by the work that they did."""
+
+    def __init__(self) -> None:
+        self._references: dict[str, Reference] = {}
+
+    def held(self, cell: RunConfig, record: Record) -> Record:
+        """The record with what it was held against; a wrong result where it departed from that.
+
+        The first sound cell of a work is held against nothing, and is what the next are held against.
+        """
+        losses = record.sections.get("losses")
+        if record.status is not Status.OK or losses is None:
+            return record
+        reference = self._references.get(work_of(cell))
+        if reference is not None:
+            steps = min(len(losses.loss), len(reference.losses.loss))
+            losses = replace(losses, held_against=reference.cell_id, held_steps=steps)
+            record = replace(record, sections={**record.sections, "losses": losses})
+            departure = first_departure(losses, reference.losses, LIMITS[cell.dtype])
+            if departure is not None:
+                return found_wrong(record, f"{departure} of {reference.strategy} on the same data")
+        self._keep(cell, losses)
+        return record
+
+    def keep_finished(self, cells: Sequence[RunConfig], lines: Sequence[Mapping[str, Any]]) -> None:
+        """Take references from the lines of a sweep that is resumed."""
+        planned = {cell.cell_id: cell for cell in cells}
+        for line in lines:
+            if line["status"] == Status.OK and line.get("losses") and line["cell_id"] in planned:
+                self._keep(planned[line["cell_id"]], msgspec.convert(line["losses"], Losses))
+
+    def _keep(self, cell: RunConfig, losses: Losses) -> None:
+        work = work_of(cell)
+        before = self._references.get(work)
+        if before is None or cell.strategy == REFERENCE_STRATEGY != before.strategy:
+            self._references[work] = Reference(cell.cell_id, cell.strategy, losses)
+
+
+def first_departure(found: Losses, reference: Losses, limit: Limit) -> str | None:
+    """The first step in which one leaves the other, in words; None where no common step shows one."""
+    signals = asdict(limit)
+    both = {name: zip(getattr(found, name), getattr(reference, name), strict=False) for name in signals}
+    for step, pairs in enumerate(zip(*both.values(), strict=False)):
+        for (name, most), (own, other) in zip(signals.items(), pairs, strict=True):
+            allowed = most * math.sqrt(1 + step)
+            if not abs(own - other) <= allowed * abs(other):
+                said = f"step {step}: the {NAMES[name]} is {own:.6g}"
+                return f"{said}, not within {allowed:.1e} of the {other:.6g}"
+    return None
+
+
+def work_of(cell: RunConfig) -> str:
+    """Equal for two cells exactly when their steps train on the same tokens from the same parameters."""
+    fields = cell.identity()
+    multiple = STRATEGIES[cell.strategy].length_multiple(cell)
+    decides = {name: fields[name] for name in DECIDES}
+    extra = {
+        "sequences_per_step": cell.sequences_per_step,
+        "gradients": cell.measure.gradients,
+        "first_step_tokens": first_step_tokens(cell.seq_len, multiple),
+    }
+    return json.dumps({**decides, **extra}, sort_keys=True)

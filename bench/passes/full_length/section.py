@@ -1,0 +1,63 @@
+"""Attention of the cell's own step, at the measured length, against float64. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.config import RunConfig
+from bench.passes.facts import PassFacts, RankReport
+
+SAMPLED_ROWS = 32
+"""Over all ranks that share a sequence, of every head."""
+WHAT = {
+    "out": "out of the sampled rows is off by",
+    "dq": "dq of the sampled rows is off by",
+    "dk": "dk and dq disagree about the scores' gradients by",
+    "dv": "dv and out disagree about the weights by",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullLength:
+    """One call of attention in the inspected step, gradients included."""
+
+    tokens: int
+    rows: int
+    """Of `out` and `dq`, drawn anew for every cell, over all ranks of a sequence, of every head."""
+    errors: dict[str, float]
+    """Of `out` and `dq`: the length of the sampled rows' deviation from float64, relative to theirs.
+    Of `dk` and `dv`: by how much an identity over all tokens is missed, relative to its terms."""
+    limits: dict[str, float]
+    reason: str | None = None
+    """Why there are no errors."""
+
+
+class FullLengthFacts(PassFacts[FullLength, FullLength]):
+    name = "full_length"
+    part = FullLength
+    is_evidence = True
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> FullLength:  # noqa: ARG002
+        """The largest errors of any sequence; the ranks that share one agree."""
+        parts = self.parts(reports)
+        return FullLength(
+            tokens=parts[0].tokens,
+            rows=parts[0].rows,
+            errors={name: max(part.errors[name] for part in parts) for name in parts[0].errors},
+            limits={name: max(part.limits[name] for part in parts) for name in parts[0].limits},
+            reason=parts[0].reason,
+        )
+
+    def gate(self, cell: RunConfig, section: FullLength) -> str | None:  # noqa: ARG002
+        """Every error is within its limit."""
+        for name, error in section.errors.items():
+            if not error <= section.limits[name]:
+                return (
+                    f"attention at {section.tokens:,} tokens: {WHAT[name]} {error:.1e}"
+                    f" (limit {section.limits[name]:.1e})"
+                )
+        return None
+
+
+FACTS = FullLengthFacts()

@@ -1,0 +1,106 @@
+"""Loss and gradient norm of every step are held against another cell of the same work."""
+
+import re
+from dataclasses import asdict, replace
+
+import pytest
+
+from bench.cell.trajectory import LIMITS, Trajectories, first_departure, work_of
+from bench.passes.losses.section import Losses
+from tests import late_faults
+from tests.cells import make_cell, run_cell
+
+WORDS = ("seq_len=512", "engine=ddp", "measure.steps=4", "measure.warmup_steps=1", "measure.budget_s=100",
+         "measure.trace=false", "cluster.world_size=2")  # fmt: skip
+FAULTS = {
+    late_faults.attend_locally_while_nobody_looks: "step 0: the (loss|gradient norm) is",
+    late_faults.stop_updating_rank_1: "step 0: the (loss|gradient norm) is",
+    late_faults.never_update: "step 0: the (loss|gradient norm) is",
+    late_faults.lose_the_gradient_of_a_matrix: "step 0: the (loss|gradient norm) is",
+    late_faults.fetch_other_tokens_later: "step 2: the ranks saw other tokens",
+    late_faults.feed_other_tokens_than_were_fetched: "the ranks saw other tokens|gradients|loss",
+}
+
+
+def cell_of(strategy, *more):
+    return make_cell(*WORDS, f"strategy={strategy}", *more)
+
+
+@pytest.fixture(scope="module")
+def local(launcher, tmp_path_factory):
+    cell = cell_of("local")
+    return cell, run_cell(launcher, cell, tmp_path_factory.mktemp("local"))[0]
+
+
+@pytest.fixture
+def trajectories(local):
+    """Those of a sweep in which `local` ran."""
+    found = Trajectories()
+    found.held(*local)
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_what_is_wrong_only_later_is_a_wrong_result(launcher, tmp_path, trajectories, fault):
+    cell = cell_of("ulysses")
+    record = trajectories.held(cell, run_cell(launcher, cell, tmp_path, fault)[0])
+    assert record.status == "wrong_result"
+    assert re.search(FAULTS[fault], record.reason)
+    assert record.sections["timing"] is None
+    assert record.fixed_cost_s is None
+
+
+@pytest.mark.parametrize("strategy", ["ring", "deepspeed_ulysses"])
+def test_a_sound_strategy_is_held_in_every_step_and_says_against_what(
+    launcher, tmp_path, local, trajectories, strategy
+):
+    cell = cell_of(strategy)
+    record = trajectories.held(cell, run_cell(launcher, cell, tmp_path)[0])
+    losses = record.sections["losses"]
+    assert record.status == "ok", record.reason
+    assert (losses.held_against, losses.held_steps) == (local[0].cell_id, len(losses.loss))
+    assert len(losses.loss) == 1 + 4 + 1  # warm-up, timed, inspected
+
+
+def made_up(loss, grad_norm=(1.0, 1.0, 1.0)):
+    steps = len(loss)
+    return Losses(loss=loss, grad_norm=[*grad_norm], valid_tokens=[1] * steps,
+                  tokens_digest=[""] * steps, expected_digest=[""] * steps)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (made_up([5.0, 4.0, 3.0]), None),
+        (made_up([5.0, 4.0]), None),
+        (made_up([5.0, 4.01, 3.9]), "step 1: the loss is 4.01"),
+        (made_up([5.0, float("nan"), 3.0]), "step 1: the loss is nan"),
+        (made_up([5.0, 4.0, 3.0], (1.0, 1.0, 1.1)), "step 2: the gradient norm is 1.1"),
+    ],
+)
+def test_the_first_departure_is_named(found, said):
+    departure = first_departure(found, made_up([5.0, 4.0, 3.0]), LIMITS["bf16"])
+    assert (departure is None) if said is None else departure.startswith(said)
+
+
+def test_local_takes_the_place_of_another_reference_and_no_other_does(local):
+    cell, record = local
+    trajectories = Trajectories()
+    for strategy in ("ulysses", "local", "ring"):
+        held = trajectories.held(replace(cell, strategy=strategy), record)
+    assert held.sections["losses"].held_against == cell.cell_id
+
+
+def test_a_resumed_sweep_holds_new_cells_against_finished_ones(local):
+    cell, record = local
+    line = {"status": "ok", "cell_id": cell.cell_id, "losses": asdict(record.sections["losses"])}
+    trajectories = Trajectories()
+    trajectories.keep_finished([cell], [line])
+    assert trajectories.held(cell_of("ulysses"), record).sections["losses"].held_against == cell.cell_id
+
+
+def test_the_same_work_is_the_same_tokens_from_the_same_parameters():
+    work = work_of(cell_of("ulysses"))
+    assert work_of(cell_of("ring", "cluster.world_size=4", "checkpointing=true")) == work
+    for other in ("seq_len=1k", "seed=1", "batch=2", "dtype=fp32", "engine=zero3", "model=qwen3_0_6b"):
+        assert work_of(cell_of("ulysses", other)) != work
