@@ -10,21 +10,24 @@ import pytest
 from analysis.answers import change
 from analysis.metrics import measured, notes
 from analysis.metrics.definitions import QUANTITIES
+from bench.cell.trajectory import LIMITS
 from bench.config import DTYPE_BYTES
 from bench.cost import flops
 from bench.overhead import __main__ as overhead
 from bench.passes import PASSES, calls
 from bench.passes.attention import row_errors, single_device
+from bench.passes.full_length import rank as full_length
+from bench.passes.full_length import section as full_length_section
 from bench.passes.memory import live_blocks
 from bench.passes.parity import attention as parity
 from bench.passes.parity import cut_model
 from bench.passes.parity import section as parity_section
 from bench.passes.telemetry import telemetry
+from bench.passes.timing import section as timing_section
 from bench.passes.trace.section import TRACED_STEPS
 from bench.statistics import interval_rank
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, backwards_per_step, forwards_per_step
-from bench.workloads import train
 from tests.cells import FOUR_H100, make_cell
 from tests.quantity_pages import LOOKED_UP, PEAK_FLOPS_PER_S, a_record, formula_of, summary_of_one, text_of
 
@@ -111,10 +114,16 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("attention_parity", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in parity.FLOORS.items())),
         ("objective_parity", f"at most {cut_model.CUT_VOCABULARY} words"),
         ("objective_parity", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in parity.FLOORS.items())),
+        ("full_length", f"Of {full_length_section.SAMPLED_ROWS} tokens"),
+        ("full_length", f"max(floor, {full_length.ROW_FACTOR} * error of the control)"),
+        ("full_length", f"max(floor, {full_length.IDENTITY_ULPS} eps)"),
+        ("full_length", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in full_length.FLOORS.items())),
+        ("training_signal", ", ".join(f"{limit.loss:.0e} {dtype}" for dtype, limit in LIMITS.items())),
+        ("training_signal", ", ".join(f"{limit.grad_norm:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         ("error_ulps", f"up to {row_errors.SAMPLED_TOKENS} tokens"),
         ("out_of_memory", f"the {WORDS_OF_NUMBERS[live_blocks.MAX_CLASSES]} classes of live blocks"),
         ("payload", f"under {calls.SMALL_BYTES:,} bytes"),
-        ("peak_allocated", f"at most {train.SHORT_TOKENS:,} tokens"),
+        ("peak_allocated", f"at most {timing_section.FIRST_STEP_TOKENS:,} tokens"),
         ("stability", f"more than {notes.UNSTABLE:.0%}, {notes.VERY_UNSTABLE:.0%} of the median"),
         ("stability", f"low - {notes.SEVERE_FENCE:.0f} (high - low)"),
         ("stability", f"> {notes.BUSY:.0f} * cores"),

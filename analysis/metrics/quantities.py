@@ -117,6 +117,12 @@ ATTENTION_PARITY = Quantity(
     "How far the strategy's attention is from plain float64 attention, relative to the exact maximum.",
     ("parity.errors", "parity.limits", "parity.tokens", "parity.checked_in", "parity.reason"),
 )  # fmt: skip
+FULL_LENGTH = Quantity(
+    "full_length", "Attention at the measured length", "relative error",
+    "How far attention is from float64 in one call of the cell's own inspected step.",
+    ("full_length.errors", "full_length.limits", "full_length.tokens", "full_length.rows",
+     "full_length.reason"),
+)  # fmt: skip
 OBJECTIVE_PARITY = Quantity(
     "objective_parity", "Objective parity", "relative error",
     "How far loss and gradients of one step of a two-layer cut are from float64 on one rank.",
@@ -136,7 +142,7 @@ TRAINING_SIGNAL = Quantity(
     "training_signal", "Loss, gradient norm and tokens", "nats per token, norm, count",
     "The mean loss per valid token of all ranks, the gradient's norm, and proof of the tokens they saw.",
     ("losses.loss", "losses.grad_norm", "losses.valid_tokens", "losses.tokens_digest",
-     "losses.expected_digest"),
+     "losses.expected_digest", "losses.held_against", "losses.held_steps"),
 )  # fmt: skip
 SPEED_UP = Quantity(
     "speed_up", "Speed-up", "ratio",
@@ -173,7 +179,7 @@ SWEEP_RATIO = Quantity(
 )  # fmt: skip
 
 WITHOUT_METRIC = (
-    OUT_OF_MEMORY, CAUSAL_AREA, PAYLOAD, ATTENTION_PARITY, OBJECTIVE_PARITY, TELEMETRY,
-    HARNESS_OVERHEAD, SWEEP_RATIO,
+    OUT_OF_MEMORY, CAUSAL_AREA, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH, OBJECTIVE_PARITY,
+    TELEMETRY,    HARNESS_OVERHEAD, SWEEP_RATIO,
 )  # fmt: skip
 """Those of which only the record says something, or another command."""

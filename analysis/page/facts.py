@@ -106,6 +106,8 @@ def attempt(record: Record) -> Attempt:
         "took": None if record.get("wall_s") is None else f"{record['wall_s']:.1f} s",
         "attention modules entered": ", ".join(engagement.get("modules", ())),
         "parity with float64": _parity(record.get("parity")),
+        "attention at the measured length": _full_length(record.get("full_length")),
+        "loss and gradient norm": _held(record.get("losses")),
         "[tokens, query heads, KV heads] in attention": as_text(engagement.get("attention_shapes", "")),
         "bytes sent per step, by purpose and rank": as_text(engagement.get("sent_bytes", "")),
         **_traced(record.get("trace") or {}),
@@ -115,6 +117,25 @@ def attempt(record: Record) -> Attempt:
     present = [(name, str(text)) for name, text in facts.items() if text]
     title = f"repeat {record['repeat']}"
     return Attempt(title, present, _largest_blocks(failure), failure.get("log_tail") or None)
+
+
+def _full_length(section: Mapping[str, Any] | None) -> str | None:
+    if not section:
+        return None
+    if section.get("reason"):
+        return str(section["reason"])
+    errors = (f"{name} {error:.1e}" for name, error in section["errors"].items())
+    return f"{', '.join(errors)} of {section['rows']} rows at {section['tokens']:,} tokens"
+
+
+def _held(losses: Mapping[str, Any] | None) -> str | None:
+    """How many steps were held against which cell; of a record of an older version nothing is known."""
+    if not losses or "held_steps" not in losses:
+        return None
+    steps, other = len(losses["loss"]), losses["held_against"]
+    if other is None:
+        return f"{steps} steps, held against no other cell"
+    return f"{losses['held_steps']} of {steps} steps held against cell {other}"
 
 
 def _traced(trace: Mapping[str, Any]) -> dict[str, str | None]:
