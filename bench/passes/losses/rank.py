@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from bench.passes.losses.section import Losses
+from bench.passes.losses.section import RankLosses
 from bench.passes.rank_pass import RankPass, Steps
 from bench.training.data import StepData, digest
 from bench.training.trainers.trainer import StepOutcome, Trainer
@@ -17,7 +17,7 @@ _HALF_BITS = 32
 
 
 class LossesPass(RankPass):
-    losses: Losses | None = None
+    losses: RankLosses | None = None
 
     def run(self) -> Steps:
         trainer = self.measurement.subject.trainer
@@ -26,17 +26,19 @@ class LossesPass(RankPass):
                 self.losses = collect_losses(self.measurement.timed.outcomes, trainer)
         yield from ()
 
-    def part(self) -> Losses | None:
+    def part(self) -> RankLosses | None:
         return self.losses
 
 
-def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> Losses:
-    """Global losses, gradient norms and token digests; every rank must call it, every rank gets all."""
-    loss_sums = torch.stack([outcome.loss_sum.double() for outcome in outcomes])
+def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> RankLosses:
+    """Losses, gradient norms and token digests; every rank must call it, every rank gets the global ones."""
+    own_sums = torch.stack([outcome.loss_sum.double() for outcome in outcomes])
+    loss_sums = own_sums.clone()
     dist.all_reduce(loss_sums)
     valid = torch.stack([outcome.valid_tokens for outcome in outcomes])
     steps, seq_len = range(DIGESTED_STEPS), trainer.cell.seq_len
-    return Losses(
+    return RankLosses(
+        loss_sums=own_sums.tolist(),
         loss=(loss_sums / valid.clamp(min=1)).tolist(),
         grad_norm=[float(outcome.grad_norm) for outcome in outcomes],
         valid_tokens=valid.tolist(),
