@@ -6,14 +6,17 @@ import math
 from datetime import UTC, datetime
 
 import pytest
+import torch
 
 from bench.cell.ends import RankEnd
-from bench.cell.outcome import record_of
+from bench.cell.outcome import judged, record_of
 from bench.cell.planned import PlannedCell
 from bench.finite import finite, not_finite, worst
 from bench.passes.parity.attention import limit_of
+from bench.passes.parity.exact import relative_error
+from bench.passes.timing.section import Timing
 from bench.store import Store
-from tests.cells import make_cell
+from tests.cells import make_cell, run_cell, tiny_cell
 
 CELL = make_cell("strategy=ulysses", "seq_len=512", "engine=ddp")
 SPLIT = {
@@ -114,3 +117,27 @@ def test_nan_is_the_worst_error_in_whatever_order(errors):
 @pytest.mark.parametrize("plain", [math.nan, math.inf])
 def test_a_limit_stays_a_limit_where_plain_arithmetic_overflows(plain):
     assert limit_of(1e-2, plain) == 2.0
+
+
+def test_what_merging_makes_of_numbers_is_judged_too():
+    timing = Timing(step_times_ms=[[1.0]], window_ms=[math.inf], warmup="full", tokens_per_step=1)
+    record = judged(PlannedCell(CELL, repeat=0, order=0), {"timing": timing}, None, 1.0, datetime.now(UTC))
+    assert (record.status, record.reason) == (
+        "wrong_result",
+        "timing.window_ms[0] is inf, which is no finite number",
+    )
+
+
+def test_a_lone_tokens_gradients_are_all_zero_and_no_error():
+    zeros = torch.zeros(1, 1, 1, 8)
+    assert relative_error(zeros, zeros) == 0.0
+    assert relative_error(zeros + 1e-9, zeros) == pytest.approx(1e-9)
+    assert relative_error(zeros + math.nan, zeros) == math.inf
+    assert relative_error(zeros, zeros + math.nan) == math.inf
+
+
+@pytest.mark.parametrize("workload", ["train", "attention"])
+def test_one_token_is_a_sequence(launcher, tmp_path, workload):
+    cell = tiny_cell("strategy=local", "seq_len=1", "engine=ddp", f"workload={workload}")
+    record, _ = run_cell(launcher, cell, tmp_path)
+    assert (record.status, record.reason) == ("ok", None)
