@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.kept_errors import KeptErrors
+
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -25,26 +27,36 @@ class AttentionWatch:
         self.is_inside = False
         self.shapes = set()
         self.spans_ns = []
+        self.errors = KeptErrors()
         self._entered_ns = 0
 
     def run(self, attention: Attention, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         """Attention's output. The identity before and after it reports when backward enters and leaves."""
-        self.shapes.add((q_BNSD.shape[2], q_BNSD.shape[1], k_BKSD.shape[1]))
-        q, k, v = _Report.apply(self._leave, q_BNSD, k_BKSD, v_BKSD)  # type: ignore[no-untyped-call]
+        with self.errors:
+            self.shapes.add((q_BNSD.shape[2], q_BNSD.shape[1], k_BKSD.shape[1]))
+        q, k, v = self._marked(self._leave, q_BNSD, k_BKSD, v_BKSD)
         self._enter()
         out = attention(q, k, v)
         self._leave()
-        marked: Tensor = _Report.apply(self._enter, out)[0]  # type: ignore[no-untyped-call]
-        return marked
+        return self._marked(self._enter, out)[0]
+
+    def _marked(self, callback: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The same tensors, whose backward calls back."""
+        with self.errors:
+            marked: tuple[Tensor, ...] = _Report.apply(callback, *tensors)  # type: ignore[no-untyped-call]
+            return marked
+        return tensors
 
     def _enter(self) -> None:
-        self.is_inside = True
-        self._entered_ns = time.monotonic_ns()
+        with self.errors:
+            self.is_inside = True
+            self._entered_ns = time.monotonic_ns()
 
     def _leave(self) -> None:
-        if self.is_inside:
-            self.spans_ns.append((self._entered_ns, time.monotonic_ns()))
-        self.is_inside = False
+        with self.errors:
+            if self.is_inside:
+                self.spans_ns.append((self._entered_ns, time.monotonic_ns()))
+            self.is_inside = False
 
 
 class _Report(torch.autograd.Function):
