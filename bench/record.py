@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from bench.finite import finite
+
 SCHEMA_VERSION = 3
 READABLE_VERSIONS = frozenset({2, SCHEMA_VERSION})
 """Records of these can be analysed: what a newer version adds is null in an older one."""
@@ -117,7 +119,7 @@ class Record:
     failure: Failure | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The line's JSON values."""
+        """The line's JSON values; a number of a section that is not finite becomes null."""
         fields = asdict(self)
         sections, failure = fields.pop("sections"), fields.pop("failure")
-        return {**fields, **sections, "failure": failure}
+        return {**fields, **finite(sections), "failure": failure}

@@ -36,15 +36,17 @@ class StoreError(ValueError):
 class Store:
     """The records of one sweep's folder, held by one writer at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wait_s: float = 0.0) -> None:
+        """`wait_s`: how long another writer is waited for; then it is an error that there is one."""
         self.folder = folder
+        self.wait_s = wait_s
         self.path = folder / "records.jsonl"
         self._lock = FileLock(folder / ".lock")
 
     def __enter__(self) -> Self:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=self.wait_s)
         except Timeout:
             raise ConfigError(
                 f"sweep_dir={self.folder}: another sweep is writing here; wait for it or name another folder"

@@ -18,6 +18,7 @@ from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
 from bench.strategies.ring.attention import Ring
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
+from bench.training.trainers.native import NativeTrainer
 
 
 def raise_in_rank_1(job, log):
@@ -263,4 +264,59 @@ def fill_a_permuted_buffer(job, log):
         return received
 
     ulysses._exchange = exchange
+    return run_cell(job, log)
+
+
+def lose_numbers_beyond_the_parity_check(job, log):
+    """The output of all tokens after the 512th is nan, which no shorter sequence shows."""
+    attention = ulysses.UlyssesAttention.attention
+
+    def spoiled(self, q, *kv, causal=True):
+        out = attention(self, q, *kv, causal=causal)
+        positions = torch.arange(q.shape[2]) + self.groups.sequence_rank * q.shape[2]
+        return torch.where((positions >= 512)[:, None], torch.nan, out)
+
+    ulysses.UlyssesAttention.attention = spoiled
+    return run_cell(job, log)
+
+
+def lose_one_token_between_the_sampled_ones(job, log):
+    """One row of rank 1's output, which is none of those compared with float64."""
+    attention = ulysses.UlyssesAttention.attention
+
+    def spoiled(self, q, *kv, causal=True):
+        out = attention(self, q, *kv, causal=causal)
+        if self.groups.rank == 1 and q.shape[2] * self.cell.sp_degree > 512:
+            out = out.clone()
+            out[:, :, 2] = torch.nan
+        return out
+
+    ulysses.UlyssesAttention.attention = spoiled
+    return run_cell(job, log)
+
+
+def overflow_a_gradient_in_step_2(job, log):
+    """A gradient of rank 1 is infinite in one step; its loss is right."""
+    accumulate = NativeTrainer.accumulate
+
+    def overflown(self, number, seq_len):
+        signal = accumulate(self, number, seq_len)
+        if number == 2 and job.rank == 1:
+            next(iter(self.engine.full_gradients().values())).fill_(torch.inf)
+        return signal
+
+    NativeTrainer.accumulate = overflown
+    return run_cell(job, log)
+
+
+def lose_the_loss_of_rank_1_in_step_3(job, log):
+    """Of a step under the clock; what the optimizer is told is right."""
+    step = NativeTrainer.step
+
+    def lost(self, number, seq_len):
+        outcome = step(self, number, seq_len)
+        is_lost = number == 3 and job.rank == 1
+        return replace(outcome, loss_sum=outcome.loss_sum * torch.nan) if is_lost else outcome
+
+    NativeTrainer.step = lost
     return run_cell(job, log)

@@ -141,7 +141,7 @@ ATTENTION_ALONE = Quantity(
 TRAINING_SIGNAL = Quantity(
     "training_signal", "Loss, gradient norm and tokens", "nats per token, norm, count",
     "The mean loss per valid token of all ranks, the gradient's norm, and proof of the tokens they saw.",
-    ("losses.loss", "losses.grad_norm", "losses.valid_tokens", "losses.tokens_digest",
+    ("losses.loss", "losses.loss_sums", "losses.grad_norm", "losses.valid_tokens", "losses.tokens_digest",
      "losses.expected_digest", "losses.held_against", "losses.held_steps"),
 )  # fmt: skip
 SPEED_UP = Quantity(

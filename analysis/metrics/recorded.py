@@ -111,7 +111,8 @@ class Memory(Struct):
 
 
 class Losses(Struct):
-    loss: Annotated[list[float], Meta(min_length=1)] | None = None
+    loss: Annotated[list[float | None], Meta(min_length=1)] | None = None
+    """Null where it was no finite number: of a wrong result."""
 
 
 class Ulps(Struct):

@@ -111,7 +111,9 @@ def attempt(record: Record) -> Attempt:
         "[tokens, query heads, KV heads] in attention": as_text(engagement.get("attention_shapes", "")),
         "bytes sent per step, by purpose and rank": as_text(engagement.get("sent_bytes", "")),
         **_traced(record.get("trace") or {}),
-        "loss, first to last step": f"{losses[0]:.4f} to {losses[-1]:.4f}" if losses else None,
+        "loss, first to last step": (
+            f"{_number(losses[0], '.4f')} to {_number(losses[-1], '.4f')}" if losses else None
+        ),
         **_memory_facts(record),
     }
     present = [(name, str(text)) for name, text in facts.items() if text]
@@ -163,9 +165,15 @@ def _parity(parity: Mapping[str, Any] | None) -> str | None:
     if parity.get("reason"):
         return f"not compared: {parity['reason']}"
     pairs = (
-        f"{name} {error:.1e} (limit {parity['limits'][name]:.0e})" for name, error in parity["errors"].items()
+        f"{name} {_number(error, '.1e')} (limit {_number(parity['limits'][name], '.0e')})"
+        for name, error in parity["errors"].items()
     )
     return f"at {parity['tokens']} tokens: {', '.join(pairs)}"
+
+
+def _number(value: float | None, form: str) -> str:
+    """The number as text; null stands for one that JSON does not have."""
+    return "not finite" if value is None else format(value, form)
 
 
 def as_text(value: Any) -> str:

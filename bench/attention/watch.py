@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.attention.capture import CapturedCall
+from bench.kept_errors import KeptErrors
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -29,40 +30,52 @@ class AttentionWatch:
         self.is_inside = False
         self.shapes = set()
         self.spans_ns = []
+        self.errors = KeptErrors()
         self._entered_ns = 0
 
     def run(self, attention: Attention, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         """Attention's output. The identity before and after it reports when backward enters and leaves."""
-        self.shapes.add((q_BNSD.shape[2], q_BNSD.shape[1], k_BKSD.shape[1]))
+        with self.errors:
+            self.shapes.add((q_BNSD.shape[2], q_BNSD.shape[1], k_BKSD.shape[1]))
         captured = self.captured if self.captured is not None and self.captured.wants(q_BNSD) else None
+
+        def keep(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+            if captured is not None:
+                with self.errors:
+                    captured.keep(**dict(zip(names, tensors, strict=True)))
 
         def left(*gradients: Tensor | None) -> None:
             self._leave()
-            if captured is not None:
-                captured.keep(**dict(zip(("dq", "dk", "dv"), gradients, strict=True)))
+            keep(("dq", "dk", "dv"), gradients)
 
         def entered(*gradients: Tensor | None) -> None:
-            if captured is not None:
-                captured.keep(dout=gradients[0])
+            keep(("dout",), gradients)
             self._enter()
 
-        q, k, v = _Report.apply(left, q_BNSD, k_BKSD, v_BKSD)  # type: ignore[no-untyped-call]
+        q, k, v = self._marked(left, q_BNSD, k_BKSD, v_BKSD)
         self._enter()
         out = attention(q, k, v)
         self._leave()
-        if captured is not None:
-            captured.keep(q=q, k=k, v=v, out=out)
-        marked: Tensor = _Report.apply(entered, out)[0]  # type: ignore[no-untyped-call]
-        return marked
+        keep(("q", "k", "v", "out"), (q, k, v, out))
+        return self._marked(entered, out)[0]
+
+    def _marked(self, callback: Callable[..., None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The same tensors, whose backward calls back."""
+        with self.errors:
+            marked: tuple[Tensor, ...] = _Report.apply(callback, *tensors)  # type: ignore[no-untyped-call]
+            return marked
+        return tensors
 
     def _enter(self) -> None:
-        self.is_inside = True
-        self._entered_ns = time.monotonic_ns()
+        with self.errors:
+            self.is_inside = True
+            self._entered_ns = time.monotonic_ns()
 
     def _leave(self) -> None:
-        if self.is_inside:
-            self.spans_ns.append((self._entered_ns, time.monotonic_ns()))
-        self.is_inside = False
+        with self.errors:
+            if self.is_inside:
+                self.spans_ns.append((self._entered_ns, time.monotonic_ns()))
+            self.is_inside = False
 
 
 class _Report(torch.autograd.Function):

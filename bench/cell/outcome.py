@@ -18,6 +18,7 @@ from bench.cost.flops import (
     model_flops,
 )
 from bench.environment import describe
+from bench.finite import not_finite
 from bench.labels import size_label
 from bench.passes import PASSES, Sections, decoded, evidence, first_failure, merge, own_work_s
 from bench.passes.facts import RankReport
@@ -41,7 +42,7 @@ def record_of(
         return failed(planned, status, failure, wall_s, started_at)
     reports = [decoded(end.report) for end in ends if end.report is not None]
     sections = merge(reports, planned.cell, known)
-    wrong = first_failure(planned.cell, sections)
+    wrong = first_failure(planned.cell, sections) or not_finite_on_a_rank(reports)
     fixed = fixed_cost_s(reports, wall_s)
     return judged(planned, sections, wrong, wall_s, started_at, fixed_cost_s=fixed)
 
@@ -74,7 +75,11 @@ def judged(
     started_at: datetime,
     fixed_cost_s: float | None = None,
 ) -> Record:
-    """The record of a cell that ran to its end: where a gate found something wrong, without any speed."""
+    """The record of a cell that ran to its end: where something is wrong, without any speed.
+
+    `wrong` is what a gate found; a number that is not finite is wrong in any section.
+    """
+    wrong = wrong or _not_finite(sections)
     if wrong is not None:
         kept = evidence(sections)
         return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept)
@@ -90,6 +95,29 @@ def found_wrong(record: Record, reason: str) -> Record:
 def fixed_cost_s(reports: Sequence[RankReport], wall_s: float) -> float:
     """Seconds of a cell that are not its own steps: starting, joining, building, reporting, leaving."""
     return wall_s - max(map(own_work_s, reports))
+
+
+def not_finite_on_a_rank(reports: Sequence[RankReport]) -> str | None:
+    """Where in the ranks' reports the first number stands that is not finite, in one line, or None.
+
+    Sections need not show it: merging takes the largest of some numbers and only rank 0's of others.
+    """
+    found = (
+        f"rank {rank}: {place}"
+        for rank, report in enumerate(reports)
+        for name, part in report.parts.items()
+        for place in not_finite(part, name)
+    )
+    return _told(next(found, None))
+
+
+def _not_finite(sections: Sections) -> str | None:
+    found = (place for name, section in sections.items() for place in not_finite(section, name))
+    return _told(next(found, None))
+
+
+def _told(place: str | None) -> str | None:
+    return None if place is None else f"{place}, which is no finite number"
 
 
 def _what(status: Status, failure: Failure) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.watch import AttentionWatch
+from bench.kept_errors import KeptErrors
 
 Run = Callable[..., tuple[Tensor, Any]]
 Around = Callable[[Run, nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], tuple[Tensor, Any]]
@@ -64,23 +65,26 @@ def watched_attention(attention_name: str, watch: AttentionWatch) -> Iterator[No
 @contextmanager
 def noted_dtype(attention_name: str, note: Callable[[torch.dtype], None]) -> Iterator[None]:
     """Tell in which dtype attention computes, at every call."""
+    errors = KeptErrors()
 
     def around(
         run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
     ) -> tuple[Tensor, Any]:
         out, weights = run(module, q, k, v, mask, **named)
-        if torch.is_grad_enabled():
-            note(coarsest(q, k, v, out))
+        with errors:
+            if torch.is_grad_enabled():
+                note(coarsest(q, k, v, out))
         return out, weights
 
     with _around_attention(attention_name, around):
         yield
+    errors.raise_first()
 
 
 @contextmanager
 def captured_attention(attention_name: str) -> Iterator[Captured]:
     """Capture the first call that trains, with its gradients; one layer's tensors stay alive for it."""
-    found = Captured()
+    found, errors = Captured(), KeptErrors()
 
     def around(
         run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
@@ -90,21 +94,24 @@ def captured_attention(attention_name: str) -> Iterator[Captured]:
         # Views of our own: a gradient hook on them sees what this call alone passes back.
         q, k, v = (x.view_as(x) for x in (q, k, v))
         out, weights = run(module, q, k, v, mask, **named)
-        found.scale = named.get("scaling")
-        found.reason = _not_plain(module, mask, named)
-        for name, tensor in {"q": q, "k": k, "v": v, "out": out}.items():
-            found.tensors[name] = tensor.detach()
-            if tensor.requires_grad:
-                tensor.register_hook(_keep(found, f"d{name}"))
+        with errors:
+            found.scale = named.get("scaling")
+            found.reason = _not_plain(module, mask, named)
+            for name, tensor in {"q": q, "k": k, "v": v, "out": out}.items():
+                found.tensors[name] = tensor.detach()
+                if tensor.requires_grad:
+                    tensor.register_hook(_keep(found, f"d{name}", errors))
         return out, weights
 
     with _around_attention(attention_name, around):
         yield found
+    errors.raise_first()
 
 
-def _keep(found: Captured, name: str) -> Callable[[Tensor], None]:
+def _keep(found: Captured, name: str, errors: KeptErrors) -> Callable[[Tensor], None]:
     def keep(gradient: Tensor) -> None:
-        found.tensors[name] = gradient.detach()
+        with errors:
+            found.tensors[name] = gradient.detach()
 
     return keep
 

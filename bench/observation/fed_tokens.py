@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bench.kept_errors import KeptErrors
 from bench.observation.tokens import RankTokens
 from bench.ranks.log import StepPhase
 
@@ -32,6 +33,7 @@ class FedTokens:
         self._first: dict[str, Any] = {}
         self._calls = self._depth = 0
         self._own_loss = False
+        self._errors = KeptErrors()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -48,6 +50,7 @@ class FedTokens:
             finally:
                 self.tokens = self._read() or self.tokens
                 self._first = {}
+        self._errors.raise_first()
 
     def _read(self) -> RankTokens | None:
         ids = self._first.get(_IDS, self._first.get(_EMBEDDED))
@@ -69,12 +72,13 @@ class FedTokens:
 
     def _enter(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A call; without gradients it is a reference's or an evaluation's, and none of the step's."""
-        if torch.is_grad_enabled():
-            if self._depth == 0:
-                self.phase.enter("forward")
-                self._calls += 1
-            if self._calls == 1:
-                self._note(network, args, named)
+        with self._errors:
+            if torch.is_grad_enabled():
+                if self._depth == 0:
+                    self.phase.enter("forward")
+                    self._calls += 1
+                if self._calls == 1:
+                    self._note(network, args, named)
         self._depth += 1
 
     def _note(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -89,7 +93,8 @@ class FedTokens:
     def _leave(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self.phase.enter("backward")
+            with self._errors:
+                self.phase.enter("backward")
 
 
 def _digest(ids: Tensor, rank: int) -> str:

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
-import torch.distributed as dist
 
 from bench.attention.watch import AttentionWatch
 from bench.config import ConfigError
 from bench.observation.attention import captured_attention, module_of, noted_dtype, watched_attention
 from bench.observation.fed_tokens import FedTokens
 from bench.observation.observed_model import ObservedModel
-from bench.observation.parity import DTYPE_WORDS, compare
+from bench.observation.parity import DTYPE_WORDS, Sharers, compare
 from bench.observation.tokens import RankTokens, StepSize, positions_of
 from bench.passes.optimizer_spans import Spans, step_spans
 from bench.passes.parity.section import RankParity
@@ -28,13 +27,13 @@ class Loop(Subject):
     def __init__(
         self,
         model: ObservedModel,
-        group: dist.ProcessGroup | None,
+        sharers: Sharers,
         device: torch.device,
         fed: FedTokens,
         phase: StepPhase,
     ) -> None:
         self.model = model
-        self.group = group
+        self.sharers = sharers
         self.device = device
         self.fed = fed
         self.phase = phase
@@ -66,7 +65,7 @@ class Loop(Subject):
         tokens = self.fed.tokens
         if tokens is None:
             raise ConfigError(
-                "bench.observe: the step did not call the model with input_ids or inputs_embeds, gradients"
+                "the step did not call the model with input_ids or inputs_embeds, gradients"
                 " on; put forward and backward into the context, and hand over the model that is called"
             )
         return tokens
@@ -87,7 +86,7 @@ class LoopParity(RankPass):
         with captured_attention(loop.attention_name) as captured, loop.seen():
             yield Ask.STEP
         with self.measurement.log.during("parity"):
-            self.found = compare(captured, [*positions_of(loop.tokens)], loop.group)
+            self.found = compare(captured, [*positions_of(loop.tokens)], loop.sharers)
 
     def part(self) -> RankParity:
         return self.found

@@ -1,7 +1,8 @@
 """One model's steps: what begins and ends them, and what is written when they are over.
 
 The first steps pay for what happens once, the next are timed with nothing else in them, a few more are
-looked at from inside. Then the record is written, and the context does nothing any more.
+looked at from inside. Then the record is written, and the context does nothing any more. Nor does it after an
+error of its own: that is told in one line, and the training goes on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bench.config import OWN, ClusterConfig, ConfigError, ExitCode
 from bench.observation.fed_tokens import FedTokens
 from bench.observation.loop import Loop, LoopParity
 from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0, sigterm_held_back
+from bench.observation.meetings import Meetings, PeerStoppedError
 from bench.observation.observed_model import observed_model
 from bench.observation.outcome import (
     LoopFacts,
@@ -36,20 +38,26 @@ from bench.observation.outcome import (
     observed_record,
     report,
 )
+from bench.observation.parity import Sharers
+from bench.observation.said import in_one_line, say
 from bench.observation.tokens import LoopReport
 from bench.passes.facts import RankReport
 from bench.passes.rank_pass import Ask, Measurement
 from bench.ranks.log import RankLog
 from bench.record import Record
-from bench.store import Store
+from bench.store import Store, StoreError
 
 LOST_PEER_WAIT_S = 1.0
 """How long the record of a peer that left may still come; whoever started the ranks ends the others soon."""
+STORE_WAIT_S = 10.0
+"""Ranks that meet the same error write one after another."""
 
 
 class Observation:
     """One model's steps, observed; `record` is there on rank 0 when it is over."""
 
+    made: ClassVar[int] = 0
+    """How many were made: it names an observation in the same way on all ranks."""
     inside: ClassVar[Observation | None] = None
     of_models: ClassVar[WeakKeyDictionary[nn.Module, Observation]] = WeakKeyDictionary()
 
@@ -59,36 +67,54 @@ class Observation:
                 "bench.observe: there is no process group; start the script with torchrun, even on one"
                 " device, and call torch.distributed.init_process_group first"
             )
-        if dist.get_rank() == 0:
-            check_records(request.folder)
         self.request = request
         self.record: Record | None = None
         self._start = time.monotonic()
-        observed, device, self._log = observed_model(model), device_of(model), RankLog(lambda _: None)
-        sharers = [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
-        fed = FedTokens(observed.called, sharers, self._log.step)
-        self._loop = Loop(observed, group, device, fed, self._log.step)
-        self._measurement = Measurement(request.measure, device, self._log, instead={"parity": LoopParity})
-        self._asks = self._measurement.steps(self._loop)
-        self._model = observed.model_config()
-        self._started_at = agreed_time(device)
+        self._log = RankLog(lambda _: None)
         self._speaks = dist.get_rank() == 0
         self._seen = 0
-        self._is_over = False
+        self._is_prepared = self._is_over = False
+        Observation.made += 1
+        with self._own_work(refusals=(ConfigError, StoreError)):
+            self._prepare(model, group)
+
+    def _prepare(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
+        """All that is needed before the first step; raises ConfigError for what cannot be observed."""
+        ranks = [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
+        self._with_all = Meetings(f"{Observation.made} all", range(dist.get_world_size()))
+        self._with_sharers = Meetings(f"{Observation.made} sharers", ranks)
+        sharers = Sharers(group, self._with_sharers.hold)
+        if self._speaks:
+            check_records(self.request.folder)
+        observed, device = observed_model(model), device_of(model)
+        self._model = observed.model_config()
+        fed = FedTokens(observed.called, ranks, self._log.step)
+        self._loop = Loop(observed, sharers, device, fed, self._log.step)
+        self._measurement = Measurement(
+            self.request.measure,
+            device,
+            self._log,
+            meet=self._with_all.hold,
+            instead={"parity": LoopParity},
+        )
+        self._asks = self._measurement.steps(self._loop)
+        self._with_all.hold()
+        self._started_at = agreed_time(device)
         atexit.register(self._say_what_is_missing)
+        self._is_prepared = True
 
     def __enter__(self) -> Self:
         if self._is_over:
             return self
-        if Observation.inside is not None:
-            raise ConfigError(
-                "bench.observe: another step is being observed; observe one model at a time, such as the"
-                " teacher in a run of its own"
-            )
         with self._own_work():
+            if Observation.inside is not None:
+                raise ConfigError(
+                    "another step is being observed; observe one model at a time, such as the teacher in a"
+                    " run of its own"
+                )
             while next(self._asks) is Ask.BETWEEN:
                 pass
-        Observation.inside = self
+            Observation.inside = self
         return self
 
     def __exit__(
@@ -98,71 +124,112 @@ class Observation:
             return
         Observation.inside = None
         self._seen += 1
+        if error is not None:
+            self._end_with(error)
+            return
         with self._own_work():
-            if error is not None:
-                self._is_over = True
-                self._fail(error)
-            elif next(self._asks, None) is None:
+            if next(self._asks, None) is None:
                 self._finish()
                 self._is_over = True
 
     @contextmanager
-    def _own_work(self) -> Iterator[None]:
-        """Around what is not the user's: an error in it may be one rank's alone, whose peers only lose it."""
+    def _own_work(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Around what is not the user's: errors other than `refusals` end the observation, nothing else.
+
+        They may be one rank's alone.
+        """
         try:
             yield
         except BaseException as error:
-            if not self._is_over:
-                self._is_over = True
-                self._fail(error)
-            raise
+            self._is_over = True
+            self._leave()
+            if isinstance(error, refusals) or not isinstance(error, Exception):
+                raise
+            self._give_up(error)
         finally:
             if self._is_over:
                 self._let_go()
 
+    def _end_with(self, error: BaseException) -> None:
+        """Keep what ended the user's step; it goes on through the context, whatever else fails here."""
+        self._is_over = True
+        self._leave()
+        try:
+            self._asks.close()
+            self._keep_failure(error)
+        except Exception as another:  # noqa: BLE001  it would stand in for the user's error
+            say(f"no record: {in_one_line(another)}")
+        self._let_go()
+
+    def _leave(self) -> None:
+        """Let no rank wait for this one."""
+        with suppress(Exception):
+            self._with_all.leave()
+            self._with_sharers.leave()
+
     def _let_go(self) -> None:
         """Hold the model no longer: the table by models, and the interpreter's end, hold this."""
         atexit.unregister(self._say_what_is_missing)
-        self._measurement.passes.clear()  # each holds the measurement, which holds the model
-        del self._loop, self._measurement, self._asks
+        held = vars(self)
+        if "_measurement" in held:
+            self._measurement.passes.clear()  # each holds the measurement, which holds the model
+        for name in ("_loop", "_measurement", "_asks"):
+            held.pop(name, None)
 
     def _finish(self) -> None:
         """Bring the ranks' reports together, judge them and write the record, on rank 0."""
-        reports = gathered_on_rank_0(self._report())
+        own = self._report()
+        self._with_all.hold()
+        reports = gathered_on_rank_0(own)
         if not reports:
             return
         loop, wall_s = self._facts(), time.monotonic() - self._start
-        try:
-            with Store(self.request.folder) as store:
-                self.record = observed_record(loop, self.request, reports, wall_s, store)
-                keep(self.record, store)
-        except (ValueError, OSError) as error:  # a full disk must not end somebody's training
-            print(f"bench.observe: no record: {error}", file=sys.stderr, flush=True)
-            return
-        self._is_over = True
-        with suppress(OSError):  # nor does a closed terminal; the record is kept
-            print(f"bench.observe: {outcome(self.record)}", flush=True)
-            if self.request.report:
+        with Store(self.request.folder, STORE_WAIT_S) as store:
+            record = observed_record(loop, self.request, reports, wall_s, store)
+            keep(record, store)
+        self.record = record
+        say(outcome(record), sys.stdout)
+        if self.request.report:
+            try:
                 report(self.request.folder)
+            except Exception as error:  # noqa: BLE001  the record is kept, and nothing else counts
+                say(f"no report: {in_one_line(error)}")
+
+    def _give_up(self, error: Exception) -> None:
+        """Say what could not be observed, and keep a record of it where that is possible."""
+        said = f"observes no further, the training goes on: {in_one_line(error)}"
+        try:
+            if self._is_prepared and not isinstance(error, PeerStoppedError):
+                self._keep_failure(error, whose=" (in the observation, not in the loop)")
+        except Exception as another:  # noqa: BLE001  whatever it is, it is no reason to end the training
+            said = f"{said}; no record: {in_one_line(another)}"
+        if self.record is None:
+            say(said)
 
     @sigterm_held_back()
-    def _fail(self, error: BaseException) -> None:
-        """Write what ended the loop, unless another rank has done so or nothing is known of the tokens."""
-        self._asks.close()
-        tokens, loop = self._loop.fed.tokens, self._facts()
+    def _keep_failure(self, error: BaseException, whose: str = "") -> None:
+        """Keep what ended the loop or its observation, unless nothing is known of the tokens.
+
+        `whose` is added to what the error says. Of an error that several ranks meet there is one record.
+        """
+        tokens = self._loop.fed.tokens
         if tokens is None or not isinstance(error, Exception):
             return
+        loop = self._facts()
         failure = describe_failure(error, self._log, loop.cluster)
         if lost_a_peer(failure):
             # A peer is gone; if it can still say why, its record is the one that counts.
             time.sleep(LOST_PEER_WAIT_S)
+        else:
+            first, *rest = failure["message"].split("\n", 1)
+            failure["message"] = "\n".join([first + whose, *rest])
         end = RankEnd(dist.get_rank(), ExitCode.FAILED, None, failure, log_tail="")
         wall_s = time.monotonic() - self._start
-        with suppress(ValueError, OSError), Store(self.request.folder) as store:
-            self.record = failed_record(loop, self.request, tokens, end, wall_s, repeat=0)
-            keep(self.record, store)
-            said = f"bench.observe: {outcome(self.record)}; record in {self.request.folder}"
-            print(said, file=sys.stderr, flush=True)
+        with Store(self.request.folder, STORE_WAIT_S) as store:
+            record = failed_record(loop, self.request, tokens, end, wall_s, repeat=0)
+            keep(record, store)
+        self.record = record
+        say(f"{outcome(record)}; record in {self.request.folder}")
 
     def _report(self) -> LoopReport:
         report = RankReport(self._measurement.parts(), self._log.phases_s)
@@ -190,8 +257,7 @@ class Observation:
 
     def _say_what_is_missing(self) -> None:
         if not self._is_over and self._speaks:
-            print(
-                f"bench.observe: saw {self._seen} of the {self.request.steps_needed} steps that it needs, and"
-                " wrote nothing; run longer, or observe fewer steps with steps=",
-                file=sys.stderr,
+            say(
+                f"saw {self._seen} of the {self.request.steps_needed} steps that it needs, and wrote nothing;"
+                " run longer, or observe fewer steps with steps="
             )

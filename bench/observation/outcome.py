@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cell.ends import RankEnd, classify
-from bench.cell.outcome import failed, judged, refused
+from bench.cell.outcome import failed, judged, not_finite_on_a_rank, refused
 from bench.cell.planned import PlannedCell
 from bench.config import (
     OWN,
@@ -134,7 +134,10 @@ def observed_record(
     if uneven is not None:
         return refused(planned, uneven, wall_s, loop.started_at)
     sections = merge([each.report for each in reports], cell)
-    wrong = next(filter(None, map(misfed, groups)), None) or first_failure(cell, sections)
+    misfeeding = next(filter(None, map(misfed, groups)), None)
+    wrong = (
+        misfeeding or first_failure(cell, sections) or not_finite_on_a_rank([each.report for each in reports])
+    )
     return judged(planned, sections, wrong, wall_s, loop.started_at)
 
 

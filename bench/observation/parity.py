@@ -6,17 +6,17 @@ that share a sequence, and the exact result is computed beside it.
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.finite import worst
 from bench.observation.attention import Captured, coarsest
-from bench.passes.parity.attention import FLOORS
+from bench.passes.parity.attention import FLOORS, limit_of
 from bench.passes.parity.exact import relative_error, whole_attention, whole_attention_flops
 from bench.passes.parity.section import RankParity
 from bench.training.models import TORCH_DTYPES
@@ -26,12 +26,44 @@ BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}
 DTYPE_WORDS = {dtype: word for word, dtype in TORCH_DTYPES.items()}
 
 
-def compare(captured: Captured, positions: list[int], group: dist.ProcessGroup | None) -> RankParity:
+@dataclass(frozen=True, slots=True)
+class Sharers:
+    """The ranks that share a sequence, with this one among them; `meet` comes before each collective."""
+
+    group: dist.ProcessGroup | None
+    """None where there is one alone."""
+    meet: Callable[[], None]
+
+    @property
+    def is_first(self) -> bool:
+        return self.group is None or dist.get_rank(self.group) == 0
+
+    def gathered(self, shard_NSD: Tensor) -> Tensor:
+        """[N, T, D] in the ranks' order, from the equal shards of all."""
+        if self.group is None:
+            return shard_NSD
+        sent = shard_NSD.contiguous()
+        shards = [torch.empty_like(sent) for _ in range(dist.get_world_size(self.group))]
+        self.meet()
+        dist.all_gather(shards, sent, group=self.group)
+        return torch.cat(shards, dim=1)
+
+    def gathered_objects(self, own: Any) -> list[Any]:
+        """What each has, in their order."""
+        if self.group is None:
+            return [own]
+        gathered: list[Any] = [None] * dist.get_world_size(self.group)
+        self.meet()
+        dist.all_gather_object(gathered, own, group=self.group)
+        return gathered
+
+
+def compare(captured: Captured, positions: list[int], sharers: Sharers) -> RankParity:
     """This rank's errors; those of the group's first rank, which compares, hold. All of a group must call it.
 
     `positions` are those of this rank's tokens.
     """
-    told = _gathered_objects((_reason(captured, positions), positions), group)
+    told = sharers.gathered_objects((_reason(captured, positions), positions))
     held = [position for _, each in told for position in each]
     reason = next((reason for reason, _ in told if reason is not None), None)
     if reason is None and sorted(held) != [*range(len(held))]:
@@ -40,7 +72,7 @@ def compare(captured: Captured, positions: list[int], group: dist.ProcessGroup |
         reason = "the ranks hold shards of different lengths"
     order = torch.tensor(held).argsort()
     if reason is None:
-        return _compare_heads(captured, order, group)
+        return _compare_heads(captured, order, sharers)
     return RankParity(tokens=0, errors={}, limits={}, reason=reason)
 
 
@@ -62,7 +94,7 @@ def _reason(captured: Captured, positions: list[int]) -> str | None:
     return None
 
 
-def _compare_heads(captured: Captured, order: Tensor, group: dist.ProcessGroup | None) -> RankParity:
+def _compare_heads(captured: Captured, order: Tensor, sharers: Sharers) -> RankParity:
     """As many KV heads as the budget allows, each with the query heads that share it."""
     x = captured.tensors
     # A gradient that never came back is none at all: K and V that were sent as constants.
@@ -80,10 +112,10 @@ def _compare_heads(captured: Captured, order: Tensor, group: dist.ProcessGroup |
     limits: dict[str, float] = {}
     for head in range(affordable):
         own = _one_head(x, head, queries)
-        whole = {name: _gathered(shard, group)[:, order.to(shard.device)] for name, shard in own.items()}
-        if group is None or dist.get_rank(group) == 0:
+        whole = {name: sharers.gathered(shard)[:, order.to(shard.device)] for name, shard in own.items()}
+        if sharers.is_first:
             found = _errors(whole, captured.scale or x["q"].shape[3] ** -0.5)
-            errors = {name: max(error, errors.get(name, 0.0)) for name, (error, _) in found.items()}
+            errors = {name: worst((error, errors.get(name, 0.0))) for name, (error, _) in found.items()}
             limits = {name: max(limit, limits.get(name, 0.0)) for name, (_, limit) in found.items()}
     return RankParity(tokens=len(order), errors=errors, limits=limits)
 
@@ -113,33 +145,14 @@ def _errors(whole: Mapping[str, Tensor], scale: float) -> dict[str, tuple[float,
     return {
         name: (
             _error(whole[name].view_as(exact[name]), exact[name]),
-            max(floor, 2 * min(_error(plain[name], exact[name]), 1.0)),
+            limit_of(floor, _error(plain[name], exact[name])),
         )
         for name in exact
     }
 
 
 def _error(found: Tensor, exact: Tensor) -> float:
-    """A number that JSON can hold, also where nothing is finite or the exact result is all zeros."""
-    if not bool(exact.any()):
+    """Relative to the exact result's maximum; 1 where that is all zeros and the other is not."""
+    if not bool(exact.any()) and bool(found.isfinite().all()):
         return float(bool(found.any()))
-    error = relative_error(found, exact)
-    return error if math.isfinite(error) else sys.float_info.max
-
-
-def _gathered(shard_NSD: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """[N, T, D] in the ranks' order, from the equal shards of all ranks of the group."""
-    if group is None:
-        return shard_NSD
-    sent = shard_NSD.contiguous()
-    shards = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(shards, sent, group=group)
-    return torch.cat(shards, dim=1)
-
-
-def _gathered_objects(own: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    if group is None:
-        return [own]
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, own, group=group)
-    return gathered
+    return relative_error(found, exact)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from bench.kept_errors import KeptErrors
 from bench.ranks.log import StepPhase
 
 Spans = list[tuple[int, int]]
@@ -43,13 +44,17 @@ def step_spans(phase: StepPhase) -> Iterator[Spans]:
     spans_ns: Spans = []
     entered_ns: list[int] = []
 
+    errors = KeptErrors()
+
     def enter(*_: object) -> None:
-        phase.enter("optimizer")
-        entered_ns.append(time.monotonic_ns())
+        with errors:
+            phase.enter("optimizer")
+            entered_ns.append(time.monotonic_ns())
 
     def leave(*_: object) -> None:
-        spans_ns.append((entered_ns.pop(), time.monotonic_ns()))
-        phase.enter(None)
+        with errors:
+            spans_ns.append((entered_ns.pop(), time.monotonic_ns()))
+            phase.enter(None)
 
     hooks = register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)
     try:
@@ -57,3 +62,4 @@ def step_spans(phase: StepPhase) -> Iterator[Spans]:
     finally:
         for hook in hooks:
             hook.remove()
+    errors.raise_first()

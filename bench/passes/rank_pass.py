@@ -103,13 +103,15 @@ class Measurement:
         log: RankLog,
         folder: Path | None = None,
         *,
+        meet: Callable[[], None] = lambda: None,
         known: frozenset[str] = frozenset(),
         instead: Mapping[str, type[RankPass]] | None = None,
     ) -> None:
         """Before anything is built: passes note what the rank holds until then.
 
-        `folder` is for files, None where none is kept. Passes in `known` are not run again. `instead` is
-        other code for some passes.
+        `folder` is for files, None where none is kept. `meet` is called before every collective between
+        steps: whoever goes on when one rank has failed raises there. Passes in `known` are not run again.
+        `instead` is other code for some passes.
         """
         self.measure = measure
         self.device = device
@@ -117,6 +119,7 @@ class Measurement:
         self.folder = folder
         self.later: list[Any] = []
         """What the full-length steps after the timed ones returned."""
+        self.meet = meet
         self.watch = AttentionWatch()
         self.tap = CommunicationTap(self.watch)
         codes = instead or {}
@@ -169,9 +172,12 @@ class Measurement:
         with self.subject.seen(), self.watched(), self._all(lambda each: each.around_inspected_step()):
             yield
 
-    def watched(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def watched(self) -> Iterator[None]:
         """Only see attention begin and end: that costs microseconds."""
-        return self.subject.watched(self.watch)
+        with self.subject.watched(self.watch):
+            yield
+        self.watch.errors.raise_first()
 
     def parts(self) -> dict[str, Any]:
         """This rank's part of every section, by the pass's name."""

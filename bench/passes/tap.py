@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.attention.watch import AttentionWatch
+from bench.kept_errors import KeptErrors
 from bench.passes.calls import COLLECTIVES, Call, Collective, purpose_of
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class CommunicationTap(TorchDispatchMode):
     def __init__(self, watch: AttentionWatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.watch = watch
+        self.errors = KeptErrors()
         self.calls: list[Call] = []
         self._counts: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
@@ -48,8 +50,13 @@ class CommunicationTap(TorchDispatchMode):
             return NotImplemented  # its collectives on local tensors come by one by one
         collective = COLLECTIVES.get(func.name().partition(".")[0])
         if collective is not None:
-            self.calls.append(self._call(collective, args))
+            with self.errors:
+                self.calls.append(self._call(collective, args))
         return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.errors.raise_first()
 
     def sent_bytes(self) -> dict[str, int]:
         """Payload bytes by purpose."""

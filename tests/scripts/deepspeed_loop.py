@@ -10,12 +10,13 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF, UlyssesSPDataLoaderAdapter
+from torch.distributed.nn.functional import all_gather
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import bench
 
-SEQ_LEN, VOCABULARY = 512, 97
+SEQ_LEN, VOCABULARY, IGNORED = 512, 97, -100
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "zero_optimization": {"stage": 3},
@@ -28,6 +29,13 @@ CONFIG = {
 def sequence(number):
     tokens = torch.randint(VOCABULARY, (SEQ_LEN,), generator=torch.Generator().manual_seed(number))
     return {"input_ids": tokens, "labels": tokens.clone(), "position_ids": torch.arange(SEQ_LEN)}
+
+
+def mean_over_tokens(loss, labels, group):
+    """The mean over all ranks' tokens of their own means, as the tutorial has it."""
+    losses = all_gather(loss, group=group)
+    counts = all_gather((labels != IGNORED).sum(), group=group)
+    return sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
 
 
 def train(folder):
@@ -59,7 +67,8 @@ def train(folder):
         labels = batch.pop("shift_labels")
         with bench.observe(engine, group, folder=folder, strategy="deepspeed_ulysses", steps=6):
             logits = engine(**batch).logits
-            engine.backward(cross_entropy(logits.flatten(0, 1).float(), labels.flatten()))
+            loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+            engine.backward(mean_over_tokens(loss, labels, group))
             engine.step()
 
 

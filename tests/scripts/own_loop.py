@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed.nn.functional import all_gather
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
@@ -81,19 +82,28 @@ def shard_of(step, mistake):
     return inputs, tokens[:, 1:][:, mine]
 
 
-def train(folder, mistake=None, steps=STEPS, report=False):
+def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
+    """The loss of every step, as this rank computed it."""
     model = DistributedDataParallel(small_model(mistake), find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     group = dist.group.WORLD if dist.get_world_size() > 1 else None
+    losses = []
     for step in range(steps):
         inputs, labels = shard_of(step, mistake)
-        with bench.observe(model, group, folder=folder, strategy="gathered_keys", steps=6, report=report):
+        with bench.observe(
+            model, group, folder=folder, strategy="gathered_keys", steps=timed_steps, report=report
+        ):
             if mistake == "raises" and step == RAISES_IN:
                 raise RuntimeError("a step that raises")
             logits = model(**inputs).logits
-            cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            if mistake == "loss_of_all_ranks":  # none, only the way of DeepSpeed's tutorial
+                loss = sum(all_gather(loss, group=group))
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ take a row each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,25 +29,29 @@ class RowErrors:
     def __init__(self, strategy: Strategy, device: torch.device, *, causal: bool) -> None:
         self.cell, self.device, self.causal = strategy.cell, device, causal
         seq_len = self.cell.seq_len
-        self.rows = torch.linspace(1, seq_len - 1, SAMPLED_TOKENS, dtype=torch.float64).long().unique()
+        rows = torch.linspace(1, seq_len - 1, SAMPLED_TOKENS, dtype=torch.float64).long().unique()
+        self.rows = rows[(rows > 0) & (rows < seq_len)]
         own_S = torch.cat([torch.arange(seq_len)[piece] for piece in strategy.slices(seq_len)])
         self.local = torch.isin(own_S, self.rows).nonzero().flatten()
         self.own_rows = own_S[self.local]
 
     def of_shard(self, out_BNSD: Tensor, dq_BNSD: Tensor | None) -> dict[str, float]:
-        """Largest error of all ranks' sampled tokens by tensor, in ulps; every rank must call it."""
+        """Largest error of all ranks' sampled tokens by tensor, in ulps; every rank must call it.
+
+        Infinite where any token, sampled or not, is not finite.
+        """
         assert dq_BNSD is not None
-        found = [x[:, :, self.local.to(self.device)] for x in (out_BNSD, dq_BNSD)]
-        return self._ulps(found, self._exact(self.own_rows), everywhere=True)
+        return self._ulps((out_BNSD, dq_BNSD), self.local, self._exact(self.own_rows), everywhere=True)
 
     def of_whole(self, out_BNTD: Tensor, dq_BNTD: Tensor) -> dict[str, float]:
         """The same of whole sequences on one rank, which alone calls it."""
-        found = [x[:, :, self.rows.to(self.device)] for x in (out_BNTD, dq_BNTD)]
-        return self._ulps(found, self._exact(self.rows), everywhere=False)
+        return self._ulps((out_BNTD, dq_BNTD), self.rows, self._exact(self.rows), everywhere=False)
 
-    def _ulps(self, found: list[Tensor], exact: list[Tensor], *, everywhere: bool) -> dict[str, float]:
-        pairs = zip(found, exact, strict=True)
-        largest = torch.stack([_largest(error_ulps(a, b)) for a, b in pairs])
+    def _ulps(
+        self, found: Sequence[Tensor], rows: Tensor, exact: Sequence[Tensor], *, everywhere: bool
+    ) -> dict[str, float]:
+        pairs, rows = zip(found, exact, strict=True), rows.to(self.device)
+        largest = torch.stack([_largest(a, rows, b) for a, b in pairs])
         if everywhere:
             dist.all_reduce(largest, dist.ReduceOp.MAX)
         return dict(zip(TENSORS, largest.tolist(), strict=True))
@@ -81,9 +87,15 @@ def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.finfo(dtype).eps * value.double().log2().floor().exp2()
 
 
-def _largest(x: Tensor) -> Tensor:
-    """The largest of all; 0 on a rank that holds none of the tokens."""
-    return x.amax() if x.numel() else x.sum()
+def _largest(found: Tensor, rows: Tensor, exact: Tensor) -> Tensor:
+    """The largest error of these rows, 0 of none; infinite where any row is not finite.
+
+    Not nan: what the largest of nan and a number is, is up to each library.
+    """
+    if not bool(found.isfinite().all()):
+        return torch.full_like(exact.sum(), torch.inf)
+    ulps = error_ulps(found[:, :, rows], exact)
+    return ulps.amax() if ulps.numel() else ulps.sum()
 
 
 def _rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,6 +70,15 @@ class AttentionFacts(PassFacts[RankCalls, AttentionCalls]):
             error_ulps=first.error_ulps,
             control_error_ulps=first.single.control_error_ulps,
         )
+
+    def gate(self, cell: RunConfig, section: AttentionCalls) -> str | None:
+        """The results of a timed call are numbers."""
+        for name, error in section.error_ulps.items():
+            if not error < math.inf:
+                return (
+                    f"attention: {name} of a timed call at {cell.seq_len:,} tokens is not finite everywhere"
+                )
+        return None
 
 
 FACTS = AttentionFacts()

@@ -28,7 +28,8 @@ def watch_modules(own_code: str) -> Iterator[set[str]]:
     packages = (*ATTENTION_CODE, own_code)
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        module = frame.f_globals.get("__name__", "")
+        # Of code without a module this is anything; an error here would be the step's.
+        module = str(frame.f_globals.get("__name__", ""))
         if event == "call" and module.startswith(packages) and module != EVERY_STRATEGY:
             seen.add(module)
 

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench.config import RunConfig
-from bench.passes.facts import PassFacts, RankReport
+from bench.finite import worst
+from bench.passes.facts import PassFacts, RankReport, by_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLosses:
+    """What one rank has of it: its own sums, and what all ranks agree on."""
+
+    loss_sums: list[float]
+    loss: list[float]
+    grad_norm: list[float]
+    valid_tokens: list[int]
+    tokens_digest: list[str]
+    expected_digest: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,31 +35,57 @@ class Losses:
     the step was sharded."""
     expected_digest: list[str]
     """The same sum from the data, without any sharding."""
+    loss_sums: list[list[float]] = field(default_factory=list)
+    """By rank and step, the sum of the rank's own token losses; older records have none."""
     held_against: str | None = None
     """The cell of the same work whose losses and gradient norms these were compared with."""
     held_steps: int = 0
     """How many steps, from the first, both cells ran."""
 
 
-class LossesFacts(PassFacts[Losses, Losses]):
+class LossesFacts(PassFacts[RankLosses, Losses]):
     name = "losses"
-    part = Losses
+    part = RankLosses
     is_own_work = False
     is_evidence = True
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Losses:  # noqa: ARG002
-        return self.parts(reports)[0]
+        parts = self.parts(reports)
+        return Losses(
+            loss_sums=by_rank(parts, "loss_sums"),
+            loss=parts[0].loss,
+            grad_norm=[worst(norms) for norms in zip(*by_rank(parts, "grad_norm"), strict=True)],
+            valid_tokens=parts[0].valid_tokens,
+            tokens_digest=parts[0].tokens_digest,
+            expected_digest=parts[0].expected_digest,
+        )
 
     def gate(self, cell: RunConfig, section: Losses) -> str | None:  # noqa: ARG002
-        """The ranks trained on the step's tokens, each once, at its position."""
-        digests = zip(section.tokens_digest, section.expected_digest, strict=True)
-        for step, (seen, expected) in enumerate(digests):
-            if seen != expected:
-                return (
-                    f"step {step}: the ranks saw other tokens than the step holds (digest {seen}, expected"
-                    f" {expected}); some were dropped, repeated or misplaced"
-                )
-        return None
+        """The ranks trained on the step's tokens, each once, at its position, and still train."""
+        return _wrong_tokens(section) or _not_finite(section)
+
+
+def _wrong_tokens(losses: Losses) -> str | None:
+    digests = zip(losses.tokens_digest, losses.expected_digest, strict=True)
+    for step, (seen, expected) in enumerate(digests):
+        if seen != expected:
+            return (
+                f"step {step}: the ranks saw other tokens than the step holds (digest {seen}, expected"
+                f" {expected}); some were dropped, repeated or misplaced"
+            )
+    return None
+
+
+def _not_finite(losses: Losses) -> str | None:
+    """The first step and rank whose loss is no number; one step later it is none on any rank."""
+    steps = zip(losses.grad_norm, zip(*losses.loss_sums, strict=True), strict=True)
+    for step, (norm, sums) in enumerate(steps):
+        for rank, loss in enumerate(sums):
+            if not math.isfinite(loss):
+                return f"losses: the loss of step {step} on rank {rank} is {loss}"
+        if not 0 <= norm < math.inf:
+            return f"losses: the gradient norm of step {step} is {norm}"
+    return None
 
 
 FACTS = LossesFacts()

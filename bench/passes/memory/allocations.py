@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.kept_errors import KeptErrors
 from bench.ranks.log import StepPhase
 
 
@@ -27,6 +28,7 @@ class AllocationTracker(TorchDispatchMode):
     def __init__(self, phase: StepPhase | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = phase or StepPhase()
+        self.errors = KeptErrors()
         self._live: WeakSet[torch.UntypedStorage] = WeakSet()
         self.peak_bytes = 0
         self.peak_phase: str | None = None
@@ -35,6 +37,10 @@ class AllocationTracker(TorchDispatchMode):
         self._note(_reachable_tensors())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.errors.raise_first()
 
     def __torch_dispatch__(
         self,
@@ -46,7 +52,8 @@ class AllocationTracker(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its operators on local tensors come by one by one
         result = func(*args, **(kwargs or {}))
-        self._note(_tensors_in((result, args)))
+        with self.errors:
+            self._note(_tensors_in((result, args)))
         return result
 
     def _note(self, tensors: Iterable[Tensor]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from bench.config import RunConfig
+from bench.finite import worst
 from bench.passes.facts import PassFacts, RankReport, known_by_rank
 from bench.passes.telemetry import section as telemetry
 
@@ -45,7 +46,7 @@ class Memory:
     whole_life_allocated_bytes: list[int] | None = None
     whole_life_reserved_bytes: list[int] | None = None
     whole_life_phase: list[str] | None = None
-    device_used_bytes: list[int] | None = None
+    device_used_bytes: list[float] | None = None
     """The most that the whole device held while the clock ran, by NVML."""
     device_used_reason: str | None = None
     """Why that is not known."""
@@ -64,7 +65,7 @@ class MemoryFacts(PassFacts[RankMemory, Memory]):
         per_rank = {field.name: known_by_rank(parts, field.name) for field in fields(RankMemory)}
         return Memory(
             **per_rank,  # type: ignore[arg-type]
-            device_used_bytes=used and [round(max(samples)) for samples in used],
+            device_used_bytes=used and [worst(samples) for samples in used],
             device_used_reason=None if used else telemetry.reasons(telemetries),
         )
 

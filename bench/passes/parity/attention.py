@@ -43,10 +43,16 @@ def check_attention(strategy: Strategy, device: torch.device, *, causal: bool = 
     exact = plain_attention(tuple(x.double() for x in inputs), causal=causal)
     plain = plain_attention(inputs, causal=causal)
     found = _gathered(strategy, inputs, causal=causal)
-    limits = {name: max(FLOORS[cell.dtype], 2 * relative_error(plain[name], exact[name])) for name in found}
+    floor = FLOORS[cell.dtype]
+    limits = {name: limit_of(floor, relative_error(plain[name], exact[name])) for name in found}
     errors = {name: relative_error(found[name], exact[name]) for name in found}
     divergence = first_divergence(strategy, inputs, found, exact, limits, causal=causal)
     return ParityOutcome(seq_len, errors, limits, divergence)
+
+
+def limit_of(floor: float, plain_error: float) -> float:
+    """Twice what plain arithmetic errs by, at least `floor`; finite also where plain arithmetic overflows."""
+    return max(floor, 2 * min(1.0, plain_error))
 
 
 def parity_len(strategy: Strategy) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from bench.passes.parity.exact import Tensors, masked_attention, relative_error, visible
+from bench.passes.parity.exact import Tensors, masked_attention, relative_error, scale_of, visible
 from bench.strategies.strategy import Strategy
 
 Named = Mapping[str, Tensor]
@@ -25,7 +25,7 @@ def first_divergence(
     """The first tensor beyond its limit, its tokens and the cause that explains it; None when all fit."""
     for name, limit in limits.items():
         error = relative_error(found[name], exact[name])
-        if error > limit:
+        if not error <= limit:
             cause = _factor(strategy, found[name], exact[name], limit)
             if cause is None and name == "out":
                 cause = _recognised(strategy, inputs, found[name], limit, causal=causal)
@@ -36,7 +36,7 @@ def first_divergence(
 
 
 def _tokens(found: Tensor, exact: Tensor, limit: float) -> str:
-    deviation_T = (found.double() - exact).abs().amax(dim=(0, 1, 3)) / exact.abs().max()
+    deviation_T = (found.double() - exact).abs().amax(dim=(0, 1, 3)) / scale_of(exact)
     off = torch.nonzero(~(deviation_T <= limit)).flatten()
     return f"{len(off)} of {len(deviation_T)} tokens, {int(off[0])} to {int(off[-1])}"
 

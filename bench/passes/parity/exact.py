@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -50,10 +51,14 @@ def masked_scores(q: Tensor, k: Tensor, mask_TT: Tensor) -> Tensor:
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:
-    """Largest deviation relative to the exact tensor's maximum; infinite where anything is not finite."""
-    if not bool(torch.isfinite(found).all()):
-        return float("inf")
-    return float((found.double() - exact.double()).abs().max() / exact.double().abs().max())
+    """Largest deviation relative to the exact tensor's scale; infinite where anything is not finite."""
+    error = float((found.double() - exact.double()).abs().max()) / scale_of(exact)
+    return error if math.isfinite(error) else math.inf
+
+
+def scale_of(exact: Tensor) -> float:
+    """The largest number; 1, the size of parity's inputs, where all are 0: a lone token's gradients."""
+    return float(exact.double().abs().max()) or 1.0
 
 
 def whole_attention(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from bench.passes.parity.attention import FLOORS, ParityOutcome, parity_len
+from bench.passes.parity.attention import FLOORS, ParityOutcome, limit_of, parity_len
 from bench.passes.parity.cut_model import CutStep, Share, Signal, cut_step
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
 from bench.training.data import count_valid
@@ -22,7 +22,7 @@ def check_objective(trainer: Trainer, device: torch.device) -> ParityOutcome:
         exact = step.exact()
         errors = exact.errors_of(step.found)
         plain = exact.errors_of(step.plain(device, strategy.cell.dtype))
-        limits = {name: max(floor, 2 * error) for name, error in plain.items()}
+        limits = {name: limit_of(floor, error) for name, error in plain.items()}
         divergence = _divergence(strategy, step, exact, errors, limits)
     return ParityOutcome(seq_len, errors, limits, divergence)
 

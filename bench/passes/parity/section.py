@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
+from bench.finite import worst
 from bench.passes.facts import PassFacts, RankReport
 
 MAX_TOKENS = 512
@@ -55,14 +57,16 @@ class ParityFacts(PassFacts[RankParity, Parity]):
         return Parity(
             checked_in=cell.cell_id,
             tokens=parts[0].tokens,
-            errors={name: max(part.errors.get(name, 0.0) for part in parts) for name in names},
-            limits={name: max(part.limits.get(name, 0.0) for part in parts) for name in names},
+            errors={name: worst(part.errors.get(name, 0.0) for part in parts) for name in names},
+            limits={name: worst(part.limits.get(name, 0.0) for part in parts) for name in names},
             reason=reason,
         )
 
     def gate(self, cell: RunConfig, section: Parity) -> str | None:  # noqa: ARG002
         """Every error is within its limit; a rank that checks on inputs of its own stops before this."""
         for name, error in section.errors.items():
+            if not math.isfinite(error):
+                return f"attention parity: {name} of a real step at {section.tokens:,} tokens is not finite"
             if not error <= section.limits[name]:
                 return (
                     f"attention parity: {name} of a real step at {section.tokens:,} tokens is off by"

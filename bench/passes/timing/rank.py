@@ -56,6 +56,7 @@ class TimingPass(RankPass):
         device, clocks = self.measurement.subject.device, []
         yield Ask.BETWEEN
         with self.measurement.window():
+            self.measurement.meet()
             dist.barrier()
             synchronise(device)
             start = time.perf_counter()
@@ -75,6 +76,7 @@ class TimingPass(RankPass):
     def _agreed(self, rounds: int) -> int:
         """Rank 0 decides for all."""
         decision = torch.tensor(rounds, device=self.measurement.subject.device)
+        self.measurement.meet()
         dist.broadcast(decision, src=0)
         return int(decision.item())
 

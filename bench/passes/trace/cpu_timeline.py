@@ -30,6 +30,7 @@ GLOO_EVENTS: Mapping[str, str] = {
     "all_reduce": "gloo:all_reduce",
     "reduce_scatter": "gloo:all_reduce",  # gloo has none of its own
     "broadcast": "gloo:broadcast",
+    "scatter": "gloo:scatter",
     "send": "gloo:send",
     "recv": "gloo:recv",
     "barrier": "gloo:barrier",
@@ -75,6 +76,8 @@ def _gloo_flights(
     tapped: dict[str, list[Call]] = {}
     for call in calls:
         tapped.setdefault(call.kind, []).append(call)
+    if unknown := tapped.keys() - GLOO_EVENTS.keys():
+        raise JoinError(f"nobody knows what gloo calls the transfers of {', '.join(sorted(unknown))}")
     counts = {kind: len(found) for kind, found in tapped.items()}
     if counts != {kind: len(found) for kind, found in issued.items()}:
         seen = {kind: len(found) for kind, found in issued.items()}

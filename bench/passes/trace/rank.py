@@ -28,7 +28,14 @@ class TracePass(RankPass):
         ):
             subject = measurement.subject
             looking = measurement.inspected if shares else measurement.watched
-            tracer = StepTracer(measurement.watch, subject.optimizer_spans, looking, subject.device, folder)
+            tracer = StepTracer(
+                measurement.watch,
+                subject.optimizer_spans,
+                looking,
+                subject.device,
+                folder,
+                measurement.meet,
+            )
             warm_profiler(subject.device)
             for _ in range(steps):
                 yield from measurement.step(tracer.step)

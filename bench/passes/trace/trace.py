@@ -49,7 +49,8 @@ class StepTracer:
     """Traces the steps that run in `step`, one by one; every rank must enter it.
 
     `attention` tells attention's borders, `optimizing` notes when the optimizer was at work. `looking` is on
-    during the step and no longer: a tap must not see the barrier before it.
+    during the step and no longer: a tap must not see the barrier before it. `meet` is called before every
+    collective.
     """
 
     attention: AttentionWatch
@@ -57,11 +58,13 @@ class StepTracer:
     looking: Callable[[], AbstractContextManager[object]]
     device: torch.device
     folder: Path
+    meet: Callable[[], None] = lambda: None
     traced: list[TracedStep] = field(default_factory=list)
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Run one step under the profiler, its Chrome trace written to the folder."""
+        self.meet()
         dist.barrier()
         attention_before = len(self.attention.spans_ns)
         with profile(activities=_activities(self.device)) as profiler:
@@ -85,6 +88,7 @@ class StepTracer:
         """
         steps_ns = [step.regions.step_ns for step in self.traced]
         slowest_ms = torch.tensor([(end - start) / 1e6 for start, end in steps_ns], device=self.device)
+        self.meet()
         dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
         kept = int(slowest_ms.argsort()[len(self.traced) // 2])
         for number, step in enumerate(self.traced):

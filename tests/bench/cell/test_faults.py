@@ -1,5 +1,6 @@
 """A rank that fails gives a record with the right status, and the sweep goes on."""
 
+import json
 import os
 import time
 
@@ -7,6 +8,8 @@ import psutil
 import pytest
 from rich.console import Console
 
+from analysis.metrics.recorded import as_recorded
+from analysis.report import write_report
 from bench.store import read_records
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
@@ -35,6 +38,51 @@ def test_a_failing_rank_names_itself_and_its_status_and_a_crash_its_place(launch
         for log in (record.failure.log_tail, (folder / "rank_1.log").read_text()):
             assert "Segmentation fault" in log
             assert "in segfault_in_rank_1" in log
+
+
+STEPS = ("engine=ddp", "strategy=ulysses", "seq_len=1024", "measure.warmup_steps=2", "measure.steps=2")
+ALONE = ("workload=attention", "strategy=ulysses", "seq_len=1024")
+NOT_FINITE = {
+    # The short step before it has spread it over all ranks.
+    faults.lose_numbers_beyond_the_parity_check: (STEPS, "losses: the loss of step 0 on rank 0 is nan"),
+    faults.overflow_a_gradient_in_step_2: (STEPS, "losses: the gradient norm of step 2 is inf"),
+    faults.lose_the_loss_of_rank_1_in_step_3: (STEPS, "losses: the loss of step 3 on rank 1 is nan"),
+    faults.lose_one_token_between_the_sampled_ones: (
+        ALONE,
+        "attention: out of a timed call at 1,024 tokens is not finite everywhere",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", NOT_FINITE, ids=lambda fault: fault.__name__)
+def test_a_number_that_is_not_finite_is_a_wrong_result_that_says_where(launcher, tmp_path, fault):
+    words, reason = NOT_FINITE[fault]
+    record, _ = run_cell(launcher, tiny_cell(*words), tmp_path, fault)
+    assert (record.status, record.reason) == ("wrong_result", reason), record.failure
+    assert record.sections["timing"] is None
+    assert as_recorded(json.loads(json.dumps(record.to_json(), allow_nan=False))).reason == reason
+
+
+def test_a_sweep_goes_on_after_a_number_that_is_not_finite_and_reports(launcher, tmp_path):
+    strategies = {"local": "ok", "ulysses": "wrong_result", "ring": "ok"}
+    raws = [
+        make_raw(*TINY, *STEPS, f"strategy={name}", f"sweep_dir={tmp_path}", "cluster.world_size=2")
+        for name in strategies
+    ]
+    fault = faults.lose_numbers_beyond_the_parity_check
+    code = run_plan(
+        plan(raws, TWO_CORES, single=False),
+        launcher,
+        Progress(Console(quiet=True)),
+        write_report=write_report,
+        entry=lambda planned: fault if planned.cell.strategy == "ulysses" else None,
+    )
+    records = read_records(tmp_path / "records.jsonl")
+    assert {r["config"]["strategy"]: r["status"] for r in records} == strategies
+    assert code == 1
+    wrong = next(r for r in records if r["status"] == "wrong_result")
+    assert (wrong["losses"]["loss"][0], wrong["losses"]["grad_norm"][0]) == (None, None)
+    assert "losses: the loss of step 0 on rank 0 is nan" in (tmp_path / "report.html").read_text()
 
 
 def test_a_rank_past_the_deadline_is_timed_out_and_gone_and_leaves_its_stack_in_its_log(launcher, tmp_path):

@@ -37,11 +37,14 @@ MISTAKES = {
     "labels_shifted_in_shards": "labels were shifted after sharding",
 }
 
+LOOPS = ("raises", "loss_of_all_ranks")
+"""Variants of the loop that are no mistakes."""
+
 
 def observed(job, log):
     """A rank's whole life: the loop of the script, with the mistake that the folder is named for."""
     join(job)
-    mistake = job.folder.name if job.folder.name in (*MISTAKES, "raises") else None
+    mistake = job.folder.name if job.folder.name in (*MISTAKES, *LOOPS) else None
     own_loop.train(job.folder, mistake)
     return {}
 
@@ -137,6 +140,14 @@ def test_the_same_loop_again_is_a_repeat(launcher, tmp_path):
     _, records = observe_on_ranks(launcher, folder, ranks=1)
     assert [record["repeat"] for record in records] == [0, 1]
     assert len({record["cell_id"] for record in records}) == 1
+
+
+def test_a_loss_that_is_gathered_from_all_ranks_is_traced_like_any_other(launcher, tmp_path):
+    """Its backward scatters, as that of DeepSpeed's tutorial does."""
+    _, (record,) = observe_on_ranks(launcher, tmp_path / "loss_of_all_ranks")
+    assert record["status"] == "ok", record["reason"]
+    assert record["engagement"]["calls"]["other scatter"] > 0
+    assert record["trace"]["unjoined"] == [None, None]
 
 
 def test_a_loop_that_ends_too_early_leaves_no_record(launcher, tmp_path):
@@ -268,8 +279,10 @@ def fail_alone(job, log):
 def test_an_error_of_the_observation_on_one_rank_is_not_called_a_lost_peer(launcher, tmp_path):
     ends, (record,) = observe_on_ranks(launcher, tmp_path / "alone", entry=fail_alone)
     assert (record["status"], record["failure"]["rank"], record["failure"]["phase"]) == ("error", 0, "parity")
-    assert record["reason"].endswith("ArithmeticError: an error of our own")
-    assert lost_a_peer(ends[1].failure)
+    assert record["reason"].endswith(
+        "ArithmeticError: an error of our own (in the observation, not in the loop)"
+    )
+    assert [end.failure for end in ends] == [None, None]
 
 
 def test_a_lost_peer_is_told_well_before_the_other_ranks_are_stopped():

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from bench.passes import PASSES
+from bench.passes.calls import COLLECTIVES
 from bench.passes.facts import RankReport
-from bench.passes.trace.cpu_timeline import cpu_timeline
+from bench.passes.trace.cpu_timeline import GLOO_EVENTS, cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline
 from bench.passes.trace.reader import read_tracks
 from bench.passes.trace.split import flights_ms, split
@@ -251,3 +252,12 @@ def test_on_a_gpu_kernels_count_and_the_calls_that_launch_them_do_not():
     found = split(of_cuda([*events, event("aten::mm", 0, 10)], step=(0, 20)))
     assert found.communication_ms == {"send_recv": approx(10)}
     assert found.exposed_ms == approx(4)
+
+
+def test_gloos_name_is_known_of_every_kind_that_the_tap_counts():
+    assert {collective.kind for collective in COLLECTIVES.values()} <= GLOO_EVENTS.keys()
+
+
+def test_a_kind_that_nobody_knows_the_name_of_is_not_joined_and_no_error_of_its_own():
+    with pytest.raises(JoinError, match="what gloo calls the transfers of gather"):
+        of_cpu([event("c10d::alltoall_base_", 0, 1)], [call("gather", "other")], step=(0, 50))

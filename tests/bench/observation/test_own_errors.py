@@ -1,0 +1,131 @@
+"""Whatever fails in an observation, on one rank only, the training is the one that nobody observed."""
+
+import errno
+import io
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+
+import bench
+from bench.attention import watch
+from bench.cell.worker import join
+from bench.observation import attention, observation, parity
+from bench.observation.fed_tokens import FedTokens
+from bench.observation.loop import Loop
+from bench.passes import optimizer_spans
+from bench.passes.engagement.rank import EngagementPass
+from bench.passes.memory import allocations
+from bench.passes.memory.rank import MemoryPass
+from bench.passes.rank_pass import Measurement
+from bench.passes.tap import CommunicationTap
+from bench.passes.telemetry.rank import TelemetryPass
+from bench.passes.trace import rank as trace
+from bench.store import Store
+from tests.cells import make_cell
+from tests.scripts import own_loop
+
+SAID, STEPS = "an error of our own", 10
+
+
+def fail(*_, **__):
+    raise ArithmeticError(SAID)
+
+
+def find_no_room(*_, **__):
+    raise OSError(errno.ENOSPC, SAID)
+
+
+PARTS = {
+    "what is needed before the first step": (1, observation, "observed_model", fail),
+    "the context of the first step": (1, MemoryPass, "around_first_step", fail),
+    "the context of a timed window": (1, TelemetryPass, "around_window", fail),
+    "the context of an inspected step": (1, EngagementPass, "around_inspected_step", fail),
+    "what the model is fed": (1, FedTokens, "_note", fail),
+    "the dtype of attention": (1, Loop, "_note_dtype", fail),
+    "what attention is given": (1, attention, "_not_plain", fail),
+    "when attention begins and ends": (1, watch, "time", SimpleNamespace(monotonic_ns=fail)),
+    "gradients on their way back to attention": (1, watch._Report, "forward", fail),
+    "when the optimizer is at work": (1, optimizer_spans, "time", SimpleNamespace(monotonic_ns=fail)),
+    "collectives": (1, CommunicationTap, "_call", fail),
+    "live tensors": (1, allocations, "_tensors_in", fail),
+    "one head of parity": (1, parity, "_one_head", fail),
+    "parity on the rank that compares": (0, parity, "_errors", fail),
+    "reading the trace": (1, trace, "read_step", fail),
+    "what a rank reports": (1, Measurement, "parts", fail),
+    "judging": (0, observation, "observed_record", fail),
+    "writing the record": (0, Store, "append", find_no_room),
+    "the report": (0, observation, "report", find_no_room),
+}
+"""What fails: on which rank, where it is defined, and how."""
+WITHOUT_RECORD = (
+    "what is needed before the first step",
+    "the context of the first step",
+    "what the model is fed",
+    "writing the record",
+)
+AFTER_THE_RECORD = ("the report",)
+AFTER_THE_LAST_MEETING = ("judging", "writing the record", "the report")
+
+
+def train_with_errors(job, log):
+    """A rank's whole life: one loop that nobody observes, then one for each part that fails."""
+    join(job)
+    found = {}
+    for part in (None, *PARTS):
+        said = io.StringIO()
+        with redirect_stderr(said), redirect_stdout(said), fault(part):
+            losses = own_loop.train(job.folder / str(part), steps=STEPS, report=True, timed_steps=1)
+        found[str(part)] = {"losses": losses, "said": said.getvalue()}
+    return {"found": found}
+
+
+@contextmanager
+def fault(part):
+    if part is None:
+        with patch.object(bench, "observe", lambda *_, **__: nullcontext(), create=True):
+            yield
+        return
+    rank, owner, name, instead = PARTS[part]
+    with (
+        patch.object(observation, "report", lambda _: None),
+        patch.object(owner, name, instead) if dist.get_rank() == rank else nullcontext(),
+    ):
+        yield
+
+
+@pytest.fixture(scope="module")
+def ranks(launcher, tmp_path_factory):
+    """Of each rank its losses and what it said, by the part that failed; and the folder."""
+    folder = tmp_path_factory.mktemp("own errors")
+    ends = launcher.run(make_cell("strategy=ring", "cluster.world_size=2"), folder, entry=train_with_errors)
+    assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
+    return [end.report["found"] for end in ends], folder
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_error_of_the_observation_changes_no_bit_of_the_losses(ranks, part):
+    for found in ranks[0]:
+        assert len(found["None"]["losses"]) == STEPS
+        assert found[part]["losses"] == found["None"]["losses"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_it_is_told_once_where_it_happened_and_once_by_the_record(ranks, part):
+    found, folder = ranks
+    rank = PARTS[part][0]
+    own = [line for line in found[rank][part]["said"].splitlines() if SAID in line]
+    assert len(own) == 1, found[rank][part]["said"]
+    assert own[0].startswith("bench.observe: ")
+    path = folder / part / "records.jsonl"
+    records = bench.read_records(path) if path.exists() else []
+    reasons = [] if part in WITHOUT_RECORD else [None] if part in AFTER_THE_RECORD else [True]
+    assert [record["reason"] and SAID in record["reason"] for record in records] == reasons
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part not in AFTER_THE_LAST_MEETING])
+def test_its_peer_says_that_another_rank_stopped(ranks, part):
+    said = ranks[0][1 - PARTS[part][0]][part]["said"]
+    assert "the training goes on: PeerStoppedError: another rank stopped observing" in said
