@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.attention.layouts import LAYOUTS
-from bench.config import MeasureConfig, RunConfig
+from bench.config import OWN, MeasureConfig, RunConfig
 from bench.cost.area import causal_area
 from bench.passes.engagement.section import will_share_traced_step
 from bench.passes.facts import PassFacts, RankReport, by_name, by_rank
@@ -20,6 +20,8 @@ TRACED_STEPS = 5
 """At the most: a single step of a few milliseconds says little on a machine with neighbours."""
 TRACED_PART = 0.5
 """Of `measure.budget_s`, which the timed steps fill: at the most so much again goes into traced ones."""
+
+ONLY_WHILE_INSPECTED = "what was inspected and checked is not what runs when nobody looks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,19 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
             steps=[*map(_traced_step, steps)],
             median_step=ranks[0].median,
         )
+
+    def gate(self, cell: RunConfig, section: Trace) -> str | None:
+        """Nobody looked on from inside, and the ranks called what they called when somebody did.
+
+        Somebody's own loop may do other things every few steps, so of one this is only noted.
+        """
+        if cell.trainer == OWN:
+            return None
+        for number, step in enumerate(section.steps):
+            for rank, difference in enumerate(step.other_calls):
+                if difference is not None:
+                    return f"rank {rank}, traced step {number}: {difference}; {ONLY_WHILE_INSPECTED}"
+        return None
 
 
 def traced_steps(measure: MeasureConfig, step_s: float) -> int:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.config import OWN
 from bench.passes import PASSES
 from bench.passes.facts import RankReport
 from bench.passes.trace.cpu_timeline import cpu_timeline
@@ -228,6 +229,20 @@ INSPECTED = [call("all_reduce", "gradients"), call("all_to_all", "attention"), c
 )
 def test_the_first_kind_of_call_that_a_traced_step_made_more_or_less_often_is_named(events, calls, said):
     assert other_calls(read_tracks([mark(0), *events]), regions(step=(0, 100)), calls) == said
+
+
+def with_other_calls(cell):
+    first, second = ranks(10, 40)
+    steps = [ranks(10, 40), [first, replace(second, other_calls="it made 0 calls of send")]]
+    return PASSES["trace"].gate(cell, merge_steps(steps, cell))
+
+
+def test_ranks_that_call_otherwise_when_nobody_inspects_them_are_a_wrong_result():
+    assert with_other_calls(CELL).startswith("rank 1, traced step 1: it made 0 calls of send; ")
+
+
+def test_somebodys_own_loop_may_do_other_things_every_few_steps():
+    assert with_other_calls(replace(CELL, trainer=OWN)) is None
 
 
 @pytest.mark.parametrize(
