@@ -52,7 +52,16 @@ def a_record():
             "other": [19.0, 18.0, 17.0],
         },
         idle_ms=[6.0, 7.0, 5.0],
+        median_step=1,
     )
+    trace["steps"] = [
+        a_step([100.0, 104.0, 101.0], attention=([9.0, 8.0, 7.5], [4.0, 1.0, 2.0])),
+        {**trace, "other_calls": [None] * 3},
+        a_step([118.0, 117.0, 116.0], attention=([8.0, 6.0, 9.0], [1.0, 2.5, 5.0])),
+        a_step([119.0, 118.0, 117.0], attention=([8.5, 7.0, 9.0], [1.5, 2.0, 3.0])),
+        a_step([150.0, 140.0, 130.0], attention=([70.0, 60.0, 50.0], [2.0, 2.0, 2.0])),
+        a_step([60.0, 61.0, 62.0], attention=([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])),
+    ]
     memory = {
         "peak_allocated_bytes": [20, 40, 30],
         "whole_life_allocated_bytes": [50, 70, 60],
@@ -73,6 +82,17 @@ def a_record():
     )
     return of_attention(record, forward_ms=[[1.0, 2.0, 1.0], [2.5, 1.0, 1.5], [1.0, 1.0, 3.5]],
                         backward_ms=[[3.0, 3.5, 3.0], [4.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # fmt: skip
+
+
+def a_step(step_ms, attention):
+    """One of several traced steps; parameters are exposed on rank 0 alone, and waited for half of it."""
+    exposed, waiting = attention
+    return {
+        "step_ms": step_ms,
+        "purpose_exposed_ms": {"attention": exposed, "parameters": [2.0, 0.0, 0.0]},
+        "purpose_exposed_waiting_ms": {"attention": waiting, "parameters": [1.0, 0.0, 0.0]},
+        "other_calls": [None] * 3,
+    }
 
 
 def summary_of_one():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from analysis.answers import change
-from analysis.metrics import measured, notes
+from analysis.metrics import notes, traced_shares
 from analysis.metrics.definitions import QUANTITIES
 from bench.cell.trajectory import LIMITS
 from bench.config import DTYPE_BYTES
@@ -24,7 +24,7 @@ from bench.passes.parity import cut_model
 from bench.passes.parity import section as parity_section
 from bench.passes.telemetry import telemetry
 from bench.passes.timing import section as timing_section
-from bench.passes.trace.section import TRACED_STEPS
+from bench.passes.trace.section import TRACED_PART, TRACED_STEPS
 from bench.statistics import interval_rank
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, backwards_per_step, forwards_per_step
@@ -33,6 +33,7 @@ from tests.quantity_pages import LOOKED_UP, PEAK_FLOPS_PER_S, a_record, formula_
 
 OWN_WORK = [name for name, section in PASSES.items() if section.is_own_work]
 WORDS_OF_NUMBERS = {3: "three", 5: "five", 10: "ten"}
+WORDS_OF_PARTS = {0.5: "half"}
 
 
 @pytest.fixture(scope="module")
@@ -128,12 +129,15 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("stability", f"low - {notes.SEVERE_FENCE:.0f} (high - low)"),
         ("stability", f"> {notes.BUSY:.0f} * cores"),
         ("step_parts", f"{WORDS_OF_NUMBERS[TRACED_STEPS]} traced ones"),
+        ("traced_to_timed", f"{WORDS_OF_NUMBERS[TRACED_STEPS].capitalize()} steps are traced"),
         ("sweep_ratio", f"over {change.RESAMPLES:,} resamples"),
         ("telemetry", f"every {telemetry.PERIOD_S * 1e3:.0f} ms"),
         ("telemetry", f"{telemetry.MAX_SAMPLES:,} samples"),
         ("telemetry", f"< {telemetry.SLOW_CLOCK} * reference_clock_mhz"),
         ("telemetry", "{}, {}, {} or {}".format(*telemetry.FAULTS)),
-        ("traced_to_timed", f"Above {measured.MAX_TRACED_TO_TIMED} "),
+        ("traced_to_timed", f"longer than {traced_shares.MAX_TRACED_TO_TIMED} timed"),
+        ("traced_to_timed", f"less than {traced_shares.MIN_TRACED_TO_TIMED} did not"),
+        ("traced_to_timed", f"more than {WORDS_OF_PARTS[TRACED_PART]} of `measure.budget_s`"),
         ("harness_overhead", f"narrower than +-{overhead.GOAL_HALF_WIDTH}"),
         ("harness_overhead", f"under {overhead.GOAL_S:.0f} s"),
         ("harness_overhead", f"on {overhead.RANKS} CPU ranks"),

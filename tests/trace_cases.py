@@ -11,9 +11,11 @@ import torch.distributed as dist
 from bench.attention.watch import AttentionWatch
 from bench.passes.optimizer_spans import method_spans
 from bench.passes.tap import CommunicationTap
+from bench.passes.trace.section import RankSteps
 from bench.passes.trace.trace import StepTracer, read_step, warm_profiler
 
 SLEEP_S = 0.4
+TRACED = 2
 PAYLOAD = 1 << 12
 BIG_PAYLOAD = 1 << 18
 MATRIX_SIZE = 1800
@@ -83,10 +85,12 @@ def trace_case(job, log):
     with log.during("trace"):
         optimizing = partial(method_spans, case.optimizer, "update")
         tracer = StepTracer(case.watch, optimizing, lambda: again, device, job.folder)
-        with tracer.step():
-            run_step()
-    (traced,) = tracer.traced
-    assert [call.members for call in again.calls] == [call.members for call in tap.calls]
+        for _ in range(TRACED):
+            with tracer.step():
+                run_step()
+    made = [call.members for call in again.calls]
+    assert made == TRACED * [call.members for call in tap.calls]
     calls = [asdict(call) for call in again.calls]
     (job.folder / f"calls-{job.rank}.json").write_text(json.dumps(calls))
-    return {"trace": asdict(read_step(traced, tap.calls, "cpu")), "phases_s": log.phases_s}
+    read = RankSteps(steps=[read_step(each, tap.calls, "cpu") for each in tracer.traced], median=0)
+    return {"trace": asdict(read), "phases_s": log.phases_s}

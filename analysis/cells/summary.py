@@ -12,6 +12,7 @@ CELL = ["cell_id", "provenance", "hardware", "device_name"]
 """What makes two records repeats of one another: the same request on the same machine."""
 
 MEDIANS, RATES, FIRSTS = map(columns_reduced, (Reduction.MEDIAN, Reduction.RATE, Reduction.FIRST))
+LOWEST, HIGHEST, TOTALS = map(columns_reduced, (Reduction.LOWEST, Reduction.HIGHEST, Reduction.TOTAL))
 INTERVALS = ["step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high"]
 OF_ONE_REPEAT = frozenset({"repeat", "order"})
 ORDER = ["seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype"]
@@ -29,9 +30,15 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     shown = _shown_rows(frame, cell, failed)
     summary = frame.loc[shown, [key for key in frame.columns if key not in OF_ONE_REPEAT]]
     summary = summary.set_index(cell[shown])
-    good, good_cell = frame.loc[~failed, [*MEDIANS, *RATES, *FIRSTS]], cell[~failed]
+    good, good_cell = (
+        frame.loc[~failed, [*MEDIANS, *RATES, *LOWEST, *HIGHEST, *TOTALS, *FIRSTS]],
+        cell[~failed],
+    )
     summary[MEDIANS] = good[MEDIANS].astype("float64").groupby(good_cell).median()
     summary[RATES] = 1 / (1 / good[RATES].astype("float64")).groupby(good_cell).median()
+    summary[LOWEST] = good[LOWEST].groupby(good_cell).min()
+    summary[HIGHEST] = good[HIGHEST].groupby(good_cell).max()
+    summary[TOTALS] = good[TOTALS].groupby(good_cell).sum(min_count=1)
     for name in FIRSTS:
         summary[name] = good.groupby(good_cell)[name].first()
     for name in columns_reduced(Reduction.FIRST_OF_ALL):

@@ -23,16 +23,19 @@ from analysis.figures.capacity_lines import (
 )
 from analysis.figures.failures import Mark, failure_marks
 from analysis.figures.scaling import plot_scaling, scaling_marks
-from analysis.figures.steps import plot_step_parts, plot_waterfall, waterfall_inches
+from analysis.figures.steps import VOID_REASON, plot_step_parts, plot_waterfall, waterfall_inches
 from analysis.figures.style import dodge, line_of
 from analysis.labels import bytes_label, count_label
-from analysis.metrics.measured import MAX_TRACED_TO_TIMED
 
 AXES_INCHES = 4.0
 AGAINST_LENGTH = "sequence length"
 MAX_LEGEND_ENTRIES = 24
 MAX_SIZE_TICKS = 7
 BACKGROUND_MARKER = "_"
+SHARE_NOUNS: Mapping[str, str] = {
+    "attention": "share of attention exchange",
+    "communication": "share of communication",
+}
 Handle = Line2D | ErrorbarContainer | BarContainer
 """What a legend can show."""
 
@@ -92,13 +95,13 @@ def plot_peak_memory(cells: Cells, axes: Axes) -> None:
 
 
 def plot_communication_share(cells: Cells, axes: Axes) -> None:
-    """Exposed (solid) and total (dotted, dashes) share of all communication in the traced step."""
-    _plot_share(cells, axes, "communication_share")
+    """Transfer (solid, bars over the traced steps) and waiting (dotted) of all communication."""
+    _plot_share(cells, axes, "communication")
 
 
 def plot_exchange_share(cells: Cells, axes: Axes) -> None:
     """The same of the attention exchange alone: what a strategy itself costs."""
-    _plot_share(cells, axes, "attention_exchange_share")
+    _plot_share(cells, axes, "attention")
 
 
 def plot_attention_of_single(cells: Cells, axes: Axes) -> None:
@@ -120,17 +123,19 @@ def plot_error_growth(cells: Cells, axes: Axes) -> None:
     finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
 
 
-def _plot_share(cells: Cells, axes: Axes, total: str) -> None:
-    noun = total.replace("_", " ")
-    exposed = Quantity(f"exposed_{total}", noun)
-    _draw_series(axes, cells.series, Quantity(total, noun), is_background=True)
-    _draw_series(axes, cells.series, exposed)
-    top = cells.frame[total].max()
+def _plot_share(cells: Cells, axes: Axes, purpose: str) -> None:
+    noun = SHARE_NOUNS[purpose]
+    low, high = (f"{purpose}_transfer_{end}_share" for end in ("low", "high"))
+    transfer = Quantity(f"{purpose}_transfer_share", noun, low, high)
+    waiting = Quantity(f"{purpose}_waiting_share", noun)
+    _draw_series(axes, cells.series, waiting, is_background=True)
+    _draw_series(axes, cells.series, transfer)
+    top = pd.concat([cells.frame[waiting.column], cells.frame[high]]).max()
     top = top * 1.1 if top > 0 else 1.0
     axes.set_ylim(-0.02 * top, top)  # a share of 0 must not be cut in half by the axis
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     write_remarks(axes, _remarks(cells))
-    finish_length_axes(axes, cells, column=exposed.column, noun=exposed.noun)
+    finish_length_axes(axes, cells, column=transfer.column, noun=transfer.noun)
 
 
 FIGURES: Mapping[str, FigureKind] = {
@@ -145,12 +150,13 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "attention_exchange": FigureKind(
         "Attention exchange", "share of the traced step", plot_exchange_share,
-        "Worst rank's merged time of the attention exchange over its traced step; dotted:"
-        " total",
+        "Exposed attention exchange with all ranks there, of the time of all ranks: median of the traced"
+        " steps, bars from lowest to highest; dotted: waiting for the last rank",
     ),
     "communication_share": FigureKind(
         "Communication share", "share of the traced step", plot_communication_share,
-        "Worst rank's merged communication time over its traced step; dotted: total",
+        "Exposed communication with all ranks there, of the time of all ranks: median of the traced steps,"
+        " bars from lowest to highest; dotted: waiting for the last rank",
     ),
     "step_parts": FigureKind(
         "Where the step went", "share of the traced step", plot_step_parts,
@@ -193,9 +199,8 @@ def figures_for(cells: Cells) -> list[str]:
 
 def _remarks(cells: Cells) -> list[str]:
     """What a reader of the communication shares must know of these cells."""
-    void = int((cells.frame["traced_to_timed"] > MAX_TRACED_TO_TIMED).sum())
-    slow = f"not shown: the traced step took over {MAX_TRACED_TO_TIMED} times the timed step"
-    remarks = [f"{count_label(void, 'cell')} {slow}"] if void else []
+    void = int(cells.frame["void_traced_steps"].sum())
+    remarks = [f"{count_label(void, 'traced step')} left out: {VOID_REASON}"] if void else []
     return [*remarks, "on a CPU, exposed time includes contention for cores"] if cells.is_cpu else remarks
 
 

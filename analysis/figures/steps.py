@@ -18,8 +18,8 @@ from analysis.figures.axes import finish_length_axes, say_empty, write_remarks
 from analysis.figures.style import MUTED_COLOR
 from analysis.figures.waterfall import WHOLE_STEP, PartStyle, part_ms, step_ms, waterfall_of
 from analysis.labels import count_label, more_label, number_label, percent_label, status_label
-from analysis.metrics.measured import MAX_TRACED_TO_TIMED
 from analysis.metrics.step_parts import EFFICIENCY
+from analysis.metrics.traced_shares import MAX_TRACED_TO_TIMED, MIN_TRACED_TO_TIMED, is_void
 from bench.labels import length_label
 
 FEW_CELLS = 4
@@ -33,7 +33,9 @@ BAR_ROOM = 0.6
 MARKER_Y = -0.045
 TEXT_ROOM = 1.25
 """How far a waterfall's axis reaches, so that the last bar's text has room."""
-VOID_REASON = f"the traced step took over {MAX_TRACED_TO_TIMED} times the timed step"
+VOID_REASON = (
+    f"the traced step took over {MAX_TRACED_TO_TIMED} or under {MIN_TRACED_TO_TIMED} times the timed step"
+)
 VOID = f"void: no trace, or {VOID_REASON}"
 WATERFALL_NOUN = "split of its step"
 
@@ -56,7 +58,7 @@ def plot_step_parts(cells: Cells, axes: Axes) -> None:
 
 
 def _void_remarks(cells: Cells) -> list[str]:
-    void = int((cells.frame["traced_to_timed"] > MAX_TRACED_TO_TIMED).sum())
+    void = sum(map(is_void, cells.frame["traced_to_timed"].dropna()))
     return [f"{count_label(void, 'cell')} not shown: {VOID_REASON}"] if void else []
 
 

@@ -28,7 +28,7 @@ WHOLE_ATTENTION = PartStyle("attention compute", "#2171B5", ("part_attention_ms"
 LATER_PARTS = (
     PartStyle("load imbalance", "#BDD7E7", ("part_imbalance_ms",)),
     PartStyle("packing", "#7A5195", ("part_packing_ms",)),
-    PartStyle("attention exchange, exposed", "#CB181D", ("part_transfer_ms",)),
+    PartStyle("attention exchange, transfer", "#CB181D", ("part_transfer_ms",)),
     PartStyle("attention exchange, waiting", "#FCAE91", ("part_waiting_ms",)),
     PartStyle("parameters and gradients, exposed", "#FE9929", ("part_model_state_ms",)),
     PartStyle("other communication, exposed", "#FEE391", ("part_other_exchange_ms",)),

@@ -28,13 +28,16 @@ class Reduction(Enum):
     MEDIAN = "median"
     RATE = "rate"
     """The median of its reciprocal, the time: rates are never averaged."""
+    LOWEST = "lowest"
+    HIGHEST = "highest"
+    TOTAL = "total"
     FIRST = "first"
     """Parts of one step add up; medians of parts over several do not."""
     FIRST_OF_ALL = "first of all"
     """Also of repeats that failed."""
 
 
-MEDIAN, RATE, FIRST, FIRST_OF_ALL = Reduction
+MEDIAN, RATE, LOWEST, HIGHEST, TOTAL, FIRST, FIRST_OF_ALL = Reduction
 LABELS: Mapping[str, Callable[[Any], str]] = {"bytes": bytes_label, "share": percent_label}
 """By what a column's name ends with; the others are plain numbers."""
 
@@ -68,6 +71,15 @@ class Definition:
         return *([attrgetter(path)] if path else []), *([self.of] if self.of else [])
 
 
+def _of_traced_steps(share: str, quantity: Quantity, source: str) -> tuple[Definition, ...]:
+    """A share's median over the traced steps, its lowest and its highest, also over those of repeats."""
+    return (
+        Definition(f"{share}_share", quantity, f"{source}.median"),
+        Definition(f"{share}_low_share", quantity, f"{source}.low", over_repeats=LOWEST),
+        Definition(f"{share}_high_share", quantity, f"{source}.high", over_repeats=HIGHEST),
+    )
+
+
 DEFINITIONS = (
     # Of one record.
     Definition("attention_forward_ms", q.ATTENTION_ALONE, "calls.forward_ms"),
@@ -95,6 +107,12 @@ DEFINITIONS = (
     Definition("resident_above_base_bytes", q.OTHER_MEMORY, "memory", resident_above_base),
     Definition("whole_life_allocated_bytes", q.ALLOCATED, "memory.whole_life_allocated_bytes", worst_rank),
     Definition("device_used_bytes", q.OTHER_MEMORY, "memory.device_used_bytes", worst_rank),
+    *_of_traced_steps("attention_transfer", q.ATTENTION_EXCHANGE_SHARE, "exchange_shares.transfer"),
+    *_of_traced_steps("attention_waiting", q.WAITING, "exchange_shares.waiting"),
+    *_of_traced_steps("communication_transfer", q.COMMUNICATION_SHARE, "communication_shares.transfer"),
+    *_of_traced_steps("communication_waiting", q.WAITING, "communication_shares.waiting"),
+    Definition("traced_steps", q.TRACED_TO_TIMED, "shares.steps", over_repeats=TOTAL),
+    Definition("void_traced_steps", q.TRACED_TO_TIMED, "shares.void_steps", over_repeats=TOTAL),
     Definition("communication_share", q.COMMUNICATION_SHARE, "communication.total"),
     Definition("exposed_communication_share", q.COMMUNICATION_SHARE, "communication.exposed"),
     Definition("attention_exchange_share", q.ATTENTION_EXCHANGE_SHARE, "exchange.total"),

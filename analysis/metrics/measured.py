@@ -12,10 +12,8 @@ from msgspec import Struct
 from analysis.metrics.notes import note_of
 from analysis.metrics.recorded import AttentionCalls, Losses, Memory, Recorded, Timing, Trace, Ulps
 from analysis.metrics.step_parts import StepParts, step_parts
+from analysis.metrics.traced_shares import PurposeShares, TracedShares, is_void, traced_shares
 from bench.statistics import median_interval
-
-MAX_TRACED_TO_TIMED = 1.2
-"""Above this the profiler slowed the step too much for its shares to describe the timed one."""
 
 PEAK_DTYPES = frozenset({"bf16", "fp16"})
 """`peak_flops_per_s` in conf/hardware is the dense 16-bit figure, so MFU exists for these only."""
@@ -79,10 +77,14 @@ class Measured(Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     traced_to_timed: float | None = None
     trace: Trace | None = None
-    """None also where the trace is void, as are the next three."""
+    """None also where its median step is void, as are the next three."""
     communication: Share | None = None
     exchange: Share | None = None
     parts: StepParts | None = None
+    shares: TracedShares | None = None
+    exchange_shares: PurposeShares | None = None
+    """Of the traced steps that are not void, as is the next one; None where there is none."""
+    communication_shares: PurposeShares | None = None
     losses: Losses | None = None
     calls: Calls | None = None
     control_error_ulps: Ulps | None = None
@@ -100,8 +102,8 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         return Measured(note=record.reason)
     steps, trace = _steps(record.timing) if record.timing else None, record.trace
     ratio = max(trace.step_ms) / steps.median_ms if trace and steps else None
-    void = ratio is not None and ratio > MAX_TRACED_TO_TIMED
-    if void:
+    shares = traced_shares(trace, steps.median_ms if steps else None) if trace else None
+    if ratio is not None and is_void(ratio):
         trace = None
     return Measured(
         steps=steps,
@@ -112,12 +114,15 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         communication=communication_share(trace) if trace else None,
         exchange=attention_exchange_share(trace) if trace else None,
         parts=step_parts(trace) if trace else None,
+        shares=shares,
+        exchange_shares=shares.exchange if shares else None,
+        communication_shares=shares.communication if shares else None,
         losses=record.losses if record.losses and record.losses.loss else None,
         calls=_calls(record) if record.attention else None,
         control_error_ulps=record.attention.control_error_ulps
         if record.attention and record.analytic
         else None,
-        note=note_of(record, steps.sorted_ms if steps else (), void_ratio=ratio if void else None),
+        note=note_of(record, steps.sorted_ms if steps else (), shares),
     )
 
 

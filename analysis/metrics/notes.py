@@ -7,7 +7,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from analysis.labels import percent_label
-from analysis.metrics.recorded import Parity, Recorded, Telemetry
+from analysis.metrics.recorded import Parity, Recorded, Telemetry, Trace
+from analysis.metrics.traced_shares import TracedShares
 
 MIN_STEPS = 6
 """As for an interval: quartiles of fewer steps say nothing."""
@@ -18,13 +19,15 @@ SEVERE_FENCE = 3.0
 BUSY = 2.0
 """A load average of so many times the cores is more than a sweep makes by itself."""
 UNJOINED = "communication by purpose unknown: the traced step made other calls than the inspected one"
+OTHER_CALLS = "a traced step made other calls than the inspected one"
 
 
-def note_of(record: Recorded, steps_ms: Sequence[float], *, void_ratio: float | None) -> str | None:
-    """All notes on a record that worked. `steps_ms` are sorted; `void_ratio` is that of a void trace."""
+def note_of(record: Recorded, steps_ms: Sequence[float], shares: TracedShares | None) -> str | None:
+    """All notes on a record that worked. `steps_ms` are sorted; `shares` are those of its traced steps."""
     notes = [
         "warmed up with shorter steps only" if record.timing and record.timing.warmup == "short" else None,
-        _trace_note(record, void_ratio),
+        void_note(shares) if shares else None,
+        _other_calls(record.trace) if record.trace else None,
         _throttling(record.telemetry) if record.telemetry else None,
         load_note(record),
         _uncompared(record.parity) if record.parity else None,
@@ -61,10 +64,28 @@ def load_note(record: Recorded) -> str | None:
     return f"the machine was busy: load average {load:.1f} on {cores} cores"
 
 
-def _trace_note(record: Recorded, void_ratio: float | None) -> str | None:
-    if void_ratio is not None:
-        return f"communication share void: the traced step took {void_ratio:.2f} times the timed step"
-    return UNJOINED if record.trace and any(record.trace.unjoined) else None
+def void_note(shares: TracedShares) -> str | None:
+    """How many traced steps are left out, and by how much they missed the timed step; None where none is."""
+    if not shares.void_ratios:
+        return None
+    took = f"took {_times(shares.void_ratios)} times the timed step"
+    if shares.steps:
+        return f"{shares.void_steps} of {len(shares.ratios)} traced steps are left out: they {took}"
+    which = "the traced step" if shares.void_steps == 1 else f"all {shares.void_steps} traced steps"
+    return f"communication share void: {which} {took}"
+
+
+def _times(ratios: Sequence[float]) -> str:
+    """`1.31`, or `0.62 to 1.40` of several."""
+    ends = dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
+    return " to ".join(ends)
+
+
+def _other_calls(trace: Trace) -> str | None:
+    """Said whether or not the shares are void: it is about what ran, not about how long it took."""
+    if any(trace.unjoined):
+        return UNJOINED
+    return OTHER_CALLS if any(any(step.other_calls) for step in trace.steps) else None
 
 
 def _throttling(telemetry: Telemetry) -> str | None:

@@ -62,16 +62,16 @@ OUT_OF_MEMORY = Quantity(
 )  # fmt: skip
 COMMUNICATION_SHARE = Quantity(
     "communication_share", "Communication share", "fraction 0..1",
-    "The part of the traced step with communication in flight; exposed: with no compute on that rank.",
+    "The part of the traced steps in which data moved for any purpose and no compute hid it.",
     ("trace.step_ms", "trace.total_ms", "trace.exposed_ms", "trace.communication_ms", "trace.calls"),
 )  # fmt: skip
 ATTENTION_EXCHANGE_SHARE = Quantity(
     "attention_exchange_share", "Attention exchange share", "fraction 0..1",
-    "The part of the traced step with the attention exchange in flight; exposed: with no compute then.",
-    ("trace.purpose_total_ms", "trace.purpose_exposed_ms", "trace.unjoined"),
+    "The part of the traced steps in which data moved for attention and no compute hid it.",
+    ("trace.purpose_total_ms", "trace.purpose_exposed_ms", "trace.unjoined", "trace.steps"),
 )  # fmt: skip
 WAITING = Quantity(
-    "waiting", "Waiting and load imbalance", "ms",
+    "waiting", "Waiting and load imbalance", "ms, fraction 0..1",
     "Time in which a rank was there and the last of those that had to meet it was not.",
     ("trace.purpose_waiting_ms", "trace.purpose_exposed_waiting_ms"),
 )  # fmt: skip
@@ -104,7 +104,8 @@ CAUSAL_AREA = Quantity(
 )  # fmt: skip
 TRACED_TO_TIMED = Quantity(
     "traced_to_timed", "Traced step over timed step", "ratio",
-    "The slowest rank's traced step over the median timed step; above 1.2 the trace's shares are void.",
+    "The slowest rank's traced step over the median timed step; a step off by a fifth is left out.",
+    ("trace.median_step",),
 )  # fmt: skip
 PAYLOAD = Quantity(
     "payload", "Payload bytes", "bytes per step and rank",

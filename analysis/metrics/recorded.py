@@ -78,8 +78,24 @@ class Compute(Struct):
     other: PerRank
 
 
+class TracedStep(Struct):
+    """One of several traced steps, by rank."""
+
+    step_ms: Times
+    purpose_exposed_ms: dict[str, PerRank]
+    purpose_exposed_waiting_ms: ByPurpose
+    other_calls: list[str | None] = []
+
+    def __post_init__(self) -> None:
+        waiting_ms = self.purpose_exposed_waiting_ms or {}
+        _of_equally_many_ranks(self.step_ms, *self.purpose_exposed_ms.values(), *waiting_ms.values())
+
+
 class Trace(Struct):
-    """A record of schema version 2 may lack all from `purpose_total_ms` on."""
+    """Of the traced step of median length, but for `steps`, which records of one traced step lack.
+
+    A record of schema version 2 may lack all from `purpose_total_ms` on.
+    """
 
     step_ms: Times
     total_ms: Amounts
@@ -90,6 +106,7 @@ class Trace(Struct):
     compute_ms: Compute | None = None
     idle_ms: PerRank | None = None
     unjoined: list[str | None] = []
+    steps: list[TracedStep] = []
 
     def __post_init__(self) -> None:
         known = [self.step_ms, self.total_ms, self.exposed_ms, self.idle_ms, self.unjoined]
@@ -97,8 +114,7 @@ class Trace(Struct):
             known.extend((by_purpose or {}).values())
         if self.compute_ms is not None:
             known.extend(astuple(self.compute_ms))
-        if len({len(per_rank) for per_rank in known if per_rank}) > 1:
-            raise ValueError("Expected values of equally many ranks")
+        _of_equally_many_ranks(*(per_rank for per_rank in known if per_rank))
 
 
 class Memory(Struct):
@@ -199,6 +215,11 @@ def _check(section: Mapping[str, Any], kind: type[Struct], name: str) -> None:
         convert(section, kind)
     except ValidationError as error:
         raise ValueError(str(error).replace("`$", f"`$.{name}")) from None
+
+
+def _of_equally_many_ranks(*per_rank: Sequence[Any]) -> None:
+    if len({*map(len, per_rank)}) > 1:
+        raise ValueError("Expected values of equally many ranks")
 
 
 def _equally_many(per_rank: Sequence[Sequence[float]], name: str) -> None:

@@ -17,6 +17,9 @@ from analysis.labels import SHARED_CORES, bytes_label, count_label, number_label
 from analysis.metrics.definitions import text_of
 
 MODEL_UTILISATION, HARDWARE_UTILISATION = ("mfu_causal", "mfu_full"), ("hfu_causal", "hfu_full")
+EXCHANGE = ("exposed_attention_exchange_share", "attention_exchange_share")
+COMMUNICATION = ("exposed_communication_share", "communication_share")
+"""Of the traced step of median length."""
 THROTTLED: Mapping[str, str] = {"True": "yes", "False": "no"}
 
 
@@ -44,6 +47,10 @@ def cell_facts(cell: Mapping[Any, Any]) -> list[tuple[str, str]]:
         "memory one rank may use": capacity_label(cell),
         "peak reserved": text_of(cell, "peak_reserved_bytes"),
         "from ideal attention to the traced step": _waterfall(cell),
+        "attention exchange exposed / in flight, worst rank": _percents(cell, EXCHANGE),
+        "communication exposed / in flight, worst rank": _percents(cell, COMMUNICATION),
+        "communication: range of transfer": _range(cell, "communication_transfer"),
+        "communication: range of waiting": _range(cell, "communication_waiting"),
         "straggler gap": _with_unit(text_of(cell, "straggler_gap_ms"), "ms"),
     }
     return [(name, text) for name, text in facts.items() if text]
@@ -61,6 +68,13 @@ def _percents(cell: Mapping[Any, Any], columns: tuple[str, ...]) -> str:
     """`38.1 % / 61.0 %`, a dash for one that is not known."""
     texts = [text_of(cell, column) for column in columns]
     return " / ".join(text or "-" for text in texts) if any(texts) else ""
+
+
+def _range(cell: Mapping[Any, Any], share: str) -> str:
+    """`0.1 % to 0.4 %`, of several traced steps."""
+    if not cell["traced_steps"] > 1:
+        return ""
+    return " to ".join(text_of(cell, f"{share}_{end}_share") for end in ("low", "high"))
 
 
 def _speed_up(cell: Mapping[Any, Any]) -> str:
@@ -144,11 +158,26 @@ def _traced(trace: Mapping[str, Any]) -> dict[str, str | None]:
     """What a traced step spent on others, in ms by purpose and rank, and how evenly work was spread."""
     return {
         "exposed communication, ms by purpose and rank": _times(trace.get("purpose_exposed_ms")),
+        "attention's transfer, ms by rank, traced step by traced step": _transfers(trace.get("steps") or ()),
         "waiting for other ranks, ms by purpose and rank": _times(trace.get("purpose_waiting_ms")),
         "compute, ms by part and rank": _times(trace.get("compute_ms")),
         "causal (query, key, head) triples by rank": as_text(trace.get("causal_area") or ""),
         "purposes unknown": "; ".join(filter(None, trace.get("unjoined", ()))),
     }
+
+
+def _transfers(steps: Sequence[Mapping[str, Any]]) -> str:
+    """`14.4, 12.7; 15.1, 12.9` of two steps on two ranks; a dash for a step without known waiting."""
+    return "; ".join(map(_transfer, steps))
+
+
+def _transfer(step: Mapping[str, Any]) -> str:
+    exposed_ms, waiting_ms = step["purpose_exposed_ms"], step["purpose_exposed_waiting_ms"]
+    if waiting_ms is None:
+        return "-"
+    nothing = [0.0] * len(step["step_ms"])
+    pairs = zip(exposed_ms.get("attention", nothing), waiting_ms.get("attention", nothing), strict=True)
+    return ", ".join(number_label(exposed - waiting) for exposed, waiting in pairs)
 
 
 def _times(times_ms: Mapping[str, Sequence[float]] | None) -> str | None:

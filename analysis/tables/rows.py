@@ -29,22 +29,22 @@ from bench.labels import length_label
 OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
 HEADINGS = (
     "strategy", "length", "ranks/sp", "status", "tokens/s", "n and 95 % interval", "step time (ms)",
-    "peak allocated (of capacity)", "attention exchange exposed / total",
-    "communication exposed / total", "traced / timed", "speed-up", "note",
+    "peak allocated (of capacity)", "attention exchange: transfer", "attention exchange: waiting",
+    "communication: transfer / waiting", "traced steps", "traced / timed", "speed-up", "note",
 )  # fmt: skip
 SORTED_BY = (
     "strategy", "seq_len", "cluster.world_size", "status", "tokens_per_s", "n", "step_time_ms",
-    "peak_allocated_bytes", "exposed_attention_exchange_share", "exposed_communication_share",
-    "traced_to_timed", "speed_up", "note",
+    "peak_allocated_bytes", "attention_transfer_share", "attention_waiting_share",
+    "communication_transfer_share", "traced_steps", "traced_to_timed", "speed_up", "note",
 )  # fmt: skip
 """The summary's column behind each of HEADINGS."""
 TERMINAL_HEADINGS = (
     "strategy", "length", "ranks/sp", "status",
-    "tokens/s", "n", "95 % interval", "step ms", "peak", "exch.",
+    "tokens/s", "n", "95 % interval", "step ms", "peak", "transfer", "waiting",
 )  # fmt: skip
 LEFT_HEADINGS = 4
 """The first ones are words, the others numbers."""
-DISPENSABLE = ("95 % interval", "ranks/sp", "exch.", "step ms")
+DISPENSABLE = ("95 % interval", "waiting", "ranks/sp", "transfer", "step ms")
 """What a narrow terminal does without, in this order."""
 TERMINAL_ROWS = 60
 MAX_REASONS = 40
@@ -63,8 +63,10 @@ class Row:
     spread: str
     step_time: str
     peak_allocated: str
-    exchange: str
+    exchange_transfer: str
+    exchange_waiting: str
     communication: str
+    traced_steps: str
     traced_to_timed: str
     speed_up: str
     note: str
@@ -120,7 +122,6 @@ def _terminal_rows(cells: Cells) -> list[dict[str, str]]:
     """Per cell the texts under TERMINAL_HEADINGS."""
     rows = []
     for row, cell in zip(rows_of(cells), cells.rows, strict=True):
-        share = cell["exposed_attention_exchange_share"]
         texts = [
             *row.texts()[:5],
             n_label(cell).replace("repeats", "rep."),
@@ -129,7 +130,8 @@ def _terminal_rows(cells: Cells) -> list[dict[str, str]]:
         texts += [
             row.step_time,
             text_of(cell, "peak_allocated_bytes"),
-            "" if pd.isna(share) else f"{share:.0%}",
+            text_of(cell, "attention_transfer_share"),
+            text_of(cell, "attention_waiting_share"),
         ]
         rows.append(dict(zip(TERMINAL_HEADINGS, texts, strict=True)))
     return rows
@@ -192,18 +194,37 @@ def _row(cell: dict[Any, Any], name: str) -> Row:
         spread=spread_label(cell),
         step_time=text_of(cell, "step_time_ms"),
         peak_allocated=share_label(cell["peak_allocated_bytes"], cell["capacity_share"]),
-        exchange=_shares(cell, "attention_exchange_share"),
-        communication=_shares(cell, "communication_share"),
+        exchange_transfer=_with_range(cell, "attention_transfer"),
+        exchange_waiting=_with_range(cell, "attention_waiting"),
+        communication=_shares(cell, ("communication_transfer_share", "communication_waiting_share")),
+        traced_steps=_traced_steps(cell),
         traced_to_timed=text_of(cell, "traced_to_timed"),
         speed_up=text_of(cell, "speed_up"),
         note=text_of(cell, "note"),
     )
 
 
-def _shares(cell: dict[Any, Any], total: str) -> str:
-    """Exposed and total as `5.0 % / 10.0 %`."""
-    shares = [text_of(cell, column) for column in (f"exposed_{total}", total)]
+def _shares(cell: dict[Any, Any], columns: Sequence[str]) -> str:
+    """Several shares as `5.0 % / 10.0 %`."""
+    shares = [text_of(cell, column) for column in columns]
     return " / ".join(shares) if shares[0] else ""
+
+
+def _with_range(cell: dict[Any, Any], share: str) -> str:
+    """The median of the traced steps and, of several, their range: `0.1 % (0.0 % to 0.4 %)`."""
+    median = text_of(cell, f"{share}_share")
+    if not median or cell["traced_steps"] == 1:
+        return median
+    low, high = (text_of(cell, f"{share}_{end}_share") for end in ("low", "high"))
+    return f"{median} ({low} to {high})"
+
+
+def _traced_steps(cell: dict[Any, Any]) -> str:
+    """How many traced steps the shares are of: `n=5`, or `n=3 of 5` where some are void."""
+    if pd.isna(cell["traced_steps"]):
+        return ""
+    used, void = int(cell["traced_steps"]), int(cell["void_traced_steps"])
+    return f"n={used} of {used + void}" if void else f"n={used}"
 
 
 def _status(cell: dict[Any, Any]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from bench.attention.watch import AttentionWatch
 from bench.config import MeasureConfig
@@ -82,6 +83,13 @@ class RankPass:
     def run(self) -> Steps:
         """The pass's own turn: it yields wherever it needs a step; every rank runs it."""
         yield from ()
+
+    def agreed(self, count: int) -> int:
+        """Rank 0's count, for all; every rank must call it."""
+        decision = torch.tensor(count, device=self.measurement.subject.device)
+        self.measurement.meet()
+        dist.broadcast(decision, src=0)
+        return int(decision.item())
 
     def part(self) -> Any:
         """This rank's part of the section, after all steps; None where there is none. Every rank calls it."""

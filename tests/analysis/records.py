@@ -112,6 +112,16 @@ def make_trace(ranks, attention_ms=60.0, **overrides):
     } | overrides
 
 
+def make_step(step_ms, exposed_ms=None, waiting_ms=None, other_calls=None):
+    """One of several traced steps, by rank; 7 ms of attention exposed, 3 of them waiting, unless told."""
+    return {
+        "step_ms": step_ms,
+        "purpose_exposed_ms": {"attention": exposed_ms or [7.0] * len(step_ms)},
+        "purpose_exposed_waiting_ms": {"attention": waiting_ms or [3.0] * len(step_ms)},
+        "other_calls": other_calls or [None] * len(step_ms),
+    }
+
+
 def make_timing(step_times_ms, tokens_per_step=8192):
     return {
         "step_times_ms": step_times_ms,

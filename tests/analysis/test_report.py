@@ -164,7 +164,8 @@ def test_a_heading_says_what_its_column_means(page_of):
     for heading, column in (
         ("tokens/s", "tokens_per_s"),
         ("peak allocated (of capacity)", "peak_allocated_bytes"),
-        ("attention exchange exposed / total", "attention_exchange_share"),
+        ("attention exchange: transfer", "attention_transfer_share"),
+        ("attention exchange: waiting", "attention_waiting_share"),
         ("speed-up", "speed_up"),
         ("out, ulps (kernel alone)", "out_error_ulps"),
     ):

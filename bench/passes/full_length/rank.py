@@ -45,7 +45,8 @@ class FullLengthPass(RankPass):
 
     @contextmanager
     def around_inspected_step(self) -> Iterator[None]:
-        self.measurement.watch.captured = self.captured
+        is_ours = self.measurement.subject.strategy is not None
+        self.measurement.watch.captured = self.captured if is_ours else None
         try:
             yield
         finally:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from bench.passes.rank_pass import Ask, RankPass, Steps, TimedSteps
@@ -39,7 +38,7 @@ class TimingPass(RankPass):
             tell(Stage("timing", FIRST_STEP, 1))
             first = yield from self._window(1, outcomes, "short")
             step_s = first.window_ms / 1e3
-            rounds = self._agreed(affordable_steps(measure, step_s))
+            rounds = self.agreed(affordable_steps(measure, step_s))
             if rounds == 0:
                 return first
         warm_up_steps = measure.warmup_steps - len(outcomes)
@@ -72,13 +71,6 @@ class TimingPass(RankPass):
             window_ms = (time.perf_counter() - start) * 1e3
         step_times_ms = [clock.step_times_ms()[0] for clock in clocks]
         return TimedSteps(step_times_ms, window_ms, warmup, outcomes)
-
-    def _agreed(self, rounds: int) -> int:
-        """Rank 0 decides for all."""
-        decision = torch.tensor(rounds, device=self.measurement.subject.device)
-        self.measurement.meet()
-        dist.broadcast(decision, src=0)
-        return int(decision.item())
 
 
 PASS = TimingPass

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bench.passes.calls import COLLECTIVES, Call
+from bench.passes.calls import Call
 from bench.passes.trace.intervals import Spans, subtract
+from bench.passes.trace.issued import issued_us
 from bench.passes.trace.reader import Track
 from bench.passes.trace.timeline import (
     MOVEMENTS,
@@ -72,7 +73,7 @@ def _gloo_flights(
 
     The `c10d::` event says when this rank arrived, gloo's how long the transfer took.
     """
-    issued = _issued(tracks["operators"], regions, shift)
+    issued = issued_us(tracks["operators"], regions, shift)
     tapped: dict[str, list[Call]] = {}
     for call in calls:
         tapped.setdefault(call.kind, []).append(call)
@@ -108,19 +109,6 @@ def _unjoined_flights(tracks: Mapping[str, Track], regions: Regions, shift: floa
         for event, spans in _transfers(tracks["annotations"], regions, shift).items()
         for number, (start, end) in enumerate(spans)
     ]
-
-
-def _issued(operators: Track, regions: Regions, shift: float) -> dict[str, list[float]]:
-    """Per kind when this rank asked for it, in order; a dispatch mode makes one call look like several."""
-    rows = np.flatnonzero(operators.named(lambda n: n.startswith("c10d::") and n in COLLECTIVES))
-    rows = operators.outermost(rows)
-    issued: dict[str, list[float]] = {}
-    for row in rows[np.argsort(operators.spans[rows, 0])]:
-        arrival = float(operators.spans[row, 0]) + shift
-        if within(arrival, regions):
-            kind = COLLECTIVES[operators.names[operators.name[row]]].kind
-            issued.setdefault(kind, []).append(arrival)
-    return issued
 
 
 def _transfers(annotations: Track, regions: Regions, shift: float) -> dict[str, Spans]:

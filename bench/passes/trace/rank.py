@@ -1,4 +1,4 @@
-"""The traced pass: full-length steps under the profiler, of which the median one is read."""
+"""The traced pass: full-length steps under the profiler, each read as soon as it is over."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.passes.rank_pass import RankPass, Steps
-from bench.passes.trace.section import TRACED_STEPS
-from bench.passes.trace.trace import StepTracer, keep_or_remove, read_step, warm_profiler
-from bench.passes.trace.waiting import RankTrace
+from bench.passes.trace.section import RankSteps, traced_steps
+from bench.passes.trace.trace import StepTracer, keep_trace, read_step, warm_profiler
 
 
 class TracePass(RankPass):
-    trace: RankTrace | None = None
+    steps: RankSteps | None = None
 
     def run(self) -> Steps:
         measurement = self.measurement
         if not measurement.measure.trace:
             return
         shares = measurement.shares_traced_step
-        steps = 1 if shares else TRACED_STEPS
+        steps = 1 if shares else self.agreed(traced_steps(measurement.measure, measurement.step_s))
         with (
             measurement.log.during("trace", steps, measurement.step_s),
             _place(measurement.folder) as folder,
         ):
-            subject = measurement.subject
+            subject, keep = measurement.subject, measurement.measure.keep_traces
             looking = measurement.inspected if shares else measurement.watched
             tracer = StepTracer(
                 measurement.watch,
@@ -37,15 +36,21 @@ class TracePass(RankPass):
                 measurement.meet,
             )
             warm_profiler(subject.device)
+            read = []
             for _ in range(steps):
                 yield from measurement.step(tracer.step)
-            traced = tracer.median()
-            # The calls of an inspected step tell what each transfer was for.
-            self.trace = read_step(traced, measurement.tap.calls, subject.device.type)
-            keep_or_remove(traced, folder, keep=measurement.measure.keep_traces)
+                # The calls of an inspected step tell what each transfer was for.
+                traced = tracer.traced[-1]
+                read.append(read_step(traced, measurement.tap.calls, subject.device.type))
+                if not keep:
+                    traced.path.unlink()
+            median = tracer.median()
+            self.steps = RankSteps(steps=read, median=median)
+            if keep:
+                keep_trace(tracer.traced, median, folder)
 
-    def part(self) -> RankTrace | None:
-        return self.trace
+    def part(self) -> RankSteps | None:
+        return self.steps
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.attention.layouts import LAYOUTS
-from bench.config import MeasureConfig, RunConfig
+from bench.config import OWN, MeasureConfig, RunConfig
 from bench.cost.area import causal_area
 from bench.passes.engagement.section import will_share_traced_step
 from bench.passes.facts import PassFacts, RankReport, by_name, by_rank
@@ -16,13 +16,41 @@ from bench.passes.trace.waiting import RankTrace, waiting
 from bench.ranks.log import Stage
 from bench.strategies import STRATEGIES
 
-TRACED_STEPS = 3
-"""One is kept: a single step of a few milliseconds says little on a machine with neighbours."""
+TRACED_STEPS = 5
+"""At the most: a single step of a few milliseconds says little on a machine with neighbours."""
+TRACED_PART = 0.5
+"""Of `measure.budget_s`, which the timed steps fill: at the most so much again goes into traced ones."""
+
+ONLY_WHILE_INSPECTED = "what was inspected and checked is not what runs when nobody looks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSteps:
+    """One rank's traced steps in the order in which they ran."""
+
+    steps: list[RankTrace]
+    median: int
+    """Which of them is of median length, by its slowest rank; all ranks agree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """One of several traced steps, by rank, in milliseconds."""
+
+    step_ms: list[float]
+    purpose_exposed_ms: dict[str, list[float]]
+    """By purpose and rank, in flight without compute on that rank."""
+    purpose_exposed_waiting_ms: dict[str, list[float]] | None
+    """The part of it in which the last rank had not arrived yet; null where that is not known."""
+    other_calls: list[str | None]
+    """What a rank called more or less often than in the inspected step; null where it made the same calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One step under torch.profiler, per rank, in milliseconds. Intervals are merged, never summed.
+    """Steps under torch.profiler, per rank, in milliseconds. Intervals are merged, never summed.
+
+    All but `steps` is of the one of median length.
 
     Each instant is booked once: `compute_ms`, `purpose_exposed_ms` and `idle_ms` add up to `step_ms`. A
     purpose is attention, parameters, gradients, data_and_loss or other.
@@ -57,25 +85,29 @@ class Trace:
     it is not known how a strategy shares them."""
     unjoined: list[str | None]
     """By rank why purposes are unknown."""
+    steps: list[TracedStep]
+    """Every traced step, in the order in which they ran."""
+    median_step: int
+    """Which of `steps` all the other fields are of, from 0; the trace that is kept is of it too."""
 
 
-class TraceFacts(PassFacts[RankTrace, Trace]):
+class TraceFacts(PassFacts[RankSteps, Trace]):
     name = "trace"
-    part = RankTrace
+    part = RankSteps
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
         if not measure.trace:
             return []
-        return [Stage("trace", steps=1 if will_share_traced_step(measure, step_s) else TRACED_STEPS)]
+        shares = will_share_traced_step(measure, step_s)
+        return [Stage("trace", steps=1 if shares else traced_steps(measure, step_s))]
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Trace:
         """Waiting needs the arrivals of all ranks, so it is found here."""
-        traces = self.parts(reports)
+        ranks = self.parts(reports)
+        steps = [*zip(*(rank.steps for rank in ranks), strict=True)]
+        traces = steps[ranks[0].median]
         splits: Sequence[Split] = [trace.split for trace in traces]
         waited = waiting(traces)
-        exposed_ms = [
-            {purpose: length(spans) for purpose, spans in split.exposed_spans_ms.items()} for split in splits
-        ]
         return Trace(
             step_ms=by_rank(splits, "step_ms"),
             total_ms=by_rank(splits, "total_ms"),
@@ -83,14 +115,56 @@ class TraceFacts(PassFacts[RankTrace, Trace]):
             communication_ms=by_name(by_rank(splits, "communication_ms")),
             calls=by_name(by_rank(splits, "calls")),
             purpose_total_ms=by_name(by_rank(splits, "purpose_total_ms")),
-            purpose_exposed_ms=by_name(exposed_ms),
+            purpose_exposed_ms=_exposed_ms(traces),
             purpose_waiting_ms=None if waited is None else waited.waiting_ms,
             purpose_exposed_waiting_ms=None if waited is None else waited.exposed_ms,
             compute_ms=by_name(by_rank(splits, "compute_ms")),
             idle_ms=by_rank(splits, "idle_ms"),
             causal_area=_areas(cell, len(traces)),
             unjoined=by_rank(traces, "unjoined"),
+            steps=[*map(_traced_step, steps)],
+            median_step=ranks[0].median,
         )
+
+    def gate(self, cell: RunConfig, section: Trace) -> str | None:
+        """Nobody looked on from inside, and the ranks called what they called when somebody did.
+
+        Somebody's own loop may do other things every few steps, so of one this is only noted.
+        """
+        if cell.trainer == OWN:
+            return None
+        for number, step in enumerate(section.steps):
+            for rank, difference in enumerate(step.other_calls):
+                if difference is not None:
+                    return f"rank {rank}, traced step {number}: {difference}; {ONLY_WHILE_INSPECTED}"
+        return None
+
+
+def traced_steps(measure: MeasureConfig, step_s: float) -> int:
+    """Steps to trace where one takes `step_s` seconds: at least one, at most TRACED_STEPS."""
+    if measure.budget_s == 0:
+        return TRACED_STEPS
+    return max(1, min(TRACED_STEPS, int(TRACED_PART * measure.budget_s / step_s)))
+
+
+def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:
+    waited = waiting(traces)
+    return TracedStep(
+        step_ms=by_rank([trace.split for trace in traces], "step_ms"),
+        purpose_exposed_ms=_exposed_ms(traces),
+        purpose_exposed_waiting_ms=None if waited is None else waited.exposed_ms,
+        other_calls=by_rank(traces, "other_calls"),
+    )
+
+
+def _exposed_ms(traces: Sequence[RankTrace]) -> dict[str, list[float]]:
+    """By purpose and rank."""
+    return by_name(
+        [
+            {purpose: length(spans) for purpose, spans in trace.split.exposed_spans_ms.items()}
+            for trace in traces
+        ]
+    )
 
 
 def _areas(cell: RunConfig, ranks: int) -> list[int] | None:

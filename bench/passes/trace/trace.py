@@ -1,4 +1,4 @@
-"""The traced pass: one step under torch.profiler, apart from timing because tracing slows a step.
+"""One step after another under torch.profiler, apart from timing because tracing slows a step.
 
 Nothing is added to the step but marks: when attention and the optimizer were entered and left, and a few
 readings of the clock beside it.
@@ -24,6 +24,7 @@ from bench.passes.optimizer_spans import Spans
 from bench.passes.timing.clock import synchronise
 from bench.passes.trace.cpu_timeline import cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline
+from bench.passes.trace.issued import other_calls
 from bench.passes.trace.reader import KEPT_TRACE, Track, read_events, read_tracks
 from bench.passes.trace.split import flights_ms, split
 from bench.passes.trace.timeline import CLOCK_MARK, JoinError, Regions, Timeline
@@ -81,20 +82,16 @@ class StepTracer:
             TracedStep(path, Regions((start_ns, end_ns), marks_ns, attention_ns, optimizer_ns))
         )
 
-    def median(self) -> TracedStep:
-        """The step of median length, by its slowest rank; the traces of the others are removed.
+    def median(self) -> int:
+        """Which of the steps is of median length, by its slowest rank; of two in the middle the shorter.
 
-        Every rank must call it; all keep the same step.
+        Every rank must call it; all are told the same.
         """
         steps_ns = [step.regions.step_ns for step in self.traced]
         slowest_ms = torch.tensor([(end - start) / 1e6 for start, end in steps_ns], device=self.device)
         self.meet()
         dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
-        kept = int(slowest_ms.argsort()[len(self.traced) // 2])
-        for number, step in enumerate(self.traced):
-            if number != kept:
-                step.path.unlink()
-        return self.traced[kept]
+        return int(slowest_ms.argsort()[(len(self.traced) - 1) // 2])
 
 
 def warm_profiler(device: torch.device) -> None:
@@ -107,7 +104,7 @@ def warm_profiler(device: torch.device) -> None:
 
 
 def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> RankTrace:
-    """What the traced step says of this rank."""
+    """What the traced step says of this rank; `calls` are those of an inspected step."""
     tracks = read_tracks(read_events(traced.path))
     timeline_of, unjoined = TIMELINES[device_type], None
     try:
@@ -120,16 +117,17 @@ def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> Ra
         flights=flights_ms(timeline),
         clock=BOOT_ID.read_text().strip() if BOOT_ID.exists() else "",
         unjoined=unjoined,
+        other_calls=other_calls(tracks, traced.regions, calls),
     )
 
 
-def keep_or_remove(traced: TracedStep, folder: Path, *, keep: bool) -> None:
-    """Leave the trace gzipped as KEPT_TRACE in the rank's folder, or nothing; Perfetto opens either."""
-    if keep:
-        kept = folder / KEPT_TRACE.format(rank=dist.get_rank())
-        with traced.path.open("rb") as plain, gzip.open(kept, "wb", compresslevel=6) as packed:
-            shutil.copyfileobj(plain, packed)
-    traced.path.unlink()
+def keep_trace(traced: Sequence[TracedStep], kept: int, folder: Path) -> None:
+    """Leave one trace, gzipped, as KEPT_TRACE in the rank's folder, and no other; Perfetto opens it."""
+    packed_path = folder / KEPT_TRACE.format(rank=dist.get_rank())
+    with traced[kept].path.open("rb") as plain, gzip.open(packed_path, "wb", compresslevel=6) as packed:
+        shutil.copyfileobj(plain, packed)
+    for step in traced:
+        step.path.unlink()
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:

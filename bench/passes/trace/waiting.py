@@ -24,6 +24,8 @@ class RankTrace:
     """Ranks with the same one read one monotonic clock."""
     unjoined: str | None
     """Why the calls could not be told apart by purpose; null where they could."""
+    other_calls: str | None
+    """What the step called more or less often than the inspected one; null where it made the same calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,13 @@ AMONG_FACTS = {
     "scaling_speed_up": ("strong scaling", "1.50 times local on 1 rank (cell {base}), efficiency 75.0 %"),
     "scaling_efficiency": ("strong scaling", "1.50 times local on 1 rank (cell {base}), efficiency 75.0 %"),
     "capacity_bytes": ("memory one rank may use", "h100_80gb: 79.6 GiB"),
+    "attention_exchange_share": ("attention exchange exposed / in flight, worst rank", "6.4 % / 12.7 %"),
+    "exposed_attention_exchange_share": (
+        "attention exchange exposed / in flight, worst rank",
+        "6.4 % / 12.7 %",
+    ),
+    "communication_share": ("communication exposed / in flight, worst rank", "10.0 % / 20.0 %"),
+    "exposed_communication_share": ("communication exposed / in flight, worst rank", "10.0 % / 20.0 %"),
     "straggler_gap_ms": ("straggler gap", "0.00 ms"),
 }
 IN_TABLE = {
@@ -38,10 +45,10 @@ IN_TABLE = {
     "step_time_ms": "step_time",
     "peak_allocated_bytes": "peak_allocated",
     "capacity_share": "peak_allocated",
-    "communication_share": "communication",
-    "exposed_communication_share": "communication",
-    "attention_exchange_share": "exchange",
-    "exposed_attention_exchange_share": "exchange",
+    "attention_transfer_share": "exchange_transfer",
+    "attention_waiting_share": "exchange_waiting",
+    "communication_transfer_share": "communication",
+    "communication_waiting_share": "communication",
     "traced_to_timed": "traced_to_timed",
     "speed_up": "speed_up",
 }
@@ -105,4 +112,4 @@ def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(summary):
     found_ms = [float(part.split()[-2]) for part in parts.split(" + ")]
     assert sum(found_ms) == pytest.approx(step_ms(cell), abs=0.01 * len(found_ms))
     assert whole == f"{number_label(step_ms(cell))} ms"
-    assert "attention exchange, exposed" in said
+    assert "attention exchange, transfer" in said

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from analysis.tables.rows import HEADINGS, failure_reasons, markdown_text, rows_of, terminal_table
-from tests.analysis.records import grid, make_failure, make_record, make_timing
+from tests.analysis.records import grid, make_failure, make_record, make_step, make_timing, make_trace
 
 STATUSES = {
     "out_of_memory": "OOM",
@@ -42,7 +42,18 @@ def test_eight_steps_show_their_interval(cells_of):
 def test_a_row_reads_in_a_person_s_units(cells_of):
     row = rows_of(cells_of([make_record()]))[0]
     assert (row.length, row.ranks, row.peak_allocated) == ("8k", "2/2", "2.0 GiB (2.5 %)")
-    assert row.communication == "10.0 % / 20.0 %"
+    # 11 of 110 ms exposed, of which 3 are waiting.
+    assert row.communication == "7.3 % / 2.7 %"
+    assert (row.exchange_transfer, row.exchange_waiting, row.traced_steps) == ("3.6 %", "2.7 %", "n=1")
+
+
+def test_several_traced_steps_show_their_range_and_how_many_are_void(cells_of):
+    exposed = [([100.0] * 2, [4.0] * 2), ([100.0] * 2, [6.0] * 2), ([130.0] * 2, [50.0] * 2)]
+    steps = [make_step(step_ms, exposed_ms) for step_ms, exposed_ms in exposed]
+    row = rows_of(cells_of([make_record(trace=make_trace(2, steps=steps))]))[0]
+    assert row.exchange_transfer == "2.0 % (1.0 % to 3.0 %)"
+    assert row.exchange_waiting == "3.0 % (3.0 % to 3.0 %)"
+    assert row.traced_steps == "n=2 of 3"
 
 
 def test_every_row_has_every_heading(cells_of):

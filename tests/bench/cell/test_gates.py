@@ -106,3 +106,15 @@ def test_a_strategy_that_does_not_do_what_was_asked_is_a_wrong_result(launcher, 
     assert record.status == "wrong_result", record.reason
     assert re.search(reason, record.reason)
     assert record.sections["timing"] is None
+
+
+def test_a_strategy_that_exchanges_only_while_it_is_inspected_is_a_wrong_result(launcher, tmp_path):
+    cell = tiny_cell(
+        "strategy=ulysses", "engine=ddp", "cluster.world_size=2", "seq_len=1k", "measure.trace=true"
+    )
+    record, _ = run_cell(launcher, cell, tmp_path, faults.exchange_only_while_inspected)
+    assert record.status == "wrong_result", record.reason
+    # One layer: Q, K and V in one all-to-all and the output in another, forward and backward.
+    assert "made 0 calls of all_to_all, the inspected step 4 (attention)" in record.reason
+    assert record.sections["engagement"].calls["attention all_to_all"] == 4
+    assert record.sections["timing"] is record.sections["trace"] is None

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from bench.config import OWN
 from bench.passes import PASSES
 from bench.passes.calls import COLLECTIVES
 from bench.passes.facts import RankReport
 from bench.passes.trace.cpu_timeline import GLOO_EVENTS, cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline
+from bench.passes.trace.issued import other_calls
 from bench.passes.trace.reader import read_tracks
+from bench.passes.trace.section import RankSteps, traced_steps
 from bench.passes.trace.split import flights_ms, split
 from bench.passes.trace.timeline import JoinError
 from bench.passes.trace.waiting import RankTrace
@@ -142,7 +145,13 @@ def ranks(*arrivals, send=False, computing=(), end=100):
             [call(kind, "attention", members)], step=(0, 120),
         )  # fmt: skip
         traces.append(
-            RankTrace(split=split(timeline), flights=flights_ms(timeline), clock="one host", unjoined=None)
+            RankTrace(
+                split=split(timeline),
+                flights=flights_ms(timeline),
+                clock="one host",
+                unjoined=None,
+                other_calls=None,
+            )
         )
     return traces
 
@@ -151,7 +160,12 @@ CELL = make_cell("strategy=ulysses", "cluster.world_size=2")
 
 
 def merge_traces(traces, cell):
-    return PASSES["trace"].merge([RankReport({"trace": trace}, {}) for trace in traces], cell)
+    return merge_steps([traces], cell)
+
+
+def merge_steps(steps, cell, median=0):
+    ranks = [RankSteps(steps=[*traces], median=median) for traces in zip(*steps, strict=True)]
+    return PASSES["trace"].merge([RankReport({"trace": rank}, {}) for rank in ranks], cell)
 
 
 def test_waiting_is_the_last_arrival_minus_ones_own():
@@ -182,6 +196,62 @@ def test_what_cannot_be_compared_has_no_waiting(change):
     trace = merge_traces([first, replace(second, **change)], CELL)
     assert trace.purpose_waiting_ms is None
     assert trace.purpose_exposed_ms["attention"] == [approx(90), approx(60)]
+
+
+def test_a_section_is_of_the_median_step_and_keeps_every_other_beside_it():
+    steps = [ranks(10, 40), ranks(10, 15), ranks(20, 10)]
+    trace = merge_steps(steps, CELL, median=1)
+    assert trace.purpose_exposed_waiting_ms == {"attention": [approx(5), approx(0)]}
+    waited = [step.purpose_exposed_waiting_ms["attention"] for step in trace.steps]
+    assert waited == [[approx(30), approx(0)], [approx(5), approx(0)], [approx(0), approx(10)]]
+    assert trace.steps[1].purpose_exposed_ms == trace.purpose_exposed_ms
+
+
+def test_a_step_whose_waiting_is_unknown_costs_the_others_nothing():
+    first, second = ranks(10, 40)
+    trace = merge_steps([[first, replace(second, unjoined="no tap")], ranks(10, 40)], CELL, median=1)
+    assert [step.purpose_exposed_waiting_ms is None for step in trace.steps] == [True, False]
+
+
+ISSUED = [event("c10d::allreduce_", 0, 1), event("c10d::alltoall_base_", 2, 3), event("c10d::send", 4, 5)]
+INSPECTED = [call("all_reduce", "gradients"), call("all_to_all", "attention"), call("send", "attention")]
+
+
+@pytest.mark.parametrize(
+    ("events", "calls", "said"),
+    [
+        (ISSUED, INSPECTED, None),
+        ([], [], None),
+        (ISSUED[::2], INSPECTED, "it made 0 calls of all_to_all, the inspected step 1 (attention)"),
+        (ISSUED, INSPECTED[:2], "it made 1 calls of send, the inspected step 0"),
+        ([*ISSUED, event("c10d::send", 200, 201)], INSPECTED, None),
+    ],
+    ids=["equal", "none", "one less", "one more", "one after the step"],
+)
+def test_the_first_kind_of_call_that_a_traced_step_made_more_or_less_often_is_named(events, calls, said):
+    assert other_calls(read_tracks([mark(0), *events]), regions(step=(0, 100)), calls) == said
+
+
+def with_other_calls(cell):
+    first, second = ranks(10, 40)
+    steps = [ranks(10, 40), [first, replace(second, other_calls="it made 0 calls of send")]]
+    return PASSES["trace"].gate(cell, merge_steps(steps, cell))
+
+
+def test_ranks_that_call_otherwise_when_nobody_inspects_them_are_a_wrong_result():
+    assert with_other_calls(CELL).startswith("rank 1, traced step 1: it made 0 calls of send; ")
+
+
+def test_somebodys_own_loop_may_do_other_things_every_few_steps():
+    assert with_other_calls(replace(CELL, trainer=OWN)) is None
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "step_s", "steps"),
+    [(20, 0.1, 5), (20, 2, 5), (20, 2.1, 4), (20, 9, 1), (20, 40, 1), (0, 40, 5)],
+)
+def test_short_steps_are_traced_five_times_and_long_ones_as_half_the_budget_allows(budget_s, step_s, steps):
+    assert traced_steps(replace(CELL.measure, budget_s=budget_s), step_s) == steps
 
 
 # Written by hand in Kineto's format, as no GPU was at hand: names and arguments are those that torch 2.13's

@@ -9,10 +9,11 @@ from msgspec import convert
 
 from analysis.metrics.recorded import Trace
 from analysis.metrics.step_parts import step_parts
+from analysis.metrics.traced_shares import traced_shares
 from bench.passes import PASSES, decoded
 from bench.strategies import STRATEGIES
 from tests.cells import make_cell, run_cell, tiny_cell
-from tests.trace_cases import SLEEP_S, Case, trace_case
+from tests.trace_cases import SLEEP_S, TRACED, Case, trace_case
 
 SLEEP_MS = SLEEP_S * 1e3
 TOLERANCE = 0.1
@@ -26,7 +27,10 @@ def traced(launcher, tmp_path, case, ranks):
     ends = launcher.run(cell, folder, entry=trace_case)
     assert all(end.report for end in ends), ends[0].log_tail
     reports = [decoded(end.report) for end in ends]
-    return PASSES["trace"].merge(reports, cell), PASSES["trace"].parts(reports), folder
+    trace = PASSES["trace"].merge(reports, cell)
+    assert len(trace.steps) == TRACED
+    assert PASSES["trace"].gate(cell, trace) is None
+    return trace, PASSES["trace"].parts(reports), folder
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -41,6 +45,16 @@ def test_the_others_wait_as_long_as_one_sleeps(launcher, tmp_path, ranks):
     assert exposed[0] == pytest.approx(SLEEP_MS, rel=TOLERANCE)
     assert trace.purpose_exposed_waiting_ms["attention"][0] <= exposed[0]
     assert trace.idle_ms[1] == pytest.approx(SLEEP_MS, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_who_waits_for_a_sleeper_transfers_next_to_nothing_in_every_traced_step(launcher, tmp_path, ranks):
+    trace, _, _ = traced(launcher, tmp_path, Case.sleep_before_the_exchange, ranks)
+    shares = traced_shares(convert(asdict(trace), Trace), None)
+    assert shares.steps == TRACED
+    # All but one rank wait for nearly all of the step.
+    assert shares.exchange.waiting.low == pytest.approx((ranks - 1) / ranks, rel=TOLERANCE)
+    assert 0 <= shares.exchange.transfer.low <= shares.exchange.transfer.high < TOLERANCE / 2
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -65,8 +79,8 @@ def test_the_tap_and_the_profiler_read_one_clock(launcher, tmp_path):
     _, traces, folder = traced(launcher, tmp_path, Case.sleep_before_the_exchange, 2)
     for rank, trace in enumerate(traces):
         calls = json.loads((folder / f"calls-{rank}.json").read_text())
-        profiled = sorted(flight.arrival_us for flight in trace.flights)
-        assert len(profiled) == len(calls) == 2
+        profiled = sorted(flight.arrival_us for step in trace.steps for flight in step.flights)
+        assert len(profiled) == len(calls) == 2 * TRACED
         for call, arrival_us in zip(calls, profiled, strict=True):
             assert abs(call["arrival_ns"] / 1e3 - arrival_us) < 2000
 
@@ -80,7 +94,9 @@ CELLS = {
     f"ulysses {engine}": ("strategy=ulysses", f"engine={engine}", "data.prompt_tokens=300")
     for engine in ("ddp", "fsdp2")
 }
-CELLS["a long step, traced and tapped at once"] = ("strategy=ring", "engine=fsdp2", "measure.budget_s=0.001")
+LONG = "a long step, traced and tapped at once"
+TRACED_OF_CELL = {LONG: 1}
+CELLS[LONG] = ("strategy=ring", "engine=fsdp2", "measure.budget_s=0.001")
 
 
 @pytest.mark.parametrize("case", CELLS)
@@ -92,6 +108,9 @@ def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked
     assert record.status == "ok", record.reason
     trace = record.sections["trace"]
     assert trace.unjoined == [None] * cell.cluster.world_size
+    assert [step.other_calls for step in trace.steps] == [trace.unjoined] * TRACED_OF_CELL.get(case, 5)
+    assert trace.steps[trace.median_step].step_ms == trace.step_ms
+    assert trace.steps[trace.median_step].purpose_exposed_ms == trace.purpose_exposed_ms
     for rank, step_ms in enumerate(trace.step_ms):
         booked = sum(times[rank] for times in trace.compute_ms.values())
         booked += sum(times[rank] for times in trace.purpose_exposed_ms.values()) + trace.idle_ms[rank]

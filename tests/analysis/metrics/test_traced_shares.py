@@ -1,0 +1,117 @@
+"""The headline: transfer and waiting as parts of several traced steps, and which steps are left out."""
+
+import pytest
+from msgspec import convert
+
+from analysis.metrics.notes import OTHER_CALLS, UNJOINED
+from analysis.metrics.recorded import Trace
+from analysis.metrics.traced_shares import Spread, traced_shares
+from tests.analysis.records import make_record, make_step, make_trace, metrics_of
+
+TIMED_MS = 100.0
+
+
+def shares_of(*steps, timed_ms=TIMED_MS):
+    return traced_shares(convert(make_trace(2, steps=[*steps]), Trace), timed_ms)
+
+
+def with_steps(*steps, **overrides):
+    return make_record(trace=make_trace(2, steps=[*steps], **overrides))
+
+
+def test_ranks_are_added_up_and_what_one_waits_is_no_transfer_of_any():
+    shares = shares_of(make_step([100.0, 100.0], exposed_ms=[60.0, 6.0], waiting_ms=[55.0, 1.0]))
+    assert shares.exchange.transfer.median == pytest.approx(10 / 200)
+    assert shares.exchange.waiting.median == pytest.approx(56 / 200)
+
+
+@pytest.mark.parametrize("waited_ms", [0.0, 5.0, 80.0])
+def test_however_long_a_rank_waits_its_transfer_stays_what_it_was(waited_ms):
+    step = make_step([100.0, 100.0], exposed_ms=[2.0 + waited_ms, 4.0], waiting_ms=[waited_ms, 0.0])
+    assert shares_of(step).exchange.transfer.median == pytest.approx(0.03)
+
+
+def test_all_communication_is_that_for_every_purpose():
+    step = make_step([100.0, 100.0], exposed_ms=[8.0, 8.0], waiting_ms=[2.0, 2.0])
+    step["purpose_exposed_ms"]["parameters"] = [10.0, 6.0]
+    step["purpose_exposed_waiting_ms"]["parameters"] = [4.0, 0.0]
+    shares = shares_of(step)
+    assert shares.communication.transfer.median == pytest.approx((16 - 4 + 16 - 4) / 200)
+    assert shares.communication.waiting.median == pytest.approx(8 / 200)
+    assert shares.exchange.transfer.median == pytest.approx(12 / 200)
+
+
+def test_several_steps_give_median_and_range():
+    steps = [make_step([100.0] * 2, exposed_ms=[ms] * 2, waiting_ms=[1.0] * 2) for ms in (2.0, 9.0, 4.0)]
+    assert shares_of(*steps).exchange.transfer == Spread(*map(pytest.approx, (0.03, 0.01, 0.08)))
+
+
+@pytest.mark.parametrize(("step_ms", "kept"), [(79.0, 1), (80.0, 2), (120.0, 2), (121.0, 1)])
+def test_a_step_far_above_or_below_the_timed_one_is_left_out(step_ms, kept):
+    shares = shares_of(make_step([step_ms, 10.0]), make_step([100.0, 100.0]))
+    assert (shares.steps, shares.void_steps) == (kept, 2 - kept)
+
+
+def test_without_a_timed_step_none_is_left_out():
+    assert shares_of(make_step([500.0] * 2), timed_ms=None).steps == 1
+
+
+def test_a_record_of_one_traced_step_gives_its_shares():
+    metrics = metrics_of(make_record())
+    assert metrics.attention_transfer_share == pytest.approx(4 / 110)
+    assert metrics.attention_transfer_low_share == metrics.attention_transfer_high_share
+    assert metrics.attention_waiting_share == pytest.approx(3 / 110)
+    assert (metrics.traced_steps, metrics.void_traced_steps) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        make_trace(2, purpose_waiting_ms=None, purpose_exposed_waiting_ms=None),
+        {"step_ms": [110.0] * 2, "total_ms": [22.0] * 2, "exposed_ms": [11.0] * 2},
+    ],
+    ids=["other clocks", "schema version 2"],
+)
+def test_where_waiting_is_unknown_exposed_time_does_not_pass_for_transfer(trace):
+    metrics = metrics_of(make_record(trace=trace))
+    assert metrics.attention_transfer_share is None
+    assert metrics.communication_waiting_share is None
+    assert metrics.traced_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "said"),
+    [
+        (
+            [110.0, 130.0, 60.0],
+            "2 of 3 traced steps are left out: they took 0.60 to 1.30 times the timed step",
+        ),
+        ([60.0], "communication share void: the traced step took 0.60 times the timed step"),
+        ([130.0, 140.0], "communication share void: all 2 traced steps took 1.30 to 1.40 times the timed"),
+        ([110.0, 90.0], None),
+    ],
+)
+def test_the_note_says_how_many_traced_steps_are_left_out_and_why(steps_ms, said):
+    note = metrics_of(with_steps(*(make_step([ms] * 2) for ms in steps_ms))).note
+    assert note is None if said is None else said in note
+
+
+def test_other_calls_are_said_also_where_every_traced_step_is_void():
+    far = make_step([200.0] * 2)
+    assert UNJOINED in metrics_of(with_steps(far, unjoined=["the tap saw 1", None], step_ms=[200.0] * 2)).note
+    one = make_step([200.0] * 2, other_calls=[None, "it made 0 calls of send"])
+    assert OTHER_CALLS in metrics_of(with_steps(far, one, step_ms=[200.0] * 2)).note
+
+
+def test_repeats_add_their_steps_and_keep_the_ends_of_all(summary_of):
+    of_one, of_other = (
+        [make_step([100.0] * 2, exposed_ms=[ms] * 2, waiting_ms=[0.0] * 2) for ms in each]
+        for each in ((2.0, 3.0, 6.0), (1.0, 7.0))
+    )
+    steps = [of_one, [*of_other, make_step([130.0] * 2)], [make_step([130.0] * 2)]]
+    records = [with_steps(*each) | {"repeat": number} for number, each in enumerate(steps)]
+    cell = summary_of(records).iloc[0]
+    assert cell["attention_transfer_share"] == pytest.approx((0.03 + 0.04) / 2)
+    assert cell["attention_transfer_low_share"] == pytest.approx(0.01)
+    assert cell["attention_transfer_high_share"] == pytest.approx(0.07)
+    assert (cell["traced_steps"], cell["void_traced_steps"]) == (5, 2)
