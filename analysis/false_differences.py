@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -98,9 +99,16 @@ def _print(result: Trials, cells: Sequence[Processes]) -> None:
     processes = count_label(sum(map(len, cells)), "process", "processes")
     sides = f"{result.n:,} comparisons of {MIN_PROCESSES} with {MIN_PROCESSES}"
     print(f"{processes} of {count_label(len(cells), 'cell')}, {sides}; share and its 95 % interval")
+    print(f"  spread between processes, at the most  {percent_label(max(map(_spread, cells)))}")
     print(f"  identical cells called different      {_share(result.claimed, result.n)}")
     print(f"  found when {SLOWER - 1:.0%} slower by arithmetic   {_share(result.found, result.n)}")
     print(NOTE)
+
+
+def _spread(cell: Processes) -> float:
+    """Interquartile range over median."""
+    low, middle, high = statistics.quantiles(cell.tokens_per_s, n=4)
+    return (high - low) / middle
 
 
 def _refuse_few(comparisons: int) -> None:

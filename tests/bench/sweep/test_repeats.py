@@ -79,8 +79,8 @@ def test_the_lengths_that_fit_the_budget_are_repeated_and_the_plan_says_which():
     }
     assert [each.order for each in more] == [*range(4, 14)]
     assert whole.note == (
-        "measure.repeats=auto: 6 processes of each cell at 1k (5 more, about 100 s); one at 2k: 6 would not fit"
-        " measure.repeats_budget_s=480"
+        "measure.repeats=auto: 6 processes of each cell at 1k (5 more, about 100 s); one at 2k: 6 would not"
+        " fit measure.repeats_budget_s=480"
     )
     assert not whole.open_cells
 
