@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,17 +19,21 @@ from analysis.cells.cells import SHARED_GPU_CAVEAT, shares_gpus
 from analysis.cells.series import cell_names, keys_and_number
 from analysis.frame.archive import Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
-from analysis.labels import count_label, more_label
+from analysis.labels import count_label, more_label, number_label
 from bench.config import ExitCode
-from bench.labels import length_label
+from bench.labels import duration_label, length_label
+from bench.statistics import MIN_PROCESSES
 from bench.store import StoreError
 
 MAX_LISTED = 50
 CAVEATS = (
-    "Speed: tokens/s after over before, a ratio of medians with the bootstrap's 95 % interval.",
-    "Without six samples on both sides there is no interval, so no clear difference either.",
+    "Speed: tokens/s after over before, the median ratio of all pairs of processes, with its 95 % interval.",
+    f"It takes {MIN_PROCESSES} or more processes of a cell a side, the sweeps in turns; else undecided.",
     "Of twenty cells in which nothing changed, one may well look faster or slower.",
-    "Steps of one process are not independent: measure.repeats=6 compares processes.",
+)
+IN_TURNS = (
+    "To decide, let both sweeps take turns: run each with measure.repeats=1, then each again with"
+    f" measure.repeats=2 resume=true sweep_dir=..., and so on up to {MIN_PROCESSES} (about {{duration}})."
 )
 
 
@@ -64,6 +69,8 @@ def _print_comparison(before: Archive, after: Archive, console: Console) -> None
         shared = any(shares_gpus(archive.frame) for archive in (before, after))
         for caveat in (*CAVEATS, SHARED_GPU_CAVEAT) if shared else CAVEATS:
             console.print(Text(caveat, style="dim"))
+        if any(change.is_undecided for change in found):
+            console.print(Text(_way_to_decide(before, after)))
     else:
         console.print("no cell is in both sweeps")
     for where, missing in (("before", only_in(before, after)), ("after", only_in(after, before))):
@@ -82,24 +89,47 @@ def _names(before: Archive, after: Archive) -> Mapping[Key, str]:
     return {key: f"{name}, {length}" for key, name, length in zip(keys, names, lengths, strict=True)}
 
 
+def _way_to_decide(*sweeps: Archive) -> str:
+    """How, and how long that takes by what the cells took."""
+    whole_s = (MIN_PROCESSES * sweep.frame.groupby([*CELL])["wall_s"].median().sum() for sweep in sweeps)
+    return IN_TURNS.format(duration=duration_label(float(sum(whole_s))))
+
+
 def _table(found: Sequence[Change], names: Mapping[Key, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("cell", overflow="fold", min_width=12)
-    table.add_column("speed", justify="right", no_wrap=True)
-    for heading in ("95 % interval", "n", "outcome"):
+    for heading in ("tokens/s", "speed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("95 % interval", "processes", "outcome", "load", "note"):
         table.add_column(heading, overflow="fold")
     for change in found:
-        table.add_row(*map(Text, (names[change.key], *_numbers(change), change.outcome)))
+        rest = (change.outcome, _loads(change), _notes(change))
+        table.add_row(*map(Text, (names[change.key], *_numbers(change), *rest)))
     return table
 
 
-def _numbers(change: Change) -> tuple[str, str, str]:
-    """Ratio, interval and numbers of samples in a reader's words; empty where there is no ratio."""
-    ratio = change.ratio
-    if ratio is None:
-        return "", "", ""
-    interval = "none" if ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
-    return f"{ratio.value:.3f}", interval, f"{change.n[0]}, {change.n[1]} {change.n_of}"
+def _numbers(change: Change) -> tuple[str, str, str, str]:
+    """Both rates, ratio, interval and numbers of processes; empty where there is none."""
+    found, sides = change.difference, (change.before, change.after)
+    if found is None:
+        return "", "", "", ""
+    rates = ", ".join(number_label(statistics.median(side.processes.tokens_per_s)) for side in sides)
+    counts = ", ".join(str(len(side.processes)) for side in sides)
+    if found.ratio is None:
+        return rates, "", "none", counts
+    return rates, f"{found.ratio:.3f}", f"{found.low:.3f} to {found.high:.3f}", counts
+
+
+def _loads(change: Change) -> str:
+    """`0.9, 4.1`: of both sides the highest load average when timing began."""
+    loads = (change.before.load, change.after.load)
+    return "" if loads == (None, None) else ", ".join(number_label(load) or "?" for load in loads)
+
+
+def _notes(change: Change) -> str:
+    """`before: unstable; after: the machine was busy`."""
+    sides = (("before", change.before), ("after", change.after))
+    return "; ".join(f"{name}: {', '.join(side.notes)}" for name, side in sides if side.notes)
 
 
 def _listed(missing: Sequence[Key], names: Mapping[Key, str], where: str) -> list[str]:

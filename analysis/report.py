@@ -36,9 +36,13 @@ from analysis.tables.rows import (
     terminal_table,
     text_table,
 )
+from bench.command import again_command
 from bench.config import ExitCode
+from bench.statistics import MIN_PROCESSES
 from bench.store import StoreError, warn_in_one_line
 
+SWEEP = "run_sweep.py"
+"""The program whose command can be given again; an observed loop is somebody else's."""
 TERMINAL_COLUMNS = 100
 MANY_RECORDS = 20_000
 """Beyond this, a process of its own draws the figures while the tables and the page are written."""
@@ -70,12 +74,23 @@ def _write(archive: Archive, output: Path) -> None:
         if CAN_FORK and len(archive.frame) > MANY_RECORDS:
             process = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("fork")))
             draw = process.submit(draw).result
-        found = verdict(cells)
+        found = verdict(cells, _deciding_command(archive))
         (output / "summary.csv").write_text(csv_text(cells.frame), encoding="utf-8")
         (output / "summary.md").write_text(_markdown_page(cells, found), encoding="utf-8")
         page = output / "report.html"
         page.write_text(render(archive, cells, found, draw, drawn.note), encoding="utf-8")
     _print_summary(cells, found, page)
+
+
+def _deciding_command(archive: Archive) -> str | None:
+    """What runs every cell of a sweep in MIN_PROCESSES processes; None for records of several commands."""
+    folders = {path.parent for path, _ in archive.places}
+    given = [environment.get("argv") or [""] for environment in archive.environments]
+    if len(folders) != 1 or any(Path(words[0]).name != SWEEP for words in given):
+        return None
+    repeats = f"measure.repeats={MIN_PROCESSES}"
+    commands = {again_command(words, min(folders), repeats) for words in given}
+    return min(commands) if len(commands) == 1 else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,7 +123,8 @@ def _markdown_page(cells: Cells, found: Verdict) -> str:
 
 def _answer(found: Verdict) -> list[str]:
     caveat = [found.caveat] if found.caveat else []
-    return [found.answer, *caveat, *found.failures, *found.fits, found.certainty]
+    way = [found.to_decide] if found.to_decide else []
+    return [found.answer, *caveat, *found.failures, *found.fits, found.certainty, *way]
 
 
 def _print_summary(cells: Cells, found: Verdict, page: Path) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,6 +16,8 @@ _PAIRS: Mapping[str, str] = {"options": "strategy", "env": "env"}
 
 NOT_USED = "none"
 """A choice that a cell has no use for, such as the engine of one that trains nothing."""
+AUTO: Final = "auto"
+"""A choice that is left to us."""
 OWN = "own"
 """A choice that is somebody's own code, not one of the tables'."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
@@ -147,8 +149,10 @@ class MeasureConfig:
     warmup_steps: int
     budget_s: float
     """Seconds that the timed pass should stay within; 0 for an observed loop, which only `steps` limits."""
-    repeats: int
-    """How many times a cell is run, each time in fresh processes."""
+    repeats: int | Literal["auto"]
+    """How many times a cell is run, each time in fresh processes; AUTO for as often as the next allows."""
+    repeats_budget_s: float
+    """Seconds that a whole sweep should stay within where repeats are left open."""
     timeout_s: float
     """Seconds after which a cell's processes are ended."""
     trace: bool
@@ -157,12 +161,15 @@ class MeasureConfig:
     """Whether every full gradient of one step is written to a file."""
 
     def __post_init__(self) -> None:
-        _refuse_below(1, {"measure.steps": self.steps, "measure.repeats": self.repeats})
+        _refuse_below(1, {"measure.steps": self.steps})
+        if self.repeats != AUTO:
+            _refuse_below(1, {"measure.repeats": self.repeats})
         _refuse_below(
             0,
             {
                 "measure.warmup_steps": self.warmup_steps,
                 "measure.budget_s": self.budget_s,
+                "measure.repeats_budget_s": self.repeats_budget_s,
                 "measure.timeout_s": self.timeout_s,
             },
         )
@@ -269,7 +276,9 @@ class RunConfig:
     def identity(self) -> dict[str, Any]:
         """All that decides what a cell does: repeats, files kept and who asked for it do not."""
         fields = asdict(self)
-        del fields["experiment"], fields["measure"]["repeats"], fields["measure"]["keep_traces"]
+        del fields["experiment"]
+        for name in ("repeats", "repeats_budget_s", "keep_traces"):
+            del fields["measure"][name]
         return fields
 
     def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:

@@ -1,16 +1,23 @@
-"""A median and how sure it is, without assuming any distribution."""
+"""A median, a ratio or a share, and how sure it is, without assuming any distribution of samples."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
+
+MIN_PROCESSES = 6
+"""Of each side of a comparison: as many samples as an interval of a median takes."""
+CONFIDENCE = 0.95
+ERROR_SHARE = 1 - CONFIDENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A 95 % nonparametric interval of the median, in the unit of its samples."""
+    """A 95 % interval, of a median in the unit of its samples."""
 
     low: float
     high: float
@@ -26,7 +33,7 @@ def interval_rank(n: int) -> int:
     tail, k = 0.0, 0
     while k < n:
         tail += math.comb(n, k) / 2**n
-        if 2 * tail > 0.05:  # noqa: PLR2004  100 % less the interval's 95 %
+        if 2 * tail > ERROR_SHARE:
             break
         k += 1
     return k
@@ -39,3 +46,57 @@ def median_interval(samples: Sequence[float]) -> Interval | None:
         return None
     ordered = sorted(samples)
     return Interval(low=ordered[k - 1], high=ordered[-k])
+
+
+@cache
+def pair_rank(n: int, m: int) -> int:
+    """The k for which [k-th smallest, k-th largest] of the n * m ratios of pairs covers the true ratio.
+
+    With at least 95 %; 0 where n and m are too small for that. Two samples of six have k = 6, and 95.9 %.
+
+    Of samples that differ by a factor only, the number of pairs in which the first side is the larger is
+    distributed as Mann and Whitney's U (1947), whatever the samples' own distribution is.
+    """
+    counts, total = _u_counts(n, m), math.comb(n + m, n)
+    at_most = accumulate(counts)
+    return sum(2 * count <= ERROR_SHARE * total for count in at_most)
+
+
+def ratio_interval(ones: Sequence[float], others: Sequence[float]) -> tuple[float, Interval | None]:
+    """By what factor `ones` are larger than `others`, both positive, and the factor's 95 % interval.
+
+    The factor is the median ratio of all pairs, one of each side (J. L. Hodges and E. L. Lehmann, Estimates
+    of location based on rank tests, 1963, on logarithms); the interval inverts the exact test of Mann and
+    Whitney. It leaves out 1 exactly where that test says at 5 % that the sides differ. None below the samples
+    that it takes: four on each side, or three and five.
+    """
+    ratios = sorted(math.log(one / other) for one in ones for other in others)
+    k = pair_rank(len(ones), len(others))
+    interval = Interval(low=math.exp(ratios[k - 1]), high=math.exp(ratios[-k])) if k else None
+    return math.exp(statistics.median(ratios)), interval
+
+
+def share_interval(hits: int, n: int) -> Interval:
+    """The 95 % interval of the share of which `hits` of n independent trials are a sample.
+
+    Wilson's (E. B. Wilson, Probable inference, 1927), which is right near 0 and 1 too.
+    """
+    z = statistics.NormalDist().inv_cdf(1 - ERROR_SHARE / 2)
+    share, weight = hits / n, z * z / n
+    middle = (share + weight / 2) / (1 + weight)
+    half = z * math.sqrt(share * (1 - share) / n + weight / (4 * n)) / (1 + weight)
+    return Interval(low=max(0.0, middle - half), high=min(1.0, middle + half))
+
+
+def _u_counts(n: int, m: int) -> list[int]:
+    """How many of the orders of n and m samples have U = 0, 1, ...: up to the middle, from which they mirror.
+
+    They are the coefficients of a Gaussian binomial, the product of (1 - x^(m+i)) / (1 - x^i) over i = 1..n.
+    """
+    counts = [1] + [0] * (n * m // 2)
+    for i in range(1, n + 1):
+        for u in range(len(counts) - 1, m + i - 1, -1):
+            counts[u] -= counts[u - m - i]
+        for u in range(i, len(counts)):
+            counts[u] += counts[u - i]
+    return counts

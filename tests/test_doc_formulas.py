@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis.answers import change
+from analysis import false_differences as trial
 from analysis.metrics import notes, traced_shares
 from analysis.metrics.definitions import QUANTITIES
 from bench.cell.trajectory import LIMITS
@@ -25,14 +25,14 @@ from bench.passes.parity import section as parity_section
 from bench.passes.telemetry import telemetry
 from bench.passes.timing import section as timing_section
 from bench.passes.trace.section import TRACED_PART, TRACED_STEPS
-from bench.statistics import interval_rank
+from bench.statistics import MIN_PROCESSES, interval_rank, pair_rank
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, backwards_per_step, forwards_per_step
 from tests.cells import FOUR_H100, make_cell
 from tests.quantity_pages import LOOKED_UP, PEAK_FLOPS_PER_S, a_record, formula_of, summary_of_one, text_of
 
 OWN_WORK = [name for name, section in PASSES.items() if section.is_own_work]
-WORDS_OF_NUMBERS = {3: "three", 5: "five", 10: "ten"}
+WORDS_OF_NUMBERS = {3: "three", 5: "five", 6: "six", 10: "ten"}
 WORDS_OF_PARTS = {0.5: "half"}
 
 
@@ -130,7 +130,12 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("stability", f"> {notes.BUSY:.0f} * cores"),
         ("step_parts", f"{WORDS_OF_NUMBERS[TRACED_STEPS]} traced ones"),
         ("traced_to_timed", f"{WORDS_OF_NUMBERS[TRACED_STEPS].capitalize()} steps are traced"),
-        ("sweep_ratio", f"over {change.RESAMPLES:,} resamples"),
+        ("sweep_ratio", f"{pair_rank(6, 6)} of the 36 ratios of six and six processes"),
+        ("sweep_ratio", f"fewer than {WORDS_OF_NUMBERS[MIN_PROCESSES]} processes"),
+        ("samples", f"`measure.repeats_budget_s` ({make_cell().measure.repeats_budget_s:.0f})"),
+        ("false_differences", f"more than {trial.MAX_FALSE_SHARE:.0%} of comparisons"),
+        ("false_differences", f"fewer than {trial.MIN_FOUND_SHARE:.0%} of slower ones"),
+        ("false_differences", f"multiplied by {trial.SLOWER:.2f}"),
         ("telemetry", f"every {telemetry.PERIOD_S * 1e3:.0f} ms"),
         ("telemetry", f"{telemetry.MAX_SAMPLES:,} samples"),
         ("telemetry", f"< {telemetry.SLOW_CLOCK} * reference_clock_mhz"),

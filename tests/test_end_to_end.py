@@ -14,7 +14,7 @@ import pytest
 from bench.store import read_records
 from tests.command import typed, typed_here
 
-QUICK = ["measure.steps=2", "measure.warmup_steps=1"]
+QUICK = ["measure.steps=2", "measure.warmup_steps=1", "measure.repeats=1"]
 
 
 STALE = {

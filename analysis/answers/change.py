@@ -1,19 +1,16 @@
-"""What became of the cells of one sweep in another: faster, slower, no clear difference, another status."""
+"""What became of the cells of one sweep in another: faster, slower, undecided, another status."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from analysis.cells.difference import Difference, Processes, difference, processes_of
 from analysis.frame.archive import Archive
 from analysis.labels import status_label
-from analysis.metrics.measured import slowest_rank_ms
-from bench.statistics import interval_rank
 
 CELL = ("cell_id", "provenance")
 """What has to be equal for two records to be of one cell. The machine may differ, and is named then."""
@@ -24,29 +21,20 @@ Key = tuple[str, str]
 NOT_RECORDED = "not recorded"
 NOTHING = frozenset({NOT_RECORDED, "None", "[]"})
 """What two sides may call the same absence: an older record lacks what a newer one has as empty."""
-
-
-RESAMPLES = 4000
-SEED = 0
-"""The same samples always give the same interval."""
-PERCENTILES = (2.5, 97.5)
+ON_SPEED = ("unstable", "very unstable", "the machine was busy", "throttled", "warmed up with shorter steps")
+"""How the notes begin that bear on a ratio of speeds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """A ratio of medians with its 95 % interval, which is missing where there are too few samples."""
+class Side:
+    """One cell in one of the sweeps."""
 
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def is_above_one(self) -> bool:
-        return self.low is not None and self.low > 1
-
-    @property
-    def is_below_one(self) -> bool:
-        return self.high is not None and self.high < 1
+    status: str
+    processes: Processes
+    load: float | None
+    """The machine's load average when timing began, the highest of all processes; None where not recorded."""
+    notes: tuple[str, ...]
+    """What a reader must know of its steps and its machine, such as `unstable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +42,27 @@ class Change:
     """One cell in both sweeps."""
 
     key: Key
-    statuses: tuple[str, str]
-    n: tuple[int, int]
-    n_of: str
-    ratio: Ratio | None
-    """Of speeds, after over before; None where a side has no time."""
+    before: Side
+    after: Side
+    difference: Difference | None
+    """Of speeds, after over before; None where a side has no speed."""
+
+    @property
+    def is_undecided(self) -> bool:
+        return self.difference is not None and self.difference.undecided is not None
 
     @property
     def outcome(self) -> str:
-        before, after = map(status_label, self.statuses)
+        before, after = (status_label(side.status) for side in (self.before, self.after))
         if before != after:
             return f"was {before}, is {after}"
-        if self.ratio is None:
+        if self.difference is None:
             return f"{before} in both"
-        if self.ratio.is_above_one:
+        if self.difference.undecided is not None:
+            return f"undecided: {self.difference.undecided}"
+        if self.difference.is_faster:
             return "faster"
-        return "slower" if self.ratio.is_below_one else "no clear difference"
+        return "slower" if self.difference.is_slower else "no clear difference"
 
 
 def changes(before: Archive, after: Archive) -> list[Change]:
@@ -103,31 +96,30 @@ def _rows(frame: pd.DataFrame) -> dict[Key, list[int]]:
     return rows
 
 
-def _change(key: Key, before: tuple[Archive, Sequence[int]], after: tuple[Archive, Sequence[int]]) -> Change:
-    times = [_step_times(*side) for side in (before, after)]
-    n_of = "repeats" if all(len(side) > 1 for side in times) else "steps"
-    samples = [_samples(side, n_of) for side in times]
-    statuses = [_status(archive.frame, rows) for archive, rows in (before, after)]
-    return Change(
-        key=key,
-        statuses=(statuses[0], statuses[1]),
-        n=(len(samples[0]), len(samples[1])),
-        n_of=n_of,
-        ratio=speed_ratio(samples[0], samples[1]) if all(samples) else None,
+def _change(key: Key, *sides: tuple[Archive, Sequence[int]]) -> Change:
+    before, after = (_side(*side) for side in sides)
+    is_timed = bool(before.processes) and bool(after.processes)
+    found = difference(after.processes, before.processes) if is_timed else None
+    return Change(key, before, after, found)
+
+
+def _side(archive: Archive, rows: Sequence[int]) -> Side:
+    records = archive.frame.iloc[[*rows]]
+    timed = records[(records["status"] == "ok") & records["tokens_per_s"].notna()]
+    telemetries = (archive.record(row).get("telemetry") or {} for row in rows)
+    loads = [each["load_average"] for each in telemetries if each.get("load_average") is not None]
+    return Side(
+        status=_status(archive.frame, rows),
+        processes=processes_of(timed),
+        load=max(loads, default=None),
+        notes=tuple(dict.fromkeys(_flags(timed["note"]))),
     )
 
 
-def _step_times(archive: Archive, rows: Sequence[int]) -> list[list[float]]:
-    """Per repeat that worked the times of its steps in ms."""
-    records = (archive.record(row) for row in rows if archive.frame["status"].iloc[row] == "ok")
-    return [slowest_rank_ms(record["timing"]["step_times_ms"]) for record in records if record.get("timing")]
-
-
-def _samples(repeats: Sequence[Sequence[float]], n_of: str) -> list[float]:
-    """Like is compared with like: repeats where both sides have several, else steps."""
-    if n_of == "repeats":
-        return [statistics.median(steps) for steps in repeats]
-    return [step for steps in repeats for step in steps]
+def _flags(notes: pd.Series[str]) -> list[str]:
+    """`unstable`, `the machine was busy`: what the notes on speeds begin with."""
+    parts = [part.partition(":")[0] for note in notes.dropna() for part in note.split("; ")]
+    return [part for part in parts if part.startswith(ON_SPEED)]
 
 
 def _status(frame: pd.DataFrame, rows: Sequence[int]) -> str:
@@ -144,23 +136,3 @@ def _environment_values(environments: Sequence[Mapping[str, Any]]) -> dict[str, 
         for name, value in {**flat, **packages}.items():
             met.setdefault(name, {})[str(value)] = None
     return {name: " and ".join(values) for name, values in met.items()}
-
-
-def speed_ratio(before_ms: Sequence[float], after_ms: Sequence[float]) -> Ratio:
-    """Median of the times before over that after: 2 where the same work takes half the time.
-
-    The interval is a percentile bootstrap of that ratio (B. Efron, Bootstrap Methods, 1979), each side drawn
-    by itself. It exists where both sides have the six samples that an interval of a median takes.
-    """
-    before, after = np.asarray(before_ms), np.asarray(after_ms)
-    value = float(np.median(before) / np.median(after))
-    if not (interval_rank(len(before)) and interval_rank(len(after))):
-        return Ratio(value)
-    random = np.random.default_rng(SEED)
-    medians = (
-        np.median(samples[random.integers(len(samples), size=(RESAMPLES, len(samples)))], axis=1)
-        for samples in (before, after)
-    )
-    ratios = np.divide(*medians)
-    low, high = np.percentile(ratios, PERCENTILES)
-    return Ratio(value, float(low), float(high))

@@ -2,72 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import pandas as pd
 
 from analysis.cells.cells import Cells
+from analysis.cells.difference import Difference, difference, too_few
 from analysis.cells.selection import ALL_IN
 from analysis.labels import more_label, number_label
 from bench.labels import length_label
+from bench.statistics import MIN_PROCESSES
 
-LEADER_COLUMNS = ("work", "name", "seq_len", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 MAX_LINES = 100
 MAX_FIGURES = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Leader:
-    """The cell with the most tokens/s among comparable ones."""
+class Timed:
+    """One cell of a comparison."""
 
     name: str
-    seq_len: int
+    row: int
     tokens_per_s: float
-    runner_up: str | None
-    """None where it was alone."""
-    ratio: float | None
-    is_clear: bool
+    processes: int
 
 
-def leaders(cells: Cells) -> list[Leader]:
-    """Per length and kind of work the fastest cell, by length.
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What may be said of the order of cells that did the same work."""
 
-    It is clear when its interval lies above the runner-up's; without both intervals it is not.
-    """
-    rates = cells.frame[["seq_len", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"]]
-    timed = rates.assign(work=cells.work, name=cells.names)[rates["tokens_per_s"].notna()]
-    first_two = timed.sort_values("tokens_per_s", ascending=False).groupby("work", sort=False).head(2)
-    pairs: dict[int, list[dict[Any, Any]]] = {}
-    for row in first_two[[*LEADER_COLUMNS]].to_dict("records"):
-        pairs.setdefault(row["work"], []).append(row)
-    return sorted((_leader(*pair) for pair in pairs.values()), key=lambda leader: leader.seq_len)
+    seq_len: int
+    cells: tuple[Timed, ...]
+    """By name."""
+    undecided: str | None
+    """Why nothing may be said; None where something may, or where there is nothing to compare."""
+    first: Timed
+    """The one with the most tokens/s, which need not mean anything."""
+    lead: tuple[tuple[Timed, Difference], ...] = ()
+    """The first one's speed over each of the others', the nearest first; empty where undecided."""
+
+    @property
+    def is_comparison(self) -> bool:
+        return len(self.cells) > 1
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the first is faster than every other.
+
+        A claim that needs every one of several tests is wrong no more often than one of them is, so many
+        strategies need no correction (R. L. Berger, Multiparameter hypothesis testing, 1982).
+        """
+        return bool(self.lead) and all(found.is_faster for _, found in self.lead)
+
+    @property
+    def unbeaten(self) -> list[str]:
+        """The names of the first and of those that it is not clearly faster than, in alphabetical order."""
+        return sorted([self.first.name, *(other.name for other, found in self.lead if not found.is_faster)])
 
 
-def leader_lines(found: Sequence[Leader]) -> list[str]:
-    """A line for each comparison: who led, and by how much."""
-    return _first([_detail(leader) for leader in found[:MAX_LINES]], len(found))
+def rankings(cells: Cells) -> list[Ranking]:
+    """Per length and kind of work what may be said of its cells, by length."""
+    groups: dict[tuple[int, int], list[Timed]] = {}
+    frame = cells.frame
+    columns = (
+        frame["seq_len"],
+        cells.work,
+        cells.names,
+        frame.index,
+        frame["tokens_per_s"],
+        cells.process_counts,
+    )
+    for seq_len, work, *timed in zip(*(column.tolist() for column in columns), strict=True):
+        cell = Timed(*timed)
+        if cell.processes:
+            groups.setdefault((int(seq_len), work), []).append(cell)
+    return [_ranking(seq_len, groups[seq_len, work], cells) for seq_len, work in sorted(groups)]
 
 
-def measured_lines(cells: Cells) -> list[str]:
+def leader_lines(found: Sequence[Ranking]) -> list[str]:
+    """A line for each comparison: who led, and by how much; its cells by name where that is undecided."""
+    return _first([_detail(ranking) for ranking in found[:MAX_LINES]], len(found))
+
+
+def measured_lines(found: Sequence[Ranking]) -> list[str]:
     """A line for each comparison that ranks nothing: its cells by name, each with its tokens/s."""
-    timed = cells.frame.loc[cells.frame["tokens_per_s"].notna(), ["seq_len", "tokens_per_s"]]
-    timed = timed.assign(name=cells.names, work=cells.work).sort_values(["seq_len", "work", "name"])
-    groups = [rows for _, rows in timed.groupby(["seq_len", "work"])]
-    return _first([_measured(rows) for rows in groups[:MAX_LINES]], len(groups))
+    return _first([_measured(ranking) for ranking in found[:MAX_LINES]], len(found))
 
 
-def _measured(cells: pd.DataFrame) -> str:
+def _ranking(seq_len: int, timed: Sequence[Timed], cells: Cells) -> Ranking:
+    by_name = tuple(sorted(timed, key=lambda cell: cell.name))
+    first, *others = sorted(timed, key=lambda cell: cell.tokens_per_s, reverse=True)
+    counts = {cell.processes for cell in timed}
+    if not others:
+        return Ranking(seq_len, by_name, None, first)
+    if min(counts) < MIN_PROCESSES:
+        return Ranking(seq_len, by_name, too_few(counts), first)
+    own = cells.processes(first.row)
+    lead = tuple((other, difference(own, cells.processes(other.row))) for other in others)
+    undecided = next((found.undecided for _, found in lead if found.undecided), None)
+    return Ranking(seq_len, by_name, undecided, first, () if undecided else lead)
+
+
+def _measured(ranking: Ranking) -> str:
     """`8k, in tokens/s: local: 21,217; ring, sp 2: 18,971`."""
-    shown = cells.head(MAX_FIGURES)
-    figures = [
-        f"{name}: {number_label(rate)}"
-        for name, rate in zip(shown["name"], shown["tokens_per_s"], strict=True)
-    ]
-    if len(cells) > MAX_FIGURES:
-        figures.append(f"{more_label(len(cells) - MAX_FIGURES, 'cell')} in summary.csv")
-    return f"{length_label(int(cells['seq_len'].iloc[0]))}, in tokens/s: {'; '.join(figures)}"
+    shown = ranking.cells[:MAX_FIGURES]
+    figures = [f"{cell.name}: {number_label(cell.tokens_per_s)}" for cell in shown]
+    if len(ranking.cells) > MAX_FIGURES:
+        figures.append(f"{more_label(len(ranking.cells) - MAX_FIGURES, 'cell')} in summary.csv")
+    return f"{length_label(ranking.seq_len)}, in tokens/s: {'; '.join(figures)}"
 
 
 def _first(lines: list[str], count: int) -> list[str]:
@@ -75,18 +116,18 @@ def _first(lines: list[str], count: int) -> list[str]:
     return [*lines, f"{more_label(rest, 'comparison')}; {ALL_IN}"] if rest else lines
 
 
-def _detail(leader: Leader) -> str:
-    start = f"{length_label(leader.seq_len)}: {leader.name}, {number_label(leader.tokens_per_s)} tokens/s"
-    if leader.runner_up is None or leader.ratio is None:
+def _detail(ranking: Ranking) -> str:
+    """`8k: ulysses, 1,234 tokens/s, 1.20 (1.18 to 1.22) times ring`, or that nothing may be said."""
+    if ranking.undecided is not None:
+        return f"{_measured(ranking)}; undecided: {ranking.undecided}"
+    first = ranking.first
+    start = f"{length_label(ranking.seq_len)}: {first.name}, {number_label(first.tokens_per_s)} tokens/s"
+    if not ranking.lead:
         return f"{start}; nothing to compare it with"
-    clear = "" if leader.is_clear else ", no clear difference"
-    return f"{start}, {leader.ratio:.2f} times {leader.runner_up}{clear}"
+    ratios = [_ratio(other, found) for other, found in ranking.lead[:MAX_FIGURES]]
+    return f"{start}, {'; '.join(ratios)}"
 
 
-def _leader(first: Mapping[Any, Any], second: Mapping[Any, Any] | None = None) -> Leader:
-    common = (first["name"], int(first["seq_len"]), float(first["tokens_per_s"]))
-    if second is None:
-        return Leader(*common, None, None, is_clear=False)
-    ratio = float(first["tokens_per_s"] / second["tokens_per_s"])
-    is_clear = bool(first["tokens_per_s_low"] > second["tokens_per_s_high"])
-    return Leader(*common, second["name"], ratio, is_clear)
+def _ratio(other: Timed, found: Difference) -> str:
+    clear = "" if found.is_faster else ", no clear difference"
+    return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f}) times {other.name}{clear}"

@@ -8,14 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.answers.leaders import Leader, leader_lines, leaders, measured_lines
+from analysis.answers.leaders import Ranking, leader_lines, measured_lines, rankings
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
 from analysis.labels import count_label, more_label, status_label
-from bench.labels import length_label
+from bench.labels import duration_label, length_label
+from bench.statistics import MIN_PROCESSES
 
 UNSTABLE_NOTE = "unstable:"
 """How a note on unsteady steps goes on after `very`, or begins."""
+SAMPLES: Mapping[str, str] = {"steps": "steps of one process", "repeats": "repeats"}
 MAX_NAMES = 12
 """A sentence that would name more settings than this names strategies and counts their settings."""
 MAX_LENGTHS = 8
@@ -34,36 +36,88 @@ class Verdict:
     fits: list[str]
     """The longest lengths that fit, where any cell ran out of memory."""
     certainty: str
+    to_decide: str | None
+    """What would decide the comparisons that are undecided, and how long that takes; None without any."""
     caveat: str | None
     """Why nothing is ranked; None where something is."""
 
 
-def verdict(cells: Cells) -> Verdict:
-    """What these cells say; no comparison leaves its length, work, machine and provenance."""
+def verdict(cells: Cells, command: str | None = None) -> Verdict:
+    """What these cells say; no comparison leaves its length, work, machine and provenance.
+
+    `command` would run each cell in MIN_PROCESSES processes; None where no one command can.
+    """
     summary, names = cells.frame, cells.names
-    found = leaders(cells) if cells.caveat is None else []
+    found = rankings(cells)
     return Verdict(
         answer=_fastest(found) if cells.caveat is None else _ran(summary, names),
-        details=leader_lines(found) if cells.caveat is None else measured_lines(cells),
+        details=leader_lines(found) if cells.caveat is None else measured_lines(found),
         failures=_failures(summary, names),
         fits=_fits(summary, names),
         certainty=_certainty(summary),
+        to_decide=_to_decide(found, cells, command),
         caveat=cells.caveat,
     )
 
 
-def _fastest(found: Sequence[Leader]) -> str:
-    """One sentence: who led at which lengths, and where not clearly."""
-    compared = [leader for leader in found if leader.runner_up is not None]
+def _fastest(found: Sequence[Ranking]) -> str:
+    """Who led at which lengths, where there is no clear difference, and where nothing may be said."""
+    compared = [ranking for ranking in found if ranking.is_comparison]
     if not compared:
         return "No length has two comparable results, so no strategy is ahead of another."
-    where = _by_name((leader.name, leader.seq_len) for leader in compared)
-    sentence = f"Most tokens/s: {_places(where)}."
-    unclear = _by_name((leader.name, leader.seq_len) for leader in compared if not leader.is_clear)
-    if unclear:
-        why = "the 95 % intervals of the first two overlap, or one has none"
-        sentence += f" Not clearly ahead: {_places(unclear)}; {why}."
-    return sentence
+    ahead = _by_name((ranking.first.name, ranking.seq_len) for ranking in compared if ranking.is_clear)
+    undecided = _undecided(compared)
+    parts = [
+        f"Most tokens/s: {_places(ahead)}." if ahead else "",
+        _level(compared),
+        f"Undecided: {undecided}." if undecided else "",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _level(found: Sequence[Ranking]) -> str:
+    """`No clear difference: ring and ulysses at 8k.`, of those that none is clearly ahead of."""
+    lengths: dict[str, set[int]] = {}
+    for ranking in found:
+        if ranking.lead and not ranking.is_clear:
+            lengths.setdefault(_listed(map(_bracketed, ranking.unbeaten)), set()).add(ranking.seq_len)
+    if len(lengths) > MAX_NAMES:
+        where = _lengths(set().union(*lengths.values()))
+        return f"No clear difference: {len(lengths):,} comparisons at {where}."
+    return f"No clear difference: {_places(lengths)}." if lengths else ""
+
+
+def _undecided(found: Sequence[Ranking]) -> str:
+    """`8k and 64k (one process each)`, with whatever stands in the way of an answer; empty without any."""
+    lengths: dict[str, set[int]] = {}
+    for ranking in found:
+        if ranking.undecided is not None:
+            lengths.setdefault(ranking.undecided, set()).add(ranking.seq_len)
+    return "; ".join(f"{_lengths(where)} ({why})" for why, where in lengths.items())
+
+
+def _to_decide(found: Sequence[Ranking], cells: Cells, command: str | None) -> str | None:
+    """What it takes, with a command and its minutes where there is one."""
+    undecided = _undecided(found)
+    if not undecided:
+        return None
+    if cells.caveat is None:
+        start = f"{MIN_PROCESSES} or more processes of each cell, run in turns, would decide"
+    else:
+        start = (
+            f"One process says nothing about another: {undecided}. {MIN_PROCESSES} or more of each cell, run"
+            " in turns, would tell this machine's differences from chance"
+        )
+    missing_s = _missing_s(cells.frame)
+    if command is None or not missing_s:
+        return f"{start}: run one sweep with measure.repeats={MIN_PROCESSES}."
+    return f"{start}; run: {command} (about {duration_label(missing_s)})"
+
+
+def _missing_s(summary: pd.DataFrame) -> float:
+    """Seconds that the processes will take that the cells still lack, by those that ran."""
+    missing = (MIN_PROCESSES - summary["repeats"]).clip(lower=0)
+    return float((missing * summary["wall_s"].astype("float64").fillna(0.0)).sum())
 
 
 def _ran(summary: pd.DataFrame, names: pd.Series[str]) -> str:
@@ -124,7 +178,7 @@ def _certainty(summary: pd.DataFrame) -> str:
     for n_of, cells in timed.groupby("n_of"):
         low, high = int(cells["n"].min()), int(cells["n"].max())
         n = str(low) if low == high else f"{low} to {high}"
-        parts.append(f"{count_label(len(cells), 'cell')} with n={n} {n_of}")
+        parts.append(f"{count_label(len(cells), 'cell')} with n={n} {SAMPLES[str(n_of)]}")
     with_interval = int(timed["tokens_per_s_low"].notna().sum())
     unstable = int(timed["note"].str.contains(UNSTABLE_NOTE, na=False).sum())
     doubt = f"; the steps of {unstable} are unstable, see their notes" if unstable else ""

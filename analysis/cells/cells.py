@@ -10,6 +10,7 @@ from typing import Any, Self
 import pandas as pd
 
 from analysis.cells.comparison import with_comparisons, work_number
+from analysis.cells.difference import Processes, processes_of
 from analysis.cells.series import Series, cell_names, keys_and_number, series_of
 from analysis.cells.summary import summarise
 from analysis.frame.load import hardware_facts
@@ -32,6 +33,8 @@ class Cells:
     """One row per cell, with every column that is measured, computed or set."""
     work: pd.Series[int]
     """Per cell the number of the group of comparable cells that it is in."""
+    all_processes: pd.DataFrame
+    """Per process that gave a speed its `tokens_per_s` and `started_at`, by the row of its cell."""
 
     @classmethod
     def of_records(cls, frame: pd.DataFrame, hardware_bytes: Mapping[str, float] | None = None) -> Self:
@@ -40,9 +43,9 @@ class Cells:
         `hardware_bytes` is the memory of one device by hardware name; by default that of conf/hardware.
         """
         summary = summarise(frame)
-        work = work_number(summary)
+        work = work_number(summary.rows)
         known = hardware_facts("memory_bytes") if hardware_bytes is None else hardware_bytes
-        return cls(with_comparisons(summary, work, known), work)
+        return cls(with_comparisons(summary.rows, work, known), work, summary.processes)
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -50,11 +53,20 @@ class Cells:
     def part(self, rows: pd.Series[bool] | pd.Index[Any]) -> Self:
         """Some of the cells, chosen by the rows of the frame; their series are told apart anew."""
         # In one piece, of which parts are quickly taken.
-        return type(self)(self.frame.loc[rows].copy(), self.work.loc[rows])
+        return type(self)(self.frame.loc[rows].copy(), self.work.loc[rows], self.all_processes)
 
     def first(self, count: int) -> Self:
         """The first of too many cells."""
         return self if len(self) <= count else self.part(self.frame.index[:count])
+
+    @cached_property
+    def process_counts(self) -> pd.Series[int]:
+        """Per cell how many of its fresh processes gave a speed."""
+        return self.all_processes.index.value_counts().reindex(self.frame.index, fill_value=0)
+
+    def processes(self, row: int) -> Processes:
+        """Those of one cell."""
+        return processes_of(self.all_processes.loc[[row]])
 
     @cached_property
     def rows(self) -> list[dict[Any, Any]]:

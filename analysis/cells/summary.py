@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pandas as pd
 
 from analysis.metrics.definitions import Reduction, columns_reduced
@@ -18,8 +20,18 @@ OF_ONE_REPEAT = frozenset({"repeat", "order"})
 ORDER = ["seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype"]
 
 
-def summarise(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell, by length and then strategy.
+@dataclass(frozen=True, eq=False, slots=True)
+class Summary:
+    """The cells behind a frame of records."""
+
+    rows: pd.DataFrame
+    """One row per cell."""
+    processes: pd.DataFrame
+    """Per process that gave a speed its `tokens_per_s` and `started_at`, by the row of its cell."""
+
+
+def summarise(frame: pd.DataFrame) -> Summary:
+    """One row per cell, by length and then strategy, and the processes behind it.
 
     Adds `repeats`, `failed_repeats`, `n` with `n_of` (what the interval's samples are: steps of the only
     repeat, or repeats) and the lowest and highest repeat's tokens per second. `status` and `reason` are
@@ -46,7 +58,16 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     summary["started_at"] = _last_starts(frame["started_at"], cell)
     summary["repeats"] = cell.value_counts()
     summary["failed_repeats"] = failed.groupby(cell).sum()
-    return _with_spread(summary, good, good_cell).reset_index(drop=True)
+    rows = _with_spread(summary, good, good_cell)
+    return Summary(rows.reset_index(drop=True), _processes(frame, cell, rows.index))
+
+
+def _processes(frame: pd.DataFrame, cell: pd.Series[int], cells_in_order: pd.Index[int]) -> pd.DataFrame:
+    """Those of Summary, of cells that stand in this order."""
+    gave_speed = frame["tokens_per_s"].notna() & (frame["status"] == "ok")
+    row = pd.Series(range(len(cells_in_order)), index=cells_in_order, dtype="int64")
+    processes = frame.loc[gave_speed, ["tokens_per_s", "started_at"]]
+    return processes.set_index(cell[gave_speed].map(row)).sort_index(kind="stable")
 
 
 def _cell_numbers(frame: pd.DataFrame) -> pd.Series[int]:

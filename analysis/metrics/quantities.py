@@ -175,12 +175,16 @@ STABILITY = Quantity(
     "What a reader must know before trusting a number: unsteady steps, a busy machine, void shares.",
 )  # fmt: skip
 SWEEP_RATIO = Quantity(
-    "sweep_ratio", "Ratio of two sweeps", "ratio",
-    "The median time of a cell before over its median time after, with a bootstrapped 95 % interval.",
+    "sweep_ratio", "Ratio of two sides", "ratio",
+    "One side's speed over another's, by the processes of both, with a 95 % interval.",
+)  # fmt: skip
+FALSE_DIFFERENCES = Quantity(
+    "false_differences", "False differences", "fraction 0..1",
+    "How often six processes are called faster than six of the same cell, and a slowdown of 10 % is found.",
 )  # fmt: skip
 
 WITHOUT_METRIC = (
     OUT_OF_MEMORY, CAUSAL_AREA, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH, OBJECTIVE_PARITY,
-    TELEMETRY,    HARNESS_OVERHEAD, SWEEP_RATIO,
+    TELEMETRY, HARNESS_OVERHEAD, SWEEP_RATIO, FALSE_DIFFERENCES,
 )  # fmt: skip
 """Those of which only the record says something, or another command."""

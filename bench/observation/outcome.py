@@ -63,6 +63,7 @@ class ObserveRequest:
             warmup_steps=self.warmup_steps,
             budget_s=0.0,
             repeats=1,
+            repeats_budget_s=0,
             timeout_s=0.0,
             trace=True,
             keep_traces=False,

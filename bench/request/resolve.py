@@ -9,6 +9,7 @@ from typing import Any
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.config import (
+    AUTO,
     DTYPE_BYTES,
     MASKS,
     NOT_USED,
@@ -203,7 +204,8 @@ def _measure(raw: Raw) -> MeasureConfig:
         steps=values.whole("measure.steps", raw["steps"]),
         warmup_steps=values.whole("measure.warmup_steps", raw["warmup_steps"], least=0),
         budget_s=values.seconds("measure.budget_s", raw["budget_s"]),
-        repeats=values.whole("measure.repeats", raw["repeats"]),
+        repeats=AUTO if raw["repeats"] == AUTO else values.whole("measure.repeats", raw["repeats"]),
+        repeats_budget_s=values.seconds("measure.repeats_budget_s", raw["repeats_budget_s"]),
         timeout_s=values.seconds("measure.timeout_s", raw["timeout_s"]),
         trace=values.flag("measure.trace", raw["trace"]),
         keep_traces=values.flag("measure.keep_traces", raw["keep_traces"]),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,22 @@ from bench.cell.planned import PlannedCell
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.experiments import experiment_of
+from bench.record import Status
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.legality import needed_packages, refusal
 from bench.request.values import refuse_too_many
+from bench.statistics import MIN_PROCESSES
 from bench.strategies import STRATEGIES
+from bench.sweep.repeats import (
+    Turn,
+    choose,
+    chosen_line,
+    in_turns,
+    least_repeats,
+    open_cells,
+    planned_line,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,10 @@ class Plan:
     """Where records and report go."""
     resume: bool
     """Whether the folder may have records already, of which the final ones are kept."""
+    open_cells: tuple[RunConfig, ...] = ()
+    """Those that may be repeated, once each has run."""
+    note: str | None = None
+    """What a person should know of the repeats."""
 
     @property
     def packages(self) -> frozenset[str]:
@@ -36,12 +50,28 @@ class Plan:
         cells = {planned.cell.cell_id: planned.cell for planned in self.cells}.values()
         return frozenset(package for cell in cells for package in needed_packages(cell).values())
 
+    def repeated(self, records: Sequence[Mapping[str, Any]]) -> Plan:
+        """The plan with the repeats that were left open, chosen by what the cells took so far.
+
+        Their first records decide, so a sweep that is resumed chooses as it did before.
+        """
+        if not self.open_cells:
+            return self
+        first = {record["cell_id"]: record for record in records if record["repeat"] == 0}
+        took_s = {cell: float(record["wall_s"]) for cell, record in first.items()}
+        ok = {cell for cell, record in first.items() if record["status"] == Status.OK}
+        choice = choose(self.open_cells, took_s, ok, self.open_cells[0].measure.repeats_budget_s)
+        chosen = [cell for cell in self.open_cells if cell.seq_len in choice.often and cell.cell_id in ok]
+        turns = in_turns(chosen, range(1, MIN_PROCESSES))
+        cells = (*self.cells, *_in_order(turns, len(self.cells)))
+        return replace(self, cells=cells, open_cells=(), note=chosen_line(choice, self.open_cells))
+
 
 def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:
-    """Validate every cell, drop duplicates, repeat, and shuffle by the seed.
+    """Validate every cell, drop duplicates, repeat in turns. Cells whose repeats are left open have one each.
 
-    The order is random, so that heat and other processes favour no strategy. Raises ConfigError for the first
-    bad value; in a single run also for an illegal combination, which a sweep records as `unsupported`.
+    Raises ConfigError for the first bad value; in a single run also for an illegal combination, which a sweep
+    records as `unsupported`.
     """
     refuse_too_many([len(raws)])
     cells = {cell.cell_id: cell for cell in experiment_of(raws).cells(raws, machine)}
@@ -49,13 +79,23 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:
         _refuse_failing_facts(cell)
         if single:
             _refuse_illegal(cell)
-    refuse_too_many([len(cells), max(cell.measure.repeats for cell in cells.values())])
-    pairs = [(cell, repeat) for cell in cells.values() for repeat in range(cell.measure.repeats)]
-    random.Random(min(cell.seed for cell in cells.values())).shuffle(pairs)
-    planned = (PlannedCell(cell, repeat, order) for order, (cell, repeat) in enumerate(pairs))
+    most = max(map(least_repeats, cells.values()))
+    refuse_too_many([len(cells), most])
+    turns = [turn for turn in in_turns([*cells.values()], range(most)) if turn[1] < least_repeats(turn[0])]
     first = raws[0]
     resume = values.flag("resume", first["resume"])
-    return Plan(tuple(planned), Path(values.text("sweep_dir", first["sweep_dir"])), resume)
+    left_open = tuple(open_cells(cells.values()))
+    return Plan(
+        cells=tuple(_in_order(turns, 0)),
+        folder=Path(values.text("sweep_dir", first["sweep_dir"])),
+        resume=resume,
+        open_cells=left_open,
+        note=planned_line(left_open),
+    )
+
+
+def _in_order(turns: Iterable[Turn], first: int) -> list[PlannedCell]:
+    return [PlannedCell(cell, repeat, order) for order, (cell, repeat) in enumerate(turns, first)]
 
 
 def _refuse_illegal(cell: RunConfig) -> None:

@@ -54,8 +54,8 @@ class Progress:
         self._live: Live | None = None
         self._started_s = self._said_s = now_s()
 
-    def start(self, cells: Sequence[PlannedCell], folder: Path) -> None:
-        """Say what is planned and on what."""
+    def start(self, cells: Sequence[PlannedCell], folder: Path, note: str | None = None) -> None:
+        """Say what is planned and on what, and the plan's own note."""
         self._left, self._total, self._folder = list(cells), len(cells), folder
         self._labels = CellLabels(planned.cell for planned in cells)
         self._started_s = self._now_s()
@@ -65,6 +65,8 @@ class Progress:
         self.say(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, records in {folder}")
         for line in sorted({_picked(planned.cell) for planned in cells}):
             self.say(line)
+        if note is not None:
+            self.say(note)
         # FORCE_COLOR makes rich take a pipe for a terminal: colours it may have, but no moving cursor.
         if self.console.is_interactive and self.console.file.isatty():
             # No thread of its own: the launcher ticks, and ranks need every core.
@@ -72,6 +74,13 @@ class Progress:
                 console=self.console, auto_refresh=False, transient=True, get_renderable=self._drawn
             )
             self._live.start()
+
+    def add(self, cells: Sequence[PlannedCell], note: str | None) -> None:
+        """Say what is planned beyond what was said at the start."""
+        self._left.extend(cells)
+        self._total += len(cells)
+        if note is not None:
+            self.say(note)
 
     def begin(self, planned: PlannedCell) -> None:
         self._running = planned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.cell.run import CellInterrupted, SharedSections, run
 from bench.cell.trajectory import Trajectories
+from bench.command import again_command
 from bench.config import ConfigError, ExitCode
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import FINDINGS, Record, Status
@@ -44,19 +44,25 @@ def run_plan(
         )
     with Store(plan.folder) as store:
         before = store.read()
-        pending = _pending(plan, before)
         trajectories = Trajectories()
         trajectories.keep_finished([planned.cell for planned in plan.cells], before)
+        _refuse_records(plan, before)
+        pending = _missing(plan, before)
+        if not pending:
+            plan = plan.repeated(before)
+            pending = _missing(plan, before)
         launcher.warm()
         _write_config(plan)
-        progress.start(pending, plan.folder)
+        progress.start(pending, plan.folder, plan.note)
         shared, statuses = SharedSections(), list[Status]()
         is_interrupted = False
         try:
-            for planned in pending:
-                statuses.append(
-                    _run_one(planned, launcher, progress, store, shared, trajectories, entry(planned))
-                )
+            while pending:
+                for planned in pending:
+                    statuses.append(
+                        _run_one(planned, launcher, progress, store, shared, trajectories, entry(planned))
+                    )
+                plan, pending = _repeats(plan, store, progress)
         except KeyboardInterrupt as interrupted:
             is_interrupted = True
             if isinstance(interrupted, CellInterrupted):
@@ -127,14 +133,30 @@ def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
             kept.rename(traces / f"{planned.folder_name}-{rank}.json.gz")
 
 
-def _pending(plan: Plan, before: Sequence[dict[str, Any]]) -> list[PlannedCell]:
-    """Cells without a final record; raises ConfigError for a folder with records without `resume`."""
+def _repeats(plan: Plan, store: Store, progress: Progress) -> tuple[Plan, list[PlannedCell]]:
+    """The plan with the repeats that were left open until every cell had run, and what of it is missing."""
+    if not plan.open_cells:
+        return plan, []
+    records = store.read()
+    whole = plan.repeated(records)
+    pending = _missing(whole, records)
+    _write_config(whole)
+    progress.add(pending, whole.note)
+    return whole, pending
+
+
+def _refuse_records(plan: Plan, before: Sequence[dict[str, Any]]) -> None:
+    """Raises ConfigError for a folder with records without `resume`."""
     if before and not plan.resume:
         raise ConfigError(
             f"sweep_dir={plan.folder}: contains records already; add resume=true to run only what is missing,"
             " or name another folder"
         )
-    done = {(line["cell_id"], line["repeat"]) for line in before if line["status"] in FINDINGS}
+
+
+def _missing(plan: Plan, records: Sequence[dict[str, Any]]) -> list[PlannedCell]:
+    """Cells without a final record."""
+    done = {(line["cell_id"], line["repeat"]) for line in records if line["status"] in FINDINGS}
     return [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
 
 
@@ -142,11 +164,3 @@ def _write_config(plan: Plan) -> None:
     """The request, fully resolved, beside the records: one entry a cell, in running order."""
     content = {"argv": sys.argv, "cells": [planned.cell.flat() for planned in plan.cells]}
     OmegaConf.save(OmegaConf.create(content), plan.folder / "config.yaml")
-
-
-def again_command(arguments: Sequence[str], folder: Path) -> str:
-    """The command line that runs what is missing; `arguments` are those of the sweep, as in `sys.argv`."""
-    program, *given = arguments
-    words = [word.removeprefix("++") for word in given]
-    kept = [word for word in words if word.partition("=")[0] not in ("resume", "sweep_dir")]
-    return shlex.join(["python", program, *kept, "resume=true", f"sweep_dir={folder}"])

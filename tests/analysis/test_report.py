@@ -269,3 +269,25 @@ def test_many_reasons_and_many_settings_are_counted_not_listed(cells_of):
 def test_synthetic_records_can_never_pass_for_results():
     assert {record["provenance"] for record in synthetic_records(10)} == {Provenance.SYNTHETIC}
     assert Provenance.SYNTHETIC not in RAN_HERE
+
+
+def test_a_sweep_of_one_process_each_says_which_command_decides(tmp_path, capsys):
+    environment = make_record()["environment"] | {"argv": ["run_sweep.py", "-m", "seq_len=8k"]}
+    sweep = write_sweep(
+        tmp_path / "out", grid(["ulysses", "ring"], [8192], environment=environment, wall_s=60)
+    )
+    assert main([str(sweep)]) == 0
+    command = f"python run_sweep.py -m seq_len=8k measure.repeats=6 resume=true sweep_dir={sweep}"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Undecided: 8k (one process each)." in said
+    assert "would decide; run: python run_sweep.py" in said
+    for name in ("summary.md", "report.html"):
+        assert f"{command} (about 10 min)" in (sweep / name).read_text()
+
+
+@pytest.mark.parametrize("argv", [["train.py"], None])
+def test_a_loop_of_one_s_own_is_not_told_to_run_our_command(tmp_path, capsys, argv):
+    environment = make_record()["environment"] | ({"argv": argv} if argv else {})
+    sweep = write_sweep(tmp_path / "out", grid(["ulysses", "ring"], [8192], environment=environment))
+    assert main([str(sweep)]) == 0
+    assert "run_sweep.py" not in capsys.readouterr().out

@@ -59,7 +59,7 @@ def test_one_comparison_with_too_many_series_keeps_some_of_every_strategy(cells_
 
 
 def so_many_cells(count):
-    return Cells(pd.DataFrame({"cell_id": range(count)}), pd.Series(0, index=range(count)))
+    return Cells(pd.DataFrame({"cell_id": range(count)}), pd.Series(0, index=range(count)), pd.DataFrame())
 
 
 def test_a_page_lists_the_cells_that_were_started_last_in_the_order_of_the_summary():

@@ -1,0 +1,73 @@
+"""What may be said of two cells from their processes, and how often that is wrong."""
+
+import numpy as np
+import pytest
+
+from analysis.cells.difference import NOT_IN_TURNS, Processes, difference
+
+TRIALS = 2000
+
+
+def times(count, first=0, step=2):
+    """When processes started that had every second turn."""
+    return tuple(f"2026-01-01T00:{first + step * turn:02d}:00+00:00" for turn in range(count))
+
+
+def side(rates, first=0, step=2):
+    return Processes(tuple(rates), times(len(rates), first, step))
+
+
+def drawn(random, effect, *, speed=1.0, processes=6, steps=20):
+    """Rates of processes that differ by `effect`, of the median step of each, whose steps differ by 2 %."""
+    own = np.exp(effect * random.standard_normal((processes, 1)))
+    return speed * np.median(own * np.exp(0.02 * random.standard_normal((processes, steps))), axis=1)
+
+
+@pytest.mark.parametrize("effect", [0.01, 0.02])
+def test_identical_cells_are_called_different_in_at_most_one_of_twenty(effect):
+    random = np.random.default_rng(1)
+    found = [difference(side(drawn(random, effect)), side(drawn(random, effect), 1)) for _ in range(TRIALS)]
+    claims = sum(each.is_faster or each.is_slower for each in found)
+    assert 0.02 < claims / TRIALS <= 0.05
+
+
+@pytest.mark.parametrize("effect", [0.01, 0.02])
+def test_ten_percent_are_found_in_four_of_five(effect):
+    random = np.random.default_rng(0)
+    fast = (side(drawn(random, effect, speed=1.1)) for _ in range(400))
+    found = sum(difference(each, side(drawn(random, effect), 1)).is_faster for each in fast)
+    assert found / 400 >= 0.8
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [((1, 1), "one process each"), ((6, 1), "1 to 6 processes each"), ((5, 5), "5 processes each")],
+)
+def test_below_six_processes_nothing_is_said_however_large_the_difference(counts, why):
+    one, other = counts
+    found = difference(side([100.0] * one), side([1.0] * other, 1))
+    assert (found.undecided, found.ratio, found.is_faster) == (why, None, False)
+
+
+def test_six_on_each_side_say_something():
+    fast, slow = side([10.0, 11, 12, 13, 14, 15]), side([1.0, 1.1, 1.2, 1.3, 1.4, 1.5], 1)
+    assert difference(fast, slow).undecided is None
+    assert difference(fast, slow).is_faster
+    assert difference(slow, fast).is_slower
+
+
+def test_sides_that_ran_one_after_the_other_are_undecided():
+    rates = [10.0, 11, 12, 13, 14, 15]
+    assert difference(side(rates, step=1), side(rates, first=6, step=1)).undecided == NOT_IN_TURNS
+    assert difference(side(rates, first=6, step=1), side(rates, step=1)).undecided == NOT_IN_TURNS
+    assert difference(side(rates), side(rates, first=1)).undecided is None
+
+
+def test_a_machine_that_slows_down_makes_no_difference_of_sides_in_turns():
+    rates = np.geomspace(100, 50, 12)
+    assert not difference(side(rates[::2]), side(rates[1::2], 1)).is_faster
+
+
+def test_sides_of_which_nobody_knows_when_they_ran_are_undecided():
+    known, unknown = side([1.0] * 6), Processes((2.0,) * 6, (None,) * 6)
+    assert difference(known, unknown).undecided == NOT_IN_TURNS

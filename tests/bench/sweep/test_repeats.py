@@ -1,0 +1,173 @@
+"""Cells run in turns, and as often as the budget allows: every cell of a length equally often."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from bench.config import AUTO
+from bench.statistics import MIN_PROCESSES
+from bench.store import read_records
+from bench.sweep import run as sweep_run
+from bench.sweep.plan import plan
+from bench.sweep.progress import Progress
+from bench.sweep.repeats import choose, in_turns
+from bench.sweep.run import run_plan
+from tests.cells import TWO_CORES, make_cell, make_raw
+
+STRATEGIES = ("ulysses", "ring")
+
+
+def raws(*words, lengths=("1k", "2k")):
+    return [
+        make_raw(f"strategy={strategy}", f"seq_len={length}", "sweep_dir=out", *words)
+        for length in lengths
+        for strategy in STRATEGIES
+    ]
+
+
+def planned(*words, **kwargs):
+    return plan(raws(*words, **kwargs), TWO_CORES, single=False)
+
+
+def ended(cells, took_s, status="ok"):
+    """A record of each, as far as the plan reads it."""
+    return [
+        {
+            "cell_id": each.cell.cell_id,
+            "repeat": each.repeat,
+            "status": status,
+            "wall_s": took_s[each.cell.seq_len],
+        }
+        for each in cells
+    ]
+
+
+def test_every_cell_has_its_turn_before_any_has_its_next():
+    found = planned("measure.repeats=6").cells
+    assert [each.order for each in found] == [*range(24)]
+    for repeat in range(6):
+        turn = found[4 * repeat : 4 * repeat + 4]
+        assert {each.repeat for each in turn} == {repeat}
+        assert len({each.cell.cell_id for each in turn}) == 4
+
+
+def test_the_order_of_cells_is_another_in_every_turn_and_the_same_for_a_seed():
+    cells = [make_cell(f"seq_len={1024 * number}") for number in range(1, 9)]
+    turns = in_turns(cells, range(6))
+    assert turns == in_turns(cells, range(6))
+    orders = {tuple(cell.seq_len for cell, repeat in turns if repeat == each) for each in range(6)}
+    assert len(orders) == 6
+
+
+def test_left_open_every_cell_has_one_process_to_begin_with_and_the_plan_says_what_follows():
+    found = planned()
+    assert found.cells[0].cell.measure.repeats == AUTO
+    assert [each.repeat for each in found.cells] == [0] * 4
+    assert "5 more" in found.note
+    assert "measure.repeats_budget_s=480" in found.note
+
+
+def test_the_lengths_that_fit_the_budget_are_repeated_and_the_plan_says_which():
+    first = planned()
+    whole = first.repeated(ended(first.cells, {1024: 10.0, 2048: 40.0}))
+    more = whole.cells[4:]
+    assert {each.cell.seq_len for each in more} == {1024}
+    assert {strategy: [e.repeat for e in more if e.cell.strategy == strategy] for strategy in STRATEGIES} == {
+        strategy: [1, 2, 3, 4, 5] for strategy in STRATEGIES
+    }
+    assert [each.order for each in more] == [*range(4, 14)]
+    assert whole.note == (
+        "measure.repeats=auto: 6 processes of each cell at 1k (5 more, about 100 s); one at 2k: 6 would not"
+        " fit measure.repeats_budget_s=480"
+    )
+    assert not whole.open_cells
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "often"), [(119, set()), (120, {1024}), (599, {1024}), (600, {1024, 2048})]
+)
+def test_the_whole_sweep_stays_within_its_budget(budget_s, often):
+    cells = [each.cell for each in planned().cells]
+    took_s = {cell.cell_id: 2.0 if cell.seq_len == 1024 else 48.0 for cell in cells}
+    choice = choose(cells, took_s, {*took_s}, budget_s)
+    assert choice.often == often
+    assert sum(took_s.values()) + choice.more_s <= max(budget_s, 100)
+
+
+def test_a_cell_that_failed_is_not_repeated_and_one_alone_has_nothing_to_be_compared_with():
+    first = planned(lengths=("1k",))
+    good, bad = first.cells
+    records = [*ended([good], {1024: 1.0}), *ended([bad], {1024: 1.0}, status="out_of_memory")]
+    whole = first.repeated(records)
+    assert (len(whole.cells), whole.note) == (2, None)
+
+
+def test_a_single_cell_is_run_once():
+    one = plan([make_raw("strategy=ulysses", "sweep_dir=out")], TWO_CORES, single=True)
+    assert one.note is None
+    assert len(one.repeated(ended(one.cells, {8192: 1.0})).cells) == 1
+
+
+def test_a_number_of_repeats_is_kept_whatever_it_takes():
+    found = planned("measure.repeats=3")
+    assert len(found.cells) == 12
+    assert (found.open_cells, found.note) == ((), None)
+    assert found.repeated(ended(found.cells, {1024: 1.0, 2048: 1.0})) is found
+
+
+@pytest.fixture
+def swept(tmp_path, monkeypatch):
+    """Runs a sweep whose cells take no time: what it said, and the (length, repeat) of its cells in order."""
+    ran = []
+
+    def run_one(each, launcher, progress, store, *_):
+        ran.append((each.cell.seq_len, each.repeat))
+        (record,) = ended([each], {1024: 10.0, 2048: 40.0})
+        with store.path.open("a") as file:
+            file.write(json.dumps({"schema_version": 3} | record) + "\n")
+        return record["status"]
+
+    class Idle:
+        def warm(self):
+            pass
+
+    monkeypatch.setattr(sweep_run, "_run_one", run_one)
+
+    def sweep(*words):
+        ran.clear()
+        out = io.StringIO()
+        found = planned(f"sweep_dir={tmp_path}", *words)
+        code = run_plan(found, Idle(), Progress(Console(file=out, width=200)), write_report=lambda _: None)
+        assert code == 0
+        return out.getvalue(), [*ran]
+
+    return sweep
+
+
+def test_a_sweep_runs_its_repeats_after_the_first_of_all_and_says_so(swept, tmp_path):
+    said, ran = swept()
+    assert sorted(ran[:4]) == [(1024, 0), (1024, 0), (2048, 0), (2048, 0)]
+    assert ran[4:] == [(1024, repeat) for repeat in range(1, MIN_PROCESSES) for _ in STRATEGIES]
+    assert said.index("then 5 more") < said.index("6 processes of each cell at 1k")
+    assert (tmp_path / "config.yaml").read_text().count("seq_len: 1024") == 12
+    assert len(read_records(tmp_path / "records.jsonl")) == 14
+
+
+def test_a_sweep_that_broke_off_goes_on_with_the_repeats_it_had_chosen(swept, tmp_path):
+    swept()
+    lines = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "records.jsonl").write_text("".join(lines[:7]))
+    said, ran = swept("resume=true")
+    assert len(ran) == 7
+    assert "6 processes of each cell at 1k" in said
+    assert swept("resume=true")[0].startswith("nothing is missing")
+
+
+def test_one_process_each_becomes_six_by_the_command_that_decides(swept):
+    swept("measure.repeats_budget_s=1")
+    _, ran = swept("measure.repeats=6", "resume=true")
+    assert sorted(ran) == sorted(
+        (n, repeat) for n in (1024, 2048) for repeat in range(1, 6) for _ in STRATEGIES
+    )
