@@ -277,9 +277,9 @@ def test_a_sweep_of_one_process_each_says_which_command_decides(tmp_path, capsys
     )
     assert main([str(sweep)]) == 0
     command = f"python run_sweep.py -m seq_len=8k measure.repeats=6 resume=true sweep_dir={sweep}"
-    said = " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr().out
     assert "Undecided: 8k (one process each)." in said
-    assert "would decide; run: python run_sweep.py" in said
+    assert f"would decide; run: {command} (about 10 min)\n" in said
     for name in ("summary.md", "report.html"):
         assert f"{command} (about 10 min)" in (sweep / name).read_text()
 
