@@ -289,4 +289,4 @@ def test_a_loop_of_one_s_own_is_not_told_to_run_our_command(tmp_path, capsys, ar
     environment = make_record()["environment"] | ({"argv": argv} if argv else {})
     sweep = write_sweep(tmp_path / "out", grid(["ulysses", "ring"], [8192], environment=environment))
     assert main([str(sweep)]) == 0
-    assert "run_sweep.py" not in capsys.readouterr().out
+    assert "would decide: run one sweep with measure.repeats=6.\n" in capsys.readouterr().out
