@@ -137,7 +137,7 @@ def _print_summary(cells: Cells, found: Verdict, page: Path) -> None:
     if calls:
         console.print(text_table(SHORT_HEADINGS, calls))
     for line in [*failure_reasons(cells), *next_steps(cells), *_answer(found)]:
-        console.print(Text(line))
+        console.print(Text(line), soft_wrap=line == found.to_decide)  # a command can be copied whole
     console.print(Text(f"report: {page}"), soft_wrap=True)
 
 

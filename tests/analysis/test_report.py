@@ -278,9 +278,9 @@ def test_a_sweep_of_one_process_each_says_which_command_decides(tmp_path, capsys
     )
     assert main([str(sweep)]) == 0
     command = f"python run_sweep.py -m seq_len=8k measure.repeats=6 resume=true sweep_dir={sweep}"
-    said = " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr().out
     assert "Undecided: 8k (one process each)." in said
-    assert "would decide; run: python run_sweep.py" in said
+    assert f"would decide; run: {command} (about 10 min)\n" in said
     for name in ("summary.md", "report.html"):
         assert f"{command} (about 10 min)" in (sweep / name).read_text()
 
@@ -290,4 +290,4 @@ def test_a_loop_of_one_s_own_is_not_told_to_run_our_command(tmp_path, capsys, ar
     environment = make_record()["environment"] | ({"argv": argv} if argv else {})
     sweep = write_sweep(tmp_path / "out", grid(["ulysses", "ring"], [8192], environment=environment))
     assert main([str(sweep)]) == 0
-    assert "run_sweep.py" not in capsys.readouterr().out
+    assert "would decide: run one sweep with measure.repeats=6.\n" in capsys.readouterr().out

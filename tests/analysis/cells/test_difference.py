@@ -68,6 +68,6 @@ def test_a_machine_that_slows_down_makes_no_difference_of_sides_in_turns():
     assert not difference(side(rates[::2]), side(rates[1::2], 1)).is_faster
 
 
-def test_sides_of_which_nobody_knows_when_they_ran_are_undecided():
-    known, unknown = side([1.0] * 6), Processes((2.0,) * 6, (None,) * 6)
+def test_sides_of_which_it_is_not_known_when_each_process_ran_are_undecided():
+    known, unknown = side([1.0] * 6), Processes((2.0,) * 6, (None, *times(5, 3)))
     assert difference(known, unknown).undecided == NOT_IN_TURNS
