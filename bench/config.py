@@ -105,7 +105,7 @@ class ClusterConfig:
     """The process-group library: `nccl` or `gloo`."""
     threads_per_rank: int
     memory_limit_gib: float | None
-    """What one rank may allocate: on a GPU in all, on a CPU beyond what it holds once it has joined."""
+    """What one rank may allocate: on a GPU in all, on a CPU beyond what it holds once libraries are used."""
 
     def __post_init__(self) -> None:
         _refuse_below(

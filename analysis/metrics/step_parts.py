@@ -14,7 +14,8 @@ model_state       exposed parameters and gradients
 other_exchange    exposed counts, losses, norms, barriers and what has no known purpose
 optimizer         clipping and the update
 other_compute     compute outside attention and the optimizer
-idle              no operator and nothing on its way; on a CPU also Python between operators
+idle              no operator and nothing on its way; on a CPU Python between operators, and threads, gloo's
+                  too, that are ready and have no core
 
 Without a `local` cell of the same work on the same machine there is no ideal: `attention`, mean A(r), then
 stands for it and the kernel's efficiency together.

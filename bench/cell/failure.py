@@ -13,13 +13,13 @@ from bench.config import ClusterConfig
 from bench.labels import GIB
 from bench.passes.memory.live_blocks import largest_classes
 from bench.ranks.log import RankLog
-from bench.ranks.memory_limit import lift_memory_limit, process_bytes
+from bench.ranks.memory_limit import held_bytes, lift_memory_limit
 from bench.ranks.out_of_memory import requested_bytes, root_cause
 
 
 def describe_failure(error: BaseException, log: RankLog, cluster: ClusterConfig) -> dict[str, Any]:
     """The content of a rank's failure file, as plain JSON values; lifts the cell's memory limit first."""
-    held_bytes = _held_bytes(log, cluster)
+    held = _held_bytes(cluster)
     if log.limit_base_bytes is not None and cluster.device == "cpu":
         lift_memory_limit()
     cause, memory = root_cause(error, limited=log.limit_base_bytes is not None)
@@ -30,28 +30,28 @@ def describe_failure(error: BaseException, log: RankLog, cluster: ClusterConfig)
         "message": str(cause),
         "traceback": "".join(traceback.format_exception(error)),
         "failed_at_s": time.monotonic(),
-        "out_of_memory": None if memory is None else _out_of_memory(cause, memory, held_bytes, cluster),
+        "out_of_memory": None if memory is None else _out_of_memory(cause, memory, held, cluster),
     }
 
 
 def _out_of_memory(
-    cause: BaseException, memory: str, held_bytes: int | None, cluster: ClusterConfig
+    cause: BaseException, memory: str, held: int | None, cluster: ClusterConfig
 ) -> dict[str, Any]:
     limit_gib = cluster.memory_limit_gib
     return {
         "memory": memory,
         "requested_bytes": requested_bytes(str(cause)),
         "limit_bytes": None if limit_gib is None else round(limit_gib * GIB),
-        "held_bytes": held_bytes,
+        "held_bytes": held,
         "largest": [asdict(each) for each in largest_classes(cluster.device)],
     }
 
 
-def _held_bytes(log: RankLog, cluster: ClusterConfig) -> int | None:
-    """Bytes that the rank held when it failed: on a GPU all, on the CPU those beyond the limit's base.
+def _held_bytes(cluster: ClusterConfig) -> int | None:
+    """Bytes that the rank held when it failed: on a GPU all, on the CPU those that its limit counts.
 
-    None on the CPU without a limit, where nothing was measured at the start.
+    None on the CPU where no limit held, as in a check.
     """
     if cluster.device == "cuda":
         return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None
-    return None if log.limit_base_bytes is None else process_bytes("VmData") - log.limit_base_bytes
+    return None if cluster.memory_limit_gib is None else held_bytes(cluster.memory_limit_gib)

@@ -33,6 +33,7 @@ from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
 from bench.strategies import STRATEGIES, runnable
 from bench.workloads import WORKLOADS, Rank
+from bench.workloads.first_use import use_libraries_once
 
 _PR_SET_PDEATHSIG = 1
 OTHER_LAUNCHERS = (
@@ -89,6 +90,8 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         groups = make_groups(cell)
         strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
         if cell.cluster.memory_limit_gib is not None:
+            if device.type == "cpu":
+                use_libraries_once(cell, groups, device)
             log.limit_base_bytes = set_memory_limit(cell.cluster.memory_limit_gib, device)
     with strategy.install() as wiring:
         with log.during("build"), measurement.building():

@@ -7,11 +7,16 @@ sequences per step; which rank and micro-step gets which of them is decided here
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from mmap import mmap
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.config import ConfigError, RunConfig
+from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch
 from bench.training.text import read_text
 
@@ -91,12 +96,14 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _text_source(cell: RunConfig) -> SampleTokens:
-    corpus = _tokenise(read_text(cell.data), cell.data.tokenizer, cell.model.vocab_size)
+    with without_memory_limit():
+        corpus = _shared(_tokenise(read_text(cell.data), cell.data.tokenizer, cell.model.vocab_size))
 
     def sample_tokens(sample: int, length: int) -> Tensor:
         """Sample i starts where sample i - 1 ends; the text repeats when it is used up."""
         start = (cell.seed + sample * cell.seq_len) % len(corpus)
-        return corpus[(start + torch.arange(length)) % len(corpus)]
+        tokens = corpus[(start + np.arange(length)) % len(corpus)].astype(np.int64)
+        return torch.from_numpy(tokens % cell.model.vocab_size)
 
     return sample_tokens
 
@@ -115,16 +122,24 @@ SOURCES: Mapping[str, Callable[[RunConfig], SampleTokens]] = {
 }
 
 
-def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> Tensor:
+def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> NDArray[Any]:
+    """The whole text's tokens. No tensor: a cell's memory is its model's, whatever text it reads."""
     if tokenizer is None:
-        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long() % vocab_size
+        return np.frombuffer(text.encode(), dtype=np.uint8)
     from transformers import AutoTokenizer
 
     encoder = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, trust_remote_code=False)
-    ids = torch.tensor(encoder(text, add_special_tokens=False)["input_ids"])
+    ids = np.array(encoder(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
     if int(ids.max()) >= vocab_size:
         raise ConfigError(
             f"data.tokenizer={tokenizer}: gives ids up to {int(ids.max())}, but the model's vocabulary has"
             f" {vocab_size}; take the model's own tokenizer"
         )
     return ids
+
+
+def _shared(tokens: NDArray[Any]) -> NDArray[Any]:
+    """The same in shared pages, which a limit on a rank's own data does not count."""
+    copy = np.frombuffer(mmap(-1, tokens.nbytes), dtype=tokens.dtype)
+    copy[:] = tokens
+    return copy

@@ -8,6 +8,7 @@ import torch
 
 from bench.passes.timing.section import first_step_tokens
 from bench.training.data import open_data
+from bench.training.embedding import sum_embedding_gradient_in_float32
 from bench.training.engines import ENGINES
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
@@ -47,6 +48,8 @@ def _model(rank: Rank) -> ModelWithLoss:
         model = build_model(
             cell.model, attention_name=rank.wiring.attention_name, max_positions=cell.seq_len, seed=cell.seed
         )
+    if rank.device.type == "cpu":
+        sum_embedding_gradient_in_float32(model)
     if cell.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()

@@ -129,3 +129,13 @@ def test_the_whole_life_is_never_less_than_the_steady_state(launcher, tmp_path):
     memory = record.sections["memory"]
     assert memory.whole_life_allocated_bytes == memory.peak_allocated_bytes
     assert set(memory.peak_phase) == set(memory.whole_life_phase) == {"backward"}
+
+
+def test_the_text_that_a_cell_reads_takes_none_of_its_memory(launcher, tmp_path):
+    (tmp_path / "long.txt").write_text("words " * 4 * MIB)
+    cells = [
+        tiny_cell("strategy=local", "engine=ddp", *more) for more in ((), (f"data.path={tmp_path}/long.txt",))
+    ]
+    short, long = (run_cell(launcher, cell, tmp_path)[0].sections["memory"] for cell in cells)
+    assert long.peak_allocated_bytes == short.peak_allocated_bytes
+    assert long.whole_life_allocated_bytes == short.whole_life_allocated_bytes
