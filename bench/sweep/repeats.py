@@ -27,8 +27,7 @@ class Choice:
 
 
 def in_turns(cells: Sequence[RunConfig], repeats: Iterable[int]) -> list[Turn]:
-    """Each of these repeats of every cell before the next one of any, so that a sweep broken off has as many of
-    all.
+    """Each of these repeats of every cell before any cell's next: a sweep broken off has as many of all.
 
     The first go from short to long, at each length what others are held against before them. The cells of
     later ones are shuffled by the seed: heat, and whatever else changes slowly, favours no cell.
