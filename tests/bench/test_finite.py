@@ -28,6 +28,7 @@ FLIGHT = {
     "kind": "all_to_all", "purpose": "attention", "members": [0, 1], "ordinal": 0, "arrival_us": 0.0,
     "arrival_ms": 0.0, "end_ms": 1.0,
 }  # fmt: skip
+STEP = {"split": SPLIT, "flights": [FLIGHT], "clock": "one", "unjoined": None, "other_calls": None}
 TELEMETRY = {
     "reason": None, "sample_ms": [0.5], "power_w": [300.0], "sm_clock_mhz": [1500.0],
     "reference_clock_mhz": 1980.0, "utilisation": [0.9], "device_used_bytes": [1e9], "clock_events": [],
@@ -35,7 +36,7 @@ TELEMETRY = {
 }  # fmt: skip
 LOSSES = {
     "loss_sums": [10.0, 9.0], "loss": [5.0, 4.5], "grad_norm": [1.0, 1.5], "valid_tokens": [4, 4],
-    "tokens_digest": ["a"], "expected_digest": ["a"],
+    "tokens_digest": ["a", "b"], "expected_digest": ["a", "b"],
 }  # fmt: skip
 SINGLE = {
     "single_forward_ms": [1.0],
@@ -51,7 +52,10 @@ REPORT = {
         "single": SINGLE,
     },
     "telemetry": TELEMETRY,
-    "trace": {"split": SPLIT, "flights": [FLIGHT], "clock": "one", "unjoined": None},
+    "full_length": {
+        "tokens": 512, "rows": 32, "errors": {"out": 1e-3, "dk": 1e-3}, "limits": {"out": 2e-2, "dk": 2e-2},
+    },
+    "trace": {"steps": [STEP], "median": 0},
     "phases_s": {"timing": 1.0},
 }  # fmt: skip
 """A rank's report with every section that holds numbers that need not be whole."""
@@ -89,7 +93,9 @@ def test_a_number_that_is_not_finite_is_a_wrong_result_wherever_a_rank_reports_i
         lines = store.read()
     for line in lines:
         assert line["status"] == "wrong_result"
-        assert line["reason"].startswith((f"rank 1: {path[0]}", "losses: the ", "attention parity: out"))
+        assert line["reason"].startswith(
+            (f"rank 1: {path[0]}", "losses: the ", "attention parity: out", "attention at")
+        )
         assert line["timing"] is None
 
 

@@ -143,7 +143,10 @@ SECOND_LINES = {
         section(memory={"peak_allocated_bytes": "x"}),
         "Expected `array | null`, got `str` at `memory.peak_allocated_bytes`",
     ),
-    "a loss in words": (section(losses={"loss": ["x"]}), "Expected `float`, got `str` at `losses.loss[0]`"),
+    "a loss in words": (
+        section(losses={"loss": ["x"]}),
+        "Expected `float | null`, got `str` at `losses.loss[0]`",
+    ),
     "an environment that is a list": (
         section(environment=[1]),
         "Expected `object | null`, got `array` at `environment`",
