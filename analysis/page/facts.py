@@ -140,8 +140,9 @@ def _full_length(section: Mapping[str, Any] | None) -> str | None:
         return None
     if section.get("reason"):
         return str(section["reason"])
-    errors = (f"{name} {error:.1e}" for name, error in section["errors"].items())
-    return f"{', '.join(errors)} of {section['rows']} rows at {section['tokens']:,} tokens"
+    known = ((name, error) for name, error in section["errors"].items() if error is not None)
+    errors = ", ".join(f"{name} {error:.1e}" for name, error in known)
+    return f"{errors or 'no number is finite'} of {section['rows']} rows at {section['tokens']:,} tokens"
 
 
 def _held(losses: Mapping[str, Any] | None) -> str | None:

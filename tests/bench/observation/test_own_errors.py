@@ -27,7 +27,7 @@ from bench.store import Store
 from tests.cells import make_cell
 from tests.scripts import own_loop
 
-SAID, STEPS = "an error of our own", 10
+SAID, STEPS = "an error of our own", 12
 
 
 def fail(*_, **__):
