@@ -29,11 +29,13 @@ from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Strategy
 
 FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-5}
-"""Where control and strategy both err by rounding alone; in 16 bit the control's error is the measure."""
+"""Of rows, where control and strategy both err by rounding alone; for `out` in 16 bit the control decides."""
 ROW_FACTOR = 2.5
 """A sound result errs at most so many times as much as the control does."""
-IDENTITY_ULPS = 1.5
-"""A sound result misses an identity by at most so many ulps of its terms, added up as random errors."""
+GRADIENT_FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-3, "fp16": 3e-2, "bf16": 3e-2}
+"""Of `dq`: torch's own kernel on a CPU errs more the longer the sequence, in bf16 by 6e-3 at 32k."""
+IDENTITY_LIMITS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-3, "fp16": 0.25, "bf16": 0.25}
+"""The same kernel adds `dk` and `dv` up in few bits, so that in 16 bit only gross errors are told from it."""
 
 
 class FullLengthPass(RankPass):
@@ -76,10 +78,10 @@ def compare(captured: CapturedCall, strategy: Strategy, device: torch.device, *,
     limits: dict[str, float] = {}
     rows = _row_errors(x, strategy, local.to(device), own_S[local].to(device), causal=causal)
     for name, (error, control) in rows.items():
-        errors[name], limits[name] = error, max(FLOORS.get(cell.dtype, 0.0), ROW_FACTOR * control)
-    ulps = IDENTITY_ULPS * torch.finfo(x["out"].dtype).eps
+        floor = GRADIENT_FLOORS[cell.dtype] if name == "dq" else FLOORS.get(cell.dtype, 0.0)
+        errors[name], limits[name] = error, max(floor, ROW_FACTOR * control)
     for name, error in _identity_errors(x, strategy).items():
-        errors[name], limits[name] = error, max(FLOORS.get(cell.dtype, 0.0), ulps)
+        errors[name], limits[name] = error, IDENTITY_LIMITS[cell.dtype]
     return FullLength(tokens=cell.seq_len, rows=len(local) * cell.sp_degree, errors=errors, limits=limits)
 
 
@@ -115,7 +117,7 @@ def _row_errors(
 
 
 def _identity_errors(x: Mapping[str, Tensor], strategy: Strategy) -> dict[str, float]:
-    """By how much the sums over keys and over queries differ, over the root of their terms' squares."""
+    """By how much the sums over keys and over queries differ, relative to both and to their terms."""
     shared = x["q"].shape[1] // x["k"].shape[1]
     errors = {}
     for name, keys, queries in (("dk", ("dk", "k"), ("q", "dq")), ("dv", ("dv", "v"), ("dout", "out"))):
@@ -124,9 +126,11 @@ def _identity_errors(x: Mapping[str, Tensor], strategy: Strategy) -> dict[str, f
             own, of_group = slice(head, head + 1), slice(head * shared, (head + 1) * shared)
             over_keys, key_terms = _products(x, keys, own)
             over_queries, query_terms = _products(x, queries, of_group)
-            difference = _summed(strategy, over_keys - over_queries).norm()
-            terms = _summed(strategy, key_terms + query_terms).sqrt()
-            missed.append(float(difference / terms) if terms else float(difference))
+            sums = [_summed(strategy, each) for each in (over_keys, over_queries)]
+            terms = _summed(strategy, key_terms + query_terms)
+            size = (terms + sum(each.square().sum() for each in sums)).sqrt()
+            difference = (sums[0] - sums[1]).norm()
+            missed.append(float(difference / size) if size else float(difference))
         errors[name] = max(missed)
     return errors
 
