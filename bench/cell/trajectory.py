@@ -64,13 +64,14 @@ class Trajectories:
     def held(self, cell: RunConfig, record: Record) -> Record:
         """The record with what it was held against; a wrong result where it departed from that.
 
-        The first sound cell of a work is held against nothing, and is what the next are held against.
+        The first sound cell of a work is held against nothing, and is what the next are held against. So is
+        the first of `local`: it is not blamed for leaving a strategy that came before it.
         """
         losses = record.sections.get("losses")
         if record.status is not Status.OK or losses is None:
             return record
         reference = self._references.get(work_of(cell))
-        if reference is not None:
+        if reference is not None and not _replaces(cell, reference):
             steps = min(len(losses.loss), len(reference.losses.loss))
             losses = replace(losses, held_against=reference.cell_id, held_steps=steps)
             record = replace(record, sections={**record.sections, "losses": losses})
@@ -90,8 +91,13 @@ class Trajectories:
     def _keep(self, cell: RunConfig, losses: Losses) -> None:
         work = work_of(cell)
         before = self._references.get(work)
-        if before is None or cell.strategy == REFERENCE_STRATEGY != before.strategy:
+        if before is None or _replaces(cell, before):
             self._references[work] = Reference(cell.cell_id, cell.strategy, losses)
+
+
+def _replaces(cell: RunConfig, reference: Reference) -> bool:
+    """Whether others are better held against this cell."""
+    return cell.strategy == REFERENCE_STRATEGY != reference.strategy
 
 
 def first_departure(found: Losses, reference: Losses, limit: Limit) -> str | None:

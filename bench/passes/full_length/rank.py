@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bench.attention.capture import CapturedCall
 from bench.config import RunConfig
+from bench.finite import worst
 from bench.passes.full_length.rows import Rows
 from bench.passes.full_length.section import SAMPLED_ROWS, FullLength
 from bench.passes.rank_pass import Measurement, RankPass, Steps
@@ -131,7 +132,7 @@ def _identity_errors(x: Mapping[str, Tensor], strategy: Strategy) -> dict[str, f
             size = (terms + sum(each.square().sum() for each in sums)).sqrt()
             difference = (sums[0] - sums[1]).norm()
             missed.append(float(difference / size) if size else float(difference))
-        errors[name] = max(missed)
+        errors[name] = worst(missed)
     return errors
 
 

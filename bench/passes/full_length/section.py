@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
+from bench.finite import worst
 from bench.passes.facts import PassFacts, RankReport
 
 SAMPLED_ROWS = 32
@@ -44,8 +45,8 @@ class FullLengthFacts(PassFacts[FullLength, FullLength]):
         return FullLength(
             tokens=parts[0].tokens,
             rows=parts[0].rows,
-            errors={name: max(part.errors[name] for part in parts) for name in parts[0].errors},
-            limits={name: max(part.limits[name] for part in parts) for name in parts[0].limits},
+            errors={name: worst(part.errors[name] for part in parts) for name in parts[0].errors},
+            limits={name: worst(part.limits[name] for part in parts) for name in parts[0].limits},
             reason=parts[0].reason,
         )
 

@@ -91,6 +91,15 @@ def test_local_takes_the_place_of_another_reference_and_no_other_does(local):
     assert held.sections["losses"].held_against == cell.cell_id
 
 
+def test_local_is_not_blamed_for_leaving_what_came_before_it(local):
+    cell, record = local
+    wrong = replace(record.sections["losses"], loss=[2 * loss for loss in record.sections["losses"].loss])
+    trajectories = Trajectories()
+    trajectories.held(cell_of("ulysses"), replace(record, sections={**record.sections, "losses": wrong}))
+    assert trajectories.held(cell, record).status == "ok"
+    assert trajectories.held(cell_of("ring"), record).status == "ok"
+
+
 def test_a_resumed_sweep_holds_new_cells_against_finished_ones(local):
     cell, record = local
     line = {"status": "ok", "cell_id": cell.cell_id, "losses": asdict(record.sections["losses"])}
