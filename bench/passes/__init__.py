@@ -23,6 +23,8 @@ Sections = Mapping[str, Any]
 """A record's sections by the names of their passes, None where a pass did not run."""
 
 NAMES = (
+    "updates",
+    "objective",
     "gradients",
     "timing",
     "parity",

@@ -63,7 +63,7 @@ def digest(input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
     Ranks that saw a token twice, missed one or took a wrong position do not add up to the sum of the
     whole step. Nothing waits for the device, so that every step can afford it.
     """
-    return _mix((position_ids * 1_000_003 + input_ids) * 1_000_003 + labels).sum()
+    return mixed((position_ids * 1_000_003 + input_ids) * 1_000_003 + labels).sum()
 
 
 class FedTokens:
@@ -88,7 +88,7 @@ def count_valid(labels: Tensor) -> Tensor:
     return (labels != IGNORED_LABEL).sum()
 
 
-def _mix(x: Tensor) -> Tensor:
+def mixed(x: Tensor) -> Tensor:
     """The finaliser of splitmix64 with arithmetic shifts; int64 wraps round."""
     x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15
@@ -110,8 +110,8 @@ def _text_source(cell: RunConfig) -> SampleTokens:
 
 def _synthetic_source(cell: RunConfig) -> SampleTokens:
     def sample_tokens(sample: int, length: int) -> Tensor:
-        mixed = _mix(torch.tensor(cell.seed * 1_000_003 + sample) * 1_000_003 + torch.arange(length))
-        return mixed.remainder(cell.model.vocab_size)
+        hashed = mixed(torch.tensor(cell.seed * 1_000_003 + sample) * 1_000_003 + torch.arange(length))
+        return hashed.remainder(cell.model.vocab_size)
 
     return sample_tokens
 

@@ -49,8 +49,20 @@ class Engine(ABC):
         """Clip, step and clear; the gradient norm before clipping, as a scalar tensor."""
 
     @abstractmethod
-    def full_gradients(self) -> dict[str, Tensor]:
-        """Every parameter's whole averaged gradient, after the last backward and before `update`."""
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter's name and whole averaged gradient, after the last backward and before `update`.
+
+        One at a time, because those of a large model need not fit together; every rank must take them all.
+        """
+
+    @abstractmethod
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter's name and what this rank's optimizer updates of it, which may be nothing."""
+
+    @property
+    @abstractmethod
+    def shard_index(self) -> int:
+        """Which shard that is: ranks with the same hold replicas of one another."""
 
 
 class DDP(Engine):
@@ -81,8 +93,15 @@ class DDP(Engine):
     def update(self) -> Tensor:
         return _clip_step_clear(self.model, self.optimizer)
 
-    def full_gradients(self) -> dict[str, Tensor]:
-        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None)
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, p.detach()) for name, p in self.model.named_parameters())
+
+    @property
+    def shard_index(self) -> int:
+        return 0
 
 
 class FSDP2(Engine):
@@ -92,7 +111,8 @@ class FSDP2(Engine):
         self, model: ModelWithLoss, cell: RunConfig, groups: RankGroups, device: torch.device
     ) -> None:
         model = model.to(device)
-        keywords: dict[str, Any] = {"mesh": groups.shard_mesh}
+        self.mesh = groups.shard_mesh
+        keywords: dict[str, Any] = {"mesh": self.mesh}
         if cell.dtype in LOW_PRECISION:
             keywords["mp_policy"] = MixedPrecisionPolicy(TORCH_DTYPES[cell.dtype], torch.float32)
         for layer in model.model.model.layers:
@@ -112,9 +132,16 @@ class FSDP2(Engine):
         whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
-    def full_gradients(self) -> dict[str, Tensor]:
-        gradients: dict[str, Any] = {n: p.grad for n, p in self.module.named_parameters()}
-        return {name: grad.full_tensor() for name, grad in gradients.items()}
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        gradients: dict[str, Any] = {name: p.grad for name, p in self.module.named_parameters()}
+        yield from ((name, grad.full_tensor()) for name, grad in gradients.items() if grad is not None)
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, p.detach().to_local()) for name, p in self.module.named_parameters())
+
+    @property
+    def shard_index(self) -> int:
+        return self.mesh.get_local_rank("shard")
 
 
 class Zero3(Engine):
@@ -124,7 +151,7 @@ class Zero3(Engine):
         self,
         model: ModelWithLoss,
         cell: RunConfig,
-        groups: RankGroups,  # noqa: ARG002  ZeRO-3 shards over all ranks
+        groups: RankGroups,
         device: torch.device,
     ) -> None:
         import deepspeed
@@ -137,6 +164,7 @@ class Zero3(Engine):
             model=model, optimizer=_adamw(model.to(device)), config=_zero3_config(cell)
         )
         self.module = self.engine
+        self.rank = groups.rank  # ZeRO-3 shards over all ranks
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -150,11 +178,23 @@ class Zero3(Engine):
         self.engine.step()
         return torch.as_tensor(self.engine.get_global_grad_norm())
 
-    def full_gradients(self) -> dict[str, Tensor]:
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_full_grad
 
-        named = self.engine.module.named_parameters()
-        return {name: safe_get_full_grad(parameter) for name, parameter in named}
+        for name, parameter in self.engine.module.named_parameters():
+            gradient = safe_get_full_grad(parameter)
+            if gradient is not None:
+                yield name, gradient
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        for name, parameter in self.engine.module.named_parameters():
+            yield name, safe_get_local_fp32_param(parameter)
+
+    @property
+    def shard_index(self) -> int:
+        return self.rank
 
 
 ENGINES: Mapping[str, type[Engine]] = {"ddp": DDP, "fsdp2": FSDP2, "zero3": Zero3}

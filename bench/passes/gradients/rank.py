@@ -31,7 +31,7 @@ def write_gradients(trainer: Trainer, folder: Path) -> None:
     # Copied now: clipping scales gradients in place.
     arrays: dict[str, Any] = {
         name: gradient.detach().double().cpu().numpy().copy()
-        for name, gradient in trainer.engine.full_gradients().items()
+        for name, gradient in trainer.engine.full_gradients()
     }
     total = loss_sum.double()
     dist.all_reduce(total)

@@ -1,13 +1,12 @@
 """The parity pass: a strategy's attention against plain float64 attention, before anything is timed.
 
 At no more than 512 tokens, with the cell's own ranks, heads, layout, kernel and dtype. Inputs are rounded to
-the dtype first, so that only the computation is judged. Limit: twice plain attention's error in the same
-dtype, as flash-attention's own tests have it, with a floor.
+the dtype first, so that only the computation is judged. Limits follow plain attention's error in the same
+dtype, as those of flash-attention's own tests do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +16,11 @@ from torch import Tensor
 from bench.config import RunConfig
 from bench.passes.parity.divergence import first_divergence
 from bench.passes.parity.exact import Tensors, plain_attention, relative_error
+from bench.passes.parity.limits import tensor_limit
 from bench.passes.parity.section import MAX_TOKENS
 from bench.strategies.strategy import Strategy
 from bench.training.models import TORCH_DTYPES
 
-FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-5, "fp16": 4e-3, "bf16": 2e-2}
 SEED = 7
 
 
@@ -43,16 +42,12 @@ def check_attention(strategy: Strategy, device: torch.device, *, causal: bool = 
     exact = plain_attention(tuple(x.double() for x in inputs), causal=causal)
     plain = plain_attention(inputs, causal=causal)
     found = _gathered(strategy, inputs, causal=causal)
-    floor = FLOORS[cell.dtype]
-    limits = {name: limit_of(floor, relative_error(plain[name], exact[name])) for name in found}
+    limits = {
+        name: tensor_limit(name, cell.dtype, relative_error(plain[name], exact[name])) for name in found
+    }
     errors = {name: relative_error(found[name], exact[name]) for name in found}
     divergence = first_divergence(strategy, inputs, found, exact, limits, causal=causal)
     return ParityOutcome(seq_len, errors, limits, divergence)
-
-
-def limit_of(floor: float, plain_error: float) -> float:
-    """Twice what plain arithmetic errs by, at least `floor`; finite also where plain arithmetic overflows."""
-    return max(floor, 2 * min(1.0, plain_error))
 
 
 def parity_len(strategy: Strategy) -> int:

@@ -96,7 +96,7 @@ def cut_step(trainer: Trainer, seq_len: int, device: torch.device) -> Iterator[C
         cell.model, attention_name=wiring.attention_name, max_positions=seq_len, seed=cell.seed
     )
     data = open_data(cell, device)
-    with _plain_attention_installed():
+    with plain_attention_installed():
         reference = copy.deepcopy(model)
         reference.config._attn_implementation = PLAIN_NAME
         whole = ModelWithLoss(model.train(), cell.loss, StepPhase())
@@ -128,7 +128,7 @@ def _found(cut: Trainer, seq_len: int) -> Signal:
     loss_sum, valid_tokens = cut.accumulate(0, seq_len)
     total = loss_sum.double()
     dist.all_reduce(total)
-    gradients = cut.engine.full_gradients().values()
+    gradients = (gradient for _, gradient in cut.engine.full_gradients())
     return Signal(total / valid_tokens.clamp(min=1), _vector(gradients))
 
 
@@ -144,7 +144,7 @@ def _vector(gradients: Any) -> Tensor:
 
 
 @contextmanager
-def _plain_attention_installed() -> Iterator[None]:
+def plain_attention_installed() -> Iterator[None]:
     """Transformers' own eager attention takes its softmax in float32; this one stays in its dtype."""
 
     def attention(

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from bench.passes.parity.attention import FLOORS, ParityOutcome, limit_of, parity_len
+from bench.passes.parity.attention import ParityOutcome, parity_len
 from bench.passes.parity.cut_model import CutStep, Share, Signal, cut_step
+from bench.passes.parity.limits import gradient_limit, loss_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
 from bench.training.data import count_valid
 from bench.training.trainers.trainer import Trainer
@@ -17,12 +18,15 @@ from bench.training.trainers.trainer import Trainer
 def check_objective(trainer: Trainer, device: torch.device) -> ParityOutcome:
     """Run one step of the cut model and compare; every rank must call it."""
     strategy = trainer.strategy
-    floor, seq_len = FLOORS[strategy.cell.dtype], parity_len(strategy)
+    dtype, seq_len = strategy.cell.dtype, parity_len(strategy)
     with cut_step(trainer, seq_len, device) as step:
         exact = step.exact()
         errors = exact.errors_of(step.found)
-        plain = exact.errors_of(step.plain(device, strategy.cell.dtype))
-        limits = {name: limit_of(floor, error) for name, error in plain.items()}
+        plain = exact.errors_of(step.plain(device, dtype))
+        limits = {
+            "loss": loss_limit(dtype, plain["loss"]),
+            "gradients": gradient_limit(dtype, plain["gradients"]),
+        }
         divergence = _divergence(strategy, step, exact, errors, limits)
     return ParityOutcome(seq_len, errors, limits, divergence)
 

@@ -1,0 +1,119 @@
+"""One step of the cell's own trainer and engine, and what it should have been.
+
+The parity pass asks the same of a cut model under DDP, at fewer tokens, and names known mistakes. Here
+nothing is cut: what an engine, checkpointing or accumulation does to a gradient shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from bench.config import RunConfig
+from bench.labels import size_label
+from bench.passes.objective.section import MAX_TOKENS, Objective
+from bench.passes.objective.whole_model import Signal, needed_bytes, whole_model
+from bench.passes.parity.limits import STEP_FACTOR, gradient_limit, limit_of, loss_limit
+from bench.passes.rank_pass import RankPass
+from bench.ranks.memory_limit import without_memory_limit
+from bench.training.data import open_data
+from bench.training.trainers.trainer import Trainer
+
+CPU_ROOM_BYTES = 4 * 2**30
+Compared = tuple[float, float]
+"""An error and its limit."""
+UNCOUNTED_SHARE = 3
+"""One label in so many does not count."""
+SCALE_FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 6e-3}
+"""In bf16 those of sound steps were off by up to 2.5e-3, in parameters of 16 numbers."""
+
+
+class ObjectivePass(RankPass):
+    found: Objective | None = None
+
+    def before_steps(self) -> None:
+        trainer = self.measurement.subject.trainer
+        if trainer is None:
+            return
+        with self.measurement.log.during("objective"):
+            tokens = _tokens(trainer)
+            needed, room = needed_bytes(trainer.cell, tokens), _room_bytes(self.measurement.subject.device)
+            if self.agreed(needed <= room):
+                self.found = check(trainer, tokens, self.measurement.subject.device)
+            else:
+                reason = f"float64 on one rank would take about {size_label(needed)}"
+                self.found = replace(_nothing(trainer, tokens), reason=reason)
+
+    def part(self) -> Objective | None:
+        return self.found
+
+
+def check(trainer: Trainer, tokens: int, device: torch.device) -> Objective:
+    """Take one short step, before any other; every rank must call it, and rank 0 compares."""
+    checked = replace(trainer, data=open_data(_with_prompt(trainer.cell, tokens), device))
+    found = _step(checked, tokens)
+    outcome = _nothing(trainer, tokens)
+    if dist.get_rank() == 0:
+        with without_memory_limit():
+            outcome = _compared(outcome, found, checked, device)
+    dist.barrier()
+    return outcome
+
+
+def _tokens(trainer: Trainer) -> int:
+    """The most up to 1,024, and up to the cell's own length, that the layout divides."""
+    multiple = trainer.strategy.facts.length_multiple(trainer.cell)
+    return max(multiple, min(MAX_TOKENS, trainer.cell.seq_len) // multiple * multiple)
+
+
+def _room_bytes(device: torch.device) -> int:
+    """What a second model may take: on a GPU half of what is free, because the steps are still to come."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CPU_ROOM_BYTES
+
+
+def _nothing(trainer: Trainer, tokens: int) -> Objective:
+    sequences = trainer.cell.sequences_per_step
+    return Objective(tokens=tokens, sequences=sequences, parameters=0, errors={}, limits={})
+
+
+def _compared(outcome: Objective, found: Signal, trainer: Trainer, device: torch.device) -> Objective:
+    sequences, dtype = trainer.data.whole_step(0, outcome.tokens), trainer.cell.dtype
+    with whole_model(trainer.cell, device) as model:
+        exact = model.exact(sequences)
+        control = model.rounded(sequences)
+    errors = {"loss": exact.loss_error(found)}
+    limits = {"loss": loss_limit(dtype, exact.loss_error(control))}
+    controls = exact.gradient_errors(control)
+    gradients, scales = dict[str, Compared](), dict[str, Compared]()
+    for name, error in exact.gradient_errors(found).items():
+        plain, what = controls[name], f"gradient of {name}"
+        gradients[what] = error.distance, gradient_limit(dtype, plain.distance)
+        scales[f"scale of the {what}"] = error.scale, limit_of(SCALE_FLOORS[dtype], STEP_FACTOR, plain.scale)
+    for compared in (gradients, scales):
+        nearest = max(compared, key=lambda name: compared[name][0] / compared[name][1])
+        errors[nearest], limits[nearest] = compared[nearest]
+    return replace(outcome, parameters=len(gradients), errors=errors, limits=limits)
+
+
+def _step(trainer: Trainer, tokens: int) -> Signal:
+    """What the step told the optimizer; gradients on rank 0 only."""
+    loss_sum, valid_tokens = trainer.accumulate(0, tokens)
+    gradients = {}
+    for name, gradient in trainer.engine.full_gradients():
+        if dist.get_rank() == 0:
+            gradients[name] = gradient.detach().cpu().clone()  # clipping scales them in place
+    total = loss_sum.double()
+    dist.all_reduce(total)
+    trainer.engine.update()
+    return Signal(float(total / valid_tokens.clamp(min=1)), gradients)
+
+
+def _with_prompt(cell: RunConfig, tokens: int) -> RunConfig:
+    """The same data, of which a third of the labels does not count."""
+    return replace(cell, data=replace(cell.data, prompt_tokens=tokens // UNCOUNTED_SHARE))
+
+
+PASS = ObjectivePass

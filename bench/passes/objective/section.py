@@ -1,0 +1,56 @@
+"""Every parameter's gradient on the cell's own engine, of one step, against float64. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.config import RunConfig
+from bench.passes.facts import PassFacts, RankReport
+
+MAX_TOKENS = 1024
+"""Of a sequence: float64 attention takes the square of their number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """One short step of the cell's own model, engine, checkpointing and accumulation, before all others.
+
+    A third of the labels does not count, so that ranks hold unequal numbers of valid tokens.
+    """
+
+    tokens: int
+    """Of each sequence."""
+    sequences: int
+    parameters: int
+    """How many parameters' gradients were compared."""
+    errors: dict[str, float]
+    """Relative to float64: of `loss`, of the `gradient of` that parameter which comes nearest to its
+    limit, and of the part parallel to the exact gradient, the `scale of the gradient of` a parameter. Empty
+    on ranks that compare nothing."""
+    limits: dict[str, float]
+    reason: str | None = None
+    """Why nothing was compared."""
+
+
+class ObjectiveFacts(PassFacts[Objective, Objective]):
+    name = "objective"
+    part = Objective
+    is_evidence = True
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Objective:  # noqa: ARG002
+        """What rank 0 found: it has the whole gradients."""
+        return self.parts(reports)[0]
+
+    def gate(self, cell: RunConfig, section: Objective) -> str | None:
+        """Loss and every gradient are within their limits."""
+        for name, error in section.errors.items():
+            if not error <= section.limits[name]:
+                return (
+                    f"objective on engine={cell.engine}: the {name} is off by {error:.1e}"
+                    f" at {section.tokens:,} tokens (limit {section.limits[name]:.1e})"
+                )
+        return None
+
+
+FACTS = ObjectiveFacts()

@@ -1,0 +1,50 @@
+"""How far a sound result may be from float64: some times as far as plain attention of the same dtype is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FACTORS: Mapping[str, float] = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 4.0, "dv": 4.0}
+"""Strategies erred as much as plain attention in `out` and `dq`, up to 2.9 times as much in `dk` and `dv`."""
+STEP_FACTOR = 3.0
+"""Of a step's loss and gradients, whose control is a step of one rank; strategies' were up to 1.3 times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What is allowed however little plain attention errs: where both err by rounding alone it is chance."""
+
+    forward: float
+    backward: float
+    loss: float
+
+
+FLOORS: Mapping[str, Floor] = {
+    "fp64": Floor(1e-12, 1e-12, 1e-12),
+    "fp32": Floor(1e-5, 1e-5, 1e-5),
+    "fp16": Floor(0.0, 4e-3, 1e-4),
+    "bf16": Floor(0.0, 0.0, 1e-4),
+}
+"""In fp16 ring_flash_attn's contiguous layout has `dq` off by 2.8e-3: it is rounded between hops."""
+
+
+def tensor_limit(name: str, dtype: str, plain_error: float) -> float:
+    """The limit of `out`, `lse`, `dq`, `dk` or `dv`, all relative to the exact tensor's maximum."""
+    floor = FLOORS[dtype]
+    return limit_of(floor.backward if name.startswith("d") else floor.forward, FACTORS[name], plain_error)
+
+
+def loss_limit(dtype: str, plain_error: float) -> float:
+    """The limit of a step's loss, relative to the exact one."""
+    return limit_of(FLOORS[dtype].loss, STEP_FACTOR, plain_error)
+
+
+def gradient_limit(dtype: str, plain_error: float) -> float:
+    """The limit of a step's gradient, relative to the exact one's Euclidean length."""
+    return limit_of(FLOORS[dtype].backward, STEP_FACTOR, plain_error)
+
+
+def limit_of(floor: float, factor: float, plain_error: float) -> float:
+    """So many times the error of plain arithmetic, finite also where that overflows, and at least `floor`."""
+    return max(floor, factor * min(1.0, plain_error))

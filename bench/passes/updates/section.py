@@ -1,0 +1,92 @@
+"""Whether the optimizer reached every parameter, and replicas stayed equal. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.config import RunConfig
+from bench.passes.facts import PassFacts, RankReport, by_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankUpdates:
+    """One rank's shards of the parameters."""
+
+    shard_index: int
+    """Ranks with the same hold replicas of one another."""
+    digests: dict[str, str]
+    """Of the shards after the last step that was looked at, by parameter; empty ones have none."""
+    unmoved: list[str]
+    """Parameters of whose shards not one bit changed from the first step to that one, or in that one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updates:
+    """What the optimizer did to the parameters, as their bits show it."""
+
+    shards: int
+    """How many shards of parameters all ranks hold."""
+    replicas: int
+    """How many of them have an equal on another rank that they were compared with."""
+    unmoved: dict[str, list[int]]
+    """By parameter the ranks on which an update left it as it was."""
+    unequal: dict[str, list[int]]
+    """By parameter the ranks whose replicas differ."""
+
+
+class UpdatesFacts(PassFacts[RankUpdates, Updates]):
+    name = "updates"
+    part = RankUpdates
+    is_own_work = False
+    is_evidence = True
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Updates:  # noqa: ARG002
+        parts = self.parts(reports)
+        unequal: dict[str, list[int]] = {}
+        replicas = 0
+        for (_, name), digests in _replicas(parts).items():
+            replicas += len(digests) if len(digests) > 1 else 0
+            if len({*digests.values()}) > 1:
+                unequal.setdefault(name, []).extend(digests)
+        return Updates(
+            shards=sum(map(len, by_rank(parts, "digests"))),
+            replicas=replicas,
+            unmoved=_unmoved(parts),
+            unequal=unequal,
+        )
+
+    def gate(self, cell: RunConfig, section: Updates) -> str | None:  # noqa: ARG002
+        """Every update reached every shard, and replicas are equal."""
+        for name, ranks in section.unmoved.items():
+            return f"updates: an optimizer step left {name} as it was on rank {_listed(ranks)}"
+        for name, ranks in section.unequal.items():
+            return f"updates: replicas of {name} differ on ranks {_listed(ranks)}"
+        return None
+
+
+def _replicas(parts: Sequence[RankUpdates]) -> Mapping[tuple[int, str], dict[int, str]]:
+    """By shard and parameter the digest of every rank that holds it."""
+    found: dict[tuple[int, str], dict[int, str]] = {}
+    for rank, part in enumerate(parts):
+        for name, digest in part.digests.items():
+            found.setdefault((part.shard_index, name), {})[rank] = digest
+    return found
+
+
+def _unmoved(parts: Sequence[RankUpdates]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for name, rank in _pairs(parts):
+        found.setdefault(name, []).append(rank)
+    return found
+
+
+def _pairs(parts: Sequence[RankUpdates]) -> Iterator[tuple[str, int]]:
+    yield from ((name, rank) for rank, part in enumerate(parts) for name in part.unmoved)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+FACTS = UpdatesFacts()
