@@ -105,7 +105,7 @@ CAUSAL_AREA = Quantity(
 TRACED_TO_TIMED = Quantity(
     "traced_to_timed", "Traced step over timed step", "ratio",
     "The slowest rank's traced step over the median timed step; a step off by a fifth is left out.",
-    ("trace.median_step",),
+    ("trace.median_step", "trace.is_inspected"),
 )  # fmt: skip
 PAYLOAD = Quantity(
     "payload", "Payload bytes", "bytes per step and rank",
