@@ -145,6 +145,12 @@ TRAINING_SIGNAL = Quantity(
     ("losses.loss", "losses.loss_sums", "losses.grad_norm", "losses.valid_tokens", "losses.tokens_digest",
      "losses.expected_digest", "losses.held_against", "losses.held_steps"),
 )  # fmt: skip
+CHECKS = Quantity(
+    "checks", "Checks made and steps held", "count",
+    "Which comparisons a cell's result had to pass, which were not made, and how many steps they hold.",
+    ("checks.what", "checks.against", "checks.tokens", "checks.rows", "checks.steps", "checks.of_steps",
+     "checks.holds_steps", "checks.reason"),
+)  # fmt: skip
 SPEED_UP = Quantity(
     "speed_up", "Speed-up", "ratio",
     "Tokens per second over those of the fastest local cell that did the same work on the same machine.",

@@ -17,7 +17,7 @@ COMPARED = {
     "training signal": "another cell",
 }
 """The names of this pass's checks, and with what each compares; of the last, where there is such a cell."""
-NO_REFERENCE = "no cell of the same work had run that it could be held against"
+NO_REFERENCE = "no cell of the same work had run before; later ones are held against this one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
