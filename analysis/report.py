@@ -124,7 +124,7 @@ def _markdown_page(cells: Cells, found: Verdict) -> str:
 def _answer(found: Verdict) -> list[str]:
     caveat = [found.caveat] if found.caveat else []
     way = [found.to_decide] if found.to_decide else []
-    return [found.answer, *caveat, *found.failures, *found.fits, found.certainty, *way]
+    return [found.answer, *found.unchecked, *caveat, *found.failures, *found.fits, found.certainty, *way]
 
 
 def _print_summary(cells: Cells, found: Verdict, page: Path) -> None:

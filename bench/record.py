@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -93,6 +93,29 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One comparison that a cell's result had to pass, and how far it reaches; or why it was not made."""
+
+    what: str
+    """What was compared, by a name that no other check of the cell has."""
+    against: str
+    """What it was compared with."""
+    tokens: int | None = None
+    """In a sequence of so many tokens; null where nothing was compared along a sequence."""
+    rows: int | None = None
+    """For so many sampled tokens of it; null where for all."""
+    steps: int | None = None
+    """In so many of the cell's full-length steps; null where in none of them, but in a step of its own."""
+    of_steps: int | None = None
+    """Of so many that ran; null where the check is about a part of them by its nature."""
+    holds_steps: bool = False
+    """Whether it compares loss and gradients of its steps with those of another computation. A step that no
+    such check covers is held against nothing."""
+    reason: str | None = None
+    """Why the check was not made, or not in all steps that it is about; null where it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One line of `records.jsonl`."""
 
@@ -117,6 +140,8 @@ class Record:
     """By the name of a pass what it found, described in `bench/passes/<name>/section.py`; None where it did
     not run. In the line each stands by itself, beside the other fields."""
     failure: Failure | None = None
+    checks: Sequence[Check] | None = None
+    """What was compared with what, and what was not; null where the cell did not run to its end."""
 
     def to_json(self) -> dict[str, Any]:
         """The line's JSON values; a number of a section that is not finite becomes null."""

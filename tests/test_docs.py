@@ -14,7 +14,7 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.cell.outcome import analytic
 from bench.config import DTYPE_BYTES
 from bench.passes import PASSES
-from bench.record import Failure, OutOfMemory, Status
+from bench.record import Check, Failure, OutOfMemory, Status
 from bench.strategies import STRATEGIES
 from tests.cells import make_cell
 from tests.quantity_pages import FOLDER, ROOT, named_in, summary_of_one, text_of
@@ -41,7 +41,7 @@ def sections():
     """The record's measured sections, by the name under which a page knows them."""
     merged = {name: typing.get_type_hints(type(each).merge)["return"] for name, each in PASSES.items()}
     found = {name: kind for name, kind in merged.items() if is_dataclass(kind)}
-    return found | {"failure": Failure, "failure.out_of_memory": OutOfMemory}
+    return found | {"failure": Failure, "failure.out_of_memory": OutOfMemory, "checks": Check}
 
 
 def record_fields():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -12,6 +14,7 @@ from analysis.answers.leaders import Ranking, leader_lines, measured_lines, rank
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
 from analysis.labels import count_label, more_label, status_label
+from analysis.metrics.checks import BETWEEN_NAMES
 from bench.labels import duration_label, length_label
 from bench.statistics import MIN_PROCESSES
 
@@ -31,6 +34,8 @@ class Verdict:
     answer: str
     details: list[str]
     """A line for each comparison."""
+    unchecked: list[str]
+    """What no check reached: steps held against nothing, checks that were not made; empty where none is."""
     failures: list[str]
     """One for each status that is not `ok`."""
     fits: list[str]
@@ -48,10 +53,13 @@ def verdict(cells: Cells, command: str | None = None) -> Verdict:
     `command` would run each cell in MIN_PROCESSES processes; None where no one command can.
     """
     summary, names = cells.frame, cells.names
-    found = rankings(cells)
+    found, unchecked = rankings(cells), _unchecked(summary)
     return Verdict(
-        answer=_fastest(found) if cells.caveat is None else _ran(summary, names),
+        answer=_fastest(found)
+        if cells.caveat is None
+        else _ran(summary, names, "Ran" if unchecked else "Ran and passed every check"),
         details=leader_lines(found) if cells.caveat is None else measured_lines(found),
+        unchecked=unchecked,
         failures=_failures(summary, names),
         fits=_fits(summary, names),
         certainty=_certainty(summary),
@@ -120,8 +128,8 @@ def _missing_s(summary: pd.DataFrame) -> float:
     return float((missing * summary["wall_s"].astype("float64").fillna(0.0)).sum())
 
 
-def _ran(summary: pd.DataFrame, names: pd.Series[str]) -> str:
-    """One sentence for cells that rank nothing: what ran at which lengths."""
+def _ran(summary: pd.DataFrame, names: pd.Series[str], said: str) -> str:
+    """One sentence for cells that rank nothing, which begins as `said`: what ran at which lengths."""
     done = summary.loc[summary["status"] == "ok", ["seq_len"]]
     if done.empty:
         return "No cell has a result."
@@ -129,7 +137,30 @@ def _ran(summary: pd.DataFrame, names: pd.Series[str]) -> str:
     for name, where in _by_name(zip(names[done.index], done["seq_len"], strict=True)).items():
         lengths.setdefault(tuple(sorted(where)), []).append(name)
     parts = [f"{_listed(map(_bracketed, who))} at {_lengths(where)}" for where, who in lengths.items()]
-    return f"Ran and passed every check: {'; '.join(parts)}."
+    return f"{said}: {'; '.join(parts)}."
+
+
+def _unchecked(summary: pd.DataFrame) -> list[str]:
+    """One sentence each: for steps, for checks that were not made, for records that do not say."""
+    done = summary[summary["status"] == "ok"]
+    told = done[done["checks"].notna()]
+    steps, held = (int(told[column].sum()) for column in ("steps", "steps_held"))
+    missing = Counter(
+        chain.from_iterable(text.split(BETWEEN_NAMES) for text in told["checks_missing"].dropna())
+    )
+    checks = "; ".join(f"{what} in {count:,} of {_cells(told)}" for what, count in missing.items())
+    sentences = {
+        f"{steps - held:,} of {steps:,} steps were held against nothing.": steps > held,
+        f"Not checked: {checks}.": bool(missing),
+        f"The records of {len(done) - len(told):,} of {_cells(done)} do not say what was checked.": (
+            len(told) < len(done)
+        ),
+    }
+    return [sentence for sentence, holds in sentences.items() if holds]
+
+
+def _cells(cells: pd.DataFrame) -> str:
+    return count_label(len(cells), "cell")
 
 
 def _failures(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:

@@ -139,12 +139,29 @@ def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive
     places = [(piece.path, start) for piece, read in zip(pieces, reads, strict=True) for start in read.starts]
     last = _last_attempts(places, columns)
     frame = frame_of(columns)
+    frame = frame if len(last) == len(frame) else frame.iloc[last].reset_index(drop=True)
+    places = [places[row] for row in last]
     return Archive(
-        frame=frame if len(last) == len(frame) else frame.iloc[last].reset_index(drop=True),
-        places=[places[row] for row in last],
+        frame=frame.assign(steps_held=_steps_held(frame, [str(path) for path, _ in places])),
+        places=places,
         shared=shared.settings or {},
         environments=[*environments.met.values()],
     )
+
+
+def _steps_held(frame: pd.DataFrame, files: Sequence[str]) -> pd.Series[float]:
+    """Per record how many of its steps are held; `files` are where the records stand.
+
+    What others were held against is held by them: two that agree check each other. It came first, so its own
+    record cannot say so.
+    """
+    held, file = frame["steps_held"], pd.Series(files, index=frame.index, dtype="str")
+    others = held > 0
+    by_others = held[others].groupby([file[others], frame.loc[others, "held_against"]]).max()
+    first = frame.index[held == 0]
+    found = by_others.reindex(pd.MultiIndex.from_arrays([file[first], frame.loc[first, "cell_id"]]))
+    of_first = pd.Series(found.to_numpy(), index=first).fillna(0)
+    return held.where(held != 0, of_first.clip(upper=frame["steps"][first]).reindex(frame.index))
 
 
 def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from analysis.metrics.checks import Checked, checked
 from analysis.metrics.notes import note_of
 from analysis.metrics.recorded import AttentionCalls, Losses, Memory, Recorded, Timing, Trace, Ulps
 from analysis.metrics.step_parts import StepParts, step_parts
@@ -89,6 +90,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     calls: Calls | None = None
     control_error_ulps: Ulps | None = None
     """The kernel's own error, on one device."""
+    checked: Checked | None = None
+    """None of a record that does not say."""
     note: str | None = None
     """What a reader must know, also of a record that did not work."""
 
@@ -122,6 +125,7 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         control_error_ulps=record.attention.control_error_ulps
         if record.attention and record.analytic
         else None,
+        checked=None if record.checks is None else checked(record.checks),
         note=note_of(record, steps.sorted_ms if steps else (), shares),
     )
 

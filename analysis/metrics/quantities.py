@@ -105,7 +105,7 @@ CAUSAL_AREA = Quantity(
 TRACED_TO_TIMED = Quantity(
     "traced_to_timed", "Traced step over timed step", "ratio",
     "The slowest rank's traced step over the median timed step; a step off by a fifth is left out.",
-    ("trace.median_step",),
+    ("trace.median_step", "trace.is_inspected"),
 )  # fmt: skip
 PAYLOAD = Quantity(
     "payload", "Payload bytes", "bytes per step and rank",
@@ -144,6 +144,12 @@ TRAINING_SIGNAL = Quantity(
     "The mean loss per valid token of all ranks, the gradient's norm, and proof of the tokens they saw.",
     ("losses.loss", "losses.loss_sums", "losses.grad_norm", "losses.valid_tokens", "losses.tokens_digest",
      "losses.expected_digest", "losses.held_against", "losses.held_steps"),
+)  # fmt: skip
+CHECKS = Quantity(
+    "checks", "Checks made and steps held", "count",
+    "Which comparisons a cell's result had to pass, which were not made, and how many steps they hold.",
+    ("checks.what", "checks.against", "checks.tokens", "checks.rows", "checks.steps", "checks.of_steps",
+     "checks.holds_steps", "checks.reason"),
 )  # fmt: skip
 SPEED_UP = Quantity(
     "speed_up", "Speed-up", "ratio",

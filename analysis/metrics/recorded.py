@@ -129,6 +129,7 @@ class Memory(Struct):
 class Losses(Struct):
     loss: Annotated[list[float | None], Meta(min_length=1)] | None = None
     """Null where it was no finite number: of a wrong result."""
+    held_against: str | None = None
 
 
 class Ulps(Struct):
@@ -160,6 +161,17 @@ class Parity(Struct):
     reason: str | None = None
 
 
+class Check(Struct):
+    what: Name
+    against: str
+    tokens: Whole | None = None
+    rows: Whole | None = None
+    steps: Whole | None = None
+    of_steps: Whole | None = None
+    holds_steps: bool = False
+    reason: str | None = None
+
+
 class Recorded(Struct):
     """One record; a section is null or lacking when its pass did not run."""
 
@@ -185,6 +197,8 @@ class Recorded(Struct):
     memory: Memory | None = None
     trace: Trace | None = None
     telemetry: Telemetry | None = None
+    checks: list[Check] | None = None
+    """Null also of an older record, which does not say what was checked."""
 
     def __post_init__(self) -> None:
         _check(self.config, Config, "config")

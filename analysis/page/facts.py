@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from msgspec import convert
 
 from analysis.cells.capacity import capacity_label
 from analysis.cells.comparison import BASE
@@ -15,12 +16,24 @@ from analysis.figures.waterfall import step_ms, waterfall_of
 from analysis.frame.load import Record
 from analysis.labels import SHARED_CORES, bytes_label, count_label, number_label, status_label
 from analysis.metrics.definitions import text_of
+from analysis.metrics.recorded import Check
 
 MODEL_UTILISATION, HARDWARE_UTILISATION = ("mfu_causal", "mfu_full"), ("hfu_causal", "hfu_full")
 EXCHANGE = ("exposed_attention_exchange_share", "attention_exchange_share")
 COMMUNICATION = ("exposed_communication_share", "communication_share")
 """Of the traced step of median length."""
+CHECK_HEADINGS = ("checked", "against", "tokens", "rows", "steps", "outcome")
 THROTTLED: Mapping[str, str] = {"True": "yes", "False": "no"}
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCheck:
+    """One check of a record in a reader's words."""
+
+    what: str
+    texts: tuple[str, ...]
+    """Those of CHECK_HEADINGS after the first."""
+    was_made: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,8 @@ class Attempt:
     blocks: list[tuple[str, ...]]
     """The largest classes of live blocks behind a failed allocation."""
     log_tail: str | None
+    checks: list[ShownCheck]
+    """Empty where the record does not say."""
 
 
 def cell_facts(cell: Mapping[Any, Any]) -> list[tuple[str, str]]:
@@ -132,7 +147,25 @@ def attempt(record: Record) -> Attempt:
     }
     present = [(name, str(text)) for name, text in facts.items() if text]
     title = f"repeat {record['repeat']}"
-    return Attempt(title, present, _largest_blocks(failure), failure.get("log_tail") or None)
+    told = convert(record.get("checks") or [], list[Check])
+    checks = [_shown(check, record["status"]) for check in told]
+    return Attempt(title, present, _largest_blocks(failure), failure.get("log_tail") or None, checks)
+
+
+def _shown(check: Check, status: str) -> ShownCheck:
+    """Of a wrong result the reason above says what was found; what was compared may be right or not."""
+    made = "passed" if status == "ok" else "compared"
+    was_made = check.reason is None or bool(check.steps)
+    outcome = "; ".join(filter(None, (made if was_made else "not checked", check.reason)))
+    steps = "" if check.steps is None else f"{check.steps:,}"
+    of_steps = "" if check.of_steps is None else f" of {check.of_steps:,}"
+    rows = "all" if check.rows is None and check.tokens is not None else _count(check.rows)
+    texts = (check.against, _count(check.tokens), rows, steps + of_steps, outcome)
+    return ShownCheck(check.what, texts, was_made)
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
 
 
 def _full_length(section: Mapping[str, Any] | None) -> str | None:

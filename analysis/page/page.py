@@ -18,7 +18,7 @@ from analysis.frame.archive import Archive
 from analysis.frame.load import Record
 from analysis.labels import count_label
 from analysis.metrics.definitions import meanings_of
-from analysis.page.facts import Attempt, as_text, attempt, cell_facts
+from analysis.page.facts import CHECK_HEADINGS, Attempt, as_text, attempt, cell_facts
 from analysis.tables.attention import COLUMNS as ATTENTION_COLUMNS
 from analysis.tables.attention import HEADINGS as ATTENTION_HEADINGS
 from analysis.tables.attention import attention_rows
@@ -79,6 +79,7 @@ def render(
         figures_note=figures_note,
         headings=with_meanings(HEADINGS, SORTED_BY),
         block_headings=BLOCK_HEADINGS,
+        check_headings=[(heading, None) for heading in CHECK_HEADINGS],
         reasons=failure_reasons(cells),
         next_steps=next_steps(cells),
         cells=shown_cells(archive, shown.cells, rows_behind, shared),

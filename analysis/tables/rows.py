@@ -30,12 +30,14 @@ OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
 HEADINGS = (
     "strategy", "length", "ranks/sp", "status", "tokens/s", "n and 95 % interval", "step time (ms)",
     "peak allocated (of capacity)", "attention exchange: transfer", "attention exchange: waiting",
-    "communication: transfer / waiting", "traced steps", "traced / timed", "speed-up", "note",
+    "communication: transfer / waiting", "traced steps", "traced / timed", "speed-up",
+    "checks made; steps held", "note",
 )  # fmt: skip
 SORTED_BY = (
     "strategy", "seq_len", "cluster.world_size", "status", "tokens_per_s", "n", "step_time_ms",
     "peak_allocated_bytes", "attention_transfer_share", "attention_waiting_share",
-    "communication_transfer_share", "traced_steps", "traced_to_timed", "speed_up", "note",
+    "communication_transfer_share", "traced_steps", "traced_to_timed", "speed_up",
+    "checks_missing", "note",
 )  # fmt: skip
 """The summary's column behind each of HEADINGS."""
 TERMINAL_HEADINGS = (
@@ -69,6 +71,7 @@ class Row:
     traced_steps: str
     traced_to_timed: str
     speed_up: str
+    checks: str
     note: str
 
     def texts(self) -> list[str]:
@@ -200,6 +203,7 @@ def _row(cell: dict[Any, Any], name: str) -> Row:
         traced_steps=_traced_steps(cell),
         traced_to_timed=text_of(cell, "traced_to_timed"),
         speed_up=text_of(cell, "speed_up"),
+        checks=_checks(cell),
         note=text_of(cell, "note"),
     )
 
@@ -225,6 +229,13 @@ def _traced_steps(cell: dict[Any, Any]) -> str:
         return ""
     used, void = int(cell["traced_steps"]), int(cell["void_traced_steps"])
     return f"n={used} of {used + void}" if void else f"n={used}"
+
+
+def _checks(cell: dict[Any, Any]) -> str:
+    """`9 of 10; 12 of 14`: checks made, and steps held where a cell trains; empty where it is not said."""
+    pairs = (("checks_made", "checks"), ("steps_held", "steps"))
+    known = [[cell[column] for column in pair] for pair in pairs if pd.notna(cell[pair[1]])]
+    return "; ".join(f"{int(part):,} of {int(whole):,}" for part, whole in known)
 
 
 def _status(cell: dict[Any, Any]) -> str:

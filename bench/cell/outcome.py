@@ -20,9 +20,10 @@ from bench.cost.flops import (
 from bench.environment import describe
 from bench.finite import not_finite
 from bench.labels import size_label
-from bench.passes import PASSES, Sections, decoded, evidence, first_failure, merge, own_work_s
+from bench.passes import PASSES, Sections, checks, decoded, evidence, first_failure, merge, own_work_s
 from bench.passes.facts import RankReport
-from bench.record import SCHEMA_VERSION, Failure, OutOfMemory, Provenance, Record, Status
+from bench.passes.losses.section import Losses
+from bench.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
 from bench.strategies import STRATEGIES
 
 NAMED_BY_KIND = frozenset({Status.ERROR})
@@ -43,8 +44,8 @@ def record_of(
     reports = [decoded(end.report) for end in ends if end.report is not None]
     sections = merge(reports, planned.cell, known)
     wrong = first_failure(planned.cell, sections) or not_finite_on_a_rank(reports)
-    fixed = fixed_cost_s(reports, wall_s)
-    return judged(planned, sections, wrong, wall_s, started_at, fixed_cost_s=fixed)
+    made, fixed = checks(planned.cell, sections), fixed_cost_s(reports, wall_s)
+    return judged(planned, sections, made, wrong, wall_s, started_at, fixed_cost_s=fixed)
 
 
 def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
@@ -70,6 +71,7 @@ def failed(
 def judged(
     planned: PlannedCell,
     sections: Sections,
+    made: Sequence[Check],
     wrong: str | None,
     wall_s: float,
     started_at: datetime,
@@ -77,17 +79,25 @@ def judged(
 ) -> Record:
     """The record of a cell that ran to its end: where something is wrong, without any speed.
 
-    `wrong` is what a gate found; a number that is not finite is wrong in any section.
+    `made` are the checks of all sections, `wrong` is what a gate found; a number that is not finite is wrong
+    in any section.
     """
     wrong = wrong or _not_finite(sections)
     if wrong is not None:
         kept = evidence(sections)
-        return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept)
-    return _record(planned, Status.OK, None, wall_s, started_at, sections=sections, fixed_cost_s=fixed_cost_s)
+        return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept, made=made)
+    ok = _record(planned, Status.OK, None, wall_s, started_at, sections=sections, made=made)
+    return replace(ok, fixed_cost_s=fixed_cost_s)
+
+
+def with_losses(record: Record, cell: RunConfig, losses: Losses) -> Record:
+    """The same record with what its losses were held against, in its checks too."""
+    sections = {**record.sections, "losses": losses}
+    return replace(record, sections=sections, checks=checks(cell, sections))
 
 
 def found_wrong(record: Record, reason: str) -> Record:
-    """The same record once its result turned out to be wrong: without any speed."""
+    """The same record once its result turned out to be wrong: without any speed, its checks as they were."""
     kept = dict.fromkeys(record.sections) | evidence(record.sections)
     return replace(record, status=Status.WRONG_RESULT, reason=reason, sections=kept, fixed_cost_s=None)
 
@@ -135,7 +145,7 @@ def _record(
     *,
     sections: Sections | None = None,
     failure: Failure | None = None,
-    fixed_cost_s: float | None = None,
+    made: Sequence[Check] | None = None,
 ) -> Record:
     cell = planned.cell
     not_run = {name: None for name, section in PASSES.items() if section.part is not None}
@@ -154,9 +164,10 @@ def _record(
         analytic=analytic(cell),
         started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
         wall_s=wall_s,
-        fixed_cost_s=fixed_cost_s,
+        fixed_cost_s=None,
         sections=not_run | dict(sections or {}),
         failure=failure,
+        checks=made,
     )
 
 

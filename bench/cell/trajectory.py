@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from bench.cell.outcome import found_wrong
+from bench.cell.outcome import found_wrong, with_losses
 from bench.config import RunConfig
 from bench.passes.losses.section import Losses
 from bench.passes.timing.section import first_step_tokens
@@ -74,7 +74,7 @@ class Trajectories:
         if reference is not None and not _replaces(cell, reference):
             steps = min(len(losses.loss), len(reference.losses.loss))
             losses = replace(losses, held_against=reference.cell_id, held_steps=steps)
-            record = replace(record, sections={**record.sections, "losses": losses})
+            record = with_losses(record, cell, losses)
             departure = first_departure(losses, reference.losses, LIMITS[cell.dtype])
             if departure is not None:
                 return found_wrong(record, f"{departure} of {reference.strategy} on the same data")

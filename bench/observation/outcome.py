@@ -24,6 +24,7 @@ from bench.config import (
     WorkloadConfig,
 )
 from bench.environment import REPOSITORY, this_machine
+from bench.observation.checks import checks_of_loop
 from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len
 from bench.passes import first_failure, merge, planned_stages
 from bench.record import Record
@@ -139,7 +140,8 @@ def observed_record(
     wrong = (
         misfeeding or first_failure(cell, sections) or not_finite_on_a_rank([each.report for each in reports])
     )
-    return judged(planned, sections, wrong, wall_s, loop.started_at)
+    made = checks_of_loop(cell, sections, groups)
+    return judged(planned, sections, made, wrong, wall_s, loop.started_at)
 
 
 def failed_record(

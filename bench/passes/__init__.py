@@ -15,6 +15,7 @@ import msgspec
 from bench.config import MeasureConfig, RunConfig
 from bench.passes.facts import PassFacts, RankReport
 from bench.ranks.log import Stage
+from bench.record import Check
 
 if TYPE_CHECKING:
     from bench.passes.rank_pass import RankPass
@@ -75,6 +76,11 @@ def first_failure(cell: RunConfig, sections: Sections) -> str | None:
     """Why the cell's result is wrong, in one line, or None when every gate is passed."""
     reasons = (PASSES[name].gate(cell, section) for name, section in sections.items() if section is not None)
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def checks(cell: RunConfig, sections: Sections) -> list[Check]:
+    """What all passes compared and what they could not, in the order of the table."""
+    return [check for name, facts in PASSES.items() for check in facts.checks(cell, sections.get(name))]
 
 
 def evidence(sections: Sections) -> dict[str, Any]:

@@ -9,11 +9,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from bench.config import MeasureConfig, RunConfig
 from bench.ranks.log import Stage
+from bench.record import Check
 
 Part = TypeVar("Part")
 """What one rank reports of a pass."""
 Whole = TypeVar("Whole")
 """The section of a record that the parts of all ranks make."""
+NOT_RUN = "its pass did not run"
+"""The reason of a check whose pass left no section and knows no better one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,13 @@ class PassFacts(ABC, Generic[Part, Whole]):
     def gate(self, cell: RunConfig, section: Whole) -> str | None:  # noqa: ARG002
         """Why the cell's result is wrong, in one line; None where this pass finds nothing."""
         return None
+
+    def checks(self, cell: RunConfig, section: Whole | None) -> Sequence[Check]:  # noqa: ARG002
+        """What this pass compared, or could not compare; None where the cell has no section of it.
+
+        A check that has no meaning for a cell is left out; one that would have, but was not made, says why.
+        """
+        return ()
 
     def parts(self, reports: Sequence[RankReport]) -> list[Part]:
         """This pass's parts, in the order of the ranks."""

@@ -11,7 +11,7 @@ from analysis.metrics.definitions import OF_RECORD, of_record
 from analysis.metrics.recorded import as_recorded
 from bench.passes.engagement.section import Engagement
 from bench.passes.parity.section import Parity
-from bench.record import SCHEMA_VERSION
+from bench.record import SCHEMA_VERSION, Check
 
 CONFIG = {
     "seq_len": 8192,
@@ -42,7 +42,12 @@ CONFIG = {
 }
 CPU = {"hardware": "cpu", "cluster": "cpu", "cluster.device": "cpu"}
 SHARED_GPU = {"cluster.ranks_per_gpu": 2}
-FAILED = {"timing": None, "memory": None, "trace": None, "losses": None, "engagement": None, "parity": None}
+FAILED = {"timing": None, "memory": None, "trace": None, "losses": None, "engagement": None, "parity": None,
+          "checks": None}  # fmt: skip
+ATTENTION_CHECKED = asdict(Check(what="attention", against="float64", tokens=512))
+STEPS_HELD = asdict(
+    Check(what="training signal", against="another cell", tokens=8192, steps=2, of_steps=2, holds_steps=True)
+)
 
 
 def make_record(*, config=None, **overrides):
@@ -88,6 +93,7 @@ def make_record(*, config=None, **overrides):
         },
         "trace": make_trace(ranks),
         "failure": None,
+        "checks": [ATTENTION_CHECKED, STEPS_HELD],
     } | overrides
 
 

@@ -127,7 +127,9 @@ def test_a_limit_stays_a_limit_where_plain_arithmetic_overflows(plain):
 
 def test_what_merging_makes_of_numbers_is_judged_too():
     timing = Timing(step_times_ms=[[1.0]], window_ms=[math.inf], warmup="full", tokens_per_step=1)
-    record = judged(PlannedCell(CELL, repeat=0, order=0), {"timing": timing}, None, 1.0, datetime.now(UTC))
+    record = judged(
+        PlannedCell(CELL, repeat=0, order=0), {"timing": timing}, [], None, 1.0, datetime.now(UTC)
+    )
     assert (record.status, record.reason) == (
         "wrong_result",
         "timing.window_ms[0] is inf, which is no finite number",

@@ -139,6 +139,7 @@ def keys_of(record):
     """The keys of a record, and those of its sections."""
     sections = {name: sorted(value) for name, value in record.items() if isinstance(value, Mapping)}
     own = {"config", "environment", "analytic"}  # grow with choices, packages and workloads
+    sections |= {"checks": sorted(record["checks"][0])} if record.get("checks") else {}
     return {"record": sorted(record)} | {name: keys for name, keys in sections.items() if name not in own}
 
 

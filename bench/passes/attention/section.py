@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.config import RunConfig
-from bench.passes.facts import PassFacts, RankReport, by_rank
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_rank
+from bench.record import Check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,15 @@ class AttentionFacts(PassFacts[RankCalls, AttentionCalls]):
                     f"attention: {name} of a timed call at {cell.seq_len:,} tokens is not finite everywhere"
                 )
         return None
+
+    def checks(self, cell: RunConfig, section: AttentionCalls | None) -> list[Check]:
+        """The last timed call; of a cell that trains none."""
+        if cell.workload.name != "attention":
+            return []
+        check = Check(what="results of a timed call", against="finite numbers")
+        if section is None:
+            return [replace(check, reason=NOT_RUN)]
+        return [replace(check, tokens=cell.seq_len, steps=1, of_steps=len(section.forward_ms[0]))]
 
 
 FACTS = AttentionFacts()

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import MeasureConfig, RunConfig
-from bench.passes.facts import PassFacts, RankReport, by_name, by_rank
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_name, by_rank
 from bench.passes.timing.section import affordable_steps
 from bench.ranks.log import Stage
+from bench.record import Check
 from bench.strategies import STRATEGIES
 
 
@@ -65,6 +66,16 @@ class EngagementFacts(PassFacts[RankEngagement, Engagement]):
         if cell.strategy not in STRATEGIES:
             return None
         return _wrong_shapes(cell, section) or _wrong_exchange(cell, section)
+
+    def checks(self, cell: RunConfig, section: Engagement | None) -> list[Check]:
+        """What attention was given and what it exchanged in one step."""
+        unknown = None if cell.strategy in STRATEGIES else f"no formula of strategy {cell.strategy} is known"
+        reason = NOT_RUN if section is None else unknown
+        tokens, steps = (cell.seq_len, 1) if reason is None else (None, None)
+        return [
+            Check(what=what, against="the strategy's formula", tokens=tokens, steps=steps, reason=reason)
+            for what in ("shapes in attention", "bytes that attention exchanges")
+        ]
 
 
 def will_share_traced_step(measure: MeasureConfig, step_s: float) -> bool:

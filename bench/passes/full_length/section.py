@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.config import RunConfig
+from bench.config import OWN, RunConfig
 from bench.finite import worst
-from bench.passes.facts import PassFacts, RankReport
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport
+from bench.record import Check
 
 SAMPLED_ROWS = 32
 """Over all ranks that share a sequence, of every head."""
@@ -59,6 +60,22 @@ class FullLengthFacts(PassFacts[FullLength, FullLength]):
                     f" (limit {section.limits[name]:.1e})"
                 )
         return None
+
+    def checks(self, cell: RunConfig, section: FullLength | None) -> list[Check]:
+        """Of somebody's own loop none: there the parity pass has the length that is measured."""
+        if cell.trainer == OWN:
+            return []
+        made = section is not None and section.reason is None
+        return [
+            Check(
+                what="attention at full length",
+                against="float64",
+                tokens=section.tokens if section is not None and made else None,
+                rows=section.rows if section is not None and made else None,
+                steps=1 if made else None,
+                reason=NOT_RUN if section is None else section.reason,
+            )
+        ]
 
 
 FACTS = FullLengthFacts()

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.config import RunConfig
 from bench.finite import worst
-from bench.passes.facts import PassFacts, RankReport, by_rank
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_rank
+from bench.record import Check
+
+COMPARED = {
+    "tokens": "the data",
+    "losses and gradient norms": "finite numbers",
+    "training signal": "another cell",
+}
+"""The names of this pass's checks, and with what each compares; of the last, where there is such a cell."""
+NO_REFERENCE = "no cell of the same work had run before; later ones are held against this one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +72,28 @@ class LossesFacts(PassFacts[RankLosses, Losses]):
     def gate(self, cell: RunConfig, section: Losses) -> str | None:  # noqa: ARG002
         """The ranks trained on the step's tokens, each once, at its position, and still train."""
         return _wrong_tokens(section) or _not_finite(section)
+
+    def checks(self, cell: RunConfig, section: Losses | None) -> list[Check]:
+        """Of every step; none where nothing is trained."""
+        if cell.workload.name != "train":
+            return []
+        if section is None:
+            return [Check(what=what, against=against, reason=NOT_RUN) for what, against in COMPARED.items()]
+        steps = len(section.loss)
+        each = [
+            Check(what=what, against=against, tokens=cell.seq_len, steps=steps, of_steps=steps)
+            for what, against in COMPARED.items()
+        ]
+        return [*each[:-1], _held(each[-1], section)]
+
+
+def _held(check: Check, losses: Losses) -> Check:
+    """The last check of COMPARED with the steps that another cell ran too."""
+    other, held, steps = losses.held_against, losses.held_steps, len(losses.loss)
+    if other is None:
+        return replace(check, steps=0, holds_steps=True, reason=NO_REFERENCE)
+    fewer = f"cell {other} ran {held} steps" if held < steps else None
+    return replace(check, against=f"cell {other}", steps=held, holds_steps=True, reason=fewer)
 
 
 def _wrong_tokens(losses: Losses) -> str | None:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.config import RunConfig
+from bench.config import OWN, RunConfig
 from bench.finite import worst
-from bench.passes.facts import PassFacts, RankReport
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport
+from bench.record import Check
 
 MAX_TOKENS = 512
 """Parity is checked at no more: float64 attention takes the square of their number."""
@@ -73,6 +74,23 @@ class ParityFacts(PassFacts[RankParity, Parity]):
                     f" {error:.1e} of its maximum (limit {section.limits[name]:.1e})"
                 )
         return None
+
+    def checks(self, cell: RunConfig, section: Parity | None) -> list[Check]:
+        """Attention, and loss and gradients of the cut model where a cell trains one."""
+        compared = {"attention": "out", "objective of a two-layer cut": "loss"}
+        if cell.workload.name != "train":
+            del compared["objective of a two-layer cut"]
+        return [_check(what, tensor, cell, section) for what, tensor in compared.items()]
+
+
+def _check(what: str, tensor: str, cell: RunConfig, section: Parity | None) -> Check:
+    """The check that was made where `tensor` has an error."""
+    if section is None or tensor not in section.errors:
+        reason = NOT_RUN if section is None else section.reason or NOT_RUN
+        return Check(what=what, against="float64", reason=reason)
+    elsewhere = "" if section.checked_in == cell.cell_id else f", in cell {section.checked_in}"
+    own_step = 1 if cell.trainer == OWN else None
+    return Check(what=what, against=f"float64{elsewhere}", tokens=section.tokens, steps=own_step)
 
 
 FACTS = ParityFacts()

@@ -45,7 +45,7 @@ class TracePass(RankPass):
                 if not keep:
                     traced.path.unlink()
             median = tracer.median()
-            self.steps = RankSteps(steps=read, median=median)
+            self.steps = RankSteps(steps=read, median=median, is_inspected=shares)
             if keep:
                 keep_trace(tracer.traced, median, folder)
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import OWN, MeasureConfig, RunConfig
 from bench.cost.area import causal_area
 from bench.passes.engagement.section import will_share_traced_step
-from bench.passes.facts import PassFacts, RankReport, by_name, by_rank
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_name, by_rank
 from bench.passes.trace.intervals import length
 from bench.passes.trace.split import Split
 from bench.passes.trace.waiting import RankTrace, waiting
 from bench.ranks.log import Stage
+from bench.record import Check
 from bench.strategies import STRATEGIES
 
 TRACED_STEPS = 5
@@ -22,6 +23,7 @@ TRACED_PART = 0.5
 """Of `measure.budget_s`, which the timed steps fill: at the most so much again goes into traced ones."""
 
 ONLY_WHILE_INSPECTED = "what was inspected and checked is not what runs when nobody looks"
+INSPECTED = "the only traced step was the inspected one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class RankSteps:
     steps: list[RankTrace]
     median: int
     """Which of them is of median length, by its slowest rank; all ranks agree."""
+    is_inspected: bool = False
+    """Whether there is one alone, which was the inspected step too; all ranks agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,8 @@ class Trace:
     """Every traced step, in the order in which they ran."""
     median_step: int
     """Which of `steps` all the other fields are of, from 0; the trace that is kept is of it too."""
+    is_inspected: bool = False
+    """Whether the only traced step was the inspected one too, for want of time; older records do not say."""
 
 
 class TraceFacts(PassFacts[RankSteps, Trace]):
@@ -124,6 +130,7 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
             unjoined=by_rank(traces, "unjoined"),
             steps=[*map(_traced_step, steps)],
             median_step=ranks[0].median,
+            is_inspected=ranks[0].is_inspected,
         )
 
     def gate(self, cell: RunConfig, section: Trace) -> str | None:
@@ -138,6 +145,21 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
                 if difference is not None:
                     return f"rank {rank}, traced step {number}: {difference}; {ONLY_WHILE_INSPECTED}"
         return None
+
+    def checks(self, cell: RunConfig, section: Trace | None) -> list[Check]:
+        """The collectives that ran while nobody looked on from inside.
+
+        A step whose calls could not be told apart counts as not compared, and so do the others then.
+        """
+        check = Check(what="collective calls of traced steps", against="the inspected step")
+        if section is None:
+            return [replace(check, reason=NOT_RUN if cell.measure.trace else "measure.trace=false")]
+        differences = [next(filter(None, step.other_calls), None) for step in section.steps]
+        unknown = INSPECTED if section.is_inspected else next(filter(None, section.unjoined), None)
+        equal = 0 if unknown else differences.count(None)
+        reason = unknown or next(filter(None, differences), None)
+        traced = len(section.steps)
+        return [replace(check, tokens=cell.seq_len, steps=equal, of_steps=traced, reason=reason)]
 
 
 def traced_steps(measure: MeasureConfig, step_s: float) -> int:

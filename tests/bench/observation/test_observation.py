@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
@@ -17,9 +18,10 @@ from bench.cell.compile_cache import settle_extensions
 from bench.cell.ends import lost_a_peer
 from bench.cell.launcher import GRACE_S
 from bench.cell.worker import join
-from bench.config import ConfigError
+from bench.config import OWN, ConfigError
 from bench.environment import REPOSITORY
 from bench.observation import parity
+from bench.observation.checks import UNKNOWN, checks_of_loop
 from bench.observation.observation import LOST_PEER_WAIT_S
 from bench.observation.tokens import RankTokens, layout_of, misfed
 from tests.cells import make_cell
@@ -97,6 +99,18 @@ def test_its_attention_is_compared_with_float64_at_full_length(record):
     assert parity["tokens"] == 512
     assert set(parity["errors"]) == {"out", "dq", "dk", "dv"}
     assert all(0 < error < parity["limits"][name] for name, error in parity["errors"].items())
+
+
+def test_the_record_says_what_of_a_loop_was_compared_and_what_never_is(record):
+    made = {check["what"]: check for check in record["checks"]}
+    compared = {what: check["steps"] for what, check in made.items() if check["reason"] is None}
+    assert compared == {"attention": 1, "tokens": 1, "collective calls of traced steps": 5}
+    assert {made[what]["tokens"] for what in compared} == {512}
+    assert {what: check["reason"] for what, check in made.items() if what not in compared} == {
+        **UNKNOWN,
+        "shapes in attention": "no formula of strategy gathered_keys is known",
+        "bytes that attention exchanges": "no formula of strategy gathered_keys is known",
+    }
 
 
 def test_the_bytes_of_its_attention_are_those_that_it_gathers_and_scatters(record):
@@ -193,6 +207,21 @@ def test_the_layout_is_told_from_positions_even_by_one_rank_alone(layout):
 
 def test_packed_documents_are_no_mistake():
     assert misfed([rank_tokens(0, [0, 1, 2, 3], "a"), rank_tokens(1, [4, 0, 1, 2], "b")]) is None
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        ([rank_tokens(0, [0, 1], "a"), rank_tokens(1, [2, 3], "b")], None),
+        ([rank_tokens(0, [0, 1], "a"), rank_tokens(1, [0, 1], "b")], "positions start anew"),
+        ([rank_tokens(0, [0, 1], "a")], "no ranks share a sequence"),
+    ],
+)
+def test_tokens_count_as_compared_only_where_their_positions_were(group, reason):
+    cell = replace(make_cell("strategy=ring"), trainer=OWN)
+    (tokens,) = (each for each in checks_of_loop(cell, {}, [group]) if each.what == "tokens")
+    assert tokens.steps == (1 if reason is None else None)
+    assert tokens.reason is None if reason is None else tokens.reason.startswith(reason)
 
 
 @pytest.fixture

@@ -1,0 +1,125 @@
+"""Every pass says what it compared in a cell, over how much of it, and what it could not compare."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from bench.config import OWN
+from bench.passes import PASSES, checks
+from bench.passes.facts import NOT_RUN, PassFacts
+from bench.passes.full_length.section import FullLength
+from bench.passes.losses.section import NO_REFERENCE, Losses
+from bench.passes.parity.section import Parity
+from bench.passes.trace.section import INSPECTED, Trace, TracedStep
+from bench.record import Check
+from tests.cells import make_cell
+
+CELL = make_cell("strategy=ulysses", "seq_len=4k", "cluster.world_size=2")
+ALONE = make_cell("strategy=ulysses", "seq_len=4k", "cluster.world_size=2", "workload=attention")
+NOTHING = dict.fromkeys(PASSES)
+LOSSES = Losses(
+    loss=[5.0] * 14,
+    grad_norm=[1.0] * 14,
+    valid_tokens=[4] * 14,
+    tokens_digest=["a"] * 14,
+    expected_digest=["a"] * 14,
+)
+FIELDS = {
+    "step_ms", "total_ms", "exposed_ms", "communication_ms", "calls", "purpose_total_ms",
+    "purpose_exposed_ms", "purpose_waiting_ms", "purpose_exposed_waiting_ms", "compute_ms", "idle_ms",
+    "causal_area",
+}  # fmt: skip
+
+
+def made(name, section, cell=CELL):
+    """The checks of one pass, by what they compared."""
+    return {check.what: check for check in PASSES[name].checks(cell, section)}
+
+
+def traced(*differences, **told):
+    steps = [
+        TracedStep(
+            step_ms=[], purpose_exposed_ms={}, purpose_exposed_waiting_ms=None, other_calls=[None, difference]
+        )
+        for difference in differences
+    ]
+    values = dict.fromkeys(FIELDS) | {"unjoined": [None, None], "median_step": 0} | told
+    return Trace(steps=steps, **values)
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pass_with_a_gate_lists_what_the_gate_compares(name):
+    """Without any section it says of each check that it was not made, and why."""
+    has_gate = type(PASSES[name]).gate is not PassFacts.gate
+    missing = [*PASSES[name].checks(CELL, None), *PASSES[name].checks(ALONE, None)]
+    assert bool(missing) == has_gate
+    assert all(check.reason for check in missing)
+    assert {(check.tokens, check.rows, check.steps, check.of_steps) for check in missing} <= {(None,) * 4}
+
+
+@pytest.mark.parametrize("cell", [CELL, ALONE], ids=["train", "attention"])
+def test_no_two_checks_of_a_cell_have_one_name(cell):
+    names = [check.what for check in checks(cell, NOTHING)]
+    assert len(set(names)) == len(names) > 0
+
+
+def test_where_nothing_is_trained_no_check_of_training_is_missed():
+    alone = {check.what for check in checks(ALONE, NOTHING)}
+    training = {check.what for check in checks(CELL, NOTHING)}
+    assert training - alone == {
+        "objective of a two-layer cut", "tokens", "losses and gradient norms", "training signal",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "held", "against", "reason"),
+    [
+        ({}, 0, "another cell", NO_REFERENCE),
+        ({"held_against": "abc", "held_steps": 14}, 14, "cell abc", None),
+        ({"held_against": "abc", "held_steps": 12}, 12, "cell abc", "cell abc ran 12 steps"),
+    ],
+)
+def test_steps_that_no_reference_held_are_told_from_those_that_one_did(told, held, against, reason):
+    found = made("losses", replace(LOSSES, **told))
+    assert asdict(found["training signal"]) == {
+        "what": "training signal", "against": against, "tokens": 4096, "rows": None, "steps": held,
+        "of_steps": 14, "holds_steps": True, "reason": reason,
+    }  # fmt: skip
+    assert (found["tokens"].steps, found["tokens"].of_steps, found["tokens"].holds_steps) == (14, 14, False)
+
+
+def test_attention_at_full_length_says_how_many_rows_or_why_none():
+    section = FullLength(tokens=4096, rows=32, errors={"out": 0.0}, limits={"out": 1.0})
+    (found,) = PASSES["full_length"].checks(CELL, section)
+    assert (found.tokens, found.rows, found.steps, found.reason) == (4096, 32, 1, None)
+    (found,) = PASSES["full_length"].checks(CELL, replace(section, rows=0, errors={}, reason="no gradients"))
+    assert (found.tokens, found.rows, found.steps, found.reason) == (None, None, None, "no gradients")
+
+
+def test_parity_of_another_cell_says_whose_it_is_and_each_of_its_checks_stands_by_itself():
+    section = Parity(checked_in="abc", tokens=512, errors={"out": 0.0}, limits={"out": 1.0})
+    found = made("parity", section)
+    assert found["attention"] == Check(what="attention", against="float64, in cell abc", tokens=512)
+    assert found["objective of a two-layer cut"].reason == NOT_RUN
+    own = made("parity", replace(section, checked_in=CELL.cell_id, errors={"out": 0.0, "loss": 0.0}))
+    assert [(each.against, each.reason) for each in own.values()] == [("float64", None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("section", "steps", "reason"),
+    [
+        (traced(None, None, None), 3, None),
+        (traced(None, "it made 2 calls", None), 2, "it made 2 calls"),
+        (traced(None, is_inspected=True), 0, INSPECTED),
+        (traced(None, None, unjoined=[None, "no marks"]), 0, "no marks"),
+    ],
+)
+def test_a_traced_step_counts_where_its_calls_were_compared_with_those_of_another(section, steps, reason):
+    found = made("trace", section)["collective calls of traced steps"]
+    assert (found.steps, found.of_steps, found.reason) == (steps, len(section.steps), reason)
+
+
+def test_a_strategy_without_a_formula_has_nothing_to_compare_its_bytes_with():
+    unknown = made("engagement", object(), replace(CELL, strategy=OWN))
+    assert {check.reason for check in unknown.values()} == {"no formula of strategy own is known"}
+    assert {check.steps for check in made("engagement", object()).values()} == {1}
