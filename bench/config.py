@@ -153,6 +153,8 @@ class MeasureConfig:
     """How many times a cell is run, each time in fresh processes; AUTO for as often as the next allows."""
     repeats_budget_s: float
     """Seconds that a whole sweep should stay within where repeats are left open."""
+    reference_budget_s: float
+    """Seconds that a cell of `local` may take which runs only for others to be held against; 0 for none."""
     timeout_s: float
     """Seconds after which a cell's processes are ended."""
     trace: bool
@@ -170,6 +172,7 @@ class MeasureConfig:
                 "measure.warmup_steps": self.warmup_steps,
                 "measure.budget_s": self.budget_s,
                 "measure.repeats_budget_s": self.repeats_budget_s,
+                "measure.reference_budget_s": self.reference_budget_s,
                 "measure.timeout_s": self.timeout_s,
             },
         )
@@ -277,7 +280,7 @@ class RunConfig:
         """All that decides what a cell does: repeats, files kept and who asked for it do not."""
         fields = asdict(self)
         del fields["experiment"]
-        for name in ("repeats", "repeats_budget_s", "keep_traces"):
+        for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces"):
             del fields["measure"][name]
         return fields
 

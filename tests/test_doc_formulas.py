@@ -19,8 +19,9 @@ from bench.passes.attention import row_errors, single_device
 from bench.passes.full_length import rank as full_length
 from bench.passes.full_length import section as full_length_section
 from bench.passes.memory import live_blocks
-from bench.passes.parity import attention as parity
-from bench.passes.parity import cut_model
+from bench.passes.objective import rank as objective
+from bench.passes.objective import section as objective_section
+from bench.passes.parity import cut_model, limits
 from bench.passes.parity import section as parity_section
 from bench.passes.telemetry import telemetry
 from bench.passes.timing import section as timing_section
@@ -112,9 +113,16 @@ def test_the_page_on_samples_has_the_interval_s_rank():
     [
         ("attention_alone", f"at most {WORDS_OF_NUMBERS[single_device.MAX_CALLS]} calls"),
         ("attention_parity", f"up to {parity_section.MAX_TOKENS} tokens"),
-        ("attention_parity", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in parity.FLOORS.items())),
+        ("attention_parity", ", ".join(f"{factor:.0f} {name}" for name, factor in limits.FACTORS.items())),
+        ("attention_parity", f"{limits.FLOORS['fp32'].forward:.0e} fp32"),
+        ("attention_parity", f"{limits.FLOORS['fp16'].backward:.0e} for dq, dk and dv"),
         ("objective_parity", f"at most {cut_model.CUT_VOCABULARY} words"),
-        ("objective_parity", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in parity.FLOORS.items())),
+        ("objective_parity", f"max(floor, {limits.STEP_FACTOR:.0f} * error"),
+        ("objective_parity", f"{limits.FLOORS['bf16'].loss:.0e} bf16 for the loss"),
+        ("objective", f"up to {objective_section.MAX_TOKENS:,} tokens"),
+        ("objective", f"max(floor, {limits.STEP_FACTOR:.0f} * error"),
+        ("objective", ", ".join(f"{x:.0e} {dtype}" for dtype, x in objective.SCALE_FLOORS.items())),
+        ("objective", f"{objective.CPU_ROOM_BYTES // 2**30} GiB on a CPU"),
         ("full_length", f"Of {full_length_section.SAMPLED_ROWS} tokens"),
         ("full_length", f"max(floor, {full_length.ROW_FACTOR} * error of the control)"),
         ("full_length", ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.GRADIENT_FLOORS.items())),

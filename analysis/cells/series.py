@@ -18,7 +18,15 @@ from bench.config import NOT_USED
 FIRST = ("provenance", "hardware", "device_name", "sp_degree", "cluster.world_size", "layout")
 """The order in which settings are tried: the sooner one tells cells apart, the fewer are needed."""
 NEVER = frozenset(
-    {"seq_len", "strategy", "experiment", "mode", "measure.repeats", "measure.repeats_budget_s"}
+    {
+        "seq_len",
+        "strategy",
+        "experiment",
+        "mode",
+        "measure.repeats",
+        "measure.repeats_budget_s",
+        "measure.reference_budget_s",
+    }
 )
 """The axes themselves, what the provenance says already, and what n does."""
 WORDING: Mapping[str, str] = {

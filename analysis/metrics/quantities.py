@@ -128,6 +128,17 @@ OBJECTIVE_PARITY = Quantity(
     "objective_parity", "Objective parity", "relative error",
     "How far loss and gradients of one step of a two-layer cut are from float64 on one rank.",
 )  # fmt: skip
+OBJECTIVE = Quantity(
+    "objective", "Gradients on the cell's engine", "relative error",
+    "How far loss and gradients of one step are from float64, with nothing cut.",
+    ("objective.errors", "objective.limits", "objective.tokens", "objective.sequences",
+     "objective.parameters", "objective.reason"),
+)  # fmt: skip
+UPDATES = Quantity(
+    "updates", "Updates", "count",
+    "Whether the optimizer reached every parameter, as their bits show it.",
+    ("updates.shards", "updates.replicas", "updates.unmoved", "updates.unequal"),
+)  # fmt: skip
 ERROR_ULPS = Quantity(
     "error_ulps", "Error in ulps", "ulps",
     "The largest deviation from float64 of sampled tokens, in ulps of the dtype at a row's maximum.",
@@ -191,6 +202,7 @@ FALSE_DIFFERENCES = Quantity(
 
 WITHOUT_METRIC = (
     OUT_OF_MEMORY, CAUSAL_AREA, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH, OBJECTIVE_PARITY,
+    OBJECTIVE, UPDATES,
     TELEMETRY, HARNESS_OVERHEAD, SWEEP_RATIO, FALSE_DIFFERENCES,
 )  # fmt: skip
 """Those of which only the record says something, or another command."""

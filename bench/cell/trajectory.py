@@ -17,6 +17,7 @@ import msgspec
 from bench.cell.outcome import found_wrong, with_losses
 from bench.config import RunConfig
 from bench.passes.losses.section import Losses
+from bench.passes.objective.section import objective_tokens
 from bench.passes.timing.section import first_step_tokens
 from bench.record import Record, Status
 from bench.strategies import STRATEGIES
@@ -81,6 +82,10 @@ class Trajectories:
         self._keep(cell, losses)
         return record
 
+    def know(self, work: str) -> bool:
+        """Whether there is a reference for this work."""
+        return work in self._references
+
     def keep_finished(self, cells: Sequence[RunConfig], lines: Sequence[Mapping[str, Any]]) -> None:
         """Take references from the lines of a sweep that is resumed."""
         planned = {cell.cell_id: cell for cell in cells}
@@ -121,6 +126,7 @@ def work_of(cell: RunConfig) -> str:
     extra = {
         "sequences_per_step": cell.sequences_per_step,
         "gradients": cell.measure.gradients,
+        "objective_tokens": objective_tokens(cell.seq_len, multiple),
         "first_step_tokens": first_step_tokens(cell.seq_len, multiple),
     }
     return json.dumps({**decides, **extra}, sort_keys=True)

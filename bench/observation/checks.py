@@ -13,6 +13,8 @@ from bench.record import Check
 
 UNKNOWN: Mapping[str, str] = {
     "objective of a two-layer cut": "the loss is the loop's own, and so is who divides it by what",
+    "every gradient on the cell's engine": "the loop's weights and data are its own",
+    "every shard of the parameters": "the loop's optimizer is its own",
     "losses and gradient norms": "the loop's losses are not seen",
     "training signal": "the loop's losses are not seen",
 }

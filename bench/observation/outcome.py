@@ -65,6 +65,7 @@ class ObserveRequest:
             budget_s=0.0,
             repeats=1,
             repeats_budget_s=0,
+            reference_budget_s=0,
             timeout_s=0.0,
             trace=True,
             keep_traces=False,

@@ -206,6 +206,9 @@ def _measure(raw: Raw) -> MeasureConfig:
         budget_s=values.seconds("measure.budget_s", raw["budget_s"]),
         repeats=AUTO if raw["repeats"] == AUTO else values.whole("measure.repeats", raw["repeats"]),
         repeats_budget_s=values.seconds("measure.repeats_budget_s", raw["repeats_budget_s"]),
+        reference_budget_s=values.seconds(
+            "measure.reference_budget_s", raw["reference_budget_s"], or_none=True
+        ),
         timeout_s=values.seconds("measure.timeout_s", raw["timeout_s"]),
         trace=values.flag("measure.trace", raw["trace"]),
         keep_traces=values.flag("measure.keep_traces", raw["keep_traces"]),

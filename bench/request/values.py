@@ -55,12 +55,12 @@ def whole(key: str, value: Any, *, least: int = 1) -> int:
     return number
 
 
-def seconds(key: str, value: Any) -> float:
-    """A positive number of seconds, MAX_SECONDS at the most."""
-    if not _is_number(value) or not 0 < value <= MAX_SECONDS:
+def seconds(key: str, value: Any, *, or_none: bool = False) -> float:
+    """A positive number of seconds, MAX_SECONDS at the most; 0 where there may be `or_none`."""
+    if not _is_number(value) or not 0 <= value <= MAX_SECONDS or (value == 0 and not or_none):
+        kind = "0 or a positive number" if or_none else "a positive number"
         raise ConfigError(
-            f"{key}={shown(value)}: must be a positive number of seconds up to {MAX_SECONDS}; write for"
-            f" example {key}=20"
+            f"{key}={shown(value)}: must be {kind} of seconds up to {MAX_SECONDS}; write for example {key}=20"
         )
     return float(value)
 

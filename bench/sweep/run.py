@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,11 @@ from bench.command import again_command
 from bench.config import ConfigError, ExitCode
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import FINDINGS, Record, Status
+from bench.request.legality import refusal
 from bench.store import Store
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
+from bench.sweep.references import References
 
 if TYPE_CHECKING:
     from bench.cell.worker import RankEntry
@@ -27,6 +30,18 @@ if TYPE_CHECKING:
 TRACES_FOLDER = "traces"
 
 ReportWriter = Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What the cells of a running sweep have in common."""
+
+    launcher: Launcher
+    progress: Progress
+    store: Store
+    shared: SharedSections
+    trajectories: Trajectories
+    references: References
 
 
 def run_plan(
@@ -44,8 +59,9 @@ def run_plan(
         )
     with Store(plan.folder) as store:
         before = store.read()
+        cells = [planned.cell for planned in plan.cells]
         trajectories = Trajectories()
-        trajectories.keep_finished([planned.cell for planned in plan.cells], before)
+        trajectories.keep_finished(cells, before)
         _refuse_records(plan, before)
         pending = _missing(plan, before)
         if not pending:
@@ -54,14 +70,14 @@ def run_plan(
         launcher.warm()
         _write_config(plan)
         progress.start(pending, plan.folder, plan.note)
-        shared, statuses = SharedSections(), list[Status]()
+        references = References(cells, launcher, plan.folder, progress.say)
+        sweep = Sweep(launcher, progress, store, SharedSections(), trajectories, references)
+        statuses = list[Status]()
         is_interrupted = False
         try:
             while pending:
                 for planned in pending:
-                    statuses.append(
-                        _run_one(planned, launcher, progress, store, shared, trajectories, entry(planned))
-                    )
+                    statuses.append(_run_one(planned, sweep, entry(planned)))
                 plan, pending = _repeats(plan, store, progress)
         except KeyboardInterrupt as interrupted:
             is_interrupted = True
@@ -98,29 +114,23 @@ def _conclude(
     return ExitCode.FAILED if failed else ExitCode.OK
 
 
-def _run_one(
-    planned: PlannedCell,
-    launcher: Launcher,
-    progress: Progress,
-    store: Store,
-    shared: SharedSections,
-    trajectories: Trajectories,
-    entry: RankEntry | None,
-) -> Status:
-    progress.begin(planned)
-    cells = store.folder / "cells"
+def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> Status:
+    if refusal(planned.cell) is None:
+        sweep.references.run_missing(planned.cell, sweep.trajectories, sweep.shared)
+    sweep.progress.begin(planned)
+    cells = sweep.store.folder / "cells"
     record: Record = run(
         planned,
-        launcher,
+        sweep.launcher,
         cells,
         entry=entry,
-        listener=progress,
-        shared=shared,
+        listener=sweep.progress,
+        shared=sweep.shared,
     )
-    record = trajectories.held(planned.cell, record)
-    _gather_traces(planned, cells, store.folder / TRACES_FOLDER)
-    store.append(record)
-    progress.end(planned, record)
+    record = sweep.trajectories.held(planned.cell, record)
+    _gather_traces(planned, cells, sweep.store.folder / TRACES_FOLDER)
+    sweep.store.append(record)
+    sweep.progress.end(planned, record)
     return record.status
 
 

@@ -12,8 +12,8 @@ from bench.cell.ends import RankEnd
 from bench.cell.outcome import judged, record_of
 from bench.cell.planned import PlannedCell
 from bench.finite import finite, not_finite, worst
-from bench.passes.parity.attention import limit_of
 from bench.passes.parity.exact import relative_error
+from bench.passes.parity.limits import limit_of
 from bench.passes.timing.section import Timing
 from bench.store import Store
 from tests.cells import make_cell, run_cell, tiny_cell
@@ -122,7 +122,7 @@ def test_nan_is_the_worst_error_in_whatever_order(errors):
 
 @pytest.mark.parametrize("plain", [math.nan, math.inf])
 def test_a_limit_stays_a_limit_where_plain_arithmetic_overflows(plain):
-    assert limit_of(1e-2, plain) == 2.0
+    assert limit_of(1e-2, 2.0, plain) == 2.0
 
 
 def test_what_merging_makes_of_numbers_is_judged_too():

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from bench.config import RunConfig
 from bench.labels import size_label
-from bench.passes.objective.section import MAX_TOKENS, Objective
+from bench.passes.objective.section import Objective, objective_tokens
 from bench.passes.objective.whole_model import Signal, needed_bytes, whole_model
 from bench.passes.parity.limits import STEP_FACTOR, gradient_limit, limit_of, loss_limit
 from bench.passes.rank_pass import RankPass
@@ -39,8 +39,9 @@ class ObjectivePass(RankPass):
         if trainer is None:
             return
         with self.measurement.log.during("objective"):
-            tokens = _tokens(trainer)
-            needed, room = needed_bytes(trainer.cell, tokens), _room_bytes(self.measurement.subject.device)
+            cell = trainer.cell
+            tokens = objective_tokens(cell.seq_len, trainer.strategy.facts.length_multiple(cell))
+            needed, room = needed_bytes(cell, tokens), _room_bytes(self.measurement.subject.device)
             if self.agreed(needed <= room):
                 self.found = check(trainer, tokens, self.measurement.subject.device)
             else:
@@ -61,12 +62,6 @@ def check(trainer: Trainer, tokens: int, device: torch.device) -> Objective:
             outcome = _compared(outcome, found, checked, device)
     dist.barrier()
     return outcome
-
-
-def _tokens(trainer: Trainer) -> int:
-    """The most up to 1,024, and up to the cell's own length, that the layout divides."""
-    multiple = trainer.strategy.facts.length_multiple(trainer.cell)
-    return max(multiple, min(MAX_TOKENS, trainer.cell.seq_len) // multiple * multiple)
 
 
 def _room_bytes(device: torch.device) -> int:
@@ -93,9 +88,14 @@ def _compared(outcome: Objective, found: Signal, trainer: Trainer, device: torch
         gradients[what] = error.distance, gradient_limit(dtype, plain.distance)
         scales[f"scale of the {what}"] = error.scale, limit_of(SCALE_FLOORS[dtype], STEP_FACTOR, plain.scale)
     for compared in (gradients, scales):
-        nearest = max(compared, key=lambda name: compared[name][0] / compared[name][1])
+        nearest = max(compared, key=lambda name: _nearness(*compared[name]))
         errors[nearest], limits[nearest] = compared[nearest]
     return replace(outcome, parameters=len(gradients), errors=errors, limits=limits)
+
+
+def _nearness(error: float, limit: float) -> tuple[bool, float]:
+    """What is beyond its limit comes nearest, whatever the limit; nan is beyond any."""
+    return not error <= limit, error / (limit or 1.0)
 
 
 def _step(trainer: Trainer, tokens: int) -> Signal:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.facts import PassFacts, RankReport
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport
+from bench.record import Check
 
 MAX_TOKENS = 1024
 """Of a sequence: float64 attention takes the square of their number."""
@@ -51,6 +52,25 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
                     f" at {section.tokens:,} tokens (limit {section.limits[name]:.1e})"
                 )
         return None
+
+    def checks(self, cell: RunConfig, section: Objective | None) -> list[Check]:
+        """Loss and gradients of one step of its own, where something is trained."""
+        if cell.workload.name != "train":
+            return []
+        made = section is not None and section.reason is None
+        return [
+            Check(
+                what="every gradient on the cell's engine",
+                against="float64",
+                tokens=section.tokens if section is not None and made else None,
+                reason=NOT_RUN if section is None else section.reason,
+            )
+        ]
+
+
+def objective_tokens(seq_len: int, multiple: int) -> int:
+    """The most tokens up to 1,024, and up to the cell's own length, that the layout divides."""
+    return max(multiple, min(MAX_TOKENS, seq_len) // multiple * multiple)
 
 
 FACTS = ObjectiveFacts()

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.facts import PassFacts, RankReport, by_rank
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_rank
+from bench.record import Check
+
+MOVED, BEFORE = "every shard of the parameters", "itself before the step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,17 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
         for name, ranks in section.unequal.items():
             return f"updates: replicas of {name} differ on ranks {_listed(ranks)}"
         return None
+
+    def checks(self, cell: RunConfig, section: Updates | None) -> list[Check]:
+        """That parameters moved, where there are any, and that replicas are equal, where there are any."""
+        if cell.workload.name != "train":
+            return []
+        if section is None:
+            return [Check(what=MOVED, against=BEFORE, reason=NOT_RUN)]
+        moved = Check(what=MOVED, against=BEFORE, steps=1)
+        return (
+            [moved, Check(what="replicas", against="one another", steps=1)] if section.replicas else [moved]
+        )
 
 
 def _replicas(parts: Sequence[RankUpdates]) -> Mapping[tuple[int, str], dict[int, str]]:

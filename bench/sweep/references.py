@@ -1,0 +1,88 @@
+"""Runs `local` for work of which a sweep has no cell that others could be held against.
+
+Such a cell is no result: its record is not stored, and its budget is stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bench.cell.launcher import Launcher
+from bench.cell.planned import PlannedCell
+from bench.cell.run import CellInterrupted, SharedSections, run
+from bench.cell.trajectory import REFERENCE_STRATEGY, Trajectories, work_of
+from bench.config import RunConfig
+from bench.labels import duration_label, length_label
+from bench.record import Status
+from bench.request.legality import refusal
+from bench.strategies import STRATEGIES
+
+FOLDER = "references"
+MORE = 1.5
+"""Others take some steps after the timed ones: traced ones, and one that is inspected."""
+
+
+class References:
+    """Who is missing among the planned cells, run when the first other cell of its work is about to."""
+
+    def __init__(
+        self, cells: Sequence[RunConfig], launcher: Launcher, folder: Path, say: Callable[[str], None]
+    ) -> None:
+        self.launcher = launcher
+        self.folder = folder
+        self.say = say
+        self._settled = {work_of(cell) for cell in cells if cell.strategy == REFERENCE_STRATEGY}
+
+    def run_missing(self, cell: RunConfig, trajectories: Trajectories, shared: SharedSections) -> None:
+        """Give the trajectories a reference for this cell's work, unless one is planned or was tried."""
+        if cell.workload.name != "train" or cell.measure.reference_budget_s == 0:
+            return
+        work, reference = work_of(cell), reference_of(cell)
+        if work in self._settled or reference is None or trajectories.know(work):
+            return
+        self._settled.add(work)
+        self.say(
+            f"{length_label(cell.seq_len)}: {REFERENCE_STRATEGY} runs first, for at most"
+            f" {duration_label(reference.measure.timeout_s)}, because others are held against its losses"
+        )
+        planned = PlannedCell(reference, repeat=0, order=0, role="reference")
+        try:
+            record = run(planned, self.launcher, self.folder / FOLDER, shared=shared)
+        except CellInterrupted:
+            raise KeyboardInterrupt from None  # its record is none of the sweep's
+        if record.status is Status.OK:
+            trajectories.held(reference, record)
+        else:
+            self.say(f"{length_label(cell.seq_len)}: no reference, {record.status}: {record.reason}")
+
+
+def reference_of(cell: RunConfig) -> RunConfig | None:
+    """The cell of `local` that does the same work on one rank a sequence; None where none can."""
+    facts = STRATEGIES[REFERENCE_STRATEGY]
+    threads = cell.cluster.threads_per_rank * cell.sp_degree
+    reference = replace(
+        cell,
+        strategy=REFERENCE_STRATEGY,
+        options=(),
+        layout=facts.default_layout,
+        sp_degree=1,
+        ulysses_degree=1,
+        cluster=replace(
+            cell.cluster,
+            world_size=cell.dp_degree,
+            ranks_per_gpu=min(cell.cluster.ranks_per_gpu, cell.dp_degree),
+            threads_per_rank=threads,
+        ),
+        measure=replace(
+            cell.measure,
+            steps=int(MORE * cell.measure.steps),
+            budget_s=MORE * cell.measure.budget_s,
+            timeout_s=min(cell.measure.timeout_s, cell.measure.reference_budget_s),
+            trace=False,
+            keep_traces=False,
+        ),
+    )
+    same_work = work_of(reference) == work_of(cell)
+    return reference if same_work and refusal(reference) is None else None
