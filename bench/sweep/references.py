@@ -20,8 +20,10 @@ from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 
 FOLDER = "references"
-MORE = 1.5
+MORE_STEPS = 10
 """Others take some steps after the timed ones: traced ones, and one that is inspected."""
+STEPS_SHARE = 0.5
+"""Of the budget, for steps; starting, checks and ending take the rest."""
 
 
 class References:
@@ -77,8 +79,8 @@ def reference_of(cell: RunConfig) -> RunConfig | None:
         ),
         measure=replace(
             cell.measure,
-            steps=int(MORE * cell.measure.steps),
-            budget_s=MORE * cell.measure.budget_s,
+            steps=cell.measure.steps + MORE_STEPS,
+            budget_s=STEPS_SHARE * cell.measure.reference_budget_s,
             timeout_s=min(cell.measure.timeout_s, cell.measure.reference_budget_s),
             trace=False,
             keep_traces=False,
