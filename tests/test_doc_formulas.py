@@ -16,7 +16,7 @@ from bench.cost import flops
 from bench.overhead import __main__ as overhead
 from bench.passes import PASSES, calls
 from bench.passes.attention import row_errors, single_device
-from bench.passes.full_length import rank as full_length
+from bench.passes.full_length import comparison as full_length
 from bench.passes.full_length import section as full_length_section
 from bench.passes.memory import live_blocks
 from bench.passes.objective import rank as objective

@@ -12,8 +12,9 @@ from bench.config import ConfigError
 from bench.observation.attention import captured_attention, module_of, noted_dtype, watched_attention
 from bench.observation.fed_tokens import FedTokens
 from bench.observation.observed_model import ObservedModel
-from bench.observation.parity import DTYPE_WORDS, Sharers, compare
+from bench.observation.parity import DTYPE_WORDS, Comparison, Sharers, compare
 from bench.observation.tokens import RankTokens, StepSize, positions_of
+from bench.passes.full_length.section import FullLength
 from bench.passes.optimizer_spans import Spans, step_spans
 from bench.passes.parity.section import RankParity
 from bench.passes.rank_pass import Ask, RankPass, Steps
@@ -77,7 +78,7 @@ class Loop(Subject):
 class LoopParity(RankPass):
     """Attention of a real step against float64: a loop of somebody else's cannot be run on inputs of ours."""
 
-    found: RankParity
+    found: Comparison
 
     def run(self) -> Steps:
         loop = self.measurement.subject
@@ -89,4 +90,13 @@ class LoopParity(RankPass):
             self.found = compare(captured, [*positions_of(loop.tokens)], loop.sharers)
 
     def part(self) -> RankParity:
-        return self.found
+        return self.found.heads
+
+
+class LoopFullLength(RankPass):
+    """The same call, some rows of it: the parity pass has captured and compared it."""
+
+    def part(self) -> FullLength:
+        parity = self.measurement.passes["parity"]
+        assert isinstance(parity, LoopParity)
+        return parity.found.rows

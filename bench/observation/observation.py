@@ -25,7 +25,7 @@ from bench.cell.failure import describe_failure
 from bench.cell.outcome import outcome
 from bench.config import OWN, ClusterConfig, ConfigError, ExitCode
 from bench.observation.fed_tokens import FedTokens
-from bench.observation.loop import Loop, LoopParity
+from bench.observation.loop import Loop, LoopFullLength, LoopParity
 from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0, sigterm_held_back
 from bench.observation.meetings import Meetings, PeerStoppedError
 from bench.observation.observed_model import observed_model
@@ -95,7 +95,7 @@ class Observation:
             device,
             self._log,
             meet=self._with_all.hold,
-            instead={"parity": LoopParity},
+            instead={"parity": LoopParity, "full_length": LoopFullLength},
         )
         self._asks = self._measurement.steps(self._loop)
         self._with_all.hold()

@@ -6,6 +6,7 @@ that share a sequence, and the exact result is computed beside it.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from bench.finite import worst
 from bench.observation.attention import Captured, coarsest
+from bench.passes.full_length.comparison import Attention, Shards
+from bench.passes.full_length.comparison import compare as compare_rows
+from bench.passes.full_length.section import FullLength
 from bench.passes.parity.exact import relative_error, whole_attention, whole_attention_flops
 from bench.passes.parity.limits import tensor_limit
 from bench.passes.parity.section import RankParity
@@ -50,6 +54,18 @@ class Sharers:
         dist.all_gather(shards, sent, group=self.group)
         return torch.cat(shards, dim=1)
 
+    @property
+    def count(self) -> int:
+        return 1 if self.group is None else dist.get_world_size(self.group)
+
+    def summed(self, own: Tensor) -> Tensor:
+        """The sum over all."""
+        total = own.clone()
+        if self.group is not None:
+            self.meet()
+            dist.all_reduce(total, group=self.group)
+        return total
+
     def gathered_objects(self, own: Any) -> list[Any]:
         """What each has, in their order."""
         if self.group is None:
@@ -60,10 +76,18 @@ class Sharers:
         return gathered
 
 
-def compare(captured: Captured, positions: list[int], sharers: Sharers) -> RankParity:
-    """This rank's errors; those of the group's first rank, which compares, hold. All of a group must call it.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One call of attention against float64: whole heads as far as they are affordable, some rows of all."""
 
-    `positions` are those of this rank's tokens.
+    heads: RankParity
+    rows: FullLength
+
+
+def compare(captured: Captured, positions: list[int], sharers: Sharers) -> Comparison:
+    """This rank's errors; of whole heads those of the group's first rank, which compares, hold.
+
+    All of a group must call it. `positions` are those of this rank's tokens.
     """
     told = sharers.gathered_objects((_reason(captured, positions), positions))
     held = [position for _, each in told for position in each]
@@ -72,10 +96,16 @@ def compare(captured: Captured, positions: list[int], sharers: Sharers) -> RankP
         reason = "the ranks' tokens are not one sequence, such as packed documents"
     if reason is None and len({len(each) for _, each in told}) > 1:
         reason = "the ranks hold shards of different lengths"
+    if reason is not None:
+        nothing = FullLength(tokens=0, rows=0, errors={}, limits={}, reason=reason)
+        return Comparison(RankParity(tokens=0, errors={}, limits={}, reason=reason), nothing)
     order = torch.tensor(held).argsort()
-    if reason is None:
-        return _compare_heads(captured, order, sharers)
-    return RankParity(tokens=0, errors={}, limits={}, reason=reason)
+    # A gradient that never came back is none at all: K and V that were sent as constants.
+    x = {f"d{name}": torch.zeros_like(captured.tensors[name]) for name in ("q", "k", "v")}
+    x |= captured.tensors
+    scale = captured.scale or x["q"].shape[3] ** -0.5
+    heads = _compare_heads(x, scale, order, sharers)
+    return Comparison(heads, _compare_rows(x, scale, positions, order, sharers))
 
 
 def _reason(captured: Captured, positions: list[int]) -> str | None:
@@ -96,11 +126,30 @@ def _reason(captured: Captured, positions: list[int]) -> str | None:
     return None
 
 
-def _compare_heads(captured: Captured, order: Tensor, sharers: Sharers) -> RankParity:
+def _compare_rows(
+    x: Mapping[str, Tensor], scale: float, positions: list[int], order: Tensor, sharers: Sharers
+) -> FullLength:
+    """Some rows of every head, which any length affords."""
+    by_heads = {name: x[name].reshape(*_as_heads(x)).transpose(1, 2) for name in ("out", "dout")}
+    attention = Attention(DTYPE_WORDS[coarsest(*x.values())], scale, causal=True)
+    shards = Shards(
+        positions=torch.tensor(positions),
+        ranks=sharers.count,
+        whole=lambda shard: sharers.gathered(shard)[:, order.to(shard.device)],
+        summed=sharers.summed,
+        seed=secrets.randbits(62),  # the loop's own generators stay as they are
+    )
+    return compare_rows({**x, **by_heads}, attention, shards)
+
+
+def _as_heads(x: Mapping[str, Tensor]) -> tuple[int, int, int, int]:
+    """[B, S, N, D], as attention may hand its output back with the last two as one."""
+    sequences, heads, tokens, size = x["q"].shape
+    return sequences, tokens, heads, size
+
+
+def _compare_heads(x: Mapping[str, Tensor], scale: float, order: Tensor, sharers: Sharers) -> RankParity:
     """As many KV heads as the budget allows, each with the query heads that share it."""
-    x = captured.tensors
-    # A gradient that never came back is none at all: K and V that were sent as constants.
-    x = {f"d{name}": torch.zeros_like(x[name]) for name in ("q", "k", "v")} | x
     kv_heads, queries = x["k"].shape[1], x["q"].shape[1] // x["k"].shape[1]
     cost = 2 * whole_attention_flops(queries, len(order), x["q"].shape[3])
     affordable = min(kv_heads, int(BUDGET_FLOPS[x["q"].device.type] / cost))
@@ -116,7 +165,7 @@ def _compare_heads(captured: Captured, order: Tensor, sharers: Sharers) -> RankP
         own = _one_head(x, head, queries)
         whole = {name: sharers.gathered(shard)[:, order.to(shard.device)] for name, shard in own.items()}
         if sharers.is_first:
-            found = _errors(whole, captured.scale or x["q"].shape[3] ** -0.5)
+            found = _errors(whole, scale)
             errors = {name: worst((error, errors.get(name, 0.0))) for name, (error, _) in found.items()}
             limits = {name: max(limit, limits.get(name, 0.0)) for name, (_, limit) in found.items()}
     return RankParity(tokens=len(order), errors=errors, limits=limits)

@@ -20,18 +20,19 @@ class Rows:
     dout: Tensor
     hidden: Tensor
     """Which keys a row may not see, [rows, T]."""
+    scale: float
+    """Of the scores."""
 
     def exact(self) -> tuple[Tensor, Tensor]:
-        """Output and query gradient in float64: dq = P * (dP - (dout . out)) K / sqrt(D)."""
+        """Output and query gradient in float64: dq = P * (dP - (dout . out)) K * scale."""
         return self._computed(torch.float64, torch.float64)
 
-    def rounded(self) -> tuple[Tensor, Tensor]:
-        """The same as a sound kernel computes it: products of the inputs' dtype, sums in at least float32.
+    def rounded(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The same as a sound kernel computes it: products of this dtype, sums in at least float32.
 
         Weights and their gradients are rounded before each product, as flash attention does
         (arXiv:2205.14135, appendix B.2).
         """
-        dtype = self.q.dtype
         return self._computed(dtype, torch.promote_types(dtype, torch.float32))
 
     def _computed(self, dtype: torch.dtype, wide: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -39,10 +40,9 @@ class Rows:
             return x.to(dtype).to(wide)
 
         q, k, v, dout = (x.to(wide) for x in (self.q, self.k, self.v, self.dout))
-        scale = q.shape[-1] ** -0.5
-        scores_BRT = (q @ k.transpose(1, 2) * scale).masked_fill(self.hidden, float("-inf"))
+        scores_BRT = (q @ k.transpose(1, 2) * self.scale).masked_fill(self.hidden, float("-inf"))
         probs_BRT = scores_BRT.softmax(dim=-1)
         out_BRD = narrow(narrow(probs_BRT) @ v)
         delta = (dout * out_BRD).sum(dim=-1, keepdim=True)
         dscores_BRT = probs_BRT * (dout @ v.transpose(1, 2) - delta)
-        return out_BRD, narrow(narrow(dscores_BRT) @ k * scale)
+        return out_BRD, narrow(narrow(dscores_BRT) @ k * self.scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.config import OWN, RunConfig
+from bench.config import RunConfig
 from bench.finite import worst
 from bench.passes.facts import NOT_RUN, PassFacts, RankReport
 from bench.record import Check
@@ -61,10 +61,8 @@ class FullLengthFacts(PassFacts[FullLength, FullLength]):
                 )
         return None
 
-    def checks(self, cell: RunConfig, section: FullLength | None) -> list[Check]:
-        """Of somebody's own loop none: there the parity pass has the length that is measured."""
-        if cell.trainer == OWN:
-            return []
+    def checks(self, cell: RunConfig, section: FullLength | None) -> list[Check]:  # noqa: ARG002
+        """Of one call."""
         made = section is not None and section.reason is None
         return [
             Check(

@@ -104,7 +104,12 @@ def test_its_attention_is_compared_with_float64_at_full_length(record):
 def test_the_record_says_what_of_a_loop_was_compared_and_what_never_is(record):
     made = {check["what"]: check for check in record["checks"]}
     compared = {what: check["steps"] for what, check in made.items() if check["reason"] is None}
-    assert compared == {"attention": 1, "tokens": 1, "collective calls of traced steps": 5}
+    assert compared == {
+        "attention": 1,
+        "attention at full length": 1,
+        "tokens": 1,
+        "collective calls of traced steps": 5,
+    }
     assert {made[what]["tokens"] for what in compared} == {512}
     assert {what: check["reason"] for what, check in made.items() if what not in compared} == {
         **UNKNOWN,
