@@ -131,15 +131,15 @@ def test_a_record_s_checks_say_how_far_they_reach_or_why_they_were_not_made(stat
         ("another cell", "8,192", "all", "0 of 12", "not checked; the first"),
         ("float64", "", "", "", "not checked; no time"),
     ]
-    assert [check.was_made for check in found] == [True, True, False, False]
+    assert [check.is_whole for check in found] == [True, False, False, False]
     assert attempt(make_record(checks=None)).checks == []
 
 
-def test_the_page_lists_the_checks_and_shades_those_that_were_not_made(cells_of, tmp_path):
+def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(cells_of, tmp_path):
     archive = read_archive([write_sweep(tmp_path, [make_record(checks=CHECKS)])], {})
     cells = cells_of([make_record(checks=CHECKS)])
     page = render(archive, cells, verdict(cells), list, None)
-    assert page.count('<tr class="missing"><th scope="row">') == 2
+    assert page.count('<tr class="partly"><th scope="row">') == 3
     assert '<th scope="row">attention</th><td>float64</td><td>8,192</td><td>32</td>' in page
     assert "11 of 12 steps were held against nothing. Not checked: objective in 1 of 1 cell." in page
 
