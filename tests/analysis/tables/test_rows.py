@@ -72,6 +72,7 @@ def test_several_traced_steps_show_their_range_and_how_many_are_void(cells_of):
         ([ATTENTION_CHECKED | {"reason": "no"}, STEPS_HELD | {"steps": 0, "reason": "no"}], "1 of 2; 0 of 2"),
         ([STEPS_HELD | {"steps": None, "of_steps": None, "reason": "no"}], "0 of 1"),
         ([ATTENTION_CHECKED], "1 of 1"),
+        ([ATTENTION_CHECKED | {"steps": 1, "of_steps": 3, "reason": "no"}], "1 of 1"),
         (None, ""),
     ],
 )
