@@ -33,7 +33,8 @@ class ShownCheck:
     what: str
     texts: tuple[str, ...]
     """Those of CHECK_HEADINGS after the first."""
-    was_made: bool
+    is_whole: bool
+    """Whether it was made, and in all steps that it is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def attempt(record: Record) -> Attempt:
         "attention modules entered": ", ".join(engagement.get("modules", ())),
         "parity with float64": _parity(record.get("parity")),
         "attention at the measured length": _full_length(record.get("full_length")),
-        "loss and gradient norm": _held(record.get("losses")),
+        "loss and gradient norm": None if record.get("checks") else _held(record.get("losses")),
         "[tokens, query heads, KV heads] in attention": as_text(engagement.get("attention_shapes", "")),
         "bytes sent per step, by purpose and rank": as_text(engagement.get("sent_bytes", "")),
         **_traced(record.get("trace") or {}),
@@ -161,7 +162,7 @@ def _shown(check: Check, status: str) -> ShownCheck:
     of_steps = "" if check.of_steps is None else f" of {check.of_steps:,}"
     rows = "all" if check.rows is None and check.tokens is not None else _count(check.rows)
     texts = (check.against, _count(check.tokens), rows, steps + of_steps, outcome)
-    return ShownCheck(check.what, texts, was_made)
+    return ShownCheck(check.what, texts, check.reason is None)
 
 
 def _count(number: int | None) -> str:

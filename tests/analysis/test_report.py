@@ -203,10 +203,12 @@ def test_nan_never_appears_as_text(folder):
     assert not re.search(r"\b(nan|NaN|None|NaT)\b|<NA>", text)
 
 
-def test_the_page_says_that_a_cpu_does_not_rank_strategies(tmp_path):
-    write_report(write_sweep(tmp_path, [make_record(config=CPU)]))
-    assert CPU_CAVEAT in (tmp_path / "report.html").read_text()
-    assert CPU_CAVEAT in (tmp_path / "summary.md").read_text()
+def test_page_and_summary_say_that_a_cpu_does_not_rank_strategies_and_what_was_not_checked(tmp_path):
+    write_report(write_sweep(tmp_path, [make_record(config=CPU, checks=None)]))
+    for name in ("report.html", "summary.md"):
+        text = (tmp_path / name).read_text()
+        assert CPU_CAVEAT in text
+        assert "The records of 1 of 1 cell do not say what was checked." in text
 
 
 def test_the_terminal_names_the_page_and_keeps_to_100_columns(reported):

@@ -4,7 +4,16 @@ import pytest
 from analysis.answers.leaders import rankings
 from analysis.answers.verdict import MAX_SERIES_NAMED, verdict
 from analysis.cells.cells import CPU_CAVEAT, SHARED_GPU_CAVEAT
-from tests.analysis.records import CPU, SHARED_GPU, grid, make_failure, make_record, make_timing, on_ranks
+from tests.analysis.records import (
+    CPU,
+    SHARED_GPU,
+    STEPS_HELD,
+    grid,
+    make_failure,
+    make_record,
+    make_timing,
+    on_ranks,
+)
 
 
 def timed(strategy, steps_ms, **config):
@@ -213,6 +222,32 @@ def test_of_a_cpu_nobody_claims_more_than_checks(cells_of, workload):
     config = {"workload": workload, "cluster.device": "cpu", "hardware": "cpu"}
     answer = verdict(cells_of([make_record(config=config)])).answer
     assert answer == "Ran and passed every check: ulysses at 8k."
+
+
+def test_what_no_check_reached_is_said_and_then_nobody_claims_every_check(cells_of):
+    held = {**STEPS_HELD, "steps": 3, "of_steps": 5}
+    missing = [
+        {"what": what, "against": "float64", "reason": "no time"} for what in ("objective", "full length")
+    ]
+    records = [
+        make_record(config=CPU | {"strategy": "ring"}, checks=[held, missing[0]]),
+        make_record(config=CPU | {"strategy": "ulysses"}, checks=[held, *missing]),
+        make_record(config=CPU | {"strategy": "usp"}, checks=None),
+        make_failure("killed", "x", config=CPU | {"strategy": "local"}),
+    ]
+    found = verdict(cells_of(records))
+    assert found.answer == "Ran: ring, ulysses and usp at 8k."
+    assert found.unchecked == [
+        "4 of 10 steps were held against nothing.",
+        "Not checked: objective in 2 of 2 cells; full length in 1 of 2 cells.",
+        "The records of 1 of 3 cells do not say what was checked.",
+    ]
+
+
+def test_where_cells_are_ranked_it_is_said_as_well_and_of_checked_ones_nothing(cells_of):
+    unchecked = make_record(checks=[{**STEPS_HELD, "steps": 0, "reason": "the first of its work"}])
+    assert verdict(cells_of([unchecked])).unchecked == ["2 of 2 steps were held against nothing."]
+    assert verdict(cells_of([make_record()])).unchecked == []
 
 
 def test_unsteady_cells_are_counted_where_it_says_how_sure_it_is(cells_of):

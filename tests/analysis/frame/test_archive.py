@@ -7,7 +7,7 @@ from analysis.frame import archive
 from analysis.frame.archive import CAN_FORK, read_archive
 from bench.environment import REPOSITORY
 from bench.store import StoreError
-from tests.analysis.records import make_failure, make_record, write_sweep
+from tests.analysis.records import STEPS_HELD, make_failure, make_record, write_sweep
 from tests.analysis.synthetic import synthetic_records
 
 REFERENCE = REPOSITORY / "results" / "reference" / "cpu"
@@ -59,6 +59,33 @@ def test_of_a_cell_that_was_run_again_only_the_last_attempt_counts(tmp_path):
     archived = read_archive([folder], {})
     assert archived.frame["status"].tolist() == ["ok"]
     assert archived.record(0)["status"] == "ok"
+
+
+def held_of(folders):
+    """Per record, by its strategy, how many of its steps are held."""
+    frame = read_archive(folders, {}).frame
+    return [*zip(frame["strategy"], frame["steps_held"], strict=True)]
+
+
+def with_steps(strategy, steps, held, against=None):
+    check = STEPS_HELD | {"steps": held, "of_steps": steps}
+    losses = {"loss": [5.0] * steps, "held_against": against}
+    return make_record(config={"strategy": strategy}, checks=[check], losses=losses)
+
+
+def test_what_others_were_held_against_is_held_by_them_and_by_none_of_another_sweep(tmp_path):
+    first = with_steps("local", steps=5, held=0)
+    others = [
+        with_steps("ring", steps=4, held=4, against=first["cell_id"]),
+        with_steps("usp", steps=9, held=3, against=first["cell_id"]),
+        with_steps("ulysses", steps=6, held=0),
+    ]
+    together = write_sweep(tmp_path / "together", [first, *others])
+    alone = write_sweep(tmp_path / "alone", [first])
+    held = [("local", 4), ("ring", 4), ("usp", 3), ("ulysses", 0)]
+    assert held_of([together, alone]) == [*held, ("local", 0)]
+    longer = write_sweep(tmp_path / "longer", [first, others[0] | {"checks": [STEPS_HELD | {"steps": 8}]}])
+    assert held_of([longer]) == [("local", 5), ("ring", 8)]
 
 
 def test_two_folders_keep_their_records_apart(tmp_path):

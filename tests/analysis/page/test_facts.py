@@ -8,11 +8,19 @@ from analysis.cells.cells import Cells
 from analysis.figures.waterfall import step_ms
 from analysis.frame.archive import read_archive
 from analysis.labels import SHARED_CORES, number_label
-from analysis.page.facts import cell_facts
+from analysis.page.facts import attempt, cell_facts
 from analysis.page.page import render
 from analysis.tables.csv_text import csv_text
 from analysis.tables.rows import rows_of
-from tests.analysis.records import CPU, frame_of_records, make_record, make_timing, on_ranks, write_sweep
+from tests.analysis.records import (
+    CPU,
+    STEPS_HELD,
+    frame_of_records,
+    make_record,
+    make_timing,
+    on_ranks,
+    write_sweep,
+)
 
 FLOPS = {
     "model_flops_causal": 10**13,
@@ -103,6 +111,37 @@ def test_the_page_shows_the_facts_of_a_cell(cells, tmp_path):
     archive = read_archive([write_sweep(tmp_path, records())], {})
     page = render(archive, cells, verdict(cells), list, None)
     assert f"<dd>1.50 times local on 1 rank (cell {BASE['cell_id']})</dd>" in page
+
+
+CHECKS = [
+    {"what": "attention", "against": "float64", "tokens": 8192, "rows": 32, "steps": 1},
+    {**STEPS_HELD, "steps": 1, "of_steps": 12, "reason": "cell abc ran 1 step"},
+    {**STEPS_HELD, "steps": 0, "of_steps": 12, "reason": "the first"},
+    {"what": "objective", "against": "float64", "reason": "no time"},
+]
+
+
+@pytest.mark.parametrize(("status", "made"), [("ok", "passed"), ("wrong_result", "compared")])
+def test_a_record_s_checks_say_how_far_they_reach_or_why_they_were_not_made(status, made):
+    """Of a wrong result none is called passed: one of them found it."""
+    found = attempt(make_record(status=status, checks=CHECKS)).checks
+    assert [check.texts for check in found] == [
+        ("float64", "8,192", "32", "1", made),
+        ("another cell", "8,192", "all", "1 of 12", f"{made}; cell abc ran 1 step"),
+        ("another cell", "8,192", "all", "0 of 12", "not checked; the first"),
+        ("float64", "", "", "", "not checked; no time"),
+    ]
+    assert [check.is_whole for check in found] == [True, False, False, False]
+    assert attempt(make_record(checks=None)).checks == []
+
+
+def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(cells_of, tmp_path):
+    archive = read_archive([write_sweep(tmp_path, [make_record(checks=CHECKS)])], {})
+    cells = cells_of([make_record(checks=CHECKS)])
+    page = render(archive, cells, verdict(cells), list, None)
+    assert page.count('<tr class="partly"><th scope="row">') == 3
+    assert '<th scope="row">attention</th><td>float64</td><td>8,192</td><td>32</td>' in page
+    assert "11 of 12 steps were held against nothing. Not checked: objective in 1 of 1 cell." in page
 
 
 def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(summary):

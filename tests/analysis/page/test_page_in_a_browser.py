@@ -137,6 +137,7 @@ def test_everything_that_acts_is_reached_with_the_keyboard(page):
     reached, focused = browse(
         page,
         """
+        document.getElementById("open-all").click();
         const acting = [...document.querySelectorAll("thead button, #filter, summary, table a, .wide")];
         const focused = acting.filter((each) => { each.focus(); return document.activeElement === each; });
         return [acting.length, focused.length];

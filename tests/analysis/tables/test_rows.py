@@ -4,7 +4,16 @@ import pytest
 from rich.console import Console
 
 from analysis.tables.rows import HEADINGS, failure_reasons, markdown_text, rows_of, terminal_table
-from tests.analysis.records import grid, make_failure, make_record, make_step, make_timing, make_trace
+from tests.analysis.records import (
+    ATTENTION_CHECKED,
+    STEPS_HELD,
+    grid,
+    make_failure,
+    make_record,
+    make_step,
+    make_timing,
+    make_trace,
+)
 
 STATUSES = {
     "out_of_memory": "OOM",
@@ -54,6 +63,21 @@ def test_several_traced_steps_show_their_range_and_how_many_are_void(cells_of):
     assert row.exchange_transfer == "2.0 % (1.0 % to 3.0 %)"
     assert row.exchange_waiting == "3.0 % (3.0 % to 3.0 %)"
     assert row.traced_steps == "n=2 of 3"
+
+
+@pytest.mark.parametrize(
+    ("checks", "shown"),
+    [
+        ([ATTENTION_CHECKED, STEPS_HELD], "2 of 2; 2 of 2"),
+        ([ATTENTION_CHECKED | {"reason": "no"}, STEPS_HELD | {"steps": 0, "reason": "no"}], "1 of 2; 0 of 2"),
+        ([STEPS_HELD | {"steps": None, "of_steps": None, "reason": "no"}], "0 of 1"),
+        ([ATTENTION_CHECKED], "1 of 1"),
+        ([ATTENTION_CHECKED | {"steps": 1, "of_steps": 3, "reason": "no"}], "1 of 1"),
+        (None, ""),
+    ],
+)
+def test_a_row_counts_checks_and_held_steps_and_no_check_twice(cells_of, checks, shown):
+    assert rows_of(cells_of([make_record(checks=checks)]))[0].checks == shown
 
 
 def test_every_row_has_every_heading(cells_of):

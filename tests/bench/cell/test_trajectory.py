@@ -48,6 +48,7 @@ def test_what_is_wrong_only_later_is_a_wrong_result(launcher, tmp_path, trajecto
     assert re.search(FAULTS[fault], record.reason)
     assert record.sections["timing"] is None
     assert record.fixed_cost_s is None
+    assert (record.checks is None) == (record.failure is not None)
 
 
 @pytest.mark.parametrize("strategy", ["ring", "deepspeed_ulysses"])
@@ -60,6 +61,8 @@ def test_a_sound_strategy_is_held_in_every_step_and_says_against_what(
     assert record.status == "ok", record.reason
     assert (losses.held_against, losses.held_steps) == (local[0].cell_id, len(losses.loss))
     assert len(losses.loss) == 1 + 4 + 1  # warm-up, timed, inspected
+    (held,) = (check for check in record.checks if check.holds_steps)
+    assert (held.against, held.steps, held.of_steps) == (f"cell {local[0].cell_id}", 6, 6)
 
 
 def made_up(loss, grad_norm=(1.0, 1.0, 1.0)):
