@@ -34,7 +34,7 @@ AGAINST_LENGTH = "sequence length"
 MAX_LEGEND_ENTRIES = 24
 MAX_SIZE_TICKS = 7
 BACKGROUND: Mapping[str, Any] = {
-    "marker": "_", "markersize": 15, "markeredgewidth": 2.5, "linestyle": ":", "linewidth": 1.4,
+    "marker": "_", "markersize": 12, "markeredgewidth": 2.5, "linestyle": ":", "linewidth": 1.4,
     "zorder": 1.8,
 }  # fmt: skip
 """A flat mark behind the others: no filling tells it apart from them, as that is a variant's."""
