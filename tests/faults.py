@@ -296,6 +296,42 @@ def lose_one_token_between_the_sampled_ones(job, log):
     return run_cell(job, log)
 
 
+class _SpoilOneRow(torch.autograd.Function):
+    """The identity, whose gradient has one row of nan, in its last head."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        gradient[:, -1, 2] = torch.nan
+        return gradient
+
+
+def _lose_a_row_of_the_value_gradient(job, log, is_where):
+    """On rank 1, of sequences that the parity check does not see, in the calls that `is_where` names."""
+    attention = ulysses.UlyssesAttention.attention
+
+    def spoiled(self, q, k, v, causal=True):
+        is_long = q.shape[2] * self.cell.sp_degree > MAX_TOKENS
+        if self.groups.rank == 1 and is_long and is_where(self):
+            v = _SpoilOneRow.apply(v)
+        return attention(self, q, k, v, causal=causal)
+
+    ulysses.UlyssesAttention.attention = spoiled
+    return run_cell(job, log)
+
+
+def lose_a_row_of_the_value_gradient_under_the_clock(job, log):
+    return _lose_a_row_of_the_value_gradient(job, log, lambda strategy: strategy.watch is None)
+
+
+def lose_a_row_of_the_value_gradient_while_inspected(job, log):
+    return _lose_a_row_of_the_value_gradient(job, log, lambda strategy: strategy.watch is not None)
+
+
 def overflow_a_gradient_in_step_2(job, log):
     """A gradient of rank 1 is infinite in one step; its loss is right."""
     accumulate = NativeTrainer.accumulate

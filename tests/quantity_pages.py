@@ -12,6 +12,14 @@ from tests.cells import FOUR_H100, make_cell
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "quantities"
 PEAK_FLOPS_PER_S = 1e15
+MEMORY = {
+    "peak_allocated_bytes": [20, 40, 30],
+    "whole_life_allocated_bytes": [50, 70, 60],
+    "peak_reserved_bytes": [80, 81, 79],
+    "device_used_bytes": [100, 103, 102],
+    "peak_resident_bytes": [500, 650, 600],
+    "base_resident_bytes": [300, 510, 410],
+}
 LOOKED_UP = ("seq_len=512", "sp_degree=4", "cluster.world_size=4")
 
 
@@ -31,6 +39,22 @@ def formula_of(page):
 
 def a_record():
     """A cell of which every rank, step and part differs from every other."""
+    steps_ms = [[100.0 + step * (rank + 1) for step in range(9)] for rank in range(3)]
+    cell = make_cell(*LOOKED_UP, machine=FOUR_H100)
+    record = make_record(
+        config={"cluster.world_size": 3, "sp_degree": 3},
+        timing=make_timing(steps_ms),
+        trace=a_trace(),
+        memory=MEMORY,
+        analytic=analytic(cell),
+        losses={"loss": [5.5, 5.0, 4.5]},
+    )
+    return of_attention(record, forward_ms=[[1.0, 2.0, 1.0], [2.5, 1.0, 1.5], [1.0, 1.0, 3.5]],
+                        backward_ms=[[3.0, 3.5, 3.0], [4.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # fmt: skip
+
+
+def a_trace():
+    """Six traced steps, the second of which is the median."""
     trace = make_trace(
         3,
         step_ms=[110.0, 112.0, 115.0],
@@ -62,26 +86,7 @@ def a_record():
         a_step([150.0, 140.0, 130.0], attention=([70.0, 60.0, 50.0], [2.0, 2.0, 2.0])),
         a_step([60.0, 61.0, 62.0], attention=([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])),
     ]
-    memory = {
-        "peak_allocated_bytes": [20, 40, 30],
-        "whole_life_allocated_bytes": [50, 70, 60],
-        "peak_reserved_bytes": [80, 81, 79],
-        "device_used_bytes": [100, 103, 102],
-        "peak_resident_bytes": [500, 650, 600],
-        "base_resident_bytes": [300, 510, 410],
-    }
-    steps_ms = [[100.0 + step * (rank + 1) for step in range(9)] for rank in range(3)]
-    cell = make_cell(*LOOKED_UP, machine=FOUR_H100)
-    record = make_record(
-        config={"cluster.world_size": 3, "sp_degree": 3},
-        timing=make_timing(steps_ms),
-        trace=trace,
-        memory=memory,
-        analytic=analytic(cell),
-        losses={"loss": [5.5, 5.0, 4.5]},
-    )
-    return of_attention(record, forward_ms=[[1.0, 2.0, 1.0], [2.5, 1.0, 1.5], [1.0, 1.0, 3.5]],
-                        backward_ms=[[3.0, 3.5, 3.0], [4.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # fmt: skip
+    return trace
 
 
 def a_step(step_ms, attention):

@@ -23,7 +23,7 @@ HEAD_ROOM = 0.08
 LABEL_INCHES = 0.14
 LABEL_X = 0.01
 LINE_STYLE = (0, (6, 3))
-CPU_REMARK = "on a CPU a limit counts all memory that a rank adds after its start, tensors or not"
+CPU_REMARK = "on a CPU a limit counts what tensors take, to within some MiB"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -16,7 +16,9 @@ from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, x_limits
 from analysis.labels import status_label
+from analysis.metrics.traced_shares import is_void
 
+VOID, NOT_KNOWN = "void", "not known"
 GLYPHS: Mapping[str, str] = {"out_of_memory": "x"}
 OTHER_GLYPH = "*"
 TEXT: Mapping[str, Any] = {"fontsize": 7, "color": MUTED_COLOR}
@@ -100,6 +102,14 @@ def _fraction(place: float, limits: tuple[float, float]) -> float:
     """Where on the logarithmic x axis this place stands, 0..1."""
     left, right = limits
     return math.log(place / left) / math.log(right / left)
+
+
+def with_void(cells: Cells, column: str) -> Cells:
+    """The cells, with `void` or `not known` as status where a trace left no value in this column."""
+    status, ratio = cells.frame["status"], cells.frame["traced_to_timed"]
+    is_missing = status.eq("ok") & ratio.notna() & cells.frame[column].isna()
+    why = ratio[is_missing].map(lambda each: VOID if is_void(each) else NOT_KNOWN)
+    return replace(cells, frame=cells.frame.assign(status=status.where(~is_missing, why)))
 
 
 def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:

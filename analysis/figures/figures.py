@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -21,17 +22,22 @@ from analysis.figures.capacity_lines import (
     drawn_capacities,
     make_room_above,
 )
-from analysis.figures.failures import Mark, failure_marks
+from analysis.figures.failures import Mark, failure_marks, with_void
 from analysis.figures.scaling import plot_scaling, scaling_marks
-from analysis.figures.steps import VOID_REASON, plot_step_parts, plot_waterfall, waterfall_inches
-from analysis.figures.style import dodge, line_of
+from analysis.figures.steps import SPLIT, VOID_REASON, plot_step_parts, plot_waterfall, waterfall_inches
+from analysis.figures.style import MUTED_COLOR, dodge, line_of
 from analysis.labels import bytes_label, count_label
+from bench.labels import SIZES
 
 AXES_INCHES = 4.0
 AGAINST_LENGTH = "sequence length"
 MAX_LEGEND_ENTRIES = 24
 MAX_SIZE_TICKS = 7
-BACKGROUND_MARKER = "_"
+BACKGROUND: Mapping[str, Any] = {
+    "marker": "_", "markersize": 12, "markeredgewidth": 2.5, "linestyle": ":", "linewidth": 1.4,
+    "zorder": 1.8,
+}  # fmt: skip
+"""A flat mark behind the others: no filling tells it apart from them, as that is a variant's."""
 SHARE_NOUNS: Mapping[str, str] = {
     "attention": "share of attention exchange",
     "communication": "share of communication",
@@ -86,16 +92,14 @@ def plot_peak_memory(cells: Cells, axes: Axes) -> None:
     _draw_series(axes, cells.series, quantity)
     scale_y(axes, pd.concat([cells.frame[quantity.column], pd.Series([each.size_bytes for each in drawn])]))
     make_room_above(axes, drawn)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
-    is_linear = axes.get_yscale() == "linear"
-    axes.set_yticks(_size_ticks(axes.get_ylim()[1]) if is_linear else _binary_ticks(*axes.get_ylim()))
+    _label_sizes(axes)
     write_remarks(axes, capacity_remarks(cells, drawn))
     finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
     draw_capacities(axes, drawn)
 
 
 def plot_communication_share(cells: Cells, axes: Axes) -> None:
-    """Transfer (solid, bars over the traced steps) and waiting (dotted) of all communication."""
+    """Transfer (solid, bars over the traced steps) and waiting (flat marks) of all communication."""
     _plot_share(cells, axes, "communication")
 
 
@@ -114,10 +118,10 @@ def plot_attention_of_single(cells: Cells, axes: Axes) -> None:
 
 
 def plot_error_growth(cells: Cells, axes: Axes) -> None:
-    """Error of the output against float64, and that of the kernel alone (dash, dotted)."""
+    """Error of the output against float64, and that of the kernel alone (flat marks)."""
     quantity = Quantity("out_error_ulps", "attention call")
-    _draw_series(axes, cells.series, Quantity("control_out_error_ulps", quantity.noun), is_background=True)
     _draw_series(axes, cells.series, quantity)
+    _draw_background(axes, cells.series, "control_out_error_ulps", "the kernel alone on one device")
     scale_y(axes, pd.concat([cells.frame[quantity.column], cells.frame["control_out_error_ulps"]]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
@@ -127,15 +131,19 @@ def _plot_share(cells: Cells, axes: Axes, purpose: str) -> None:
     noun = SHARE_NOUNS[purpose]
     low, high = (f"{purpose}_transfer_{end}_share" for end in ("low", "high"))
     transfer = Quantity(f"{purpose}_transfer_share", noun, low, high)
-    waiting = Quantity(f"{purpose}_waiting_share", noun)
-    _draw_series(axes, cells.series, waiting, is_background=True)
+    waiting = f"{purpose}_waiting_share"
     _draw_series(axes, cells.series, transfer)
-    top = pd.concat([cells.frame[waiting.column], cells.frame[high]]).max()
+    _draw_background(axes, cells.series, waiting, "waiting for the last rank")
+    top = pd.concat([cells.frame[waiting], cells.frame[high]]).max()
     top = top * 1.1 if top > 0 else 1.0
     axes.set_ylim(-0.02 * top, top)  # a share of 0 must not be cut in half by the axis
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     write_remarks(axes, _remarks(cells))
-    finish_length_axes(axes, cells, column=transfer.column, noun=transfer.noun)
+    finish_length_axes(axes, with_void(cells, transfer.column), column=transfer.column, noun=transfer.noun)
+
+
+def _marks_with_void(column: str) -> Callable[[Cells], list[Mark]]:
+    return lambda cells: failure_marks(with_void(cells, column).series)
 
 
 FIGURES: Mapping[str, FigureKind] = {
@@ -151,17 +159,20 @@ FIGURES: Mapping[str, FigureKind] = {
     "attention_exchange": FigureKind(
         "Attention exchange", "share of the traced step", plot_exchange_share,
         "Exposed attention exchange with all ranks there, of the time of all ranks: median of the traced"
-        " steps, bars from lowest to highest; dotted: waiting for the last rank",
+        " steps, bars from lowest to highest; flat marks: waiting for the last rank",
+        marks=_marks_with_void("attention_transfer_share"),
     ),
     "communication_share": FigureKind(
         "Communication share", "share of the traced step", plot_communication_share,
         "Exposed communication with all ranks there, of the time of all ranks: median of the traced steps,"
-        " bars from lowest to highest; dotted: waiting for the last rank",
+        " bars from lowest to highest; flat marks: waiting for the last rank",
+        marks=_marks_with_void("communication_transfer_share"),
     ),
     "step_parts": FigureKind(
         "Where the step went", "share of the traced step", plot_step_parts,
         "The traced step of the rank that attention kept busiest, every instant counted once: compute, else"
         " exposed communication, else idle",
+        marks=_marks_with_void(SPLIT),
     ),
     "waterfall": FigureKind(
         "From ideal attention to the step", "", plot_waterfall,
@@ -184,7 +195,7 @@ FIGURES: Mapping[str, FigureKind] = {
     "error_growth": FigureKind(
         "Error of the output", "ulps of the dtype", plot_error_growth,
         "Largest deviation from float64 over sampled tokens, in units in the last place at a row's maximum;"
-        " dotted: the kernel alone on one device",
+        " flat marks: the kernel alone on one device",
         needs="out_error_ulps",
     ),
 }  # fmt: skip
@@ -200,7 +211,7 @@ def figures_for(cells: Cells) -> list[str]:
 def _remarks(cells: Cells) -> list[str]:
     """What a reader of the communication shares must know of these cells."""
     void = int(cells.frame["void_traced_steps"].sum())
-    remarks = [f"{count_label(void, 'traced step')} left out: {VOID_REASON}"] if void else []
+    remarks = [f"{count_label(void, 'void traced step')} left out: {VOID_REASON}"] if void else []
     return [*remarks, "on a CPU, exposed time includes contention for cores"] if cells.is_cpu else remarks
 
 
@@ -216,31 +227,34 @@ def legend_entries(axes: Axes) -> dict[str, Handle]:
     return {label.split(",")[0]: each for label, each in entries.items()}
 
 
-def _draw_series(
-    axes: Axes, series: Sequence[Series], quantity: Quantity, *, is_background: bool = False
-) -> None:
-    drawn = [each for each in series if each.rows[quantity.column].notna().any()]
+def _draw_series(axes: Axes, series: Sequence[Series], quantity: Quantity) -> None:
+    for each, rows, x in _placed(series, quantity.column):
+        axes.errorbar(
+            x, rows[quantity.column], yerr=_error_bars(rows, quantity), capsize=3,
+            color=each.style.color, marker=each.style.marker, markersize=6, linewidth=1.4, alpha=0.9,
+            label=each.label, **line_of(each.variant_number),
+        )  # fmt: skip
+
+
+def _draw_background(axes: Axes, series: Sequence[Series], column: str, label: str) -> None:
+    """What stands beside each point of the series, with one entry in the legend for all of them."""
+    for each, rows, x in (drawn := [*_placed(series, column)]):
+        axes.plot(x, rows[column], color=each.style.color, alpha=0.6, **BACKGROUND)
+    if drawn:
+        # A container as the series are: a line would stand before them in the legend.
+        axes.errorbar([], [], color=MUTED_COLOR, label=label, **BACKGROUND)
+
+
+def _placed(series: Sequence[Series], column: str) -> Iterator[tuple[Series, pd.DataFrame, pd.Series[float]]]:
+    """Each series that has a value in this column, its cells by length, and where on the x axis they stand.
+
+    Cells without a value stay in, as gaps: a line must not run across a failure.
+    """
+    drawn = [each for each in series if each.rows[column].notna().any()]
     lengths = sorted({int(length) for each in drawn for length in each.rows["seq_len"]})
     for number, each in enumerate(drawn):
-        # Cells without a value stay in, as gaps: a line must not run across a failure.
         rows = each.rows.sort_values("seq_len")
-        x = rows["seq_len"] * dodge(number, len(drawn), lengths)
-        style, line = each.style, line_of(each.variant_number)
-        if is_background:  # no filling tells it apart: that is a variant's
-            line = {"linestyle": ":"}
-        axes.errorbar(
-            x,
-            rows[quantity.column],
-            yerr=_error_bars(rows, quantity),
-            color=style.color,
-            marker=BACKGROUND_MARKER if is_background else style.marker,
-            markersize=9 if is_background else 6,
-            linewidth=1.4,
-            alpha=0.6 if is_background else 0.9,
-            capsize=3,
-            label=None if is_background else each.label,
-            **line,
-        )
+        yield each, rows, rows["seq_len"] * dodge(number, len(drawn), lengths)
 
 
 def _error_bars(rows: pd.DataFrame, quantity: Quantity) -> list[pd.Series[float]] | None:
@@ -252,11 +266,17 @@ def _error_bars(rows: pd.DataFrame, quantity: Quantity) -> list[pd.Series[float]
     return None if down.isna().all() else [down.clip(lower=0), up.clip(lower=0)]
 
 
-def _size_ticks(top: float) -> list[float]:
-    """Round numbers of the largest binary unit below `top` bytes, from zero."""
-    unit = 1024 ** int(math.log(max(top, 1), 1024))
-    ticks = MaxNLocator(steps=[1, 2, 2.5, 5, 10]).tick_values(0, top / unit)
-    return [float(tick * unit) for tick in ticks if tick * unit <= top]
+def _label_sizes(axes: Axes) -> None:
+    """Ticks of a y axis of bytes: powers of two, or on a linear one round numbers of one unit."""
+    low, high = axes.get_ylim()
+    if axes.get_yscale() == "log":
+        axes.set_yticks(_binary_ticks(low, high))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
+        return
+    name, unit = next(((name, size) for name, size in SIZES.items() if size <= high), ("B", 1))
+    ticks = MaxNLocator(steps=[1, 2, 2.5, 5, 10]).tick_values(0, high / unit)
+    axes.set_yticks([float(tick * unit) for tick in ticks if tick * unit <= high])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}"))
 
 
 def _binary_ticks(low: float, high: float) -> list[float]:

@@ -15,6 +15,7 @@ from matplotlib.ticker import PercentFormatter
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.figures.axes import finish_length_axes, say_empty, write_remarks
+from analysis.figures.failures import with_void
 from analysis.figures.style import MUTED_COLOR
 from analysis.figures.waterfall import WHOLE_STEP, PartStyle, part_ms, step_ms, waterfall_of
 from analysis.labels import count_label, more_label, number_label, percent_label, status_label
@@ -37,13 +38,15 @@ VOID_REASON = (
     f"the traced step took over {MAX_TRACED_TO_TIMED} or under {MIN_TRACED_TO_TIMED} times the timed step"
 )
 VOID = f"void: no trace, or {VOID_REASON}"
+SPLIT = "part_attention_ms"
+"""The column that has a value wherever a step is split."""
 WATERFALL_NOUN = "split of its step"
 
 
 def plot_step_parts(cells: Cells, axes: Axes) -> None:
     """The whole traced step of every cell as one bar, each part a share of it."""
     lengths = sorted({int(length) for length in cells.frame["seq_len"]})
-    drawn = [each for each in cells.series if each.rows["part_attention_ms"].notna().any()]
+    drawn = [each for each in cells.series if each.rows[SPLIT].notna().any()]
     axes.set_ylim(2 * MARKER_Y, 1)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
@@ -53,25 +56,27 @@ def plot_step_parts(cells: Cells, axes: Axes) -> None:
     if left == 0:
         remarks.append(f"only the first {MAX_BARS} cells")
     write_remarks(axes, remarks)
-    finish_length_axes(axes, cells, column="part_attention_ms", noun=WATERFALL_NOUN)
+    finish_length_axes(axes, with_void(cells, SPLIT), column=SPLIT, noun=WATERFALL_NOUN)
     axes.grid(visible=False, axis="x")
 
 
 def _void_remarks(cells: Cells) -> list[str]:
     void = sum(map(is_void, cells.frame["traced_to_timed"].dropna()))
-    return [f"{count_label(void, 'cell')} not shown: {VOID_REASON}"] if void else []
+    return [f"{count_label(void, 'void cell')}: {VOID_REASON}"] if void else []
 
 
 def plot_waterfall(cells: Cells, axes: Axes) -> None:
     """From ideal attention to the whole traced step, in shares of it; the best cells first where many."""
     axes.spines[["top", "right"]].set_visible(False)
-    if cells.frame["part_attention_ms"].isna().all():
-        say_empty(axes, cells, WATERFALL_NOUN)
+    if cells.frame[SPLIT].isna().all():
+        without = with_void(cells, SPLIT)
+        say_empty(axes, without, WATERFALL_NOUN)
+        write_remarks(axes, _void_remarks(cells))
         axes.set_xticks([])
-        _write_failures(axes, cells)
+        _write_failures(axes, without)
         return
     rows = list(_waterfall_rows(cells))
-    split = cells.frame[cells.frame["part_attention_ms"].notna()]
+    split = cells.frame[cells.frame[SPLIT].notna()]
     whole = len(split) - int((split[EFFICIENCY] >= 0).sum())
     if whole:
         text = f"no ideal attention for {count_label(whole, 'cell')}: local did not run, or was no faster"
@@ -98,7 +103,7 @@ def plot_waterfall(cells: Cells, axes: Axes) -> None:
 
 def waterfall_inches(cells: Cells) -> float:
     """How high the axes have to be: a row per cell, or per part of a cell where those are few."""
-    if cells.frame["part_attention_ms"].isna().all():
+    if cells.frame[SPLIT].isna().all():
         return 2.0
     return max(2.0, ROW_INCHES * (sum(1 for _ in _waterfall_rows(cells)) + 2))
 
@@ -115,7 +120,7 @@ class _Row:
 def _waterfall_rows(cells: Cells) -> Iterator[_Row]:
     for cell, who in zip(cells.rows[:MAX_ROWS], cells.names, strict=False):
         name = f"{who}, {length_label(int(cell['seq_len']))}"
-        if pd.isna(cell["part_attention_ms"]):
+        if pd.isna(cell[SPLIT]):
             yield _Row(name, (), status_label(str(cell["status"])) if cell["status"] != "ok" else VOID)
             continue
         bars = _bars(cell)
@@ -144,7 +149,7 @@ def _draw_bars(
     """The bars of one series, with its marker below each; how many there are."""
     octaves = min([log2(longer / shorter) for shorter, longer in pairwise(lengths)], default=1.0)
     step = min(octaves, 1.0) * BAR_ROOM / count
-    style, rows = each.style, each.rows[each.rows["part_attention_ms"].notna()].head(most)
+    style, rows = each.style, each.rows[each.rows[SPLIT].notna()].head(most)
     middle = 2 ** ((number - (count - 1) / 2) * step)
     for _, cell in rows.iterrows():
         x, bottom = float(cell["seq_len"]) * middle, 0.0

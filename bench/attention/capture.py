@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,13 +34,16 @@ class HostCopy:
 class CapturedCall:
     """The first call that trains after this was made: q, k, v, out and their gradients, [B, heads, S, D]."""
 
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered around the copying: what copies take is no part of the step."""
     copies: dict[str, HostCopy] = field(default_factory=dict)
 
     def wants(self, q: Tensor) -> bool:
         return not self.copies and torch.is_grad_enabled() and q.requires_grad
 
     def keep(self, **tensors: Tensor | None) -> None:
-        self.copies |= {name: HostCopy.of(x) for name, x in tensors.items() if x is not None}
+        with self.around():
+            self.copies |= {name: HostCopy.of(x) for name, x in tensors.items() if x is not None}
 
     @property
     def is_whole(self) -> bool:

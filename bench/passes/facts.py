@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from bench.config import MeasureConfig, RunConfig
+from bench.finite import worst
 from bench.ranks.log import Stage
 from bench.record import Check
 
@@ -85,3 +87,15 @@ def by_name(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """A dictionary of lists by rank, zero where a rank does not have the name."""
     names = sorted({name for values in per_rank for name in values})
     return {name: [values.get(name, 0) for values in per_rank] for name in names}
+
+
+def worst_by_name(per_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The worst number of any rank by name; a rank that does not have the name has no say."""
+    names = dict.fromkeys(name for each in per_rank for name in each)
+    return {name: worst(each[name] for each in per_rank if name in each) for name in names}
+
+
+def first_beyond(errors: Mapping[str, float], limits: Mapping[str, float]) -> str | None:
+    """The first name whose error is not within its limit, as one that is not finite never is."""
+    beyond = (name for name, error in errors.items() if not (math.isfinite(error) and error <= limits[name]))
+    return next(beyond, None)

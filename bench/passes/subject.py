@@ -18,10 +18,12 @@ from bench.training.trainers.trainer import Trainer
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One call of attention alone: its output and query gradient, [B, N, S, D], of this rank's shard."""
+    """One call of attention alone: its output and gradients, [B, heads, S, D], of this rank's shard."""
 
     out: Tensor
-    dq: Tensor | None
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
 
 
 class Subject(ABC):

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.attention.watch import AttentionWatch
 from bench.kept_errors import KeptErrors
-from bench.passes.calls import COLLECTIVES, Call, Collective, purpose_of
+from bench.passes.calls import Call, Collective, collective_of, purpose_of
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName  # a name that torch had not always
@@ -48,9 +48,9 @@ class CommunicationTap(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its collectives on local tensors come by one by one
-        collective = COLLECTIVES.get(func.name().partition(".")[0])
-        if collective is not None:
-            with self.errors:
+        with self.errors:
+            collective = collective_of(func.name().partition(".")[0])
+            if collective is not None:
                 self.calls.append(self._call(collective, args))
         return func(*args, **(kwargs or {}))
 
@@ -80,18 +80,23 @@ class CommunicationTap(TorchDispatchMode):
         ordinal = self._counts[collective.kind, members]
         self._counts[collective.kind, members] += 1
         handed_bytes = _bytes(args[collective.sent])
-        share = collective.share(len(ranks))
-        if collective.splits is not None:
-            splits = args[collective.splits]
-            share = 1 - splits[group.rank()] / sum(splits)
         return Call(
             kind=collective.kind,
             purpose=purpose_of(collective.kind, handed_bytes, in_attention=self.watch.is_inside),
             members=members,
             ordinal=ordinal,
-            sent_bytes=round(handed_bytes * share),
+            sent_bytes=round(handed_bytes * _share_sent(collective, args, group)),
             arrival_ns=arrival_ns,
         )
+
+
+def _share_sent(collective: Collective, args: Sequence[Any], group: dist.ProcessGroup) -> float:
+    """The share of what this rank hands over that leaves it."""
+    if collective.root is not None and args[collective.root] == group.rank():
+        return 0
+    splits = [] if collective.splits is None else args[collective.splits]
+    sizes = [_bytes(part) if isinstance(part, Tensor) else part for part in splits]
+    return 1 - sizes[group.rank()] / sum(sizes) if any(sizes) else collective.share(group.size())
 
 
 def _bytes(handed: Any) -> int:

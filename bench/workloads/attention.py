@@ -40,7 +40,8 @@ class Attention(Workload):
         self.step(0)
 
     def attention_call(self) -> AttentionCall:
-        return AttentionCall(self.out.detach(), self.leaves[0].grad)
+        dq, dk, dv = (leaf.grad for leaf in self.leaves if leaf.grad is not None)
+        return AttentionCall(self.out.detach(), dq, dk, dv)
 
     def _forward(self) -> Tensor:
         strategy = self.rank.strategy

@@ -31,7 +31,7 @@ class AttentionPass(RankPass):
         return RankCalls(
             forward_ms=list(forward_ms),
             backward_ms=list(backward_ms),
-            error_ulps=errors.of_shard(call.out, call.dq),
+            error_ulps=errors.of_shard(call),
             error_rows=len(errors.rows),
             single=time_single_device(strategy, subject.device, errors, causal=subject.causal),
         )

@@ -13,10 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.passes.parity.attention import random_input
+from bench.passes.subject import AttentionCall
 from bench.strategies.strategy import Strategy
 
 SAMPLED_TOKENS = 32
-TENSORS = ("out", "dq")
+COMPARED = ("out", "dq")
+ONLY_FINITE = ("dk", "dv")
+"""A row of theirs takes all queries: no more is asked of them here than that they are numbers."""
 
 
 class RowErrors:
@@ -35,26 +38,27 @@ class RowErrors:
         self.local = torch.isin(own_S, self.rows).nonzero().flatten()
         self.own_rows = own_S[self.local]
 
-    def of_shard(self, out_BNSD: Tensor, dq_BNSD: Tensor | None) -> dict[str, float]:
+    def of_shard(self, call: AttentionCall) -> dict[str, float]:
         """Largest error of all ranks' sampled tokens by tensor, in ulps; every rank must call it.
 
-        Infinite where any token, sampled or not, is not finite.
+        Infinite where any token, sampled or not, is not finite on any rank; so are `dk` and `dv`, which
+        are left out where they are finite.
         """
-        assert dq_BNSD is not None
-        return self._ulps((out_BNSD, dq_BNSD), self.local, self._exact(self.own_rows), everywhere=True)
+        compared = self._ulps((call.out, call.dq), self.local, self._exact(self.own_rows))
+        others = [_zero_or_infinite(x) for x in (call.dk, call.dv)]
+        largest = torch.stack([*compared, *others])
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        errors = dict(zip(COMPARED + ONLY_FINITE, largest.tolist(), strict=True))
+        return {name: error for name, error in errors.items() if name in COMPARED or error}
 
     def of_whole(self, out_BNTD: Tensor, dq_BNTD: Tensor) -> dict[str, float]:
-        """The same of whole sequences on one rank, which alone calls it."""
-        return self._ulps((out_BNTD, dq_BNTD), self.rows, self._exact(self.rows), everywhere=False)
+        """The errors of the compared tensors of whole sequences on one rank, which alone calls it."""
+        ulps = self._ulps((out_BNTD, dq_BNTD), self.rows, self._exact(self.rows))
+        return {name: float(error) for name, error in zip(COMPARED, ulps, strict=True)}
 
-    def _ulps(
-        self, found: Sequence[Tensor], rows: Tensor, exact: Sequence[Tensor], *, everywhere: bool
-    ) -> dict[str, float]:
-        pairs, rows = zip(found, exact, strict=True), rows.to(self.device)
-        largest = torch.stack([_largest(a, rows, b) for a, b in pairs])
-        if everywhere:
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return dict(zip(TENSORS, largest.tolist(), strict=True))
+    def _ulps(self, found: Sequence[Tensor], rows: Tensor, exact: Sequence[Tensor]) -> list[Tensor]:
+        rows = rows.to(self.device)
+        return [_largest(a, rows, b) for a, b in zip(found, exact, strict=True)]
 
     def _exact(self, rows: Tensor) -> list[Tensor]:
         """Output and query gradient of these tokens in float64, [B, N, rows, D], head by head."""
@@ -92,10 +96,15 @@ def _largest(found: Tensor, rows: Tensor, exact: Tensor) -> Tensor:
 
     Not nan: what the largest of nan and a number is, is up to each library.
     """
-    if not bool(found.isfinite().all()):
-        return torch.full_like(exact.sum(), torch.inf)
     ulps = error_ulps(found[:, :, rows], exact)
-    return ulps.amax() if ulps.numel() else ulps.sum()
+    largest = ulps.amax() if ulps.numel() else ulps.sum()
+    return torch.where(found.isfinite().all(), largest, torch.inf)
+
+
+def _zero_or_infinite(found: Tensor) -> Tensor:
+    """0 where all numbers are finite, else infinity."""
+    zero = torch.zeros((), dtype=torch.float64, device=found.device)
+    return torch.where(found.isfinite().all(), zero, torch.inf)
 
 
 def _rows(

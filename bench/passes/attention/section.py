@@ -31,6 +31,7 @@ class RankCalls:
     backward_ms: list[float]
     error_rows: int
     error_ulps: dict[str, float]
+    """Of `out` and `dq`; of `dk` and `dv` only where they are not finite."""
     single: SingleDevice
 
 

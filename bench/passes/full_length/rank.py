@@ -22,7 +22,7 @@ class FullLengthPass(RankPass):
 
     def __init__(self, measurement: Measurement) -> None:
         super().__init__(measurement)
-        self.captured = CapturedCall()
+        self.captured = CapturedCall(around=without_memory_limit)
 
     @contextmanager
     def around_inspected_step(self) -> Iterator[None]:

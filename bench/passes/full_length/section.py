@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.finite import worst
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport, first_beyond, worst_by_name
 from bench.record import Check
 
 SAMPLED_ROWS = 32
@@ -46,20 +46,21 @@ class FullLengthFacts(PassFacts[FullLength, FullLength]):
         return FullLength(
             tokens=parts[0].tokens,
             rows=parts[0].rows,
-            errors={name: worst(part.errors[name] for part in parts) for name in parts[0].errors},
-            limits={name: worst(part.limits[name] for part in parts) for name in parts[0].limits},
+            errors=worst_by_name([part.errors for part in parts]),
+            limits=worst_by_name([part.limits for part in parts]),
             reason=parts[0].reason,
         )
 
     def gate(self, cell: RunConfig, section: FullLength) -> str | None:  # noqa: ARG002
         """Every error is within its limit."""
-        for name, error in section.errors.items():
-            if not error <= section.limits[name]:
-                return (
-                    f"attention at {section.tokens:,} tokens: {WHAT[name]} {error:.1e}"
-                    f" (limit {section.limits[name]:.1e})"
-                )
-        return None
+        name = first_beyond(section.errors, section.limits)
+        if name is None:
+            return None
+        error, limit = section.errors[name], section.limits[name]
+        said = f"{WHAT[name]} {error:.1e} (limit {limit:.1e})"
+        if not math.isfinite(error):
+            said = f"{name} is not finite"
+        return f"attention at {section.tokens:,} tokens: {said}"
 
     def checks(self, cell: RunConfig, section: FullLength | None) -> list[Check]:  # noqa: ARG002
         """Of one call."""

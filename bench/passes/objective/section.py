@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport, first_beyond
 from bench.record import Check
 
 MAX_TOKENS = 1024
@@ -45,13 +45,12 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
 
     def gate(self, cell: RunConfig, section: Objective) -> str | None:
         """Loss and every gradient are within their limits."""
-        for name, error in section.errors.items():
-            if not error <= section.limits[name]:
-                return (
-                    f"objective on engine={cell.engine}: the {name} is off by {error:.1e}"
-                    f" at {section.tokens:,} tokens (limit {section.limits[name]:.1e})"
-                )
-        return None
+        name = first_beyond(section.errors, section.limits)
+        if name is None:
+            return None
+        error, limit = section.errors[name], section.limits[name]
+        said = f"the {name} is off by {error:.1e} at {section.tokens:,} tokens (limit {limit:.1e})"
+        return f"objective on engine={cell.engine}: {said}"
 
     def checks(self, cell: RunConfig, section: Objective | None) -> list[Check]:
         """Loss and gradients of one step of its own, where something is trained."""

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import OWN, RunConfig
-from bench.finite import worst
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport, first_beyond, worst_by_name
 from bench.record import Check
 
 MAX_TOKENS = 512
@@ -54,26 +53,25 @@ class ParityFacts(PassFacts[RankParity, Parity]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Parity:
         parts = self.parts(reports)
         reason = next((part.reason for part in parts if part.reason is not None), None)
-        names = [] if reason else [*parts[0].errors]
+        compared = [] if reason else parts
         return Parity(
             checked_in=cell.cell_id,
             tokens=parts[0].tokens,
-            errors={name: worst(part.errors.get(name, 0.0) for part in parts) for name in names},
-            limits={name: worst(part.limits.get(name, 0.0) for part in parts) for name in names},
+            errors=worst_by_name([part.errors for part in compared]),
+            limits=worst_by_name([part.limits for part in compared]),
             reason=reason,
         )
 
     def gate(self, cell: RunConfig, section: Parity) -> str | None:  # noqa: ARG002
         """Every error is within its limit; a rank that checks on inputs of its own stops before this."""
-        for name, error in section.errors.items():
-            if not math.isfinite(error):
-                return f"attention parity: {name} of a real step at {section.tokens:,} tokens is not finite"
-            if not error <= section.limits[name]:
-                return (
-                    f"attention parity: {name} of a real step at {section.tokens:,} tokens is off by"
-                    f" {error:.1e} of its maximum (limit {section.limits[name]:.1e})"
-                )
-        return None
+        name = first_beyond(section.errors, section.limits)
+        if name is None:
+            return None
+        error, limit = section.errors[name], section.limits[name]
+        said = f"is off by {error:.1e} of its maximum (limit {limit:.1e})"
+        if not math.isfinite(error):
+            said = "is not finite"
+        return f"attention parity: {name} of a real step at {section.tokens:,} tokens {said}"
 
     def checks(self, cell: RunConfig, section: Parity | None) -> list[Check]:
         """Attention, and loss and gradients of the cut model where a cell trains one."""

@@ -31,9 +31,12 @@ GLOO_EVENTS: Mapping[str, str] = {
     "all_reduce": "gloo:all_reduce",
     "reduce_scatter": "gloo:all_reduce",  # gloo has none of its own
     "broadcast": "gloo:broadcast",
+    "reduce": "gloo:reduce",
+    "gather": "gloo:gather",
     "scatter": "gloo:scatter",
     "send": "gloo:send",
     "recv": "gloo:recv",
+    "recv_any_source": "gloo:recvAnySource",
     "barrier": "gloo:barrier",
 }
 """What gloo's worker threads call the transfer that a call of this kind asks for."""

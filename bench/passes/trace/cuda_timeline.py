@@ -29,6 +29,10 @@ KINDS_BY_COLLECTIVE: Mapping[str, str] = {
     "reduce_scatter": "reduce_scatter",
     "broadcast": "broadcast",
     "barrier": "barrier",
+    # Parts of names above, so after them.
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce": "reduce",
 }
 """By a part of `Collective name`, which torch writes in several ways."""
 KINDS_BY_KERNEL: Mapping[str, str] = {
@@ -36,6 +40,7 @@ KINDS_BY_KERNEL: Mapping[str, str] = {
     "AllReduce": "all_reduce",
     "ReduceScatter": "reduce_scatter",
     "Broadcast": "broadcast",
+    "Reduce": "reduce",
     "SendRecv": "send_recv",
 }
 """By a part of the kernel's own name; an all-to-all is sends and receives to NCCL."""

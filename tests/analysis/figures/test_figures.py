@@ -12,7 +12,7 @@ from analysis.cells.selection import for_figures
 from analysis.cells.series import STRATEGY_STYLES, styles_of
 from analysis.figures.drawing import build_figure, png_bytes, svg_bytes
 from analysis.figures.failures import failure_marks
-from analysis.figures.figures import AGAINST_LENGTH, FIGURES
+from analysis.figures.figures import AGAINST_LENGTH, FIGURES, legend_entries
 from analysis.figures.style import dodge
 from tests.analysis.records import (
     CPU,
@@ -22,6 +22,7 @@ from tests.analysis.records import (
     grid,
     make_failure,
     make_record,
+    make_trace,
     of_attention,
     on_ranks,
 )
@@ -281,3 +282,41 @@ def test_sizes_on_a_logarithmic_axis_are_powers_of_two(cells_of):
     axes = axes_of("peak_memory", cells_of(records))
     assert axes.get_yscale() == "log"
     assert {math.log2(tick) % 1 for tick in axes.get_yticks()} == {0}
+
+
+def test_a_memory_axis_says_where_its_ticks_are(cells_of):
+    axes = axes_of("peak_memory", cells_of([make_record(memory={"peak_allocated_bytes": [2 * 2**30]})]))
+    labels = [axes.yaxis.get_major_formatter()(tick, None) for tick in axes.get_yticks()]
+    assert labels[:3] == ["0 GiB", "0.25 GiB", "0.5 GiB"]
+    assert [float(label.removesuffix(" GiB")) * 2**30 for label in labels] == [*axes.get_yticks()]
+
+
+UNKNOWN = {"purpose_exposed_ms": None, "purpose_exposed_waiting_ms": None}
+OF_A_TRACE = ("attention_exchange", "communication_share", "step_parts")
+
+
+def of_one_length(traces):
+    return [make_record(config={"strategy": name}, trace=trace) for name, trace in traces.items()]
+
+
+@pytest.mark.parametrize("name", OF_A_TRACE)
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [({"step_ms": [400.0] * 2}, "void"), ({"unjoined": ["no tap"] * 2, **UNKNOWN}, "not known")],
+)
+def test_a_traced_cell_without_a_value_is_named(cells_of, name, without, said):
+    traces = {"ring": make_trace(2), "ulysses": make_trace(2, **without), "usp": None}
+    found = texts(build_figure(name, cells_of(of_one_length(traces))))
+    assert said in found
+    assert "ulysses" in found
+    assert "usp" not in found
+    only = texts(build_figure(name, cells_of(of_one_length({"ulysses": traces["ulysses"]}))))
+    assert any(text.endswith(f"(1 {said})") for text in only)
+
+
+@pytest.mark.parametrize("name", ["attention_exchange", "communication_share"])
+def test_the_legend_says_what_stands_beside_the_points_last(cells_of, name):
+    cells = cells_of(of_one_length({"ring": make_trace(2), "ulysses": make_trace(2)}))
+    assert [*legend_entries(axes_of(name, cells))] == ["ring", "ulysses", "waiting for the last rank"]
+    untraced = cells_of(of_one_length({"ring": None}))
+    assert legend_entries(axes_of(name, untraced)) == {}

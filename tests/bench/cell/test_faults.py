@@ -51,6 +51,14 @@ NOT_FINITE = {
         ALONE,
         "attention: out of a timed call at 1,024 tokens is not finite everywhere",
     ),
+    faults.lose_a_row_of_the_value_gradient_under_the_clock: (
+        ALONE,
+        "attention: dv of a timed call at 1,024 tokens is not finite everywhere",
+    ),
+    faults.lose_a_row_of_the_value_gradient_while_inspected: (
+        ALONE,
+        "attention at 1,024 tokens: dv is not finite",
+    ),
 }
 
 

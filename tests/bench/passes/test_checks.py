@@ -67,7 +67,8 @@ def test_no_check_is_missed_that_has_no_meaning_for_the_workload():
     alone = {check.what for check in checks(ALONE, NOTHING)}
     training = {check.what for check in checks(CELL, NOTHING)}
     assert training - alone == {
-        "every shard of the parameters", "every gradient on the cell's engine", "objective of a two-layer cut",
+        "every shard of the parameters", "every gradient on the cell's engine",
+        "objective of a two-layer cut",
         "tokens", "losses and gradient norms", "training signal",
     }  # fmt: skip
     assert alone - training == {"results of a timed call"}

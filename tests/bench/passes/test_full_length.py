@@ -1,13 +1,19 @@
 """Attention is compared with float64 at the length that is measured, in the cell's own step."""
 
+import multiprocessing
+import os
 import re
+import resource
 
+import numpy as np
 import pytest
 import torch
 
 from bench.passes import PASSES
 from bench.passes.full_length.comparison import drawn
+from bench.passes.full_length.rank import FullLengthPass
 from bench.passes.full_length.rows import Rows
+from bench.ranks.memory_limit import process_bytes
 from bench.strategies import STRATEGIES
 from tests import late_faults
 from tests.cells import make_cell, run_cell, tiny_cell
@@ -72,3 +78,27 @@ def test_every_seed_samples_other_tokens_and_the_last():
     assert len({tuple(draw.tolist()) for draw in draws}) == 8
     assert {len(set(draw.tolist())) for draw in draws} == {8}
     assert {int(draw[-1]) for draw in draws} == {2047}
+
+
+COPIED_BYTES = 64 * 2**20
+
+
+def copy_under_a_limit(x):
+    """A process's whole life: it ends with 0 if the copy has room and nothing else of its size does."""
+    captured = FullLengthPass(measurement=None).captured
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (process_bytes("VmData") + COPIED_BYTES // 2, hard))
+    captured.keep(q=x)
+    try:
+        np.ones(COPIED_BYTES, dtype=np.int8)
+    except MemoryError:
+        os._exit(0)
+    os._exit(2)
+
+
+def test_what_is_copied_for_the_check_does_not_count_in_a_memory_limit():
+    x = torch.from_numpy(np.ones(COPIED_BYTES // 4, dtype=np.float32))
+    process = multiprocessing.get_context("fork").Process(target=copy_under_a_limit, args=(x,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0

@@ -329,5 +329,5 @@ def test_gloos_name_is_known_of_every_kind_that_the_tap_counts():
 
 
 def test_a_kind_that_nobody_knows_the_name_of_is_not_joined_and_no_error_of_its_own():
-    with pytest.raises(JoinError, match="what gloo calls the transfers of gather"):
-        of_cpu([event("c10d::alltoall_base_", 0, 1)], [call("gather", "other")], step=(0, 50))
+    with pytest.raises(JoinError, match="what gloo calls the transfers of all_to_some"):
+        of_cpu([event("c10d::alltoall_base_", 0, 1)], [call("all_to_some", "other")], step=(0, 50))

@@ -153,10 +153,16 @@ def test_a_process_that_dies_of_its_limit_without_a_word_is_out_of_memory(launch
     assert record.failure.found_after_s < FOUND_WITHIN_S
 
 
-def test_without_a_limit_the_base_is_not_measured_and_with_one_it_is(launcher, tmp_path):
+def test_without_a_limit_the_base_is_not_measured(launcher, tmp_path):
     free, _ = run_cell(launcher, tiny_cell("engine=ddp"), tmp_path)
-    limited, _ = run_cell(launcher, tiny_cell("engine=ddp", "cluster.memory_limit_gib=4"), tmp_path)
     assert free.sections["memory"].limit_base_bytes is None
+
+
+def test_what_libraries_take_once_is_in_the_base_and_not_in_the_limit(launcher, tmp_path):
+    """Here they take 50 MiB, tensors 8; limit and room together are 45."""
+    words = ("strategy=ring", "engine=zero3", "seq_len=2k", "cluster.memory_limit_gib=0.02")
+    limited, _ = run_cell(launcher, make_cell(*QUICK, *words), tmp_path)
+    assert limited.status == "ok", limited.reason
     assert min(limited.sections["memory"].limit_base_bytes) > 100 * MIB
 
 

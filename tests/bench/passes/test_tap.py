@@ -1,0 +1,156 @@
+"""Every operator by which torch communicates is counted, or known to send nothing."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed._symmetric_memory
+import torch.distributed.tensor
+from torch.profiler import ProfilerActivity, profile
+
+from bench.attention.watch import AttentionWatch
+from bench.cell.worker import join
+from bench.passes.calls import COLLECTIVES, COMMUNICATION, WITHOUT_PAYLOAD, collective_of
+from bench.passes.tap import CommunicationTap
+from bench.passes.trace.cpu_timeline import GLOO_EVENTS
+from tests.cells import make_cell
+
+NOT_COUNTED = {
+    "_c10d_functional::isend",
+    "_c10d_functional::irecv",
+    "_c10d_functional::batch_p2p_ops",
+}
+MADE_OF_OTHERS = ("c10d_functional::", "_c10d_functional_autograd::")
+"""A dispatch mode sees what these call, not them."""
+OTHER_PACKAGES = ("deepspeed::",)
+GROUP_ARGUMENTS = {"process_group", "group", "group_name", "ranks"}
+MIB = 2**20
+ELEMENTS = MIB // 4
+
+
+def registered():
+    """Every operator of torch's, and whether it takes a group of ranks."""
+    schemas = torch._C._jit_get_all_schemas()
+    return {each.name: {x.name for x in each.arguments} & GROUP_ARGUMENTS for each in schemas}
+
+
+def test_every_operator_that_torch_registers_for_communication_is_known():
+    found = {name for name in registered() if name.startswith(COMMUNICATION)}
+    found = {name for name in found if not name.startswith("symm_mem::")}
+    assert len(found) > len(COLLECTIVES) // 2
+    assert found - COLLECTIVES.keys() - WITHOUT_PAYLOAD <= NOT_COUNTED
+    assert not COLLECTIVES.keys() & WITHOUT_PAYLOAD
+
+
+def test_no_other_operator_of_torchs_takes_a_group_of_ranks():
+    known = (*COMMUNICATION, *MADE_OF_OTHERS, *OTHER_PACKAGES)
+    assert [name for name, groups in registered().items() if groups and not name.startswith(known)] == [
+        name for name in registered() if name.startswith("aten::native_group_norm")
+    ]
+
+
+@pytest.mark.parametrize("operator", [*NOT_COUNTED, "symm_mem::one_shot_all_reduce", "c10d::of_tomorrow"])
+def test_an_operator_that_cannot_be_counted_is_an_error(operator):
+    with pytest.raises(NotImplementedError, match=operator):
+        collective_of(operator)
+
+
+@pytest.mark.parametrize("operator", [*WITHOUT_PAYLOAD, "aten::mm", "deepspeed::sum"])
+def test_an_operator_that_sends_nothing_is_no_call(operator):
+    assert collective_of(operator) is None
+
+
+def a_mebibyte():
+    return torch.ones(ELEMENTS)
+
+
+def parts(rank):
+    """What rank 0 hands over is cut in the middle, of rank 1's a quarter goes to rank 0."""
+    cut = ELEMENTS // 2 if rank == 0 else ELEMENTS // 4
+    return [cut, ELEMENTS - cut]
+
+
+def received(rank):
+    return [parts(sender)[rank] for sender in range(2)]
+
+
+CALLS = {
+    "reduce": lambda rank, x: dist.reduce(x, 1),
+    "gather": lambda rank, x: dist.gather(x, [a_mebibyte(), a_mebibyte()] if rank == 0 else None, 0),
+    "scatter": lambda rank, x: dist.scatter(a_mebibyte(), [x, x] if rank == 0 else None, 0),
+    "all_to_all of tensors": lambda rank, x: dist.all_to_all(list(a_mebibyte().chunk(2)), list(x.chunk(2))),
+    "all_to_all of parts": lambda rank, x: dist.all_to_all_single(
+        torch.empty(sum(received(rank))), x, received(rank), parts(rank)
+    ),
+    "all_to_all of halves": lambda rank, x: dist.all_to_all_single(torch.empty(ELEMENTS), x),
+    "all_reduce of several": lambda rank, x: dist.all_reduce_coalesced([x, x]),
+    "recv_any_source and send": lambda rank, x: dist.recv(x) if rank == 0 else dist.send(x, 0),
+    "functional all_reduce of several": lambda rank, x: waited(
+        functional.all_reduce_coalesced([x, x], "sum", dist.group.WORLD)
+    ),
+    "functional all_gather of several": lambda rank, x: waited(
+        functional.all_gather_into_tensor_coalesced([x, x], dist.group.WORLD)
+    ),
+    "functional reduce_scatter of several": lambda rank, x: waited(
+        functional.reduce_scatter_tensor_coalesced([x], "sum", [0], dist.group.WORLD)
+    ),
+    "functional all_gather with gradients": lambda rank, x: waited(
+        [functional.all_gather_tensor_autograd(x.requires_grad_(), 0, dist.group.WORLD)]
+    ),
+    "barrier": lambda rank, x: dist.barrier(),
+}
+SENT_MIB = {
+    "reduce": (1, 0),
+    "gather": (0, 1),
+    "scatter": (1, 0),
+    "all_to_all of tensors": (0.5, 0.5),  # gloo wants them equal
+    "all_to_all of parts": (0.5, 0.25),
+    "all_to_all of halves": (0.5, 0.5),
+    "all_reduce of several": (2, 2),
+    "recv_any_source and send": (0, 1),
+    "functional all_reduce of several": (2, 2),
+    "functional all_gather of several": (2, 2),
+    "functional reduce_scatter of several": (0.5, 0.5),
+    "functional all_gather with gradients": (1, 1),
+    "barrier": (0, 0),
+}
+"""What two ranks send of their mebibytes."""
+
+
+def waited(tensors):
+    return [tensor + 0 for tensor in tensors]
+
+
+def call_everything(job, log):
+    """A rank's whole life: every call of CALLS, tapped and profiled."""
+    join(job)
+    seen = {}
+    for name, make in CALLS.items():
+        given = a_mebibyte()
+        with (
+            profile(activities=[ProfilerActivity.CPU]) as profiled,
+            CommunicationTap(AttentionWatch()) as tap,
+        ):
+            make(job.rank, given)
+        events = [event.name for event in profiled.events() if event.name.startswith("gloo:")]
+        kinds = [call.kind for call in tap.calls]
+        seen[name] = {"kinds": kinds, "bytes": [call.sent_bytes for call in tap.calls], "events": events}
+    return {"seen": seen}
+
+
+@pytest.fixture(scope="module")
+def seen(launcher, tmp_path_factory):
+    """Of both ranks, by call, what the tap and the profiler saw."""
+    folder = tmp_path_factory.mktemp("calls")
+    ends = launcher.run(make_cell("cluster.world_size=2"), folder, entry=call_everything)
+    assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
+    return [end.report["seen"] for end in ends]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_rank_sends_the_bytes_that_the_call_takes_and_gloo_names_it_as_the_table_does(seen, name):
+    found = [by_call[name] for by_call in seen]
+    assert [each["bytes"] for each in found] == [[round(sent * MIB)] for sent in SENT_MIB[name]]
+    for each in found:
+        assert each["kinds"][0] in name
+        assert each["events"] == [GLOO_EVENTS[each["kinds"][0]]]
