@@ -150,7 +150,7 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("harness_overhead", f"narrower than +-{step_goal.SHORT.half_width}"),
         ("harness_overhead", f"within 1.00 +-{step_goal.SHORT.allowance}"),
         ("harness_overhead", f"At least {step_goal.MIN_ROUNDS} rounds are taken"),
-        ("harness_overhead", f"(`--minutes`, {overhead.MINUTES:.0f})"),
+        ("harness_overhead", f"(`--minutes`, {overhead.WHOLE_FORM.minutes})"),
         ("harness_overhead", f"under {fixed_costs.GOAL_S:.0f} s"),
         ("harness_overhead", f"on {fixed_costs.RANKS} CPU ranks"),
         ("cell_time", f"({' + '.join(OWN_WORK)} seconds)"),

@@ -12,48 +12,60 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench.cell.launcher import Launcher
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
 from bench.overhead.cells import CELL_WORDS, fixed_costs
 from bench.overhead.comparison import step_costs
-from bench.overhead.goal import FULL, SHORT
+from bench.overhead.goal import FULL, SHORT, Goal
 from bench.request import values
 from bench.request.choices import composed
 from bench.request.resolve import resolve
 
-MINUTES = 10.0
-SHORT_MINUTES = 1.0
 STEP_WORDS = ("seq_len=1k", "cluster=cpu", "cluster.world_size=2", "engine=ddp")
 """Short steps: they show a fixed cost best, and more of them in a minute outweigh that each is noisier."""
 START_S = 600
 """What the ranks have beyond the minutes, to start in and to end."""
-INSTRUMENT_ROUNDS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How much the command runs."""
+
+    goal: Goal
+    """Of a timed step against a bare one."""
+    minutes: float
+    """At most so many in all, unless others are asked for."""
+    instrument_rounds: int
+    with_cells: bool
+
+
+WHOLE_FORM = Form(goal=FULL, minutes=10, instrument_rounds=30, with_cells=True)
+SHORT_FORM = Form(goal=SHORT, minutes=1, instrument_rounds=0, with_cells=False)
 
 
 def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -> None:
     """Print the costs, what is missed of the goals and what is undecided; exit 1 where something is."""
     arguments = _arguments(words)
-    goal, minutes = (SHORT, SHORT_MINUTES) if arguments.short else (FULL, MINUTES)
+    form = SHORT_FORM if arguments.short else WHOLE_FORM
     try:
-        values.whole("--repeats", arguments.repeats)
+        minutes = form.minutes
         if arguments.minutes is not None:
             minutes = values.positive("--minutes", arguments.minutes, example="10")
-        cell = resolve(composed(*CELL_WORDS, *arguments.words), this_machine())
-        timeout_s = START_S + math.ceil(60 * minutes)
-        step_words = (*arguments.words, *STEP_WORDS, f"measure.timeout_s={timeout_s}")
-        step_cell = resolve(composed(*step_words), this_machine())
+        repeats = values.whole("--repeats", arguments.repeats)
+        cell, step_cell = _cell(arguments.words), _step_cell(arguments.words, minutes)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
     deadline_s = time.monotonic() + 60 * minutes
-    launcher = launcher or Launcher()
-    missed = [] if arguments.short else _cells(cell, launcher, arguments.repeats)
-    rounds = 0 if arguments.short else INSTRUMENT_ROUNDS
-    costs = step_costs(step_cell, launcher, goal, deadline_s, rounds)
+    # Steps run under DDP: DeepSpeed, which takes long to import, is for cells.
+    launcher = launcher or Launcher(None if form.with_cells else ())
+    missed = _report_cells(cell, launcher, repeats) if form.with_cells else []
+    costs = step_costs(step_cell, launcher, form.goal, deadline_s, form.instrument_rounds)
     print("\n".join(costs.lines(step_cell)))
-    sys.exit(_end([*missed, *costs.missed(goal)], costs.undecided(goal, minutes)))
+    sys.exit(_end([*missed, *costs.missed(form.goal)], costs.undecided(form.goal, minutes)))
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -62,18 +74,28 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--minutes",
         type=float,
-        help=f"at most so many in all; {MINUTES:g} where nothing is said, {SHORT_MINUTES:g} with --short",
+        help=f"at most so many in all; {WHOLE_FORM.minutes} unless said, {SHORT_FORM.minutes} with --short",
     )
     parser.add_argument(
         "--short",
         action="store_true",
-        help="only timed and bare steps, held to wide limits: for every change",
+        help="timed and bare steps only, held to wider limits: after every change",
     )
     parser.add_argument("words", nargs="*", help="the cell, e.g. strategy=ulysses engine=fsdp2")
     return parser.parse_args(words)
 
 
-def _cells(cell: RunConfig, launcher: Launcher, repeats: int) -> list[str]:
+def _cell(words: Sequence[str]) -> RunConfig:
+    return resolve(composed(*CELL_WORDS, *words), this_machine())
+
+
+def _step_cell(words: Sequence[str], minutes: float) -> RunConfig:
+    timeout_s = START_S + math.ceil(60 * minutes)
+    return resolve(composed(*words, *STEP_WORDS, f"measure.timeout_s={timeout_s}"), this_machine())
+
+
+def _report_cells(cell: RunConfig, launcher: Launcher, repeats: int) -> list[str]:
+    """Print the fixed costs; what is missed of their goals."""
     costs = fixed_costs(cell, launcher, repeats)
     print("\n".join(costs.lines(cell)), flush=True)
     return costs.missed()

@@ -51,7 +51,7 @@ class StepCosts:
         return [
             f"a step, {cell.strategy} ddp, {cell.seq_len} tokens, 2 CPU ranks, against a bare loop's",
             f"  bare loop                           {statistics.median(self.bare_ms):.1f} ms",
-            f"  a timed step                        {self.estimate}",
+            f"  a timed step                        {self.estimate} in {self.paired_s:.0f} s",
             *self._instruments(),
             f"  collective calls                    {calls['harness']}, in a bare step {calls['bare']}",
         ]

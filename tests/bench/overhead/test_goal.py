@@ -121,3 +121,11 @@ def test_an_interval_that_was_waited_for_holds_the_truth_in_nearly_95_of_100_run
         interval = estimated(sampled(SHORT, rounds(random))).interval
         held += interval.low <= 1 <= interval.high
     assert held / runs > 0.91
+
+
+@pytest.mark.parametrize(("ratio", "missed"), [(1.0, 0), (1.05, 0), (1.2, 0.95)])
+def test_the_short_form_finds_a_fifth_more_and_raises_no_false_alarm(ratio, missed):
+    random, runs = np.random.default_rng(1), 100
+    found = [sampled(SHORT, steps_of_correlated_times(random) + math.log(ratio)) for _ in range(runs)]
+    share = sum(SHORT.verdict(estimated(log_ratios)) is Verdict.MISSED for log_ratios in found) / runs
+    assert share >= missed if missed else share == 0
