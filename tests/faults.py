@@ -14,7 +14,9 @@ import bench.training.trainers.native
 from bench.attention.kernels import call, math
 from bench.attention.merge import Partial
 from bench.cell.worker import join, run_cell
+from bench.overhead.turns import compare
 from bench.passes.parity.section import MAX_TOKENS
+from bench.passes.timing.clock import StepClock
 from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
 from bench.strategies.ring.attention import Ring
@@ -370,3 +372,16 @@ def exchange_only_while_inspected(job, log):
 
     ulysses._exchange = lazy
     return run_cell(job, log)
+
+
+def slow_down_timed_steps(job, log):
+    """The marks of a timed step take time, and wait for the other ranks."""
+    mark = StepClock.mark
+
+    def slow_mark(self):
+        time.sleep(0.02)
+        dist.barrier()
+        mark(self)
+
+    StepClock.mark = slow_mark
+    return compare(job, log)

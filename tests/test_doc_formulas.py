@@ -14,6 +14,8 @@ from bench.cell.trajectory import LIMITS
 from bench.config import DTYPE_BYTES
 from bench.cost import flops
 from bench.overhead import __main__ as overhead
+from bench.overhead import cells as fixed_costs
+from bench.overhead import goal as step_goal
 from bench.passes import PASSES, calls
 from bench.passes.attention import row_errors, single_device
 from bench.passes.full_length import comparison as full_length
@@ -152,9 +154,13 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("traced_to_timed", f"longer than {traced_shares.MAX_TRACED_TO_TIMED} timed"),
         ("traced_to_timed", f"less than {traced_shares.MIN_TRACED_TO_TIMED} did not"),
         ("traced_to_timed", f"more than {WORDS_OF_PARTS[TRACED_PART]} of `measure.budget_s`"),
-        ("harness_overhead", f"narrower than +-{overhead.GOAL_HALF_WIDTH}"),
-        ("harness_overhead", f"under {overhead.GOAL_S:.0f} s"),
-        ("harness_overhead", f"on {overhead.RANKS} CPU ranks"),
+        ("harness_overhead", f"narrower than +-{step_goal.FULL.half_width}"),
+        ("harness_overhead", f"narrower than +-{step_goal.SHORT.half_width}"),
+        ("harness_overhead", f"within 1.00 +-{step_goal.SHORT.allowance}"),
+        ("harness_overhead", f"At least {step_goal.MIN_ROUNDS} rounds are taken"),
+        ("harness_overhead", f"(`--minutes`, {overhead.WHOLE_FORM.minutes})"),
+        ("harness_overhead", f"under {fixed_costs.GOAL_S:.0f} s"),
+        ("harness_overhead", f"on {fixed_costs.RANKS} CPU ranks"),
         ("cell_time", f"({' + '.join(OWN_WORK)} seconds)"),
     ],
 )  # fmt: skip

@@ -5,7 +5,15 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from bench.statistics import MIN_PROCESSES, interval_rank, pair_rank, ratio_interval, share_interval
+from bench.statistics import (
+    MIN_PROCESSES,
+    centre_interval,
+    interval_rank,
+    pair_rank,
+    ratio_interval,
+    share_interval,
+    signed_rank,
+)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 3), (3, 5), (4, 4), (5, 2), (6, 6), (7, 6), (6, 9)])
@@ -42,6 +50,21 @@ def test_six_against_six_misses_the_true_ratio_in_at_most_one_of_twenty():
         _, interval = ratio_interval(1.5 * ones, others)
         missed += not interval.low <= 1.5 <= interval.high
     assert 0.025 < missed / 2000 <= 0.05
+
+
+@pytest.mark.parametrize("n", [5, 6, 7, 12, 20, 117])
+def test_the_signed_rank_never_gives_a_narrower_interval_than_counting_does(n):
+    counts = np.array([1.0])
+    for rank in range(1, n + 1):
+        counts = np.append(counts, np.zeros(rank)) + np.append(np.zeros(rank), counts)
+    exact = int(np.sum(2 * np.cumsum(counts) <= 0.05 * counts.sum()))
+    assert exact - 2 <= signed_rank(n) <= exact
+
+
+def test_the_centre_is_where_symmetric_samples_balance_whatever_one_of_them_is():
+    centre, interval = centre_interval([0.8, 0.9, 1.0, 1.0, 1.1, 1.2, 90.0])
+    assert (centre, interval.low, interval.high) == pytest.approx((1.05, 0.85, 45.6))
+    assert centre_interval([1.0] * 5) == (1.0, None)
 
 
 @pytest.mark.parametrize(
