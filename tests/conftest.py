@@ -10,6 +10,8 @@ from bench.cell.launcher import Launcher
 
 SERVER = "server"
 """The group of tests that share a fork server: a second one would import everything again."""
+LAST = ("test_training_equivalence.py", "test_traced_ranks.py", "test_allocations.py", "test_full_length.py")
+"""Files that whichever worker is done first takes, with a server of its own, so that both end together."""
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers have a core each
 
@@ -45,17 +47,18 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _one_worker_for_the_server(items):
-    """One worker gets all that starts ranks of the fork server or uses a GPU, the other file by file."""
+    """One worker gets nearly all that starts ranks of the fork server, or uses a GPU; the other file by file."""
     for item in items:
         on_server = "launcher" in getattr(item, "fixturenames", ()) or item.get_closest_marker("gpu")
-        item.add_marker(pytest.mark.xdist_group(SERVER if on_server else item.location[0]))
+        shares = on_server and item.path.name not in LAST
+        item.add_marker(pytest.mark.xdist_group(SERVER if shares else item.location[0]))
     group_of = {item: item.get_closest_marker("xdist_group").args[0] for item in items}
     sizes = Counter(group_of.values())
     slow = {group for item, group in group_of.items() if item.get_closest_marker("ranks")}
 
     def place(item):
         group = group_of[item]
-        return group != SERVER, group not in slow, -sizes[group], group
+        return group != SERVER, item.path.name in LAST, group not in slow, -sizes[group], group
 
     items.sort(key=place)
 
