@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ class FedTokens:
         self._first, self._calls, self._depth, self._own_loss = {}, 0, 0, False
         with ExitStack() as hooks:
             for network in self.networks:
-                enter = network.register_forward_pre_hook(self._enter, with_kwargs=True)
-                leave = network.register_forward_hook(self._leave, always_call=True)
+                enter = network.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True)
+                leave = network.register_forward_hook(_Hook(self._leave), always_call=True)
                 hooks.callback(enter.remove)
                 hooks.callback(leave.remove)
             try:
@@ -95,6 +96,23 @@ class FedTokens:
         if self._depth == 0:
             with self._errors:
                 self.phase.enter("backward")
+
+
+@dataclass(frozen=True, slots=True)
+class _Hook:
+    """A hook that copies of the model do not have: a loop may copy or pickle its model within a step.
+
+    A bound method would take the loop's wrapped model and its process groups into the copy.
+    """
+
+    run: Callable[..., None]
+
+    def __call__(self, *given: Any) -> None:
+        self.run(*given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Something that does nothing, and that is unpickled where there is no bench."""
+        return getattr, (nullcontext(), "__exit__")
 
 
 def _digest(ids: Tensor, rank: int) -> str:
