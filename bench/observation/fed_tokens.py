@@ -12,7 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from bench.config import ConfigError
 from bench.kept_errors import KeptErrors
 from bench.observation.tokens import RankTokens
 from bench.ranks.log import StepPhase
@@ -34,12 +36,17 @@ class FedTokens:
         self._first: dict[str, Any] = {}
         self._calls = self._depth = 0
         self._own_loss = False
+        self._came_back: list[None] = []
         self._errors = KeptErrors()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at one step, anew; nothing is copied from the device before it ends, well or badly."""
+        """Look at one step, anew; nothing is copied from the device before it ends, well or badly.
+
+        Raises ConfigError after a step that called the model, but in which no gradient came back to it.
+        """
         self._first, self._calls, self._depth, self._own_loss = {}, 0, 0, False
+        self._came_back = []
         with ExitStack() as hooks:
             for network in self.networks:
                 enter = network.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True)
@@ -52,6 +59,10 @@ class FedTokens:
                 self.tokens = self._read() or self.tokens
                 self._first = {}
         self._errors.raise_first()
+        if self._calls > 0 and not self._came_back:
+            raise ConfigError(
+                "no gradient came back to the model within the step; put backward into the context, too"
+            )
 
     def _read(self) -> RankTokens | None:
         ids = self._first.get(_IDS, self._first.get(_EMBEDDED))
@@ -91,11 +102,19 @@ class FedTokens:
         loss = getattr(network, "loss_function", None)
         self._own_loss |= loss is not None and not _is_transformers(loss)
 
-    def _leave(self, *_: object) -> None:
+    def _leave(self, _network: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
             with self._errors:
                 self.phase.enter("backward")
+                self._await_gradients(output)
+
+    def _await_gradients(self, output: Any) -> None:
+        """Hear of gradients that come back; the graph, which may live on, holds nothing of ours."""
+        came_back = self._came_back
+        for each in tree_leaves(output):
+            if isinstance(each, Tensor) and each.requires_grad:
+                each.register_hook(lambda _: came_back.append(None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ OUTCOMES = {
     "spike_caught_around_the_step": ("error", "LossSpikeError: the loss is too high"),
     "profiler_of_ones_own": ("error", "steps cannot be traced while another profiler is on"),
     "profiler_in_a_step": ("error", "a profiler was started in a step that was traced"),
+    "backward_outside": ("error", "put backward into the context"),
     "compiled": (None, "observe it without torch.compile"),
     "compiled_in_place": (None, "observe it without torch.compile"),
 }
