@@ -164,6 +164,14 @@ def test_a_compiled_model_is_said_not_to_be_observed_before_it_is_looked_at(tmp_
     del kept
 
 
+def test_a_step_whose_backward_stands_outside_has_no_time(tmp_path, capsys):
+    model = small_model()
+    with bench.observe(model, folder=tmp_path):
+        loss = model(input_ids=tokens()).logits.float().square().mean()
+    loss.backward()
+    assert "put backward into the context, too" in capsys.readouterr().err
+
+
 def test_one_model_is_observed_at_a_time(tmp_path, capsys):
     student, teacher = small_model(), small_model()
 
