@@ -30,6 +30,10 @@ FINDINGS = frozenset({Status.OK, Status.UNSUPPORTED, Status.OUT_OF_MEMORY})
 """Statuses that answer the question: all the others make a sweep's exit code 1."""
 
 
+OBSERVED = "observed"
+"""The role of a record of somebody else's training loop: no command of ours runs it again."""
+
+
 class Provenance(StrEnum):
     """What stands behind a record's numbers; `synthetic` ones were made up to try the analysis at scale."""
 

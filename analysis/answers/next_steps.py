@@ -28,6 +28,16 @@ NEXT_STEPS: Mapping[Status, str] = {
     Status.INTERRUPTED: "run it again",
 }
 """For every status but `ok`; after out of memory, the ways that the cells have not tried follow."""
+OF_OBSERVED: Mapping[Status, str] = {
+    Status.UNSUPPORTED: "the reason says what to change in the script or in how it is observed",
+    Status.WRONG_RESULT: "its result is wrong, so it has no speed; the reason says what to mend in the loop",
+    Status.OUT_OF_MEMORY: (
+        "where it no longer fits is a result; to fit more, share a sequence among more ranks, checkpoint"
+        " activations, or take smaller batches or shorter sequences"
+    ),
+    Status.ERROR: "the reason names the rank and the error; the script's own output has the traceback",
+}
+"""The same for loops that are observed: no key of ours changes them, and no folder of ours has their logs."""
 WAYS_TO_FIT_READ = (
     "strategy", "batch", "workload", "checkpointing", "loss", "model.num_layers", "cluster.memory_limit_gib",
 )  # fmt: skip
@@ -53,13 +63,17 @@ WAYS_TO_FIT: Sequence[tuple[str, Callable[[Config], bool]]] = (
 
 def next_steps(cells: Cells) -> list[str]:
     """`What to do, OOM: ...` for every status that cells ended with, in the table's order."""
-    summary, lines = cells.frame, []
+    own, lines = cells.frame[~cells.are_observed], []
+    observed = {*cells.frame.loc[cells.are_observed, "status"]}
     for status in NEXT_STEPS:
-        failed = summary.loc[summary["status"] == status, [*WAYS_TO_FIT_READ]].drop_duplicates()
+        failed = own.loc[own["status"] == status, [*WAYS_TO_FIT_READ]].drop_duplicates()
         if len(failed):
             configs = failed.astype("object").where(failed.notna(), None).to_dict("records")
             found = next_step(status, [{str(key): each[key] for key in each} for each in configs])
             lines.append(f"What to do, {status_label(status)}: {found}")
+        if status in observed:
+            found = OF_OBSERVED.get(status, NEXT_STEPS[status])
+            lines.append(f"What to do, {status_label(status)} in an observed loop: {found}")
     return lines
 
 

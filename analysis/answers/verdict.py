@@ -21,6 +21,14 @@ from bench.statistics import MIN_PROCESSES
 UNSTABLE_NOTE = "unstable:"
 """How a note on unsteady steps goes on after `very`, or begins."""
 SAMPLES: Mapping[str, str] = {"steps": "steps of one process", "repeats": "repeats"}
+TO_REPEAT: Mapping[bool, str] = {
+    False: f"run one sweep with measure.repeats={MIN_PROCESSES}",
+    True: (
+        f"start each observed script {MIN_PROCESSES} times, one script after the other, with the same folder"
+        " in bench.observe"
+    ),
+}
+"""How cells get more processes, by whether they are observed loops."""
 MAX_NAMES = 12
 """A sentence that would name more settings than this names strategies and counts their settings."""
 MAX_LENGTHS = 8
@@ -118,7 +126,8 @@ def _to_decide(found: Sequence[Ranking], cells: Cells, command: str | None) -> s
         )
     missing_s = _missing_s(cells.frame)
     if command is None or not missing_s:
-        return f"{start}: run one sweep with measure.repeats={MIN_PROCESSES}."
+        ways = [TO_REPEAT[is_observed] for is_observed in sorted(cells.are_observed.unique())]
+        return f"{start}: {'; '.join(ways)}."
     return f"{start}; run: {command} (about {duration_label(missing_s)})"
 
 

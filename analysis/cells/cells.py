@@ -16,6 +16,7 @@ from analysis.cells.summary import summarise
 from analysis.frame.load import hardware_facts
 from analysis.labels import count_label
 from bench.config import NOT_USED
+from bench.record import OBSERVED
 
 CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
 SHARED_GPU_BANNER = "Ranks share a GPU: shows that results are right; speeds mean nothing"
@@ -102,6 +103,11 @@ class Cells:
     def shares_gpus(self) -> bool:
         """Whether the ranks of any of these cells share a GPU."""
         return shares_gpus(self.frame)
+
+    @property
+    def are_observed(self) -> pd.Series[bool]:
+        """Per cell whether it is somebody's own training loop, which has no command line of ours."""
+        return self.frame["role"].eq(OBSERVED)
 
     @property
     def caveat(self) -> str | None:

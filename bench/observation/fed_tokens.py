@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from bench.config import ConfigError
 from bench.kept_errors import KeptErrors
 from bench.observation.tokens import RankTokens
 from bench.ranks.log import StepPhase
@@ -33,16 +36,21 @@ class FedTokens:
         self._first: dict[str, Any] = {}
         self._calls = self._depth = 0
         self._own_loss = False
+        self._came_back: list[None] = []
         self._errors = KeptErrors()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at one step, anew; nothing is copied from the device before it ends, well or badly."""
+        """Look at one step, anew; nothing is copied from the device before it ends, well or badly.
+
+        Raises ConfigError after a step that called the model, but in which no gradient came back to it.
+        """
         self._first, self._calls, self._depth, self._own_loss = {}, 0, 0, False
+        self._came_back = []
         with ExitStack() as hooks:
             for network in self.networks:
-                enter = network.register_forward_pre_hook(self._enter, with_kwargs=True)
-                leave = network.register_forward_hook(self._leave, always_call=True)
+                enter = network.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True)
+                leave = network.register_forward_hook(_Hook(self._leave), always_call=True)
                 hooks.callback(enter.remove)
                 hooks.callback(leave.remove)
             try:
@@ -51,6 +59,10 @@ class FedTokens:
                 self.tokens = self._read() or self.tokens
                 self._first = {}
         self._errors.raise_first()
+        if self._calls > 0 and not self._came_back:
+            raise ConfigError(
+                "no gradient came back to the model within the step; put backward into the context, too"
+            )
 
     def _read(self) -> RankTokens | None:
         ids = self._first.get(_IDS, self._first.get(_EMBEDDED))
@@ -90,11 +102,36 @@ class FedTokens:
         loss = getattr(network, "loss_function", None)
         self._own_loss |= loss is not None and not _is_transformers(loss)
 
-    def _leave(self, *_: object) -> None:
+    def _leave(self, _network: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
             with self._errors:
                 self.phase.enter("backward")
+                self._await_gradients(output)
+
+    def _await_gradients(self, output: Any) -> None:
+        """Hear of gradients that come back; the graph, which may live on, holds nothing of ours."""
+        came_back = self._came_back
+        for each in tree_leaves(output):
+            if isinstance(each, Tensor) and each.requires_grad:
+                each.register_hook(lambda _: came_back.append(None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Hook:
+    """A hook that copies of the model do not have: a loop may copy or pickle its model within a step.
+
+    A bound method would take the loop's wrapped model and its process groups into the copy.
+    """
+
+    run: Callable[..., None]
+
+    def __call__(self, *given: Any) -> None:
+        self.run(*given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Something that does nothing, and that is unpickled where there is no bench."""
+        return getattr, (nullcontext(), "__exit__")
 
 
 def _digest(ids: Tensor, rank: int) -> str:

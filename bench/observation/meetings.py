@@ -2,7 +2,8 @@
 
 An observation may end on one rank only, by an error of its own, while the training goes on. Its peers would
 wait in their next collective for ever, or take a collective of the training for it. The store, unlike a
-collective, lets a rank say that it will not come, and go on at once.
+collective, lets a rank say that it will not come, and go on at once. A rank that dies says nothing: it is
+waited for, but not for long.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ import time
 from collections.abc import Sequence
 
 from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.constants import default_pg_timeout
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import _get_default_group, _get_default_store
 
 LONGEST_PAUSE_S = 0.05
 """Between two looks at the store; the first are much shorter."""
+LONGEST_WAIT_S = 300.0
+"""For a rank that is late: another may write a checkpoint, or compute an exact result."""
 GO_ON, STOP = "go on", "stop"
 
 
 class PeerStoppedError(RuntimeError):
     """Another rank does not observe any further, so this one cannot."""
+
+
+class PeerMissingError(RuntimeError):
+    """Another rank did not come in time: it is dead, busy with something else, or does not observe."""
 
 
 class Meetings:
@@ -30,13 +36,17 @@ class Meetings:
         """`name` tells these meetings from others of the same ranks; no rank waits for another here."""
         self._size = len(ranks)
         self._store = PrefixStore(f"bench.observe {name} {[*ranks]}", _get_default_store())
+        self._longest_s = longest_wait_s()
         self._held = 0
 
     def hold(self) -> None:
-        """Return when all ranks are here; raise PeerStoppedError where one will not come."""
+        """Return when all ranks are here.
+
+        Raises PeerStoppedError where one will not come, PeerMissingError where one did not come in time.
+        """
         if self._size == 1:
             return
-        if self._store.add(f"{self._held} here", 1) == self._size:
+        if self._store.add(self._here, 1) == self._size:
             self._decide(GO_ON)
         self._await_decision()
         decision = self._store.get(self._decision)
@@ -49,6 +59,11 @@ class Meetings:
         self._decide(STOP)
 
     @property
+    def _here(self) -> str:
+        """The key of how many are at the next meeting."""
+        return f"{self._held} here"
+
+    @property
     def _decision(self) -> str:
         """The key of the next meeting's outcome."""
         return f"{self._held} decision"
@@ -58,9 +73,20 @@ class Meetings:
         self._store.compare_set(self._decision, "", outcome)
 
     def _await_decision(self) -> None:
-        deadline, pause_s = time.monotonic() + default_pg_timeout.total_seconds(), 1e-4
+        deadline, pause_s = time.monotonic() + self._longest_s, 1e-4
         while not self._store.check([self._decision]):
             if time.monotonic() > deadline:
                 self._decide(STOP)
+                came = self._store.add(self._here, 0)
+                raise PeerMissingError(
+                    f"{came} of {self._size} ranks came to this point within {self._longest_s:g} s"
+                )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def longest_wait_s() -> float:
+    """At most half of what a collective of the training waits: it may be one of those that wait for us."""
+    group = _get_default_group()
+    waits = [group._get_backend(device).options._timeout for device in group._device_types]
+    return min(LONGEST_WAIT_S, *(each.total_seconds() / 2 for each in waits))

@@ -28,7 +28,7 @@ from bench.observation.fed_tokens import FedTokens
 from bench.observation.loop import Loop, LoopFullLength, LoopParity
 from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0, sigterm_held_back
 from bench.observation.meetings import Meetings, PeerStoppedError
-from bench.observation.observed_model import observed_model
+from bench.observation.observed_model import observed_model, refuse_compiled
 from bench.observation.outcome import (
     LoopFacts,
     ObserveRequest,
@@ -112,6 +112,8 @@ class Observation:
                     "another step is being observed; observe one model at a time, such as the teacher in a"
                     " run of its own"
                 )
+            if self._seen == 0:
+                refuse_compiled(self._loop.model.called[0])
             while next(self._asks) is Ask.BETWEEN:
                 pass
             Observation.inside = self

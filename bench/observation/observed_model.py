@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +69,32 @@ def observed_model(model: nn.Module) -> ObservedModel:
         )
     called = [*networks] if model is networks[0] else [model, *networks]
     return ObservedModel(called, networks, _engine(model))
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Raises ConfigError where torch.compile has a part of the model, or something that it is a part of.
+
+    A compiled function of somebody's own that calls the model cannot be found.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return
+    parts = {*model.modules()}
+    wrappers = (each for each in gc.get_objects() if issubclass(type(each), dynamo.OptimizedModule))
+    if any(map(_is_compiled, parts)) or any(not parts.isdisjoint(each.modules()) for each in wrappers):
+        raise ConfigError(
+            "the model is compiled, and with something in it that looks at attention another program would"
+            " be compiled, to other bits; observe it without torch.compile"
+        )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether its call or its forward is, in place."""
+    forward = vars(module).get("forward")
+    is_replaced = hasattr(forward, "_torchdynamo_orig_callable")
+    return module._compiled_call_impl is not None or (
+        is_replaced and not getattr(forward, "_torchdynamo_disable", False)
+    )
 
 
 def _engine(model: nn.Module) -> str:

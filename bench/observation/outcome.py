@@ -27,13 +27,11 @@ from bench.environment import REPOSITORY, this_machine
 from bench.observation.checks import checks_of_loop
 from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len
 from bench.passes import first_failure, merge, planned_stages
-from bench.record import Record
+from bench.record import OBSERVED, Record
 from bench.request import values
 from bench.request.choices import this_hardware
 from bench.store import Store, read_records
 from bench.strategies import STRATEGIES
-
-ROLE = "observed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +130,7 @@ def observed_record(
     groups = sharing(reports)
     cell = observed_cell(loop, request, groups[0])
     repeat = repeats(cell.cell_id, store)
-    planned = PlannedCell(cell, repeat, repeat, ROLE)
+    planned = PlannedCell(cell, repeat, repeat, OBSERVED)
     uneven = _uneven(reports)
     if uneven is not None:
         return refused(planned, uneven, wall_s, loop.started_at)
@@ -152,7 +150,7 @@ def failed_record(
     status, failure = classify([end])
     assert failure is not None
     cell = observed_cell(loop, request, [tokens])
-    return failed(PlannedCell(cell, repeat, repeat, ROLE), status, failure, wall_s, loop.started_at)
+    return failed(PlannedCell(cell, repeat, repeat, OBSERVED), status, failure, wall_s, loop.started_at)
 
 
 def keep(record: Record, store: Store) -> None:

@@ -39,6 +39,11 @@ class CommunicationTap(TorchDispatchMode):
         self.calls: list[Call] = []
         self._counts: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What is compiled stays compiled: under any other mode torch runs it operator by operator."""
+        return True
+
     def __torch_dispatch__(
         self,
         func: Any,

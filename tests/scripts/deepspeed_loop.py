@@ -5,6 +5,7 @@ torchrun --nproc-per-node=2 tests/scripts/deepspeed_loop.py FOLDER
 
 import os
 import sys
+from functools import partial
 
 import deepspeed
 import torch
@@ -38,7 +39,8 @@ def mean_over_tokens(loss, labels, group):
     return sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
 
 
-def train(folder):
+def train(observed):
+    """The loss of every step; `observed(model, group)` is the context around it."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -63,18 +65,21 @@ def train(folder):
         sp_world_size=mpu.get_sequence_parallel_world_size(),
         device=engine.device,
     )
+    losses = []
     for batch in shards:
         labels = batch.pop("shift_labels")
-        with bench.observe(engine, group, folder=folder, strategy="deepspeed_ulysses", steps=6):
+        with observed(engine, group):
             logits = engine(**batch).logits
             loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
             engine.backward(mean_over_tokens(loss, labels, group))
             engine.step()
+        losses.append(loss.item())
+    return losses
 
 
 if __name__ == "__main__":
     deepspeed.init_distributed("gloo", verbose=False)
-    train(sys.argv[1])
+    train(partial(bench.observe, folder=sys.argv[1], strategy="deepspeed_ulysses", steps=6))
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # as ranks of ours do: after DeepSpeed the interpreter's own end aborts now and then

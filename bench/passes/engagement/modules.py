@@ -22,9 +22,13 @@ EVERY_STRATEGY = "bench.strategies.strategy"
 def watch_modules(own_code: str) -> Iterator[set[str]]:
     """The names of attention modules entered by this thread, forward and (on CPU) backward.
 
-    Modules whose names begin with `own_code` count, wherever they were installed from.
+    Modules whose names begin with `own_code` count, wherever they were installed from. None where the thread
+    is profiled already, as by cProfile, which could not be switched on again from here.
     """
     seen: set[str] = set()
+    if sys.getprofile() is not None:
+        yield seen
+        return
     packages = (*ATTENTION_CODE, own_code)
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -33,9 +37,8 @@ def watch_modules(own_code: str) -> Iterator[set[str]]:
         if event == "call" and module.startswith(packages) and module != EVERY_STRATEGY:
             seen.add(module)
 
-    before = sys.getprofile()
     sys.setprofile(note)
     try:
         yield seen
     finally:
-        sys.setprofile(before)
+        sys.setprofile(None)

@@ -33,6 +33,11 @@ class AllocationTracker(TorchDispatchMode):
         self.peak_bytes = 0
         self.peak_phase: str | None = None
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What is compiled stays compiled: under any other mode torch runs it operator by operator."""
+        return True
+
     def __enter__(self) -> Self:
         self._note(_reachable_tensors())
         super().__enter__()  # type: ignore[no-untyped-call]

@@ -25,6 +25,7 @@ from bench.passes.timing.clock import synchronise
 from bench.passes.trace.cpu_timeline import cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline
 from bench.passes.trace.issued import other_calls
+from bench.passes.trace.one_profiler import tracing
 from bench.passes.trace.reader import KEPT_TRACE, Track, read_events, read_tracks
 from bench.passes.trace.split import flights_ms, split
 from bench.passes.trace.timeline import CLOCK_MARK, JoinError, Regions, Timeline
@@ -68,7 +69,8 @@ class StepTracer:
         self.meet()
         dist.barrier()
         attention_before = len(self.attention.spans_ns)
-        with profile(activities=_activities(self.device)) as profiler:
+        profiler = profile(activities=_activities(self.device))
+        with tracing(profiler):
             marks_ns = [_mark_clock() for _ in range(CLOCK_MARKS)]
             with self.optimizing() as optimizer_ns, self.looking():
                 start_ns = time.monotonic_ns()
@@ -98,7 +100,7 @@ def warm_profiler(device: torch.device) -> None:
     """Pay for the profiler's first use, without a training step: a shorter one would make ZeRO-3 record its
     order of parameters anew, and the next step would hold calls that no other has.
     """
-    with profile(activities=_activities(device)):
+    with tracing(profile(activities=_activities(device))):
         torch.ones(1, device=device).add(1)
         synchronise(device)
 

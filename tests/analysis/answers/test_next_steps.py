@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.answers.next_steps import NEXT_STEPS, next_step, next_steps
+from analysis.answers.next_steps import NEXT_STEPS, OF_OBSERVED, next_step, next_steps
 from bench.record import Status
 from tests.analysis.records import make_failure
 from tests.cells import make_cell
@@ -16,6 +16,17 @@ def test_a_report_says_it_once_per_status(cells_of):
     oom = next(line for line in lines if "OOM" in line)
     assert oom.startswith("What to do, OOM: where it no longer fits")
     assert "memory_limit" not in oom
+
+
+def test_an_observed_loop_is_told_nothing_of_our_command_line_or_logs(cells_of):
+    ends = [
+        make_failure(each, "why", config={"seq_len": 1024 * n}) | {"role": "observed"}
+        for n, each in enumerate(OF_OBSERVED, 1)
+    ]
+    lines = next_steps(cells_of(ends))
+    assert len(lines) == len(OF_OBSERVED)
+    assert not any("=" in line or "cells/" in line or "seq_len" in line for line in lines)
+    assert all(" in an observed loop: " in line for line in lines)
 
 
 def test_every_status_but_ok_has_a_next_step_of_one_line():

@@ -77,6 +77,17 @@ def test_what_would_decide_is_a_command_and_its_minutes(cells_of):
     assert verdict(cells).to_decide.endswith("would decide: run one sweep with measure.repeats=6.")
 
 
+def test_an_observed_loop_is_told_of_its_script_and_of_no_key_of_ours(cells_of):
+    both = grid(["ulysses", "ring"], [8192])
+    observed = [each | {"role": "observed"} for each in both]
+    assert verdict(cells_of(observed)).to_decide.endswith(
+        "would decide: start each observed script 6 times, one script after the other, with the same folder"
+        " in bench.observe."
+    )
+    mixed = verdict(cells_of([both[0], observed[1]])).to_decide
+    assert "run one sweep with measure.repeats=6; start each observed script 6 times" in mixed
+
+
 @pytest.mark.parametrize("where", [CPU, SHARED_GPU])
 def test_where_nothing_is_ranked_one_process_is_told_as_such_too(cells_of, where):
     told = verdict(cells_of([timed(name, [1.0] * 20, **where) for name in ("ulysses", "ring")]), "go")

@@ -143,6 +143,35 @@ def test_a_step_that_trains_nothing_that_is_seen_says_so_at_once(tmp_path, capsy
         backward(model, input_ids=tokens())
 
 
+def compile_its_forward(model):
+    model.forward = torch.compile(model.forward)
+
+
+COMPILED = {
+    "one layer of it": lambda model: model.model.layers[0].compile(),
+    "what wraps it": torch.compile,
+    "its forward": compile_its_forward,
+}
+
+
+@pytest.mark.parametrize("part", COMPILED)
+def test_a_compiled_model_is_said_not_to_be_observed_before_it_is_looked_at(tmp_path, capsys, part):
+    model = small_model()
+    kept = COMPILED[part](model)
+    with bench.observe(model, folder=tmp_path):
+        assert not model._forward_pre_hooks
+    assert "the training goes on: the model is compiled" in capsys.readouterr().err
+    del kept
+
+
+def test_a_step_whose_backward_stands_outside_has_no_time(tmp_path, capsys):
+    model = small_model()
+    with bench.observe(model, folder=tmp_path):
+        loss = model(input_ids=tokens()).logits.float().square().mean()
+    loss.backward()
+    assert "put backward into the context, too" in capsys.readouterr().err
+
+
 def test_one_model_is_observed_at_a_time(tmp_path, capsys):
     student, teacher = small_model(), small_model()
 

@@ -1,0 +1,77 @@
+"""Loops as different as people write them: observed, they have the losses that they have unobserved."""
+
+import io
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from functools import partial
+
+import pytest
+
+import bench
+from bench.cell.compile_cache import settle_extensions
+from bench.cell.worker import join
+from tests.cells import make_cell
+from tests.scripts.other_loops import LOOPS
+
+COVER = ("copied_in_a_step", "profiler_in_a_step", "checkpointing_reentrant", "fsdp2")
+"""The most different ones; the others are slow together."""
+OUTCOMES = {
+    "padded_lengths": ("unsupported", "pad all batches to one size"),
+    "spike_caught_around_the_step": ("error", "LossSpikeError: the loss is too high"),
+    "profiler_of_ones_own": ("error", "steps cannot be traced while another profiler is on"),
+    "profiler_in_a_step": ("error", "a profiler was started in a step that was traced"),
+    "backward_outside": ("error", "put backward into the context"),
+    "compiled": (None, "observe it without torch.compile"),
+    "compiled_in_place": (None, "observe it without torch.compile"),
+}
+"""The record's status, None without a record, and what is said; the others are `ok`."""
+COMPILING = ("alst", "zero1", "zero2", "zero3")
+"""Where no rank has compiled DeepSpeed's operators yet, these do: minutes on a busy machine."""
+ONCE_A_PROCESS = ("alst",)
+"""What DeepSpeed sets up for its Ulysses it sets up once."""
+SHORT = {"steps": 1, "warmup_steps": 0, "report": False}
+
+
+def train(job, log):
+    """A rank's whole life: the loop and the ways to train it that the folder is named for."""
+    join(job)
+    name, *ways = job.folder.name.split("-")
+    found, said = {}, io.StringIO()
+    context = {
+        "plain": lambda *_, **__: nullcontext(),
+        "observed": partial(bench.observe, folder=job.folder, **SHORT),
+    }
+    for way in ways:
+        with redirect_stderr(said), redirect_stdout(said):
+            found[way] = [*LOOPS[name](context[way])]
+    own = [line for line in said.getvalue().splitlines() if line.startswith("bench.observe: ")]
+    return found | {"said": own}
+
+
+def train_on_ranks(launcher, folder, ranks):
+    """What each rank found."""
+    folder.mkdir()
+    cell = make_cell("strategy=ring", f"cluster.world_size={ranks}", "measure.timeout_s=300")
+    ends = launcher.run(cell, folder, entry=train)
+    assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
+    return [end.report for end in ends]
+
+
+CASES = [pytest.param(name, 2, marks=() if name in COVER else pytest.mark.slow) for name in LOOPS]
+ALONE = pytest.param("one_model", 1, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [*CASES, ALONE])
+def test_observed_a_loop_has_the_losses_that_it_has_unobserved(launcher, tmp_path, name, ranks):
+    if name in COMPILING:
+        settle_extensions()
+    processes = ("plain", "observed") if name in ONCE_A_PROCESS else ("plain-observed",)
+    both = [train_on_ranks(launcher, tmp_path / f"{name}-{ways}", ranks) for ways in processes]
+    for plain, observed in zip(both[0], both[-1], strict=True):
+        assert len(plain["plain"]) >= 12
+        assert observed["observed"] == plain["plain"]
+    status, words = OUTCOMES.get(name, ("ok", "tokens/s"))
+    (said,) = both[-1][0]["said"]
+    assert words in said
+    path = tmp_path / f"{name}-{processes[-1]}" / "records.jsonl"
+    records = bench.read_records(path) if path.exists() else []
+    assert [record["status"] for record in records] == ([status] if status else [])
