@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _one_worker_for_the_server(items):
-    """One worker gets nearly all that starts ranks of the fork server, or uses a GPU; the other file by file."""
+    """One worker gets nearly all that starts ranks of the fork server or uses a GPU, the other the rest."""
     for item in items:
         on_server = "launcher" in getattr(item, "fixturenames", ()) or item.get_closest_marker("gpu")
         shares = on_server and item.path.name not in LAST
