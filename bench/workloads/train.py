@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 
 from bench.passes.timing.section import first_step_tokens
@@ -42,12 +40,13 @@ def _model(rank: Rank) -> ModelWithLoss:
     """The model with its loss, in the dtype of its master weights: float32, or float64 for fp64."""
     cell = rank.strategy.cell
     torch.set_default_dtype(TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"])
-    # A GPU draws a billion random weights in no time, a core in a quarter of a minute.
-    draws = rank.device.type == "cuda" and cell.model.path is None
-    with rank.device if draws else nullcontext():
-        model = build_model(
-            cell.model, attention_name=rank.wiring.attention_name, max_positions=cell.seq_len, seed=cell.seed
-        )
+    model = build_model(
+        cell.model,
+        attention_name=rank.wiring.attention_name,
+        max_positions=cell.seq_len,
+        seed=cell.seed,
+        device=rank.device,
+    )
     if rank.device.type == "cpu":
         sum_embedding_gradient_in_float32(model)
     if cell.checkpointing:

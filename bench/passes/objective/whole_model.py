@@ -57,7 +57,13 @@ class WholeModel:
     """The model as it is before any step, on this rank alone."""
 
     def __init__(self, cell: RunConfig, device: torch.device) -> None:
-        model = build_model(cell.model, attention_name=PLAIN_NAME, max_positions=cell.seq_len, seed=cell.seed)
+        model = build_model(
+            cell.model,
+            attention_name=PLAIN_NAME,
+            max_positions=cell.seq_len,
+            seed=cell.seed,
+            device=device,
+        )
         model.gradient_checkpointing_enable({"use_reentrant": False})  # one layer's scores at a time
         self.model = ModelWithLoss(model.train().to(device), cell.loss, StepPhase())
         self.cell = cell
