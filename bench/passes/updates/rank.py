@@ -35,7 +35,8 @@ class UpdatesPass(RankPass):
         between = digests(trainer.engine)
         yield
         after = digests(trainer.engine)
-        unmoved = [name for name in after if between[name] in (self.before[name], after[name])]
+        same = {name for name in after if between[name] in (self.before[name], after[name])}
+        unmoved = [name for name, shard in trainer.engine.shards() if name in same and bool(shard.any())]
         self.found = RankUpdates(shard_index=trainer.engine.shard_index, digests=dict(after), unmoved=unmoved)
 
     def part(self) -> RankUpdates | None:

@@ -21,7 +21,8 @@ class RankUpdates:
     digests: dict[str, str]
     """Of the shards after the last step that was looked at, by parameter; empty ones have none."""
     unmoved: list[str]
-    """Parameters of whose shards not one bit changed from the first step to that one, or in that one."""
+    """Parameters of whose shards not one bit changed from the first step to that one, or in that one. Shards
+    of zeros do not count: on many ranks some hold nothing but what fills a parameter up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,9 @@ def test_no_other_operator_of_torchs_takes_a_group_of_ranks():
     ]
 
 
-@pytest.mark.parametrize("operator", [*sorted(NOT_COUNTED), "symm_mem::one_shot_all_reduce", "c10d::of_tomorrow"])
+@pytest.mark.parametrize(
+    "operator", [*sorted(NOT_COUNTED), "symm_mem::one_shot_all_reduce", "c10d::of_tomorrow"]
+)
 def test_an_operator_that_cannot_be_counted_is_an_error(operator):
     with pytest.raises(NotImplementedError, match=operator):
         collective_of(operator)
