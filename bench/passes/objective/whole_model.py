@@ -102,7 +102,7 @@ def _signal(model: ModelWithLoss, sequences: Sequence[Batch]) -> Signal:
     for batch in sequences:
         share = model.loss_of(batch) / valid
         share.backward()
-        loss += float(share)
+        loss += float(share.detach())
     return Signal(loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
 
 

@@ -74,7 +74,7 @@ def test_under_autocast_attention_is_held_to_the_dtype_that_it_computes_in(tmp_p
 
     record = train(model, tmp_path, step)
     assert (record["status"], record["config"]["dtype"]) == ("ok", "bf16")
-    assert record["parity"]["limits"]["out"] >= 2e-2
+    assert record["parity"]["limits"]["out"] > 1e-3  # 1e-5 in float32
 
 
 def test_frozen_keys_as_adapters_have_them_do_not_end_a_training(tmp_path):

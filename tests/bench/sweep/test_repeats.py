@@ -122,10 +122,10 @@ def swept(tmp_path, monkeypatch):
     """Runs a sweep whose cells take no time: what it said, and the (length, repeat) of its cells in order."""
     ran = []
 
-    def run_one(each, launcher, progress, store, *_):
+    def run_one(each, sweep, _):
         ran.append((each.cell.seq_len, each.repeat))
         (record,) = ended([each], {1024: 10.0, 2048: 40.0})
-        with store.path.open("a") as file:
+        with sweep.store.path.open("a") as file:
             file.write(json.dumps({"schema_version": 3} | record) + "\n")
         return record["status"]
 
