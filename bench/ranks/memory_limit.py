@@ -21,7 +21,7 @@ from bench.labels import GIB, KIB, MIB
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _SMALL_BLOCK_BYTES = 64 * KIB
-ROOM_BYTES = 32 * MIB
+ROOM_BYTES = 24 * MIB
 """For what a step takes beside tensors: oneDNN generates code for every shape, about 1 MiB of it."""
 _WARM_UP_NUMBERS = 2**20
 

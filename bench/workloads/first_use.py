@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 
 from bench.config import DataConfig, RunConfig
+from bench.passes.objective.section import MAX_TOKENS as OBJECTIVE_TOKENS
 from bench.ranks.groups import RankGroups
 from bench.ranks.log import StepPhase
 from bench.strategies import STRATEGIES, runnable
 from bench.workloads import WORKLOADS
 from bench.workloads.workload import Rank
 
-TOKENS = 256
+TOKENS = OBJECTIVE_TOKENS
 HIDDEN_SIZE = 64
 VOCABULARY = 256
 SYNTHETIC = DataConfig(name="synthetic", path=None, tokenizer=None, prompt_tokens=0)
