@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport
+from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport
 from bench.record import Check
 
 MAX_TOKENS = 1024
@@ -38,6 +39,7 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
     name = "objective"
     part = Objective
     is_evidence = True
+    judges = Moment.BEFORE_STEPS
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Objective:  # noqa: ARG002
         """What rank 0 found: it has the whole gradients."""
@@ -46,10 +48,13 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
     def gate(self, cell: RunConfig, section: Objective) -> str | None:
         """Loss and every gradient are within their limits."""
         for name, error in section.errors.items():
+            where = f"objective on engine={cell.engine}: the {name}"
+            if not math.isfinite(error):
+                return f"{where} is missing or not finite at {section.tokens:,} tokens"
             if not error <= section.limits[name]:
                 return (
-                    f"objective on engine={cell.engine}: the {name} is off by {error:.1e}"
-                    f" at {section.tokens:,} tokens (limit {section.limits[name]:.1e})"
+                    f"{where} is off by {error:.1e} at {section.tokens:,} tokens"
+                    f" (limit {section.limits[name]:.1e})"
                 )
         return None
 

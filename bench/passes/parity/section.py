@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bench.config import OWN, RunConfig
 from bench.finite import worst
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport
+from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport
 from bench.record import Check
 
 MAX_TOKENS = 512
@@ -48,6 +48,7 @@ class ParityFacts(PassFacts[RankParity, Parity]):
     name = "parity"
     part = RankParity
     is_evidence = True
+    judges = Moment.BEFORE_STEPS
     without_effect = frozenset({"engine", "data", "measure", "checkpointing", "hardware"})
     max_tokens = MAX_TOKENS
 

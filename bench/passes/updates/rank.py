@@ -36,7 +36,12 @@ class UpdatesPass(RankPass):
         yield
         after = digests(trainer.engine)
         unmoved = [name for name in after if between[name] in (self.before[name], after[name])]
-        self.found = RankUpdates(shard_index=trainer.engine.shard_index, digests=dict(after), unmoved=unmoved)
+        self.found = RankUpdates(
+            shard_index=trainer.engine.shard_index,
+            digests=dict(after),
+            unmoved=unmoved,
+            not_finite=[name for name, shard in trainer.engine.shards() if not bool(shard.isfinite().all())],
+        )
 
     def part(self) -> RankUpdates | None:
         return self.found
