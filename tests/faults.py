@@ -14,6 +14,7 @@ import bench.training.trainers.native
 from bench.attention.kernels import call, math
 from bench.attention.merge import Partial
 from bench.cell.worker import join, run_cell
+from bench.passes.objective import rank as objective
 from bench.passes.parity.section import MAX_TOKENS
 from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
@@ -120,6 +121,12 @@ def abort_like_a_limit_in_rank_1(job, log):
     if job.rank == 1:
         os.write(2, b"cannot allocate memory for thread-local data: ABORT\n")
         os._exit(127)
+    return run_cell(job, log)
+
+
+def have_no_room(job, log):
+    """A machine on which a second model does not fit."""
+    objective.CPU_ROOM_BYTES = 0
     return run_cell(job, log)
 
 

@@ -68,6 +68,7 @@ def test_where_nothing_is_trained_no_check_of_training_is_missed():
     training = {check.what for check in checks(CELL, NOTHING)}
     assert training - alone == {
         "objective of a two-layer cut", "tokens", "losses and gradient norms", "training signal",
+        "every gradient on the cell's engine", "every shard of the parameters",
     }  # fmt: skip
 
 
