@@ -15,7 +15,7 @@ from bench.attention.kernels import call, math
 from bench.attention.merge import Partial
 from bench.cell.worker import join, run_cell
 from bench.passes.objective import rank as objective
-from bench.passes.parity.section import MAX_TOKENS
+from bench.passes.objective import section as objective_section
 from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
 from bench.strategies.ring.attention import Ring
@@ -335,7 +335,7 @@ def exchange_only_while_inspected(job, log):
     exchange = ulysses._exchange
 
     def lazy(parts, group):
-        is_short = parts.shape[-2] * group.size() <= MAX_TOKENS
+        is_short = parts.shape[-2] * group.size() <= objective_section.MAX_TOKENS
         is_inspected = torch._C._len_torch_dispatch_stack() > 0
         return exchange(parts, group) if is_short or is_inspected else parts.contiguous()
 
