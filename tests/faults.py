@@ -15,6 +15,8 @@ from bench.attention.kernels import call, math
 from bench.attention.merge import Partial
 from bench.cell.worker import join, run_cell
 from bench.overhead.turns import compare
+from bench.passes.objective import rank as objective
+from bench.passes.objective import section as objective_section
 from bench.passes.parity.section import MAX_TOKENS
 from bench.passes.timing.clock import StepClock
 from bench.strategies import runnable
@@ -122,6 +124,12 @@ def abort_like_a_limit_in_rank_1(job, log):
     if job.rank == 1:
         os.write(2, b"cannot allocate memory for thread-local data: ABORT\n")
         os._exit(127)
+    return run_cell(job, log)
+
+
+def have_no_room(job, log):
+    """A machine on which a second model does not fit."""
+    objective.CPU_ROOM_BYTES = 0
     return run_cell(job, log)
 
 
@@ -366,7 +374,7 @@ def exchange_only_while_inspected(job, log):
     exchange = ulysses._exchange
 
     def lazy(parts, group):
-        is_short = parts.shape[-2] * group.size() <= MAX_TOKENS
+        is_short = parts.shape[-2] * group.size() <= objective_section.MAX_TOKENS
         is_inspected = torch._C._len_torch_dispatch_stack() > 0
         return exchange(parts, group) if is_short or is_inspected else parts.contiguous()
 

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from bench.cell.worker import run_cell
-from bench.passes.parity.section import MAX_TOKENS
+from bench.passes.objective.section import MAX_TOKENS
 from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
 from bench.training.engines import DDP
@@ -109,42 +109,4 @@ def feed_other_tokens_than_were_fetched(job, log):
         self.module = lambda ids, labels, positions: module(ids.roll(1, dims=1), labels, positions)
 
     DDP.__init__ = built
-    return run_cell(job, log)
-
-
-def stop_updating_rank_1(job, log):
-    plain = DDP.update
-
-    def update(self):
-        if dist.get_rank() == 1:
-            for group in self.optimizer.param_groups:
-                group["lr"] = 0.0
-        return plain(self)
-
-    DDP.update = update
-    return run_cell(job, log)
-
-
-def never_update(job, log):
-    plain = DDP.__init__
-
-    def built(self, *words):
-        plain(self, *words)
-        for group in self.optimizer.param_groups:
-            group["lr"] = 0.0
-
-    DDP.__init__ = built
-    return run_cell(job, log)
-
-
-def lose_the_gradient_of_a_matrix(job, log):
-    """In the cell's own model, not in the cut one of the objective check."""
-    plain = DDP.backward
-
-    def backward(self, loss):
-        plain(self, loss)
-        if self.model.model.config.num_hidden_layers == job.cell.model.num_layers:
-            self.model.model.model.layers[-1].mlp.down_proj.weight.grad.zero_()
-
-    DDP.backward = backward
     return run_cell(job, log)

@@ -18,6 +18,7 @@ from bench.overhead import cells as fixed_costs
 from bench.overhead import goal as step_goal
 from bench.passes import PASSES, calls
 from bench.passes.attention import row_errors, single_device
+from bench.passes.attention import section as attention_section
 from bench.passes.full_length import comparison as full_length
 from bench.passes.full_length import section as full_length_section
 from bench.passes.memory import live_blocks
@@ -125,6 +126,9 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("objective", f"max(floor, {limits.STEP_FACTOR:.0f} * error"),
         ("objective", ", ".join(f"{x:.0e} {dtype}" for dtype, x in objective.SCALE_FLOORS.items())),
         ("objective", f"{objective.CPU_ROOM_BYTES // 2**30} GiB on a CPU"),
+        ("objective", f"limit {objective.NORM_LIMIT:.0e}"),
+        ("objective", f"{objective.CHANCE:.0f} * that step's error(gradient) / sqrt(n)"),
+        ("error_ulps", ", ".join(f"{x:.0f} {name}" for name, x in attention_section.ERROR_FACTORS.items())),
         ("full_length", f"Of {full_length_section.SAMPLED_ROWS} tokens"),
         ("full_length", f"max(floor, {full_length.ROW_FACTOR} * error of the control)"),
         ("full_length", ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.GRADIENT_FLOORS.items())),

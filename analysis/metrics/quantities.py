@@ -137,7 +137,7 @@ OBJECTIVE = Quantity(
 UPDATES = Quantity(
     "updates", "Updates", "count",
     "Whether the optimizer reached every parameter, as their bits show it.",
-    ("updates.shards", "updates.replicas", "updates.unmoved", "updates.unequal"),
+    ("updates.shards", "updates.replicas", "updates.not_finite", "updates.unmoved", "updates.unequal"),
 )  # fmt: skip
 ERROR_ULPS = Quantity(
     "error_ulps", "Error in ulps", "ulps",

@@ -37,7 +37,7 @@ NAMES = (
     "trace",
     "full_length",
 )
-"""In the order in which passes take their turns with steps, and in which their gates are asked."""
+"""In the order in which passes take their turns with steps."""
 
 PASSES: Mapping[str, PassFacts[Any, Any]] = {
     name: importlib.import_module(f"bench.passes.{name}.section").FACTS for name in NAMES
@@ -74,7 +74,9 @@ def merge(
 
 def first_failure(cell: RunConfig, sections: Sections) -> str | None:
     """Why the cell's result is wrong, in one line, or None when every gate is passed."""
-    reasons = (PASSES[name].gate(cell, section) for name, section in sections.items() if section is not None)
+    made = {name: section for name, section in sections.items() if section is not None}
+    in_time = sorted(made, key=lambda name: PASSES[name].judges)
+    reasons = (PASSES[name].gate(cell, made[name]) for name in in_time)
     return next((reason for reason in reasons if reason is not None), None)
 
 

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum, auto
 from typing import Any, ClassVar, Generic, TypeVar
 
 from bench.config import MeasureConfig, RunConfig
@@ -19,6 +20,16 @@ Whole = TypeVar("Whole")
 """The section of a record that the parts of all ranks make."""
 NOT_RUN = "its pass did not run"
 """The reason of a check whose pass left no section and knows no better one."""
+
+
+class Moment(IntEnum):
+    """When what a gate judges happened: of several faults the first is the one to name."""
+
+    BEFORE_STEPS = auto()
+    ANY_STEP = auto()
+    INSPECTED_STEP = auto()
+    PARAMETERS = auto()
+    """What the steps have left behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,8 @@ class PassFacts(ABC, Generic[Part, Whole]):
     """Whether its seconds are the cell's own work; those of the others count as fixed cost."""
     is_evidence: ClassVar[bool] = False
     """Whether the record of a wrong result keeps this section."""
+    judges: ClassVar[Moment] = Moment.ANY_STEP
+    """What its gate looks at; gates are asked in that order."""
     without_effect: ClassVar[frozenset[str] | None] = None
     """Fields of a cell that do not decide its section, so that cells which differ in no other share one; None
     where every cell is measured."""

@@ -24,6 +24,8 @@ from bench.training.models import TORCH_DTYPES
 
 LEARNING_RATE = 1e-3
 MAX_GRAD_NORM = 1.0
+BETAS = (0.9, 0.999)
+"""How much Adam keeps of its running means of gradients and of their squares."""
 LOW_PRECISION = ("bf16", "fp16")
 
 
@@ -58,6 +60,10 @@ class Engine(ABC):
     @abstractmethod
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter's name and what this rank's optimizer updates of it, which may be nothing."""
+
+    @abstractmethod
+    def first_moments(self) -> Iterator[Tensor]:
+        """Adam's running mean of the gradient of each of these shards, after an update."""
 
     @property
     @abstractmethod
@@ -99,6 +105,9 @@ class DDP(Engine):
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, p.detach()) for name, p in self.model.named_parameters())
 
+    def first_moments(self) -> Iterator[Tensor]:
+        yield from (state["exp_avg"] for state in self.optimizer.state.values())
+
     @property
     def shard_index(self) -> int:
         return 0
@@ -138,6 +147,10 @@ class FSDP2(Engine):
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, p.detach().to_local()) for name, p in self.module.named_parameters())
+
+    def first_moments(self) -> Iterator[Tensor]:
+        states: Any = self.optimizer.state.values()
+        yield from (state["exp_avg"].to_local() for state in states)
 
     @property
     def shard_index(self) -> int:
@@ -192,6 +205,13 @@ class Zero3(Engine):
         for name, parameter in self.engine.module.named_parameters():
             yield name, safe_get_local_fp32_param(parameter)
 
+    def first_moments(self) -> Iterator[Tensor]:
+        from deepspeed.utils import safe_get_local_optimizer_state
+
+        for parameter in self.engine.module.parameters():
+            if parameter.requires_grad:
+                yield safe_get_local_optimizer_state(parameter, "exp_avg")
+
     @property
     def shard_index(self) -> int:
         return self.rank
@@ -201,7 +221,7 @@ ENGINES: Mapping[str, type[Engine]] = {"ddp": DDP, "fsdp2": FSDP2, "zero3": Zero
 
 
 def _adamw(model: nn.Module) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, fused=True)
 
 
 def _clip_step_clear(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:

@@ -56,6 +56,9 @@ REPORT = {
         "tokens": 512, "rows": 32, "errors": {"out": 1e-3, "dk": 1e-3}, "limits": {"out": 2e-2, "dk": 2e-2},
     },
     "trace": {"steps": [STEP], "median": 0},
+    "objective": {
+        "tokens": 512, "sequences": 1, "parameters": 13, "errors": {"loss": 1e-6}, "limits": {"loss": 1e-4},
+    },
     "phases_s": {"timing": 1.0},
 }  # fmt: skip
 """A rank's report with every section that holds numbers that need not be whole."""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.config import RunConfig
 from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_rank
+from bench.passes.parity.limits import FLOORS
 from bench.record import Check
+
+ERROR_FACTORS: Mapping[str, float] = {"out": 4.0, "dq": 10.0}
+"""In 16 bit strategies erred up to 1.7 and 3.9 times as much as the same kernel on one device; the latter in
+striped layout and fp16, in the row of an early token, whose `dq` is small."""
+ULPS: Mapping[str, float] = {"fp64": 2**-52, "fp32": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
+"""One unit in the last place of 1.0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +81,17 @@ class AttentionFacts(PassFacts[RankCalls, AttentionCalls]):
         )
 
     def gate(self, cell: RunConfig, section: AttentionCalls) -> str | None:
-        """The results of a timed call are numbers."""
+        """The results of a timed call are numbers, and as near to float64 as those of one device."""
+        where = f"of a timed call at {cell.seq_len:,} tokens is"
         for name, error in section.error_ulps.items():
             if not error < math.inf:
+                return f"attention: {name} {where} not finite everywhere"
+        for name, control in (section.control_error_ulps or {}).items():
+            error, limit = section.error_ulps[name], _limit_ulps(name, cell.dtype, control)
+            if not error <= limit:
                 return (
-                    f"attention: {name} of a timed call at {cell.seq_len:,} tokens is not finite everywhere"
+                    f"attention: {name} {where} off by {error:,.0f} ulps, on one device by {control:,.0f}"
+                    f" (limit {limit:,.0f})"
                 )
         return None
 
@@ -86,10 +99,21 @@ class AttentionFacts(PassFacts[RankCalls, AttentionCalls]):
         """The last timed call; of a cell that trains none."""
         if cell.workload.name != "attention":
             return []
-        check = Check(what="results of a timed call", against="finite numbers")
+        finite = Check(what="results of a timed call", against="finite numbers")
+        near = Check(what="sampled rows of a timed call", against="float64, by one device's error")
         if section is None:
-            return [replace(check, reason=NOT_RUN)]
-        return [replace(check, tokens=cell.seq_len, steps=1, of_steps=len(section.forward_ms[0]))]
+            return [replace(check, reason=NOT_RUN) for check in (finite, near)]
+        steps = len(section.forward_ms[0])
+        finite = replace(finite, tokens=cell.seq_len, steps=1, of_steps=steps)
+        if section.control_error_ulps is None:
+            return [finite, replace(near, reason=section.single_reason)]
+        return [finite, replace(near, tokens=cell.seq_len, rows=section.error_rows, steps=1, of_steps=steps)]
+
+
+def _limit_ulps(name: str, dtype: str, control: float) -> float:
+    """The limit of `out` or `dq`: what the parity pass allows, counted in ulps, at the least one."""
+    floor = FLOORS[dtype].backward if name == "dq" else FLOORS[dtype].forward
+    return max(floor / ULPS[dtype], ERROR_FACTORS[name] * max(1.0, control))
 
 
 FACTS = AttentionFacts()

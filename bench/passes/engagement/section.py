@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import MeasureConfig, RunConfig
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_name, by_rank
+from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
 from bench.passes.timing.section import affordable_steps
 from bench.ranks.log import Stage
 from bench.record import Check
@@ -47,6 +47,7 @@ class EngagementFacts(PassFacts[RankEngagement, Engagement]):
     name = "engagement"
     part = RankEngagement
     is_evidence = True
+    judges = Moment.INSPECTED_STEP
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
         return [] if will_share_traced_step(measure, step_s) else [Stage("engagement", steps=1)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport, first_beyond, worst_by_name
+from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, first_beyond, worst_by_name
 from bench.record import Check
 
 SAMPLED_ROWS = 32
@@ -39,6 +39,7 @@ class FullLengthFacts(PassFacts[FullLength, FullLength]):
     name = "full_length"
     part = FullLength
     is_evidence = True
+    judges = Moment.INSPECTED_STEP
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> FullLength:  # noqa: ARG002
         """The largest errors of any sequence; the ranks that share one agree."""

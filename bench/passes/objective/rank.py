@@ -6,8 +6,9 @@ nothing is cut: what an engine, checkpointing or accumulation does to a gradient
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -15,11 +16,12 @@ import torch.distributed as dist
 from bench.config import RunConfig
 from bench.labels import size_label
 from bench.passes.objective.section import Objective, objective_tokens
-from bench.passes.objective.whole_model import Signal, needed_bytes, whole_model
+from bench.passes.objective.whole_model import GradientError, Signal, needed_bytes, whole_model
 from bench.passes.parity.limits import STEP_FACTOR, gradient_limit, limit_of, loss_limit
 from bench.passes.rank_pass import RankPass
 from bench.ranks.memory_limit import without_memory_limit
 from bench.training.data import open_data
+from bench.training.engines import BETAS, MAX_GRAD_NORM, Engine
 from bench.training.trainers.trainer import Trainer
 
 CPU_ROOM_BYTES = 4 * 2**30
@@ -28,7 +30,26 @@ Compared = tuple[float, float]
 UNCOUNTED_SHARE = 3
 """One label in so many does not count."""
 SCALE_FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 6e-3}
-"""In bf16 those of sound steps were off by up to 2.5e-3, in parameters of 16 numbers."""
+"""In bf16 those of parameters of 64 numbers and more were off by up to 3.4e-3."""
+CHANCE = 4.0
+"""Of a deviation in a random direction the part along a gradient of n numbers is about its length / sqrt(n).
+Those of 16 numbers were off by up to 7e-3 in bf16, 2.2 times as much as that."""
+
+NORM_LIMIT = 1e-3
+"""Of the gradient's norm as the engine reports it and as the optimizer was given it, against the gradients
+that the engine shows. Sound steps were off by up to 7e-7: only the order of a sum differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of all ranks together."""
+
+    signal: Signal
+    """Gradients on rank 0 only."""
+    reported_norm: float
+    """The gradients' norm as the engine says it was before clipping."""
+    given_norm: float
+    """The norm of what the optimizer made its first running mean of."""
 
 
 class ObjectivePass(RankPass):
@@ -74,7 +95,8 @@ def _nothing(trainer: Trainer, tokens: int) -> Objective:
     return Objective(tokens=tokens, sequences=sequences, parameters=0, errors={}, limits={})
 
 
-def _compared(outcome: Objective, found: Signal, trainer: Trainer, device: torch.device) -> Objective:
+def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.device) -> Objective:
+    found = step.signal
     sequences, dtype = trainer.data.whole_step(0, outcome.tokens), trainer.cell.dtype
     with whole_model(trainer.cell, device) as model:
         exact = model.exact(sequences)
@@ -86,11 +108,30 @@ def _compared(outcome: Objective, found: Signal, trainer: Trainer, device: torch
     for name, error in exact.gradient_errors(found).items():
         plain, what = controls[name], f"gradient of {name}"
         gradients[what] = error.distance, gradient_limit(dtype, plain.distance)
-        scales[f"scale of the {what}"] = error.scale, limit_of(SCALE_FLOORS[dtype], STEP_FACTOR, plain.scale)
+        scales[f"scale of the {what}"] = error.scale, _scale_limit(dtype, plain)
     for compared in (gradients, scales):
         nearest = max(compared, key=lambda name: _nearness(*compared[name]))
         errors[nearest], limits[nearest] = compared[nearest]
+    norms = _norm_errors(step)
+    errors |= norms
+    limits |= dict.fromkeys(norms, NORM_LIMIT)
     return replace(outcome, parameters=len(gradients), errors=errors, limits=limits)
+
+
+def _scale_limit(dtype: str, plain: GradientError) -> float:
+    """The limit of a gradient's scale; `plain` is how far rounding alone takes it."""
+    by_chance = CHANCE * plain.distance / math.sqrt(plain.numbers)
+    return max(by_chance, limit_of(SCALE_FLOORS[dtype], STEP_FACTOR, plain.scale))
+
+
+def _norm_errors(step: Step) -> dict[str, float]:
+    """How far the norms are from those of the gradients, relative, clipped as they should be."""
+    norm = math.sqrt(sum(float(each.double().square().sum()) for each in step.signal.gradients.values()))
+    expected = {
+        "gradient norm that the step reports": (step.reported_norm, norm),
+        "gradient norm that the optimizer was given": (step.given_norm, min(norm, MAX_GRAD_NORM)),
+    }
+    return {name: abs(found - exact) / (exact or 1.0) for name, (found, exact) in expected.items()}
 
 
 def _nearness(error: float, limit: float) -> tuple[bool, float]:
@@ -98,8 +139,8 @@ def _nearness(error: float, limit: float) -> tuple[bool, float]:
     return not error <= limit, error / (limit or 1.0)
 
 
-def _step(trainer: Trainer, tokens: int) -> Signal:
-    """What the step told the optimizer; gradients on rank 0 only."""
+def _step(trainer: Trainer, tokens: int) -> Step:
+    """What the step told the optimizer."""
     loss_sum, valid_tokens = trainer.accumulate(0, tokens)
     gradients = {}
     for name, gradient in trainer.engine.full_gradients():
@@ -107,8 +148,25 @@ def _step(trainer: Trainer, tokens: int) -> Signal:
             gradients[name] = gradient.detach().cpu().clone()  # clipping scales them in place
     total = loss_sum.double()
     dist.all_reduce(total)
-    trainer.engine.update()
-    return Signal(float(total / valid_tokens.clamp(min=1)), gradients)
+    reported = float(trainer.engine.update())
+    signal = Signal(float(total / valid_tokens.clamp(min=1)), gradients)
+    return Step(signal, reported, _given_norm(trainer.engine, total.device))
+
+
+def _given_norm(engine: Engine, device: torch.device) -> float:
+    """The norm of the whole gradient behind the optimizer's running mean, which was 0 before its only update.
+
+    Every rank must call it; replicas count once.
+    """
+    own = torch.tensor(engine.shard_index, device=device)
+    indices = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(indices, own)
+    is_first = [int(index) for index in indices].index(int(own)) == dist.get_rank()
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    for moment in engine.first_moments() if is_first else ():
+        square += moment.double().square().sum().to(device)
+    dist.all_reduce(square)
+    return float(square.sqrt()) / (1 - BETAS[0])
 
 
 def _with_prompt(cell: RunConfig, tokens: int) -> RunConfig:

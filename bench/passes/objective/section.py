@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport, first_beyond
+from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, first_beyond
 from bench.record import Check
 
 MAX_TOKENS = 1024
@@ -38,6 +39,7 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
     name = "objective"
     part = Objective
     is_evidence = True
+    judges = Moment.BEFORE_STEPS
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Objective:  # noqa: ARG002
         """What rank 0 found: it has the whole gradients."""
@@ -49,8 +51,10 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
         if name is None:
             return None
         error, limit = section.errors[name], section.limits[name]
-        said = f"the {name} is off by {error:.1e} at {section.tokens:,} tokens (limit {limit:.1e})"
-        return f"objective on engine={cell.engine}: {said}"
+        said = f"off by {error:.1e} at {section.tokens:,} tokens (limit {limit:.1e})"
+        if not math.isfinite(error):
+            said = f"missing or not finite at {section.tokens:,} tokens"
+        return f"objective on engine={cell.engine}: the {name} is {said}"
 
     def checks(self, cell: RunConfig, section: Objective | None) -> list[Check]:
         """Loss and gradients of one step of its own, where something is trained."""

@@ -34,7 +34,9 @@ class GradientError:
     distance: float
     """Of all that differs."""
     scale: float
-    """Of the part that is parallel to it: rounding hardly has any, a wrong factor has nothing else."""
+    """Of the part that is parallel to it: rounding has little of it, a wrong factor has nothing else."""
+    numbers: int
+    """How many the gradient has: what is random in few of them is parallel by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,8 @@ def _signal(model: ModelWithLoss, sequences: Sequence[Batch]) -> Signal:
 
 def _error(found: Tensor | None, exact: Tensor) -> GradientError:
     if found is None:
-        return GradientError(math.inf, math.inf)
+        return GradientError(math.inf, math.inf, exact.numel())
     missed, exact = found.to(exact.device).double() - exact.double(), exact.double()
     square = float(exact.square().sum()) or 1.0
     distance, parallel = float(missed.norm()) / math.sqrt(square), float((missed * exact).sum()) / square
-    return GradientError(distance, abs(parallel))
+    return GradientError(distance, abs(parallel), exact.numel())

@@ -36,7 +36,7 @@ def _divergence(
 ) -> str | None:
     for name, limit in limits.items():
         if not errors[name] <= limit:
-            cause = _recognised(strategy, step, exact, limit)
+            cause = _recognised(strategy, step, exact, limits["gradients"])
             said = f"{name} of a two-layer cut off by {errors[name]:.1e} (limit {limit:.1e})"
             return f"{said}; {cause or 'no known cause fits'}"
     return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import OWN, RunConfig
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport, first_beyond, worst_by_name
+from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, first_beyond, worst_by_name
 from bench.record import Check
 
 MAX_TOKENS = 512
@@ -47,6 +47,7 @@ class ParityFacts(PassFacts[RankParity, Parity]):
     name = "parity"
     part = RankParity
     is_evidence = True
+    judges = Moment.BEFORE_STEPS
     without_effect = frozenset({"engine", "data", "measure", "checkpointing", "hardware"})
     max_tokens = MAX_TOKENS
 

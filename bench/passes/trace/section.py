@@ -9,7 +9,7 @@ from bench.attention.layouts import LAYOUTS
 from bench.config import OWN, MeasureConfig, RunConfig
 from bench.cost.area import causal_area
 from bench.passes.engagement.section import will_share_traced_step
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_name, by_rank
+from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
 from bench.passes.trace.intervals import length
 from bench.passes.trace.split import Split
 from bench.passes.trace.waiting import RankTrace, waiting
@@ -100,6 +100,7 @@ class Trace:
 class TraceFacts(PassFacts[RankSteps, Trace]):
     name = "trace"
     part = RankSteps
+    judges = Moment.INSPECTED_STEP
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
         if not measure.trace:

@@ -35,9 +35,14 @@ class UpdatesPass(RankPass):
         between = digests(trainer.engine)
         yield
         after = digests(trainer.engine)
-        same = {name for name in after if between[name] in (self.before[name], after[name])}
-        unmoved = [name for name, shard in trainer.engine.shards() if name in same and bool(shard.any())]
-        self.found = RankUpdates(shard_index=trainer.engine.shard_index, digests=dict(after), unmoved=unmoved)
+        same = [name for name in after if between[name] in (self.before[name], after[name])]
+        shards = dict(trainer.engine.shards())
+        self.found = RankUpdates(
+            shard_index=trainer.engine.shard_index,
+            digests=dict(after),
+            unmoved=[name for name in same if bool(shards[name].any())],
+            not_finite=[name for name, shard in shards.items() if not bool(shard.isfinite().all())],
+        )
 
     def part(self) -> RankUpdates | None:
         return self.found

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_rank
+from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_rank
 from bench.record import Check
 
 MOVED, BEFORE = "every shard of the parameters", "itself before the step"
@@ -23,6 +23,8 @@ class RankUpdates:
     unmoved: list[str]
     """Parameters of whose shards not one bit changed from the first step to that one, or in that one. Shards
     of zeros do not count: on many ranks some hold nothing but what fills a parameter up."""
+    not_finite: list[str]
+    """Parameters in whose shards a number is not finite after that step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class Updates:
     """By parameter the ranks on which an update left it as it was."""
     unequal: dict[str, list[int]]
     """By parameter the ranks whose replicas differ."""
+    not_finite: dict[str, list[int]]
+    """By parameter the ranks on which a number of it is not finite."""
 
 
 class UpdatesFacts(PassFacts[RankUpdates, Updates]):
@@ -44,6 +48,7 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
     part = RankUpdates
     is_own_work = False
     is_evidence = True
+    judges = Moment.PARAMETERS
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Updates:  # noqa: ARG002
         parts = self.parts(reports)
@@ -56,16 +61,19 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
         return Updates(
             shards=sum(map(len, by_rank(parts, "digests"))),
             replicas=replicas,
-            unmoved=_unmoved(parts),
+            unmoved=_ranks_by_name(by_rank(parts, "unmoved")),
             unequal=unequal,
+            not_finite=_ranks_by_name(by_rank(parts, "not_finite")),
         )
 
     def gate(self, cell: RunConfig, section: Updates) -> str | None:  # noqa: ARG002
-        """Every update reached every shard, and replicas are equal."""
+        """Parameters are numbers, every update reached every shard, and replicas are equal."""
+        for name, ranks in section.not_finite.items():
+            return f"updates: numbers of {name} are not finite on {_listed(ranks)}"
         for name, ranks in section.unmoved.items():
-            return f"updates: an optimizer step left {name} as it was on rank {_listed(ranks)}"
+            return f"updates: an optimizer step left {name} as it was on {_listed(ranks)}"
         for name, ranks in section.unequal.items():
-            return f"updates: replicas of {name} differ on ranks {_listed(ranks)}"
+            return f"updates: replicas of {name} differ on {_listed(ranks)}"
         return None
 
     def checks(self, cell: RunConfig, section: Updates | None) -> list[Check]:
@@ -89,19 +97,17 @@ def _replicas(parts: Sequence[RankUpdates]) -> Mapping[tuple[int, str], dict[int
     return found
 
 
-def _unmoved(parts: Sequence[RankUpdates]) -> dict[str, list[int]]:
+def _ranks_by_name(per_rank: Sequence[Sequence[str]]) -> dict[str, list[int]]:
+    """By name the ranks that list it."""
     found: dict[str, list[int]] = {}
-    for name, rank in _pairs(parts):
-        found.setdefault(name, []).append(rank)
+    for rank, names in enumerate(per_rank):
+        for name in names:
+            found.setdefault(name, []).append(rank)
     return found
 
 
-def _pairs(parts: Sequence[RankUpdates]) -> Iterator[tuple[str, int]]:
-    yield from ((name, rank) for rank, part in enumerate(parts) for name in part.unmoved)
-
-
 def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 FACTS = UpdatesFacts()

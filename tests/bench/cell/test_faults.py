@@ -43,8 +43,10 @@ def test_a_failing_rank_names_itself_and_its_status_and_a_crash_its_place(launch
 STEPS = ("engine=ddp", "strategy=ulysses", "seq_len=1024", "measure.warmup_steps=2", "measure.steps=2")
 ALONE = ("workload=attention", "strategy=ulysses", "seq_len=1024")
 NOT_FINITE = {
-    # The short step before it has spread it over all ranks.
-    faults.lose_numbers_beyond_the_parity_check: (STEPS, "losses: the loss of step 0 on rank 0 is nan"),
+    faults.lose_numbers_beyond_the_parity_check: (
+        STEPS,
+        "objective on engine=ddp: the loss is missing or not finite at 1,024 tokens",
+    ),
     faults.overflow_a_gradient_in_step_2: (STEPS, "losses: the gradient norm of step 2 is inf"),
     faults.lose_the_loss_of_rank_1_in_step_3: (STEPS, "losses: the loss of step 3 on rank 1 is nan"),
     faults.lose_one_token_between_the_sampled_ones: (
@@ -90,7 +92,7 @@ def test_a_sweep_goes_on_after_a_number_that_is_not_finite_and_reports(launcher,
     assert code == 1
     wrong = next(r for r in records if r["status"] == "wrong_result")
     assert (wrong["losses"]["loss"][0], wrong["losses"]["grad_norm"][0]) == (None, None)
-    assert "losses: the loss of step 0 on rank 0 is nan" in (tmp_path / "report.html").read_text()
+    assert "the loss is missing or not finite at 1,024 tokens" in (tmp_path / "report.html").read_text()
 
 
 def test_a_rank_past_the_deadline_is_timed_out_and_gone_and_leaves_its_stack_in_its_log(launcher, tmp_path):

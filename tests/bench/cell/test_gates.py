@@ -110,7 +110,7 @@ def test_a_strategy_that_does_not_do_what_was_asked_is_a_wrong_result(launcher, 
 
 def test_a_strategy_that_exchanges_only_while_it_is_inspected_is_a_wrong_result(launcher, tmp_path):
     cell = tiny_cell(
-        "strategy=ulysses", "engine=ddp", "cluster.world_size=2", "seq_len=1k", "measure.trace=true"
+        "strategy=ulysses", "engine=ddp", "cluster.world_size=2", "seq_len=2k", "measure.trace=true"
     )
     record, _ = run_cell(launcher, cell, tmp_path, faults.exchange_only_while_inspected)
     assert record.status == "wrong_result", record.reason

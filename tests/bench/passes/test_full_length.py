@@ -18,7 +18,7 @@ from bench.strategies import STRATEGIES
 from tests import late_faults
 from tests.cells import make_cell, run_cell, tiny_cell
 
-LONG = ("seq_len=1k", "engine=ddp", "cluster.world_size=2")
+LONG = ("seq_len=2k", "engine=ddp", "cluster.world_size=2")
 FAULTS = {
     late_faults.scale_long_scores: ("ring", "out of the sampled rows is off"),
     late_faults.forget_the_mask_of_long_sequences: ("ulysses", "out of the sampled rows is off"),
@@ -32,14 +32,15 @@ def test_what_is_wrong_only_beyond_the_parity_check_is_a_wrong_result(launcher, 
     strategy, said = FAULTS[fault]
     record, _ = run_cell(launcher, tiny_cell(f"strategy={strategy}", *LONG), tmp_path, fault)
     assert record.status == "wrong_result"
-    assert re.search(f"attention at 1,024 tokens: {said}", record.reason)
+    assert re.search(f"attention at 2,048 tokens: {said}", record.reason)
     assert record.sections["timing"] is None
 
 
 def test_attention_alone_is_held_to_the_same(launcher, tmp_path):
-    cell = tiny_cell("workload=attention", "strategy=ulysses", "seq_len=1k", "cluster.world_size=2")
-    record, _ = run_cell(launcher, cell, tmp_path, late_faults.forget_the_mask_of_long_sequences)
-    assert (record.status, "sampled rows" in record.reason) == ("wrong_result", True)
+    """The attention pass looks at out and dq only."""
+    cell = tiny_cell("workload=attention", "strategy=ulysses", "seq_len=2k", "cluster.world_size=2")
+    record, _ = run_cell(launcher, cell, tmp_path, late_faults.enlarge_long_key_gradients)
+    assert (record.status, "dk and dq disagree" in record.reason) == ("wrong_result", True)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

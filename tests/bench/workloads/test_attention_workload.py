@@ -1,9 +1,12 @@
 """`workload=attention`: one call's times and errors, with the same checks in front as training has."""
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 
 from bench.passes.attention.row_errors import _rows, error_ulps, ulp
+from bench.passes.attention.section import FACTS, AttentionCalls
 from bench.passes.parity.exact import plain_attention
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
@@ -100,3 +103,23 @@ def test_errors_are_counted_in_ulps_of_their_own_row():
     exact = torch.tensor([[1.0, 0.5], [0.001, 0.0005]], dtype=torch.float64)
     found = torch.nextafter(exact.float(), torch.zeros(2, 2) + 2)
     assert error_ulps(found, exact.float().double()).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "error", "control", "is_wrong"),
+    [
+        ("out", "bf16", 4.0, 0.5, False),
+        ("out", "bf16", 5.0, 0.5, True),
+        ("dq", "bf16", 32.0, 8.0, False),
+        ("dq", "bf16", 81.0, 8.0, True),
+        ("dq", "fp64", 46.0, 1.0, False),
+        ("dq", "fp64", 5000.0, 1.0, True),
+    ],
+)
+def test_a_timed_call_may_err_by_some_times_what_one_device_does(name, dtype, error, control, is_wrong):
+    """In fp32 and fp64 both err by the order of their sums, so that there the parity pass's floor counts."""
+    errors = {"error_ulps": {name: error}, "control_error_ulps": {name: control}}
+    section = AttentionCalls(**dict.fromkeys(each.name for each in fields(AttentionCalls)) | errors)
+    cell = tiny_cell("workload=attention", f"dtype={dtype}")
+    assert bool(FACTS.gate(cell, section)) == is_wrong
+    assert FACTS.gate(cell, replace(section, control_error_ulps=None)) is None

@@ -1,0 +1,114 @@
+"""What is wrong only in the cell's own engine, whole model or checkpointing: entries.
+
+The parity pass's cut model runs under DDP and without checkpointing, so it sees nothing of them.
+"""
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.functional import dropout
+
+from bench.cell.worker import run_cell
+from bench.training.engines import DDP, FSDP2, Zero3
+from tests.fault_classes.tampering import change_the_model, wrap
+
+
+def keep_the_last_micro_step_only(job, log):
+    """ZeRO-3 that overwrites gradients where it should add them up."""
+    last = []
+
+    def micro_step(plain, self, *, last: bool, seen=last):
+        seen[:] = [last]
+        return plain(self, last=last)
+
+    wrap(Zero3, "micro_step", micro_step)
+    wrap(Zero3, "backward", lambda plain, self, loss: plain(self, loss * float(last[0])))
+    return run_cell(job, log)
+
+
+def ignore_the_loss_of_rank_1(job, log):
+    wrap(FSDP2, "backward", lambda plain, self, loss: plain(self, loss * float(job.rank != 1)))
+    return run_cell(job, log)
+
+
+def sum_gradients_instead_of_averaging(job, log):
+    """FSDP that divides by nothing what it adds up over ranks."""
+
+    def built(plain, self, *words):
+        plain(self, *words)
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_gradient_divide_factor(1.0)
+
+    wrap(FSDP2, "__init__", built)
+    return run_cell(job, log)
+
+
+def enlarge_gradients_a_little(job, log):
+    """All by the same 0.75 %, which is less than what rounding does to single numbers."""
+    wrap(FSDP2, "backward", lambda plain, self, loss: plain(self, 1.0075 * loss))
+    return run_cell(job, log)
+
+
+def lose_the_gradient_of_a_matrix(job, log):
+    def built(plain, self, model, *words):
+        weight = model.model.model.layers[-1].mlp.down_proj.weight
+        weight.register_hook(torch.zeros_like)
+        plain(self, model, *words)
+
+    wrap(Zero3, "__init__", built)
+    return run_cell(job, log)
+
+
+def freeze_a_matrix(job, log):
+    """It has no gradient at all."""
+
+    def built(plain, self, model, *words):
+        model.model.model.layers[-1].mlp.down_proj.weight.requires_grad_(False)
+        plain(self, model, *words)
+
+    wrap(FSDP2, "__init__", built)
+    return run_cell(job, log)
+
+
+def never_reduce(job, log):
+    """Every rank of a DDP that never meets the others; the cut model of the parity pass is spared."""
+
+    def micro_step(plain, self, *, last):
+        is_whole = self.model.model.config.vocab_size == job.cell.model.vocab_size
+        is_whole &= self.model.model.config.num_hidden_layers == job.cell.model.num_layers
+        return plain(self, last=last and not is_whole)
+
+    wrap(DDP, "micro_step", micro_step)
+    return run_cell(job, log)
+
+
+def recompute_with_other_positions(job, log):
+    """Checkpointing whose second forward turns queries and keys by their neighbours' positions."""
+
+    def forward(plain, *words, position_embeddings, **keywords):
+        if _is_backward():
+            position_embeddings = tuple(each.roll(1, dims=1) for each in position_embeddings)
+        return plain(*words, position_embeddings=position_embeddings, **keywords)
+
+    change_the_model(lambda model: wrap(model.model.model.layers[0].self_attn, "forward", forward))
+    return run_cell(job, log)
+
+
+def recompute_with_dropout(job, log):
+    """Checkpointing whose second forward drops a tenth of an MLP's input, which the first one kept.
+
+    As a sum with a constant: a dropout in the graph torch itself refuses, as it saves a mask.
+    """
+
+    def forward(plain, hidden):
+        dropped = dropout(hidden.detach(), p=0.1) - hidden.detach()
+        return plain(hidden + (dropped if _is_backward() else torch.zeros_like(dropped)))
+
+    change_the_model(lambda model: wrap(model.model.model.layers[0].mlp, "forward", forward))
+    return run_cell(job, log)
+
+
+def _is_backward():
+    """Whether autograd is at work, as when a checkpointed layer is computed again."""
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,172 @@
+"""What is right in the first step and wrong in a later one, or wrong in the optimizer: entries."""
+
+import torch
+from torch import nn
+
+from bench.cell.worker import run_cell
+from bench.training import engines
+from bench.training.engines import DDP, FSDP2, Zero3
+from bench.training.trainers.native import NativeTrainer
+from tests.fault_classes.tampering import steps_begun, wrap
+
+FROM_STEP = 2
+
+
+def fetch_the_others_data_later(job, log):
+    """One data-parallel rank trains on what the other has."""
+
+    def fetch(plain, self, number, seq_len):
+        groups, own = self.strategy.groups, self.strategy.groups.data_rank
+        object.__setattr__(groups, "data_rank", 0 if number >= FROM_STEP else own)
+        try:
+            return plain(self, number, seq_len)
+        finally:
+            object.__setattr__(groups, "data_rank", own)
+
+    wrap(NativeTrainer, "fetch", fetch)
+    return run_cell(job, log)
+
+
+def repeat_a_step_later(job, log):
+    """All ranks train on the tokens of step 1 again and again."""
+    wrap(NativeTrainer, "fetch", lambda plain, self, number, seq_len: plain(self, min(number, 1), seq_len))
+    return run_cell(job, log)
+
+
+def skip_the_update_of_rank_1(job, log):
+    def update(plain, self):
+        if job.rank == 1:
+            _set_learning_rate(self.engine.optimizer.optimizer, 0.0)
+        return plain(self)
+
+    wrap(Zero3, "update", update)
+    return run_cell(job, log)
+
+
+def stop_learning_later(job, log):
+    """A schedule that has come to its end."""
+    _learn_later_at(0.0)
+    return run_cell(job, log)
+
+
+def learn_twice_as_fast_later(job, log):
+    _learn_later_at(2 * engines.LEARNING_RATE)
+    return run_cell(job, log)
+
+
+def drift_apart(job, log):
+    """Rank 1's replica learns a little faster."""
+
+    def built(plain, self, *words):
+        plain(self, *words)
+        _set_learning_rate(self.optimizer, engines.LEARNING_RATE * (1 + job.rank / 100))
+
+    wrap(DDP, "__init__", built)
+    return run_cell(job, log)
+
+
+def stop_reducing_later(job, log):
+    """From some step on each rank follows its own gradients."""
+    begun = steps_begun()
+
+    def micro_step(plain, self, *, last):
+        return plain(self, last=last and not (begun and begun[-1] >= FROM_STEP))
+
+    wrap(DDP, "micro_step", micro_step)
+    return run_cell(job, log)
+
+
+def clip_by_the_ranks_own_norm(job, log):
+    """The norm of a rank's shards in place of that of all."""
+
+    def clip(model, optimizer):
+        own = [p.grad.to_local() for p in model.parameters() if p.grad is not None]
+        norm = torch.stack([each.norm() for each in own]).norm()
+        for each in own:
+            each.mul_((engines.MAX_GRAD_NORM / norm).clamp(max=1))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    engines._clip_step_clear = clip
+    return run_cell(job, log)
+
+
+def never_clip(job, log):
+    """Losses hardly show it: Adam divides by the gradient's size itself."""
+
+    def clip(model, optimizer):
+        norm = nn.utils.clip_grad_norm_(model.parameters(), torch.inf)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    engines._clip_step_clear = clip
+    return run_cell(job, log)
+
+
+def clip_every_parameter_alone(job, log):
+    def clip(model, optimizer):
+        norms = [nn.utils.clip_grad_norm_([p], engines.MAX_GRAD_NORM) for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return torch.stack(norms).norm()
+
+    engines._clip_step_clear = clip
+    return run_cell(job, log)
+
+
+def forget_the_optimizers_state(job, log):
+    """Moments that begin anew in every step."""
+
+    def update(plain, self):
+        self.optimizer.state.clear()
+        return plain(self)
+
+    wrap(DDP, "update", update)
+    return run_cell(job, log)
+
+
+def skip_one_parameter(job, log):
+    def built(plain, self, *words):
+        plain(self, *words)
+        group = self.optimizer.param_groups[0]
+        group["params"] = group["params"][1:]
+
+    wrap(FSDP2, "__init__", built)
+    return run_cell(job, log)
+
+
+def undo_one_update(job, log):
+    """The update of step 2 is lost on all ranks alike, and no other."""
+    begun = steps_begun()
+
+    def update(plain, self):
+        if begun and begun[-1] == FROM_STEP:
+            kept = [p.detach().clone() for p in self.model.parameters()]
+            norm = plain(self)
+            with torch.no_grad():
+                for parameter, before in zip(self.model.parameters(), kept, strict=True):
+                    parameter.copy_(before)
+            return norm
+        return plain(self)
+
+    wrap(DDP, "update", update)
+    return run_cell(job, log)
+
+
+def _learn_later_at(rate):
+    begun = steps_begun()
+
+    def update(plain, self):
+        if begun and begun[-1] >= FROM_STEP:
+            _set_learning_rate(self.optimizer, rate)
+        return plain(self)
+
+    wrap(DDP, "update", update)
+    wrap(FSDP2, "update", update)
+
+
+def _set_learning_rate(optimizer, rate):
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,106 @@
+"""What is right up to the 1,024 tokens of the short checks and wrong beyond them: entries."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+import bench.strategies.ring.attention as ring
+import bench.strategies.ulysses.attention as ulysses
+from bench.attention.rotation import Arriving
+from bench.cell.worker import run_cell
+from bench.passes.objective.section import MAX_TOKENS
+from bench.strategies.strategy import IGNORED_LABEL
+from bench.training.loss import ModelWithLoss
+from bench.training.models import TORCH_DTYPES
+from tests.fault_classes.tampering import change_the_model, replace_attention, wrap
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A hop that brings what was sent."""
+
+    arriving: Arriving
+
+    def wait(self):
+        self.arriving.wait()
+        return self.arriving.sent
+
+
+def keep_own_keys_instead_of_received_ones(job, log):
+    """A stale hop: what was received is never looked at. Gradients, in float32, take the right way."""
+
+    def rotate(plain, tensor, group):
+        arriving = plain(tensor, group)
+        is_long = tensor.shape[3] * group.size() > MAX_TOKENS
+        is_of_keys = tensor.dtype == TORCH_DTYPES[job.cell.dtype]
+        return Stale(arriving) if is_long and is_of_keys else arriving
+
+    wrap(ring, "rotate", rotate)
+    return run_cell(job, log)
+
+
+def see_the_last_1024_tokens_only(job, log):
+    """A sliding window that nobody asked for."""
+
+    def attend(plain, q, k, v, *, kernel, causal):
+        positions = torch.arange(q.shape[2])
+        distance = positions[:, None] - positions
+        window = (distance >= 0) & (distance < MAX_TOKENS)
+        if q.shape[2] <= MAX_TOKENS:
+            return plain(q, k, v, kernel=kernel, causal=causal)
+        return scaled_dot_product_attention(q, k, v, attn_mask=window, enable_gqa=True)
+
+    wrap(ulysses, "attend", attend)
+    return run_cell(job, log)
+
+
+def lose_the_gradient_of_the_keys(job, log):
+    """The gradient that reaches K is zero."""
+    replace_attention(
+        job,
+        lambda self, q: q.shape[2] * self.cell.sp_degree > MAX_TOKENS,
+        lambda plain, self, q, k, v, causal: plain(self, q, k.detach() + 0 * k, v, causal=causal),
+    )
+    return run_cell(job, log)
+
+
+def cut_the_loss_of_rank_1(job, log):
+    """The second half of its tokens counts for nothing, after what entered the model was noted."""
+
+    def built(plain, self, *words):
+        plain(self, *words)
+        whole = self.loss_sum
+
+        def cut(head, hidden, labels):
+            if len(labels) * job.cell.sp_degree > MAX_TOKENS and job.rank == 1:
+                labels = labels.clone()
+                labels[len(labels) // 2 :] = IGNORED_LABEL
+            return whole(head, hidden, labels)
+
+        self.loss_sum = cut
+
+    wrap(ModelWithLoss, "__init__", built)
+    return run_cell(job, log)
+
+
+def feed_other_tokens_than_noted(job, log):
+    """The embedding looks up each token's successor, after what entered the model was noted."""
+
+    def embed(plain, ids):
+        is_long = ids.shape[1] * job.cell.sp_degree > MAX_TOKENS
+        return plain(ids.roll(-1, dims=1) if is_long else ids)
+
+    change_the_model(lambda model: wrap(model.model.model.embed_tokens, "forward", embed))
+    return run_cell(job, log)
+
+
+def stop_counting_positions(job, log):
+    """Every token after the 1,024th has the same position, inside of the model."""
+    wrap(
+        Qwen3RotaryEmbedding,
+        "forward",
+        lambda plain, self, x, position_ids: plain(self, x, position_ids.clamp(max=MAX_TOKENS - 1)),
+    )
+    return run_cell(job, log)

@@ -1,0 +1,52 @@
+"""How a fault is put into a rank: something of ours is replaced by what may call the plain one, or not."""
+
+import functools
+
+from bench.strategies import runnable
+from bench.training.trainers.native import NativeTrainer
+from bench.workloads import train
+
+
+def wrap(owner, name, wrapper):
+    """`wrapper(plain, *arguments)` takes the place of a method, or of a module's function."""
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def wrapped(*arguments, **keywords):
+        return wrapper(plain, *arguments, **keywords)
+
+    setattr(owner, name, wrapped)
+
+
+def replace_attention(job, is_wrong, wrong):
+    """Attention is `wrong(plain, self, q, k, v, causal)` wherever `is_wrong(self, q)`."""
+
+    def attention(plain, self, q, k, v, *, causal=True):
+        if is_wrong(self, q):
+            return wrong(plain, self, q, k, v, causal)
+        return plain(self, q, k, v, causal=causal)
+
+    wrap(runnable(job.cell.strategy), "attention", attention)
+
+
+def steps_begun():
+    """A list that grows by the number of each step that begins; checks before the first step add none."""
+    begun = []
+
+    def step(plain, self, number, seq_len):
+        begun.append(number)
+        return plain(self, number, seq_len)
+
+    wrap(NativeTrainer, "step", step)
+    return begun
+
+
+def change_the_model(change):
+    """Call `change` with the cell's own model with its loss, and neither with the cut one nor float64's."""
+
+    def built(plain, rank):
+        model = plain(rank)
+        change(model)
+        return model
+
+    wrap(train, "_model", built)

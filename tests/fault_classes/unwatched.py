@@ -1,0 +1,64 @@
+"""What is right only while somebody looks: entries."""
+
+import torch
+
+from bench.cell.worker import run_cell
+from bench.strategies.local.attention import LocalAttention
+from bench.workloads.attention import Attention
+from tests.fault_classes.tampering import replace_attention, steps_begun, wrap
+
+
+def _attend_locally(plain, self, q, k, v, causal):
+    return LocalAttention.attention(self, q, k, v, causal=causal)
+
+
+def _exchange_and_attend_locally(plain, self, q, k, v, causal):
+    """All calls are made, forward and backward, and what they bring is not used."""
+    exchanged = plain(self, q, k, v, causal=causal)
+    return LocalAttention.attention(self, q, k, v, causal=causal) + 0 * exchanged
+
+
+def _is_looked_at(self):
+    """By a dispatch mode, a profiler or the harness's own watch."""
+    modes = torch._C._len_torch_dispatch_stack() > 0
+    return modes or torch.autograd._profiler_enabled() or self.watch is not None
+
+
+def be_right_before_the_first_step_only(job, log):
+    """In all short checks, that is."""
+    begun = steps_begun()
+    replace_attention(job, lambda *_: begun, _exchange_and_attend_locally)
+    return run_cell(job, log)
+
+
+def be_right_in_the_first_step_only(job, log):
+    begun = steps_begun()
+    replace_attention(job, lambda *_: begun and begun[-1] > 0, _exchange_and_attend_locally)
+    return run_cell(job, log)
+
+
+def be_right_while_looked_at_only(job, log):
+    """In the short checks, under the watch, a dispatch mode and the profiler, with equal calls."""
+    begun = steps_begun()
+    replace_attention(job, lambda self, _: begun and not _is_looked_at(self), _exchange_and_attend_locally)
+    return run_cell(job, log)
+
+
+def exchange_while_looked_at_only(job, log):
+    """The same, and the calls are left out."""
+    begun = steps_begun()
+    replace_attention(job, lambda self, _: begun and not _is_looked_at(self), _attend_locally)
+    return run_cell(job, log)
+
+
+def attend_locally_in_timed_calls(job, log):
+    """Where attention alone is measured: right in the parity pass and under the watch."""
+    begun = []
+
+    def step(plain, self, number):
+        begun.append(number)
+        return plain(self, number)
+
+    wrap(Attention, "step", step)
+    replace_attention(job, lambda self, _: begun and not _is_looked_at(self), _exchange_and_attend_locally)
+    return run_cell(job, log)
