@@ -15,6 +15,7 @@ FOUR_H100 = Machine(gpus=("NVIDIA H100 80GB HBM3",) * 4, cores=64, cpu="x", memo
 ONE_H200 = Machine(gpus=("NVIDIA H200",), cores=16, cpu="x", memory_bytes=2**37)
 TINY = (
     "seq_len=256", "measure.steps=1", "measure.warmup_steps=0", "measure.trace=false", "measure.repeats=1",
+    "measure.reference_budget_s=0",
 )  # fmt: skip
 
 

@@ -22,7 +22,8 @@ FILE = re.compile(r"^`(gather_kv/[\w./]+)`.+?```\w+\n(.*?)```", re.MULTILINE | r
 MISTAKE = re.compile(r"^\| `(\w+\.py)` \| `(.+?)` \| `(.+?)` \| `(.+?)` \|$", re.MULTILINE)
 SWEEP = re.search(r"^python (run_sweep\.py .*strategy=gather_kv.*)$", PAGE, re.MULTILINE)[1]
 PYTEST = re.search(r"^pytest (-k gather_kv)$", PAGE, re.MULTILINE)[1]
-QUICK = ("measure.steps=2", "measure.warmup_steps=1", "measure.repeats=1", "sweep_dir=out")
+QUICK = ("measure.steps=2", "measure.warmup_steps=1", "measure.repeats=1", "sweep_dir=out",
+         "measure.reference_budget_s=0")  # fmt: skip
 FILES = dict(FILE.findall(PAGE))
 MISTAKES = {f"gather_kv_{number}": mistake for number, mistake in enumerate(MISTAKE.findall(PAGE))}
 

@@ -111,7 +111,7 @@ def test_resume_runs_only_what_is_missing(tmp_path):
 def test_an_illegal_combination_in_a_sweep_is_a_record_and_no_failure(tmp_path):
     done = typed_here(
         tmp_path, "-m", "seq_len=256", "strategy=ulysses", "sp_degree=2,3", "sweep_dir=out",
-        "measure.trace=false", *QUICK,
+        "measure.reference_budget_s=0", "measure.trace=false", *QUICK,
     )  # fmt: skip
     records = read_records(tmp_path / "out" / "records.jsonl")
     assert done.returncode == 0

@@ -18,7 +18,7 @@ from bench.sweep.references import FOLDER, References, reference_of
 from bench.sweep.run import run_plan
 from tests.cells import TINY, TWO_CORES, make_cell, make_raw, tiny_cell
 
-WORDS = ("engine=ddp", "strategy=ulysses", "cluster.world_size=2")
+WORDS = ("measure.reference_budget_s=60", "engine=ddp", "strategy=ulysses", "cluster.world_size=2")
 
 
 @pytest.fixture
