@@ -14,7 +14,6 @@ from bench.passes.full_length.comparison import drawn
 from bench.passes.full_length.rank import FullLengthPass
 from bench.passes.full_length.rows import Rows
 from bench.ranks.memory_limit import process_bytes
-from bench.strategies import STRATEGIES
 from tests import late_faults
 from tests.cells import make_cell, run_cell, tiny_cell
 
@@ -43,7 +42,7 @@ def test_attention_alone_is_held_to_the_same(launcher, tmp_path):
     assert (record.status, "dk and dq disagree" in record.reason) == ("wrong_result", True)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["local", "ring", "deepspeed_ulysses"])
 def test_a_sound_strategy_errs_about_as_much_as_its_control(launcher, tmp_path, strategy):
     cell = tiny_cell(f"strategy={strategy}", "seq_len=2k", "engine=zero3", "checkpointing=true")
     record, _ = run_cell(launcher, cell, tmp_path)
