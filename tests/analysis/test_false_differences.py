@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.cells.difference import Processes
-from analysis.false_differences import Trials, main, missed_goals, trials
+from analysis.false_differences import Trials, enough_processes, main, missed_goals, trials
 from bench.statistics import share_interval
 from tests.analysis.records import make_record, make_timing, write_sweep
 
@@ -36,6 +36,11 @@ def test_more_false_differences_than_chance_explains_are_a_miss():
     assert share_interval(16, 200).low <= 0.05 < share_interval(17, 200).low
     (said,) = missed_goals(Trials(200, 17, 200))
     assert "at most 5%" in said
+
+
+@pytest.mark.parametrize(("count", "effect", "enough"), [(240, 0.08, 12), (240, 0.5, None), (16, 0.03, 8)])
+def test_it_says_how_many_processes_would_find_it_if_there_are_as_many(count, effect, enough):
+    assert enough_processes([processes(count, effect)], 300) == enough
 
 
 @pytest.fixture
@@ -69,7 +74,9 @@ def test_it_prints_both_shares_with_their_intervals_and_ends_well(swept, capsys)
 
 def test_a_missed_goal_is_said_and_is_exit_code_1(swept, capsys):
     assert main([swept(40, effect=0.2), "--comparisons", "200"]) == 1
-    assert "missed: a slowdown by 10%" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no number of processes up to 20 of each side found 80% of slowdowns by 10% here" in said
+    assert "missed: a slowdown by 10%" in said
 
 
 @pytest.mark.parametrize(
