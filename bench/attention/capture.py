@@ -13,6 +13,11 @@ from torch import Tensor
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def bits_of(tensor: Tensor) -> Tensor:
+    """The same memory as integers: numpy has no bf16, and other bits are other integers."""
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
 @dataclass(frozen=True, slots=True)
 class HostCopy:
     """A tensor's numbers in host memory. No tensor: whoever counts tensors does not count it."""
@@ -22,7 +27,7 @@ class HostCopy:
 
     @classmethod
     def of(cls, tensor: Tensor) -> HostCopy:
-        bits = tensor.detach().cpu().view(_INTEGERS[tensor.element_size()])
+        bits = bits_of(tensor.detach().cpu())
         return cls(np.array(bits.numpy()), tensor.dtype)
 
     def on(self, device: torch.device) -> Tensor:

@@ -5,6 +5,7 @@ Such a cell is no result: its record is not stored, and its budget is stated.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +64,7 @@ class References:
 def reference_of(cell: RunConfig) -> RunConfig | None:
     """The cell of `local` that does the same work on one rank a sequence; None where none can."""
     facts = STRATEGIES[REFERENCE_STRATEGY]
-    threads = cell.cluster.threads_per_rank * cell.sp_degree
+    threads = min(cell.cluster.threads_per_rank * cell.sp_degree, len(os.sched_getaffinity(0)))
     reference = replace(
         cell,
         strategy=REFERENCE_STRATEGY,

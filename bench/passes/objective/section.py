@@ -28,8 +28,8 @@ class Objective:
     """How many parameters' gradients were compared."""
     errors: dict[str, float]
     """Relative to float64: of `loss`, of the `gradient of` that parameter which comes nearest to its
-    limit, and of the part parallel to the exact gradient, the `scale of the gradient of` a parameter. Empty
-    on ranks that compare nothing."""
+    limit, of the part parallel to the exact gradient, the `scale of the gradient of` a parameter, and of two
+    norms against that of the gradients. Empty on ranks that compare nothing."""
     limits: dict[str, float]
     reason: str | None = None
     """Why nothing was compared."""
@@ -46,7 +46,7 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
         return self.parts(reports)[0]
 
     def gate(self, cell: RunConfig, section: Objective) -> str | None:
-        """Loss and every gradient are within their limits."""
+        """Loss, every gradient and the norms are within their limits."""
         name = first_beyond(section.errors, section.limits)
         if name is None:
             return None

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from bench.attention.capture import bits_of
 from bench.passes.rank_pass import RankPass
 from bench.passes.updates.section import RankUpdates
 from bench.training.data import mixed
@@ -55,14 +56,12 @@ def digests(engine: Engine) -> dict[str, str]:
 
 def digest(values: Tensor) -> str:
     """A number that any other bit anywhere changes, in hexadecimal."""
-    bits = values.contiguous().flatten().view(_INTEGERS[values.element_size()])
+    bits = bits_of(values.contiguous().flatten())
     places = torch.arange(CHUNK, device=values.device)
     total = torch.zeros((), dtype=torch.int64, device=values.device)
     for first, chunk in zip(range(0, bits.numel(), CHUNK), bits.split(CHUNK), strict=True):
         total += mixed((places[: chunk.numel()] + first) * 1_000_003 + chunk).sum()
     return f"{int(total) % 2**64:016x}"
 
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 PASS = UpdatesPass
