@@ -20,7 +20,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bench.cell.compile_cache import settle_extensions
 from bench.cell.ends import STACK_SIGNAL, RankEnd, RankFailed, lost_a_peer
 from bench.config import RunConfig
 from bench.environment import REPOSITORY
@@ -96,7 +95,6 @@ class Launcher:
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if str(REPOSITORY) not in known:
             os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, known)])
-        settle_extensions()
         self._context = multiprocessing.get_context("forkserver")
 
     def warm(self) -> None:

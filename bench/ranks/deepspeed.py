@@ -12,7 +12,6 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 
 from bench.config import RunConfig
-from bench.ranks.memory_limit import without_memory_limit
 
 ACCELERATORS: Mapping[str, Callable[[], object]] = {"cpu": CPU_Accelerator, "cuda": CUDA_Accelerator}
 
@@ -20,12 +19,9 @@ ACCELERATORS: Mapping[str, Callable[[], object]] = {"cpu": CPU_Accelerator, "cud
 def join_deepspeed(cell: RunConfig) -> None:
     """Give DeepSpeed the device and the default process group; it does not work without."""
     if get_accelerator().device_name() != cell.cluster.device:
-        # It was imported in the fork server, where DS_ACCELERATOR says cpu, and asked what can be compiled.
+        # It was imported in the fork server, where DS_ACCELERATOR says cpu.
         set_accelerator(ACCELERATORS[cell.cluster.device]())
-        vars(deepspeed.ops).pop("__compatible_ops__", None)
     if not deepspeed.comm.is_initialized():
-        # The first time it compiles its communication operators: a compiler would inherit the cell's limit.
-        with without_memory_limit():
-            deepspeed.init_distributed(
-                dist_backend=cell.cluster.backend, auto_mpi_discovery=False, verbose=False
-            )
+        # Else it compiles, half a minute long, an operator that only `inference_all_reduce` uses.
+        deepspeed.ops.__compatible_ops__ = {}
+        deepspeed.init_distributed(dist_backend=cell.cluster.backend, auto_mpi_discovery=False, verbose=False)

@@ -14,7 +14,6 @@ from torch import nn
 
 import bench
 from bench.attention.layouts import LAYOUTS
-from bench.cell.compile_cache import settle_extensions
 from bench.cell.ends import lost_a_peer
 from bench.cell.launcher import GRACE_S
 from bench.cell.worker import join
@@ -175,8 +174,6 @@ def test_a_loop_that_ends_too_early_leaves_no_record(launcher, tmp_path):
 
 @pytest.mark.ranks
 def test_deepspeeds_ulysses_in_its_own_loop_passes_our_gates_and_is_reported(tmp_path):
-    """Where no rank has compiled DeepSpeed's operators yet, these do: minutes on a busy machine."""
-    settle_extensions()
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     done = subprocess.run(
         [*command, str(SCRIPTS / "deepspeed_loop.py"), str(tmp_path)],

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 
 import bench
-from bench.cell.compile_cache import settle_extensions
 from bench.cell.worker import join
 from tests.cells import make_cell
 from tests.scripts.other_loops import LOOPS
@@ -24,8 +23,6 @@ OUTCOMES = {
     "compiled_in_place": (None, "observe it without torch.compile"),
 }
 """The record's status, None without a record, and what is said; the others are `ok`."""
-COMPILING = ("alst", "zero1", "zero2", "zero3")
-"""Where no rank has compiled DeepSpeed's operators yet, these do: minutes on a busy machine."""
 ONCE_A_PROCESS = ("alst",)
 """What DeepSpeed sets up for its Ulysses it sets up once."""
 SHORT = {"steps": 1, "warmup_steps": 0, "report": False}
@@ -62,8 +59,6 @@ ALONE = pytest.param("one_model", 1, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize(("name", "ranks"), [*CASES, ALONE])
 def test_observed_a_loop_has_the_losses_that_it_has_unobserved(launcher, tmp_path, name, ranks):
-    if name in COMPILING:
-        settle_extensions()
     processes = ("plain", "observed") if name in ONCE_A_PROCESS else ("plain-observed",)
     both = [train_on_ranks(launcher, tmp_path / f"{name}-{ways}", ranks) for ways in processes]
     for plain, observed in zip(both[0], both[-1], strict=True):
