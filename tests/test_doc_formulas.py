@@ -29,7 +29,7 @@ from bench.passes.parity import section as parity_section
 from bench.passes.telemetry import telemetry
 from bench.passes.timing import section as timing_section
 from bench.passes.trace.section import TRACED_PART, TRACED_STEPS
-from bench.statistics import MIN_PROCESSES, interval_rank, pair_rank
+from bench.statistics import MAX_PROCESSES, MIN_PROCESSES, POWER, TOLD_RATIO, interval_rank, pair_rank
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, backwards_per_step, forwards_per_step
 from tests.cells import FOUR_H100, make_cell
@@ -148,9 +148,13 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("sweep_ratio", f"{pair_rank(6, 6)} of the 36 ratios of six and six processes"),
         ("sweep_ratio", f"fewer than {WORDS_OF_NUMBERS[MIN_PROCESSES]} processes"),
         ("samples", f"`measure.repeats_budget_s` ({make_cell().measure.repeats_budget_s:.0f})"),
+        ("samples", f"{MAX_PROCESSES} in all at the most"),
+        ("false_differences", f"Phi(log({TOLD_RATIO:.2f})"),
+        ("false_differences", f"at least {MIN_PROCESSES}, at most {MAX_PROCESSES}"),
+        ("false_differences", f"z({POWER:g}))^2"),
         ("false_differences", f"more than {trial.MAX_FALSE_SHARE:.0%} of comparisons"),
         ("false_differences", f"fewer than {trial.MIN_FOUND_SHARE:.0%} of slower ones"),
-        ("false_differences", f"multiplied by {trial.SLOWER:.2f}"),
+        ("false_differences", f"multiplied by {TOLD_RATIO:.2f}"),
         ("telemetry", f"every {telemetry.PERIOD_S * 1e3:.0f} ms"),
         ("telemetry", f"{telemetry.MAX_SAMPLES:,} samples"),
         ("telemetry", f"< {telemetry.SLOW_CLOCK} * reference_clock_mhz"),

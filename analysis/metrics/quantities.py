@@ -197,7 +197,7 @@ SWEEP_RATIO = Quantity(
 )  # fmt: skip
 FALSE_DIFFERENCES = Quantity(
     "false_differences", "False differences", "fraction 0..1",
-    "How often six processes are called faster than six of the same cell, and a slowdown of 10 % is found.",
+    "How often processes are called faster than others of the same cell, and a slowdown of 10 % is found.",
 )  # fmt: skip
 
 WITHOUT_METRIC = (

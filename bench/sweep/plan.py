@@ -11,12 +11,10 @@ from bench.cell.planned import PlannedCell
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.experiments import experiment_of
-from bench.record import Status
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.legality import needed_packages, refusal
 from bench.request.values import refuse_too_many
-from bench.statistics import MIN_PROCESSES
 from bench.strategies import STRATEGIES
 from bench.sweep.repeats import (
     Turn,
@@ -26,6 +24,7 @@ from bench.sweep.repeats import (
     least_repeats,
     open_cells,
     planned_line,
+    ran_so_far,
 )
 
 
@@ -51,20 +50,29 @@ class Plan:
         return frozenset(package for cell in cells for package in needed_packages(cell).values())
 
     def repeated(self, records: Sequence[Mapping[str, Any]]) -> Plan:
-        """The plan with the repeats that were left open, chosen by what the cells took so far.
+        """The plan with more of the repeats that were left open, chosen by what ran so far.
 
-        Their first records decide, so a sweep that is resumed chooses as it did before.
+        Twice in a sweep: once each cell has run, and once they have run MIN_PROCESSES times. Each time the
+        records of the repeats up to then decide, so a sweep that is resumed chooses as it did before.
         """
         if not self.open_cells:
             return self
-        first = {record["cell_id"]: record for record in records if record["repeat"] == 0}
-        took_s = {cell: float(record["wall_s"]) for cell, record in first.items()}
-        ok = {cell for cell, record in first.items() if record["status"] == Status.OK}
-        choice = choose(self.open_cells, took_s, ok, self.open_cells[0].measure.repeats_budget_s)
-        chosen = [cell for cell in self.open_cells if cell.seq_len in choice.often and cell.cell_id in ok]
-        turns = in_turns(chosen, range(1, MIN_PROCESSES))
-        cells = (*self.cells, *_in_order(turns, len(self.cells)))
-        return replace(self, cells=cells, open_cells=(), note=chosen_line(choice, self.open_cells))
+        left_open = {cell.cell_id for cell in self.open_cells}
+        repeats = 1 + max(each.repeat for each in self.cells if each.cell.cell_id in left_open)
+        before = [record for record in records if record["repeat"] < repeats]
+        left_s = self.open_cells[0].measure.repeats_budget_s - sum(float(each["wall_s"]) for each in before)
+        ran = ran_so_far(before)
+        choice = choose(self.open_cells, ran, left_s)
+        until = {seq_len: repeats + more.gets for seq_len, more in choice.items() if more.gets}
+        chosen = [cell for cell in self.open_cells if cell.seq_len in until and cell.cell_id in ran]
+        turns = in_turns(chosen, range(repeats, max(until.values(), default=repeats)))
+        turns = [(cell, repeat) for cell, repeat in turns if repeat < until[cell.seq_len]]
+        return replace(
+            self,
+            cells=(*self.cells, *_in_order(turns, len(self.cells))),
+            open_cells=tuple(chosen) if repeats == 1 else (),
+            note=chosen_line(choice, self.open_cells),
+        )
 
 
 def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:

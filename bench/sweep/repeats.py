@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
 
 from bench.cell.trajectory import REFERENCE_STRATEGY
 from bench.config import AUTO, RunConfig
 from bench.labels import duration_label, length_label
-from bench.statistics import MIN_PROCESSES
+from bench.record import Status
+from bench.statistics import (
+    MAX_PROCESSES,
+    MIN_PROCESSES,
+    TOLD_RATIO,
+    enough_processes,
+    pooled_spread,
+)
 
 Turn = tuple[RunConfig, int]
 """A cell and its repeat, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """At which lengths cells run in MIN_PROCESSES processes, and at which in one."""
+class Ran:
+    """The processes of one cell that worked, so far."""
 
-    often: frozenset[int]
-    once: frozenset[int]
-    """Lengths with something to compare for which the budget has no room."""
-    more_s: float
-    """What the further processes will take."""
+    wall_s: tuple[float, ...]
+    step_ms: tuple[float, ...]
+    """Each process's median step."""
+
+
+@dataclass(frozen=True, slots=True)
+class More:
+    """How many processes the cells of one length have, get and would have to get."""
+
+    has: int
+    gets: int
+    lacks: int
+    took_s: float
+    """One process of each of its cells."""
+
+    @property
+    def more_s(self) -> float:
+        return self.gets * self.took_s
+
+
+Choice = Mapping[int, More]
+"""By length."""
 
 
 def in_turns(cells: Sequence[RunConfig], repeats: Iterable[int]) -> list[Turn]:
@@ -51,27 +78,59 @@ def open_cells(cells: Iterable[RunConfig]) -> list[RunConfig]:
     return [cell for cell in cells if cell.measure.repeats == AUTO]
 
 
-def choose(
-    cells: Sequence[RunConfig], took_s: Mapping[str, float], ok: Collection[str], budget_s: float
-) -> Choice:
-    """Which lengths are worth more processes, by what one of each cell took; the soonest done come first.
+def ran_so_far(records: Iterable[Mapping[str, Any]]) -> dict[str, Ran]:
+    """By cell, what became of those of its processes that worked."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        if record["status"] == Status.OK:
+            found.setdefault(record["cell_id"], []).append(record)
+    return {
+        cell: Ran(tuple(float(each["wall_s"]) for each in its), tuple(map(_step_ms, its)))
+        for cell, its in found.items()
+    }
 
-    `took_s` is seconds by cell, `ok` holds the cells that worked. All cells of a length run equally often, so
-    that they stay comparable; those of a length with fewer than two that worked have nothing to be compared
-    with, so they are in neither set.
+
+def choose(cells: Iterable[RunConfig], ran: Mapping[str, Ran], left_s: float) -> Choice:
+    """Which lengths get more processes, by what those that ran took and spread by; the soonest done first.
+
+    All cells of a length run equally often, so that they stay comparable. MIN_PROCESSES come at once or not
+    at all; once there, further ones come as far as there is room. A length with fewer than two cells that
+    worked has nothing to compare: it is left out, and so is one that lacks nothing.
     """
-    by_length: dict[int, list[float]] = {}
+    by_length: dict[int, list[Ran]] = {}
     for cell in cells:
-        if cell.cell_id in ok:
-            by_length.setdefault(cell.seq_len, []).append((MIN_PROCESSES - 1) * took_s[cell.cell_id])
-    compared = {seq_len: sum(each) for seq_len, each in by_length.items() if len(each) > 1}
-    left_s, often, more_s = budget_s - sum(took_s.values()), set[int](), 0.0
-    for seq_len, cost_s in sorted(compared.items(), key=lambda pair: pair[1]):
-        if more_s + cost_s > left_s:
-            break
-        often.add(seq_len)
-        more_s += cost_s
-    return Choice(frozenset(often), frozenset(compared) - often, more_s)
+        if cell.cell_id in ran:
+            by_length.setdefault(cell.seq_len, []).append(ran[cell.cell_id])
+    lacking = {
+        seq_len: (_lacks(its), sum(fmean(each.wall_s) for each in its))
+        for seq_len, its in by_length.items()
+        if len(its) > 1 and _lacks(its)
+    }
+    choice = dict[int, More]()
+    for seq_len, (lacks, took_s) in sorted(lacking.items(), key=lambda pair: math.prod(pair[1])):
+        has = _processes(by_length[seq_len])
+        fits = min(lacks, math.floor(left_s / took_s))
+        gets = fits if fits == lacks or has >= MIN_PROCESSES else 0
+        choice[seq_len] = More(has, gets, lacks, took_s)
+        left_s -= gets * took_s
+    return choice
+
+
+def _processes(cells: Iterable[Ran]) -> int:
+    return min(len(each.step_ms) for each in cells)
+
+
+def _lacks(cells: Sequence[Ran]) -> int:
+    """How many more processes of each tell them apart, as far as those that ran know."""
+    has = _processes(cells)
+    if has < MIN_PROCESSES:
+        return MIN_PROCESSES - has
+    return max(0, enough_processes(pooled_spread(each.step_ms for each in cells)) - has)
+
+
+def _step_ms(record: Mapping[str, Any]) -> float:
+    of_ranks: Sequence[Sequence[float]] = record["timing"]["step_times_ms"]
+    return float(median(map(max, zip(*of_ranks, strict=True))))
 
 
 def planned_line(cells: Sequence[RunConfig]) -> str | None:
@@ -81,19 +140,25 @@ def planned_line(cells: Sequence[RunConfig]) -> str | None:
         return None
     return (
         f"measure.repeats={AUTO}: one process of each cell, then {MIN_PROCESSES - 1} more at lengths where"
-        f" the sweep still fits {_budget(cells)}"
+        f" the sweep still fits {_budget(cells)}, and up to {MAX_PROCESSES} in all where {MIN_PROCESSES}"
+        f" differ too much to tell {TOLD_RATIO - 1:.0%} apart"
     )
 
 
 def chosen_line(choice: Choice, cells: Sequence[RunConfig]) -> str | None:
-    """Where it is six processes and where one; None where there is nothing to compare."""
-    parts = []
-    if choice.often:
-        more = f"{MIN_PROCESSES - 1} more, about {duration_label(choice.more_s)}"
-        parts.append(f"{MIN_PROCESSES} processes of each cell at {_lengths(choice.often)} ({more})")
-    if choice.once:
-        parts.append(f"one at {_lengths(choice.once)}: {MIN_PROCESSES} would not fit {_budget(cells)}")
-    return f"measure.repeats={AUTO}: {'; '.join(parts)}" if parts else None
+    """How many processes there will be at which lengths, and why no more; None where none are lacking."""
+    lines = [_of_length(seq_len, more, _budget(cells)) for seq_len, more in sorted(choice.items())]
+    return f"measure.repeats={AUTO}: {'; '.join(lines)}" if lines else None
+
+
+def _of_length(seq_len: int, more: More, budget: str) -> str:
+    length, enough = length_label(seq_len), more.has + more.lacks
+    has = "one process" if more.has == 1 else f"{more.has} processes"
+    gets = f"{more.has + more.gets} processes" if more.gets else has
+    line = f"{gets} of each cell at {length}"
+    if more.gets:
+        line += f" ({more.gets} more, about {duration_label(more.more_s)})"
+    return line if more.gets == more.lacks else f"{line}: {enough} would not fit {budget}"
 
 
 def _shuffled(cells: Sequence[RunConfig], seed: str) -> list[RunConfig]:
@@ -102,7 +167,3 @@ def _shuffled(cells: Sequence[RunConfig], seed: str) -> list[RunConfig]:
 
 def _budget(cells: Sequence[RunConfig]) -> str:
     return f"measure.repeats_budget_s={cells[0].measure.repeats_budget_s:g}"
-
-
-def _lengths(lengths: Collection[int]) -> str:
-    return ", ".join(map(length_label, sorted(lengths)))

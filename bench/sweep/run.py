@@ -63,10 +63,7 @@ def run_plan(
         trajectories = Trajectories()
         trajectories.keep_finished(cells, before)
         _refuse_records(plan, before)
-        pending = _missing(plan, before)
-        if not pending:
-            plan = plan.repeated(before)
-            pending = _missing(plan, before)
+        plan, pending = _whatever_is_missing(plan, before)
         launcher.warm()
         _write_config(plan)
         progress.start(pending, plan.folder, plan.note)
@@ -144,15 +141,22 @@ def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
 
 
 def _repeats(plan: Plan, store: Store, progress: Progress) -> tuple[Plan, list[PlannedCell]]:
-    """The plan with the repeats that were left open until every cell had run, and what of it is missing."""
+    """The plan with more of the repeats that were left open, and what of it is missing."""
     if not plan.open_cells:
         return plan, []
-    records = store.read()
-    whole = plan.repeated(records)
-    pending = _missing(whole, records)
+    whole, pending = _whatever_is_missing(plan, store.read())
     _write_config(whole)
     progress.add(pending, whole.note)
     return whole, pending
+
+
+def _whatever_is_missing(plan: Plan, records: Sequence[dict[str, Any]]) -> tuple[Plan, list[PlannedCell]]:
+    """The plan, with more repeats as long as nothing of it is missing, and what then is."""
+    pending = _missing(plan, records)
+    while not pending and plan.open_cells:
+        plan = plan.repeated(records)
+        pending = _missing(plan, records)
+    return plan, pending
 
 
 def _refuse_records(plan: Plan, before: Sequence[dict[str, Any]]) -> None:

@@ -7,12 +7,12 @@ import pytest
 from rich.console import Console
 
 from bench.config import AUTO
-from bench.statistics import MIN_PROCESSES
+from bench.statistics import MAX_PROCESSES, MIN_PROCESSES
 from bench.store import read_records
 from bench.sweep import run as sweep_run
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
-from bench.sweep.repeats import choose, in_turns
+from bench.sweep.repeats import Ran, choose, in_turns
 from bench.sweep.run import run_plan
 from tests.cells import TWO_CORES, make_cell, make_raw
 
@@ -31,14 +31,15 @@ def planned(*words, **kwargs):
     return plan(raws(*words, **kwargs), TWO_CORES, single=False)
 
 
-def ended(cells, took_s, status="ok"):
-    """A record of each, as far as the plan reads it."""
+def ended(cells, took_s, status="ok", spread=0.0):
+    """A record of each, as far as the plan reads it; every other process is slower by the spread."""
     return [
         {
             "cell_id": each.cell.cell_id,
             "repeat": each.repeat,
             "status": status,
             "wall_s": took_s[each.cell.seq_len],
+            "timing": {"step_times_ms": [[100 * (1 + spread) ** (each.repeat % 2)] * 3] * 2},
         }
         for each in cells
     ]
@@ -79,10 +80,31 @@ def test_the_lengths_that_fit_the_budget_are_repeated_and_the_plan_says_which():
     }
     assert [each.order for each in more] == [*range(4, 14)]
     assert whole.note == (
-        "measure.repeats=auto: 6 processes of each cell at 1k (5 more, about 100 s); one at 2k: 6 would not"
-        " fit measure.repeats_budget_s=480"
+        "measure.repeats=auto: 6 processes of each cell at 1k (5 more, about 100 s); one process of each cell"
+        " at 2k: 6 would not fit measure.repeats_budget_s=480"
     )
-    assert not whole.open_cells
+    assert {cell.seq_len for cell in whole.open_cells} == {1024}
+
+
+@pytest.mark.parametrize(("spread", "processes"), [(0.0, 6), (0.05, 6), (0.15, 14), (0.4, MAX_PROCESSES)])
+def test_processes_that_spread_too_far_to_tell_ten_percent_apart_become_more(spread, processes):
+    first = planned(lengths=("1k",))
+    six = first.repeated(ended(first.cells, {1024: 1.0}))
+    whole = six.repeated(ended(six.cells, {1024: 1.0}, spread=spread))
+    assert [each.repeat for each in whole.cells] == [n for n in range(processes) for _ in STRATEGIES]
+    assert (f"{processes} processes of each cell at 1k" in (whole.note or "")) == (processes > 6)
+    assert whole.repeated(ended(whole.cells, {1024: 1.0}, spread=spread)) is whole
+
+
+def test_of_the_further_processes_as_many_come_as_the_budget_has_room_for():
+    first = planned("measure.repeats_budget_s=150", lengths=("1k",))
+    six = first.repeated(ended(first.cells, {1024: 10.0}))
+    whole = six.repeated(ended(six.cells, {1024: 10.0}, spread=0.15))
+    assert len(whole.cells) == 14
+    assert whole.note == (
+        "measure.repeats=auto: 7 processes of each cell at 1k (1 more, about 20 s): 14 would not fit"
+        " measure.repeats_budget_s=150"
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,9 +113,9 @@ def test_the_lengths_that_fit_the_budget_are_repeated_and_the_plan_says_which():
 def test_the_whole_sweep_stays_within_its_budget(budget_s, often):
     cells = [each.cell for each in planned().cells]
     took_s = {cell.cell_id: 2.0 if cell.seq_len == 1024 else 48.0 for cell in cells}
-    choice = choose(cells, took_s, {*took_s}, budget_s)
-    assert choice.often == often
-    assert sum(took_s.values()) + choice.more_s <= max(budget_s, 100)
+    ran = {cell: Ran((wall_s,), (100.0,)) for cell, wall_s in took_s.items()}
+    choice = choose(cells, ran, budget_s - sum(took_s.values()))
+    assert {seq_len for seq_len, more in choice.items() if more.gets} == often
 
 
 def test_a_cell_that_failed_is_not_repeated_and_one_alone_has_nothing_to_be_compared_with():
