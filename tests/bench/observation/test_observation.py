@@ -23,6 +23,7 @@ from bench.observation import parity
 from bench.observation.checks import UNKNOWN, checks_of_loop
 from bench.observation.observation import LOST_PEER_WAIT_S
 from bench.observation.tokens import RankTokens, layout_of, misfed
+from bench.store import read_records
 from tests.cells import make_cell
 from tests.scripts import own_loop
 
@@ -38,15 +39,22 @@ MISTAKES = {
     "labels_shifted_in_shards": "labels were shifted after sharding",
 }
 
-LOOPS = ("raises", "loss_of_all_ranks")
-"""Variants of the loop that are no mistakes."""
+LOOPS = ("right", "loss_of_all_ranks", *MISTAKES)
+"""Variants of the loop that end well, the others after them."""
 
 
 def observed(job, log):
     """A rank's whole life: the loop of the script, with the mistake that the folder is named for."""
     join(job)
-    mistake = job.folder.name if job.folder.name in (*MISTAKES, *LOOPS) else None
-    own_loop.train(job.folder, mistake)
+    own_loop.train(job.folder, job.folder.name)
+    return {}
+
+
+def observed_each(job, log):
+    """A rank's whole life: one loop after another, each in a folder of its name, and the first again."""
+    join(job)
+    for name in (*LOOPS, LOOPS[0]):
+        own_loop.train(job.folder / name, name)
     return {}
 
 
@@ -66,10 +74,17 @@ def observe_on_ranks(launcher, folder, ranks=2, entry=observed):
 
 
 @pytest.fixture(scope="module")
-def record(launcher, tmp_path_factory):
-    ends, records = observe_on_ranks(launcher, tmp_path_factory.mktemp("observed") / "right")
+def records(launcher, tmp_path_factory):
+    """The records of each loop, by its name."""
+    folder = tmp_path_factory.mktemp("observed")
+    ends, _ = observe_on_ranks(launcher, folder, entry=observed_each)
     assert all(end.report for end in ends), ends[0].log_tail
-    return records[0]
+    return {name: read_records(folder / name / "records.jsonl") for name in LOOPS}
+
+
+@pytest.fixture
+def record(records):
+    return records["right"][0]
 
 
 def test_a_loop_that_is_right_leaves_the_same_sections_as_a_cell(record):
@@ -135,10 +150,9 @@ def test_its_traced_step_adds_up(record):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_loop_that_does_not_train_the_whole_sequence_is_a_wrong_result(launcher, tmp_path, mistake):
-    ends, records = observe_on_ranks(launcher, tmp_path / mistake)
-    (record,) = records
-    assert record["status"] == "wrong_result", [end.failure or end.log_tail for end in ends]
+def test_a_loop_that_does_not_train_the_whole_sequence_is_a_wrong_result(records, mistake):
+    (record,) = records[mistake]
+    assert record["status"] == "wrong_result"
     assert MISTAKES[mistake] in record["reason"]
     assert record["timing"] is None
 
@@ -152,17 +166,14 @@ def test_a_step_that_raises_leaves_one_record_of_it_and_the_error_goes_on(launch
     assert (record["config"]["seq_len"], record["config"]["layout"]) == (512, "contiguous")
 
 
-def test_the_same_loop_again_is_a_repeat(launcher, tmp_path):
-    folder = tmp_path / "again"
-    observe_on_ranks(launcher, folder, ranks=1)
-    _, records = observe_on_ranks(launcher, folder, ranks=1)
-    assert [record["repeat"] for record in records] == [0, 1]
-    assert len({record["cell_id"] for record in records}) == 1
+def test_the_same_loop_again_is_a_repeat(records):
+    assert [record["repeat"] for record in records["right"]] == [0, 1]
+    assert len({record["cell_id"] for record in records["right"]}) == 1
 
 
-def test_a_loss_that_is_gathered_from_all_ranks_is_traced_like_any_other(launcher, tmp_path):
+def test_a_loss_that_is_gathered_from_all_ranks_is_traced_like_any_other(records):
     """Its backward scatters, as that of DeepSpeed's tutorial does."""
-    _, (record,) = observe_on_ranks(launcher, tmp_path / "loss_of_all_ranks")
+    (record,) = records["loss_of_all_ranks"]
     assert record["status"] == "ok", record["reason"]
     assert record["engagement"]["calls"]["other scatter"] > 0
     assert record["trace"]["unjoined"] == [None, None]

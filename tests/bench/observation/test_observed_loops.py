@@ -22,6 +22,15 @@ LENGTH = 64
 ONE_STEP = ObserveRequest(strategy="own", folder=Path(), steps=1, warmup_steps=0, report=False)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects():
+    """A traced step looks for another profiler among all objects, of which a session of tests has many."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _one_rank(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)

@@ -1,5 +1,6 @@
 """What a trace says of real ranks, where the answer is known beforehand or by another way."""
 
+import functools
 import itertools
 import json
 from dataclasses import asdict
@@ -20,22 +21,28 @@ TOLERANCE = 0.1
 """Other tests run beside these, and who slept is woken late."""
 
 
-def traced(launcher, tmp_path, case, ranks):
-    """The merged trace section of a synthetic step, the ranks' own parts, and their folder."""
-    cell = make_cell("strategy=ring", f"cluster.world_size={ranks}")
-    folder = tmp_path / case.__name__
-    ends = launcher.run(cell, folder, entry=trace_case)
-    assert all(end.report for end in ends), ends[0].log_tail
-    reports = [decoded(end.report) for end in ends]
-    trace = PASSES["trace"].merge(reports, cell)
-    assert len(trace.steps) == TRACED
-    assert PASSES["trace"].gate(cell, trace) is None
-    return trace, PASSES["trace"].parts(reports), folder
+@pytest.fixture(scope="module")
+def traced(launcher, tmp_path_factory):
+    """Of a synthetic step and ranks the merged trace section, the ranks' own parts and their folder, once."""
+
+    @functools.cache
+    def traced(case, ranks):
+        cell = make_cell("strategy=ring", f"cluster.world_size={ranks}")
+        folder = tmp_path_factory.mktemp("traced") / case.__name__
+        ends = launcher.run(cell, folder, entry=trace_case)
+        assert all(end.report for end in ends), ends[0].log_tail
+        reports = [decoded(end.report) for end in ends]
+        trace = PASSES["trace"].merge(reports, cell)
+        assert len(trace.steps) == TRACED
+        assert PASSES["trace"].gate(cell, trace) is None
+        return trace, PASSES["trace"].parts(reports), folder
+
+    return traced
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_others_wait_as_long_as_one_sleeps(launcher, tmp_path, ranks):
-    trace, _, _ = traced(launcher, tmp_path, Case.sleep_before_the_exchange, ranks)
+def test_the_others_wait_as_long_as_one_sleeps(traced, ranks):
+    trace, _, _ = traced(Case.sleep_before_the_exchange, ranks)
     waiting = trace.purpose_waiting_ms["attention"]
     assert [waiting[rank] for rank in range(ranks) if rank != 1] == [
         pytest.approx(SLEEP_MS, rel=TOLERANCE) for _ in range(ranks - 1)
@@ -48,8 +55,8 @@ def test_the_others_wait_as_long_as_one_sleeps(launcher, tmp_path, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_who_waits_for_a_sleeper_transfers_next_to_nothing_in_every_traced_step(launcher, tmp_path, ranks):
-    trace, _, _ = traced(launcher, tmp_path, Case.sleep_before_the_exchange, ranks)
+def test_who_waits_for_a_sleeper_transfers_next_to_nothing_in_every_traced_step(traced, ranks):
+    trace, _, _ = traced(Case.sleep_before_the_exchange, ranks)
     shares = traced_shares(convert(asdict(trace), Trace), None)
     assert shares.steps == TRACED
     # All but one rank wait for nearly all of the step.
@@ -58,8 +65,8 @@ def test_who_waits_for_a_sleeper_transfers_next_to_nothing_in_every_traced_step(
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_communication_behind_compute_is_total_and_not_exposed(launcher, tmp_path, ranks):
-    trace, _, _ = traced(launcher, tmp_path, Case.hide_an_exchange_behind_compute, ranks)
+def test_communication_behind_compute_is_total_and_not_exposed(traced, ranks):
+    trace, _, _ = traced(Case.hide_an_exchange_behind_compute, ranks)
     for rank in range(ranks):
         total, exposed = trace.purpose_total_ms["gradients"][rank], trace.exposed_ms[rank]
         assert total > 0
@@ -67,16 +74,16 @@ def test_communication_behind_compute_is_total_and_not_exposed(launcher, tmp_pat
         assert exposed < TOLERANCE * trace.step_ms[rank]
 
 
-def test_who_receives_late_waits_for_its_sender(launcher, tmp_path):
-    trace, _, _ = traced(launcher, tmp_path, Case.pass_on_late, 4)
+def test_who_receives_late_waits_for_its_sender(traced):
+    trace, _, _ = traced(Case.pass_on_late, 4)
     waiting = trace.purpose_waiting_ms["attention"]
     assert waiting[1] == pytest.approx(SLEEP_MS, rel=TOLERANCE)
     assert waiting[0] < TOLERANCE * SLEEP_MS
     assert waiting[2] < TOLERANCE * SLEEP_MS
 
 
-def test_the_tap_and_the_profiler_read_one_clock(launcher, tmp_path):
-    _, traces, folder = traced(launcher, tmp_path, Case.sleep_before_the_exchange, 2)
+def test_the_tap_and_the_profiler_read_one_clock(traced):
+    _, traces, folder = traced(Case.sleep_before_the_exchange, 2)
     for rank, trace in enumerate(traces):
         calls = json.loads((folder / f"calls-{rank}.json").read_text())
         profiled = sorted(flight.arrival_us for step in trace.steps for flight in step.flights)

@@ -33,10 +33,10 @@ class Ears:
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("measure.budget_s=0.001",), ("measure.trace=false",), ("measure.warmup_steps=3",)], ids=str
+    "words", [("measure.budget_s=0.001",), ("measure.trace=false", "measure.warmup_steps=3")], ids=str
 )
 def test_a_cell_runs_the_steps_that_its_estimate_counts(launcher, tmp_path, words):
-    cell = make_cell("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=4", *words)
+    cell = make_cell("strategy=local", "engine=ddp", "seq_len=256", "measure.steps=4", *words)
     ears = Ears()
     record = run(PlannedCell(cell, 0, 0), launcher, tmp_path, listener=ears)
     assert record.status == "ok", record.reason
