@@ -12,8 +12,8 @@ import pytest
 
 from bench.environment import REPOSITORY
 from bench.store import read_records
-from bench.strategies import STRATEGIES
 from tests.attention_cases import WORLD_SIZES, beyond_their_limits, check_cases, cover, errors_of
+from tests.installed import see_what_is_installed_now
 
 pytestmark = pytest.mark.ranks
 
@@ -132,12 +132,6 @@ def test_its_attention_is_plain_attention_to_the_digits_of_every_dtype(
     cases = cover(["gather_kv"], world_size)
     assert {case[3] for case in cases} == {"fp64", "fp32", "bf16"}
     assert not beyond_their_limits(errors_of(launcher, tmp_path, cases, entry=check_installed_attention))
-
-
-def see_what_is_installed_now(monkeypatch):
-    """A process reads once which packages have strategies; once undone, it knows what it knew before."""
-    len(STRATEGIES)  # reads it, for there to be something to undo
-    monkeypatch.delitem(vars(STRATEGIES), "_plugins")
 
 
 def check_installed_attention(job, log):

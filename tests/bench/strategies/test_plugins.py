@@ -1,18 +1,17 @@
 """Strategies of installed packages: found by their entry points, checked, and refused in one line."""
 
-import os
-import subprocess
 import sys
 import textwrap
 
 import pytest
 
 from bench.config import ConfigError
-from bench.environment import REPOSITORY
 from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
 from bench.strategies.table import ENTRY_POINTS, StrategyTable
 from tests.cells import TINY
+from tests.command import typed_here
+from tests.installed import see_what_is_installed_now
 
 GOOD = """
     from bench.strategies.ring.facts import Ring
@@ -153,27 +152,17 @@ def test_a_name_of_ours_that_a_package_offers_too_is_refused(installed, table):
 
 
 @pytest.fixture
-def typed(tmp_path):
-    """Run a command line in a process that finds the packages of this test."""
+def typed(tmp_path, monkeypatch, installed):
+    """The command line, in a folder of its own, that finds the packages of this test."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-
-    def run(*words, program="run_sweep.py"):
-        return subprocess.run(
-            [sys.executable, str(REPOSITORY / program), *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | {"PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
-        )
-
-    return run
+    see_what_is_installed_now(monkeypatch)
+    return lambda *words: typed_here(folder, *words)
 
 
-def test_beside_a_broken_package_the_command_line_works(tmp_path, typed):
-    install(tmp_path, "broken", "import no_such_module")
-    install(tmp_path, "my_ring", package="my-package")
+def test_beside_a_broken_package_the_command_line_works(tmp_path, typed, installed):
+    installed("broken", "import no_such_module")
+    installed("my_ring", package="my-package")
     shown = typed("--help")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "strategy: broken, deepspeed_ulysses, local, my_ring, ring," in shown.stdout
@@ -189,9 +178,9 @@ def test_beside_a_broken_package_the_command_line_works(tmp_path, typed):
     assert not [*(tmp_path / "elsewhere").iterdir()]
 
 
-def test_head_limits_are_told_of_every_strategy_that_can_be_had(tmp_path, typed):
-    install(tmp_path, "broken", "import no_such_module")
-    install(tmp_path, "my_ring", package="my-package")
+def test_head_limits_are_told_of_every_strategy_that_can_be_had(tmp_path, typed, installed):
+    installed("broken", "import no_such_module")
+    installed("my_ring", package="my-package")
     words = ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4", "sweep_dir=out")
     done = typed(*words)
     assert done.returncode == 0, done.stderr
@@ -215,9 +204,9 @@ WRONG_WORDS = {
 
 
 @pytest.mark.parametrize("case", WRONG_WORDS)
-def test_wrong_words_about_an_offered_strategy_get_the_same_help_as_about_ours(tmp_path, typed, case):
+def test_wrong_words_about_an_offered_strategy_get_the_same_help_as_about_ours(typed, installed, case):
     words, said = WRONG_WORDS[case]
-    install(tmp_path, "my_ring", f'{GOOD}        layouts = ("zigzag", "contiguous")')
+    installed("my_ring", f'{GOOD}        layouts = ("zigzag", "contiguous")')
     refused = typed(*words)
     assert refused.returncode == 2
     assert said in refused.stderr
@@ -226,16 +215,16 @@ def test_wrong_words_about_an_offered_strategy_get_the_same_help_as_about_ours(t
 
 @pytest.mark.parametrize("words", [(), ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4")])
 @pytest.mark.parametrize("asked", ["refusals", "exchange_bytes", "ulysses_degree"])
-def test_facts_that_fail_when_asked_are_refused_before_a_cell_starts(tmp_path, typed, asked, words):
-    install(tmp_path, "my_ring", f"{GOOD}        {asked} = 3")
+def test_facts_that_fail_when_asked_are_refused_before_a_cell_starts(typed, installed, asked, words):
+    installed("my_ring", f"{GOOD}        {asked} = 3")
     refused = typed("-m", "strategy=my_ring", *words, *TINY)
     assert refused.returncode == 2
     assert "of the package some-package 1.2 fails when its facts are read: TypeError" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_a_formula_that_gives_no_whole_number_is_refused(tmp_path, typed):
-    install(tmp_path, "my_ring", f"{GOOD}        exchange_bytes = lambda self, cell: cell.seq_len / 2")
+def test_a_formula_that_gives_no_whole_number_is_refused(typed, installed):
+    installed("my_ring", f"{GOOD}        exchange_bytes = lambda self, cell: cell.seq_len / 2")
     refused = typed("strategy=my_ring", *TINY)
     assert refused.returncode == 2
     assert "exchange_bytes must be a whole number, not 128.0" in refused.stderr
