@@ -123,6 +123,7 @@ def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> Ra
         flights=flights_ms(timeline),
         clock=BOOT_ID.read_text().strip() if BOOT_ID.exists() else "",
         unjoined=unjoined,
+        unmatched=unjoined or timeline.unmatched,
         other_calls=other_calls(tracks, traced.regions, calls),
     )
 
