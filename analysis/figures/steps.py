@@ -156,6 +156,8 @@ def _draw_bars(
         left, right = x * 2 ** (-step * 0.45), x * 2 ** (step * 0.45)
         for part in WHOLE_STEP:
             share = part_ms(cell, part) / step_ms(cell)
+            if not share and part.is_left_out_at_zero:
+                continue
             axes.bar(left, share, right - left, bottom, align="edge", color=part.color, label=part.label)
             bottom += share
     axes.plot(
