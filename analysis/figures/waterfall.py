@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,14 @@ def waterfall_of(cell: Mapping[Any, Any] | pd.Series[Any]) -> list[tuple[PartSty
     """
     is_split = bool(cell[EFFICIENCY] >= 0)
     parts = ((IDEAL_PART, EFFICIENCY_PART) if is_split else (WHOLE_ATTENTION,)) + LATER_PARTS
-    found = ((part, part_ms(cell, part)) for part in parts)
+    return parts_of(cell, parts)
+
+
+def parts_of(
+    cell: Mapping[Any, Any] | pd.Series[Any], styles: Iterable[PartStyle]
+) -> list[tuple[PartStyle, float]]:
+    """These parts with their milliseconds, less those that a cell without them does not name."""
+    found = ((part, part_ms(cell, part)) for part in styles)
     return [(part, ms) for part, ms in found if ms or not part.is_left_out_at_zero]
 
 
