@@ -80,7 +80,7 @@ class _Thread:
                 batch = [each for _, each in self.calls[closed:made] if _is_open(each)]
             closed = made
             if not batch:
-                raise JoinError("an NCCL kernel was launched that no call is without")
+                raise JoinError("an NCCL kernel was launched by no call of the step")
             meetings = {meeting(each.call.kind, each.call.group, (), 0) for each in batch}
             if len(meetings) > 1:
                 raise JoinError(f"an NCCL kernel was launched for calls of {len(meetings)} kinds or groups")

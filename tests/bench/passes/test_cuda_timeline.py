@@ -149,7 +149,11 @@ def test_kernels_of_two_groups_with_equal_ranks_do_not_meet(order):
         (ONE_HOP, HOP[0][:1], "the tap saw {'send': 1}, the profiler {'send': 1, 'recv': 1}"),
         ([*ONE_HOP[:2], ONE_HOP[3]], HOP[0], "not hold the launches of 1 of 1 NCCL kernels"),
         (ONE_HOP[:2], HOP[0], "2 calls launched no NCCL kernel, the first of send"),
-        ([*ONE_HOP, *kernel("ncclDevKernel_Generic", 50, 60, 3, 2, WORKER)], HOP[0], "no call is without"),
+        (
+            [*ONE_HOP, *kernel("ncclDevKernel_Generic", 50, 60, 3, 2, WORKER)],
+            HOP[0],
+            "by no call of the step",
+        ),
         (
             [event("c10d::allreduce_", 0.9, 0.91), *ONE_HOP],
             [call("all_reduce", "other"), *HOP[0]],
