@@ -75,6 +75,7 @@ def a_trace():
             "optimizer": [10.0, 10.5, 9.0],
             "other": [19.0, 18.0, 17.0],
         },
+        copies_ms={"packing": [0.7, 0.8, 0.9], "optimizer": [1.1, 1.2, 1.3], "other": [1.4, 1.7, 1.5]},
         idle_ms=[6.0, 7.0, 5.0],
         median_step=1,
     )

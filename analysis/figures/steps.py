@@ -17,7 +17,7 @@ from analysis.cells.series import Series
 from analysis.figures.axes import finish_length_axes, say_empty, write_remarks
 from analysis.figures.failures import with_void
 from analysis.figures.style import MUTED_COLOR
-from analysis.figures.waterfall import WHOLE_STEP, PartStyle, part_ms, step_ms, waterfall_of
+from analysis.figures.waterfall import WHOLE_STEP, PartStyle, parts_of, step_ms, waterfall_of
 from analysis.labels import count_label, more_label, number_label, percent_label, status_label
 from analysis.metrics.step_parts import EFFICIENCY
 from analysis.metrics.traced_shares import MAX_TRACED_TO_TIMED, MIN_TRACED_TO_TIMED, is_void
@@ -154,8 +154,8 @@ def _draw_bars(
     for _, cell in rows.iterrows():
         x, bottom = float(cell["seq_len"]) * middle, 0.0
         left, right = x * 2 ** (-step * 0.45), x * 2 ** (step * 0.45)
-        for part in WHOLE_STEP:
-            share = part_ms(cell, part) / step_ms(cell)
+        for part, ms in parts_of(cell, WHOLE_STEP):
+            share = ms / step_ms(cell)
             axes.bar(left, share, right - left, bottom, align="edge", color=part.color, label=part.label)
             bottom += share
     axes.plot(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ class PartStyle:
     color: str
     columns: tuple[str, ...]
     """Whose sum it is."""
+    is_left_out_at_zero: bool = False
+    """Whether a cell that has none of it does not name it."""
 
 
 # Attention in blues, what moves in reds and yellows, the rest in greys and greens: apart in print too.
@@ -34,6 +36,7 @@ LATER_PARTS = (
     PartStyle("other communication, exposed", "#FEE391", ("part_other_exchange_ms",)),
     PartStyle("optimizer", "#238B45", ("part_optimizer_ms",)),
     PartStyle("other compute", "#74C476", ("part_other_compute_ms",)),
+    PartStyle("device copies", "#C7E9C0", ("part_copies_ms",), is_left_out_at_zero=True),
     PartStyle("idle", "#D9D9D9", ("part_idle_ms",)),
 )
 WHOLE_STEP = (
@@ -49,7 +52,15 @@ def waterfall_of(cell: Mapping[Any, Any] | pd.Series[Any]) -> list[tuple[PartSty
     """
     is_split = bool(cell[EFFICIENCY] >= 0)
     parts = ((IDEAL_PART, EFFICIENCY_PART) if is_split else (WHOLE_ATTENTION,)) + LATER_PARTS
-    return [(part, part_ms(cell, part)) for part in parts]
+    return parts_of(cell, parts)
+
+
+def parts_of(
+    cell: Mapping[Any, Any] | pd.Series[Any], styles: Iterable[PartStyle]
+) -> list[tuple[PartStyle, float]]:
+    """These parts with their milliseconds, less those that a cell without them does not name."""
+    found = ((part, part_ms(cell, part)) for part in styles)
+    return [(part, ms) for part, ms in found if ms or not part.is_left_out_at_zero]
 
 
 def part_ms(cell: Mapping[Any, Any] | pd.Series[Any], style: PartStyle) -> float:

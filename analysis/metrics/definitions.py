@@ -141,6 +141,7 @@ DEFINITIONS = (
     Definition("part_other_exchange_ms", q.STEP_PARTS, "parts.other_exchange", over_repeats=FIRST),
     Definition("part_optimizer_ms", q.STEP_PARTS, "parts.optimizer", over_repeats=FIRST),
     Definition("part_other_compute_ms", q.STEP_PARTS, "parts.other_compute", over_repeats=FIRST),
+    Definition("part_copies_ms", q.STEP_PARTS, "parts.copies", over_repeats=FIRST),
     Definition("part_idle_ms", q.IDLE, "parts.idle", over_repeats=FIRST),
     # Of a record as it stands, of a cell's repeats, and of a cell beside others.
     Definition("wall_s", q.CELL_TIME),

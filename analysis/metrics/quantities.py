@@ -73,7 +73,7 @@ ATTENTION_EXCHANGE_SHARE = Quantity(
 WAITING = Quantity(
     "waiting", "Waiting and load imbalance", "ms, fraction 0..1",
     "Time in which a rank was there and the last of those that had to meet it was not.",
-    ("trace.purpose_waiting_ms", "trace.purpose_exposed_waiting_ms"),
+    ("trace.purpose_waiting_ms", "trace.purpose_exposed_waiting_ms", "trace.waiting_unknown"),
 )  # fmt: skip
 PACKING = Quantity(
     "packing", "Packing", "ms",
@@ -87,7 +87,7 @@ IDLE = Quantity(
 STEP_PARTS = Quantity(
     "step_parts", "Parts of a step", "ms",
     "The traced step of the rank that attention kept busiest, every instant counted once.",
-    ("trace.compute_ms",),
+    ("trace.compute_ms", "trace.copies_ms"),
 )  # fmt: skip
 IDEAL_ATTENTION = Quantity(
     "ideal_attention", "Ideal attention and the waterfall", "ms",

@@ -104,14 +104,20 @@ class Trace(Struct):
     purpose_exposed_ms: ByPurpose = None
     purpose_exposed_waiting_ms: ByPurpose = None
     compute_ms: Compute | None = None
+    copies_ms: dict[str, PerRank] = {}
     idle_ms: PerRank | None = None
     unjoined: list[str | None] = []
     steps: list[TracedStep] = []
 
     def __post_init__(self) -> None:
         known = [self.step_ms, self.total_ms, self.exposed_ms, self.idle_ms, self.unjoined]
-        for by_purpose in (self.purpose_total_ms, self.purpose_exposed_ms, self.purpose_exposed_waiting_ms):
-            known.extend((by_purpose or {}).values())
+        for by_name in (
+            self.purpose_total_ms,
+            self.purpose_exposed_ms,
+            self.purpose_exposed_waiting_ms,
+            self.copies_ms,
+        ):
+            known.extend((by_name or {}).values())
         if self.compute_ms is not None:
             known.extend(astuple(self.compute_ms))
         _of_equally_many_ranks(*(per_rank for per_rank in known if per_rank))

@@ -7,13 +7,14 @@ ideal_attention   what `local`'s attention took for the same work, divided by th
                   A(local) x capacity(local) / capacity(cell)
 block_efficiency  mean A(r) - ideal: the kernel at the block shapes, heads and merges of the strategy
 imbalance         A(busiest) - mean A(r)
-packing           copies and conversions in attention
+packing           copies and conversions in attention, by kernels and by a GPU's copy engines
 transfer          exposed attention exchange less its waiting
 waiting           exposed attention exchange before the last of the ranks that had to meet arrived
 model_state       exposed parameters and gradients
 other_exchange    exposed counts, losses, norms, barriers and what has no known purpose
 optimizer         clipping and the update
 other_compute     compute outside attention and the optimizer
+copies            what a GPU copied or filled without a kernel outside attention; 0 on a CPU
 idle              no operator and nothing on its way; on a CPU Python between operators, and threads, gloo's
                   too, that are ready and have no core
 
@@ -46,6 +47,7 @@ class StepParts(Struct, frozen=True, kw_only=True):
     other_exchange: float
     optimizer: float
     other_compute: float
+    copies: float
     idle: float
 
     @property
@@ -59,6 +61,7 @@ EFFICIENCY = "part_block_efficiency_ms"
 PART_COLUMNS = tuple(f"{PREFIX}{name}_ms" for name in StepParts.__struct_fields__)
 MODEL_STATE = ("parameters", "gradients")
 OTHER_PURPOSES = ("data_and_loss", "other")
+COPIES = ("optimizer", "other")
 
 
 def step_parts(trace: Trace) -> StepParts | None:
@@ -74,16 +77,17 @@ def step_parts(trace: Trace) -> StepParts | None:
     return StepParts(
         attention=mean_ms,
         imbalance=attention_ms[rank] - mean_ms,
-        packing=compute.packing[rank],
+        packing=compute.packing[rank] + _of(trace.copies_ms, ("packing",), rank),
         transfer=exchange_ms - waiting_ms,
         waiting=waiting_ms,
         model_state=_of(exposed, MODEL_STATE, rank),
         other_exchange=_of(exposed, OTHER_PURPOSES, rank),
         optimizer=compute.optimizer[rank],
         other_compute=compute.other[rank],
+        copies=_of(trace.copies_ms, COPIES, rank),
         idle=idle_ms[rank],
     )
 
 
-def _of(times_ms: Mapping[str, Sequence[float]], purposes: Sequence[str], rank: int) -> float:
-    return float(sum(times_ms[purpose][rank] for purpose in purposes if purpose in times_ms))
+def _of(times_ms: Mapping[str, Sequence[float]], names: Sequence[str], rank: int) -> float:
+    return float(sum(times_ms[name][rank] for name in names if name in times_ms))

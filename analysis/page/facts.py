@@ -195,7 +195,9 @@ def _traced(trace: Mapping[str, Any]) -> dict[str, str | None]:
         "exposed communication, ms by purpose and rank": _times(trace.get("purpose_exposed_ms")),
         "attention's transfer, ms by rank, traced step by traced step": _transfers(trace.get("steps") or ()),
         "waiting for other ranks, ms by purpose and rank": _times(trace.get("purpose_waiting_ms")),
+        "waiting unknown": trace.get("waiting_unknown"),
         "compute, ms by part and rank": _times(trace.get("compute_ms")),
+        "device copies, ms by part and rank": _times(trace.get("copies_ms")),
         "causal (query, key, head) triples by rank": as_text(trace.get("causal_area") or ""),
         "purposes unknown": "; ".join(filter(None, trace.get("unjoined", ()))),
     }

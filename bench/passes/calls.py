@@ -19,7 +19,7 @@ PURPOSE_OF_KIND: Mapping[str, str] = {
     "reduce": "gradients",
 }
 
-Meeting = tuple[str, tuple[int, ...], int]
+Meeting = tuple[str, str, tuple[int, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +43,24 @@ class Collective:
 class Call:
     """One call of this rank.
 
-    `members` are the global ranks that have to meet: those of the group, or sender and receiver.
-    `ordinal` counts from 0 the calls of this kind among these members. `sent_bytes` is payload.
+    `group` is the group's name, the same on all its ranks and of no other group. `members` are the global
+    ranks that have to meet: those of the group, or sender and receiver. `ordinal` counts from 0 the calls of
+    this kind among these members in this group. `sent_bytes` is payload.
     `arrival_ns` is `time.monotonic_ns`, one clock for all ranks of a host and none across hosts.
     """
 
     kind: str
     purpose: str
+    group: str
     members: tuple[int, ...]
     ordinal: int
     sent_bytes: int
     arrival_ns: int
 
 
-def meeting(kind: str, members: tuple[int, ...], ordinal: int) -> Meeting:
+def meeting(kind: str, group: str, members: tuple[int, ...], ordinal: int) -> Meeting:
     """What the same call has in common on all its members: a send meets its receive."""
-    return ("send_recv" if kind in {"send", "recv"} else kind, members, ordinal)
+    return ("send_recv" if kind in {"send", "recv"} else kind, group, members, ordinal)
 
 
 def purpose_of(kind: str, handed_bytes: int, *, in_attention: bool) -> str:

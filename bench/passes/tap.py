@@ -37,7 +37,7 @@ class CommunicationTap(TorchDispatchMode):
         self.watch = watch
         self.errors = KeptErrors()
         self.calls: list[Call] = []
-        self._counts: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._counts: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -82,12 +82,14 @@ class CommunicationTap(TorchDispatchMode):
         if collective.peer is not None:
             ends = group.rank(), args[collective.peer]
             members = tuple(ranks[end] for end in (ends if collective.kind == "send" else ends[::-1]))
-        ordinal = self._counts[collective.kind, members]
-        self._counts[collective.kind, members] += 1
+        counted = collective.kind, group.group_name, members
+        ordinal = self._counts[counted]
+        self._counts[counted] += 1
         handed_bytes = _bytes(args[collective.sent])
         return Call(
             kind=collective.kind,
             purpose=purpose_of(collective.kind, handed_bytes, in_attention=self.watch.is_inside),
+            group=group.group_name,
             members=members,
             ordinal=ordinal,
             sent_bytes=round(handed_bytes * _share_sent(collective, args, group)),

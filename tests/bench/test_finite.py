@@ -22,13 +22,16 @@ CELL = make_cell("strategy=ulysses", "seq_len=512", "engine=ddp")
 SPLIT = {
     "step_ms": 2.0, "total_ms": 1.0, "exposed_ms": 0.5, "communication_ms": {"all_to_all": 1.0}, "calls": {},
     "purpose_total_ms": {"attention": 1.0}, "compute_ms": {"attention": 0.5}, "idle_ms": 0.5,
-    "exposed_spans_ms": {"attention": [[0.0, 0.5]]},
+    "exposed_spans_ms": {"attention": [[0.0, 0.5]]}, "copies_ms": {"other": 0.1},
 }  # fmt: skip
 FLIGHT = {
-    "kind": "all_to_all", "purpose": "attention", "members": [0, 1], "ordinal": 0, "arrival_us": 0.0,
-    "arrival_ms": 0.0, "end_ms": 1.0,
+    "kind": "all_to_all", "purpose": "attention", "group": "0", "members": [0, 1], "ordinal": 0,
+    "arrival_us": 0.0, "arrival_ms": 0.0, "end_ms": 1.0,
 }  # fmt: skip
-STEP = {"split": SPLIT, "flights": [FLIGHT], "clock": "one", "unjoined": None, "other_calls": None}
+STEP = {
+    "split": SPLIT, "flights": [FLIGHT], "clock": "one", "unjoined": None, "unmatched": None,
+    "other_calls": None,
+}  # fmt: skip
 TELEMETRY = {
     "reason": None, "sample_ms": [0.5], "power_w": [300.0], "sm_clock_mhz": [1500.0],
     "reference_clock_mhz": 1980.0, "utilisation": [0.9], "device_used_bytes": [1e9], "clock_events": [],

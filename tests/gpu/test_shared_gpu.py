@@ -64,9 +64,11 @@ def test_every_instant_of_the_traced_step_is_booked_once_and_every_transfer_has_
     assert record.status == "ok", record.reason
     trace, ranks = record.sections["trace"], record.config["cluster.world_size"]
     assert trace.unjoined == [None] * ranks
+    assert trace.waiting_unknown is None
     for rank, step_ms in enumerate(trace.step_ms):
         booked = sum(times[rank] for times in trace.compute_ms.values()) + trace.idle_ms[rank]
         booked += sum(times[rank] for times in trace.purpose_exposed_ms.values())
+        booked += sum(times[rank] for times in trace.copies_ms.values())
         assert booked == pytest.approx(step_ms, rel=0.02)
         assert trace.exposed_ms[rank] / ROUNDING <= trace.total_ms[rank] <= step_ms * ROUNDING
         assert trace.compute_ms["attention"][rank] > 0

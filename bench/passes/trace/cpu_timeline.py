@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.passes.calls import Call
 from bench.passes.trace.intervals import Spans, subtract
-from bench.passes.trace.issued import issued_us
+from bench.passes.trace.issued import issued_calls, paired
 from bench.passes.trace.reader import Track
 from bench.passes.trace.timeline import (
     MOVEMENTS,
@@ -76,21 +76,10 @@ def _gloo_flights(
 
     The `c10d::` event says when this rank arrived, gloo's how long the transfer took.
     """
-    issued = issued_us(tracks["operators"], regions, shift)
-    tapped: dict[str, list[Call]] = {}
-    for call in calls:
-        tapped.setdefault(call.kind, []).append(call)
-    if unknown := tapped.keys() - GLOO_EVENTS.keys():
+    if unknown := {call.kind for call in calls} - GLOO_EVENTS.keys():
         raise JoinError(f"nobody knows what gloo calls the transfers of {', '.join(sorted(unknown))}")
-    counts = {kind: len(found) for kind, found in tapped.items()}
-    if counts != {kind: len(found) for kind, found in issued.items()}:
-        seen = {kind: len(found) for kind, found in issued.items()}
-        raise JoinError(f"the tap saw {counts}, the profiler {seen}")
-    asked = [
-        (arrival, call)
-        for kind, arrivals in issued.items()
-        for arrival, call in zip(arrivals, tapped[kind], strict=True)
-    ]
+    pairs = paired(issued_calls(tracks["operators"], regions, shift), calls)
+    asked = [(issued.start, call) for found in pairs.values() for issued, call in found]
     transfers = _transfers(tracks["annotations"], regions, shift)
     flights = []
     for event, spans in transfers.items():
@@ -98,17 +87,26 @@ def _gloo_flights(
         if len(mine) != len(spans):
             raise JoinError(f"{len(mine)} calls, {len(spans)} transfers named {event}")
         flights += [
-            Flight(call.kind, call.purpose, call.members, call.ordinal, arrival, float(start), float(end))
+            Flight(
+                call.kind,
+                call.purpose,
+                call.group,
+                call.members,
+                call.ordinal,
+                arrival,
+                float(start),
+                float(end),
+            )
             for (arrival, call), (start, end) in zip(mine, spans, strict=True)
         ]
     return flights
 
 
 def _unjoined_flights(tracks: Mapping[str, Track], regions: Regions, shift: float) -> list[Flight]:
-    """Gloo's transfers by kind alone, of nobody knows which ranks."""
+    """Gloo's transfers by kind alone, ranks unknown."""
     kinds = {event: kind for kind, event in GLOO_EVENTS.items() if kind != "reduce_scatter"}
     return [
-        Flight(kinds[event], "other", (), number, float(start), float(start), float(end))
+        Flight(kinds[event], "other", "", (), number, float(start), float(start), float(end))
         for event, spans in _transfers(tracks["annotations"], regions, shift).items()
         for number, (start, end) in enumerate(spans)
     ]

@@ -30,9 +30,9 @@ MAX_EVENT_LETTERS = 1 << 26
 TRACKS: Mapping[str, str] = {
     "cpu_op": "operators",
     "user_annotation": "annotations",
-    "kernel": "device",
-    "gpu_memcpy": "device",
-    "gpu_memset": "device",
+    "kernel": "kernels",
+    "gpu_memcpy": "copies",
+    "gpu_memset": "copies",
     "cuda_runtime": "launches",
     "cuda_driver": "launches",
 }

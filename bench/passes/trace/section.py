@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import OWN, MeasureConfig, RunConfig
@@ -56,8 +56,8 @@ class Trace:
 
     All but `steps` is of the one of median length.
 
-    Each instant is booked once: `compute_ms`, `purpose_exposed_ms` and `idle_ms` add up to `step_ms`. A
-    purpose is attention, parameters, gradients, data_and_loss or other.
+    Each instant is booked once: `compute_ms`, `purpose_exposed_ms`, `copies_ms` and `idle_ms` add up to
+    `step_ms`. A purpose is attention, parameters, gradients, data_and_loss or other.
     """
 
     step_ms: list[float]
@@ -77,7 +77,7 @@ class Trace:
     """By purpose and rank, exposed."""
     purpose_waiting_ms: dict[str, list[float]] | None
     """The latest arrival of the ranks that had to meet minus one's own; null where the ranks' clocks or calls
-    cannot be compared."""
+    cannot be compared, for the reason in `waiting_unknown`."""
     purpose_exposed_waiting_ms: dict[str, list[float]] | None
     """The exposed part of that."""
     compute_ms: dict[str, list[float]]
@@ -94,7 +94,13 @@ class Trace:
     median_step: int
     """Which of `steps` all the other fields are of, from 0; the trace that is kept is of it too."""
     is_inspected: bool = False
-    """Whether the only traced step was the inspected one too, for want of time; older records do not say."""
+    """Whether the only traced step was the inspected one too, for want of time; older records lack it."""
+    waiting_unknown: str | None = None
+    """Why waiting is null; older records do not say."""
+    copies_ms: dict[str, list[float]] = field(default_factory=dict)
+    """By part and rank what a GPU copied or filled without a kernel and neither compute nor communication
+    covers: `packing` in attention, `optimizer`, `other`. Empty on a CPU; older records count it as compute.
+    """
 
 
 class TraceFacts(PassFacts[RankSteps, Trace]):
@@ -114,7 +120,8 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
         steps = [*zip(*(rank.steps for rank in ranks), strict=True)]
         traces = steps[ranks[0].median]
         splits: Sequence[Split] = [trace.split for trace in traces]
-        waited = waiting(traces)
+        found = waiting(traces)
+        waited = None if isinstance(found, str) else found
         return Trace(
             step_ms=by_rank(splits, "step_ms"),
             total_ms=by_rank(splits, "total_ms"),
@@ -126,12 +133,14 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
             purpose_waiting_ms=None if waited is None else waited.waiting_ms,
             purpose_exposed_waiting_ms=None if waited is None else waited.exposed_ms,
             compute_ms=by_name(by_rank(splits, "compute_ms")),
+            copies_ms=by_name(by_rank(splits, "copies_ms")),
             idle_ms=by_rank(splits, "idle_ms"),
             causal_area=_areas(cell, len(traces)),
             unjoined=by_rank(traces, "unjoined"),
             steps=[*map(_traced_step, steps)],
             median_step=ranks[0].median,
             is_inspected=ranks[0].is_inspected,
+            waiting_unknown=found if isinstance(found, str) else None,
         )
 
     def gate(self, cell: RunConfig, section: Trace) -> str | None:
@@ -171,11 +180,11 @@ def traced_steps(measure: MeasureConfig, step_s: float) -> int:
 
 
 def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:
-    waited = waiting(traces)
+    found = waiting(traces)
     return TracedStep(
         step_ms=by_rank([trace.split for trace in traces], "step_ms"),
         purpose_exposed_ms=_exposed_ms(traces),
-        purpose_exposed_waiting_ms=None if waited is None else waited.exposed_ms,
+        purpose_exposed_waiting_ms=None if isinstance(found, str) else found.exposed_ms,
         other_calls=by_rank(traces, "other_calls"),
     )
 

@@ -1,7 +1,8 @@
 """Where one rank's traced step went: a timeline booked, each instant once. No torch.
 
-The order decides what an instant is booked as: compute before communication, and among these
-COMPUTE_PARTS and PURPOSES in their order; what is left is idle. So the parts add up to the step.
+The order decides what an instant is booked as: compute before communication before device copies, and among
+these COMPUTE_PARTS, PURPOSES and COPY_PARTS in their order; what is left is idle. So the parts add up to the
+step. A copy hides no communication: it takes none of the units that compute.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from bench.passes.calls import PURPOSES
 from bench.passes.trace.intervals import Spans, intersect, length, spans_of, subtract, union
-from bench.passes.trace.timeline import COMPUTE_PARTS, Flight, Timeline
+from bench.passes.trace.timeline import COMPUTE_PARTS, COPY_PARTS, Flight, Timeline
 
 # A ring's hop is one kind to a reader, whichever of its two ends a rank is at.
 KIND_LABELS: Mapping[str, str] = {"send": "send_recv", "recv": "send_recv"}
@@ -26,7 +27,8 @@ class Split:
 
     `total_ms` is when any communication was in flight, `exposed_ms` the part of it without compute.
     `purpose_total_ms` overlap where communication for two purposes is in flight at once;
-    `compute_ms`, `exposed_spans_ms` by purpose and `idle_ms` do not. Spans count from the step's start.
+    `compute_ms`, `exposed_spans_ms` by purpose, `copies_ms` and `idle_ms` do not. Spans count from the step's
+    start.
     """
 
     step_ms: float
@@ -37,6 +39,7 @@ class Split:
     purpose_total_ms: dict[str, float]
     compute_ms: dict[str, float]
     exposed_spans_ms: dict[str, list[tuple[float, float]]]
+    copies_ms: dict[str, float]
     idle_ms: float
 
 
@@ -46,6 +49,7 @@ class FlightTimes:
 
     kind: str
     purpose: str
+    group: str
     members: list[int]
     ordinal: int
     arrival_us: float
@@ -68,6 +72,10 @@ def split(timeline: Timeline) -> Split:
     for purpose in (purpose for purpose in PURPOSES if purpose in by_purpose):
         exposed[purpose] = intersect(by_purpose[purpose], left)
         left = subtract(left, exposed[purpose])
+    copies = {}
+    for part in (part for part in COPY_PARTS if part in timeline.copies):
+        copies[part] = intersect(timeline.copies[part], left)
+        left = subtract(left, copies[part])
     return Split(
         step_ms=(end - start) / 1e3,
         total_ms=length(np.concatenate([spans_of([]), *by_kind.values()])) / 1e3,
@@ -79,6 +87,7 @@ def split(timeline: Timeline) -> Split:
         exposed_spans_ms={
             purpose: [*map(tuple, ((spans - start) / 1e3).tolist())] for purpose, spans in exposed.items()
         },
+        copies_ms=_lengths_ms(copies),
         idle_ms=length(left) / 1e3,
     )
 
@@ -90,6 +99,7 @@ def flights_ms(timeline: Timeline) -> list[FlightTimes]:
         FlightTimes(
             kind=flight.kind,
             purpose=flight.purpose,
+            group=flight.group,
             members=list(flight.members),
             ordinal=flight.ordinal,
             arrival_us=flight.arrival,

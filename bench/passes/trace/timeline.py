@@ -6,7 +6,7 @@ All times are microseconds of the host's monotonic clock. A `Timeline` says noth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ CLOCK_MARK = "bench::clock"
 """An annotation inside which a rank reads its monotonic clock: it ties the trace's clock to that one."""
 
 COMPUTE_PARTS = ("attention", "packing", "optimizer", "other")
+COPY_PARTS = ("packing", "optimizer", "other")
+"""A copy or fill in attention is packing: it calculates nothing."""
 
 MOVEMENTS = frozenset(
     f"aten::{name}"
@@ -47,11 +49,12 @@ class Regions:
 class Flight:
     """One call in flight, from `start` to `end`; `arrival` is when this rank was ready for it.
 
-    `members` is empty where the ranks that had to meet are not known.
+    `group` and `members` are those of the call; both are empty where it is not known.
     """
 
     kind: str
     purpose: str
+    group: str
     members: tuple[int, ...]
     ordinal: int
     arrival: float
@@ -66,6 +69,10 @@ class Timeline:
     step: tuple[float, float]
     compute: Mapping[str, Spans]
     flights: Sequence[Flight]
+    copies: Mapping[str, Spans] = field(default_factory=dict)
+    """By part of COPY_PARTS what a GPU copied or filled without a kernel; a CPU does nothing of the kind."""
+    unmatched: str | None = None
+    """Why the flights cannot be put beside those of other ranks; None where they can."""
 
 
 class JoinError(ValueError):

@@ -53,6 +53,9 @@ class StepTracer:
     `attention` tells attention's borders, `optimizing` notes when the optimizer was at work. `looking` is on
     during the step and no longer: a tap must not see the barrier before it. `meet` is called before every
     collective.
+
+    The barrier is inside the profiler: rank by rank this takes more or less long to start, and the difference
+    would pass for waiting in the step.
     """
 
     attention: AttentionWatch
@@ -66,11 +69,12 @@ class StepTracer:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Run one step under the profiler, its Chrome trace written to the folder."""
-        self.meet()
-        dist.barrier()
         attention_before = len(self.attention.spans_ns)
         profiler = profile(activities=_activities(self.device))
         with tracing(profiler):
+            self.meet()
+            dist.barrier()
+            synchronise(self.device)
             marks_ns = [_mark_clock() for _ in range(CLOCK_MARKS)]
             with self.optimizing() as optimizer_ns, self.looking():
                 start_ns = time.monotonic_ns()
@@ -119,6 +123,7 @@ def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> Ra
         flights=flights_ms(timeline),
         clock=BOOT_ID.read_text().strip() if BOOT_ID.exists() else "",
         unjoined=unjoined,
+        unmatched=unjoined or timeline.unmatched,
         other_calls=other_calls(tracks, traced.regions, calls),
     )
 

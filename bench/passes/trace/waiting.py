@@ -24,6 +24,8 @@ class RankTrace:
     """Ranks with the same one read one monotonic clock."""
     unjoined: str | None
     """Why the calls could not be told apart by purpose; null where they could."""
+    unmatched: str | None
+    """Why they cannot be put beside those of other ranks; null where they can."""
     other_calls: str | None
     """What the step called more or less often than the inspected one; null where it made the same calls."""
 
@@ -40,11 +42,11 @@ class Waiting:
     exposed_ms: dict[str, list[float]]
 
 
-def waiting(traces: Sequence[RankTrace]) -> Waiting | None:
-    """Waiting of every rank from the traces of all; None where their clocks or calls cannot be compared."""
-    if len({trace.clock for trace in traces}) > 1 or any(trace.unjoined for trace in traces):
-        return None
+def waiting(traces: Sequence[RankTrace]) -> Waiting | str:
+    """Waiting of every rank from the traces of all, or why their clocks or calls cannot be compared."""
     arrivals = _arrivals(traces)
+    if (why := _why_unknown(traces, arrivals)) is not None:
+        return why
     spans = [_spans_by_purpose(trace, arrivals) for trace in traces]
     purposes = sorted({purpose for trace in traces for purpose in trace.split.purpose_total_ms})
     return Waiting(
@@ -59,6 +61,20 @@ def waiting(traces: Sequence[RankTrace]) -> Waiting | None:
     )
 
 
+def _why_unknown(traces: Sequence[RankTrace], arrivals: Mapping[Meeting, list[float]]) -> str | None:
+    """Why waiting cannot be known: no part of it is then given out for the whole."""
+    if len({trace.clock for trace in traces}) > 1:
+        return "the ranks' clocks cannot be compared: they run on several hosts"
+    for rank, trace in enumerate(traces):
+        if trace.unmatched is not None:
+            return f"rank {rank}: {trace.unmatched}"
+    for (kind, _, members, ordinal), came in arrivals.items():
+        if len(came) != len(set(members)):
+            ranks = ", ".join(map(str, sorted(set(members))))
+            return f"{kind} {ordinal} of ranks {ranks} was found on {len(came)} of them"
+    return None
+
+
 def _arrivals(traces: Sequence[RankTrace]) -> dict[Meeting, list[float]]:
     """When each rank came to each meeting."""
     arrivals: dict[Meeting, list[float]] = {}
@@ -69,16 +85,14 @@ def _arrivals(traces: Sequence[RankTrace]) -> dict[Meeting, list[float]]:
 
 
 def _spans_by_purpose(trace: RankTrace, arrivals: Mapping[Meeting, list[float]]) -> dict[str, list[Span]]:
-    """When this rank was there and the last one was not; a meeting that somebody missed says nothing."""
+    """When this rank was there and the last one was not."""
     spans: dict[str, list[Span]] = {}
     for flight in trace.flights:
-        came = arrivals[_meeting(flight)]
-        if len(came) == len(set(flight.members)):
-            late_ms = (max(came) - flight.arrival_us) / 1e3
-            until = min(flight.arrival_ms + late_ms, flight.end_ms)
-            spans.setdefault(flight.purpose, []).append((flight.arrival_ms, until))
+        late_ms = (max(arrivals[_meeting(flight)]) - flight.arrival_us) / 1e3
+        until = min(flight.arrival_ms + late_ms, flight.end_ms)
+        spans.setdefault(flight.purpose, []).append((flight.arrival_ms, until))
     return spans
 
 
 def _meeting(flight: FlightTimes) -> Meeting:
-    return meeting(flight.kind, tuple(flight.members), flight.ordinal)
+    return meeting(flight.kind, flight.group, tuple(flight.members), flight.ordinal)

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import convert
 
-from analysis.figures.waterfall import step_ms
+from analysis.figures.waterfall import step_ms, waterfall_of
 from analysis.metrics.measured import attention_exchange_share, straggler_gap_ms
 from analysis.metrics.recorded import Trace
 from analysis.metrics.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS, step_parts
@@ -40,6 +40,19 @@ def test_without_known_waiting_the_exchange_is_transfer():
     parts = step_parts(as_trace(make_trace(2, purpose_exposed_waiting_ms=None, purpose_waiting_ms=None)))
     assert (parts.transfer, parts.waiting) == (7.0, 0.0)
     assert parts.step_ms == pytest.approx(110)
+
+
+def test_device_copies_are_packing_in_attention_and_elsewhere_a_part_that_a_cpu_does_not_name(summary_of):
+    copies = {"packing": [1.0] * 2, "optimizer": [2.0] * 2, "other": [3.0] * 2}
+    trace = make_trace(2, copies_ms=copies, idle_ms=[0.0] * 2)
+    parts = step_parts(as_trace(trace))
+    assert (parts.packing, parts.copies) == (5.0, 5.0)
+    assert parts.step_ms == pytest.approx(110)
+    named = [
+        [part.label for part, _ in waterfall_of(summary_of([make_record(trace=each)]).iloc[0])]
+        for each in (trace, make_trace(2))
+    ]
+    assert ["device copies" in labels for labels in named] == [True, False]
 
 
 def test_the_exchanges_share_is_its_own_and_not_all_communications():

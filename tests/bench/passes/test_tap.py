@@ -137,22 +137,35 @@ def call_everything(job, log):
         events = [event.name for event in profiled.events() if event.name.startswith("gloo:")]
         kinds = [call.kind for call in tap.calls]
         seen[name] = {"kinds": kinds, "bytes": [call.sent_bytes for call in tap.calls], "events": events}
-    return {"seen": seen}
+    clone = dist.new_group([0, 1])
+    with CommunicationTap(AttentionWatch()) as tap:
+        for group in (dist.group.WORLD, clone, dist.group.WORLD, clone):
+            dist.all_reduce(a_mebibyte(), group=group)
+    counted = [(call.group, call.members, call.ordinal) for call in tap.calls]
+    return {"seen": seen, "counted": counted}
 
 
 @pytest.fixture(scope="module")
-def seen(launcher, tmp_path_factory):
-    """Of both ranks, by call, what the tap and the profiler saw."""
+def reports(launcher, tmp_path_factory):
+    """Of both ranks what the tap and the profiler saw."""
     folder = tmp_path_factory.mktemp("calls")
     ends = launcher.run(make_cell("cluster.world_size=2"), folder, entry=call_everything)
     assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
-    return [end.report["seen"] for end in ends]
+    return [end.report for end in ends]
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_each_rank_sends_the_bytes_that_the_call_takes_and_gloo_names_it_as_the_table_does(seen, name):
-    found = [by_call[name] for by_call in seen]
+def test_each_rank_sends_the_bytes_that_the_call_takes_and_gloo_names_it_as_the_table_does(reports, name):
+    found = [report["seen"][name] for report in reports]
     assert [each["bytes"] for each in found] == [[round(sent * MIB)] for sent in SENT_MIB[name]]
     for each in found:
         assert each["kinds"][0] in name
         assert each["events"] == [GLOO_EVENTS[each["kinds"][0]]]
+
+
+def test_two_groups_of_the_same_ranks_are_counted_apart_and_have_one_name_on_all_ranks(reports):
+    counted, by_other = (report["counted"] for report in reports)
+    assert counted == by_other
+    first, second = counted[0][0], counted[1][0]
+    assert first != second
+    assert counted == [[first, [0, 1], 0], [second, [0, 1], 0], [first, [0, 1], 1], [second, [0, 1], 1]]

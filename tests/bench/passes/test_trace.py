@@ -9,14 +9,13 @@ from bench.passes import PASSES
 from bench.passes.calls import COLLECTIVES
 from bench.passes.facts import RankReport
 from bench.passes.trace.cpu_timeline import GLOO_EVENTS, cpu_timeline
-from bench.passes.trace.cuda_timeline import cuda_timeline
 from bench.passes.trace.issued import other_calls
 from bench.passes.trace.reader import read_tracks
 from bench.passes.trace.section import RankSteps, traced_steps
 from bench.passes.trace.split import flights_ms, split
 from bench.passes.trace.timeline import JoinError
 from bench.passes.trace.waiting import RankTrace
-from tests.bench.passes.traces import MAIN, WORKER, annotation, call, event, kernel, mark, regions
+from tests.bench.passes.traces import MAIN, WORKER, annotation, call, event, mark, regions
 from tests.cells import make_cell
 
 approx = pytest.approx
@@ -24,10 +23,6 @@ approx = pytest.approx
 
 def of_cpu(events, calls=(), **known):
     return cpu_timeline(read_tracks([mark(0), *events]), regions(**known), calls)
-
-
-def of_cuda(events, **known):
-    return cuda_timeline(read_tracks([mark(0), *events]), regions(**known), ())
 
 
 def test_a_call_seen_twice_and_sends_in_flight_together_are_not_summed():
@@ -150,6 +145,7 @@ def ranks(*arrivals, send=False, computing=(), end=100):
                 flights=flights_ms(timeline),
                 clock="one host",
                 unjoined=None,
+                unmatched=None,
                 other_calls=None,
             )
         )
@@ -190,11 +186,18 @@ def test_a_send_meets_its_receive():
     assert merge_traces(ranks(10, 40, send=True), CELL).purpose_waiting_ms["attention"][0] == approx(30)
 
 
-@pytest.mark.parametrize("change", [{"clock": "another host"}, {"unjoined": "no tap"}])
-def test_what_cannot_be_compared_has_no_waiting(change):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"clock": "another host"}, "the ranks' clocks cannot be compared: they run on several hosts"),
+        ({"unmatched": "no tap"}, "rank 1: no tap"),
+        ({"flights": []}, "all_to_all 0 of ranks 0, 1 was found on 1 of them"),
+    ],
+)
+def test_what_cannot_be_compared_has_no_waiting_and_says_why(change, said):
     first, second = ranks(10, 40)
     trace = merge_traces([first, replace(second, **change)], CELL)
-    assert trace.purpose_waiting_ms is None
+    assert (trace.purpose_waiting_ms, trace.waiting_unknown) == (None, said)
     assert trace.purpose_exposed_ms["attention"] == [approx(90), approx(60)]
 
 
@@ -209,7 +212,7 @@ def test_a_section_is_of_the_median_step_and_keeps_every_other_beside_it():
 
 def test_a_step_whose_waiting_is_unknown_costs_the_others_nothing():
     first, second = ranks(10, 40)
-    trace = merge_steps([[first, replace(second, unjoined="no tap")], ranks(10, 40)], CELL, median=1)
+    trace = merge_steps([[first, replace(second, unmatched="no tap")], ranks(10, 40)], CELL, median=1)
     assert [step.purpose_exposed_waiting_ms is None for step in trace.steps] == [True, False]
 
 
@@ -252,76 +255,6 @@ def test_somebodys_own_loop_may_do_other_things_every_few_steps():
 )
 def test_short_steps_are_traced_five_times_and_long_ones_as_half_the_budget_allows(budget_s, step_s, steps):
     assert traced_steps(replace(CELL.measure, budget_s=budget_s), step_s) == steps
-
-
-# Written by hand in Kineto's format, as no GPU was at hand: names and arguments are those that torch 2.13's
-# profiler gives NCCL's kernels. Times in ms.
-def nccl(name, start, end, launched, correlation, collective, elements, ranks="[0, 1]", dtype="BFloat16"):
-    return kernel(
-        f"ncclDevKernel_{name}(ncclDevKernelArgsStorage<4096ul>)", start, end, launched, correlation,
-        **{
-            "Collective name": collective, "In msg nelems": elements, "Out msg nelems": elements,
-            "dtype": dtype, "Group size": 2, "Process Group Name": "0", "Process Group Ranks": ranks,
-        },
-    )  # fmt: skip
-
-
-NCCL_STEP = [
-    *nccl("AllGather_RING_LL", 5, 25, 0.5, 1, "_allgather_base", 1 << 20),
-    *kernel("ampere_bf16_gemm", 10, 20, 1, 2),
-    event("aten::clone", 2, 2.5),
-    *kernel("void at::native::elementwise_kernel<direct_copy_kernel_cuda>", 25, 28, 2.1, 3),
-    *nccl("SendRecv", 28, 40, 3, 4, "all_to_allv", 1 << 20),
-    event("aten::_scaled_dot_product_flash_attention", 3.9, 4.5),
-    event("aten::contiguous", 4, 4.2),
-    *kernel("pytorch_flash::flash_fwd_kernel", 40, 60, 4, 5),
-    *nccl("ReduceScatter_Sum_f32_RING_LL", 55, 75, 6, 6, "_reduce_scatter_base", 1 << 20, dtype="Float"),
-    *nccl("AllReduce_Sum_f32_RING_LL", 80, 82, 7, 7, "allreduce", 1, dtype="Float"),
-    *kernel("multi_tensor_apply_kernel<FusedAdam>", 82, 90, 8, 8),
-]
-
-
-def test_nccls_kernels_are_split_by_the_place_they_were_launched_from():
-    timeline = of_cuda(NCCL_STEP, step=(0, 100), attention=[(2, 5)], optimizer=[(6.5, 9)])
-    found = split(timeline)
-    assert found.purpose_total_ms == {
-        "parameters": approx(20), "attention": approx(12), "gradients": approx(20),
-        "data_and_loss": approx(2),
-    }  # fmt: skip
-    assert {purpose: sum(e - s for s, e in spans) for purpose, spans in found.exposed_spans_ms.items()} == {
-        "parameters": approx(10), "attention": approx(12), "gradients": approx(15),
-        "data_and_loss": approx(2),
-    }  # fmt: skip
-    assert found.compute_ms == {
-        "attention": approx(20), "packing": approx(3), "optimizer": approx(8), "other": approx(10),
-    }  # fmt: skip
-    assert found.communication_ms["all_to_all"] == approx(12)
-
-
-def test_nccls_kernels_name_the_ranks_that_have_to_meet_and_start_when_theirs_arrives():
-    timeline = of_cuda(NCCL_STEP, step=(0, 100), attention=[(2, 5)])
-    exchange = next(flight for flight in timeline.flights if flight.purpose == "attention")
-    assert (exchange.kind, exchange.members, exchange.ordinal) == ("all_to_all", (0, 1), 0)
-    assert exchange.arrival == exchange.start
-
-
-def test_a_list_of_ranks_that_was_cut_short_gives_no_waiting_rather_than_a_wrong_one():
-    events = nccl("AllReduce", 0, 5, 0, 1, "allreduce", 1 << 20, ranks="[0, 1, 2, ...]")
-    assert of_cuda(events, step=(0, 10)).flights[0].members == ()
-
-
-def test_sends_and_receives_that_left_as_one_kernel_are_known_by_its_name_and_place():
-    # A batch of them: the profiler ties its kernel to no single call, so that nothing names size or ranks.
-    events = [*kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 1, 5, 0.5, 1)]
-    (flight,) = of_cuda(events, step=(0, 10), attention=[(0, 1)]).flights
-    assert (flight.kind, flight.purpose, flight.members) == ("send_recv", "attention", ())
-
-
-def test_on_a_gpu_kernels_count_and_the_calls_that_launch_them_do_not():
-    events = [*kernel("ncclDevKernel_SendRecv", 0, 10, 0, 1), *kernel("flash_fwd_kernel", 2, 8, 0, 2)]
-    found = split(of_cuda([*events, event("aten::mm", 0, 10)], step=(0, 20)))
-    assert found.communication_ms == {"send_recv": approx(10)}
-    assert found.exposed_ms == approx(4)
 
 
 def test_gloos_name_is_known_of_every_kind_that_the_tap_counts():

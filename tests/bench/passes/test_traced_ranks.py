@@ -14,7 +14,7 @@ from analysis.metrics.traced_shares import traced_shares
 from bench.passes import PASSES, decoded
 from bench.strategies import STRATEGIES
 from tests.cells import make_cell, run_cell, tiny_cell
-from tests.trace_cases import SLEEP_S, TRACED, Case, trace_case
+from tests.trace_cases import PROFILER_STARTS_LATE_S, SLEEP_S, TRACED, Case, trace_case
 
 SLEEP_MS = SLEEP_S * 1e3
 TOLERANCE = 0.1
@@ -74,12 +74,14 @@ def test_communication_behind_compute_is_total_and_not_exposed(traced, ranks):
         assert exposed < TOLERANCE * trace.step_ms[rank]
 
 
-def test_who_receives_late_waits_for_its_sender(traced):
+def test_who_receives_late_waits_for_its_sender_however_late_its_profiler_starts(traced):
     trace, _, _ = traced(Case.pass_on_late, 4)
     waiting = trace.purpose_waiting_ms["attention"]
     assert waiting[1] == pytest.approx(SLEEP_MS, rel=TOLERANCE)
     assert waiting[0] < TOLERANCE * SLEEP_MS
     assert waiting[2] < TOLERANCE * SLEEP_MS
+    assert trace.calls == {"send_recv": [2] * 4}
+    assert max(trace.step_ms) < SLEEP_MS + PROFILER_STARTS_LATE_S * 1e3
 
 
 def test_the_tap_and_the_profiler_read_one_clock(traced):
@@ -115,6 +117,7 @@ def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked
     assert record.status == "ok", record.reason
     trace = record.sections["trace"]
     assert trace.unjoined == [None] * cell.cluster.world_size
+    assert trace.waiting_unknown is None
     assert [step.other_calls for step in trace.steps] == [trace.unjoined] * TRACED_OF_CELL.get(case, 5)
     assert trace.is_inspected == (case == LONG)
     assert trace.steps[trace.median_step].step_ms == trace.step_ms

@@ -1,0 +1,193 @@
+"""A step on a GPU: kernels booked by where they were launched, NCCL's joined to the calls behind them.
+
+The events are synthetic, written by hand in Kineto's format: names, arguments and the nesting of call, launch
+and kernel are those of public traces from A100 and B200. No public one holds a batch of sends and receives.
+Times are in ms.
+"""
+
+import pytest
+
+from bench.passes.trace.cuda_timeline import cuda_timeline
+from bench.passes.trace.reader import read_tracks
+from bench.passes.trace.split import flights_ms, split
+from bench.passes.trace.waiting import RankTrace, waiting
+from tests.bench.passes.traces import WORKER, call, event, hop, kernel, mark, nccl, regions
+
+approx = pytest.approx
+BIG = 1 << 20
+
+
+def of_cuda(events, calls=(), **known):
+    return cuda_timeline(read_tracks([mark(0), *events]), regions(**known), calls)
+
+
+STEP = [
+    *nccl("c10d::_allgather_base_", "AllGather_RING_LL", 5, 25, 0.5, 1, "_allgather_base", BIG),
+    *kernel("ampere_bf16_gemm", 10, 20, 1, 2),
+    event("aten::clone", 2, 2.5),
+    *kernel("void at::native::elementwise_kernel<direct_copy_kernel_cuda>", 25, 28, 2.1, 3),
+    *nccl("c10d::alltoall_base_", "SendRecv", 28, 40, 3, 4, "all_to_allv", BIG),
+    event("aten::_scaled_dot_product_flash_attention", 3.9, 4.5),
+    event("aten::contiguous", 4, 4.2),
+    *kernel("pytorch_flash::flash_fwd_kernel", 40, 60, 4, 5),
+    *nccl(
+        "c10d::_reduce_scatter_base_", "ReduceScatter_Sum_f32_RING_LL", 55, 75, 6, 6, "_reduce_scatter_base",
+        BIG, dtype="Float", thread=WORKER,
+    ),
+    *nccl("c10d::allreduce_", "AllReduce_Sum_f32_RING_LL", 80, 82, 7, 7, "allreduce", 1, dtype="Float"),
+    *kernel("multi_tensor_apply_kernel<FusedAdam>", 82, 90, 8, 8),
+]  # fmt: skip
+TAPPED = [
+    call("all_gather", "parameters"), call("all_to_all", "attention"),
+    call("reduce_scatter", "gradients"), call("all_reduce", "data_and_loss"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("calls", [TAPPED, None], ids=["joined", "by name and place"])
+def test_nccls_kernels_are_split_by_the_place_they_were_launched_from(calls):
+    timeline = of_cuda(STEP, calls, step=(0, 100), attention=[(2, 5)], optimizer=[(6.5, 9)])
+    assert timeline.unmatched == (None if calls else "no step was tapped")
+    found = split(timeline)
+    assert found.purpose_total_ms == {
+        "parameters": approx(20), "attention": approx(12), "gradients": approx(20),
+        "data_and_loss": approx(2),
+    }  # fmt: skip
+    assert {purpose: sum(e - s for s, e in spans) for purpose, spans in found.exposed_spans_ms.items()} == {
+        "parameters": approx(10), "attention": approx(12), "gradients": approx(15),
+        "data_and_loss": approx(2),
+    }  # fmt: skip
+    assert found.compute_ms == {
+        "attention": approx(20), "packing": approx(3), "optimizer": approx(8), "other": approx(10),
+    }  # fmt: skip
+    assert found.communication_ms["all_to_all"] == approx(12)
+
+
+def test_a_kernel_is_of_the_tapped_call_that_launched_it_and_starts_when_its_rank_arrives():
+    # Older versions of NCCL name the kernels of other calls SendRecv too, and the profiler adds nothing.
+    events = [event("c10d::allreduce_", 1, 2), *kernel("ncclKernel_SendRecv_RING_SIMPLE", 5, 9, 1.5, 1)]
+    (flight,) = of_cuda(events, [call("all_reduce", "gradients", (0, 2), 3, "5")], step=(0, 10)).flights
+    found = flight.kind, flight.purpose, flight.group, flight.members, flight.ordinal
+    assert found == ("all_reduce", "gradients", "5", (0, 2), 3)
+    assert flight.arrival == flight.start
+
+
+def test_a_kernel_without_a_known_call_is_booked_by_its_name_and_place():
+    events = [*kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 1, 5, 0.5, 1)]
+    (flight,) = of_cuda(events, None, step=(0, 10), attention=[(0, 1)]).flights
+    assert (flight.kind, flight.purpose, flight.members) == ("send_recv", "attention", ())
+
+
+def test_on_a_gpu_kernels_count_and_the_calls_that_launch_them_do_not():
+    events = [*hop(0, 10, 0.05, 1), *kernel("flash_fwd_kernel", 2, 8, 0.1, 2), event("aten::mm", 0, 10)]
+    found = split(of_cuda(events, HOP[0], step=(0, 20)))
+    assert found.communication_ms == {"send_recv": approx(10)}
+    assert found.exposed_ms == approx(4)
+
+
+def test_what_was_launched_before_the_step_is_no_call_of_it():
+    before = nccl("c10d::barrier", "AllReduce_Sum_i8_RING_LL", -8, 1, -9, 7, "barrier", 1)
+    for calls in (HOP[0], None):
+        flights = of_cuda([*before, *hop(2, 4, 1, 1)], calls, step=(0, 9)).flights
+        assert {flight.kind for flight in flights} <= {"send", "recv", "send_recv"}
+
+
+HOP = [
+    [call("send", "attention", (0, 1)), call("recv", "attention", (1, 0))],
+    [call("send", "attention", (1, 0)), call("recv", "attention", (0, 1))],
+]
+"""By rank, a ring of two."""
+ONE_HOP = hop(10, 42, 1, 1)
+
+
+def waited(*ranks):
+    """Exposed waiting by purpose and rank, or why it is unknown; a rank is (events, calls)."""
+    traces = []
+    for events, calls in ranks:
+        timeline = of_cuda(events, calls, step=(0, 200))
+        traces.append(
+            RankTrace(
+                split=split(timeline), flights=flights_ms(timeline), clock="one host", unjoined=None,
+                unmatched=timeline.unmatched, other_calls=None,
+            )
+        )  # fmt: skip
+    found = waiting(traces)
+    return found if isinstance(found, str) else found.exposed_ms
+
+
+def test_in_a_ring_whose_kernels_carry_no_ranks_the_early_rank_waits():
+    late = (hop(30, 42, 5, 1), HOP[1])
+    assert waited((hop(10, 42, 1, 1), HOP[0]), late) == {"attention": [approx(20), approx(0)]}
+
+
+PURPOSES = {"0": "attention", "1": "gradients"}
+
+
+def two_groups(starts, order=("0", "1"), end=100):
+    """An all-reduce in each of two groups of equal ranks, called in this order; `starts` by group, in ms."""
+    events = [
+        each
+        for number, group in enumerate(order, start=1)
+        for each in nccl(
+            "c10d::allreduce_", "AllReduce_Sum_f32_RING_LL", starts[group], end, number, number, "allreduce",
+            BIG, group=group,
+        )
+    ]  # fmt: skip
+    return events, [call("all_reduce", PURPOSES[group], group=group) for group in order]
+
+
+@pytest.mark.parametrize("order", [("0", "1"), ("1", "0")], ids=["started in another order", "called in it"])
+def test_kernels_of_two_groups_with_equal_ranks_do_not_meet(order):
+    # Rank 1 comes to the attention exchange 20 ms late; to the other, for which rank 0 comes late, early.
+    found = waited(two_groups({"0": 50, "1": 80}), two_groups({"0": 70, "1": 15}, order))
+    # From 70 on the exchange of attention is in flight too, and the time is booked as its.
+    assert found == {"attention": [approx(20), approx(0)], "gradients": [approx(0), approx(55)]}
+
+
+@pytest.mark.parametrize(
+    ("events", "calls", "said"),
+    [
+        (ONE_HOP, HOP[0][:1], "the tap saw {'send': 1}, the profiler {'send': 1, 'recv': 1}"),
+        ([*ONE_HOP[:2], ONE_HOP[3]], HOP[0], "not hold the launches of 1 of 1 NCCL kernels"),
+        (ONE_HOP[:2], HOP[0], "2 calls launched no NCCL kernel, the first of send"),
+        (
+            [*ONE_HOP, *kernel("ncclDevKernel_Generic", 50, 60, 3, 2, WORKER)],
+            HOP[0],
+            "by no call of the step",
+        ),
+        (
+            [event("c10d::allreduce_", 0.9, 0.91), *ONE_HOP],
+            [call("all_reduce", "other"), *HOP[0]],
+            "launched for calls of 2 kinds or groups",
+        ),
+    ],
+    ids=["counts", "lost launch", "no kernel", "no call", "two kinds"],
+)
+def test_kernels_that_cannot_be_joined_have_no_waiting_and_say_why(events, calls, said):
+    found = waited((events, calls), (hop(30, 42, 5, 1), HOP[1]))
+    assert isinstance(found, str)
+    assert said in found
+    assert split(of_cuda(events, calls, step=(0, 200))).total_ms == approx(
+        sum(each["dur"] for each in events if each["cat"] == "kernel") / 1e3
+    )
+
+
+def test_a_call_among_one_rank_needs_no_kernel():
+    events = [event("c10d::allreduce_", 0.5, 0.6), *hop(10, 42, 1, 1)]
+    timeline = of_cuda(events, [call("all_reduce", "other", (0,)), *HOP[0]], step=(0, 50))
+    assert timeline.unmatched is None
+    assert {flight.kind for flight in timeline.flights} == {"send", "recv"}
+
+
+def test_device_copies_hide_no_communication_and_are_no_compute():
+    events = [
+        *hop(0, 10, 0.1, 1),
+        *kernel("gemm", 8, 12, 0.2, 2),
+        *kernel("Memcpy DtoD (Device -> Device)", 4, 14, 0.3, 3, cat="gpu_memcpy"),
+        *kernel("Memset (Device)", 15, 18, 1.5, 4, cat="gpu_memset"),
+        *kernel("Memcpy HtoD (Pinned -> Device)", 17, 19, 2.5, 5, cat="gpu_memcpy"),
+    ]
+    found = split(of_cuda(events, HOP[0], step=(0, 20), attention=[(1, 2)], optimizer=[(2, 3)]))
+    assert found.exposed_ms == approx(8)
+    assert found.compute_ms["other"] == approx(4)
+    assert found.copies_ms == {"packing": approx(3), "optimizer": approx(1), "other": approx(2)}
+    assert found.idle_ms == approx(2)
