@@ -4,14 +4,17 @@ import itertools
 import json
 from dataclasses import replace
 
+import torch
+
 from bench.config import RunConfig
-from bench.passes.parity.attention import check_attention
+from bench.passes.parity.attention import check_attention, parity_len, random_inputs
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES, runnable
 from tests.cells import make_cell, variants
 from tests.covers import pairwise
+from tests.synchronisations import synchronisations
 
 LIMITS = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 2e-2}
 HEADS = {"MHA": (4, 4), "GQA": (8, 4), "fewer KV heads than ranks": (4, 2), "MQA": (4, 1)}
@@ -56,17 +59,39 @@ def check_cases(job, log):
     from bench.cell.worker import join
 
     device = join(job)
-    outcomes = []
+    outcomes, waits = [], {}
     for fields, causal in json.loads((job.folder / "cases.json").read_text()):
         cell = RunConfig.from_json(fields)
         with log.during(f"{cell.strategy} {cell.layout} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             outcomes.append(check_attention(strategy, device, causal=causal))
+            waits[cell.strategy] = waits.get(cell.strategy, []) + waits_in_a_layer(strategy, device, causal)
+    (job.folder / f"waits_{job.rank}.json").write_text(json.dumps(waits))
     if job.rank == 0:
         (job.folder / "errors.json").write_text(json.dumps([outcome.errors for outcome in outcomes]))
         (job.folder / "limits.json").write_text(json.dumps([outcome.limits for outcome in outcomes]))
     finish_together(device)
     return {}
+
+
+def waits_in_a_layer(strategy, device, causal):
+    """What makes the host wait in one more call of attention, forward and backward."""
+    inputs = random_inputs(strategy.cell, parity_len(strategy), device)
+    pieces = strategy.slices(inputs[0].shape[2])
+    q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with synchronisations() as found:
+        strategy.attention(*leaves, causal=causal).backward(dout)
+    return found
+
+
+def waits_of(folder):
+    """By strategy, what made any rank wait in the cases that `errors_of` ran there."""
+    waits = {}
+    for path in sorted(folder.glob("waits_*.json")):
+        for strategy, found in json.loads(path.read_text()).items():
+            waits.setdefault(strategy, set()).update(found)
+    return waits
 
 
 def errors_of(launcher, folder, cases, entry=check_cases):

@@ -1,26 +1,47 @@
 """A stand-in for the flash-attn package, on top of any of our kernels.
 
 ring-flash-attn needs four private functions of flash-attn and nothing else. Given them, its algorithms run
-unchanged where flash-attn cannot be installed. With the kernel `flash_attn_2` the installed package is used.
+unchanged where flash-attn cannot be installed. With the kernel `flash_attn_2` the installed package is used
+and there is no bridge. With any other there is one even where flash-attn is installed: the strategies of a
+comparison run on one kernel, the one that the record names.
 """
 # ruff: noqa: ARG001  windows, soft caps, slopes and dropout are parameters of flash-attn that are not used here
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import transformers.modeling_flash_attention_utils as transformers_flash
 from torch import Tensor
 
-from bench.attention.kernels import KERNELS, Kernel, kernel_backward, kernel_forward
-from bench.attention.packed import Packing, packed_backward, packed_forward
+from bench.attention.kernels import KERNELS, Kernel, Packing, kernel_backward_into, kernel_forward
+from bench.attention.packed import packed_backward, packed_forward
 
 # ring-flash-attn 0.1.8 asks transformers for a name that is gone since transformers 5.
 _GONE_FROM_TRANSFORMERS = "is_flash_attn_greater_or_equal_2_10"
+
+
+USER = "ring_flash_attn"
+"""The package that the bridge is for."""
+
+
+@cache
+def ring_flash_attn_on(kernel: Kernel) -> ModuleType:
+    """The package ring-flash-attn, computing with `kernel`.
+
+    It binds flash-attn's functions when it is imported: each kernel has a copy of its own, so that a second
+    one in the same process does not run the first.
+    """
+    for name in [name for name in sys.modules if name.partition(".")[0] == USER]:
+        del sys.modules[name]
+    with flash_attn_from(kernel):
+        return importlib.import_module(USER)
 
 
 @contextmanager
@@ -107,10 +128,9 @@ def backward_with(kernel: Kernel) -> Callable[..., None]:
         rng_state: Tensor | None = None,
     ) -> None:
         """Fills dq, dk and dv in place, [B, S, heads, D]."""
-        dout, q, k, v, out = (x.transpose(1, 2) for x in (dout, q, k, v, out))
-        grads = kernel_backward(kernel, dout, q, k, v, out, softmax_lse, causal=causal, scale=softmax_scale)
-        for into, grad in zip((dq, dk, dv), grads, strict=True):
-            into.copy_(grad.transpose(1, 2))
+        tensors = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
+        into = dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+        kernel_backward_into(kernel, into, *tensors, softmax_lse, causal=causal, scale=softmax_scale)
 
     return _flash_attn_backward
 
@@ -136,7 +156,7 @@ def varlen_forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, N
         return_softmax: bool = False,
     ) -> tuple[Tensor, Tensor, None, None]:
         """Output [T, N, D] and LSE [N, T]."""
-        packing = Packing(cu_seqlens_q, cu_seqlens_k, causal, softmax_scale)
+        packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale)
         return *packed_forward(kernel, q, k, v, packing), None, None
 
     return _flash_attn_varlen_forward
@@ -170,9 +190,7 @@ def varlen_backward_with(kernel: Kernel) -> Callable[..., None]:
         rng_state: Tensor | None = None,
     ) -> None:
         """Fills dq, dk and dv in place, [T, heads, D]."""
-        packing = Packing(cu_seqlens_q, cu_seqlens_k, causal, softmax_scale)
-        grads = packed_backward(kernel, dout, (q, k, v), out, softmax_lse, packing)
-        for into, grad in zip((dq, dk, dv), grads, strict=True):
-            into.copy_(grad)
+        packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale)
+        packed_backward(kernel, (dq, dk, dv), dout, (q, k, v), out, softmax_lse, packing)
 
     return _flash_attn_varlen_backward

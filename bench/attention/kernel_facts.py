@@ -10,6 +10,8 @@ from bench.environment import installed
 
 ANY_DTYPE = ("bf16", "fp16", "fp32", "fp64")
 HALF = ("bf16", "fp16")
+HEAD_DIM_MULTIPLE = 8
+"""Fused kernels load 16 bytes at a time; torch's attention pads heads, the operators below it refuse them."""
 GENERATIONS: Mapping[int, str] = {9: "Hopper", 10: "Blackwell"}
 
 
@@ -32,6 +34,8 @@ class KernelFacts:
     """
     max_head_dim: int | None = None
     """The largest head it takes on a GPU; None where none is documented."""
+    head_dim_multiple: int = HEAD_DIM_MULTIPLE
+    """What the size of a head has to be a multiple of on a GPU."""
 
     @property
     def gpus(self) -> str:
@@ -43,6 +47,12 @@ class KernelFacts:
     def is_installed(self) -> bool:
         """Whether its package is installed, by its metadata: nothing is imported."""
         return self.package is None or installed(self.package) is not None
+
+    def takes_heads_of(self, cell: RunConfig) -> bool:
+        """Whether its GPU code takes heads of the cell's size; on a CPU any are taken."""
+        head_dim = cell.model.head_dim
+        is_small = self.max_head_dim is None or head_dim <= self.max_head_dim
+        return cell.cluster.device != "cuda" or (is_small and head_dim % self.head_dim_multiple == 0)
 
     def refusals(self, cell: RunConfig) -> list[str]:
         """Why this cell cannot run on this kernel, each with a way out; empty when it can."""
@@ -57,11 +67,11 @@ class KernelFacts:
                 f"dtype={cell.dtype} is not for kernel={self.name} on {device}; choose"
                 f" dtype={' or '.join(self.dtypes[device])}, or {_instead(cell)}"
             )
-        head_dim = cell.model.head_dim
-        if device == "cuda" and self.max_head_dim is not None and head_dim > self.max_head_dim:
+        if not self.takes_heads_of(cell):
+            most = "" if self.max_head_dim is None else f", {self.max_head_dim} at most"
             reasons.append(
-                f"model.head_dim={head_dim} is not for kernel={self.name}, which takes {self.max_head_dim} at"
-                " most; choose kernel=math"
+                f"model.head_dim={cell.model.head_dim} is not for kernel={self.name}, which takes multiples"
+                f" of {self.head_dim_multiple}{most}; choose {_instead(cell)}"
             )
         if not self.is_installed:
             reasons.append(
@@ -75,8 +85,9 @@ KERNEL_FACTS: Mapping[str, KernelFacts] = {
     facts.name: facts
     for facts in (
         KernelFacts("torch_flash", {"cpu": ANY_DTYPE, "cuda": HALF}, max_head_dim=256),
-        KernelFacts("math", {"cpu": ANY_DTYPE, "cuda": ANY_DTYPE}),
-        KernelFacts("cudnn", {"cuda": HALF}),
+        KernelFacts("math", {"cpu": ANY_DTYPE, "cuda": ANY_DTYPE}, head_dim_multiple=1),
+        # Wider heads need a cuDNN after 9.22, and then a backward takes 256 but not 192 (sdp_utils.cpp).
+        KernelFacts("cudnn", {"cuda": HALF}, max_head_dim=128),
         KernelFacts("flash_attn_2", {"cuda": HALF}, "flash-attn", "pip install flash-attn", max_head_dim=256),
         KernelFacts(
             "flash_attn_3",
@@ -92,13 +103,24 @@ KERNEL_FACTS: Mapping[str, KernelFacts] = {
     )
 }
 DEFAULT_KERNEL = "torch_flash"
+"""What `kernel=auto` means, for every strategy and on every GPU: strategies are compared on one kernel.
+
+It is FlashAttention-2, also on Hopper, where newer kernels take less time and so hide less communication:
+their users see more of it exposed. `cudnn` needs no package either, takes fewer KV heads, returns the natural
+LSE and is torch's own first choice on compute capability 9 and 10 after cuDNN 9.15. It stays a choice of the
+user until these have passed on such a GPU and show it faster:
+`pytest -m gpu tests/bench/attention/test_kernels.py tests/gpu/test_one_gpu.py -k "cudnn or torch_flash"` and
+`python run_sweep.py -m strategy=local model=qwen3_0_6b seq_len=8k,32k kernel=torch_flash,cudnn`.
+"""
 
 
 def _instead(cell: RunConfig) -> str:
-    """The first kernel of the table that needs no package and takes the cell's device and dtype."""
+    """The first kernel of the table that needs no package and takes the cell's device, dtype and heads."""
     fits = (
         facts.name
         for facts in KERNEL_FACTS.values()
-        if facts.package is None and cell.dtype in facts.dtypes.get(cell.cluster.device, ())
+        if facts.package is None
+        and cell.dtype in facts.dtypes.get(cell.cluster.device, ())
+        and facts.takes_heads_of(cell)
     )
     return f"kernel={next(fits)}"

@@ -16,7 +16,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from bench.cell.failure import describe_failure
 from bench.config import RunConfig
 from bench.passes.rank_pass import Measurement
 from bench.ranks.device import claim_device, finish_together, prepare_environment
-from bench.ranks.groups import make_groups
+from bench.ranks.groups import deadline, make_groups
 from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
 from bench.strategies import STRATEGIES, runnable
@@ -41,8 +40,6 @@ OTHER_LAUNCHERS = (
     "TORCHELASTIC_",
 )  # fmt: skip
 """How the variables begin that mpirun, srun or a torchrun around the sweep leave behind."""
-DEADLINE_MARGIN_S = 60
-"""Collectives outwait the launcher, so that a hang is the launcher's to report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +153,7 @@ def join(job: RankJob) -> torch.device:
         }
     dist.init_process_group(
         cluster.backend,
-        timeout=timedelta(seconds=job.cell.measure.timeout_s + DEADLINE_MARGIN_S),
+        timeout=deadline(job.cell),
         device_id=device if device.type == "cuda" else None,
         **rendezvous,
     )

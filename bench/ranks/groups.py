@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bench.config import RunConfig
+
+DEADLINE_MARGIN_S = 60
+"""Collectives outwait the launcher, so that a hang is the launcher's to report."""
+
+
+def deadline(cell: RunConfig) -> timedelta:
+    """How long a collective of the cell may take; a group that is not told has torch's 10 minutes on NCCL."""
+    return timedelta(seconds=cell.measure.timeout_s + DEADLINE_MARGIN_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +45,28 @@ def make_groups(cell: RunConfig) -> RankGroups:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     ranks_DRU = torch.arange(world_size).view(cell.dp_degree, cell.ring_degree, cell.ulysses_degree)
     made: dict[str, dist.ProcessGroup] = {}
+
+    def group(rows: Tensor) -> dist.ProcessGroup:
+        return _group(rows, made, deadline(cell))
+
     return RankGroups(
         rank=rank,
         world_size=world_size,
-        sequence=_group(ranks_DRU.flatten(1), made),
+        sequence=group(ranks_DRU.flatten(1)),
         sequence_rank=rank % cell.sp_degree,
-        ulysses=_group(ranks_DRU.flatten(0, 1), made),
-        ring=_group(ranks_DRU.transpose(1, 2).flatten(0, 1), made),
+        ulysses=group(ranks_DRU.flatten(0, 1)),
+        ring=group(ranks_DRU.transpose(1, 2).flatten(0, 1)),
         data_rank=rank // cell.sp_degree,
         shard_mesh=_shard_mesh(cell),
     )
 
 
-def _group(rows: Tensor, made: dict[str, dist.ProcessGroup]) -> dist.ProcessGroup:
+def _group(rows: Tensor, made: dict[str, dist.ProcessGroup], timeout: timedelta) -> dist.ProcessGroup:
     """This rank's group when each row is one; the same rows give the same group."""
     key = str(rows.tolist())
     if key not in made:
         whole = dist.group.WORLD if len(rows) == 1 else None
-        made[key] = whole or dist.new_subgroups_by_enumeration(rows.tolist())[0]
+        made[key] = whole or dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)[0]
     return made[key]
 
 

@@ -11,10 +11,13 @@ from collections.abc import Mapping
 
 from bench.attention.kernels import cudnn, flash_attn_2, flash_attn_3, flash_attn_4, math, torch_flash
 from bench.attention.kernels.autograd import attend
-from bench.attention.kernels.call import kernel_backward, kernel_forward
+from bench.attention.kernels.call import kernel_backward, kernel_backward_into, kernel_forward
 from bench.attention.kernels.kernel import Kernel
+from bench.attention.kernels.packing import Packing
 
-__all__ = ["KERNELS", "Kernel", "attend", "kernel_backward", "kernel_forward"]
+__all__ = [
+    "KERNELS", "Kernel", "Packing", "attend", "kernel_backward", "kernel_backward_into", "kernel_forward",
+]  # fmt: skip
 
 KERNELS: Mapping[str, Kernel] = {
     module.KERNEL.name: module.KERNEL

@@ -1,4 +1,8 @@
-"""One call of a kernel, whatever number of KV heads it takes."""
+"""One call of a kernel, whatever number of KV heads it takes.
+
+KV heads are repeated here and nowhere else, on the rank that computes and just before it does. A ring repeats
+the block at hand in every ring step: repeated before they are sent, K and V would be as many bytes as Q.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,14 @@ from torch import Tensor
 
 from bench.attention.kernels.kernel import Kernel
 
+Gradients = tuple[Tensor, Tensor, Tensor]
+
 
 def kernel_forward(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Output [B, N, S, D] and LSE [B, N, S], KV heads repeated where the kernel needs it."""
-    groups = 1 if kernel.native_gqa else q.shape[1] // k.shape[1]
+    groups = _repeats(kernel, q, k)
     return kernel.forward(q, _repeat(k, groups), _repeat(v, groups), causal, scale)
 
 
@@ -26,13 +32,36 @@ def kernel_backward(
     *,
     causal: bool,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     """dq, dk, dv in the shapes of q, k, v: gradients of repeated KV heads are summed back."""
-    groups = 1 if kernel.native_gqa else q.shape[1] // k.shape[1]
+    return _backward(kernel, (dout, q, k, v, out, lse), causal, scale)
+
+
+def kernel_backward_into(
+    kernel: Kernel, into: Gradients, *tensors: Tensor, causal: bool, scale: float
+) -> None:
+    """Write the gradients of `kernel_backward` to given tensors: copied, unless the kernel fills them."""
+    if kernel.fills_gradients and _repeats(kernel, *tensors[1:3]) == 1:
+        _backward(kernel, tensors, causal, scale, into=into)
+        return
+    for given, gradient in zip(into, _backward(kernel, tensors, causal, scale), strict=True):
+        given.copy_(gradient)
+
+
+def _backward(
+    kernel: Kernel, tensors: tuple[Tensor, ...], causal: bool, scale: float, **keywords: Gradients
+) -> Gradients:
+    dout, q, k, v, out, lse = tensors
+    groups = _repeats(kernel, q, k)
+    k, v = _repeat(k, groups), _repeat(v, groups)
     # CUDA kernels read the LSE as if it were contiguous; a ring's rows of a longer one are not.
-    lse = lse.contiguous()
-    dq, dk, dv = kernel.backward(dout, q, _repeat(k, groups), _repeat(v, groups), out, lse, causal, scale)
+    dq, dk, dv = kernel.backward(dout, q, k, v, out, lse.contiguous(), causal, scale, **keywords)
     return dq, _sum_groups(dk, groups), _sum_groups(dv, groups)
+
+
+def _repeats(kernel: Kernel, q: Tensor, k: Tensor) -> int:
+    """How often each KV head has to be repeated for this kernel on this device."""
+    return 1 if q.device.type in kernel.native_gqa else q.shape[1] // k.shape[1]
 
 
 def _repeat(kv: Tensor, groups: int) -> Tensor:

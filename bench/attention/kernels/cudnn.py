@@ -22,7 +22,7 @@ def _backward(
     # Without dropout the random state is never read.
     unused = torch.empty((), dtype=torch.int64, device=q.device)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        _laid_out_as(q, dout), q, k, v, _laid_out_as(q, out), lse[..., None],
+        _laid_out_as(q, dout), q, k, v, _laid_out_as(q, out), lse.unsqueeze(-1),
         philox_seed=unused, philox_offset=unused, attn_bias=None, cum_seq_q=None, cum_seq_k=None,
         max_q=q.shape[2], max_k=k.shape[2], dropout_p=0.0, is_causal=causal, scale=scale,
     )  # fmt: skip
@@ -39,4 +39,4 @@ def _laid_out_as(q: Tensor, x: Tensor) -> Tensor:
     return x if x.stride() == strides else torch.empty_like(q).copy_(x)
 
 
-KERNEL = Kernel("cudnn", _forward, _backward, native_gqa=True)
+KERNEL = Kernel("cudnn", _forward, _backward, native_gqa=("cuda",))

@@ -24,7 +24,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from flash_attn.flash_attn_interface import _flash_attn_backward
 
-    tensors = [x.transpose(1, 2).contiguous() for x in (dout, q, k, v, out)]
+    # It takes any strides, if only each head is contiguous.
+    tensors = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
     grads = [torch.empty_like(x) for x in tensors[1:4]]
     _flash_attn_backward(
         *tensors, lse, *grads, dropout_p=0.0, softmax_scale=scale, causal=causal,
@@ -33,4 +34,4 @@ def _backward(
     return grads[0].transpose(1, 2), grads[1].transpose(1, 2), grads[2].transpose(1, 2)
 
 
-KERNEL = Kernel("flash_attn_2", _forward, _backward, native_gqa=True)
+KERNEL = Kernel("flash_attn_2", _forward, _backward, native_gqa=("cuda",))

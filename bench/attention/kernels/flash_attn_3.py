@@ -21,16 +21,27 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
 
 
 def _backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+    into: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from flash_attn_interface import _flash_attn_backward
 
     tensors = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors[1:4])
+    if into is None:
+        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors[1:4])
+    else:
+        dq, dk, dv = (x.transpose(1, 2) for x in into)
     _flash_attn_backward(
         *tensors, lse, dq=dq, dk=dk, dv=dv, softmax_scale=scale, is_causal=causal, deterministic=False
     )
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
-KERNEL = Kernel("flash_attn_3", _forward, _backward, native_gqa=True)
+KERNEL = Kernel("flash_attn_3", _forward, _backward, native_gqa=("cuda",), fills_gradients=True)

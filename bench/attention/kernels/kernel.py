@@ -7,8 +7,26 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from bench.attention.kernels.packing import Packing
+
 Forward = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
+PackedForward = Callable[[Tensor, Tensor, Tensor, Packing], tuple[Tensor, Tensor]]
+PackedBackward = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Packing], tuple[Tensor, Tensor, Tensor]
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedKernel:
+    """A kernel's own entry for sequences packed end to end."""
+
+    devices: tuple[str, ...]
+    """Where it has one."""
+    forward: PackedForward
+    """`forward(q_TND, k_TKD, v_TKD, packing) -> out_TND, lse_NT`."""
+    backward: PackedBackward
+    """`backward(dout, q, k, v, out, lse, packing) -> dq, dk, dv`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,5 +38,9 @@ class Kernel:
     """`forward(q_BNSD, k_BNTD, v_BNTD, causal, scale) -> out_BNSD, lse_BNS`; causal with S = T only."""
     backward: Backward
     """`backward(dout, q, k, v, out, lse, causal, scale) -> dq, dk, dv`."""
-    native_gqa: bool = False
-    """Whether it takes K and V with fewer heads than Q; for other kernels heads are repeated first."""
+    native_gqa: tuple[str, ...] = ()
+    """Devices on which it takes K and V with fewer heads than Q; on others heads are repeated first."""
+    fills_gradients: bool = False
+    """Whether `backward(..., into=(dq, dk, dv))` writes to these tensors and allocates none."""
+    packed: PackedKernel | None = None
+    """Its own entry for packed sequences; without one they are taken one after another."""

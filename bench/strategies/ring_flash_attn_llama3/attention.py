@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.attention.flash_attn_bridge import flash_attn_from
+from bench.attention.flash_attn_bridge import ring_flash_attn_on
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
@@ -16,17 +16,20 @@ from bench.strategies.strategy import Strategy
 KV_HEADS_AT_A_TIME = 1
 """The package's `heads_k_stride` as its own examples have it: least memory, most overlap."""
 
+Places = tuple[Any, ...]
+"""What the package prepares: where sequences end among queries and keys, how long they are, which keys."""
+
 
 class Llama3Attention(Strategy):
     def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
         super().__init__(cell, groups, facts)
-        with flash_attn_from(self.kernel):
-            import ring_flash_attn
-        self.package = ring_flash_attn
+        self.package: Any = ring_flash_attn_on(self.kernel)
+        self.prepared: dict[tuple[int, bool], Places] = {}
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         outs_SND = self._by_sequence(q_BNSD, k_BKSD, v_BKSD, causal=causal)
-        return torch.stack([out_SND.transpose(0, 1) for out_SND in outs_SND])
+        out_BSND = outs_SND[0][None] if len(outs_SND) == 1 else torch.stack(outs_SND)
+        return out_BSND.transpose(1, 2)
 
     def log_sum_exp(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         parts = self._by_sequence(q_BNSD, k_BKSD, v_BKSD, causal=causal, return_attn_probs=True)
@@ -34,11 +37,7 @@ class Llama3Attention(Strategy):
 
     def _by_sequence(self, *qkv: Tensor, causal: bool, **keywords: Any) -> list[Any]:
         """The package's results, one a sequence of the batch: its varlen functions take no batch."""
-        seq_len, group = qkv[0].shape[2] * self.cell.sp_degree, self.groups.sequence
-        boundaries = torch.tensor([0, seq_len], dtype=torch.int32, device=qkv[0].device)
-        *packing, key_slice = self.package.llama3_flash_attn_prepare_cu_seqlens(
-            boundaries, causal, rank=self.groups.sequence_rank, world_size=self.cell.sp_degree
-        )
+        *packing, key_slice = self._places(qkv[0].shape[2] * self.cell.sp_degree, causal, qkv[0].device)
         return [
             self.package.llama3_flash_attn_varlen_func(
                 *(x.transpose(0, 1).contiguous() for x in one),
@@ -46,11 +45,20 @@ class Llama3Attention(Strategy):
                 KV_HEADS_AT_A_TIME,
                 key_slice,
                 causal=causal,
-                group=group,
+                group=self.groups.sequence,
                 **keywords,
             )
             for one in zip(*qkv, strict=True)
         ]
+
+    def _places(self, seq_len: int, causal: bool, device: torch.device) -> Places:
+        """Prepared once, as the package's users do once a batch: it copies to the device and waits for it."""
+        if (seq_len, causal) not in self.prepared:
+            boundaries = torch.tensor([0, seq_len], dtype=torch.int32, device=device)
+            self.prepared[seq_len, causal] = self.package.llama3_flash_attn_prepare_cu_seqlens(
+                boundaries, causal, rank=self.groups.sequence_rank, world_size=self.cell.sp_degree
+            )
+        return self.prepared[seq_len, causal]
 
 
 STRATEGY = Llama3Attention

@@ -1,11 +1,17 @@
 """Each kernel's output, LSE and gradients are those of plain float64 attention."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.attention.flash_attn_bridge import flash_attn_from
 from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.attention.kernels import KERNELS, Kernel, attend, kernel_backward, kernel_forward
+from bench.attention.kernels import KERNELS, Kernel, Packing, attend, kernel_backward, kernel_forward
+from bench.attention.packed import packed_backward, packed_forward
 from bench.passes.parity.exact import relative_error
 from bench.passes.parity.limits import FLOORS, tensor_limit
 from bench.request.legality import refusal
@@ -85,13 +91,113 @@ def test_output_lse_and_gradients_match_float64_on_a_gpu(name, dtype, heads, cau
     assert_as_good_as_plain_attention(name, dtype, heads, causal, "cuda", head_dim=64)
 
 
+class Operators(TorchDispatchMode):
+    """The names of the operators that are called, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.called.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def on_no_gpu(*tensors):
+    """Tensors of the same shapes that say they are on a GPU; under FakeTensorMode none is needed."""
+    return [torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in tensors]
+
+
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("name", ["torch_flash", "cudnn"])
-def test_torchs_cuda_operators_take_our_arguments_and_give_our_shapes(name, heads):
-    inputs = random_inputs(heads, "bf16", "meta", 64)
-    found = run(KERNELS[name], *inputs, causal=True)
+def test_torchs_cuda_operators_take_our_arguments_and_fewer_kv_heads_as_they_are(name, heads):
+    inputs = random_inputs(heads, "bf16", "cpu", 64)
+    with FakeTensorMode(), Operators() as operators:
+        found = run(KERNELS[name], *on_no_gpu(*inputs), causal=True)
     q, k, v, _ = (x.shape for x in inputs)
     assert {key: x.shape for key, x in found.items()} == named(q, q[:-1], q, k, v)
+    attention = [called for called in operators.called if "attention" in called]
+    assert len(attention) == 2
+    assert not {"repeat_interleave", "expand", "clone", "sum"} & {*operators.called}
+
+
+def packed(cu_seqlens_q, cu_seqlens_k, causal, device, dtype, heads="GQA", head_dim=16):
+    """q, k, v, dout of packed sequences, and their packing."""
+    num_heads, num_kv_heads = HEADS[heads]
+    lengths = [max(b - a for a, b in itertools.pairwise(cu)) for cu in (cu_seqlens_q, cu_seqlens_k)]
+    torch.manual_seed(0)
+    shapes = [(cu_seqlens_q[-1], num_heads), (cu_seqlens_k[-1], num_kv_heads)]
+    inputs = [torch.randn(*shapes[i], head_dim).to(device, dtype) for i in (0, 1, 1, 0)]
+    offsets = (torch.tensor(cu, dtype=torch.int32).to(device) for cu in (cu_seqlens_q, cu_seqlens_k))
+    return inputs, Packing(*offsets, *lengths, causal, head_dim**-0.5)
+
+
+def run_packed(kernel, q, k, v, dout, packing):
+    out, lse = packed_forward(kernel, q, k, v, packing)
+    grads = tuple(torch.empty_like(x) for x in (q, k, v))
+    packed_backward(kernel, grads, dout, (q, k, v), out, lse, packing)
+    return named(out, lse, *grads)
+
+
+def each_alone(q, k, v, dout, packing):
+    """Plain float64 attention of one sequence after another, causal from the bottom right."""
+    parts = []
+    ends = (itertools.pairwise(cu.tolist()) for cu in (packing.cu_seqlens_q, packing.cu_seqlens_k))
+    for (q0, q1), (k0, k1) in zip(*ends, strict=True):
+        pieces = (q[q0:q1], k[k0:k1], v[k0:k1], dout[q0:q1])
+        one = [x.double().transpose(0, 1)[None] for x in pieces]
+        # Queries that the sequence has not are put before, given no gradient and dropped.
+        more = (k1 - k0) - (q1 - q0)
+        one[0], one[3] = (torch.nn.functional.pad(x, (0, 0, more, 0)) for x in (one[0], one[3]))
+        found = plain_attention(*one, packing.causal)
+        for key in ("out", "lse", "dq"):
+            found[key] = found[key][:, :, more:]
+        parts.append({key: x[0].transpose(0, 1) for key, x in found.items()})
+    whole = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    return whole | {"lse": whole["lse"].transpose(0, 1)}
+
+
+LENGTHS = {"one": ([0, 32], [0, 96]), "three": ([0, 16, 48, 96], [0, 16, 112, 160])}
+
+
+def assert_packed_as_each_alone(name, lengths, causal, device, dtype, limit, head_dim):
+    inputs, packing = packed(*LENGTHS[lengths], causal, device, dtype, head_dim=head_dim)
+    exact = each_alone(*inputs, packing)
+    found = run_packed(KERNELS[name], *inputs, packing)
+    assert {key: x.shape for key, x in found.items()} == {key: x.shape for key, x in exact.items()}
+    errors = {key: relative_error(found[key], exact[key]) for key in exact}
+    assert {key: error for key, error in errors.items() if error > limit} == {}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("name", [name for name in KERNELS if available(name, "cpu")])
+def test_packed_sequences_are_each_attended_to_alone(name, lengths, causal):
+    assert_packed_as_each_alone(name, lengths, causal, "cpu", torch.float32, 1e-5, 16)
+
+
+@needs_gpu
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("name", GPU_KERNELS)
+def test_packed_sequences_are_each_attended_to_alone_on_a_gpu(name, lengths, causal):
+    skip_without(name)
+    assert_packed_as_each_alone(name, lengths, causal, "cuda", torch.bfloat16, 2e-2, 64)
+
+
+def test_torchs_cuda_operators_for_packed_sequences_are_called_once_and_read_nothing_from_the_device():
+    inputs, packing = packed([0, 16, 48], [0, 16, 112], True, "cpu", torch.bfloat16)
+    with FakeTensorMode(), Operators() as operators:
+        cu_q, cu_k = on_no_gpu(packing.cu_seqlens_q, packing.cu_seqlens_k)
+        there = replace(packing, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+        *qkv, dout = on_no_gpu(*inputs)
+        out, lse = packed_forward(KERNELS["torch_flash"], *qkv, there)
+        found = named(out, lse, *KERNELS["torch_flash"].packed.backward(dout, *qkv, out, lse, there))
+    q, k, v, _ = (x.shape for x in inputs)
+    assert {key: x.shape for key, x in found.items()} == named(q, (q[1], q[0]), q, k, v)
+    assert operators.called.count("_flash_attention_forward") == 1
+    assert operators.called.count("_flash_attention_backward") == 1
+    assert not {"repeat_interleave", "_local_scalar_dense", "_to_copy"} & {*operators.called}
 
 
 def on_views(kernel, q, k, v, dout):

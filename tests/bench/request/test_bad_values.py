@@ -167,10 +167,19 @@ def test_no_more_ranks_than_gpus_and_only_nccl_between_them(line, said):
         asked(line, FOUR_H100)
 
 
-@pytest.mark.parametrize("kernel", [name for name, facts in KERNEL_FACTS.items() if facts.max_head_dim])
-def test_a_head_too_wide_for_a_gpu_kernel_is_sent_to_another(kernel):
-    wide = asked(f"{NANO}head_dim=258 kernel={kernel}", FOUR_H100)
-    assert "choose kernel=math" in refusal(wide)
+@pytest.mark.parametrize(
+    ("kernel", "head_dim", "instead"),
+    [
+        *((name, 264, "math") for name, facts in KERNEL_FACTS.items() if facts.max_head_dim),
+        *((name, 68, "math") for name in KERNEL_FACTS if name != "math"),
+        ("cudnn", 192, "torch_flash"),
+    ],
+)
+def test_heads_that_a_gpu_kernel_does_not_take_are_sent_to_one_that_does(kernel, head_dim, instead):
+    refused = asked(f"{NANO}head_dim={head_dim} kernel={kernel}", FOUR_H100)
+    assert f"choose kernel={instead}" in refusal(refused)
+    taken = asked(f"{NANO}head_dim={head_dim} kernel={instead}", FOUR_H100)
+    assert refusal(taken) is None
 
 
 UUIDS = ("GPU-aaa1", "GPU-aab2", "GPU-ccc3")

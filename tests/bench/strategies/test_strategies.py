@@ -4,7 +4,7 @@ import pytest
 
 from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import Strategy
-from tests.attention_cases import WORLD_SIZES, all_cases, beyond_their_limits, cover, errors_of
+from tests.attention_cases import WORLD_SIZES, all_cases, beyond_their_limits, cover, errors_of, waits_of
 
 SETS = {"ours": tuple(STRATEGIES.ours)} | {name: (name,) for name in STRATEGIES.plugin_names()}
 """One set of ranks tests all of ours; `-k NAME` tests a package's own strategy and nothing else."""
@@ -25,6 +25,7 @@ def test_output_lse_and_gradients_match_float64(launcher, tmp_path, whose, world
     errors = errors_of(launcher, tmp_path, choose(SETS[whose], world_size))
     assert not beyond_their_limits(errors)
     assert all(("lse" in found) == exposes_lse(case[0]) for case, found in errors.items())
+    assert {strategy: found for strategy, found in waits_of(tmp_path).items() if found} == {}
 
 
 def test_the_cover_holds_every_strategy_layout_dtype_and_mask():

@@ -1,0 +1,43 @@
+"""Sequences packed end to end: T tokens of all of them, and where each begins and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where each sequence's queries and keys begin and end: `[0, end of the first, ..., T]` of both."""
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+    causal: bool
+    """Aligned to the bottom right: a sequence's queries are the last of its tokens."""
+    scale: float
+
+    def sequences(self) -> Iterator[tuple[slice, slice]]:
+        """Queries and keys of each sequence.
+
+        One alone is as long as the longest, which the host knows. Several are read from the device, which
+        waits for all that is queued there.
+        """
+        ends_q, ends_k = [0, self.max_seqlen_q], [0, self.max_seqlen_k]
+        if len(self.cu_seqlens_q) > len(ends_q):
+            ends_q, ends_k = self.cu_seqlens_q.tolist(), self.cu_seqlens_k.tolist()
+        for i in range(len(ends_q) - 1):
+            yield slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
+
+    def blocks(self, queries: slice, keys: slice) -> Iterator[tuple[slice, bool]]:
+        """The keys that these queries see: a causal square of their own, and all of what is before it."""
+        if not self.causal:
+            yield keys, False
+            return
+        own = keys.stop - (queries.stop - queries.start)
+        yield slice(own, keys.stop), True
+        if own > keys.start:
+            yield slice(keys.start, own), False

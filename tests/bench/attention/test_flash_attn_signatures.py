@@ -1,0 +1,103 @@
+"""Our calls against what flash-attention's functions take, as its sources had it at the named commits."""
+
+import importlib
+import inspect
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench.attention import flash_attn_bridge
+from bench.attention.flash_attn_bridge import ring_flash_attn_on
+from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
+from tests.recorded_signatures import FLASH_ATTN_2, SOURCES, forget_packages, parameters, write_package
+
+OFFERED = {
+    "_flash_attn_forward": flash_attn_bridge.forward_with,
+    "_flash_attn_backward": flash_attn_bridge.backward_with,
+    "_flash_attn_varlen_forward": flash_attn_bridge.varlen_forward_with,
+    "_flash_attn_varlen_backward": flash_attn_bridge.varlen_backward_with,
+}
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A function that puts a recorded source's package where Python finds it, and imports it."""
+
+    def install(source):
+        write_package(tmp_path, source)
+        return importlib.import_module(source.module)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    forget_packages()
+    ring_flash_attn_on.cache_clear()
+    yield install
+    forget_packages()
+    ring_flash_attn_on.cache_clear()
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of one rank whose collectives carry nothing."""
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def qkv_and_dout(dtype):
+    torch.manual_seed(0)
+    return [torch.randn(2, 4, 32, 16, dtype=dtype) for _ in range(4)]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_packages_functions_take_our_calls_and_are_given_what_they_expect(installed, name):
+    module = installed(SOURCES[name])
+    q, k, v, dout = qkv_and_dout(torch.float32)
+    found = {}
+    for kernel in (KERNELS[name], KERNELS["math"]):
+        out, lse = kernel_forward(kernel, q, k, v, causal=True, scale=0.25)
+        grads = kernel_backward(kernel, dout, q, k, v, out, lse, causal=True, scale=0.25)
+        found[kernel.name] = [out, lse, *grads]
+    assert len(module.calls) == 2
+    for by_package, by_formula in zip(found[name], found["math"], strict=True):
+        torch.testing.assert_close(by_package, by_formula)
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_the_bridge_offers_the_parameters_that_flash_attn_has(name):
+    required, optional = parameters(FLASH_ATTN_2.functions[name])
+    offered = [*inspect.signature(OFFERED[name](KERNELS["math"])).parameters]
+    assert offered == [*required, *optional][: len(offered)]
+    assert set(required) <= set(offered)
+
+
+def test_an_installed_flash_attn_computes_for_its_own_kernel_and_for_no_other(installed, one_rank):
+    module = installed(FLASH_ATTN_2)
+    q, k, v, dout = (x.transpose(1, 2) for x in qkv_and_dout(torch.bfloat16))
+    offsets = torch.tensor([0, 32], dtype=torch.int32)
+    for kernel, called in (("flash_attn_2", [*OFFERED]), ("math", [])):
+        package = ring_flash_attn_on(KERNELS[kernel])
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        package.zigzag_ring_flash_attn_func(*leaves, causal=True).backward(dout)
+        package.llama3_flash_attn_varlen_func(
+            *(x[0] for x in leaves), offsets, offsets, 32, 32, 1, slice(0, 32), causal=True
+        ).backward(dout[0])
+        assert set(module.calls) == set(called)
+        module.calls.clear()
+
+
+def test_flash_attn_3_fills_the_gradients_that_ring_flash_attn_gives(installed):
+    installed(SOURCES["flash_attn_3"])
+    q, k, v, dout = (x.transpose(1, 2) for x in qkv_and_dout(torch.float32))
+    out, lse, *_ = flash_attn_bridge.forward_with(KERNELS["flash_attn_3"])(q, k, v, 0.0, 0.25, True)
+    filled, copies = {}, {}
+    for name in ("flash_attn_3", "math"):
+        buffers = [torch.empty(2, 40, 4, 16)[:, :32] for _ in range(3)]
+        backward = flash_attn_bridge.backward_with(KERNELS[name])
+        with torch.profiler.profile() as profile:
+            backward(dout, q, k, v, out, lse, *buffers, 0.0, 0.25, True)
+        filled[name] = buffers
+        copies[name] = sum(event.name == "aten::copy_" for event in profile.events())
+    torch.testing.assert_close(filled["flash_attn_3"], filled["math"])
+    assert copies["flash_attn_3"] == copies["math"]  # those of the package, which computes as `math` does

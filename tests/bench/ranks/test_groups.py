@@ -1,0 +1,37 @@
+"""The process groups of a cell: the ranks in each, and how long their collectives may take."""
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench.ranks.groups import deadline, make_groups
+from tests.cells import make_cell
+
+WORDS = ("strategy=usp", "cluster.world_size=8", "sp_degree=4", "ulysses_degree=2", "dp_shard=2")
+
+
+@pytest.fixture
+def last_of_eight():
+    """A process group of eight ranks of which this is the last; its collectives carry nothing."""
+    dist.init_process_group("fake", rank=7, world_size=8, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_groups_of_some_ranks_wait_as_long_as_the_cell_may_take(last_of_eight, monkeypatch):
+    told = []
+    new_group = dist.new_group
+
+    def noted(ranks=None, timeout=None, **keywords):
+        told.append(timeout)
+        return new_group(ranks, timeout, **keywords)
+
+    monkeypatch.setattr("torch.distributed.distributed_c10d.new_group", noted)
+    cell = make_cell(*WORDS, "measure.timeout_s=5000")
+    groups = make_groups(cell)
+    ranks = {
+        name: dist.get_process_group_ranks(getattr(groups, name)) for name in ("sequence", "ulysses", "ring")
+    }
+    assert ranks == {"sequence": [4, 5, 6, 7], "ulysses": [6, 7], "ring": [5, 7]}
+    assert told == [deadline(cell)] * 10
+    assert deadline(cell).total_seconds() > 5000
