@@ -24,7 +24,8 @@ from bench.config import (
 from bench.environment import Machine
 from bench.labels import shown
 from bench.request import values
-from bench.request.choices import Raw, options, this_hardware
+from bench.request.choices import Raw, options
+from bench.request.hardware import this_hardware
 from bench.request.model_numbers import model_config
 from bench.request.placement import degrees, memory_limit_gib, place, threads_per_rank, unshared_degrees
 from bench.strategies import STRATEGIES
