@@ -6,17 +6,16 @@ Cards of one generation differ in clocks and memory, so that part of a name woul
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from bench.config import RunConfig
+from bench.config import UNKNOWN_HARDWARE, RunConfig
 from bench.environment import Machine
 from bench.labels import GIB
 from bench.request.choices import options, read_option
 
-UNKNOWN = "unknown"
-"""The hardware of a GPU that no file names: its peak is not known, so it has no MFU."""
 
-
+@cache
 def known_hardware() -> Mapping[str, Mapping[str, Any]]:
     """The datasheet numbers of every device that a file of conf/hardware/ describes, by the file's name."""
     contents = (read_option("hardware", name) for name in options("hardware"))
@@ -24,11 +23,11 @@ def known_hardware() -> Mapping[str, Mapping[str, Any]]:
 
 
 def this_hardware(machine: Machine, device: str) -> str:
-    """The choice of conf/hardware/ that this machine is; UNKNOWN for a GPU that has none."""
+    """The choice of conf/hardware/ that this machine is; UNKNOWN_HARDWARE for a GPU that has none."""
     if device == "cpu":
         return "cpu"
     fits = (name for name, facts in known_hardware().items() if machine.gpus[0] in facts["device_names"])
-    return next(fits, UNKNOWN)
+    return next(fits, UNKNOWN_HARDWARE)
 
 
 def usable_bytes(cell: RunConfig, machine: Machine) -> int | None:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from bench.config import UNKNOWN_HARDWARE as UNKNOWN
 from bench.labels import GIB
-from bench.request.hardware import UNKNOWN, known_hardware, this_hardware, usable_bytes
+from bench.request.hardware import known_hardware, this_hardware, usable_bytes
 from tests.cells import FOUR_H100, TWO_CORES, make_cell
 
 NAMES = {
