@@ -70,6 +70,12 @@ def read_option(group: str, name: str) -> Raw:
     return {str(key): value for key, value in content.items()}
 
 
+def default_strategies() -> list[str]:
+    """What a sweep compares that names no strategy."""
+    params = OmegaConf.load(CONF / "config.yaml").hydra.sweeper.params
+    return str(params.strategy).split(",")
+
+
 def register_plugins_with_hydra() -> None:
     """Make every plugin an option of Hydra's; a broken one too, which `resolve` then refuses."""
     usable = {facts.name: option_of(facts) for facts in STRATEGIES.usable()}
