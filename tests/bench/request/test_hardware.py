@@ -7,7 +7,8 @@ import pytest
 from bench.config import UNKNOWN_HARDWARE as UNKNOWN
 from bench.labels import GIB
 from bench.request.hardware import known_hardware, this_hardware, usable_bytes
-from tests.cells import FOUR_H100, TWO_CORES, make_cell
+from bench.request.resolve import resolve
+from tests.cells import FOUR_H100, TWO_CORES, raw_with
 
 NAMES = {
     "NVIDIA H100 80GB HBM3": "h100_80gb",
@@ -46,19 +47,19 @@ def test_a_datasheet_holds_together(name):
 
 H100, NO_FILE = "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"
 USABLE = {
-    "a datasheet's": ((), named(H100), known_hardware()["h100_80gb"]["usable_bytes"]),
-    "the smallest device's, as NVML counts it": ((), named(NO_FILE), 95 * GIB),
-    "nothing known": ((), replace(named(NO_FILE), gpu_memory_bytes=()), None),
-    "a limit below it": (("cluster.memory_limit_gib=20",), named(H100), 20 * GIB),
-    "a limit above it": (("cluster.memory_limit_gib=500",), named(NO_FILE), 95 * GIB),
-    "a shared one's part": (("cluster.ranks_per_gpu=4",), named(NO_FILE), 95 * GIB // 4),
-    "another machine's": (("hardware=h200_141gb",), named(H100), 150022914048),
-    "a CPU rank's limit": (("cluster.memory_limit_gib=0.5",), TWO_CORES, GIB // 2),
-    "no limit on a CPU": ((), TWO_CORES, None),
+    "a datasheet's": ({}, named(H100), known_hardware()["h100_80gb"]["usable_bytes"]),
+    "the smallest device's, as NVML counts it": ({}, named(NO_FILE), 95 * GIB),
+    "nothing known": ({}, replace(named(NO_FILE), gpu_memory_bytes=()), None),
+    "a limit below it": ({"cluster.memory_limit_gib": 20}, named(H100), 20 * GIB),
+    "a limit above it": ({"cluster.memory_limit_gib": 500}, named(NO_FILE), 95 * GIB),
+    "a shared one's part": ({"cluster.ranks_per_gpu": 4}, named(NO_FILE), 95 * GIB // 4),
+    "another machine's": ({"hardware.name": "h200_141gb"}, named(H100), 150022914048),
+    "a CPU rank's limit": ({"cluster.memory_limit_gib": 0.5}, TWO_CORES, GIB // 2),
+    "no limit on a CPU": ({}, TWO_CORES, None),
 }
 
 
 @pytest.mark.parametrize("case", USABLE)
 def test_a_rank_may_use_its_limit_or_its_part_of_the_device(case):
-    words, machine, size = USABLE[case]
-    assert usable_bytes(make_cell("strategy=ring", *words, machine=machine), machine) == size
+    values, machine, size = USABLE[case]
+    assert usable_bytes(resolve(raw_with(values), machine), machine) == size

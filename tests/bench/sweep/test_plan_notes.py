@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from bench.request.choices import default_strategies
+import run_sweep
+from bench.request.choices import default_strategies, read_option
 from bench.sweep import run as sweep_run
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
 from bench.sweep.run import run_plan
 from bench.sweep.shortage import MOST_NAMED
-from tests.cells import FOUR_H100, TWO_CORES, make_raw
+from tests.cells import FOUR_H100, TWO_CORES, raw_with
+from tests.command import typed_here
 
 README = ("8k", "64k", "96k")
 H100 = FOUR_H100.gpus[0]
@@ -22,18 +24,22 @@ def gpus(count, name=H100):
     return replace(FOUR_H100, gpus=(name,) * count, gpu_memory_bytes=(24 * 2**30,) * count)
 
 
-def raws(*words, strategies=(), lengths=README, **values):
+def raws(strategies=(), lengths=README, **values):
+    names = strategies or default_strategies()
+    changed = {key.replace("__", "."): value for key, value in values.items()}
     return [
-        {**make_raw(f"strategy={strategy}", "sweep_dir=out", *words), "seq_len": length, **values}
-        for strategy in strategies or default_strategies()
+        raw_with(
+            {"strategy": read_option("strategy", name), "seq_len": length, "sweep_dir": "out", **changed}
+        )
+        for name in names
         for length in lengths
     ]
 
 
-def planned(machine, *words, **values):
+def planned(machine, **values):
     """As `python run_sweep.py -m seq_len=...` plans it, or with strategies named."""
     is_default = "strategies" not in values
-    return plan(raws(*words, **values), machine, single=False, default_strategies=is_default)
+    return plan(raws(**values), machine, single=False, default_strategies=is_default)
 
 
 def short_of_memory(found):
@@ -52,23 +58,19 @@ def test_one_gpu_compares_local_with_itself_and_says_what_the_others_need():
 
 
 WHOLE = {
-    "four GPUs": (gpus(4), (), {}),
-    "eight GPUs": (gpus(8), (), {}),
-    "ranks that share one": (gpus(1), ("cluster.ranks_per_gpu=4",), {}),
-    "a CPU": (TWO_CORES, (), {}),
-    "one CPU rank": (TWO_CORES, ("cluster.world_size=1",), {}),
-    "strategies somebody named": (
-        gpus(1),
-        (),
-        {"strategies": ("local", "deepspeed_ulysses", "ring_flash_attn")},
-    ),
+    "four GPUs": (gpus(4), {}),
+    "eight GPUs": (gpus(8), {}),
+    "ranks that share one": (gpus(1), {"cluster__ranks_per_gpu": 4}),
+    "a CPU": (TWO_CORES, {}),
+    "one CPU rank": (TWO_CORES, {"cluster__world_size": 1}),
+    "strategies somebody named": (gpus(1), {"strategies": ("local", "deepspeed_ulysses", "ring_flash_attn")}),
 }
 
 
 @pytest.mark.parametrize("case", WHOLE)
 def test_everywhere_else_the_sweep_stays_whole(case):
-    machine, words, values = WHOLE[case]
-    found = planned(machine, *words, **values)
+    machine, values = WHOLE[case]
+    found = planned(machine, **values)
     assert len(found.cells) == 9
     assert not [note for note in found.notes if note.startswith("left out")]
 
@@ -106,7 +108,7 @@ def test_an_illegal_cell_needs_nothing_and_many_short_ones_are_counted():
 
 
 def test_a_cpu_warns_of_a_limit_and_of_nothing_else():
-    limited = planned(TWO_CORES, "cluster.memory_limit_gib=0.2")
+    limited = planned(TWO_CORES, cluster__memory_limit_gib=0.2)
     assert short_of_memory(limited) == [
         "local 64k, checkpointing off",
         "local 96k, checkpointing off",
@@ -138,6 +140,17 @@ def test_a_device_without_a_datasheet_is_named_and_its_own_memory_counts():
     assert "no file of conf/hardware/ names NVIDIA A10G, so there is no MFU" in " ".join(found.notes)
     assert short_of_memory(found) == ["local 8k, checkpointing on"]
     assert "24.0 GiB per rank" in found.notes[-1]
+
+
+@pytest.mark.parametrize(("words", "cells"), [((), 2), (("strategy=local,ring",), 2)])
+def test_the_command_knows_whether_somebody_named_a_strategy(tmp_path, monkeypatch, words, cells):
+    plans = []
+    monkeypatch.setattr(run_sweep, "this_machine", lambda: gpus(1))
+    monkeypatch.setattr(run_sweep, "run_plan", lambda found, *_, **__: plans.append(found) or 0)
+    assert typed_here(tmp_path, "-m", "seq_len=8k", *words).returncode == 0
+    (found,) = plans
+    assert len(found.cells) == cells
+    assert any(note.startswith("left out") for note in found.notes) == (not words)
 
 
 class Idle:
