@@ -154,7 +154,8 @@ def _layer_backward_bytes(cell: RunConfig, rows: int) -> int:
     mlp = rows * e * (2 * model.intermediate_size + model.hidden_size)
     if cell.kernel != "math":
         return mlp
-    heads, block = model.num_heads // cell.ulysses_degree, cell.seq_len // cell.ring_degree
+    # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
+    heads, block = model.num_heads // cell.ulysses_degree, cell.seq_len // max(1, cell.ring_degree)
     return max(mlp, 3 * max(FLOAT32_BYTES, e) * cell.batch * heads * block**2)
 
 

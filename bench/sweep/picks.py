@@ -10,7 +10,7 @@ from bench.request.choices import Raw
 
 CHECKPOINTING: Mapping[bool, str] = {
     True: "on for GPU ranks: layers are computed again in backward, so that longer sequences fit",
-    False: "off for CPU ranks: they have memory enough, and computing layers again would take a third longer",
+    False: "off for CPU ranks, which seldom lack memory: computing layers again takes up to a third longer",
 }
 """What `checkpointing=auto` became, and why."""
 

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.config import DTYPE_BYTES
-from bench.cost.memory import CHUNK_ROWS, layer_bytes_per_token, memory_need, parameters
+from bench.cost.memory import CHUNK_ROWS, ENGINE_MEMORY, layer_bytes_per_token, memory_need, parameters
 from bench.environment import REPOSITORY
 from bench.labels import GIB
 from bench.ranks.groups import make_groups
@@ -18,6 +18,7 @@ from bench.ranks.log import StepPhase
 from bench.request.choices import read_option
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES, runnable
+from bench.training.engines import ENGINES
 from bench.training.loss import CHUNK_TOKENS, ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 from tests.cells import FOUR_H100, TWO_CORES, raw_with
@@ -109,8 +110,8 @@ def test_a_layer_saves_for_backward_what_the_formula_says_to_the_byte(rank_of, c
     assert found[256] - found[128] == 128 * expected
 
 
-def test_the_chunk_of_the_loss_is_the_one_that_training_takes():
-    assert CHUNK_ROWS == CHUNK_TOKENS
+def test_the_estimate_knows_every_engine_and_the_chunk_of_the_loss():
+    assert (ENGINE_MEMORY.keys(), CHUNK_ROWS) == (ENGINES.keys(), CHUNK_TOKENS)
 
 
 @pytest.mark.parametrize("values", [{}, {"model.family": "qwen2", "model.attention_bias": True}])

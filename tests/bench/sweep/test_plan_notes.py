@@ -105,6 +105,8 @@ def test_an_illegal_cell_needs_nothing_and_many_short_ones_are_counted():
     assert found.notes[-1] == "  and 3 more"
     refused = planned(gpus(4), strategies=("local",), lengths=["1m"], dtype="fp16")
     assert short_of_memory(refused) == []
+    no_ring = planned(gpus(4), strategies=("usp",), lengths=["8m"], ulysses_degree=8, kernel="math")
+    assert short_of_memory(no_ring) == []
 
 
 def test_a_cpu_warns_of_a_limit_and_of_nothing_else():
@@ -118,20 +120,21 @@ def test_a_cpu_warns_of_a_limit_and_of_nothing_else():
     assert short_of_memory(planned(TWO_CORES)) == []
 
 
-CHECKPOINTING = {
-    "on for GPU ranks": (gpus(4), {}),
-    "off for CPU ranks": (TWO_CORES, {}),
-    None: (gpus(4), {"checkpointing": True}),
-}
-
-
-@pytest.mark.parametrize("said", CHECKPOINTING)
-def test_checkpointing_is_picked_by_the_device_and_the_plan_says_why(said):
-    machine, values = CHECKPOINTING[said]
+@pytest.mark.parametrize(
+    ("machine", "values", "said"),
+    [
+        (gpus(4), {}, ["on for GPU ranks"]),
+        (TWO_CORES, {}, ["off for CPU ranks, which seldom lack memory"]),
+        (gpus(4), {"checkpointing": True}, []),
+        (gpus(4), {"workload__name": "attention"}, []),
+    ],
+)
+def test_checkpointing_is_picked_by_the_device_and_the_plan_says_why(machine, values, said):
     found = planned(machine, lengths=["8k"], **values)
-    assert {each.cell.checkpointing for each in found.cells} == {machine is not TWO_CORES}
+    is_on = machine is not TWO_CORES and "workload__name" not in values
+    assert {each.cell.checkpointing for each in found.cells} == {is_on}
     lines = [note for note in found.notes if note.startswith("checkpointing=auto")]
-    assert [line.split(": ")[1] for line in lines] == ([] if said is None else [said])
+    assert [line.split(": ")[1] for line in lines] == said
 
 
 def test_a_device_without_a_datasheet_is_named_and_its_own_memory_counts():
