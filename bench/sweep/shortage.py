@@ -67,8 +67,8 @@ def _line(short: Shortage) -> str:
     ranks = f" on {cell.cluster.world_size} ranks" if cell.cluster.world_size > 1 else ""
     line = (
         f"{cell.strategy} {length_label(cell.seq_len)}{ranks}, checkpointing"
-        f" {'on' if cell.checkpointing else 'off'}: about {size_label(short.need.total)} of"
-        f" {size_label(short.usable)} per rank, most of it {short.largest}"
+        f" {'on' if cell.checkpointing else 'off'}: needs about {size_label(short.need.total)}, mostly"
+        f" {short.largest}, and has {size_label(short.usable)} per rank"
     )
     instead = short.checkpointed
     return line if instead is None else f"{line}; {size_label(instead.total)} with checkpointing=true"

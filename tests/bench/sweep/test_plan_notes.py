@@ -86,7 +86,7 @@ def test_the_readmes_sweep_on_80_gb_fits_but_for_a_4b_model_on_one_rank(count):
     found = planned(gpus(count))
     assert short_of_memory(found) == [f"local {length}, checkpointing on" for length in ("64k", "96k")]
     assert "2 cells are estimated to run out of memory" in found.notes[-3]
-    assert "79.1 GiB per rank, most of it states" in found.notes[-1]
+    assert "mostly states, and has 79.1 GiB per rank" in found.notes[-1]
 
 
 def test_without_checkpointing_most_of_it_would_not_fit():
