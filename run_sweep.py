@@ -35,7 +35,9 @@ from bench.sweep.run import run_plan
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
-def run_cells(composed: Sequence[DictConfig], *, single: bool = False) -> NoReturn:
+def run_cells(
+    composed: Sequence[DictConfig], *, single: bool = False, default_strategies: bool = False
+) -> NoReturn:
     """Plan and run these cells, or answer without a run; ends the process with the sweep's exit code."""
     with refusals():
         raws, machine = [plain(cell) for cell in composed], this_machine()
@@ -43,7 +45,7 @@ def run_cells(composed: Sequence[DictConfig], *, single: bool = False) -> NoRetu
         if experiment.answer is not None:
             experiment.answer(experiment.cells(raws, machine), Path(str(raws[0]["sweep_dir"])))
             sys.exit(ExitCode.OK)
-        planned = plan(raws, machine, single=single)
+        planned = plan(raws, machine, single=single, default_strategies=default_strategies)
         launcher = Launcher(planned.packages)
         from analysis.report import write_report
 

@@ -18,6 +18,8 @@ NOT_USED = "none"
 """A choice that a cell has no use for, such as the engine of one that trains nothing."""
 AUTO: Final = "auto"
 """A choice that is left to us."""
+UNKNOWN_HARDWARE = "unknown"
+"""The hardware of a GPU that no file of conf/hardware/ names: its peak is not known, so it has no MFU."""
 OWN = "own"
 """A choice that is somebody's own code, not one of the tables'."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}

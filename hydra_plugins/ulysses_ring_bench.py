@@ -31,7 +31,11 @@ class SweepLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:  # noqa: ARG002
         from run_sweep import run_cells
 
-        run_cells([self.loader.load_sweep_config(self.config, list(o)) for o in job_overrides])
+        words = self.config.hydra.overrides.task
+        run_cells(
+            [self.loader.load_sweep_config(self.config, list(o)) for o in job_overrides],
+            default_strategies=not any(word.startswith("strategy=") for word in words),
+        )
 
 
 class GridSweeper(BasicSweeper):

@@ -1,6 +1,7 @@
 """Cells for tests, composed from conf/ exactly as the command line composes them."""
 
 import itertools
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +26,15 @@ make_raw = cache(composed)
 def make_cell(*overrides, machine=TWO_CORES):
     """A resolved cell from command-line words."""
     return resolve(make_raw(*overrides), machine)
+
+
+def raw_with(values):
+    """The default request with these values by their dotted keys; composed once, as that takes long."""
+    raw = deepcopy(make_raw())
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (raw[section] if section else raw)[name] = value
+    return raw
 
 
 def tiny_cell(*overrides):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from msgspec import convert
 
@@ -17,12 +18,21 @@ from analysis.frame.load import Record
 from analysis.labels import SHARED_CORES, bytes_label, count_label, number_label, status_label
 from analysis.metrics.definitions import text_of
 from analysis.metrics.recorded import Check
+from bench.config import UNKNOWN_HARDWARE
 
 MODEL_UTILISATION, HARDWARE_UTILISATION = ("mfu_causal", "mfu_full"), ("hfu_causal", "hfu_full")
 EXCHANGE = ("exposed_attention_exchange_share", "attention_exchange_share")
 COMMUNICATION = ("exposed_communication_share", "communication_share")
 """Of the traced step of median length."""
 CHECK_HEADINGS = ("checked", "against", "tokens", "rows", "steps", "outcome")
+NO_PEAK = "unknown: no file of conf/hardware/ names this device"
+CHECKPOINTING: Mapping[tuple[bool, str], str] = {
+    (True, "cuda"): "on, as by default on GPUs: layers are computed again in backward, so that more fits",
+    (False, "cuda"): "off: all activations are kept for backward; on GPUs the default is on",
+    (True, "cpu"): "on: layers are computed again in backward; on a CPU the default is off",
+    (False, "cpu"): "off, as by default on a CPU: all activations are kept for backward",
+}
+"""What a training cell does on a device, and why where it is the default."""
 THROTTLED: Mapping[str, str] = {"True": "yes", "False": "no"}
 
 
@@ -56,11 +66,12 @@ def cell_facts(cell: Mapping[Any, Any]) -> list[tuple[str, str]]:
     facts = {
         "tokens/s per rank": text_of(cell, "tokens_per_s_per_rank"),
         "tokens/s over the whole window": text_of(cell, "window_tokens_per_s"),
-        "MFU (causal / full)": _percents(cell, MODEL_UTILISATION),
+        "MFU (causal / full)": _percents(cell, MODEL_UTILISATION) or _no_peak(cell),
         "HFU (causal / full)": _percents(cell, HARDWARE_UTILISATION),
         "speed-up": _speed_up(cell),
         "strong scaling": _scaling(cell),
         "memory one rank may use": capacity_label(cell),
+        "checkpointing": _checkpointing(cell),
         "peak reserved": text_of(cell, "peak_reserved_bytes"),
         "from ideal attention to the traced step": _waterfall(cell),
         "attention exchange exposed / in flight, worst rank": _percents(cell, EXCHANGE),
@@ -70,6 +81,17 @@ def cell_facts(cell: Mapping[Any, Any]) -> list[tuple[str, str]]:
         "straggler gap": _with_unit(text_of(cell, "straggler_gap_ms"), "ms"),
     }
     return [(name, text) for name, text in facts.items() if text]
+
+
+def _no_peak(cell: Mapping[Any, Any]) -> str:
+    return NO_PEAK if cell["hardware"] == UNKNOWN_HARDWARE and pd.notna(cell["step_time_ms"]) else ""
+
+
+def _checkpointing(cell: Mapping[Any, Any]) -> str:
+    """Empty where nothing is trained, or nobody knows."""
+    if cell["workload"] != "train" or not isinstance(cell["checkpointing"], bool | np.bool_):
+        return ""
+    return CHECKPOINTING.get((bool(cell["checkpointing"]), str(cell["cluster.device"])), "")
 
 
 def _waterfall(cell: Mapping[Any, Any]) -> str:

@@ -13,6 +13,8 @@ from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.experiments.head_limits import hypothetical_cells
 from bench.experiments.head_limits_table import write_head_limits
+from bench.experiments.memory_fit import cells_on_described_gpus
+from bench.experiments.memory_fit_table import write_memory_fit
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.resolve import resolve
@@ -36,6 +38,7 @@ def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
 EXPERIMENTS: Mapping[str, Experiment] = {
     "none": Experiment(as_asked),
     "head_limits": Experiment(hypothetical_cells, write_head_limits),
+    "memory_fit": Experiment(cells_on_described_gpus, write_memory_fit),
 }
 
 

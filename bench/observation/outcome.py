@@ -29,7 +29,7 @@ from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, 
 from bench.passes import first_failure, merge, planned_stages
 from bench.record import OBSERVED, Record
 from bench.request import values
-from bench.request.choices import this_hardware
+from bench.request.hardware import this_hardware
 from bench.store import Store, read_records
 from bench.strategies import STRATEGIES
 

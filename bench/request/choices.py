@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from bench.config import ConfigError
-from bench.environment import REPOSITORY, Machine
+from bench.environment import REPOSITORY
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
 
@@ -70,6 +70,12 @@ def read_option(group: str, name: str) -> Raw:
     return {str(key): value for key, value in content.items()}
 
 
+def default_strategies() -> list[str]:
+    """What a sweep compares that names no strategy."""
+    params = OmegaConf.load(CONF / "config.yaml").hydra.sweeper.params
+    return str(params.strategy).split(",")
+
+
 def register_plugins_with_hydra() -> None:
     """Make every plugin an option of Hydra's; a broken one too, which `resolve` then refuses."""
     usable = {facts.name: option_of(facts) for facts in STRATEGIES.usable()}
@@ -80,12 +86,3 @@ def register_plugins_with_hydra() -> None:
 def option_of(facts: Facts) -> dict[str, Any]:
     """What a strategy's file would hold: its name, and of each of its own choices the first."""
     return {"name": facts.name, **{key: values[0] for key, values in facts.options.items()}}
-
-
-def this_hardware(machine: Machine, device: str) -> str:
-    """The choice of conf/hardware/ that this machine is; `unknown` for a GPU that has none."""
-    if device == "cpu":
-        return "cpu"
-    known = [read_option("hardware", name) for name in options("hardware")]
-    fits = (h["name"] for h in known if h.get("matches") and h["matches"] in machine.gpus[0])
-    return str(next(fits, "unknown"))

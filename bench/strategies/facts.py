@@ -27,6 +27,8 @@ class Facts(ABC):
     """Choices of this strategy alone, `strategy.<key>` on the command line; the YAML names the default."""
     kernels: ClassVar[tuple[str, ...] | None] = None
     """The kernels it can run on; None where any will do."""
+    kept_copies: ClassVar[tuple[int, int]] = (0, 0)
+    """How many tensors of all query heads, and of all KV heads, are saved beyond Q, K, V and the output."""
 
     @property
     def default_layout(self) -> str:

@@ -14,8 +14,10 @@ from bench.experiments import experiment_of
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.legality import needed_packages, refusal
+from bench.request.lone_rank import for_lone_ranks
 from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
+from bench.sweep.picks import picked_lines
 from bench.sweep.repeats import (
     Turn,
     choose,
@@ -26,6 +28,7 @@ from bench.sweep.repeats import (
     planned_line,
     ran_so_far,
 )
+from bench.sweep.shortage import shortage_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Plan:
     """Those that may be repeated, once each has run."""
     note: str | None = None
     """What a person should know of the repeats."""
+    notes: tuple[str, ...] = ()
+    """What was picked and left out, and what will probably run out of memory."""
 
     @property
     def packages(self) -> frozenset[str]:
@@ -75,13 +80,15 @@ class Plan:
         )
 
 
-def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:
+def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strategies: bool = False) -> Plan:
     """Validate every cell, drop duplicates, repeat in turns. Cells whose repeats are left open have one each.
 
+    With `default_strategies` nobody named a strategy: those that cannot share a sequence here are left out.
     Raises ConfigError for the first bad value; in a single run also for an illegal combination, which a sweep
     records as `unsupported`.
     """
     refuse_too_many([len(raws)])
+    raws, left_out = for_lone_ranks(raws, machine) if default_strategies else (raws, None)
     cells = {cell.cell_id: cell for cell in experiment_of(raws).cells(raws, machine)}
     for cell in cells.values():
         _refuse_failing_facts(cell)
@@ -99,6 +106,11 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool) -> Plan:
         resume=resume,
         open_cells=left_open,
         note=planned_line(left_open),
+        notes=(
+            *([] if left_out is None else [left_out]),
+            *picked_lines(raws, [*cells.values()], machine),
+            *shortage_lines(cells.values(), machine),
+        ),
     )
 
 

@@ -54,8 +54,8 @@ class Progress:
         self._live: Live | None = None
         self._started_s = self._said_s = now_s()
 
-    def start(self, cells: Sequence[PlannedCell], folder: Path, note: str | None = None) -> None:
-        """Say what is planned and on what, and the plan's own note."""
+    def start(self, cells: Sequence[PlannedCell], folder: Path, notes: Iterable[str] = ()) -> None:
+        """Say what is planned and on what, and the plan's own notes."""
         self._left, self._total, self._folder = list(cells), len(cells), folder
         self._labels = CellLabels(planned.cell for planned in cells)
         self._started_s = self._now_s()
@@ -65,7 +65,7 @@ class Progress:
         self.say(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, records in {folder}")
         for line in sorted({_picked(planned.cell) for planned in cells}):
             self.say(line)
-        if note is not None:
+        for note in notes:
             self.say(note)
         # FORCE_COLOR makes rich take a pipe for a terminal: colours it may have, but no moving cursor.
         if self.console.is_interactive and self.console.file.isatty():

@@ -66,7 +66,7 @@ def run_plan(
         plan, pending = _whatever_is_missing(plan, before)
         launcher.warm()
         _write_config(plan)
-        progress.start(pending, plan.folder, plan.note)
+        progress.start(pending, plan.folder, [*plan.notes, *([] if plan.note is None else [plan.note])])
         references = References(cells, launcher, plan.folder, progress.say)
         sweep = Sweep(launcher, progress, store, SharedSections(), trajectories, references)
         statuses = list[Status]()

@@ -11,6 +11,7 @@ POSITION_ID_BYTES = 8
 
 class DeepSpeedUlysses(Ulysses):
     name = "deepspeed_ulysses"
+    kept_copies = (1, 0)
     package = "deepspeed"
 
     def exchange_bytes(self, cell: RunConfig) -> int:

@@ -13,6 +13,7 @@ from bench.strategies.ulysses.facts import Ulysses
 
 class USP(Ring):
     name = "usp"
+    kept_copies = (1, 2)
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:
         """As many ranks as KV heads can be split over without repeating any."""

@@ -107,6 +107,32 @@ def test_the_facts_say_of_a_cpu_that_its_ranks_share_cores(summary_of):
     assert all(SHARED_CORES in dict(cell_facts(cell))["strong scaling"] for cell in cells)
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"checkpointing": True}, "on, as by default on GPUs"),
+        ({"checkpointing": False}, "off: all activations are kept for backward; on GPUs the default is on"),
+        ({"checkpointing": True, **CPU}, "on: layers"),
+        ({"checkpointing": False, **CPU}, "off, as by default on a CPU"),
+        ({"checkpointing": False, "workload": "attention"}, None),
+        ({"checkpointing": None}, None),
+    ],
+)
+def test_the_facts_say_whether_a_cell_computes_layers_again_and_what_is_the_default(summary_of, config, said):
+    (cell,) = summary_of([make_record(config={"cluster.device": "cuda", **config})]).to_dict("records")
+    found = dict(cell_facts(cell)).get("checkpointing")
+    assert found is None if said is None else found.startswith(said)
+
+
+def test_the_facts_say_that_a_device_without_a_datasheet_has_no_mfu(summary_of):
+    (cell,) = summary_of([make_record(config={"hardware": "unknown"}, analytic=FLOPS)]).to_dict("records")
+    assert dict(cell_facts(cell))["MFU (causal / full)"].startswith("unknown: no file of conf/hardware/")
+    (failed,) = summary_of(
+        [make_record(config={"hardware": "unknown"}, status="error", timing=None)]
+    ).to_dict("records")
+    assert "MFU (causal / full)" not in dict(cell_facts(failed))
+
+
 def test_the_page_shows_the_facts_of_a_cell(cells, tmp_path):
     archive = read_archive([write_sweep(tmp_path, records())], {})
     page = render(archive, cells, verdict(cells), list, None)

@@ -1,0 +1,260 @@
+"""What one rank needs of its device's memory in a training step: an estimate, term by term.
+
+Three moments can be the fullest: the loss, the backward of one layer, and the optimizer's update. Written
+for the formulas: h is the hidden size, f the intermediate size, q and k all query and all KV heads' sizes,
+V the vocabulary, e the bytes of a number in the cell's dtype, R the tokens that one rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
+from bench.cost.flops import layer_parameters
+from bench.labels import GIB
+from bench.strategies import STRATEGIES
+from bench.strategies.facts import exchanged_kv_heads
+
+FLOAT32_BYTES = 4
+WIDE_FLOAT_BYTES = 8
+TOKEN_BYTES = 8
+LOW_PRECISION = ("bf16", "fp16")
+CHUNK_ROWS = 1024
+"""Rows of logits of a chunked loss: CHUNK_TOKENS of `training`, which this package must not import."""
+HEAD_NORM_FAMILIES = ("qwen3",)
+"""Models that normalise each head of Q and K."""
+MAX_LIVE_PARAMETERS = 1_000_000_000
+"""Of ZeRO-3: `stage3_max_live_parameters` and `stage3_max_reuse_distance`, DeepSpeed's defaults. The layers
+that backward needs first stay gathered after forward."""
+MAX_SUB_GROUP = 1_000_000_000
+"""Of ZeRO-3: `sub_group_size`, DeepSpeed's default: parameters that are updated at once."""
+CONTEXT_BYTES = GIB
+"""CUDA's context and libraries take 0.5 to 0.7 GiB by public out-of-memory messages (memory in use beyond
+torch's own); the rest is room for NCCL's buffers, which nothing here measures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Bytes of one rank."""
+
+    states: int
+    """Parameters, gradients and optimizer state: this rank's shard of them."""
+    gathered: int
+    """Weights of other shards that are held at once, or low-precision copies of one's own."""
+    activations: int
+    """Saved for backward from all layers; with checkpointing, of each layer its input."""
+    loss: int
+    """At the loss: logits with their gradient, the last norm, the head's gradient."""
+    layer: int
+    """In one layer's backward: gradients of activations and weights; with checkpointing, its activations."""
+    update: int
+    """In the optimizer's update: gradients in the optimizer's precision."""
+    context: int
+    """What the process takes beside tensors."""
+
+    @property
+    def total(self) -> int:
+        """The bytes of the fullest moment."""
+        return self.states + self.context + self.step
+
+    @property
+    def step(self) -> int:
+        """What comes and goes within a step, at the fullest moment."""
+        training = self.gathered + self.activations + max(self.loss, self.layer)
+        return max(training, self.update)
+
+
+def memory_need(cell: RunConfig) -> MemoryNeed | None:
+    """The estimate for a cell that trains; None for other workloads."""
+    if cell.workload.name != "train":
+        return None
+    engine = ENGINE_MEMORY[cell.engine](cell)
+    rows, layers = cell.batch * cell.shard_len, cell.model.num_layers
+    saved = rows * layer_bytes_per_token(cell)
+    kept = rows * _stream_bytes(cell) * cell.model.hidden_size if cell.checkpointing else saved
+    again = saved if cell.checkpointing else 0
+    last_norm = rows * _last_norm_bytes_per_token(cell)
+    return MemoryNeed(
+        states=engine.states,
+        gathered=engine.gathered,
+        activations=layers * kept,
+        loss=last_norm + _loss_bytes(cell, rows) + 2 * engine.head_gradient,
+        layer=max(
+            last_norm + rows * _norm_backward_bytes_per_token(cell),
+            again + _layer_backward_bytes(cell, rows),
+        )
+        + engine.layer_gradients,
+        update=engine.update,
+        context=CONTEXT_BYTES if cell.cluster.device == "cuda" else 0,
+    )
+
+
+def parameters(model: ModelConfig) -> int:
+    """All numbers that are trained."""
+    q_size, kv_size = _q_size(model), _kv_size(model)
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
+    head_norms = 2 * model.head_dim if model.family in HEAD_NORM_FAMILIES else 0
+    biases = q_size + 2 * kv_size if model.attention_bias else 0
+    norms = model.num_layers * (2 * model.hidden_size + head_norms + biases) + model.hidden_size
+    return layer_parameters(model) + embeddings + norms
+
+
+def layer_bytes_per_token(cell: RunConfig) -> int:
+    """What one layer saves for backward, per token of a rank: exact where torch's hooks were asked on a CPU.
+
+    Both norms (4 + e)h + 4, each head's norm the same of its size; the projections' inputs 2eh; Q, K, V and
+    the output 2e(q + k) with the LSE; the MLP 4ef. Under autocast norms hold 8h and every projection casts
+    its input anew.
+    """
+    model, e = cell.model, DTYPE_BYTES[cell.dtype]
+    q_size, kv_size = _q_size(model), _kv_size(model)
+    norms = 2 * (_norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES)
+    head_norms = 0
+    if model.family in HEAD_NORM_FAMILIES:
+        heads = model.num_heads + model.num_kv_heads
+        head_norms = (FLOAT32_BYTES + e) * (q_size + kv_size) + FLOAT32_BYTES * heads
+    inputs = (5 if _is_autocast(cell) else 2) * e * model.hidden_size
+    mlp = 4 * e * model.intermediate_size
+    return norms + head_norms + inputs + _attention_bytes_per_token(cell) + mlp
+
+
+def _attention_bytes_per_token(cell: RunConfig) -> int:
+    """Q, K, V, the output and its LSE, and what a strategy keeps of them beside that."""
+    model, e = cell.model, DTYPE_BYTES[cell.dtype]
+    kv_size = _kv_size(model)
+    if cell.ulysses_degree > 1:
+        kv_size = exchanged_kv_heads(cell) * model.head_dim
+    q_copies, kv_copies = STRATEGIES[cell.strategy].kept_copies
+    lse = max(FLOAT32_BYTES, e) * model.num_heads
+    return e * ((2 + q_copies) * _q_size(model) + (2 + kv_copies) * kv_size) + lse
+
+
+def _last_norm_bytes_per_token(cell: RunConfig) -> int:
+    """The last norm, the head's input and its gradient; token ids, and the angles that all layers share."""
+    model, e = cell.model, DTYPE_BYTES[cell.dtype]
+    norm = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES
+    return norm + 2 * e * model.hidden_size + 2 * e * model.head_dim + 2 * TOKEN_BYTES
+
+
+def _norm_backward_bytes_per_token(cell: RunConfig) -> int:
+    """A norm's gradient as it arrives, and three tensors in float32."""
+    return (DTYPE_BYTES[cell.dtype] + 3 * FLOAT32_BYTES) * cell.model.hidden_size
+
+
+def _loss_bytes(cell: RunConfig, rows: int) -> int:
+    """Three wide tensors of [rows, V]: log-softmax, its gradient and the logits'; of one chunk or of all."""
+    at_once = min(rows, CHUNK_ROWS) if cell.loss == "chunked" else rows
+    return 3 * max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype]) * cell.model.vocab_size * at_once
+
+
+def _layer_backward_bytes(cell: RunConfig, rows: int) -> int:
+    """Gradients in the MLP's backward, 2ef + eh; of the `math` kernel, scores in three wide tensors."""
+    model, e = cell.model, DTYPE_BYTES[cell.dtype]
+    mlp = rows * e * (2 * model.intermediate_size + model.hidden_size)
+    if cell.kernel != "math":
+        return mlp
+    # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
+    heads, block = model.num_heads // cell.ulysses_degree, cell.seq_len // max(1, cell.ring_degree)
+    return max(mlp, 3 * max(FLOAT32_BYTES, e) * cell.batch * heads * block**2)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """What an engine adds to one rank."""
+
+    states: int
+    gathered: int
+    head_gradient: int
+    """One whole gradient of the output head."""
+    layer_gradients: int
+    """Whole gradients in a layer's backward: its own, and a tied head's."""
+    update: int
+
+
+def _zero3(cell: RunConfig) -> EngineMemory:
+    """In bf16: 2 of weights, 2 of gradients, 4 of their wide copy, 8 of Adam; in fp32 the copy is one more.
+
+    One rank alone gathers nothing: its partition is the parameter.
+    """
+    count, e = parameters(cell.model), DTYPE_BYTES[cell.dtype]
+    shards = cell.cluster.world_size
+    head = _head_parameters(cell.model) * e
+    return EngineMemory(
+        states=(2 * e + 3 * FLOAT32_BYTES) * count // shards,
+        gathered=e * min(count, MAX_LIVE_PARAMETERS) if shards > 1 else 0,
+        head_gradient=head,
+        layer_gradients=e * _one_layer(cell.model) + (head if cell.model.tied_embeddings else 0),
+        update=(e + FLOAT32_BYTES) * min(count // shards, MAX_SUB_GROUP),
+    )
+
+
+def _fsdp2(cell: RunConfig) -> EngineMemory:
+    """Wide weights, gradients and Adam's two, sharded; gathered are two layers, and the root's for the step.
+
+    A layer's gradient is held once as it was computed and once wide, to be reduced.
+    """
+    count, e, wide = parameters(cell.model), DTYPE_BYTES[cell.dtype], _wide_bytes(cell)
+    layers = layer_parameters(cell.model)
+    head = _head_parameters(cell.model) * e
+    return EngineMemory(
+        states=4 * wide * count // (cell.sp_degree * cell.dp_shard),
+        gathered=e * (count - layers + 2 * _one_layer(cell.model)),
+        head_gradient=head,
+        layer_gradients=(e + wide) * _one_layer(cell.model) + (head if cell.model.tied_embeddings else 0),
+        update=0,
+    )
+
+
+def _ddp(cell: RunConfig) -> EngineMemory:
+    """Everything on every rank; autocast keeps a low-precision copy of each weight for the step."""
+    count, e, wide = parameters(cell.model), DTYPE_BYTES[cell.dtype], _wide_bytes(cell)
+    return EngineMemory(
+        states=4 * wide * count,
+        gathered=e * count if _is_autocast(cell) else 0,
+        head_gradient=_head_parameters(cell.model) * e,
+        layer_gradients=e * _one_layer(cell.model),
+        update=0,
+    )
+
+
+ENGINE_MEMORY: Mapping[str, Callable[[RunConfig], EngineMemory]] = {
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "zero3": _zero3,
+}
+
+
+def _is_autocast(cell: RunConfig) -> bool:
+    return cell.engine == "ddp" and cell.dtype in LOW_PRECISION
+
+
+def _stream_bytes(cell: RunConfig) -> int:
+    """Bytes of a number between layers."""
+    return FLOAT32_BYTES if _is_autocast(cell) else DTYPE_BYTES[cell.dtype]
+
+
+def _norm_bytes(cell: RunConfig, size: int) -> int:
+    """What a norm saves of one token: its input in float32 and its output before the weight."""
+    return (FLOAT32_BYTES + _stream_bytes(cell)) * size
+
+
+def _wide_bytes(cell: RunConfig) -> int:
+    """Bytes of a number of the optimizer."""
+    return WIDE_FLOAT_BYTES if cell.dtype == "fp64" else FLOAT32_BYTES
+
+
+def _one_layer(model: ModelConfig) -> int:
+    return layer_parameters(model) // model.num_layers
+
+
+def _head_parameters(model: ModelConfig) -> int:
+    return model.vocab_size * model.hidden_size
+
+
+def _q_size(model: ModelConfig) -> int:
+    return model.num_heads * model.head_dim
+
+
+def _kv_size(model: ModelConfig) -> int:
+    return model.num_kv_heads * model.head_dim

@@ -1,0 +1,113 @@
+"""The memory that cells need as tables: Markdown for people, and every term as CSV for programs."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from io import StringIO
+from pathlib import Path
+
+from bench.config import RunConfig
+from bench.cost.memory import MemoryNeed
+from bench.experiments.memory_fit import Fit, fit_of
+from bench.labels import GIB, length_label
+
+COMMAND = "python run_sweep.py experiment=memory_fit sweep_dir=docs"
+PREAMBLE = f"""\
+What one rank is estimated to need, in GiB, of the cells that the README's sweep plans on 1, 4 and 8 GPUs,
+with the model that it picks there. **Bold** is more than the device has: the plan says so before the first
+cell, and the cell is tried all the same. `local` takes one of the GPUs. Where there is only one, no ranks can
+share a sequence: `local` is compared alone, with checkpointing on and off.
+
+The estimate is the sum of the terms in `bench/cost/memory.py`; the command below also writes them one by
+one, to memory_fit.csv. It is within 1 % of nine measured peaks of CPU ranks, and of the published line of
+Qwen3-4B on four H100. It leaves out loading, what the allocator cannot use, and all that CUDA and NCCL take
+beyond 1 GiB: near the limit only a run decides. No cell of this page has been run on a GPU by us.
+
+    {COMMAND}
+"""
+HEADS = ("ranks", "model", "strategy", "checkpointing")
+DECIDES = (
+    "hardware",
+    "world_size",
+    "model",
+    "strategy",
+    "checkpointing",
+    "seq_len",
+    "engine",
+    "dtype",
+    "loss",
+)
+
+
+def write_memory_fit(cells: Sequence[RunConfig], folder: Path) -> None:
+    """Write memory_fit.csv and memory_fit.md into the folder, and print the latter."""
+    fits = [fit_of(cell) for cell in cells]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory_fit.csv").write_text(csv_text(fits), encoding="utf-8")
+    (folder / "memory_fit.md").write_text(markdown_text(fits), encoding="utf-8")
+    print(markdown_text(fits))
+    print(f"table: {folder / 'memory_fit.md'}, {folder / 'memory_fit.csv'}")
+
+
+def csv_text(fits: Sequence[Fit]) -> str:
+    """One line a cell: what decides it, each term, their sum and what a rank may use, in bytes."""
+    terms = [field.name for field in fields(MemoryNeed)]
+    columns = [*DECIDES, *(f"{term}_bytes" for term in terms), "needed_bytes", "usable_bytes"]
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for fit in fits:
+        sizes = asdict(fit.need)
+        decides = [_decides(fit.cell)[key] for key in DECIDES]
+        writer.writerow([*decides, *(sizes[term] for term in terms), fit.need.total, fit.usable])
+    return text.getvalue()
+
+
+def _decides(cell: RunConfig) -> dict[str, object]:
+    return {**asdict(cell), "model": cell.model.name, "world_size": cell.cluster.world_size}
+
+
+def markdown_text(fits: Sequence[Fit]) -> str:
+    """A section for each amount of usable memory: a row a strategy, a column a length."""
+    lines = ["# What fits", "", PREAMBLE]
+    for (usable, devices), rows in _sections(fits).items():
+        lengths = sorted({fit.cell.seq_len for row in rows.values() for fit in row})
+        heads = [*HEADS, *map(length_label, lengths)]
+        lines += [f"## {usable / GIB:.1f} GiB usable: {', '.join(devices)}", ""]
+        lines += [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads))]
+        for named, row in rows.items():
+            sizes = {fit.cell.seq_len: _size(fit) for fit in row}
+            lines.append(f"| {' | '.join([*named, *(sizes.get(length, '') for length in lengths)])} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _size(fit: Fit) -> str:
+    text = f"{fit.need.total / GIB:.1f}"
+    return text if fit.fits else f"**{text}**"
+
+
+Row = tuple[str, ...]
+
+
+def _sections(fits: Sequence[Fit]) -> dict[tuple[int, tuple[str, ...]], dict[Row, list[Fit]]]:
+    """The rows of each amount of memory, with the devices that have it: those of one of them are all's."""
+    devices: dict[int, list[str]] = {}
+    for fit in fits:
+        names = devices.setdefault(fit.usable, [])
+        if fit.cell.hardware not in names:
+            names.append(fit.cell.hardware)
+    sections: dict[tuple[int, tuple[str, ...]], dict[Row, list[Fit]]] = {}
+    for fit in sorted(fits, key=lambda fit: fit.usable):
+        names = devices[fit.usable]
+        if fit.cell.hardware == names[0]:
+            rows = sections.setdefault((fit.usable, tuple(names)), {})
+            rows.setdefault(_row(fit.cell), []).append(fit)
+    return sections
+
+
+def _row(cell: RunConfig) -> Row:
+    flag = "on" if cell.checkpointing else "off"
+    return str(cell.cluster.world_size), cell.model.name, cell.strategy, flag

@@ -1,0 +1,171 @@
+"""The memory estimate agrees with torch's own count, with measured cells and with published ones."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import saved_tensors_hooks
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench.config import DTYPE_BYTES
+from bench.cost.memory import CHUNK_ROWS, ENGINE_MEMORY, layer_bytes_per_token, memory_need, parameters
+from bench.environment import REPOSITORY
+from bench.labels import GIB
+from bench.ranks.groups import make_groups
+from bench.ranks.log import StepPhase
+from bench.request.choices import read_option
+from bench.request.resolve import resolve
+from bench.strategies import STRATEGIES, runnable
+from bench.training.engines import ENGINES
+from bench.training.loss import CHUNK_TOKENS, ModelWithLoss
+from bench.training.models import TORCH_DTYPES, build_model
+from tests.cells import FOUR_H100, TWO_CORES, raw_with
+
+WIDTHS = {
+    "model.hidden_size": 48, "model.intermediate_size": 136, "model.num_heads": 8, "model.num_kv_heads": 2,
+    "model.head_dim": 16, "model.vocab_size": 32,
+}  # fmt: skip
+"""No two of them, nor sums of them, can be taken for one another."""
+REFERENCE = REPOSITORY / "results" / "reference" / "cpu" / "records.jsonl"
+
+
+def cell_with(values, machine=TWO_CORES):
+    """One of `local` on the nano model, but for these values."""
+    model = read_option("model", "qwen3_nano")
+    return resolve(raw_with({"strategy": {"name": "local"}, "model": model} | values), machine)
+
+
+@pytest.fixture
+def rank_of():
+    """Makes this process one rank of several that do not exist: shapes are right, what arrives is not."""
+
+    def make(cell):
+        dist.init_process_group("fake", rank=0, world_size=cell.cluster.world_size, store=FakeStore())
+        return make_groups(cell)
+
+    yield make
+    dist.destroy_process_group()
+
+
+def saved_bytes(cell, groups, *, layers):
+    """What torch saves for one micro-step's backward, a storage counted once and parameters not at all."""
+    cell = replace(cell, model=replace(cell.model, num_layers=layers))
+    strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
+    is_autocast, before = cell.engine == "ddp" and cell.dtype == "bf16", torch.get_default_dtype()
+    with strategy.install() as wiring:
+        torch.set_default_dtype(torch.float32 if is_autocast else TORCH_DTYPES[cell.dtype])
+        model = build_model(
+            cell.model, attention_name=wiring.attention_name, max_positions=cell.seq_len, seed=0
+        )
+        torch.set_default_dtype(before)
+        own = {each.untyped_storage().data_ptr() for each in model.parameters()}
+        seen = {}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                seen[storage.data_ptr()] = tensor  # held, so that no other takes its place
+            return tensor
+
+        if cell.checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        ids = torch.zeros(1, cell.shard_len, dtype=torch.long)
+        positions = torch.arange(cell.shard_len)[None]
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=is_autocast)
+        with saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
+            ModelWithLoss(model, "chunked", StepPhase())(ids, ids, positions)
+    return sum(tensor.untyped_storage().nbytes() for tensor in seen.values())
+
+
+NOT_FAKED = ("local", "torch_cp")
+"""The first has a case of its own; the other's collectives hand out tensors without a storage here."""
+SAVED = {
+    "qwen3": {},
+    "llama in float32": {"dtype": "fp32", "model.family": "llama"},
+    "under autocast": {"engine": {"name": "ddp"}},
+    "float64": {"dtype": "fp64", "engine": {"name": "fsdp2"}, "model.family": "qwen2"},
+    "only inputs": {"checkpointing": True},
+    "only inputs, under autocast": {"checkpointing": True, "engine": {"name": "ddp"}},
+    "ulysses with repeated KV heads": {"strategy": {"name": "ulysses"}, "cluster.world_size": 4},
+    **{
+        name: {"strategy": read_option("strategy", name)} for name in STRATEGIES.ours if name not in NOT_FAKED
+    },
+}
+
+
+@pytest.mark.parametrize("case", SAVED)
+def test_a_layer_saves_for_backward_what_the_formula_says_to_the_byte(rank_of, case):
+    """Of two layers less one, and of two lengths less one: what is not per token and layer is gone."""
+    groups, found = None, {}
+    for shard_len in (128, 256):
+        cell = cell_with(WIDTHS | SAVED[case])
+        cell = replace(cell, seq_len=shard_len * cell.sp_degree)
+        groups = groups or rank_of(cell)
+        found[shard_len] = saved_bytes(cell, groups, layers=2) - saved_bytes(cell, groups, layers=1)
+    stream = 4 if cell.engine == "ddp" else DTYPE_BYTES[cell.dtype]
+    expected = stream * cell.model.hidden_size if cell.checkpointing else layer_bytes_per_token(cell)
+    assert found[256] - found[128] == 128 * expected
+
+
+def test_the_estimate_knows_every_engine_and_the_chunk_of_the_loss():
+    assert (ENGINE_MEMORY.keys(), CHUNK_ROWS) == (ENGINES.keys(), CHUNK_TOKENS)
+
+
+@pytest.mark.parametrize("values", [{}, {"model.family": "qwen2", "model.attention_bias": True}])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_parameters_are_those_of_the_model(values, is_tied):
+    config = cell_with(values | {"model.tied_embeddings": is_tied}).model
+    model = build_model(config, attention_name="sdpa", max_positions=64, seed=0)
+    assert parameters(config) == sum(each.numel() for each in model.parameters())
+
+
+def reference_cells():
+    records = map(json.loads, REFERENCE.read_text().splitlines())
+    return [record for record in records if record["repeat"] == 0]
+
+
+def test_the_estimate_is_within_a_percent_of_the_peaks_that_ship_with_the_project():
+    compared = 0
+    for record in reference_cells():
+        config, peaks = record["config"], record["memory"]["peak_allocated_bytes"]
+        values = {key: config[key] for key in ("seq_len", "dtype", "loss", "checkpointing")}
+        choices = {key: read_option(key, config[key]) for key in ("strategy", "engine", "model")}
+        ranks = {"cluster.world_size": config["cluster.world_size"]}
+        assert memory_need(cell_with(values | choices | ranks)).total == pytest.approx(max(peaks), rel=0.01)
+        compared += 1
+    assert compared == 9
+
+
+PUBLISHED_GIB = {"8k": 23.4, "32k": 35.0, "64k": 50.5, "96k": 66.0}
+"""Qwen3-4B on 4 H100 of 80 GB, ZeRO-3 with Ulysses, checkpointing, whole logits: huggingface.co/blog, its
+article on Ulysses sequence parallelism; 128k ran out of memory."""
+
+
+def test_the_estimate_follows_the_published_memory_line():
+    def need(length):
+        values = {
+            "strategy.name": "deepspeed_ulysses",
+            "seq_len": length,
+            "loss": "untiled",
+            "checkpointing": True,
+        }
+        model = {"model": read_option("model", "qwen3_4b")}
+        return memory_need(cell_with(values | model, FOUR_H100)).total / GIB
+
+    for length, published in PUBLISHED_GIB.items():
+        assert need(length) == pytest.approx(published, rel=0.01)
+    assert need("96k") - need("64k") == pytest.approx(66.0 - 50.5, rel=0.01)
+    assert need("96k") < 79.1 < need("128k")
+
+
+def test_only_training_is_estimated():
+    assert memory_need(cell_with({"workload.name": "attention"})) is None
+
+
+def test_the_math_kernel_needs_its_scores():
+    flash, math = (cell_with({"kernel": kernel}) for kernel in ("torch_flash", "math"))
+    scores = memory_need(math).layer - memory_need(flash).layer
+    assert scores > 2 * 4 * 4 * 8192**2

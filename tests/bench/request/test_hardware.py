@@ -1,0 +1,65 @@
+"""A device is what NVML calls it, letter by letter, and nothing is known of any other."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.config import UNKNOWN_HARDWARE as UNKNOWN
+from bench.labels import GIB
+from bench.request.hardware import known_hardware, this_hardware, usable_bytes
+from bench.request.resolve import resolve
+from tests.cells import FOUR_H100, TWO_CORES, raw_with
+
+NAMES = {
+    "NVIDIA H100 80GB HBM3": "h100_80gb",
+    "NVIDIA H100 PCIe": "h100_pcie_80gb",
+    "NVIDIA H100 NVL": "h100_nvl_94gb",
+    "NVIDIA H200": "h200_141gb",
+    "NVIDIA H200 NVL": "h200_nvl_141gb",
+    "NVIDIA A100-SXM4-80GB": "a100_80gb",
+    "NVIDIA A100 80GB PCIe": "a100_pcie_80gb",
+    "NVIDIA A100-SXM4-40GB": "a100_40gb",
+    "NVIDIA A100-PCIE-40GB": "a100_pcie_40gb",
+    "NVIDIA GH200 480GB": UNKNOWN,
+    "NVIDIA H100 80GB HBM2e": UNKNOWN,
+    "NVIDIA H20": UNKNOWN,
+}
+"""As in public outputs of nvidia-smi."""
+
+
+def named(gpu):
+    return replace(FOUR_H100, gpus=(gpu,) * 4, gpu_memory_bytes=(96 * GIB, 95 * GIB))
+
+
+def test_every_card_has_its_own_datasheet_and_a_name_of_no_file_has_none():
+    assert {name: this_hardware(named(name), "cuda") for name in NAMES} == NAMES
+    assert {*NAMES.values()} - {UNKNOWN} == {*known_hardware()}
+
+
+@pytest.mark.parametrize("name", known_hardware())
+def test_a_datasheet_holds_together(name):
+    facts = known_hardware()[name]
+    assert 1e14 < facts["peak_flops_per_s"] < 1e15
+    assert 1e12 < facts["memory_bytes_per_s"] < 1e13
+    assert 0.96 < facts["usable_bytes"] / facts["memory_bytes"] < 1
+    assert facts["memory_bytes"] == pytest.approx(int(name.split("_")[-1][:-2]) * 1e9, rel=0.08)
+
+
+H100, NO_FILE = "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"
+USABLE = {
+    "a datasheet's": ({}, named(H100), known_hardware()["h100_80gb"]["usable_bytes"]),
+    "the smallest device's, as NVML counts it": ({}, named(NO_FILE), 95 * GIB),
+    "nothing known": ({}, replace(named(NO_FILE), gpu_memory_bytes=()), None),
+    "a limit below it": ({"cluster.memory_limit_gib": 20}, named(H100), 20 * GIB),
+    "a limit above it": ({"cluster.memory_limit_gib": 500}, named(NO_FILE), 95 * GIB),
+    "a shared one's part": ({"cluster.ranks_per_gpu": 4}, named(NO_FILE), 95 * GIB // 4),
+    "another machine's": ({"hardware.name": "h200_141gb"}, named(H100), 150022914048),
+    "a CPU rank's limit": ({"cluster.memory_limit_gib": 0.5}, TWO_CORES, GIB // 2),
+    "no limit on a CPU": ({}, TWO_CORES, None),
+}
+
+
+@pytest.mark.parametrize("case", USABLE)
+def test_a_rank_may_use_its_limit_or_its_part_of_the_device(case):
+    values, machine, size = USABLE[case]
+    assert usable_bytes(resolve(raw_with(values), machine), machine) == size
