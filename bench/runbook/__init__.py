@@ -1,0 +1,1 @@
+"""Commands in order, for a machine that nobody has run on yet. May import sweep and all below."""
