@@ -35,7 +35,7 @@ NUMBERS = (
     "cluster.threads_per_rank", "cluster.ranks_per_gpu", "measure.steps", "measure.repeats",
 )  # fmt: skip
 NO_NUMBERS = ("0", "-1", "1.5", "null", "", "two", "true", "[1]")
-FROM_ZERO = ("seed", "measure.warmup_steps", "data.prompt_tokens")
+FROM_ZERO = ("seed", "measure.warmup_steps", "measure.least_steps", "data.prompt_tokens")
 SECONDS = ("measure.timeout_s", "measure.budget_s")
 FLAGS = ("checkpointing", "measure.trace", "measure.gradients")
 CHOICES = ("dtype", "kernel", "layout", "loss", "mode", "cluster.device", "cluster.backend")
