@@ -10,7 +10,7 @@ import torch
 
 from bench.cell.worker import join
 from bench.environment import Machine
-from bench.ranks.device import SHARED_GPU_NCCL, claim_device, finish_together
+from bench.ranks.device import SHARED_GPU_NCCL, claim_device, finish_together, release_unused
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.cells import FOUR_H100, ONE_H200, TINY, make_cell
@@ -19,6 +19,7 @@ from tests.command import typed
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch asks NVML whether there is a GPU: a library that asks in the server starts no CUDA there."""
 NCCL = ("NCCL_HOSTID", *SHARED_GPU_NCCL)
+SEGMENTS = "expandable_segments:True"
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -55,7 +56,8 @@ def test_neighbours_in_rank_share_a_gpu(world_size, ranks_per_gpu, devices, besi
 
 def tell_device(job, log):
     """What a rank's libraries would take for its device, and what NCCL would read."""
-    return {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", NVML_CHECK, *NCCL)}
+    told = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", NVML_CHECK, *NCCL)}
+    return told | {"allocator": torch._C._accelerator_getAllocatorSettings()}
 
 
 def told(launcher, folder, *words, machine=ONE_H200):
@@ -77,8 +79,11 @@ def test_ranks_that_share_a_gpu_are_hosts_of_their_own_to_nccl_and_local_rank_is
 
 
 def test_ranks_with_gpus_of_their_own_tell_nccl_nothing(launcher, tmp_path):
-    for rank, report in enumerate(told(launcher, tmp_path, "cluster.world_size=2", machine=FOUR_H100)):
+    words = ("cluster.world_size=2", f"++env.PYTORCH_ALLOC_CONF={SEGMENTS}")
+    for rank, report in enumerate(told(launcher, tmp_path, *words, machine=FOUR_H100)):
         assert (report["LOCAL_RANK"], report[NVML_CHECK]) == (str(rank), "1")
+        # torch read the variable when the server imported it: the rank has to set it anew.
+        assert report["allocator"] == SEGMENTS
         assert {report[name] for name in NCCL} == {None}
 
 
@@ -88,6 +93,15 @@ def test_a_rank_claims_the_gpu_that_local_rank_names(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
     device = claim_device(make_cell(machine=FOUR_H100).cluster)
     assert (device, claimed) == (torch.device("cuda", 3), [device])
+
+
+def test_only_a_gpu_s_unused_memory_is_given_back(monkeypatch):
+    released = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: released.append("emptied"))
+    release_unused(torch.device("cpu"))
+    assert released == []
+    release_unused(torch.device("cuda", 0))
+    assert released == ["emptied"]
 
 
 LATE_S = 0.5

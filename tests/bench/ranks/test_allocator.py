@@ -1,0 +1,62 @@
+"""What is asked of CUDA's allocator is in effect, or the cell is refused."""
+
+import pytest
+import torch
+
+from bench.ranks import allocator
+from bench.ranks.allocator_settings import without_effect
+from bench.ranks.log import RefusedError
+
+ASKED = (
+    "expandable_segments:True,max_split_size_mb:256,garbage_collection_threshold:0.8,large_segment_size_mb:40"
+)
+REPORTED = {
+    "PYTORCH_CUDA_ALLOC_CONF": ASKED,
+    "max_split_size": 256 * 2**20,
+    "garbage_collection_threshold": 0.8,
+    "expandable_segments": True,
+    "pinned_num_register_threads": 1,
+    "release_lock_on_cudamalloc": False,
+    "pinned_use_cuda_host_register": False,
+    "roundup_power2_divisions": {str(2**n): 0 for n in range(16)},
+}
+"""As torch/csrc/cuda/Module.cpp puts it together."""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"PYTORCH_CUDA_ALLOC_CONF": ""}, "the allocator reports ''"),
+        ({"expandable_segments": False}, "expandable_segments=False"),
+        ({"max_split_size": -1}, "max_split_size=-1"),
+        ({"garbage_collection_threshold": 0.0}, "garbage_collection_threshold=0.0"),
+    ],
+    ids=str,
+)
+def test_settings_are_in_effect_when_the_allocator_reports_all_of_them(change, said):
+    found = without_effect(ASKED, REPORTED | change)
+    assert found == said if said is None else said in found
+
+
+def test_an_allocator_that_reports_nothing_proves_nothing():
+    assert without_effect(ASKED, {}) == "the allocator reports no settings"
+
+
+def test_a_rank_asks_torch_and_refuses_what_is_not_in_effect(monkeypatch):
+    env = {"NCCL_ALGO": "Ring", "PYTORCH_CUDA_ALLOC_CONF": ASKED}
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"allocator_settings": REPORTED})
+    allocator.refuse_without_effect(env)
+    words = allocator.settings_in_words(torch.device("cuda", 0))
+    assert (words["backend"], words["expandable_segments"]) == ("native", "True")
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", dict)
+    allocator.refuse_without_effect({"NCCL_ALGO": "Ring"})
+    with pytest.raises(RefusedError, match=r"env\.PYTORCH_CUDA_ALLOC_CONF=expandable.* has no effect"):
+        allocator.refuse_without_effect(env)
+    assert allocator.settings_in_words(torch.device("cpu")) is None
+
+
+def test_what_torch_rejects_is_refused_with_its_words():
+    with pytest.raises(RefusedError, match=r"max_split_size_mb:1: torch .* refuses it: .*must be >= 20"):
+        allocator.set_allocator({"PYTORCH_ALLOC_CONF": "max_split_size_mb:1"})
