@@ -51,14 +51,28 @@ def cover(strategies, world_size):
     return {case: cases[case] for case in pairwise({case: case for case in cases})}
 
 
+def by_kernel(cases):
+    """The cases in groups of one kernel, each for ranks of its own.
+
+    ring_flash_attn keeps the functions that it found when it was imported, so that in one process all its
+    cases would run the kernel of the first.
+    """
+    groups = {}
+    for case, cell in cases.items():
+        groups.setdefault(cell.kernel, {})[case] = cell
+    return groups
+
+
 def check_cases(job, log):
     """A rank's whole life: every case of the folder's `cases.json`, to `errors.json` and `limits.json`."""
     from bench.cell.worker import join
 
     device = join(job)
-    outcomes = []
+    outcomes, kernels = [], set()
     for fields, causal in json.loads((job.folder / "cases.json").read_text()):
         cell = RunConfig.from_json(fields)
+        kernels.add(cell.kernel)
+        assert len(kernels) == 1, "cases of several kernels need ranks of their own: see by_kernel"
         with log.during(f"{cell.strategy} {cell.layout} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             outcomes.append(check_attention(strategy, device, causal=causal))

@@ -22,6 +22,10 @@ SOON_OVER = ("measure.timeout_s=120",)
 """Ranks that wait for each other in vain must not do so for half an hour."""
 
 
+OUT_OF_MEMORY_IN = "timing"
+"""The phase of a rank that runs out of memory at full length; a test on the CPU holds it, too."""
+
+
 def needs_gpu(test):
     """Mark a single test, where others of its file run anywhere."""
     for mark in NEEDS_GPU:

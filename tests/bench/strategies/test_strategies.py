@@ -4,7 +4,15 @@ import pytest
 
 from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import Strategy
-from tests.attention_cases import WORLD_SIZES, all_cases, beyond_their_limits, cover, errors_of
+from tests.attention_cases import (
+    WORLD_SIZES,
+    all_cases,
+    beyond_their_limits,
+    by_kernel,
+    cover,
+    errors_of,
+)
+from tests.cells import make_cell
 
 SETS = {"ours": tuple(STRATEGIES.ours)} | {name: (name,) for name in STRATEGIES.plugin_names()}
 """One set of ranks tests all of ours; `-k NAME` tests a package's own strategy and nothing else."""
@@ -25,6 +33,14 @@ def test_output_lse_and_gradients_match_float64(launcher, tmp_path, whose, world
     errors = errors_of(launcher, tmp_path, choose(SETS[whose], world_size))
     assert not beyond_their_limits(errors)
     assert all(("lse" in found) == exposes_lse(case[0]) for case, found in errors.items())
+
+
+def test_no_ranks_run_cases_of_two_kernels():
+    cases = {
+        number: make_cell(f"kernel={kernel}") for number, kernel in enumerate(("math", "torch_flash") * 2)
+    }
+    groups = by_kernel(cases)
+    assert {kernel: [*group] for kernel, group in groups.items()} == {"math": [0, 2], "torch_flash": [1, 3]}
 
 
 def test_the_cover_holds_every_strategy_layout_dtype_and_mask():
