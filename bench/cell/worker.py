@@ -28,7 +28,7 @@ from bench.cell.failure import describe_failure
 from bench.config import RunConfig
 from bench.passes.rank_pass import Measurement
 from bench.ranks.allocator import refuse_without_effect, set_allocator
-from bench.ranks.device import claim_device, finish_together, prepare_environment
+from bench.ranks.device import claim_device, finish_together, nccl_version, prepare_environment
 from bench.ranks.groups import make_groups
 from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
@@ -100,7 +100,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
             log.step.enter("load")
             workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
         workload.run(measurement.steps(workload))
-        report = measurement.report()
+        report = {**measurement.report(), "nccl_version": nccl_version(device)}
     with log.during("finish"):
         finish_together(device)
     return report

@@ -48,6 +48,11 @@ def claim_device(cluster: ClusterConfig) -> torch.device:
     return device
 
 
+def nccl_version(device: torch.device) -> str | None:
+    """The version of the NCCL that this process runs; None on a CPU."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None
+
+
 def release_unused(device: torch.device) -> None:
     """Give back what a GPU's caching allocator keeps of tensors that are gone; waits for the GPU.
 

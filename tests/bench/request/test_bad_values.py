@@ -2,6 +2,7 @@
 
 import shlex
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -10,7 +11,7 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
 from bench.config import ConfigError
-from bench.environment import visible_devices
+from bench.nvml import visible_devices
 from bench.request.choices import groups
 from bench.request.legality import refusal
 from bench.request.placement import MAX_CPU_RANKS
@@ -171,6 +172,17 @@ def test_no_more_ranks_than_gpus_and_only_nccl_between_them(line, said):
 def test_a_head_too_wide_for_a_gpu_kernel_is_sent_to_another(kernel):
     wide = asked(f"{NANO}head_dim=258 kernel={kernel}", FOUR_H100)
     assert "choose kernel=math" in refusal(wide)
+
+
+@pytest.mark.parametrize("line", ["", "cluster=gpu", "cluster.device=cuda"])
+def test_a_gpu_that_cannot_be_read_is_no_reason_for_a_silent_sweep_on_the_cpu(line):
+    broken = replace(
+        TWO_CORES, gpu_error="/dev/nvidiactl is there, but NVML cannot read its GPU: Unknown Error"
+    )
+    with pytest.raises(ConfigError, match=r"cannot read its GPU: Unknown Error; .* take cluster=cpu") as said:
+        asked(line, broken)
+    assert "\n" not in str(said.value)
+    assert asked("cluster=cpu", broken).cluster.device == "cpu"
 
 
 UUIDS = ("GPU-aaa1", "GPU-aab2", "GPU-ccc3")
