@@ -16,7 +16,7 @@ from tests.gpus import GPU_KERNELS, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu, 
 
 pytestmark = [*NEEDS_GPU]
 
-STEPS = 4
+STEPS, WARM_UP_S = 4, 2
 ENOUGH_BYTES = 32 * 2**30
 """About 10 GB of parameters, gradients and optimizer state, and 12 GB of activations."""
 FIRST_LOSS = (10, 14)
@@ -32,24 +32,46 @@ def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, stra
     if total_bytes < ENOUGH_BYTES:
         pytest.skip(f"needs a GPU of {ENOUGH_BYTES / 2**30:.0f} GiB")
     words = ["model=qwen3_0_6b", "seq_len=8k", "strategy=local", f"engine={engine}", "cluster=gpu"]
-    words += [f"measure.steps={STEPS}", "measure.warmup_steps=1", "sweep_dir=out", *SOON_OVER]
+    words += [f"measure.steps={STEPS}", "measure.warmup_steps=1", f"measure.warmup_s={WARM_UP_S}"]
+    words += ["sweep_dir=out", *SOON_OVER]
     command = [sys.executable, str(REPOSITORY / "run_sweep.py"), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = read_records(tmp_path / "out" / "records.jsonl")
     (steps_ms,) = record["timing"]["step_times_ms"]
-    assert len(steps_ms) == STEPS
+    assert (len(steps_ms), record["timing"]["warmup"]) == (STEPS, "full")
     assert sum(steps_ms) == pytest.approx(record["timing"]["window_ms"][0], rel=0.05)
     assert FIRST_LOSS[0] < record["losses"]["loss"][0] < FIRST_LOSS[1]
     memory = record["memory"]
     assert 0 < memory["peak_allocated_bytes"][0] <= memory["peak_reserved_bytes"][0] < total_bytes
     assert memory["peak_phase"][0] in {"load", "forward", "loss", "backward", "optimizer"}
+    assert memory["allocator_settings"]["backend"] == "native"
     assert record["telemetry"]["foreign_processes"] in (None, [strangers])
+    environment = record["environment"]
+    assert environment["nccl_version"].count(".") >= 2
+    assert (len(environment["gpu_power_limit_w"]), len(environment["gpu_nvlinks"])) == (1, 1) or (
+        len(environment["gpus"]) > 1
+    )
     with (tmp_path / "out" / "summary.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert float(row["tokens_per_s"]) > 0
     if record["config"]["hardware"] != "unknown":
         assert 0 < float(row["mfu_causal"]) < 1
+
+
+SETTINGS = {
+    "expandable_segments:True": {"expandable_segments": "True"},
+    "max_split_size_mb:256,garbage_collection_threshold:0.8": {"max_split_size": str(256 * 2**20)},
+}
+
+
+@pytest.mark.parametrize("asked", SETTINGS)
+def test_what_is_asked_of_the_allocator_is_in_effect(launcher, tmp_path, asked):
+    words = ("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=1", "measure.trace=false")
+    cell = gpu_cell(*words, f"++env.PYTORCH_ALLOC_CONF='{asked}'")
+    record = run_on_gpu(launcher, cell, tmp_path)
+    assert record.status == "ok", record.reason
+    assert SETTINGS[asked].items() <= record.sections["memory"].allocator_settings.items()
 
 
 @pytest.mark.parametrize("kernel", GPU_KERNELS)
