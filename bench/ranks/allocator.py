@@ -29,7 +29,7 @@ def set_allocator(env: Mapping[str, str]) -> None:
 
 
 def refuse_without_effect(env: Mapping[str, str]) -> None:
-    """Raises RefusedError where the allocator does not report the cell's settings; CUDA must be started."""
+    """Raises RefusedError where the allocator does not report the cell's settings; a GPU must be claimed."""
     for name, value in _asked(env).items():
         reason = without_effect(value, reported_settings())
         if reason is not None:
@@ -37,8 +37,8 @@ def refuse_without_effect(env: Mapping[str, str]) -> None:
 
 
 def reported_settings() -> dict[str, Any]:
-    """What the allocator says that it runs with; empty where this torch, or its backend, does not say."""
-    if torch.cuda.memory.get_allocator_backend() != "native":
+    """What the allocator says that it runs with; empty without a GPU, and where its backend does not say."""
+    if not torch.cuda.is_initialized() or torch.cuda.memory.get_allocator_backend() != "native":
         return {}
     return dict(torch.cuda.memory._snapshot().get("allocator_settings", {}))
 

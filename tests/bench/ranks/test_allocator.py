@@ -1,11 +1,16 @@
 """What is asked of CUDA's allocator is in effect, or the cell is refused."""
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 
+from bench.passes.facts import RankReport
+from bench.passes.memory.section import FACTS, RankMemory
 from bench.ranks import allocator
 from bench.ranks.allocator_settings import without_effect
 from bench.ranks.log import RefusedError
+from tests.cells import run_cell, tiny_cell
 
 ASKED = (
     "expandable_segments:True,max_split_size_mb:256,garbage_collection_threshold:0.8,large_segment_size_mb:40"
@@ -45,16 +50,33 @@ def test_an_allocator_that_reports_nothing_proves_nothing():
 
 def test_a_rank_asks_torch_and_refuses_what_is_not_in_effect(monkeypatch):
     env = {"NCCL_ALGO": "Ring", "PYTORCH_CUDA_ALLOC_CONF": ASKED}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"allocator_settings": REPORTED})
     allocator.refuse_without_effect(env)
     words = allocator.settings_in_words(torch.device("cuda", 0))
     assert (words["backend"], words["expandable_segments"]) == ("native", "True")
+    assert merged(words).allocator_settings == words
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", dict)
     allocator.refuse_without_effect({"NCCL_ALGO": "Ring"})
     with pytest.raises(RefusedError, match=r"env\.PYTORCH_CUDA_ALLOC_CONF=expandable.* has no effect"):
         allocator.refuse_without_effect(env)
     assert allocator.settings_in_words(torch.device("cpu")) is None
+
+
+def merged(allocator_settings):
+    nothing = dict.fromkeys(each.name for each in fields(RankMemory))
+    rank = RankMemory(**{**nothing, "allocator_settings": allocator_settings})
+    return FACTS.merge([RankReport({"memory": rank}, {})] * 2, tiny_cell())
+
+
+def test_a_cell_whose_allocator_reports_other_settings_is_unsupported(launcher, tmp_path):
+    """Ranks on a CPU have no such allocator, so they find its settings without effect."""
+    cell = tiny_cell("strategy=local", "engine=ddp")
+    cell = replace(cell, env=(("PYTORCH_ALLOC_CONF", "expandable_segments:True"),))
+    record, _ = run_cell(launcher, cell, tmp_path)
+    assert record.status == "unsupported"
+    assert "rank 0, join: env.PYTORCH_ALLOC_CONF=expandable_segments:True: has no effect" in record.reason
 
 
 def test_what_torch_rejects_is_refused_with_its_words():
