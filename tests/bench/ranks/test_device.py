@@ -19,7 +19,6 @@ from tests.command import typed
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch asks NVML whether there is a GPU: a library that asks in the server starts no CUDA there."""
 NCCL = ("NCCL_HOSTID", *SHARED_GPU_NCCL)
-SEGMENTS = "expandable_segments:True"
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -56,8 +55,7 @@ def test_neighbours_in_rank_share_a_gpu(world_size, ranks_per_gpu, devices, besi
 
 def tell_device(job, log):
     """What a rank's libraries would take for its device, and what NCCL would read."""
-    told = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", NVML_CHECK, *NCCL)}
-    return told | {"allocator": torch._C._accelerator_getAllocatorSettings()}
+    return {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", NVML_CHECK, *NCCL)}
 
 
 def told(launcher, folder, *words, machine=ONE_H200):
@@ -79,11 +77,8 @@ def test_ranks_that_share_a_gpu_are_hosts_of_their_own_to_nccl_and_local_rank_is
 
 
 def test_ranks_with_gpus_of_their_own_tell_nccl_nothing(launcher, tmp_path):
-    words = ("cluster.world_size=2", f"++env.PYTORCH_ALLOC_CONF={SEGMENTS}")
-    for rank, report in enumerate(told(launcher, tmp_path, *words, machine=FOUR_H100)):
+    for rank, report in enumerate(told(launcher, tmp_path, "cluster.world_size=2", machine=FOUR_H100)):
         assert (report["LOCAL_RANK"], report[NVML_CHECK]) == (str(rank), "1")
-        # torch read the variable when the server imported it: the rank has to set it anew.
-        assert report["allocator"] == SEGMENTS
         assert {report[name] for name in NCCL} == {None}
 
 
