@@ -46,14 +46,14 @@ class TimingPass(RankPass):
         rounds, more, step_s = measure.steps, measure.warmup_steps, None
         if measure.budget_s > 0:
             tell(Stage("timing", FIRST_STEP, 1))
-            first = yield from self._window(1, outcomes, "short")
-            done_s = [first.window_ms / 1e3]
+            single = [(yield from self._window(1, outcomes, "short"))]
             if measure.warmup_s > 0:
-                yield from self._settled_step(outcomes, done_s)
+                yield from self._settled_step(outcomes, single)
+            done_s = [each.window_ms / 1e3 for each in single]
             step_s = done_s[-1]
             rounds = self.agreed(affordable_steps(measure, step_s))
             if rounds == 0:
-                return first
+                return single[-1]
             more = self.agreed(warm_up_steps(measure, step_s, done_s))
         if more > 0:
             tell(Stage("timing", WARM_UP, more, step_s))
@@ -63,17 +63,16 @@ class TimingPass(RankPass):
         tell(Stage("timing", None, rounds, step_s))
         return (yield from self._window(rounds, outcomes, "full"))
 
-    def _settled_step(self, outcomes: list[Any], done_s: list[float]) -> Steps:
+    def _settled_step(self, outcomes: list[Any], single: list[TimedSteps]) -> Steps:
         """One more step before the numbers of steps are decided, where the warm-up has time for it.
 
         On a GPU the first full-length step allocates and compiles: its pace is not that of the others.
         """
-        (first_s,) = done_s
-        if self.agreed(warm_up_steps(self.measurement.measure, first_s, done_s)) == 0:
-            return
-        self.measurement.log.tell(Stage("timing", WARM_UP, 1, first_s))
-        second = yield from self._window(1, outcomes, "full")
-        done_s.append(second.window_ms / 1e3)
+        (first,) = single
+        first_s = first.window_ms / 1e3
+        if self.agreed(warm_up_steps(self.measurement.measure, first_s, [first_s])) > 0:
+            self.measurement.log.tell(Stage("timing", WARM_UP, 1, first_s))
+            single.append((yield from self._window(1, outcomes, "full")))
 
     def _window(self, steps: int, outcomes: list[Any], warmup: str) -> Generator[Ask, Any, TimedSteps]:
         """So many steps under the clock; between two of them nothing of ours runs but its marks."""

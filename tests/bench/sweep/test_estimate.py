@@ -83,7 +83,8 @@ ON_A_GPU = replace(CELL.measure, warmup_s=10.5, least_steps=3, budget_s=0.5)
 def time_and_tell(job, log):
     """The order in which a rank tells, runs steps and gives memory back, by what it is to measure."""
     device, found = join(job), {}
-    for name, measure in (("cpu", job.cell.measure), ("gpu", ON_A_GPU)):
+    no_least = replace(ON_A_GPU, least_steps=0)
+    for name, measure in (("cpu", job.cell.measure), ("gpu", ON_A_GPU), ("no least", no_least)):
         events = found.setdefault(name, [])
         log.tell = lambda stage, events=events: events.append(stage.part or (stage.steps and "timed"))
         timing_rank.release_unused = lambda _, events=events: events.append("released")
@@ -91,7 +92,7 @@ def time_and_tell(job, log):
         measurement.passes.clear()
         measurement.subject = timing_rank.time = Noted(events)
         measurement.subject.run(TimingPass(measurement).run())
-        events.append(measurement.timed.warmup)
+        events.append(f"{measurement.timed.warmup}, {measurement.timed.window_ms / 1e3:.0f} s")
     return {name: [event for event in events if event] for name, events in found.items()}
 
 
@@ -105,7 +106,7 @@ def told(launcher, tmp_path_factory):
 def test_nothing_is_told_between_timed_steps(told):
     assert told["cpu"] == [
         "short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1",
-        "timed", "step 2", "step 3", "step 4", "step 5", "full",
+        "timed", "step 2", "step 3", "step 4", "step 5", "full, 4 s",
     ]  # fmt: skip
 
 
@@ -114,8 +115,13 @@ def test_on_a_gpu_steps_warm_it_up_for_a_time_and_enough_are_timed_whatever_the_
     assert told["gpu"] == [
         "short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1",
         WARM_UP, "step 2", "step 3", "step 4", "step 5", "step 6",
-        "timed", "step 7", "step 8", "step 9", "full",
+        "timed", "step 7", "step 8", "step 9", "full, 3 s",
     ]  # fmt: skip
+
+
+def test_where_no_least_number_is_asked_for_the_last_step_that_fitted_is_the_timed_one(told):
+    events = ["short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1", "full, 1 s"]
+    assert told["no least"] == events
 
 
 @pytest.mark.parametrize(
