@@ -149,6 +149,12 @@ class MeasureConfig:
     steps: int
     """Timed steps, or fewer where `budget_s` has no room for them."""
     warmup_steps: int
+    warmup_s: float
+    """Seconds that full-length steps before the clock should last at least, for a GPU's heat and clocks to
+    settle; 0 where `warmup_steps` alone counts."""
+    least_steps: int
+    """Timed steps, and a full-length step before them, whatever `budget_s` has room for; 0 where one step may
+    have to do."""
     budget_s: float
     """Seconds that the timed pass should stay within; 0 for an observed loop, which only `steps` limits."""
     repeats: int | Literal["auto"]
@@ -172,6 +178,8 @@ class MeasureConfig:
             0,
             {
                 "measure.warmup_steps": self.warmup_steps,
+                "measure.warmup_s": self.warmup_s,
+                "measure.least_steps": self.least_steps,
                 "measure.budget_s": self.budget_s,
                 "measure.repeats_budget_s": self.repeats_budget_s,
                 "measure.reference_budget_s": self.reference_budget_s,

@@ -1,4 +1,4 @@
-"""What machine and software ran a cell. Reads NVML and psutil; never touches CUDA."""
+"""What machine and software ran a cell, and the variables that it found set; never touches CUDA."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from bench.nvml import gpu_facts, visible_gpus
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = (
@@ -31,6 +33,8 @@ PACKAGES = (
     "nvidia-cudnn-cu13",
     "nvidia-cudnn-cu12",
 )
+INHERITED = ("CUDA_", "GLOO_", "NCCL_", "OMP_", "TORCH_NCCL_")
+"""How the variables begin that change what a cell does and were set before the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +47,25 @@ class Machine:
     memory_bytes: int
     gpu_memory_bytes: tuple[int, ...] = ()
     """What each of `gpus` has in all, as NVML counts it; less is left for tensors."""
+    gpu_error: str | None = None
+    """Why a GPU that is there is not among `gpus`."""
 
     @property
     def device_name(self) -> str:
         return self.gpus[0] if self.gpus else self.cpu
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One device as NVML knows it."""
-
-    name: str
-    memory_bytes: int
-
-
 @cache
 def this_machine() -> Machine:
     """The visible GPUs by NVML's names, the cores this process may use, the processor and the memory."""
-    gpus = _visible_gpus()
+    visible = visible_gpus()
     return Machine(
-        gpus=tuple(gpu.name for gpu in gpus),
+        gpus=tuple(gpu.name for gpu in visible.gpus),
         cores=len(os.sched_getaffinity(0)),
         cpu=_cpu_name(),
         memory_bytes=psutil.virtual_memory().total,
-        gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in gpus),
+        gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in visible.gpus),
+        gpu_error=visible.error,
     )
 
 
@@ -81,79 +80,29 @@ def installed(package: str) -> str | None:
 def describe(strategy_package: Mapping[str, str]) -> dict[str, Any]:
     """The record's `environment`: machine, software versions, code and load, as plain JSON values.
 
+    What the driver does not say of GPUs has no name here; `bench/nvml.py` describes what it says.
     `strategy_package` is the distribution of the cell's strategy, and its version; empty for ours.
     """
     commit = _git("rev-parse", "HEAD")
+    found = {**asdict(this_machine()), **asdict(gpu_facts())}
     return {
-        **asdict(this_machine()),
+        **{name: value for name, value in found.items() if value is not None},
         "device_name": this_machine().device_name,
         "os": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: installed(name) for name in PACKAGES} | dict(strategy_package),
         **({"strategy_package": min(strategy_package)} if strategy_package else {}),
-        "gpu_driver": _gpu_driver(),
         "git_commit": commit,
         "git_dirty": None if commit is None else bool(_git("status", "--porcelain")),
         "load_average": os.getloadavg()[0],
         "argv": sys.argv,
+        "inherited_env": inherited_env(os.environ),
     }
 
 
-def _visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves; none where NVML is absent."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        gpus = [
-            Gpu(str(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
-            for handle in handles
-        ]
-        uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    except pynvml.NVMLError:
-        return ()
-    chosen = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
-    return tuple(gpus[index] for index in chosen)
-
-
-def _gpu_driver() -> str | None:
-    """The version of NVIDIA's driver, None where there is none."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return None
-
-
-def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
-    """The devices that a value of CUDA_VISIBLE_DEVICES leaves, as CUDA reads it.
-
-    The first entry that names no device ends the list, and one that repeats a device empties it.
-    """
-    if variable is None:
-        return [*range(len(uuids))]
-    chosen: list[int] = []
-    for entry in map(str.strip, variable.split(",")):
-        index = _device_index(entry, uuids)
-        if index is None:
-            break
-        if index in chosen:
-            return []
-        chosen.append(index)
-    return chosen
-
-
-def _device_index(entry: str, uuids: Sequence[str]) -> int | None:
-    """A device by its number, or by as much of its UUID as no other shares; a MIG slice by its GPU's."""
-    if entry.isascii() and entry.isdigit():
-        return int(entry) if int(entry) < len(uuids) else None
-    if entry.startswith("MIG-"):
-        return 0 if uuids else None
-    matching = [i for i, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
-    return matching[0] if len(matching) == 1 else None
+def inherited_env(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those that communication, CUDA and OpenMP read, sorted; no others, as they may hold secrets."""
+    return {name: variables[name] for name in sorted(variables) if name.startswith(INHERITED)}
 
 
 def _cpu_name() -> str:

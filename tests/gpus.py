@@ -20,6 +20,12 @@ MACHINE = replace(this_machine(), gpus=this_machine().gpus[:1]) if this_machine(
 
 SOON_OVER = ("measure.timeout_s=120",)
 """Ranks that wait for each other in vain must not do so for half an hour."""
+NOT_TIMED = ("measure.warmup_s=0",)
+"""Where no time is reported, nothing is gained by warming the GPU up."""
+
+
+OUT_OF_MEMORY_IN = "timing"
+"""The phase of a rank that runs out of memory at full length; a test on the CPU holds it, too."""
 
 
 def needs_gpu(test):
@@ -50,7 +56,7 @@ def skip_without(kernel):
 def gpu_cell(*words, ranks=1):
     """A cell of the small model on ranks that share the first GPU."""
     where = ("cluster=gpu", f"cluster.ranks_per_gpu={ranks}", f"cluster.world_size={ranks}")
-    return make_cell(*where, *SOON_OVER, "model=qwen3_nano", *words, machine=MACHINE)
+    return make_cell(*where, *SOON_OVER, *NOT_TIMED, "model=qwen3_nano", *words, machine=MACHINE)
 
 
 def run_on_gpu(launcher, cell, folder, entry=None):

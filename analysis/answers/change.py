@@ -14,7 +14,7 @@ from analysis.labels import status_label
 
 CELL = ("cell_id", "provenance")
 """What has to be equal for two records to be of one cell. The machine may differ, and is named then."""
-NOT_COMPARED = frozenset({"argv", "packages"})
+NOT_COMPARED = frozenset({"argv", "packages", "inherited_env"})
 
 Key = tuple[str, str]
 
@@ -131,8 +131,8 @@ def _status(frame: pd.DataFrame, rows: Sequence[int]) -> str:
 def _environment_values(environments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     met: dict[str, dict[str, None]] = {}
     for environment in environments:
-        packages = environment.get("packages") or {}
+        packages, variables = (environment.get(name) or {} for name in ("packages", "inherited_env"))
         flat = {name: value for name, value in environment.items() if name not in NOT_COMPARED}
-        for name, value in {**flat, **packages}.items():
+        for name, value in {**flat, **packages, **variables}.items():
             met.setdefault(name, {})[str(value)] = None
     return {name: " and ".join(values) for name, values in met.items()}

@@ -35,7 +35,7 @@ from bench.store import CHECK_PATH, DELETE_LINE, StoreError, parse_record, refus
 PIECE_BYTES = 16 * 2**20
 CAN_FORK = sys.platform == "linux"
 """Elsewhere a forked process may not use the system's own libraries."""
-VOLATILE = {"load_average": None}
+VOLATILE = {"load_average": None, "gpu_temperature_c": None}
 """What of an environment changes by the minute."""
 
 

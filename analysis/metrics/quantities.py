@@ -47,7 +47,8 @@ OTHER_MEMORY = Quantity(
     "other_memory", "Reserved, device-used and resident memory", "bytes",
     "What the allocator, the whole device and the process held, tensors or not, on the worst rank.",
     ("memory.peak_reserved_bytes", "memory.whole_life_reserved_bytes", "memory.device_used_bytes",
-     "memory.device_used_reason", "memory.peak_resident_bytes", "memory.base_resident_bytes"),
+     "memory.device_used_reason", "memory.peak_resident_bytes", "memory.base_resident_bytes",
+     "memory.allocator_settings"),
 )  # fmt: skip
 CAPACITY = Quantity(
     "capacity", "Memory capacity", "bytes, fraction",

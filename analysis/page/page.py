@@ -27,6 +27,10 @@ from analysis.tables.rows import HEADINGS, SORTED_BY, Row, failure_reasons, rows
 BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "together")
 MAX_VALUES = 4
 """More different values than this are counted, not listed."""
+ONE_BY_ONE: Mapping[str, str] = {"packages": "package", "inherited_env": "variable"}
+"""Mappings of an environment whose entries are shown by themselves, after this word."""
+OF_PAIRS = ("gpu_topology", "gpu_p2p")
+"""Mappings with a word for each pair of GPUs."""
 RowsBehind = dict[tuple[str, ...], list[int]]
 """Per cell the rows of the archive's frame that its records are."""
 
@@ -87,7 +91,7 @@ def render(
         attention_headings=with_meanings(ATTENTION_HEADINGS, ATTENTION_COLUMNS),
         attention_rows=attention_rows(shown.cells),
         shared=[*shared.items()],
-        environment=distinct_values(map(_with_packages, archive.environments)),
+        environment=distinct_values(map(_one_by_one, archive.environments)),
     )
 
 
@@ -157,8 +161,22 @@ def _own_settings(record: Record, shared: Mapping[str, str]) -> list[tuple[str, 
     return [(key, as_text(value)) for key, value in record["config"].items() if key not in shared]
 
 
-def _with_packages(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment with its packages one by one."""
-    packages = environment.get("packages") or {}
-    rest = {key: value for key, value in environment.items() if key != "packages"}
-    return rest | {f"package {name}": version for name, version in packages.items()}
+def _one_by_one(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment with its packages and variables one by one, and pairs of GPUs that are alike as one."""
+    rest = {key: value for key, value in environment.items() if key not in ONE_BY_ONE}
+    pairs = {key: _of_pairs(environment[key]) for key in OF_PAIRS if environment.get(key)}
+    return {**rest, **pairs} | {
+        f"{word} {name}": value
+        for key, word in ONE_BY_ONE.items()
+        for name, value in (environment.get(key) or {}).items()
+    }
+
+
+def _of_pairs(values: Mapping[str, str]) -> str:
+    """`NVLink (all 28 pairs)`, or the pairs of each word: `PIX (0-1, 2-3), SYS (0-2, 0-3, 1-2, 1-3)`."""
+    alike: dict[str, list[str]] = {}
+    for pair, word in values.items():
+        alike.setdefault(word, []).append(pair)
+    if len(alike) == 1 and len(values) > 1:
+        return f"{min(alike)} (all {len(values)} pairs)"
+    return ", ".join(f"{word} ({', '.join(pairs)})" for word, pairs in alike.items())

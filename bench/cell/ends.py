@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bench.ranks.log import WrongResultError
+from bench.ranks.log import RefusedError, WrongResultError
 from bench.ranks.out_of_memory import KINDS, memory_of_text
 from bench.record import Failure, OutOfMemory, Status
 
@@ -145,7 +145,12 @@ def _gate_failed(end: RankEnd, _: Ranks) -> bool:
     return end.failure is not None and end.failure["kind"] == WrongResultError.__name__
 
 
+def _refused(end: RankEnd, _: Ranks) -> bool:
+    return end.failure is not None and end.failure["kind"] == RefusedError.__name__
+
+
 CAUSES = (
+    (Status.UNSUPPORTED, _refused),
     (Status.WRONG_RESULT, _gate_failed),
     (Status.OUT_OF_MEMORY, _ran_out_of_memory),
     (Status.KILLED, _was_killed),

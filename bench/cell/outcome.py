@@ -45,7 +45,8 @@ def record_of(
     sections = merge(reports, planned.cell, known)
     wrong = first_failure(planned.cell, sections) or not_finite_on_a_rank(reports)
     made, fixed = checks(planned.cell, sections), fixed_cost_s(reports, wall_s)
-    return judged(planned, sections, made, wrong, wall_s, started_at, fixed_cost_s=fixed)
+    record = judged(planned, sections, made, wrong, wall_s, started_at, fixed_cost_s=fixed)
+    return with_software(record, reports)
 
 
 def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
@@ -94,6 +95,13 @@ def with_losses(record: Record, cell: RunConfig, losses: Losses) -> Record:
     """The same record with what its losses were held against, in its checks too."""
     sections = {**record.sections, "losses": losses}
     return replace(record, sections=sections, checks=checks(cell, sections))
+
+
+def with_software(record: Record, reports: Sequence[RankReport]) -> Record:
+    """The same record with what only the ranks know of the software that ran."""
+    version = reports[0].nccl_version
+    found = {} if version is None else {"nccl_version": version}
+    return replace(record, environment=record.environment | found)
 
 
 def found_wrong(record: Record, reason: str) -> Record:

@@ -26,7 +26,8 @@ from bench.cell.ends import STACK_SIGNAL, RankFailed
 from bench.cell.failure import describe_failure
 from bench.config import RunConfig
 from bench.passes.rank_pass import Measurement
-from bench.ranks.device import claim_device, finish_together, prepare_environment
+from bench.ranks.allocator import refuse_without_effect, set_allocator
+from bench.ranks.device import claim_device, finish_together, nccl_version, prepare_environment
 from bench.ranks.groups import deadline, make_groups
 from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
@@ -84,6 +85,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     )
     with log.during("join"):
         device = join(job)
+        refuse_without_effect(dict(cell.env))
         groups = make_groups(cell)
         strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
         if cell.cluster.memory_limit_gib is not None:
@@ -95,7 +97,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
             log.step.enter("load")
             workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
         workload.run(measurement.steps(workload))
-        report = measurement.report()
+        report = {**measurement.report(), "nccl_version": nccl_version(device)}
     with log.during("finish"):
         finish_together(device)
     return report
@@ -124,6 +126,7 @@ def _prepare(job: RankJob) -> None:
     # "once" does not help: whoever touches the filters, as packages do in every step, makes Python forget.
     warnings.simplefilter("ignore", FutureWarning)
     os.environ.update(dict(job.cell.env))
+    set_allocator(dict(job.cell.env))
     if job.rendezvous is not None:
         # transformers, accelerate and DeepSpeed look for torchrun's variables, and trip over any other's.
         for name in [name for name in os.environ if name.startswith(OTHER_LAUNCHERS)]:

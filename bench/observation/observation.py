@@ -43,6 +43,7 @@ from bench.observation.said import in_one_line, say
 from bench.observation.tokens import LoopReport
 from bench.passes.facts import RankReport
 from bench.passes.rank_pass import Ask, Measurement
+from bench.ranks.device import nccl_version
 from bench.ranks.log import RankLog
 from bench.record import Record
 from bench.store import Store, StoreError
@@ -234,7 +235,9 @@ class Observation:
         say(f"{outcome(record)}; record in {self.request.folder}")
 
     def _report(self) -> LoopReport:
-        report = RankReport(self._measurement.parts(), self._log.phases_s)
+        report = RankReport(
+            self._measurement.parts(), self._log.phases_s, nccl_version(self._measurement.device)
+        )
         return LoopReport(report, self._loop.tokens, self._loop.sizes)
 
     def _facts(self) -> LoopFacts:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cell.ends import RankEnd, classify
-from bench.cell.outcome import failed, judged, not_finite_on_a_rank, refused
+from bench.cell.outcome import failed, judged, not_finite_on_a_rank, refused, with_software
 from bench.cell.planned import PlannedCell
 from bench.config import (
     OWN,
@@ -60,6 +60,8 @@ class ObserveRequest:
         return MeasureConfig(
             steps=self.steps,
             warmup_steps=self.warmup_steps,
+            warmup_s=0.0,
+            least_steps=0,
             budget_s=0.0,
             repeats=1,
             repeats_budget_s=0,
@@ -140,7 +142,8 @@ def observed_record(
         misfeeding or first_failure(cell, sections) or not_finite_on_a_rank([each.report for each in reports])
     )
     made = checks_of_loop(cell, sections, groups)
-    return judged(planned, sections, made, wrong, wall_s, loop.started_at)
+    record = judged(planned, sections, made, wrong, wall_s, loop.started_at)
+    return with_software(record, [each.report for each in reports])
 
 
 def failed_record(

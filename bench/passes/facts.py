@@ -40,6 +40,8 @@ class RankReport:
     """By the pass's name, of the pass's own type; a pass that did not run has none."""
     phases_s: Mapping[str, float]
     """Seconds that each phase of the rank's life took."""
+    nccl_version: str | None = None
+    """Of the NCCL that ran; None on a CPU."""
 
 
 class PassFacts(ABC, Generic[Part, Whole]):

@@ -1,7 +1,8 @@
-"""The device of a rank: which GPU, NCCL's settings where ranks share one, waiting until all have finished."""
+"""The device of a rank: which GPU, NCCL's settings where ranks share one, its unused memory, its end."""
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 from collections.abc import Mapping
@@ -45,6 +46,21 @@ def claim_device(cluster: ClusterConfig) -> torch.device:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device
+
+
+def nccl_version(device: torch.device) -> str | None:
+    """The version of the NCCL that this process runs; None on a CPU."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None
+
+
+def release_unused(device: torch.device) -> None:
+    """Give back what a GPU's caching allocator keeps of tensors that are gone; waits for the GPU.
+
+    The next step has to ask the driver for memory again, so no step under the clock may be that one.
+    """
+    if device.type == "cuda":
+        gc.collect()  # a cycle of Python objects holds its tensors until then
+        torch.cuda.empty_cache()
 
 
 def finish_together(device: torch.device) -> None:

@@ -17,6 +17,10 @@ class WrongResultError(RuntimeError):
     """Raised on every rank when a check made before timing fails; its text names the first divergence."""
 
 
+class RefusedError(RuntimeError):
+    """Raised on every rank that cannot do what the cell asks for, before any step; its text says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What a rank has begun."""

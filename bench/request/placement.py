@@ -101,6 +101,10 @@ def _refuse_too_many(key: str, ranks: int, where: Place, machine: Machine) -> No
 
 def _device(raw: Raw, machine: Machine) -> str:
     device: str = raw["device"]
+    if device != "cpu" and machine.gpu_error is not None:
+        raise ConfigError(
+            f"cluster.device={device}: {machine.gpu_error}; see what nvidia-smi says, or take cluster=cpu"
+        )
     if device == "auto":
         device = "cuda" if machine.gpus else "cpu"
     values.choice("cluster.device", device, ("cpu", "cuda"))

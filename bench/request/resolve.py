@@ -9,7 +9,6 @@ from typing import Any
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.config import (
-    AUTO,
     DTYPE_BYTES,
     MASKS,
     NOT_USED,
@@ -22,10 +21,11 @@ from bench.config import (
     WorkloadConfig,
 )
 from bench.environment import Machine
-from bench.labels import shown
 from bench.request import values
 from bench.request.choices import Raw, options
+from bench.request.env import env_pairs
 from bench.request.hardware import this_hardware
+from bench.request.measure import measure_config
 from bench.request.model_numbers import model_config
 from bench.request.placement import degrees, memory_limit_gib, place, threads_per_rank, unshared_degrees
 from bench.strategies import STRATEGIES
@@ -38,14 +38,6 @@ MODES = ("measure",)
 TRAINERS = ("native",)
 WORKLOADS = ("train", "attention")
 """The names in the tables of `training`, `workloads` and `cell`, which the request must not import."""
-ENV_ALLOWED = (
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "TORCH_NCCL_",
-)
 
 
 def _names(section: type[Any]) -> list[str]:
@@ -132,9 +124,9 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         dp_shard=spread.dp_shard,
         checkpointing=_checkpointing(raw["checkpointing"], where.device),
         loss=values.choice("loss", raw["loss"], LOSSES),
-        measure=_measure(raw["measure"]),
+        measure=measure_config(raw["measure"], where.device),
         seed=values.whole("seed", raw["seed"], least=0),
-        env=_env(raw["env"]),
+        env=env_pairs(raw["env"], where.device),
         experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
     )
 
@@ -203,34 +195,3 @@ def _hardware(raw: Raw, machine: Machine, device: str) -> str:
     if raw["name"] != "auto":
         return values.choice("hardware", raw["name"], options("hardware"))
     return this_hardware(machine, device)
-
-
-def _measure(raw: Raw) -> MeasureConfig:
-    return MeasureConfig(
-        steps=values.whole("measure.steps", raw["steps"]),
-        warmup_steps=values.whole("measure.warmup_steps", raw["warmup_steps"], least=0),
-        budget_s=values.seconds("measure.budget_s", raw["budget_s"]),
-        repeats=AUTO if raw["repeats"] == AUTO else values.whole("measure.repeats", raw["repeats"]),
-        repeats_budget_s=values.seconds("measure.repeats_budget_s", raw["repeats_budget_s"]),
-        reference_budget_s=values.seconds(
-            "measure.reference_budget_s", raw["reference_budget_s"], or_none=True
-        ),
-        timeout_s=values.seconds("measure.timeout_s", raw["timeout_s"]),
-        trace=values.flag("measure.trace", raw["trace"]),
-        keep_traces=values.flag("measure.keep_traces", raw["keep_traces"]),
-        gradients=values.flag("measure.gradients", raw["gradients"]),
-    )
-
-
-def _env(raw: Any) -> tuple[tuple[str, str], ...]:
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"env={shown(raw)}: must be variables by name; write env.NAME=value")
-    for name, value in raw.items():
-        if not name.startswith(ENV_ALLOWED):
-            raise ConfigError(
-                f"env.{name}: only variables that change communication or allocation can be set here"
-                f" ({', '.join(ENV_ALLOWED)}); set others before the command"
-            )
-        if isinstance(value, list | Mapping) or value is None:
-            raise ConfigError(f"env.{name}={shown(value)}: must be text; write env.{name}=value")
-    return tuple(sorted((name, str(value)) for name, value in raw.items()))

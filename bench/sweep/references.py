@@ -16,6 +16,7 @@ from bench.cell.run import CellInterrupted, SharedSections, run
 from bench.cell.trajectory import REFERENCE_STRATEGY, Trajectories, work_of
 from bench.config import RunConfig
 from bench.labels import duration_label, length_label
+from bench.passes.timing.section import MAX_WARM_UP_STEPS
 from bench.record import Status
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
@@ -62,7 +63,10 @@ class References:
 
 
 def reference_of(cell: RunConfig) -> RunConfig | None:
-    """The cell of `local` that does the same work on one rank a sequence; None where none can."""
+    """The cell of `local` that does the same work on one rank a sequence; None where none can.
+
+    It is timed for nobody, so its budget alone limits its steps.
+    """
     facts = STRATEGIES[REFERENCE_STRATEGY]
     threads = min(cell.cluster.threads_per_rank * cell.sp_degree, len(os.sched_getaffinity(0)))
     reference = replace(
@@ -80,7 +84,9 @@ def reference_of(cell: RunConfig) -> RunConfig | None:
         ),
         measure=replace(
             cell.measure,
-            steps=cell.measure.steps + MORE_STEPS,
+            steps=cell.measure.steps + MORE_STEPS + (MAX_WARM_UP_STEPS if cell.measure.warmup_s else 0),
+            warmup_s=0.0,
+            least_steps=0,
             budget_s=STEPS_SHARE * cell.measure.reference_budget_s,
             timeout_s=min(cell.measure.timeout_s, cell.measure.reference_budget_s),
             trace=False,

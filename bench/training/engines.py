@@ -1,7 +1,8 @@
 """How parameters, gradients and optimizer state are sharded: one class per engine, one table.
 
 To every engine sequence ranks are plain data-parallel ranks: it averages gradients over all of them.
-Mixed precision is each engine's own: bf16 compute over float32 parameters and optimizer state.
+Mixed precision is each engine's own: bf16 compute over float32 parameters and optimizer state. In a bf16 cell
+DeepSpeed reduces gradients in bf16, its default, DDP and our FSDP2 in float32: engines differ in bytes.
 """
 
 from __future__ import annotations

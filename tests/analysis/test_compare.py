@@ -122,6 +122,7 @@ def test_the_ratio_is_of_speeds_and_its_interval_holds_it(printed):
         ({"packages": {"torch": "2.14.0"}}, "torch differs: 2.13.0 before, 2.14.0 after"),
         ({"device_name": "other"}, "device_name differs: NVIDIA H100 80GB HBM3 before, other after"),
         ({"gpus": ["other"] * 2}, "gpus differs"),
+        ({"inherited_env": {"NCCL_ALGO": "Ring"}}, "NCCL_ALGO differs: not recorded before, Ring after"),
     ],
 )
 def test_another_commit_torch_or_device_is_named(printed, change, said):

@@ -198,6 +198,25 @@ def test_one_cell_on_two_machines_is_two_sections(page_of):
     assert len(set(re.findall(r'id="(cell-[\w-]+)"', page_of(records)))) == 2
 
 
+GPUS = {
+    "device_name": "NVIDIA H100",
+    "gpu_nvlinks": [18, 18, 18],
+    "gpu_topology": {"0-1": "PIX", "0-2": "SYS", "1-2": "SYS"},
+    "gpu_p2p": {"0-1": "NVLink", "0-2": "NVLink", "1-2": "NVLink"},
+    "nccl_version": "2.28.9",
+    "inherited_env": {"NCCL_ALGO": "Ring"},
+}
+
+
+def test_the_page_says_how_gpus_are_connected_and_what_was_set_before(page_of):
+    source = page_of([make_record(environment=GPUS)])
+    shown = dict(re.findall(r"<dt>([^<]*)</dt>\s*<dd>([^<]*)</dd>", source))
+    assert shown["gpu_topology"] == "PIX (0-1), SYS (0-2, 1-2)"
+    assert shown["gpu_p2p"] == "NVLink (all 3 pairs)"
+    assert (shown["nccl_version"], shown["variable NCCL_ALGO"]) == ("2.28.9", "Ring")
+    assert "inherited_env" not in shown
+
+
 def test_nan_never_appears_as_text(folder):
     text = "".join(Page((folder / "report.html").read_text()).text) + (folder / "summary.md").read_text()
     assert not re.search(r"\b(nan|NaN|None|NaT)\b|<NA>", text)

@@ -18,7 +18,7 @@ from tests.gpus import GPU_KERNELS, MACHINE, NEEDS_GPU, SOON_OVER, gpu_cell, run
 
 pytestmark = [*NEEDS_GPU]
 
-STEPS = 4
+STEPS, WARM_UP_S = 4, 2
 ENOUGH_BYTES = 32 * 2**30
 """About 10 GB of parameters, gradients and optimizer state; without checkpointing 19 GB of activations."""
 ESTIMATE_OFF = 0.15
@@ -41,6 +41,7 @@ def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, chec
     words += [
         f"measure.steps={STEPS}",
         "measure.warmup_steps=1",
+        f"measure.warmup_s={WARM_UP_S}",
         f"checkpointing={checkpointing}",
         *SOON_OVER,
     ]
@@ -49,7 +50,7 @@ def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, chec
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = read_records(tmp_path / "out" / "records.jsonl")
     (steps_ms,) = record["timing"]["step_times_ms"]
-    assert len(steps_ms) == STEPS
+    assert (len(steps_ms), record["timing"]["warmup"]) == (STEPS, "full")
     assert sum(steps_ms) == pytest.approx(record["timing"]["window_ms"][0], rel=0.05)
     assert FIRST_LOSS[0] < record["losses"]["loss"][0] < FIRST_LOSS[1]
     memory = record["memory"]
@@ -58,12 +59,33 @@ def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, chec
     assert record["config"]["checkpointing"] == (checkpointing == "auto")
     need = memory_need(make_cell(*words, machine=MACHINE))
     assert memory["peak_allocated_bytes"][0] == pytest.approx(need.total - need.context, rel=ESTIMATE_OFF)
+    assert memory["allocator_settings"]["backend"] == "native"
     assert record["telemetry"]["foreign_processes"] in (None, [strangers])
+    environment = record["environment"]
+    assert environment["nccl_version"].count(".") >= 2
+    assert (len(environment["gpu_power_limit_w"]), len(environment["gpu_nvlinks"])) == (1, 1) or (
+        len(environment["gpus"]) > 1
+    )
     with (tmp_path / "out" / "summary.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert float(row["tokens_per_s"]) > 0
     if record["config"]["hardware"] != "unknown":
         assert 0 < float(row["mfu_causal"]) < 1
+
+
+SETTINGS = {
+    "expandable_segments:True": {"expandable_segments": "True"},
+    "max_split_size_mb:256,garbage_collection_threshold:0.8": {"max_split_size": str(256 * 2**20)},
+}
+
+
+@pytest.mark.parametrize("asked", SETTINGS)
+def test_what_is_asked_of_the_allocator_is_in_effect(launcher, tmp_path, asked):
+    words = ("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=1", "measure.trace=false")
+    cell = gpu_cell(*words, f"++env.PYTORCH_ALLOC_CONF='{asked}'")
+    record = run_on_gpu(launcher, cell, tmp_path)
+    assert record.status == "ok", record.reason
+    assert SETTINGS[asked].items() <= record.sections["memory"].allocator_settings.items()
 
 
 @pytest.mark.parametrize("kernel", GPU_KERNELS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.passes.telemetry.telemetry import open_nvml
-from tests.gpus import NEEDS_GPU, gpu_cell, run_on_gpu
+from tests.gpus import NEEDS_GPU, OUT_OF_MEMORY_IN, gpu_cell, run_on_gpu
 
 pytestmark = [*NEEDS_GPU]
 
@@ -43,7 +43,7 @@ def assert_ran_out_of_its_scores(record, cell):
     told = record.failure.out_of_memory
     assert (record.status, record.failure.phase, record.failure.step_phase) == (
         "out_of_memory",
-        "steps",
+        OUT_OF_MEMORY_IN,
         "forward",
     ), record.reason
     assert (told.memory, told.requested_bytes) == ("device", scores_bytes(cell))

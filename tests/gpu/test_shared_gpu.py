@@ -117,7 +117,7 @@ def test_output_lse_and_gradients_match_float64_on_every_layout_kernel_and_dtype
 def raise_between_collectives(job, log):
     device = join(job)
     numbers = torch.ones(1024, device=device)
-    with log.during("steps"):
+    with log.during("timing"):
         dist.all_reduce(numbers)
         if job.rank == 1:
             raise ValueError("a mistake of its own")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from bench.passes.memory.peaks import MemoryWatch
 from bench.passes.memory.section import RankMemory
 from bench.passes.rank_pass import Measurement, RankPass
+from bench.ranks.allocator import settings_in_words
 
 
 class MemoryPass(RankPass):
@@ -27,8 +29,12 @@ class MemoryPass(RankPass):
     def around_inspected_step(self) -> AbstractContextManager[Any]:
         return self.peaks.steady
 
+    def before_steps(self) -> None:
+        self.allocator_settings = settings_in_words(self.measurement.device)
+
     def part(self) -> RankMemory:
-        return self.peaks.read(self.measurement.log.limit_base_bytes)
+        peaks = self.peaks.read(self.measurement.log.limit_base_bytes)
+        return replace(peaks, allocator_settings=self.allocator_settings)
 
 
 PASS = MemoryPass

@@ -24,6 +24,7 @@ class RankMemory:
     peak_resident_bytes: int
     base_resident_bytes: int
     limit_base_bytes: int | None
+    allocator_settings: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,9 @@ class Memory:
     """Why that is not known."""
     limit_base_bytes: list[int] | None = None
     """What a memory limit counts from."""
+    allocator_settings: dict[str, str] | None = None
+    """What CUDA's allocator says that it runs with, in torch's words; of the first rank, as all are told the
+    same. Null on a CPU."""
 
 
 class MemoryFacts(PassFacts[RankMemory, Memory]):
@@ -62,9 +66,11 @@ class MemoryFacts(PassFacts[RankMemory, Memory]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Memory:  # noqa: ARG002
         parts, telemetries = self.parts(reports), telemetry.FACTS.parts(reports)
         used = known_by_rank(telemetries, "device_used_bytes")
-        per_rank = {field.name: known_by_rank(parts, field.name) for field in fields(RankMemory)}
+        names = [field.name for field in fields(RankMemory) if field.name != "allocator_settings"]
+        per_rank = {name: known_by_rank(parts, name) for name in names}
         return Memory(
             **per_rank,  # type: ignore[arg-type]
+            allocator_settings=parts[0].allocator_settings,
             device_used_bytes=used and [worst(samples) for samples in used],
             device_used_reason=None if used else telemetry.reasons(telemetries),
         )

@@ -38,7 +38,7 @@ class Telemetry:
     """Why figures are null."""
     throttled: bool | None
     """Whether any device was held back: by heat, by a power brake, or with its median SM clock under 75 % of
-    `reference_clock_mhz`."""
+    `reference_clock_mhz` while it was neither idle nor at its power cap."""
     sample_ms: list[list[float]] | None
     """When samples were taken, from the window's start."""
     power_w: list[list[float]] | None

@@ -39,7 +39,9 @@ CLOCK_EVENTS: Mapping[str, int] = {
 }
 """Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*)."""
 FAULTS = ("hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake")
-"""Reasons that a healthy device does not give under load; a power cap or idling alone is none."""
+"""Reasons that a healthy device does not give under load."""
+EXPLAINED = ("idle", "power_cap")
+"""Reasons for a low clock that are no fault: nothing to do, and the device's own power limit."""
 
 Figure = Callable[[Any, Any], float]
 FIGURES: Mapping[str, Figure] = {
@@ -165,7 +167,8 @@ def throttled(
 ) -> bool | None:
     """Whether the device was held back: by heat or a power brake, or its median clock was under 75 %.
 
-    `events` are the samples' reason bits; samples of an idle device do not count. None where neither clock
+    `events` are the samples' reason bits. The clock counts in samples whose reasons do not explain it: an
+    idle device is slow, and one at its power cap runs as fast as it is allowed to. None where neither clock
     nor reasons are known.
     """
     faults = sum(CLOCK_EVENTS[name] for name in FAULTS)
@@ -173,9 +176,10 @@ def throttled(
         return True
     if clocks_mhz is None or reference_mhz is None:
         return None if events is None else False
-    idle = [bool(int(bits) & CLOCK_EVENTS["idle"]) for bits in events or [0.0] * len(clocks_mhz)]
-    busy = [clock for clock, is_idle in zip(clocks_mhz, idle, strict=False) if not is_idle]
-    return bool(busy) and statistics.median(busy) < SLOW_CLOCK * reference_mhz
+    explained = sum(CLOCK_EVENTS[name] for name in EXPLAINED)
+    samples = zip(clocks_mhz, events or [0.0] * len(clocks_mhz), strict=False)
+    unexplained = [clock for clock, bits in samples if not int(bits) & explained]
+    return bool(unexplained) and statistics.median(unexplained) < SLOW_CLOCK * reference_mhz
 
 
 def open_nvml(device: torch.device, nvml: Any | None = None, *, ranks_beside: int = 0) -> NvmlDevice | str:

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from bench.passes.rank_pass import Ask, RankPass, Steps, TimedSteps
 from bench.passes.timing.clock import StepClock, synchronise
-from bench.passes.timing.section import FIRST_STEP, WARM_UP, RankTiming, affordable_steps
+from bench.passes.timing.section import FIRST_STEP, WARM_UP, RankTiming, affordable_steps, warm_up_steps
+from bench.ranks.device import release_unused
 from bench.ranks.log import Stage
 
 
@@ -18,37 +19,60 @@ class TimingPass(RankPass):
     def run(self) -> Steps:
         with self.measurement.log.during("timing"):
             yield from self.measurement.first_step()
+            if self._warms_up_at_full_length:
+                # What building, checks and the short step left would count as the full-length steps' own.
+                release_unused(self.measurement.subject.device)
             self.measurement.timed = yield from self.timed_steps()
+
+    @property
+    def _warms_up_at_full_length(self) -> bool:
+        """Whether a full-length step comes before the timed ones; with a budget the first one does."""
+        return self.measurement.measure.budget_s > 0 or self.measurement.measure.warmup_steps > 0
 
     def part(self) -> RankTiming:
         timed = self.measurement.timed
         return RankTiming(step_times_ms=timed.step_times_ms, window_ms=timed.window_ms, warmup=timed.warmup)
 
     def timed_steps(self) -> Generator[Ask, Any, TimedSteps]:
-        """Time as many steps as `measure.steps` and `measure.budget_s` allow, at least one.
+        """Time as many steps as `measure.steps` and `measure.budget_s` allow, at least `measure.least_steps`.
 
         A short step has paid for lazy initialisation by now. Where the budget leaves no room for full-length
-        warm-up steps, the first full-length step is the timed one and the warm-up is called short. Whoever
-        listens is told of what comes before it begins, and of nothing while a window lasts.
+        warm-up steps and no least number is asked for, the first full-length step is the timed one and the
+        warm-up is called short. Whoever listens is told of what comes before it begins, and of nothing while
+        a window lasts.
         """
         measure, tell = self.measurement.measure, self.measurement.log.tell
         outcomes: list[Any] = []
-        rounds, step_s = measure.steps, None
+        rounds, more, step_s = measure.steps, measure.warmup_steps, None
         if measure.budget_s > 0:
             tell(Stage("timing", FIRST_STEP, 1))
-            first = yield from self._window(1, outcomes, "short")
-            step_s = first.window_ms / 1e3
+            single = [(yield from self._window(1, outcomes, "short"))]
+            if measure.warmup_s > 0:
+                yield from self._settled_step(outcomes, single)
+            done_s = [each.window_ms / 1e3 for each in single]
+            step_s = done_s[-1]
             rounds = self.agreed(affordable_steps(measure, step_s))
             if rounds == 0:
-                return first
-        warm_up_steps = measure.warmup_steps - len(outcomes)
-        if warm_up_steps > 0:
-            tell(Stage("timing", WARM_UP, warm_up_steps, step_s))
-        for _ in range(warm_up_steps):
+                return single[-1]
+            more = self.agreed(warm_up_steps(measure, step_s, done_s))
+        if more > 0:
+            tell(Stage("timing", WARM_UP, more, step_s))
+        for _ in range(more):
             yield Ask.BETWEEN
             outcomes.append((yield Ask.STEP))
         tell(Stage("timing", None, rounds, step_s))
         return (yield from self._window(rounds, outcomes, "full"))
+
+    def _settled_step(self, outcomes: list[Any], single: list[TimedSteps]) -> Steps:
+        """One more step before the numbers of steps are decided, where the warm-up has time for it.
+
+        On a GPU the first full-length step allocates and compiles: its pace is not that of the others.
+        """
+        (first,) = single
+        first_s = first.window_ms / 1e3
+        if self.agreed(warm_up_steps(self.measurement.measure, first_s, [first_s])) > 0:
+            self.measurement.log.tell(Stage("timing", WARM_UP, 1, first_s))
+            single.append((yield from self._window(1, outcomes, "full")))
 
     def _window(self, steps: int, outcomes: list[Any], warmup: str) -> Generator[Ask, Any, TimedSteps]:
         """So many steps under the clock; between two of them nothing of ours runs but its marks."""

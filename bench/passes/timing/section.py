@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ FIRST_STEP, WARM_UP = "first step", "warm-up"
 other, and the warm-up steps after it. The timed steps are no part by name."""
 
 FIRST_STEP_TOKENS = 2048
+MAX_WARM_UP_STEPS = 100
+"""How many full-length steps `measure.warmup_s` may lead to: each trains, and is held against other cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ class Timing:
     """By rank, the whole timed window."""
     warmup: str
     """`full` when full-length steps ran before the clock, `short` when the budget left room for shorter ones
-    only."""
+    only, as it may on a CPU."""
     tokens_per_step: int
 
 
@@ -51,7 +54,7 @@ class TimingFacts(PassFacts[RankTiming, Timing]):
             return [Stage("timing", FIRST_STEP, 1)]
         return [
             Stage("timing", FIRST_STEP, 1),
-            Stage("timing", WARM_UP, max(0, measure.warmup_steps - 1)),
+            Stage("timing", WARM_UP, warm_up_steps(measure, step_s, [step_s])),
             Stage("timing", steps=affordable),
         ]
 
@@ -67,8 +70,23 @@ class TimingFacts(PassFacts[RankTiming, Timing]):
 
 def affordable_steps(measure: MeasureConfig, step_s: float) -> int:
     """Timed steps that fit the budget after the warm-up; 0 where the first step has to do."""
-    fits = int(measure.budget_s / step_s)
-    return min(fits, measure.steps) if fits > measure.warmup_steps + 1 else 0
+    fits = int(measure.budget_s / step_s) if _has_room(measure, step_s) else 0
+    return min(max(fits, measure.least_steps), measure.steps)
+
+
+def warm_up_steps(measure: MeasureConfig, step_s: float, done_s: Sequence[float]) -> int:
+    """Full-length steps still to come before the clock, after those that took `done_s` seconds each.
+
+    As many as asked for, where the budget has room for them, and enough for `measure.warmup_s` to pass.
+    """
+    asked = measure.warmup_steps if _has_room(measure, step_s) else 0
+    by_time = math.ceil(max(0.0, measure.warmup_s - sum(done_s)) / step_s)
+    return max(0, asked - len(done_s), min(by_time, MAX_WARM_UP_STEPS - len(done_s)))
+
+
+def _has_room(measure: MeasureConfig, step_s: float) -> bool:
+    """Whether the budget holds a timed step beside the warm-up that was asked for."""
+    return int(measure.budget_s / step_s) > measure.warmup_steps + 1
 
 
 def first_step_tokens(seq_len: int, multiple: int) -> int:

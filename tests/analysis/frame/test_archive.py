@@ -104,7 +104,10 @@ def test_settings_are_shared_only_if_no_record_of_any_folder_differs(tmp_path):
 def test_environments_are_kept_once_whatever_the_load_was(tmp_path):
     seen = [("one", 0.1), ("one", 0.2), ("two", 0.1), ("one", 0.3)]
     records = [
-        make_record(environment={"device_name": name, "load_average": load}, repeat=repeat)
+        make_record(
+            environment={"device_name": name, "load_average": load, "gpu_temperature_c": [int(100 * load)]},
+            repeat=repeat,
+        )
         for repeat, (name, load) in enumerate(seen)
     ]
     archived = read_archive([write_sweep(tmp_path, records)], {})

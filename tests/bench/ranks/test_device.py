@@ -10,7 +10,7 @@ import torch
 
 from bench.cell.worker import join
 from bench.environment import Machine
-from bench.ranks.device import SHARED_GPU_NCCL, claim_device, finish_together
+from bench.ranks.device import SHARED_GPU_NCCL, claim_device, finish_together, release_unused
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.cells import FOUR_H100, ONE_H200, TINY, make_cell
@@ -88,6 +88,15 @@ def test_a_rank_claims_the_gpu_that_local_rank_names(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
     device = claim_device(make_cell(machine=FOUR_H100).cluster)
     assert (device, claimed) == (torch.device("cuda", 3), [device])
+
+
+def test_only_a_gpu_s_unused_memory_is_given_back(monkeypatch):
+    released = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: released.append("emptied"))
+    release_unused(torch.device("cpu"))
+    assert released == []
+    release_unused(torch.device("cuda", 0))
+    assert released == ["emptied"]
 
 
 LATE_S = 0.5

@@ -2,6 +2,7 @@
 
 import shlex
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -10,7 +11,7 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
 from bench.config import ConfigError
-from bench.environment import visible_devices
+from bench.nvml import visible_devices
 from bench.request.choices import groups
 from bench.request.legality import refusal
 from bench.request.placement import MAX_CPU_RANKS
@@ -35,7 +36,7 @@ NUMBERS = (
     "cluster.threads_per_rank", "cluster.ranks_per_gpu", "measure.steps", "measure.repeats",
 )  # fmt: skip
 NO_NUMBERS = ("0", "-1", "1.5", "null", "", "two", "true", "[1]")
-FROM_ZERO = ("seed", "measure.warmup_steps", "data.prompt_tokens")
+FROM_ZERO = ("seed", "measure.warmup_steps", "measure.least_steps", "data.prompt_tokens")
 SECONDS = ("measure.timeout_s", "measure.budget_s")
 FLAGS = ("checkpointing", "measure.trace", "measure.gradients")
 CHOICES = ("dtype", "kernel", "layout", "loss", "mode", "cluster.device", "cluster.backend")
@@ -180,6 +181,17 @@ def test_heads_that_a_gpu_kernel_does_not_take_are_sent_to_one_that_does(kernel,
     assert f"choose kernel={instead}" in refusal(refused)
     taken = asked(f"{NANO}head_dim={head_dim} kernel={instead}", FOUR_H100)
     assert refusal(taken) is None
+
+
+@pytest.mark.parametrize("line", ["", "cluster=gpu", "cluster.device=cuda"])
+def test_a_gpu_that_cannot_be_read_is_no_reason_for_a_silent_sweep_on_the_cpu(line):
+    broken = replace(
+        TWO_CORES, gpu_error="/dev/nvidiactl is there, but NVML cannot read its GPU: Unknown Error"
+    )
+    with pytest.raises(ConfigError, match=r"cannot read its GPU: Unknown Error; .* take cluster=cpu") as said:
+        asked(line, broken)
+    assert "\n" not in str(said.value)
+    assert asked("cluster=cpu", broken).cluster.device == "cpu"
 
 
 UUIDS = ("GPU-aaa1", "GPU-aab2", "GPU-ccc3")

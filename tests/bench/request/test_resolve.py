@@ -1,5 +1,7 @@
 """`auto` is filled in from the machine, and combinations become cells or refusals."""
 
+import re
+
 import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
@@ -9,8 +11,9 @@ from bench.request.choices import CONF
 from bench.request.legality import refusal
 from bench.request.resolve import LOSSES
 from bench.strategies import STRATEGIES
-from tests.cells import FOUR_H100, make_cell
+from tests.cells import FOUR_H100, TWO_CORES, make_cell
 
+ALLOCATOR = "env.PYTORCH_ALLOC_CONF"
 WORDS = {
     "dtype": DTYPE_BYTES,
     "layout": LAYOUTS,
@@ -109,7 +112,46 @@ INVALID = {
     "a checkpoint that is none": (("model=checkpoint", "model.path=/"), "config.json"),
     "KV heads that do not divide heads": (("model=qwen3_nano", "model.num_kv_heads=3"), "must divide"),
     "a variable that is no axis": (("++env.PATH=/",), "set others before"),
+    "CUDA's allocator on the CPU": ((f"++{ALLOCATOR}=expandable_segments:True",), "ranks run on the CPU"),
 }
+
+
+ALLOCATOR_SETTINGS = {
+    "expandable_segments:True": None,
+    "max_split_size_mb:512, roundup_power2_divisions:[256:1,>:4]": None,
+    "backend:cudaMallocAsync": "set PYTORCH_ALLOC_CONF=backend:cudaMallocAsync before the command instead",
+    "max_split_size_mb:512,backend:native": "the backend is chosen when torch is imported",
+    "expandable_segments=True": "must be settings with their values",
+    "expandable_segments": "write for example env.PYTORCH_ALLOC_CONF=expandable_segments:True",
+    "": "must be settings with their values",
+}
+
+
+@pytest.mark.parametrize("value", ALLOCATOR_SETTINGS)
+def test_the_allocator_s_settings_are_refused_where_a_rank_cannot_change_them(value):
+    said, words = ALLOCATOR_SETTINGS[value], (f"++{ALLOCATOR}='{value}'",)
+    if said is None:
+        assert make_cell(*words, machine=FOUR_H100).env == (("PYTORCH_ALLOC_CONF", value),)
+        return
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+        make_cell(*words, machine=FOUR_H100)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_of_two_names_for_the_allocator_s_settings_is_refused():
+    words = (f"++{ALLOCATOR}=expandable_segments:True", "++env.PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64")
+    with pytest.raises(ConfigError, match="PYTORCH_CUDA_ALLOC_CONF is set too"):
+        make_cell(*words, machine=FOUR_H100)
+
+
+def test_a_gpu_is_warmed_up_and_timed_longer_than_a_cpu_unless_something_else_is_asked_for():
+    cpu, gpu = make_cell().measure, make_cell(machine=FOUR_H100).measure
+    assert (cpu.budget_s, cpu.warmup_s, cpu.least_steps) == (20, 0, 0)
+    assert (gpu.budget_s, gpu.warmup_s, gpu.least_steps) == (60, 10, 6)
+    words = ("measure.budget_s=5", "measure.warmup_s=0", "measure.least_steps=2")
+    for machine in (TWO_CORES, FOUR_H100):
+        own = make_cell(*words, machine=machine).measure
+        assert (own.budget_s, own.warmup_s, own.least_steps) == (5, 0, 2)
 
 
 @pytest.mark.parametrize("case", INVALID)

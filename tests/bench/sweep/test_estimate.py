@@ -1,8 +1,11 @@
 """Where a cell is: what its ranks tell is what was planned, and the clock fills in what they do not tell."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+import bench.passes.timing.rank as timing_rank
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
 from bench.cell.worker import join
@@ -13,7 +16,7 @@ from bench.passes.timing.section import FIRST_STEP, WARM_UP
 from bench.ranks.log import Stage
 from bench.sweep.estimate import CellProgress, Estimate
 from bench.workloads.workload import Workload
-from tests.cells import make_cell, tiny_cell
+from tests.cells import FOUR_H100, make_cell, tiny_cell
 
 CELL = make_cell("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=4")
 TRACED = ("trace",)
@@ -56,33 +59,78 @@ def test_a_cell_runs_the_steps_that_its_estimate_counts(launcher, tmp_path, word
 
 
 class Noted(Workload):
-    """A step that only writes down that it ran."""
+    """A step that only writes down that it ran, by a clock of its own: the first takes longer."""
 
     def __init__(self, events):
-        self.events, self.device = events, torch.device("cpu")
+        self.events, self.now_s, self.device = events, 0.0, torch.device("cpu")
+
+    def perf_counter(self):
+        return self.now_s
 
     def step(self, number):
+        self.now_s += STEP_S if number else FIRST_STEP_S
         self.events.append(f"step {number}")
 
     def short_step(self):
-        raise AssertionError("the timed steps of a cell are full-length ones")
+        self.events.append("short step")
+
+
+FIRST_STEP_S, STEP_S = 5.0, 1.0
+ON_A_GPU = replace(CELL.measure, warmup_s=10.5, least_steps=3, budget_s=0.5)
+"""As on a GPU whose steps take longer than the budget."""
 
 
 def time_and_tell(job, log):
-    """The order in which a rank tells and runs steps."""
-    events = []
-    log.tell = lambda stage: events.append(stage.part or "timed")
-    measurement = Measurement(job.cell.measure, join(job), log)
-    measurement.subject = Noted(events)
-    Noted(events).run(TimingPass(measurement).timed_steps())
-    return {"events": events}
+    """The order in which a rank tells, runs steps and gives memory back, by what it is to measure."""
+    device, found = join(job), {}
+    no_least = replace(ON_A_GPU, least_steps=0)
+    for name, measure in (("cpu", job.cell.measure), ("gpu", ON_A_GPU), ("no least", no_least)):
+        events = found.setdefault(name, [])
+        log.tell = lambda stage, events=events: events.append(stage.part or (stage.steps and "timed"))
+        timing_rank.release_unused = lambda _, events=events: events.append("released")
+        measurement = Measurement(measure, device, log)
+        measurement.passes.clear()
+        measurement.subject = timing_rank.time = Noted(events)
+        measurement.subject.run(TimingPass(measurement).run())
+        events.append(f"{measurement.timed.warmup}, {measurement.timed.window_ms / 1e3:.0f} s")
+    return {name: [event for event in events if event] for name, events in found.items()}
 
 
-def test_nothing_is_told_between_timed_steps(launcher, tmp_path):
-    (end,) = launcher.run(CELL, tmp_path, entry=time_and_tell)
-    assert end.report["events"] == [
-        FIRST_STEP, "step 0", WARM_UP, "step 1", "timed", "step 2", "step 3", "step 4", "step 5",
+@pytest.fixture(scope="module")
+def told(launcher, tmp_path_factory):
+    (end,) = launcher.run(CELL, tmp_path_factory.mktemp("told"), entry=time_and_tell)
+    assert end.report is not None, end.log_tail
+    return end.report
+
+
+def test_nothing_is_told_between_timed_steps(told):
+    assert told["cpu"] == [
+        "short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1",
+        "timed", "step 2", "step 3", "step 4", "step 5", "full, 4 s",
     ]  # fmt: skip
+
+
+def test_on_a_gpu_steps_warm_it_up_for_a_time_and_enough_are_timed_whatever_the_budget(told):
+    # The first step took 5 s, the second 1 s: five more of these make 10.5 s.
+    assert told["gpu"] == [
+        "short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1",
+        WARM_UP, "step 2", "step 3", "step 4", "step 5", "step 6",
+        "timed", "step 7", "step 8", "step 9", "full, 3 s",
+    ]  # fmt: skip
+
+
+def test_where_no_least_number_is_asked_for_the_last_step_that_fitted_is_the_timed_one(told):
+    events = ["short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1", "full, 1 s"]
+    assert told["no least"] == events
+
+
+@pytest.mark.parametrize(
+    ("step_s", "warm_up", "timed"), [(0.01, 99, 20), (1.0, 9, 20), (9.0, 1, 6), (11.0, 1, 6), (30.0, 0, 6)]
+)
+def test_a_gpu_s_plan_warms_up_and_times_six_steps_of_any_length(step_s, warm_up, timed):
+    measure = make_cell("strategy=local", machine=FOUR_H100).measure
+    planned = [(each.part, each.steps) for each in planned_stages(measure, step_s)]
+    assert planned[:3] == [(FIRST_STEP, 1), (WARM_UP, warm_up), (None, timed)]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
 from bench.sweep.references import FOLDER, References, reference_of
 from bench.sweep.run import run_plan
-from tests.cells import TINY, TWO_CORES, make_cell, make_raw, tiny_cell
+from tests.cells import FOUR_H100, TINY, TWO_CORES, make_cell, make_raw, tiny_cell
 
 WORDS = ("measure.reference_budget_s=60", "engine=ddp", "strategy=ulysses", "cluster.world_size=2")
 
@@ -98,6 +98,8 @@ def test_the_reference_does_the_same_work_on_one_rank_a_sequence_with_more_steps
     assert reference.cluster.threads_per_rank == 2 * cell.cluster.threads_per_rank
     assert (reference.measure.steps, reference.measure.budget_s) == (30, 30)
     assert (reference.measure.trace, reference.measure.timeout_s) == (False, 60)
+    on_a_gpu = reference_of(make_cell("strategy=ulysses", "model=qwen3_4b", machine=FOUR_H100)).measure
+    assert (on_a_gpu.steps, on_a_gpu.budget_s, on_a_gpu.warmup_s, on_a_gpu.least_steps) == (130, 30, 0, 0)
 
 
 def test_where_no_layout_of_local_makes_the_same_work_there_is_none():

@@ -4,12 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
-import pynvml
 import pytest
 
-from bench.environment import REPOSITORY, describe, this_machine
+from bench.environment import REPOSITORY, describe
 from tests.cells import TINY, make_cell, run_cell
 from tests.command import typed, typed_here
 
@@ -49,19 +47,6 @@ def test_code_without_its_choices_says_where_to_run_it(tmp_path):
 def test_a_deadline_of_a_millisecond_is_a_cell_that_timed_out(launcher, tmp_path):
     record, _ = run_cell(launcher, make_cell(*TINY, "measure.timeout_s=1e-3"), tmp_path)
     assert record.status == "timed_out"
-
-
-def test_a_gpu_s_memory_is_recorded_beside_its_name(monkeypatch):
-    gpus = {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: 2}
-    gpus["nvmlDeviceGetHandleByIndex"] = lambda index: index
-    gpus["nvmlDeviceGetName"] = lambda handle: f"a GPU {handle}"
-    gpus["nvmlDeviceGetUUID"] = lambda handle: f"GPU-{handle}"
-    gpus["nvmlDeviceGetMemoryInfo"] = lambda handle: SimpleNamespace(total=2**36 + handle, used=5)
-    for name, answer in gpus.items():
-        monkeypatch.setattr(pynvml, name, answer)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    machine = this_machine.__wrapped__()
-    assert (machine.gpus, machine.gpu_memory_bytes) == (("a GPU 1",), (2**36 + 1,))
 
 
 def test_without_git_a_record_says_that_the_commit_is_unknown(monkeypatch):

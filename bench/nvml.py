@@ -1,0 +1,192 @@
+"""What NVIDIA's driver says of the visible GPUs and what is between them, by NVML; never touches CUDA.
+
+Whatever the driver does not say is None.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEVICE_NODES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"))
+"""There where the kernel has a driver for a GPU."""
+ALL_HIDDEN = frozenset({"", "-1"})
+"""Values of CUDA_VISIBLE_DEVICES by which people ask for no GPU."""
+TOPOLOGY: Mapping[int, str] = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""The nearest that two GPUs have in common, as NVML numbers it and nvidia-smi calls it: one board, one PCIe
+switch, several switches, a host bridge, a NUMA node, the system."""
+P2P_READ, P2P_NVLINK = 0, 2
+"""Of nvml.h; nvidia-ml-py 13 has the first as a tuple, which no function takes."""
+P2P_STATUS: Mapping[int, str] = {
+    0: "PCIe",
+    1: "chipset not supported",
+    2: "GPU not supported",
+    3: "topology not supported",
+    4: "disabled",
+    5: "not supported",
+}
+
+Handles = Sequence[Any]
+"""NVML's own, of the visible GPUs in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One visible device."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleGpus:
+    """The devices at hand."""
+
+    gpus: tuple[Gpu, ...]
+    error: str | None = None
+    """Why a GPU that this machine seems to have is not among them; None where nothing speaks for one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """What a record says of the GPUs, one value each in the order of `gpus`, or one a pair such as `0-1`."""
+
+    gpu_driver: str | None = None
+    gpu_power_limit_w: list[float] | None = None
+    """What is enforced, which may be less than the device's own limit."""
+    gpu_temperature_c: list[int] | None = None
+    """When the record was made."""
+    gpu_nvlinks: list[int] | None = None
+    """Active NVLink links of each."""
+    gpu_topology: dict[str, str] | None = None
+    """By pair the nearest that both have in common: a word of TOPOLOGY."""
+    gpu_p2p: dict[str, str] | None = None
+    """By pair how the first reads the second's memory: `NVLink`, `PCIe`, or why it cannot."""
+
+
+def visible_gpus() -> VisibleGpus:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves; none, with or without an error, where NVML shows none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        found = [
+            Gpu(str(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+            for handle in _visible_handles(pynvml)
+        ]
+    except pynvml.NVMLError as error:
+        return VisibleGpus((), _unreadable(pynvml, error))
+    return VisibleGpus(tuple(found))
+
+
+def gpu_facts() -> GpuFacts:
+    """What the driver says now of the visible GPUs."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        driver, handles = str(pynvml.nvmlSystemGetDriverVersion()), _visible_handles(pynvml)
+    except pynvml.NVMLError:
+        return GpuFacts()
+    return GpuFacts(
+        gpu_driver=driver,
+        gpu_power_limit_w=_of_each(pynvml, handles, _power_limit_w),
+        gpu_temperature_c=_of_each(pynvml, handles, _temperature_c),
+        gpu_nvlinks=_of_each(pynvml, handles, _active_nvlinks),
+        gpu_topology=_of_pairs(pynvml, handles, _common_ancestor),
+        gpu_p2p=_of_pairs(pynvml, handles, _peer_access),
+    )
+
+
+def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
+    """The devices that a value of CUDA_VISIBLE_DEVICES leaves, as CUDA reads it.
+
+    The first entry that names no device ends the list, and one that repeats a device empties it.
+    """
+    if variable is None:
+        return [*range(len(uuids))]
+    chosen: list[int] = []
+    for entry in map(str.strip, variable.split(",")):
+        index = _device_index(entry, uuids)
+        if index is None:
+            break
+        if index in chosen:
+            return []
+        chosen.append(index)
+    return chosen
+
+
+def _device_index(entry: str, uuids: Sequence[str]) -> int | None:
+    """A device by its number, or by as much of its UUID as no other shares; a MIG slice by its GPU's."""
+    if entry.isascii() and entry.isdigit():
+        return int(entry) if int(entry) < len(uuids) else None
+    if entry.startswith("MIG-"):
+        return 0 if uuids else None
+    matching = [i for i, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+    return matching[0] if len(matching) == 1 else None
+
+
+def _visible_handles(nvml: Any) -> list[Any]:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    uuids = [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    return [handles[index] for index in visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)]
+
+
+def _unreadable(nvml: Any, error: Any) -> str | None:
+    """That a device node speaks for a GPU which NVML cannot show; None for a machine without any."""
+    absent = (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_GPU_NOT_FOUND)
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ALL_HIDDEN
+    node = next((node for node in DEVICE_NODES if node.exists()), None)
+    if node is None or hidden or error.value in absent:
+        return None
+    return f"{node} is there, but NVML cannot read its GPU: {error}"
+
+
+def _of_each(nvml: Any, handles: Handles, read: Callable[[Any, Any], Any]) -> list[Any] | None:
+    try:
+        return [read(nvml, handle) for handle in handles] or None
+    except nvml.NVMLError:
+        return None
+
+
+def _of_pairs(nvml: Any, handles: Handles, read: Callable[[Any, Any, Any], str]) -> dict[str, str] | None:
+    pairs = itertools.combinations(enumerate(handles), 2)
+    try:
+        return {f"{i}-{j}": read(nvml, one, other) for (i, one), (j, other) in pairs} or None
+    except nvml.NVMLError:
+        return None
+
+
+def _power_limit_w(nvml: Any, handle: Any) -> float:
+    return float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1e3
+
+
+def _temperature_c(nvml: Any, handle: Any) -> int:
+    return int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+
+
+def _active_nvlinks(nvml: Any, handle: Any) -> int:
+    """NVML has an error for a link that a device does not have, and so for each where there is no NVLink."""
+    active = 0
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            active += int(nvml.nvmlDeviceGetNvLinkState(handle, link))
+        except (nvml.NVMLError_InvalidArgument, nvml.NVMLError_NotSupported):
+            continue
+    return active
+
+
+def _common_ancestor(nvml: Any, one: Any, other: Any) -> str:
+    level = int(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
+    return TOPOLOGY.get(level, f"level {level}")
+
+
+def _peer_access(nvml: Any, one: Any, other: Any) -> str:
+    status = int(nvml.nvmlDeviceGetP2PStatus(one, other, P2P_READ))
+    if status == 0 and nvml.nvmlDeviceGetP2PStatus(one, other, P2P_NVLINK) == 0:
+        return "NVLink"
+    return P2P_STATUS.get(status, f"status {status}")

@@ -1,0 +1,60 @@
+"""Environment variables of the ranks, as the user's words: which may be set, and to what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bench.config import ConfigError
+from bench.labels import shown
+from bench.ranks.allocator_settings import ALLOCATOR_VARIABLES, names_of
+
+ENV_ALLOWED = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_",
+    *ALLOCATOR_VARIABLES,
+    "TORCH_NCCL_",
+)
+
+
+def env_pairs(raw: Any, device: str) -> tuple[tuple[str, str], ...]:
+    """Name and value of each variable, sorted; raises ConfigError for one that would have no effect."""
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"env={shown(raw)}: must be variables by name; write env.NAME=value")
+    for name, value in raw.items():
+        if not name.startswith(ENV_ALLOWED):
+            raise ConfigError(
+                f"env.{name}: only variables that change communication or allocation can be set here"
+                f" ({', '.join(ENV_ALLOWED)}); set others before the command"
+            )
+        if isinstance(value, list | Mapping) or value is None:
+            raise ConfigError(f"env.{name}={shown(value)}: must be text; write env.{name}=value")
+    pairs = tuple(sorted((name, str(value)) for name, value in raw.items()))
+    _refuse_allocator([(name, value) for name, value in pairs if name in ALLOCATOR_VARIABLES], device)
+    return pairs
+
+
+def _refuse_allocator(asked: list[tuple[str, str]], device: str) -> None:
+    if not asked:
+        return
+    name, value = asked[0]
+    shown_as = f"env.{name}={shown(value)}"
+    if len(asked) > 1:
+        raise ConfigError(f"{shown_as}: {asked[1][0]} is set too, and torch reads one of them; leave one out")
+    if device != "cuda":
+        raise ConfigError(
+            f"{shown_as}: it sets CUDA's allocator, and the ranks run on the CPU; leave it out, or take"
+            " cluster=gpu"
+        )
+    names = names_of(value)
+    if names is None:
+        raise ConfigError(
+            f"{shown_as}: must be settings with their values; write for example"
+            f" env.{name}=expandable_segments:True"
+        )
+    if "backend" in names:
+        raise ConfigError(
+            f"{shown_as}: the backend is chosen when torch is imported, before any rank starts; set"
+            f" {name}={value} before the command instead"
+        )

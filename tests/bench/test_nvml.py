@@ -1,0 +1,153 @@
+"""What a record says of GPUs and of the variables set before, by a driver shaped like nvidia-ml-py."""
+
+from types import SimpleNamespace
+from unittest.mock import create_autospec
+
+import pynvml
+import pytest
+import torch
+
+from bench import nvml
+from bench.cell.outcome import with_software
+from bench.environment import describe, inherited_env, this_machine
+from bench.passes import decoded
+from bench.ranks.device import nccl_version
+from bench.record import Record
+
+LINKS = 18
+ANCESTORS = {(0, 1): pynvml.NVML_TOPOLOGY_SINGLE, (0, 2): pynvml.NVML_TOPOLOGY_SYSTEM,
+             (1, 2): pynvml.NVML_TOPOLOGY_SYSTEM}  # fmt: skip
+P2P = {(0, 1): (0, 0), (0, 2): (0, 5), (1, 2): (pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED, 5)}
+"""Of each pair how it may read, and whether it may do so over NVLink."""
+
+
+def link_state(handle, link):
+    if link >= LINKS:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return int(link != 4)
+
+
+DRIVER = {
+    "nvmlInit": lambda: None,
+    "nvmlSystemGetDriverVersion": lambda: "580.1",
+    "nvmlDeviceGetCount": lambda: 3,
+    "nvmlDeviceGetHandleByIndex": lambda index: index,
+    "nvmlDeviceGetName": lambda handle: f"a GPU {handle}",
+    "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+    "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=2**36 + handle, used=5),
+    "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 500_000 + handle,
+    "nvmlDeviceGetTemperature": lambda handle, sensor: 40 + handle + 100 * sensor,
+    "nvmlDeviceGetNvLinkState": link_state,
+    "nvmlDeviceGetTopologyCommonAncestor": lambda one, other: ANCESTORS[one, other],
+    "nvmlDeviceGetP2PStatus": lambda one, other, index: P2P[one, other][index // 2],
+}
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Three GPUs; the function it gives makes one of the driver's own fail."""
+
+    def fail(name, number):
+        monkeypatch.setattr(pynvml, name, create_autospec(real[name], side_effect=pynvml.NVMLError(number)))
+
+    real = {name: getattr(pynvml, name) for name in DRIVER}
+    for name, answer in DRIVER.items():
+        monkeypatch.setattr(pynvml, name, create_autospec(real[name], side_effect=answer))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvml, "DEVICE_NODES", ())
+    return fail
+
+
+def test_a_record_says_what_the_gpus_are_and_how_they_are_connected(driver):
+    assert {name: value for name, value in describe({}).items() if name.startswith("gpu_")} == {
+        "gpu_memory_bytes": this_machine().gpu_memory_bytes,
+        "gpu_driver": "580.1",
+        "gpu_power_limit_w": [500.0, 500.001, 500.002],
+        "gpu_temperature_c": [40, 41, 42],
+        "gpu_nvlinks": [LINKS - 1] * 3,
+        "gpu_topology": {"0-1": "PIX", "0-2": "SYS", "1-2": "SYS"},
+        "gpu_p2p": {"0-1": "NVLink", "0-2": "PCIe", "1-2": "GPU not supported"},
+    }
+
+
+def test_of_gpus_that_cuda_does_not_show_nothing_is_said(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    ANCESTORS[2, 0], P2P[2, 0] = ANCESTORS[0, 2], P2P[0, 2]
+    machine, facts = this_machine.__wrapped__(), nvml.gpu_facts()
+    assert (machine.gpus, machine.gpu_memory_bytes) == (("a GPU 2", "a GPU 0"), (2**36 + 2, 2**36))
+    assert (facts.gpu_temperature_c, facts.gpu_topology) == ([42, 40], {"0-1": "SYS"})
+
+
+NAMES = {
+    "nvmlDeviceGetEnforcedPowerLimit": "gpu_power_limit_w",
+    "nvmlDeviceGetTemperature": "gpu_temperature_c",
+    "nvmlDeviceGetTopologyCommonAncestor": "gpu_topology",
+    "nvmlDeviceGetP2PStatus": "gpu_p2p",
+}
+
+
+@pytest.mark.parametrize("function", NAMES)
+def test_what_the_driver_does_not_say_is_absent_and_costs_nothing_else(driver, function):
+    driver(function, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    found = describe({})
+    assert [name for name in NAMES.values() if name not in found] == [NAMES[function]]
+
+
+def test_a_gpu_without_nvlink_has_no_active_link(driver):
+    driver("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert nvml.gpu_facts().gpu_nvlinks == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("number", "node", "visible", "said"),
+    [
+        (pynvml.NVML_ERROR_UNKNOWN, True, None, "nvidiactl is there, but NVML cannot read its GPU: Unknown"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, True, "0", "version mismatch"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, True, None, "Driver Not Loaded"),
+        (pynvml.NVML_ERROR_UNKNOWN, True, "", None),
+        (pynvml.NVML_ERROR_UNKNOWN, True, "-1", None),
+        (pynvml.NVML_ERROR_UNKNOWN, False, None, None),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, True, None, None),
+    ],
+)
+def test_a_device_node_speaks_for_a_gpu_that_nvml_cannot_read(
+    driver, monkeypatch, tmp_path, number, node, visible, said
+):
+    monkeypatch.setattr(nvml, "DEVICE_NODES", (tmp_path / "nvidiactl",))
+    if node:
+        (tmp_path / "nvidiactl").touch()
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    driver("nvmlInit", number)
+    machine = this_machine.__wrapped__()
+    assert machine.gpus == ()
+    assert machine.gpu_error is None if said is None else said in machine.gpu_error
+
+
+def test_only_variables_that_change_a_cell_are_inherited_into_its_record(monkeypatch):
+    kept = {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "2",
+        "TORCH_NCCL_TRACE": "1",
+    }
+    secret = {"HF_TOKEN": "x", "WANDB_API_KEY": "y", "MY_NCCL_KEY": "z"}
+    assert inherited_env(secret | kept) == kept
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    assert describe({})["inherited_env"]["NCCL_ALGO"] == "Ring"
+
+
+def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
+    monkeypatch.setattr(torch._C, "_nccl_version", lambda: (2 << 32) | (28 << 16) | 9, raising=False)
+    monkeypatch.setattr(torch._C, "_nccl_version_suffix", lambda: b"", raising=False)
+    assert nccl_version(torch.device("cpu")) is None
+    version = nccl_version(torch.device("cuda", 0))
+    record = create_record()
+    for reported, expected in (({"nccl_version": version}, {"nccl_version": "2.28.9"}), ({}, {})):
+        report = decoded({"phases_s": {}, **reported})
+        assert with_software(record, [report]).environment == expected
+
+
+def create_record():
+    fields = dict.fromkeys(Record.__dataclass_fields__)
+    return Record(**{**fields, "environment": {}, "sections": {}})
