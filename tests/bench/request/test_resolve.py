@@ -1,5 +1,7 @@
 """`auto` is filled in from the machine, and combinations become cells or refusals."""
 
+import json
+
 import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
@@ -110,6 +112,25 @@ INVALID = {
     "KV heads that do not divide heads": (("model=qwen3_nano", "model.num_kv_heads=3"), "must divide"),
     "a variable that is no axis": (("++env.PATH=/",), "set others before"),
 }
+
+
+CHECKPOINTS = {
+    "experts": ({"num_experts": 128}, "a qwen3_moe has experts, .*; choose a dense model"),
+    "quantized": (
+        {"quantization_config": {"bits": 4}},
+        "its weights are quantized; name a folder with weights in bf16",
+    ),
+    "no safetensors": ({}, "contains no .safetensors file; write one"),
+}
+
+
+@pytest.mark.parametrize("case", CHECKPOINTS)
+def test_a_checkpoint_that_no_cell_can_train_from_is_refused(tmp_path, case):
+    numbers, message = CHECKPOINTS[case]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **numbers}))
+    with pytest.raises(ConfigError, match=f"model.path={tmp_path}: {message}") as refused:
+        make_cell("model=checkpoint", f"model.path={tmp_path}")
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("case", INVALID)
