@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from bench.cell.worker import join
 from bench.config import RunConfig
@@ -91,7 +92,12 @@ def _compared(workload, cell, attention_name):
     expected = rounded | dict(plain.named_buffers())
     wrong = sorted(held.keys() ^ expected.keys())
     wrong += [name for name, each in expected.items() if not torch.equal(held[name], each)]
-    return {"wrong": wrong, "tied": module.model.lm_head.weight is module.model.model.embed_tokens.weight}
+    gathering = [getattr(parameter, "ds_process_group", None) for parameter in module.parameters()]
+    return {
+        "on_default_group": dist.group.WORLD in gathering,
+        "wrong": wrong,
+        "tied": module.model.lm_head.weight is module.model.model.embed_tokens.weight,
+    }
 
 
 def _bound_bytes(cell):
@@ -113,6 +119,7 @@ def test_engines_hold_the_weights_of_one_device_and_load_no_more_than_shards_and
     assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
     for found in (end.report["found"] for end in ends):
         assert {words: each["wrong"] for words, each in found.items()} == {words: [] for words in cells}
+        assert not any(each["on_default_group"] for each in found.values())
         assert {words: each["tied"] for words, each in found.items()} == {
             words: cell.model.tied_embeddings for words, cell in cells.items()
         }
