@@ -3,6 +3,7 @@
 import gc
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from bench.training.models import build_model
 from bench.workloads import WORKLOADS, Rank
 from tests.cells import tiny_cell
 
-DEEP = {"num_layers": 8, "hidden_size": 128, "intermediate_size": 1024}
+DEEP = {"num_layers": 6, "hidden_size": 64, "intermediate_size": 1024}
 SHARDED = {
     1: ("engine=zero3",),
     4: (
@@ -41,13 +42,13 @@ def deep_cell(ranks, words):
 
 def build_each(job, log):
     """A rank's whole life: of each cell, what building it took and what is not as built whole."""
-    device, found = join(job), {}
+    device, found, whole = join(job), {}, cache(_built_whole)
     for words, fields in json.loads((job.folder / "cells.json").read_text()).items():
         cell = RunConfig.from_json(fields)
         strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
         with strategy.install() as wiring:
             workload, peak_bytes = _built(Rank(strategy, wiring, device, log.step))
-            found[words] = {"peak_bytes": peak_bytes, **_compared(workload, cell, wiring.attention_name)}
+            found[words] = {"peak_bytes": peak_bytes, **_compared(workload, cell, whole(cell.model))}
             del workload
     finish_together(device)
     return {"found": found}
@@ -72,7 +73,11 @@ def _built(rank):
     return workload, (*before, tracker.peak_bytes)[0] - start
 
 
-def _compared(workload, cell, attention_name):
+def _built_whole(model):
+    return build_model(model, attention_name="sdpa", max_positions=256, seed=0)
+
+
+def _compared(workload, cell, plain):
     """What of the engine's model is not as in one built whole, and whether head and embedding are tied."""
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -82,7 +87,6 @@ def _compared(workload, cell, attention_name):
         "zero3": safe_get_full_fp32_param,
     }[cell.engine]
     dtype = torch.bfloat16 if cell.engine == "zero3" else torch.float32
-    plain = build_model(cell.model, attention_name=attention_name, max_positions=cell.seq_len, seed=cell.seed)
     module = workload.trainer.engine.module
     while hasattr(module, "module"):
         module = module.module
