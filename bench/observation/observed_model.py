@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bench.config import NOT_USED, ConfigError, ModelConfig
+from bench.request.experts import experts_refused, has_experts
 from bench.request.model_numbers import transformers_numbers
 
 ENGINE_OF_WRAPPER: Mapping[str, str] = {
@@ -19,7 +20,6 @@ ENGINE_OF_WRAPPER: Mapping[str, str] = {
     "FSDPModule": "fsdp2",
     "FullyShardedDataParallel": "fsdp1",
 }
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,18 @@ class ObservedModel:
         """The model's numbers, under its class's name or that of the checkpoint it came from."""
         config = self.networks[0].config
         path = config.name_or_path or None
+        numbers, model = config.to_dict(), type(self.networks[0]).__name__
+        if has_experts(numbers):
+            raise experts_refused("bench.observe", model)
         try:
-            numbers = transformers_numbers(config.to_dict())
+            own_numbers = transformers_numbers(numbers)
         except KeyError as error:
             raise ConfigError(
-                f"bench.observe: the configuration of {type(self.networks[0]).__name__} has no {error}; only"
-                " plain decoders with attention in every layer can be observed"
+                f"bench.observe: the configuration of {model} has no {error}; only plain decoders with"
+                " attention in every layer can be observed"
             ) from None
-        if any(getattr(config, name, None) for name in EXPERTS):
-            raise ConfigError(
-                f"bench.observe: {type(self.networks[0]).__name__} has experts, whose operations are not"
-                " counted yet; observe a dense model"
-            )
-        name = (path or type(self.networks[0]).__name__).rstrip("/").rpartition("/")[2]
-        return ModelConfig(name=name, path=path, **numbers)
+        name = (path or model).rstrip("/").rpartition("/")[2]
+        return ModelConfig(name=name, path=path, **own_numbers)
 
 
 def observed_model(model: nn.Module) -> ObservedModel:

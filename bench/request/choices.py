@@ -14,6 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
+from bench.request import values
+from bench.request.experts import MODELS as MODELS_WITH_EXPERTS
+from bench.request.experts import experts_refused
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
 
@@ -59,6 +62,13 @@ def options(group: str) -> list[str]:
     """All options of a choice."""
     plugins = STRATEGIES.plugin_names() if group == "strategy" else []
     return sorted([*(path.stem for path in (CONF / group).glob("*.yaml")), *plugins])
+
+
+def option(group: str, value: Any) -> str:
+    """One option of a choice, spelt exactly so; raises ConfigError for any other."""
+    if group == "model" and value in MODELS_WITH_EXPERTS:
+        raise experts_refused(f"model={value}", "this model")
+    return values.choice(group, value, options(group))
 
 
 def read_option(group: str, name: str) -> Raw:

@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 
 from bench.config import ConfigError
 from bench.request import values
-from bench.request.choices import groups, options
+from bench.request.choices import groups, option, options
 from bench.request.resolve import all_keys
 from bench.request.values import MAX_CELLS, refuse_too_many
 
@@ -53,7 +53,7 @@ def readable_by_hydra(arguments: Sequence[str]) -> list[str]:
         _refuse_sweep(override, word, is_sweep=is_sweep or asks_a_question)
         if override.key_or_group in groups():
             for value in _values(override):
-                values.choice(override.key_or_group, value, options(override.key_or_group))
+                option(override.key_or_group, value)
     refuse_too_many([len(_values(override)) for override in overrides.values()])
     return [*given, *(f"++{word}" if word.startswith("env.") else word for word in asked)]
 

@@ -10,7 +10,7 @@ from hydra.errors import OverrideParseException
 from bench.config import ConfigError
 from bench.labels import shown
 from bench.request import values
-from bench.request.choices import groups, options
+from bench.request.choices import groups, option, options
 from bench.request.resolve import all_keys
 from bench.strategies import STRATEGIES
 
@@ -59,7 +59,7 @@ def _unreadable(override: str) -> str:
 def _unknown_choice(match: re.Match[str]) -> str:
     group, name = match[1], match[2]
     try:
-        values.choice(group, name, options(group))
+        option(group, name)
     except ConfigError as error:
         return str(error)
     return f"{group}={name}: cannot be composed; {SEE_HELP}"

@@ -12,6 +12,7 @@ from bench.config import ConfigError, ModelConfig
 from bench.labels import shown
 from bench.request import values
 from bench.request.choices import Raw, read_option
+from bench.request.experts import experts_refused, has_experts
 
 FAMILIES = ("qwen3", "qwen2", "llama")
 MIN_GPUS_FOR_4B = 4
@@ -62,19 +63,38 @@ def _auto_model(gpus: int) -> str:
 def _checkpoint(path: Any) -> dict[str, Any]:
     """The numbers of a local checkpoint's config.json, in our words."""
     try:
-        numbers = json.loads((Path(values.text("model.path", path)) / "config.json").read_text())
-        where = Path(path).resolve()
-        return {"name": where.name or "checkpoint", "path": str(where), **transformers_numbers(numbers)}
+        where = Path(values.text("model.path", path))
     except ConfigError:
         raise ConfigError(
             f"model.path={shown(path)}: is not the name of a folder; write for example"
             " model.path=/path/to/model"
         ) from None
+    try:
+        numbers = json.loads((where / "config.json").read_text())
+        _refuse_untrainable(where, numbers)
+        found = transformers_numbers(numbers)
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"model.path={path}: is not a checkpoint folder with a config.json ({error}); name a local folder"
             " of a Qwen3, Qwen2 or Llama model"
         ) from None
+    return {"name": where.resolve().name or "checkpoint", "path": str(where.resolve()), **found}
+
+
+def _refuse_untrainable(where: Path, numbers: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a checkpoint that no cell can train from."""
+    if has_experts(numbers):
+        raise experts_refused(f"model.path={where}", f"a {numbers['model_type']}")
+    if numbers.get("quantization_config"):
+        raise ConfigError(
+            f"model.path={where}: its weights are quantized; name a folder with weights in bf16, fp16 or fp32"
+        )
+    if not any(where.glob("*.safetensors")):
+        raise ConfigError(
+            f"model.path={where}: contains no .safetensors file; write one with transformers' save_pretrained"
+        )
 
 
 def transformers_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.config import (
+    AUTO,
     DTYPE_BYTES,
     MASKS,
     NOT_USED,

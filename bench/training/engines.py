@@ -7,9 +7,11 @@ DeepSpeed reduces gradients in bf16, its default, DDP and our FSDP2 in float32: 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -37,8 +39,14 @@ class Engine(ABC):
 
     @abstractmethod
     def __init__(
-        self, model: ModelWithLoss, cell: RunConfig, groups: RankGroups, device: torch.device
-    ) -> None: ...
+        self,
+        model: ModelWithLoss,
+        layers: Iterable[nn.Module],
+        cell: RunConfig,
+        groups: RankGroups,
+        device: torch.device,
+    ) -> None:
+        """Each of `layers` has its numbers when it is taken, and the rest of the model when all are."""
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
         """Around forward and backward; gradients are reduced in the last micro-step of a step."""
@@ -76,8 +84,14 @@ class DDP(Engine):
     """Every rank holds everything; low precision by autocast."""
 
     def __init__(
-        self, model: ModelWithLoss, cell: RunConfig, groups: RankGroups, device: torch.device
+        self,
+        model: ModelWithLoss,
+        layers: Iterable[nn.Module],
+        cell: RunConfig,
+        groups: RankGroups,
+        device: torch.device,
     ) -> None:
+        deque(layers, maxlen=0)
         self.model = model.to(device)
         self.module: Any = self.model
         if groups.world_size > 1:
@@ -118,14 +132,18 @@ class FSDP2(Engine):
     """torch's fully_shard, one group per layer and one for the rest."""
 
     def __init__(
-        self, model: ModelWithLoss, cell: RunConfig, groups: RankGroups, device: torch.device
+        self,
+        model: ModelWithLoss,
+        layers: Iterable[nn.Module],
+        cell: RunConfig,
+        groups: RankGroups,
+        device: torch.device,  # noqa: ARG002  that of the mesh
     ) -> None:
-        model = model.to(device)
         self.mesh = groups.shard_mesh
         keywords: dict[str, Any] = {"mesh": self.mesh}
         if cell.dtype in LOW_PRECISION:
             keywords["mp_policy"] = MixedPrecisionPolicy(TORCH_DTYPES[cell.dtype], torch.float32)
-        for layer in model.model.model.layers:
+        for layer in layers:
             fully_shard(layer, **keywords)
         self.module: Any = fully_shard(model, **keywords)
         self.optimizer = _adamw(model)
@@ -164,9 +182,10 @@ class Zero3(Engine):
     def __init__(
         self,
         model: ModelWithLoss,
+        layers: Iterable[nn.Module],
         cell: RunConfig,
         groups: RankGroups,
-        device: torch.device,
+        device: torch.device,  # noqa: ARG002  DeepSpeed's own
     ) -> None:
         import deepspeed
 
@@ -174,8 +193,10 @@ class Zero3(Engine):
 
         join_deepspeed(cell)
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        for part in itertools.chain(layers, [model]):
+            _partition(part, cell)
         self.engine, *_ = deepspeed.initialize(
-            model=model, optimizer=_adamw(model.to(device)), config=_zero3_config(cell)
+            model=model, optimizer=_adamw(model), config=_zero3_config(cell)
         )
         self.module = self.engine
         self.rank = groups.rank  # ZeRO-3 shards over all ranks
@@ -230,6 +251,19 @@ def _clip_step_clear(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tens
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def _partition(part: nn.Module, cell: RunConfig) -> None:
+    """Leave of each parameter that ZeRO-3 does not have yet only this rank's share, in the cell's dtype."""
+    import deepspeed
+    from deepspeed.utils import groups
+
+    for parameter in part.parameters():
+        if not hasattr(parameter, "ds_id"):
+            parameter.data = parameter.data.to(TORCH_DTYPES[cell.dtype])
+    # Not the default group: gathers of parameters would wait there for what strategies exchange.
+    gathering = groups._get_sequence_data_parallel_group()
+    deepspeed.zero.Init(part, data_parallel_group=gathering, config_dict_or_path=_zero3_config(cell))
 
 
 def _zero3_config(cell: RunConfig) -> dict[str, Any]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -19,6 +17,7 @@ from transformers import (
 )
 
 from bench.config import ModelConfig
+from bench.training.weights import filled_layers, numbers_of
 
 FAMILIES: Mapping[str, tuple[type[Any], type[Any]]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -33,6 +32,19 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
+def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int) -> PreTrainedModel:
+    """The causal language model on the meta device, in the current default dtype: shapes and no numbers."""
+    config_class, model_class = FAMILIES[config.family]
+    if config.path is not None:
+        numbers = config_class.from_pretrained(config.path, local_files_only=True)
+    else:
+        numbers = _transformers_config(config_class, config, max_positions)
+    numbers._attn_implementation = attention_name
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class(numbers)
+    return model
+
+
 def build_model(
     config: ModelConfig,
     *,
@@ -41,33 +53,19 @@ def build_model(
     seed: int,
     device: torch.device | None = None,
 ) -> PreTrainedModel:
-    """The causal language model, in the current default dtype; on a GPU where that draws its weights.
+    """The whole model on one device, in the current default dtype.
 
-    Random weights are the same on every rank of any sharding: they depend on `seed`, and on whether `device`
-    is a GPU. With `config.path` the weights come from that local folder.
+    Random weights depend on `seed`, and on whether `device` is a GPU; engines shard the same. With
+    `config.path` the weights come from that local folder.
     """
-    if config.path is not None:
-        return AutoModelForCausalLM.from_pretrained(
-            config.path,
-            attn_implementation=attention_name,
-            local_files_only=True,
-            trust_remote_code=False,
-            dtype=torch.get_default_dtype(),
-        )
-    config_class, model_class = FAMILIES[config.family]
-    # A GPU draws a billion random weights in no time, a core in a quarter of a minute.
-    with device if device is not None and device.type == "cuda" else nullcontext():
-        torch.manual_seed(seed)
-        model: PreTrainedModel = model_class(
-            _transformers_config(config_class, config, attention_name, max_positions)
-        )
+    model = empty_model(config, attention_name=attention_name, max_positions=max_positions)
+    for _ in filled_layers(model, numbers_of(config, seed), device or torch.device("cpu")):
+        pass
     return model
 
 
-def _transformers_config(
-    config_class: type[Any], config: ModelConfig, attention_name: str, max_positions: int
-) -> Any:
-    built = config_class(
+def _transformers_config(config_class: type[Any], config: ModelConfig, max_positions: int) -> Any:
+    return config_class(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -83,5 +81,3 @@ def _transformers_config(
         use_cache=False,
         pad_token_id=None,
     )
-    built._attn_implementation = attention_name
-    return built

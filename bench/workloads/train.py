@@ -9,9 +9,10 @@ from bench.training.data import open_data
 from bench.training.embedding import sum_embedding_gradient_in_float32
 from bench.training.engines import ENGINES
 from bench.training.loss import ModelWithLoss
-from bench.training.models import TORCH_DTYPES, build_model
+from bench.training.models import TORCH_DTYPES, empty_model
 from bench.training.trainers import TRAINERS
 from bench.training.trainers.trainer import StepOutcome, Trainer
+from bench.training.weights import filled_layers, numbers_of
 from bench.workloads.workload import Rank, Workload
 
 
@@ -22,7 +23,8 @@ class Train(Workload):
         super().__init__(rank)
         cell = self.cell
         model, data = _model(rank), open_data(cell, rank.device)
-        self.optimizer = ENGINES[cell.engine](model, cell, rank.strategy.groups, rank.device)
+        layers = filled_layers(model.model, numbers_of(cell.model, cell.seed), rank.device)
+        self.optimizer = ENGINES[cell.engine](model, layers, cell, rank.strategy.groups, rank.device)
         self.trainer = TRAINERS[cell.trainer](
             cell, self.optimizer, rank.strategy, rank.wiring, data, rank.phase, model.fed
         )
@@ -37,16 +39,10 @@ class Train(Workload):
 
 
 def _model(rank: Rank) -> ModelWithLoss:
-    """The model with its loss, in the dtype of its master weights: float32, or float64 for fp64."""
+    """The model with its loss and no numbers, in the dtype of its master weights: float32, or float64."""
     cell = rank.strategy.cell
     torch.set_default_dtype(TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"])
-    model = build_model(
-        cell.model,
-        attention_name=rank.wiring.attention_name,
-        max_positions=cell.seq_len,
-        seed=cell.seed,
-        device=rank.device,
-    )
+    model = empty_model(cell.model, attention_name=rank.wiring.attention_name, max_positions=cell.seq_len)
     if rank.device.type == "cpu":
         sum_embedding_gradient_in_float32(model)
     if cell.checkpointing:

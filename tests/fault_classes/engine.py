@@ -51,10 +51,13 @@ def enlarge_gradients_a_little(job, log):
 
 
 def lose_the_gradient_of_a_matrix(job, log):
-    def built(plain, self, model, *words):
-        weight = model.model.model.layers[-1].mlp.down_proj.weight
-        weight.register_hook(torch.zeros_like)
-        plain(self, model, *words)
+    def built(plain, self, model, layers, *words):
+        def losing():
+            for layer in layers:
+                layer.mlp.down_proj.weight.register_hook(torch.zeros_like)
+                yield layer
+
+        plain(self, model, losing(), *words)
 
     wrap(Zero3, "__init__", built)
     return run_cell(job, log)

@@ -100,7 +100,7 @@ def cut_step(trainer: Trainer, seq_len: int, device: torch.device) -> Iterator[C
         reference = copy.deepcopy(model)
         reference.config._attn_implementation = PLAIN_NAME
         whole = ModelWithLoss(model.train(), cell.loss, StepPhase())
-        engine = ENGINES["ddp"](whole, cell, trainer.strategy.groups, device)
+        engine = ENGINES["ddp"](whole, (), cell, trainer.strategy.groups, device)
         cut = TRAINERS[cell.trainer](cell, engine, trainer.strategy, wiring, data, StepPhase(), whole.fed)
         yield CutStep(
             found=_found(cut, seq_len),

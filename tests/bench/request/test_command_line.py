@@ -45,6 +45,7 @@ HYDRAS_ERRORS = {
     "an unknown key that is added": ("++seqlen=8k", "did you mean seq_len?"),
     "a key below a value": ("measure.steps.foo=1", "did you mean measure.steps?"),
     "an unknown choice": ("strategy=ring_attentoin", "did you mean strategy=ring"),
+    "a model with experts": ("model=qwen3_30b_a3b", "model=qwen3_30b_a3b: this model has experts"),
     "a choice in the wrong case": ("strategy=ULYSSES", "did you mean strategy=ulysses?"),
     "an unknown group": ("foo/bar=3", "no such key"),
     "no choice": ("strategy=", "must be one of"),

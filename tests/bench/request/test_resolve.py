@@ -1,5 +1,6 @@
 """`auto` is filled in from the machine, and combinations become cells or refusals."""
 
+import json
 import re
 
 import pytest
@@ -152,6 +153,25 @@ def test_a_gpu_is_warmed_up_and_timed_longer_than_a_cpu_unless_something_else_is
     for machine in (TWO_CORES, FOUR_H100):
         own = make_cell(*words, machine=machine).measure
         assert (own.budget_s, own.warmup_s, own.least_steps) == (5, 0, 2)
+
+
+CHECKPOINTS = {
+    "experts": ({"num_experts": 128}, "a qwen3_moe has experts, .*; choose a dense model"),
+    "quantized": (
+        {"quantization_config": {"bits": 4}},
+        "its weights are quantized; name a folder with weights in bf16",
+    ),
+    "no safetensors": ({}, "contains no .safetensors file; write one"),
+}
+
+
+@pytest.mark.parametrize("case", CHECKPOINTS)
+def test_a_checkpoint_that_no_cell_can_train_from_is_refused(tmp_path, case):
+    numbers, message = CHECKPOINTS[case]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **numbers}))
+    with pytest.raises(ConfigError, match=f"model.path={tmp_path}: {message}") as refused:
+        make_cell("model=checkpoint", f"model.path={tmp_path}")
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("case", INVALID)

@@ -1,9 +1,15 @@
 """The shapes in conf/model/ are those of the published models."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_NAME
 
-from bench.training.models import build_model
+from bench.training.models import build_model, empty_model
 from tests.cells import make_cell
 
 PARAMETERS = {
@@ -25,17 +31,96 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_a_model_has_its_published_number_of_parameters(name):
     config = make_cell(f"model={name}").model
-    with torch.device("meta"):
-        model = build_model(config, attention_name="sdpa", max_positions=8192, seed=0)
+    model = empty_model(config, attention_name="sdpa", max_positions=8192)
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
 
 
-def test_a_local_checkpoint_folder_gives_the_same_model(tmp_path):
-    config = make_cell("model=qwen3_nano").model
-    model = build_model(config, attention_name="sdpa", max_positions=256, seed=3)
-    model.save_pretrained(tmp_path)
-    loaded = make_cell("model=checkpoint", f"model.path={tmp_path}").model
+def nano(seed=3, **changed):
+    config = replace(make_cell("model=qwen3_nano").model, **changed)
+    return build_model(config, attention_name="sdpa", max_positions=256, seed=seed)
+
+
+def test_random_weights_are_drawn_as_transformers_draws_them():
+    model = nano(vocab_size=4096, tied_embeddings=False, family="qwen2", attention_bias=True)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            assert float(module.weight.std()) == pytest.approx(0.02, rel=0.05)
+    layer = model.model.layers[0]
+    assert not layer.self_attn.q_proj.bias.any()
+    assert torch.equal(layer.input_layernorm.weight, torch.ones(64))
+    weights = [p.flatten()[:64].tolist() for p in model.parameters() if p.dim() > 1]
+    assert len({tuple(each) for each in weights}) == len(weights)
+
+
+def test_a_weight_depends_on_the_seed_and_its_name_and_on_no_other():
+    small, large, other = nano(), nano(num_layers=2, tied_embeddings=False), nano(seed=4)
+    for name, weight in small.named_parameters():
+        assert torch.equal(weight, large.get_parameter(name))
+        assert torch.equal(weight, other.get_parameter(name)) == (weight.dim() == 1)
+
+
+def test_rotary_frequencies_are_those_of_a_model_that_was_never_without_numbers():
+    model = nano()
+    plain = type(model.model.rotary_emb)(model.config)
+    assert {*dict(plain.named_buffers())} == {"inv_freq", "original_inv_freq"}
+    for name, buffer in plain.named_buffers():
+        assert torch.equal(model.model.rotary_emb.get_buffer(name), buffer)
+
+
+@pytest.mark.parametrize("left_out", ["Qwen3RMSNorm", "Qwen3RotaryEmbedding"])
+def test_what_transformers_leaves_without_numbers_is_refused(monkeypatch, left_out):
+    initialize = PreTrainedModel._init_weights
+
+    def partly(model, module):
+        if type(module).__name__ != left_out:
+            initialize(model, module)
+
+    monkeypatch.setattr(PreTrainedModel, "_init_weights", partly)
+    with pytest.raises(ValueError, match=rf"{left_out}\.\w+: not all of its numbers were set"):
+        nano()
+
+
+def checkpoint_of(folder, model, **saving):
+    """The numbers of a folder that the model is saved in."""
+    model.save_pretrained(folder, **saving)
+    return make_cell("model=checkpoint", f"model.path={folder}").model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("size", ["5GB", "50KB"], ids=["one file", "several files"])
+def test_a_local_checkpoint_folder_gives_the_same_model(tmp_path, size, tied):
+    model = nano(tied_embeddings=tied)
+    loaded = checkpoint_of(tmp_path, model, max_shard_size=size)
     assert (loaded.num_layers, loaded.num_kv_heads, loaded.head_dim, loaded.path) == (1, 2, 16, str(tmp_path))
+    assert (len([*tmp_path.glob("*.safetensors")]) > 1) == (size == "50KB")
     again = build_model(loaded, attention_name="sdpa", max_positions=256, seed=0)
-    for name, weight in model.state_dict().items():
-        torch.testing.assert_close(again.state_dict()[name], weight)
+    assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
+    for found, expected in zip(again.named_parameters(), model.named_parameters(), strict=True):
+        assert found[0] == expected[0]
+        assert torch.equal(found[1], expected[1])
+    assert torch.equal(again.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "no model.norm.weight in its safetensors files"),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(1)}),
+            r"model\.norm\.weight has shape \[1\], not the \[64\] of its config\.json",
+        ),
+        (
+            lambda tensors: tensors.update({"lm_head.weight": torch.zeros(256, 64)}),
+            r"embed_tokens\.weight and lm_head\.weight differ, but its config\.json ties them",
+        ),
+    ],
+    ids=["missing", "of another shape", "tied, but different"],
+)
+def test_a_checkpoint_that_is_not_what_its_config_says_is_refused(tmp_path, change, said):
+    loaded = checkpoint_of(tmp_path, nano())
+    file = tmp_path / SAFE_WEIGHTS_NAME
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=said):
+        build_model(loaded, attention_name="sdpa", max_positions=256, seed=0)

@@ -1,0 +1,143 @@
+"""The numbers of a model that was built without any, one decoder layer after another.
+
+Whoever shards each layer before the next is filled holds no more at once than shards and one layer. Random
+numbers depend on the seed and a parameter's name, and on no other parameter, rank or sharding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from bench.config import ModelConfig
+
+SEED_BYTES = 8
+Names = Mapping[str, Sequence[str]]
+"""Parameters of one module by their name in it: their names in the model, several for one that is tied."""
+
+
+class Numbers(Protocol):
+    """Where a model's parameters come from."""
+
+    def fill(self, model: PreTrainedModel, module: nn.Module, names: Names) -> None:
+        """Set these parameters of a module."""
+
+
+class RandomNumbers:
+    """Those that transformers draws for a new model."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def fill(self, model: PreTrainedModel, module: nn.Module, names: Names) -> None:
+        first, *_ = next(iter(names.values()))
+        digest = hashlib.sha256(f"{self.seed} {first}".encode()).digest()
+        torch.manual_seed(int.from_bytes(digest[:SEED_BYTES], "little"))
+        model._init_weights(module)
+
+
+class CheckpointNumbers:
+    """Those of a local folder's safetensors files, each read when it is needed."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        index = self.folder / SAFE_WEIGHTS_INDEX_NAME
+        if index.exists():
+            self.files: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
+        else:
+            with safe_open(self.folder / SAFE_WEIGHTS_NAME, framework="pt") as file:
+                self.files = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
+
+    def fill(self, model: PreTrainedModel, module: nn.Module, names: Names) -> None:  # noqa: ARG002
+        for key, all_names in names.items():
+            parameter, stored = module.get_parameter(key), self._stored(all_names)
+            if stored.shape != parameter.shape:
+                raise ValueError(
+                    f"{self.folder}: {all_names[0]} has shape {[*stored.shape]}, not the {[*parameter.shape]}"
+                    " of its config.json"
+                )
+            parameter.copy_(stored)
+
+    def _stored(self, names: Sequence[str]) -> Tensor:
+        """The tensor that has any of these names of one parameter."""
+        found = [self._read(name) for name in names if name in self.files]
+        if not found:
+            raise ValueError(f"{self.folder}: no {names[0]} in its safetensors files")
+        if not all(torch.equal(found[0], other) for other in found[1:]):
+            raise ValueError(f"{self.folder}: {' and '.join(names)} differ, but its config.json ties them")
+        return found[0]
+
+    def _read(self, name: str) -> Tensor:
+        with safe_open(self.folder / self.files[name], framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+
+def numbers_of(config: ModelConfig, seed: int) -> Numbers:
+    """A checkpoint's numbers where the model has a path, else random ones."""
+    return RandomNumbers(seed) if config.path is None else CheckpointNumbers(config.path)
+
+
+@torch.no_grad()
+def filled_layers(model: PreTrainedModel, numbers: Numbers, device: torch.device) -> Iterator[nn.Module]:
+    """The decoder layers of a model on the meta device, each filled when it is taken; the rest at the end.
+
+    A layer may be sharded as soon as it is taken. Ties stay.
+    """
+    filling = _Filling(model, numbers, device)
+    for layer in model.model.layers:
+        filling.fill(layer.modules())
+        yield layer
+    filling.fill(model.modules())
+
+
+class _Filling:
+    def __init__(self, model: PreTrainedModel, numbers: Numbers, device: torch.device) -> None:
+        self.model, self.numbers, self.device = model, numbers, device
+        self.owners: defaultdict[Tensor, list[tuple[str, nn.Module, str]]] = defaultdict(list)
+        for name, module in model.named_modules():
+            for key, parameter in module.named_parameters(recurse=False):
+                self.owners[parameter].append((f"{name}.{key}", module, key))
+
+    def fill(self, modules: Iterable[nn.Module]) -> None:
+        """Give numbers to what has none yet in these modules, not counting what is inside of them."""
+        for module in modules:
+            names = self._with_memory(module)
+            buffers = [key for key, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+            for key in buffers:
+                module._buffers[key] = self._unset(module.get_buffer(key))
+            if names:
+                self.numbers.fill(self.model, module, names)
+            elif buffers:
+                self.model._init_weights(module)  # rotary frequencies, which no checkpoint has
+            self._refuse_unset(module, [*names, *buffers])
+
+    def _with_memory(self, module: nn.Module) -> Names:
+        """Give memory to the parameters that have none yet, in all modules that they are tied to."""
+        names = {}
+        for key, parameter in [*module.named_parameters(recurse=False)]:
+            if parameter.is_meta:
+                found = nn.Parameter(self._unset(parameter), requires_grad=parameter.requires_grad)
+                names[key] = [name for name, _, _ in self.owners[parameter]]
+                for _, owner, own_key in self.owners[parameter]:
+                    owner.register_parameter(own_key, found)
+        return names
+
+    def _unset(self, like: Tensor) -> Tensor:
+        return torch.full_like(like, math.nan, device=self.device)
+
+    def _refuse_unset(self, module: nn.Module, keys: Sequence[str]) -> None:
+        for key in keys:
+            if getattr(module, key).sum().isnan():
+                raise ValueError(f"{type(module).__name__}.{key}: not all of its numbers were set")
