@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from bench.request.choices import CONF, Raw, composed
 from bench.request.command_line import readable_by_hydra
 from bench.request.hydra_errors import translated
 from bench.request.legality import refusal
+from bench.runbook.collected import collected
 from bench.runbook.runbook import Runbook, Step
 from bench.sweep.plan import plan
 
@@ -32,17 +33,20 @@ SUMMARY = REPOSITORY / "results" / "reference" / "cpu" / "summary.csv"
 def resolved(book: Runbook, out: Path) -> Iterator[tuple[Step, str]]:
     """Each step and what its command comes to; raises ConfigError for the first that cannot run."""
     machine = book.target.machine()
+    tests = _tests_by_step(book, out)
     for step in book.steps:
-        words = step.words(out)
-        resolve = RESOLVERS.get(words[0])
-        if resolve is None:
-            raise ConfigError(f"step {step.name}: {words[0]} is none of {', '.join(RESOLVERS)}")
+        program, *words = step.words(out)
         try:
-            said = resolve(words[1:], machine)
             _refuse_unknown_columns(step)
+            yield step, _tests(tests[step.name]) if program == "pytest" else _script(program, words, machine)
         except ConfigError as error:
             raise ConfigError(f"step {step.name}: {error}") from error
-        yield step, said
+
+
+def _tests_by_step(book: Runbook, out: Path) -> Mapping[str, int | str]:
+    words = {step.name: step.words(out) for step in book.steps}
+    asked = {name: rest for name, (program, *rest) in words.items() if program == "pytest"}
+    return dict(zip(asked, collected([*asked.values()]), strict=True)) if asked else {}
 
 
 def _refuse_unknown_columns(step: Step) -> None:
@@ -54,13 +58,15 @@ def _refuse_unknown_columns(step: Step) -> None:
             raise ConfigError(f"rows: {condition}: {error}") from error
 
 
-def _script(words: Sequence[str], machine: Machine) -> str:
+def _script(program: str, words: Sequence[str], machine: Machine) -> str:
     """`python run_sweep.py ...` or `python -m module ...`."""
-    program, *rest = words
-    if program == "-m":
+    if program != "python":
+        raise ConfigError(f"{program} is neither python nor pytest")
+    script, *rest = words
+    if script == "-m":
         return _module(rest)
-    if program != "run_sweep.py":
-        raise ConfigError(f"python {program}: is neither run_sweep.py nor -m")
+    if script != "run_sweep.py":
+        raise ConfigError(f"python {script}: is neither run_sweep.py nor -m")
     return _sweep(rest, machine)
 
 
@@ -108,10 +114,10 @@ def _module(words: Sequence[str]) -> str:
     return "known, with its options"
 
 
-def _tests(words: Sequence[str], machine: Machine) -> str:  # noqa: ARG001  as all resolvers
-    """There are such tests."""
-    found = _said([sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", *words])
-    return found.strip().splitlines()[-1].strip("= ")
+def _tests(found: int | str) -> str:
+    if isinstance(found, str):
+        raise ConfigError(found)
+    return f"{found} tests"
 
 
 def _said(command: Sequence[str]) -> str:
@@ -120,7 +126,3 @@ def _said(command: Sequence[str]) -> str:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise ConfigError(f"{' '.join(command[1:])}: {said[-1] if said else 'no word'}")
     return done.stdout
-
-
-RESOLVERS: Mapping[str, Callable[[Sequence[str], Machine], str]] = {"python": _script, "pytest": _tests}
-"""By a command's first word."""
