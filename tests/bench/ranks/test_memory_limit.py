@@ -23,7 +23,7 @@ FOUND_WITHIN_S = 5
 SHORT, LONG = "1k", "32k"
 LIMIT_GIB = 0.1
 QUICK = ("measure.steps=1", "measure.warmup_steps=0", "measure.trace=false", "cluster=cpu",
-         "measure.reference_budget_s=0")  # fmt: skip
+         "measure.repeats=1", "measure.reference_budget_s=0")  # fmt: skip
 ENGINES = ("ddp", "fsdp2", "zero3")
 GRID = [*itertools.product(STRATEGIES, ENGINES)]
 COVER = GRID[:: len(ENGINES) * 2 + 1]
