@@ -8,7 +8,6 @@ from bench.strategies.facts import Facts, activation_bytes, backwards_per_step, 
 
 class RingFlashAttnLlama3(Facts):
     name = "ring_flash_attn_llama3"
-    kept_copies = (1, 0)
     package = "ring-flash-attn"
     dtypes = ("bf16", "fp16")
 
