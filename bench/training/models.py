@@ -42,6 +42,7 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
     numbers._attn_implementation = attention_name
     with torch.device("meta"):
         model: PreTrainedModel = model_class(numbers)
+    model.tie_weights()  # transformers 5.0 ties none on the meta device
     return model
 
 
