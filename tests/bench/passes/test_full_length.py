@@ -24,6 +24,7 @@ from bench.passes.full_length.shards import Attention, Shards, drawn
 from bench.ranks.memory_limit import process_bytes
 from tests import late_faults
 from tests.cells import make_cell, run_cell, tiny_cell
+from tests.gpus import needs_gpu
 
 LONG = ("seq_len=2k", "engine=ddp", "cluster.world_size=2")
 FAULTS = {
@@ -101,12 +102,13 @@ def test_rows_and_keys_are_those_of_attention_and_of_its_gradients(monkeypatch, 
 KERNEL, SCALE = KERNELS["torch_flash"], 0.25
 
 
-def lone_call(seed=0, width=16):
+def lone_call(seed=0, width=16, device="cpu"):
     """Attention of 2,048 tokens on one device in bf16, 4 query and 2 KV heads; queries and the output's
     gradient differ along so many dimensions."""
     torch.manual_seed(seed)
     q, k, v, dout = (torch.randn(1, heads, 2048, 16).bfloat16() for heads in (4, 2, 2, 4))
     q[..., width:] = dout[..., width:] = 0
+    q, k, v, dout = (each.to(device) for each in (q, k, v, dout))
     out, of_rows = kernel_forward(KERNEL, q, k, v, causal=True, scale=SCALE)
     gradients = kernel_backward(KERNEL, dout, q, k, v, out, of_rows, causal=True, scale=SCALE)
     named = zip(("dq", "dk", "dv"), gradients, strict=True)
@@ -151,6 +153,19 @@ def test_a_loops_autocast_does_not_reach_the_comparison():
     with torch.autocast("cpu", torch.bfloat16):
         found = compared(x)
     assert found == compared(x)
+
+
+@needs_gpu
+def test_a_gpu_compares_as_a_cpu_does_in_tf32_too(monkeypatch):
+    """The kernel's own errors differ: the GPU's result is compared on both."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    monkeypatch.setitem(lse.BLOCK_SCORES, "cuda", 2**20)
+    x = lone_call(device="cuda")
+    found, on_cpu = compared(x), compared({name: each.cpu() for name, each in x.items()})
+    assert found.errors == pytest.approx(on_cpu.errors, rel=0.02)
+    assert found.errors["dk_keys"] < 0.01
+    assert beyond(x) is None
+    assert beyond({**x, "dk": x["dk"] * 1.1}) == "dk_keys"
 
 
 def test_sums_over_queries_that_cancel_by_chance_are_no_fault():
