@@ -19,7 +19,7 @@ from bench.overhead import goal as step_goal
 from bench.passes import PASSES, calls
 from bench.passes.attention import row_errors, single_device
 from bench.passes.attention import section as attention_section
-from bench.passes.full_length import comparison as full_length
+from bench.passes.full_length import limits as full_length
 from bench.passes.full_length import section as full_length_section
 from bench.passes.memory import live_blocks
 from bench.passes.objective import rank as objective
@@ -130,10 +130,12 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("objective", f"{objective.CHANCE:.0f} * that step's error(gradient) / sqrt(n)"),
         ("error_ulps", ", ".join(f"{x:.0f} {name}" for name, x in attention_section.ERROR_FACTORS.items())),
         ("full_length", f"Of {full_length_section.SAMPLED_ROWS} tokens"),
-        ("full_length", f"max(floor, {full_length.ROW_FACTOR} * error of the control)"),
+        ("full_length", f"of {full_length_section.SAMPLED_KEYS} more, some on each rank"),
+        ("full_length", f"more than {full_length_section.CPU_SCORES:,} scores a rank"),
+        ("full_length", f"max(floor, {full_length.CONTROL_FACTOR} * error of the control)"),
         ("full_length", ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.GRADIENT_FLOORS.items())),
         ("full_length", ", ".join(f"{x:.2g} {dtype}" for dtype, x in full_length.IDENTITY_LIMITS.items())),
-        ("full_length", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in full_length.FLOORS.items())),
+        ("full_length", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in full_length.OUT_FLOORS.items())),
         ("training_signal", ", ".join(f"{limit.loss:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         ("training_signal", ", ".join(f"{limit.grad_norm:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         ("error_ulps", f"up to {row_errors.SAMPLED_TOKENS} tokens"),

@@ -123,7 +123,7 @@ FULL_LENGTH = Quantity(
     "full_length", "Attention at the measured length", "relative error",
     "How far attention is from float64 in one call of the cell's own inspected step.",
     ("full_length.errors", "full_length.limits", "full_length.tokens", "full_length.rows",
-     "full_length.reason"),
+     "full_length.keys", "full_length.reason", "full_length.keys_reason"),
 )  # fmt: skip
 OBJECTIVE_PARITY = Quantity(
     "objective_parity", "Objective parity", "relative error",

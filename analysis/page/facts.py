@@ -198,7 +198,8 @@ def _full_length(section: Mapping[str, Any] | None) -> str | None:
         return str(section["reason"])
     known = ((name, error) for name, error in section["errors"].items() if error is not None)
     errors = ", ".join(f"{name} {error:.1e}" for name, error in known)
-    return f"{errors or 'no number is finite'} of {section['rows']} rows at {section['tokens']:,} tokens"
+    sampled = f"{section['rows']} rows and {section.get('keys', 0)} keys"
+    return f"{errors or 'no number is finite'} of {sampled} at {section['tokens']:,} tokens"
 
 
 def _held(losses: Mapping[str, Any] | None) -> str | None:

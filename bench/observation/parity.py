@@ -17,9 +17,9 @@ from torch import Tensor
 
 from bench.finite import worst
 from bench.observation.attention import Captured, coarsest
-from bench.passes.full_length.comparison import Attention, Shards
 from bench.passes.full_length.comparison import compare as compare_rows
 from bench.passes.full_length.section import FullLength
+from bench.passes.full_length.shards import Attention, Shards
 from bench.passes.parity.exact import relative_error, whole_attention, whole_attention_flops
 from bench.passes.parity.limits import tensor_limit
 from bench.passes.parity.section import RankParity

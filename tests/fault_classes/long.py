@@ -66,6 +66,32 @@ def lose_the_gradient_of_the_keys(job, log):
     return run_cell(job, log)
 
 
+def enlarge_the_gradient_of_the_keys_by_a_tenth(job, log):
+    """Which no identity over all tokens tells from rounding in 16 bit."""
+
+    def enlarged(plain, self, q, k, v, causal):
+        k = k.view_as(k)
+        k.register_hook(lambda gradient: gradient * 1.1)
+        return plain(self, q, k, v, causal=causal)
+
+    replace_attention(job, lambda self, q: q.shape[2] * self.cell.sp_degree > MAX_TOKENS, enlarged)
+    return run_cell(job, log)
+
+
+def lose_a_hop_of_the_keys_of_one_head(job, log):
+    """Rank 0's queries add nothing to the gradient of the other rank's keys, of the last KV head."""
+
+    def backward(plain, kernel, dout, q, k, *rest, causal, scale):
+        dq, dk, dv = plain(kernel, dout, q, k, *rest, causal=causal, scale=scale)
+        is_long = max(q.shape[2], k.shape[2]) * job.cell.sp_degree > MAX_TOKENS
+        if is_long and not causal and job.rank == 0:
+            dk[:, -1] = 0
+        return dq, dk, dv
+
+    wrap(ring, "kernel_backward", backward)
+    return run_cell(job, log)
+
+
 def cut_the_loss_of_rank_1(job, log):
     """The second half of its tokens counts for nothing, after what entered the model was noted."""
 

@@ -1,8 +1,9 @@
 """One call of attention, held in shards by some ranks, against float64.
 
-Output and query gradient of some tokens are compared with float64, which takes a row of scores each. For the
-gradients of keys and values a row is no shorter than all scores, so two identities are asked instead, over
-all tokens and exact in exact arithmetic, with P the weights and dS the gradients of the scores:
+Output and query gradient of some tokens are compared with float64, which takes a row of scores each. The
+gradients of some keys and values are compared too where all scores are affordable: every query's LSE takes
+them. Of all tokens two identities are asked, exact in exact arithmetic, with P the weights and dS the
+gradients of the scores:
 
     sum_j dV_j V_j^T = sum_ij P_ij dO_i V_j^T = sum_i dO_i O_i^T
     sum_j dK_j K_j^T = sum_ij dS_ij Q_i K_j^T = sum_i Q_i dQ_i^T   (the scale is in dK and dQ)
@@ -12,49 +13,18 @@ Whatever is wrong in P and dS themselves shows in the sampled rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from bench.finite import worst
+from bench.passes.full_length.key_errors import key_errors
+from bench.passes.full_length.limits import GRADIENT_FLOORS, IDENTITY_LIMITS, OUT_FLOORS, limit_of
 from bench.passes.full_length.rows import Rows
-from bench.passes.full_length.section import SAMPLED_ROWS, FullLength
+from bench.passes.full_length.section import SAMPLED_ROWS, FullLength, why_no_keys
+from bench.passes.full_length.shards import Attention, Shards, drawn
 from bench.training.models import TORCH_DTYPES
-
-FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-5}
-"""Of rows, where control and strategy both err by rounding alone; for `out` in 16 bit the control decides."""
-ROW_FACTOR = 2.5
-"""A sound result errs at most so many times as much as the control does."""
-GRADIENT_FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-3, "fp16": 3e-2, "bf16": 3e-2}
-"""Of `dq`: torch's own kernel on a CPU errs more the longer the sequence, in bf16 by 6e-3 at 32k."""
-IDENTITY_LIMITS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-3, "fp16": 0.25, "bf16": 0.25}
-"""The same kernel adds `dk` and `dv` up in few bits, so that in 16 bit only gross errors are told from it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shards:
-    """How the ranks that share a sequence hold it, seen from one of them; every rank takes part in a call."""
-
-    positions: Tensor
-    """Of the tokens that this rank holds."""
-    ranks: int
-    whole: Callable[[Tensor], Tensor]
-    """[B, T, D] in token order from this rank's [B, S, D] and the others'."""
-    summed: Callable[[Tensor], Tensor]
-    """The sum over all of them."""
-    seed: int
-    """Another on every rank: it draws the rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """What was computed: in which dtype, with which scale of the scores and which mask."""
-
-    dtype: str
-    scale: float
-    causal: bool
 
 
 def compare(x: Mapping[str, Tensor], attention: Attention, shards: Shards) -> FullLength:
@@ -62,31 +32,36 @@ def compare(x: Mapping[str, Tensor], attention: Attention, shards: Shards) -> Fu
 
     `x` are q, k, v, out and their gradients, [B, heads, S, D] of this rank's shard.
     """
-    held, dtype = len(shards.positions), attention.dtype
-    local = drawn(held, -(-SAMPLED_ROWS // shards.ranks), shards.seed)
-    errors: dict[str, float] = {}
-    limits: dict[str, float] = {}
-    for name, (error, control) in _row_errors(x, attention, shards, local.to(x["q"].device)).items():
-        floor = GRADIENT_FLOORS[dtype] if name == "dq" else FLOORS.get(dtype, 0.0)
-        errors[name], limits[name] = error, max(floor, ROW_FACTOR * control)
-    for name, error in _identity_errors(x, shards).items():
-        errors[name], limits[name] = error, IDENTITY_LIMITS[dtype]
+    with torch.autocast(x["q"].device.type, enabled=False):  # a loop's own may still be on
+        local = drawn(len(shards.positions), -(-SAMPLED_ROWS // shards.ranks), shards.seed)
+        of_rows = _row_errors(x, attention, shards, local.to(x["q"].device))
+        of_sums = {
+            name: (error, IDENTITY_LIMITS[attention.dtype])
+            for name, error in _identity_errors(x, shards).items()
+        }
+        reason = why_no_keys(x["q"].device.type, _scores(x["q"], attention, shards))
+        keys, of_keys = (0, {}) if reason else key_errors(x, attention, shards)
+    found = {**of_rows, **of_sums, **{f"{name}_keys": each for name, each in of_keys.items()}}
     return FullLength(
-        tokens=held * shards.ranks, rows=len(local) * shards.ranks, errors=errors, limits=limits
+        tokens=shards.tokens,
+        rows=len(local) * shards.ranks,
+        keys=keys,
+        keys_reason=reason,
+        errors={name: error for name, (error, _) in found.items()},
+        limits={name: limit for name, (_, limit) in found.items()},
     )
 
 
-def drawn(held: int, count: int, seed: int) -> Tensor:
-    """Which of a rank's tokens are sampled, its last one always."""
-    generator = torch.Generator().manual_seed(seed)
-    others = torch.randperm(held - 1, generator=generator)[: min(held, count) - 1]
-    return torch.cat([others, torch.tensor([held - 1])])
+def _scores(q_BNSD: Tensor, attention: Attention, shards: Shards) -> int:
+    """That a rank has to make for the LSE of its queries, if all have equal parts."""
+    sequences, heads, held = q_BNSD.shape[:3]
+    return sequences * heads * held * shards.tokens // (2 if attention.causal else 1)
 
 
 def _row_errors(
     x: Mapping[str, Tensor], attention: Attention, shards: Shards, local: Tensor
 ) -> dict[str, tuple[float, float]]:
-    """The call's and the control's relative error of all ranks' sampled rows, by tensor."""
+    """Relative error and limit of all ranks' sampled rows, by tensor."""
     shared = x["q"].shape[1] // x["k"].shape[1]
     positions_R = shards.positions.to(local.device)[local]
     squares = torch.zeros(2, 3, dtype=torch.float64, device=local.device)  # found, control, exact
@@ -103,10 +78,13 @@ def _row_errors(
                 each = (found.double() - exact, plain.double() - exact, exact)
                 squares[which] += torch.stack([part.square().sum() for part in each])
     found, control, exact = shards.summed(squares).sqrt().T.tolist()
-    return {
-        name: (found[at] / exact[at], control[at] / exact[at]) if exact[at] else (found[at], 0.0)
-        for at, name in enumerate(("out", "dq"))
-    }
+    floors = {"out": OUT_FLOORS, "dq": GRADIENT_FLOORS}
+    errors = {}
+    for at, (name, floor) in enumerate(floors.items()):
+        size = exact[at] or 1.0
+        limit = limit_of(floor.get(attention.dtype, 0.0), control[at] / size)
+        errors[name] = found[at] / size, limit
+    return errors
 
 
 def _identity_errors(x: Mapping[str, Tensor], shards: Shards) -> dict[str, float]:

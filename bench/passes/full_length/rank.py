@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.attention.capture import CapturedCall
-from bench.passes.full_length.comparison import Attention, Shards, compare
+from bench.passes.full_length.comparison import compare
 from bench.passes.full_length.section import FullLength
+from bench.passes.full_length.shards import Attention, Shards
 from bench.passes.rank_pass import Measurement, RankPass, Steps
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Strategy

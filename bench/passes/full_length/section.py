@@ -12,11 +12,19 @@ from bench.record import Check
 
 SAMPLED_ROWS = 32
 """Over all ranks that share a sequence, of every head."""
+SAMPLED_KEYS = 32
+"""The same of dk and dv; of every KV head."""
+CPU_SCORES = 150_000_000
+"""A CPU rank makes no more for the LSE of its queries: about a second in float32, two in float64.
+Far beyond, torch's own kernel errs by more than a sound one may."""
+OF_ROWS, OF_KEYS = "attention at full length", "dk and dv of sampled keys"
 WHAT = {
     "out": "out of the sampled rows is off by",
     "dq": "dq of the sampled rows is off by",
     "dk": "dk and dq disagree about the scores' gradients by",
     "dv": "dv and out disagree about the weights by",
+    "dk_keys": "dk of the sampled keys is off by",
+    "dv_keys": "dv of the sampled keys is off by",
 }
 
 
@@ -27,9 +35,14 @@ class FullLength:
     tokens: int
     rows: int
     """Of `out` and `dq`, drawn anew for every cell, over all ranks of a sequence, of every head."""
+    keys: int = 0
+    """Of `dk_keys` and `dv_keys`, drawn and counted as rows are."""
+    keys_reason: str | None = None
+    """Why no keys were compared."""
     errors: dict[str, float]
     """Of `out` and `dq`: the length of the sampled rows' deviation from float64, relative to theirs.
-    Of `dk` and `dv`: by how much an identity over all tokens is missed, relative to its terms."""
+    Of `dk` and `dv`: by how much an identity over all tokens is missed, relative to its terms.
+    Of `dk_keys` and `dv_keys`: the sampled keys' deviation from float64, each relative to its own size."""
     limits: dict[str, float]
     reason: str | None = None
     """Why there are no errors."""
@@ -47,6 +60,8 @@ class FullLengthFacts(PassFacts[FullLength, FullLength]):
         return FullLength(
             tokens=parts[0].tokens,
             rows=parts[0].rows,
+            keys=parts[0].keys,
+            keys_reason=parts[0].keys_reason,
             errors=worst_by_name([part.errors for part in parts]),
             limits=worst_by_name([part.limits for part in parts]),
             reason=parts[0].reason,
@@ -65,17 +80,25 @@ class FullLengthFacts(PassFacts[FullLength, FullLength]):
 
     def checks(self, cell: RunConfig, section: FullLength | None) -> list[Check]:  # noqa: ARG002
         """Of one call."""
-        made = section is not None and section.reason is None
+        if section is None:
+            return [Check(what=what, against="float64", reason=NOT_RUN) for what in (OF_ROWS, OF_KEYS)]
         return [
-            Check(
-                what="attention at full length",
-                against="float64",
-                tokens=section.tokens if section is not None and made else None,
-                rows=section.rows if section is not None and made else None,
-                steps=1 if made else None,
-                reason=NOT_RUN if section is None else section.reason,
-            )
+            _check(OF_ROWS, section.tokens, section.rows, section.reason),
+            _check(OF_KEYS, section.tokens, section.keys, section.reason or section.keys_reason),
         ]
+
+
+def _check(what: str, tokens: int, sampled: int, reason: str | None) -> Check:
+    if reason is not None:
+        return Check(what=what, against="float64", reason=reason)
+    return Check(what=what, against="float64", tokens=tokens, rows=sampled, steps=1)
+
+
+def why_no_keys(device_type: str, scores: int) -> str | None:
+    """Why no keys are sampled of a call whose LSE takes a rank so many scores; None where they are."""
+    if device_type != "cpu" or scores <= CPU_SCORES:
+        return None
+    return f"takes {scores:.1e} scores a rank, more than the {CPU_SCORES:.1e} that a CPU is given"
 
 
 FACTS = FullLengthFacts()

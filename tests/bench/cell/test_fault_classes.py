@@ -19,6 +19,7 @@ WORDS = (
 )  # fmt: skip
 LONG = ("seq_len=2k",)
 ROWS = "attention at 2,048 tokens: out of the sampled rows is off"
+KEYS = "attention at 2,048 tokens: dk of the sampled keys is off"
 ATTENTION = "rank 0, parity: attention parity: "
 
 
@@ -30,6 +31,8 @@ ALONE = {
     long.keep_own_keys_instead_of_received_ones: (("strategy=ring", *LONG), ROWS),
     long.see_the_last_1024_tokens_only: (LONG, ROWS),
     long.lose_the_gradient_of_the_keys: (LONG, "attention at 2,048 tokens: dk and dq disagree"),
+    long.enlarge_the_gradient_of_the_keys_by_a_tenth: (LONG, KEYS),
+    long.lose_a_hop_of_the_keys_of_one_head: (("strategy=ring", *LONG), KEYS),
     engine.keep_the_last_micro_step_only: (("engine=zero3", "grad_accum=2"), gradient("", "zero3")),
     engine.ignore_the_loss_of_rank_1: (("engine=fsdp2",), gradient("", "fsdp2")),
     engine.sum_gradients_instead_of_averaging: (("engine=fsdp2",), gradient("", "fsdp2")),
@@ -79,6 +82,7 @@ HELD = {
     unwatched.exchange_while_looked_at_only: (("measure.trace=true",), "step 0: the loss"),
 }
 FAST = {
+    long.enlarge_the_gradient_of_the_keys_by_a_tenth,
     engine.keep_the_last_micro_step_only,
     engine.enlarge_gradients_a_little,
     engine.freeze_a_matrix,

@@ -121,6 +121,7 @@ def test_the_record_says_what_of_a_loop_was_compared_and_what_never_is(record):
     assert compared == {
         "attention": 1,
         "attention at full length": 1,
+        "dk and dv of sampled keys": 1,
         "tokens": 1,
         "collective calls of traced steps": 5,
     }

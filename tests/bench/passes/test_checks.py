@@ -91,12 +91,16 @@ def test_steps_that_no_reference_held_are_told_from_those_that_one_did(told, hel
     assert (found["tokens"].steps, found["tokens"].of_steps, found["tokens"].holds_steps) == (14, 14, False)
 
 
-def test_attention_at_full_length_says_how_many_rows_or_why_none():
-    section = FullLength(tokens=4096, rows=32, errors={"out": 0.0}, limits={"out": 1.0})
-    (found,) = PASSES["full_length"].checks(CELL, section)
-    assert (found.tokens, found.rows, found.steps, found.reason) == (4096, 32, 1, None)
-    (found,) = PASSES["full_length"].checks(CELL, replace(section, rows=0, errors={}, reason="no gradients"))
-    assert (found.tokens, found.rows, found.steps, found.reason) == (None, None, None, "no gradients")
+def test_attention_at_full_length_says_how_many_rows_and_keys_or_why_none():
+    section = FullLength(tokens=4096, rows=32, keys=16, errors={"out": 0.0}, limits={"out": 1.0})
+
+    def told(**other):
+        found = PASSES["full_length"].checks(CELL, replace(section, **other))
+        return [(each.tokens, each.rows, each.steps, each.reason) for each in found]
+
+    assert told() == [(4096, 32, 1, None), (4096, 16, 1, None)]
+    assert told(keys=0, keys_reason="too long") == [(4096, 32, 1, None), (None, None, None, "too long")]
+    assert told(rows=0, keys=0, reason="no gradients") == [(None, None, None, "no gradients")] * 2
 
 
 def test_parity_of_another_cell_says_whose_it_is_and_each_of_its_checks_stands_by_itself():

@@ -1,0 +1,105 @@
+"""How far dk and dv of sampled keys are from float64, and how far they may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bench.passes.full_length.keys import Keys
+from bench.passes.full_length.limits import GRADIENT_FLOORS, limit_of
+from bench.passes.full_length.lse import log_sum_exp
+from bench.passes.full_length.section import SAMPLED_KEYS
+from bench.passes.full_length.shards import Attention, Shards, drawn
+from bench.training.models import TORCH_DTYPES
+
+HALVES = (torch.float16, torch.bfloat16)
+GRADIENTS = ("dk", "dv")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The sampled keys of a sequence, seen from one rank."""
+
+    local: Tensor
+    """Which of this rank's tokens they are."""
+    positions: Tensor
+    """Of all ranks' keys, ascending."""
+    own: Tensor
+    """Where this rank's stand among them."""
+
+    @classmethod
+    def of(cls, shards: Shards, device: torch.device) -> Sample:
+        local = drawn_keys(len(shards.positions), -(-SAMPLED_KEYS // shards.ranks), shards.seed)
+        held = shards.positions[local]
+        is_sampled = torch.zeros(shards.tokens).index_fill(0, held, 1.0)
+        positions = shards.summed(is_sampled.to(device)).nonzero()[:, 0]
+        own = torch.searchsorted(positions, held.to(device))
+        return cls(local.to(device), positions, own)
+
+
+def drawn_keys(held: int, count: int, seed: int) -> Tensor:
+    """Which of a rank's tokens are sampled as keys, its first one always.
+
+    Queries of every rank see that one, in every layout, so that every hop of a ring has a part in it.
+    """
+    return held - 1 - drawn(held, count, ~seed)
+
+
+def key_errors(
+    x: Mapping[str, Tensor], attention: Attention, shards: Shards
+) -> tuple[int, dict[str, tuple[float, float]]]:
+    """How many keys were sampled; error and limit of dk and dv, of the KV head that is worst by its limit."""
+    sample = Sample.of(shards, x["q"].device)
+    parts = zip(*_parts(x, attention, shards, sample), strict=True)
+    exact, control, terms = (shards.summed(torch.stack(each, dim=1)) for each in parts)
+    sizes = torch.maximum(exact.square().sum(dim=-1), terms)
+    found = torch.stack([x[name].transpose(0, 1).index_select(2, sample.local) for name in GRADIENTS])
+    plain = control.to(TORCH_DTYPES[attention.dtype])[..., sample.own, :]
+    errors = [
+        _relative(each.double() - exact[..., sample.own, :], sizes[..., sample.own])
+        for each in (found, plain)
+    ]
+    means = shards.summed(torch.stack(errors, dim=-1)) / sizes[0, 0].numel()
+    worst = (_worst(by_head, GRADIENT_FLOORS[attention.dtype]) for by_head in means.sqrt().tolist())
+    return len(sample.positions), dict(zip(GRADIENTS, worst, strict=True))
+
+
+def _parts(
+    x: Mapping[str, Tensor], attention: Attention, shards: Shards, sample: Sample
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """By KV head, what this rank's queries add: exact and as the control has it [2, B, keys, D], terms."""
+    dtype = TORCH_DTYPES[attention.dtype]
+    # Products of numbers of 24 bits and more need float64: the process may have let float32 ones use TF32.
+    wide = torch.float32 if dtype in HALVES else torch.float64
+    hidden_SR = sample.positions > shards.positions.to(sample.positions.device)[:, None]
+    hidden_SR = hidden_SR & attention.causal
+    shared = x["q"].shape[1] // x["k"].shape[1]
+    for head in range(x["k"].shape[1]):
+        k_BTD, v_BTD = (shards.whole(x[name][:, head]) for name in ("k", "v"))
+        k, v = (whole.index_select(1, sample.positions) for whole in (k_BTD, v_BTD))
+        k_BTD = k_BTD.to(wide)
+        sums = []
+        for query in range(head * shared, (head + 1) * shared):
+            q, out, dout = (x[name][:, query] for name in ("q", "out", "dout"))
+            lse = log_sum_exp(
+                q.to(wide), k_BTD, shards.positions, scale=attention.scale, causal=attention.causal
+            )
+            keys = Keys(q, out, dout, lse, k, v, hidden_SR, attention.scale)
+            sums.append((*keys.exact(), keys.rounded(dtype).double()))
+        exact, terms, control = (torch.stack(each).sum(dim=0) for each in zip(*sums, strict=True))
+        yield exact, control, terms
+
+
+def _relative(difference: Tensor, sizes: Tensor) -> Tensor:
+    """By gradient and KV head, [2, heads]: squared deviations of its keys, each relative to that key's."""
+    return (difference.square().sum(dim=-1) / sizes.where(sizes > 0, 1.0)).sum(dim=(2, 3))
+
+
+def _worst(by_head: list[tuple[float, float]], floor: float) -> tuple[float, float]:
+    """Error and limit of the head whose error is the largest share of its limit."""
+    limited = [(error, limit_of(floor, control)) for error, control in by_head]
+    return max(limited, key=lambda each: each[0] / each[1] if math.isfinite(each[0]) else math.inf)

@@ -1,0 +1,45 @@
+"""How the ranks that share a sequence hold one call of attention, and which of its tokens are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """How the ranks that share a sequence hold it, seen from one of them; every rank takes part in a call."""
+
+    positions: Tensor
+    """Of the tokens that this rank holds."""
+    ranks: int
+    whole: Callable[[Tensor], Tensor]
+    """[B, T, D] in token order from this rank's [B, S, D] and the others'."""
+    summed: Callable[[Tensor], Tensor]
+    """The sum over all of them."""
+    seed: int
+    """Another on every rank: it draws rows and keys."""
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole sequence."""
+        return len(self.positions) * self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What was computed: in which dtype, with which scale of the scores and which mask."""
+
+    dtype: str
+    scale: float
+    causal: bool
+
+
+def drawn(held: int, count: int, seed: int) -> Tensor:
+    """Which of a rank's tokens are sampled, its last one always."""
+    generator = torch.Generator().manual_seed(seed)
+    others = torch.randperm(held - 1, generator=generator)[: min(held, count) - 1]
+    return torch.cat([others, torch.tensor([held - 1])])
