@@ -66,7 +66,10 @@ def test_a_sweep_ends_in_records_tables_figures_and_a_page(swept, records):
     assert "6/6" in done.stdout
     logs = [path.read_text() for path in out.glob("cells/*/rank_0.log")]
     assert len(logs) == 6
-    assert not any("Warning" in log for log in logs)
+    # torch 2.11 says of every profiler that it "clears events at the end of each cycle".
+    assert not any(
+        "Warning" in log.replace("UserWarning: Warning: Profiler clears events", "") for log in logs
+    )
 
 
 @pytest.mark.ranks

@@ -16,7 +16,8 @@ def test_matrix_parameters_are_what_torch_counts_in_a_forward():
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, 64, dtype=torch.long))
     counted = counter.get_flop_counts()["Global"]
-    dense = sum(flops for operator, flops in counted.items() if "mm" in str(operator))
+    # Rotary angles are a batched product in some versions of transformers.
+    dense = sum(flops for operator, flops in counted.items() if str(operator) in ("aten.mm", "aten.addmm"))
     assert dense == 2 * matrix_parameters(cell.model) * 64
 
 

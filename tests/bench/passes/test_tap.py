@@ -123,6 +123,17 @@ def waited(tensors):
     return [tensor + 0 for tensor in tensors]
 
 
+def offered(make, rank, given):
+    """Make a call; False where this torch's gloo has none of its kind, as 2.11's has no `alltoall`."""
+    try:
+        make(rank, given)
+    except RuntimeError as error:
+        if "does not support" in str(error):
+            return False
+        raise
+    return True
+
+
 def call_everything(job, log):
     """A rank's whole life: every call of CALLS, tapped and profiled."""
     join(job)
@@ -133,7 +144,9 @@ def call_everything(job, log):
             profile(activities=[ProfilerActivity.CPU]) as profiled,
             CommunicationTap(AttentionWatch()) as tap,
         ):
-            make(job.rank, given)
+            is_offered = offered(make, job.rank, given)
+        if not is_offered:
+            continue
         events = [event.name for event in profiled.events() if event.name.startswith("gloo:")]
         kinds = [call.kind for call in tap.calls]
         seen[name] = {"kinds": kinds, "bytes": [call.sent_bytes for call in tap.calls], "events": events}
@@ -156,6 +169,8 @@ def reports(launcher, tmp_path_factory):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_each_rank_sends_the_bytes_that_the_call_takes_and_gloo_names_it_as_the_table_does(reports, name):
+    if name not in reports[0]["seen"]:
+        pytest.skip("this torch's gloo has no such call")
     found = [report["seen"][name] for report in reports]
     assert [each["bytes"] for each in found] == [[round(sent * MIB)] for sent in SENT_MIB[name]]
     for each in found:
