@@ -14,6 +14,7 @@ LAST = ("test_training_equivalence.py", "test_traced_ranks.py", "test_allocation
 """Files that whichever worker is done first takes, with a server of its own, so that both end together."""
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers have a core each
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # ranks with two threads wait without taking the other's core
 
 
 @pytest.fixture(scope="session")
