@@ -82,7 +82,6 @@ HELD = {
     unwatched.exchange_while_looked_at_only: (("measure.trace=true",), "step 0: the loss"),
 }
 FAST = {
-    long.enlarge_the_gradient_of_the_keys_by_a_tenth,
     engine.keep_the_last_micro_step_only,
     engine.enlarge_gradients_a_little,
     engine.freeze_a_matrix,

@@ -108,7 +108,13 @@ TRACED_OF_CELL = {LONG: 1}
 CELLS[LONG] = ("strategy=ring", "engine=fsdp2", "measure.budget_s=0.001")
 
 
-@pytest.mark.parametrize("case", CELLS)
+COVERED = ("usp", "ring_flash_attn ", "ulysses ddp")
+"""Of the collectives that these make, others have each kind."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case.startswith(COVERED) else ()) for case in CELLS]
+)
 def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked_once(
     launcher, tmp_path, case
 ):
