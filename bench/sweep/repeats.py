@@ -147,18 +147,21 @@ def planned_line(cells: Sequence[RunConfig]) -> str | None:
 
 def chosen_line(choice: Choice, cells: Sequence[RunConfig]) -> str | None:
     """How many processes there will be at which lengths, and why no more; None where none are lacking."""
-    lines = [_of_length(seq_len, more, _budget(cells)) for seq_len, more in sorted(choice.items())]
+    lengths: dict[str, list[str]] = {}
+    for seq_len, more in sorted(choice.items()):
+        outcome = _outcome(more, _budget(cells))
+        lengths.setdefault(outcome, []).append(length_label(seq_len))
+    lines = [outcome.format(lengths=", ".join(at)) for outcome, at in lengths.items()]
     return f"measure.repeats={AUTO}: {'; '.join(lines)}" if lines else None
 
 
-def _of_length(seq_len: int, more: More, budget: str) -> str:
-    length, enough = length_label(seq_len), more.has + more.lacks
-    has = "one process" if more.has == 1 else f"{more.has} processes"
-    gets = f"{more.has + more.gets} processes" if more.gets else has
-    line = f"{gets} of each cell at {length}"
+def _outcome(more: More, budget: str) -> str:
+    """In words, the same for lengths of the same outcome."""
+    will_have = more.has + more.gets
+    line = f"{'one process' if will_have == 1 else f'{will_have} processes'} of each cell at {{lengths}}"
     if more.gets:
         line += f" ({more.gets} more, about {duration_label(more.more_s)})"
-    return line if more.gets == more.lacks else f"{line}: {enough} would not fit {budget}"
+    return line if more.gets == more.lacks else f"{line}: {more.has + more.lacks} would not fit {budget}"
 
 
 def _shuffled(cells: Sequence[RunConfig], seed: str) -> list[RunConfig]:

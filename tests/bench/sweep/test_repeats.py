@@ -188,7 +188,8 @@ def test_a_sweep_that_broke_off_goes_on_with_the_repeats_it_had_chosen(swept, tm
 
 
 def test_one_process_each_becomes_six_by_the_command_that_decides(swept):
-    swept("measure.repeats_budget_s=1")
+    said, _ = swept("measure.repeats_budget_s=1")
+    assert "one process of each cell at 1k, 2k: 6 would not fit measure.repeats_budget_s=1\n" in said
     _, ran = swept("measure.repeats=6", "resume=true")
     assert sorted(ran) == sorted(
         (n, repeat) for n in (1024, 2048) for repeat in range(1, 6) for _ in STRATEGIES
