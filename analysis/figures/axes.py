@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
@@ -59,6 +60,9 @@ def scale_y(axes: Axes, values: pd.Series[float], *, is_linear: bool = False) ->
     low, high = values.min(), values.max()
     if not is_linear and low > 0 and high / low > LOG_FROM_RATIO:
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(
+            NullFormatter()
+        )  # it knows no sizes, and names powers of ten between them
     else:
         axes.set_ylim(bottom=0)
         if high > 0 and math.isfinite(high):

@@ -284,6 +284,13 @@ def test_sizes_on_a_logarithmic_axis_are_powers_of_two(cells_of):
     assert {math.log2(tick) % 1 for tick in axes.get_yticks()} == {0}
 
 
+def test_between_the_powers_of_two_nothing_is_named(cells_of):
+    """As between 19 and 440 MiB, where matplotlib would."""
+    memory = [{"peak_allocated_bytes": [size * 2**20]} for size in (19, 150, 440)]
+    records = [make_record(config={"seq_len": 8192 * 2**i}, memory=each) for i, each in enumerate(memory)]
+    assert not overlaps_in(build_figure("peak_memory", cells_of(records)))
+
+
 def test_a_memory_axis_says_where_its_ticks_are(cells_of):
     axes = axes_of("peak_memory", cells_of([make_record(memory={"peak_allocated_bytes": [2 * 2**30]})]))
     labels = [axes.yaxis.get_major_formatter()(tick, None) for tick in axes.get_yticks()]
