@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from bench.config import ConfigError, ExitCode
-from bench.environment import REPOSITORY
+from bench.environment import REPOSITORY, this_machine
 from bench.runbook.dry_run import resolved
 from bench.runbook.runbook import Runbook, Step, read_runbook
 
@@ -38,11 +38,18 @@ def main(words: Sequence[str] | None = None) -> int:
         if given.dry_run:
             _show(book, given.out)
             return ExitCode.OK
+        _refuse_fewer_gpus(book.target.gpus, len(this_machine().gpus))
         steps = book.from_step(given.start) if given.start else book.steps
     except ConfigError as error:
         print(error, file=sys.stderr)
         return ExitCode.REQUEST_WRONG
     return _run(book, steps, given.out.resolve())
+
+
+def _refuse_fewer_gpus(needed: int, found: int) -> None:
+    """Raises ConfigError where too few are there: on CPU ranks steps would end well and show nothing."""
+    if found < needed:
+        raise ConfigError(f"the steps are for {needed} GPUs, and {found} are visible here; add --dry-run")
 
 
 def _show(book: Runbook, out: Path) -> None:

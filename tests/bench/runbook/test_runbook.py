@@ -64,7 +64,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_mistake_in_a_command_is_one_line_and_nothing_runs(tmp_path, capsys, case):
     step, said = WRONG[case]
-    assert main([str(book(tmp_path, ("wrong", *step))), "--dry-run"]) == 2
+    assert main([str(book(tmp_path, ("wrong", *step), gpus=4)), "--dry-run"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
 
@@ -84,6 +84,13 @@ def test_steps_run_in_order_and_the_first_that_fails_ends_the_run_with_what_that
     assert (tmp_path / "out" / "first.log").read_text() == "7\n"
     assert not (tmp_path / "out" / "third.log").exists()
     assert main([str(path), "--out", str(tmp_path / "out"), "--start", "third"]) == 0
+
+
+def test_with_too_few_gpus_no_step_runs(tmp_path, capsys):
+    path = book(tmp_path, FIRST, gpus=99)
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 2
+    assert "the steps are for 99 GPUs, and" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_step_that_fails_may_only_skip_what_would_fail_with_it(tmp_path):
