@@ -32,13 +32,10 @@ def test_there_is_one_for_each_machine_and_the_published_speed_is_decided():
     assert CLAIM in decided
 
 
-def book(folder, *steps):
+def book(folder, *steps, gpus=0):
     """A runbook's file of these steps: name, command and what is added."""
-    lines = [
-        "purpose: a test",
-        "target: {gpu: NVIDIA H100 80GB HBM3, gpus: 4, cores: 8, memory_gib: 64}",
-        "steps:",
-    ]
+    target = f"{{gpu: NVIDIA H100 80GB HBM3, gpus: {gpus}, cores: 8, memory_gib: 64}}"
+    lines = ["purpose: a test", f"target: {target}", "steps:"]
     for name, command, *more in steps:
         fields = [f"name: {name}", "minutes: 0.1", f"command: '{command}'", "expects: a", "failure_means: b"]
         lines.append(f"  - {{{', '.join([*fields, *more])}}}")
