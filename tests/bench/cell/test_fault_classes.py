@@ -40,7 +40,10 @@ ALONE = {
     engine.lose_the_gradient_of_a_matrix: (("engine=zero3",), gradient("mlp.down_proj", "zero3")),
     engine.freeze_a_matrix: (("engine=fsdp2",), "the gradient of .*mlp.down_proj.weight is missing or not"),
     engine.never_reduce: ((), gradient("")),
-    engine.recompute_with_other_positions: (("strategy=ring", "checkpointing=true"), gradient("[qk]_(norm|proj)")),
+    engine.recompute_with_other_positions: (
+        ("strategy=ring", "checkpointing=true"),
+        gradient("[qk]_(norm|proj)"),
+    ),
     engine.recompute_with_dropout: (("checkpointing=true",), gradient("mlp.down_proj")),
     late.fetch_the_others_data_later: (
         ("strategy=local", "dp_shard=2"), "step 2: the ranks saw other tokens",
