@@ -101,6 +101,8 @@ def _failure(step: Step, out: Path) -> str | None:
             file.write(line)
     if process.wait() != 0:
         return f"exit code {process.returncode}, see {log}"
+    if "pytest" in words and " passed" not in log.read_text():
+        return f"every test was skipped, see {log}"
     return _unfulfilled(step, out)
 
 

@@ -71,7 +71,7 @@ def _script(program: str, words: Sequence[str], machine: Machine) -> str:
 
 
 def _sweep(words: Sequence[str], machine: Machine) -> str:
-    """How many cells there would be on that machine, and why some of them could not run."""
+    """How many cells there would be on that machine; raises ConfigError where one of them could not run."""
     try:
         raws = [*_composed(readable_by_hydra(words))]
     except (HydraException, OmegaConfBaseException) as error:

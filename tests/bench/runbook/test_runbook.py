@@ -97,6 +97,13 @@ def test_a_step_that_fails_may_only_skip_what_would_fail_with_it(tmp_path):
     assert not (tmp_path / "between.log").exists()
 
 
+@pytest.mark.parametrize(("mark", "code"), [("@pytest.mark.skip\n", 1), ("", 0)])
+def test_tests_that_are_all_skipped_show_nothing_and_fail(tmp_path, mark, code):
+    (tmp_path / "test_it.py").write_text(f"import pytest\n\n{mark}def test_it():\n    pass\n")
+    path = book(tmp_path, ("tests", f"pytest -c /dev/null -p no:cacheprovider {tmp_path}/test_it.py"))
+    assert main([str(path), "--out", str(tmp_path)]) == code
+
+
 def test_a_sweep_whose_rows_are_not_as_expected_fails(tmp_path, capfd):
     (tmp_path / "swept").mkdir()
     (tmp_path / "swept" / "summary.csv").write_text("status,mfu_causal\nok,0.4\nok,0.1\n")
