@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Final, Literal
 
@@ -24,6 +24,9 @@ OWN = "own"
 """A choice that is somebody's own code, not one of the tables'."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 MASKS = ("causal", "full")
+OPTIMIZERS = ("adamw", "sgd")
+SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
+"""Of the learning rate, by transformers' names."""
 
 
 class ExitCode(IntEnum):
@@ -143,6 +146,34 @@ class WorkloadConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """How gradients become updates."""
+
+    name: str = "adamw"
+    learning_rate: float = 1e-3
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    """Optimizer steps until the full learning rate."""
+    schedule_steps: int = 1000
+    """Optimizer steps after which a schedule that falls has reached 0."""
+    max_grad_norm: float = 1.0
+    """Gradients of a larger norm are scaled down to this; 0 for none."""
+
+    def __post_init__(self) -> None:
+        _refuse_other("optimizer.name", self.name, (*OPTIMIZERS, NOT_USED))
+        _refuse_other("optimizer.schedule", self.schedule, SCHEDULES)
+        _refuse_below(
+            0,
+            {
+                "optimizer.learning_rate": self.learning_rate,
+                "optimizer.warmup_steps": self.warmup_steps,
+                "optimizer.max_grad_norm": self.max_grad_norm,
+            },
+        )
+        _refuse_below(1, {"optimizer.schedule_steps": self.schedule_steps})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureConfig:
     """How much of what is measured."""
 
@@ -211,6 +242,8 @@ class RunConfig:
     """How parameters, gradients and optimizer state are sharded."""
     trainer: str
     """Whose training loop runs."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Cells of before it was a choice had AdamW's defaults."""
     workload: WorkloadConfig
     data: DataConfig
     mode: str

@@ -14,6 +14,7 @@ from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.cell.outcome import ANALYTIC_FLOPS
 from bench.cell.run import MODES
+from bench.cost.memory import OPTIMIZER_MOMENTS
 from bench.environment import REPOSITORY
 from bench.request import resolve
 from bench.request.choices import CONF, option_of, read_option
@@ -24,6 +25,7 @@ from bench.training.data import SOURCES
 from bench.training.engines import ENGINES
 from bench.training.loss import LOSSES
 from bench.training.models import FAMILIES
+from bench.training.optimizer import OPTIMIZERS
 from bench.training.trainers import TRAINERS
 from bench.workloads import WORKLOADS
 
@@ -148,6 +150,7 @@ def names(group):
     [
         ("strategy", STRATEGIES.ours),
         ("engine", ENGINES),
+        ("optimizer", OPTIMIZERS),
         ("trainer", TRAINERS),
         ("data", SOURCES),
         ("workload", WORKLOADS),
@@ -171,6 +174,7 @@ def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
     assert list(KERNEL_FACTS) == list(KERNELS)
     assert DEFAULT_KERNEL in KERNELS
     assert set(resolve.DATA) == set(SOURCES)
+    assert set(resolve.OPTIMIZERS) == set(OPTIMIZERS) == set(OPTIMIZER_MOMENTS)
     assert set(resolve.LOSSES) == set(LOSSES)
     assert set(resolve.MODES) == set(MODES)
     assert set(resolve.TRAINERS) == set(TRAINERS)

@@ -25,7 +25,7 @@ from bench.strategies import STRATEGIES
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 REFERENCE_STRATEGY = "local"
 """Takes the place of any other reference: one device, nothing exchanged."""
-DECIDES = ("seq_len", "model", "data", "seed", "dtype", "engine", "trainer", "env")
+DECIDES = ("seq_len", "model", "data", "seed", "dtype", "engine", "optimizer", "trainer", "env")
 """Of a cell's fields those that decide what it trains on and from what."""
 
 

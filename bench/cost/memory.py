@@ -24,6 +24,8 @@ CHUNK_ROWS = 1024
 """Rows of logits of a chunked loss: CHUNK_TOKENS of `training`, which this package must not import."""
 HEAD_NORM_FAMILIES = ("qwen3",)
 """Models that normalise each head of Q and K."""
+OPTIMIZER_MOMENTS: Mapping[str, int] = {"adamw": 2, "sgd": 1}
+"""Numbers that an optimizer keeps of each parameter: running means of gradients, and of their squares."""
 MAX_LIVE_PARAMETERS = 1_000_000_000
 """Of ZeRO-3: `stage3_max_live_parameters` and `stage3_max_reuse_distance`, DeepSpeed's defaults. The layers
 that backward needs first stay gathered after forward."""
@@ -181,7 +183,7 @@ def _zero3(cell: RunConfig) -> EngineMemory:
     shards = cell.cluster.world_size
     head = _head_parameters(cell.model) * e
     return EngineMemory(
-        states=(2 * e + 3 * FLOAT32_BYTES) * count // shards,
+        states=(2 * e + (1 + _moments(cell)) * FLOAT32_BYTES) * count // shards,
         gathered=e * min(count, MAX_LIVE_PARAMETERS) if shards > 1 else 0,
         head_gradient=head,
         layer_gradients=e * _one_layer(cell.model) + (head if cell.model.tied_embeddings else 0),
@@ -198,7 +200,7 @@ def _fsdp2(cell: RunConfig) -> EngineMemory:
     layers = layer_parameters(cell.model)
     head = _head_parameters(cell.model) * e
     return EngineMemory(
-        states=4 * wide * count // (cell.sp_degree * cell.dp_shard),
+        states=(2 + _moments(cell)) * wide * count // (cell.sp_degree * cell.dp_shard),
         gathered=e * (count - layers + 2 * _one_layer(cell.model)),
         head_gradient=head,
         layer_gradients=(e + wide) * _one_layer(cell.model) + (head if cell.model.tied_embeddings else 0),
@@ -210,7 +212,7 @@ def _ddp(cell: RunConfig) -> EngineMemory:
     """Everything on every rank; autocast keeps a low-precision copy of each weight for the step."""
     count, e, wide = parameters(cell.model), DTYPE_BYTES[cell.dtype], _wide_bytes(cell)
     return EngineMemory(
-        states=4 * wide * count,
+        states=(2 + _moments(cell)) * wide * count,
         gathered=e * count if _is_autocast(cell) else 0,
         head_gradient=_head_parameters(cell.model) * e,
         layer_gradients=e * _one_layer(cell.model),
@@ -223,6 +225,10 @@ ENGINE_MEMORY: Mapping[str, Callable[[RunConfig], EngineMemory]] = {
     "fsdp2": _fsdp2,
     "zero3": _zero3,
 }
+
+
+def _moments(cell: RunConfig) -> int:
+    return OPTIMIZER_MOMENTS[cell.optimizer.name]
 
 
 def _is_autocast(cell: RunConfig) -> bool:

@@ -23,7 +23,7 @@ from bench.passes.timing.clock import StepClock
 from bench.passes.trace.trace import StepTracer
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import FedTokens
-from bench.training.engines import DDP, MAX_GRAD_NORM
+from bench.training.engines import DDP
 from bench.workloads.train import Train
 
 TimeMs = Callable[[int], float]
@@ -115,9 +115,11 @@ class Kinds:
         with engine.autocast:
             loss_sum = engine.module(batch.input_ids, batch.labels, batch.position_ids)
             (loss_sum * (groups.world_size / valid)).backward()
-        torch.nn.utils.clip_grad_norm_(engine.model.parameters(), MAX_GRAD_NORM)
-        engine.optimizer.step()
-        engine.optimizer.zero_grad()
+        optimizer, schedule = engine.updater.optimizer, engine.updater.schedule
+        torch.nn.utils.clip_grad_norm_(engine.model.parameters(), cell.optimizer.max_grad_norm)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
 
     def _timed_step(self, number: int) -> None:
         clock = StepClock(self.workload.rank.device)

@@ -13,11 +13,14 @@ from bench.config import (
     DTYPE_BYTES,
     MASKS,
     NOT_USED,
+    OPTIMIZERS,
+    SCHEDULES,
     ClusterConfig,
     ConfigError,
     DataConfig,
     MeasureConfig,
     ModelConfig,
+    OptimizerConfig,
     RunConfig,
     WorkloadConfig,
 )
@@ -49,6 +52,7 @@ KNOWN_KEYS: Mapping[str, list[str]] = {
     "": [*(name for name in _names(RunConfig) if name != "options"), "resume", "sweep_dir"],
     "model": _names(ModelConfig),
     "engine": ["name"],
+    "optimizer": _names(OptimizerConfig),
     "trainer": ["name"],
     "workload": _names(WorkloadConfig),
     "data": _names(DataConfig),
@@ -75,6 +79,7 @@ def _attention_alone(cell: RunConfig) -> RunConfig:
         cell,
         model=replace(cell.model, num_layers=1, path=None),
         engine=NOT_USED,
+        optimizer=OptimizerConfig(name=NOT_USED),
         trainer=NOT_USED,
         grad_accum=1,
         checkpointing=False,
@@ -102,6 +107,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         dtype=values.choice("dtype", raw["dtype"], DTYPE_BYTES),
         model=model,
         engine=values.choice("engine", raw["engine"]["name"], ENGINES),
+        optimizer=_optimizer(raw["optimizer"]),
         trainer=values.choice("trainer", raw["trainer"]["name"], TRAINERS),
         workload=WorkloadConfig(
             name=values.choice("workload", raw["workload"]["name"], WORKLOADS),
@@ -181,6 +187,19 @@ def _kernel(raw: Any) -> str:
 def _checkpointing(raw: Any, device: str) -> bool:
     """On a GPU memory runs out first: without checkpointing a 4B model keeps 6 MB a token."""
     return device == "cuda" if raw == AUTO else values.flag("checkpointing", raw)
+
+
+def _optimizer(raw: Raw) -> OptimizerConfig:
+    return OptimizerConfig(
+        name=values.choice("optimizer", raw["name"], OPTIMIZERS),
+        learning_rate=values.positive("optimizer.learning_rate", raw["learning_rate"], example="1e-3"),
+        schedule=values.choice("optimizer.schedule", raw["schedule"], SCHEDULES),
+        warmup_steps=values.whole("optimizer.warmup_steps", raw["warmup_steps"], least=0),
+        schedule_steps=values.whole("optimizer.schedule_steps", raw["schedule_steps"]),
+        max_grad_norm=values.positive(
+            "optimizer.max_grad_norm", raw["max_grad_norm"], example="1.0", or_zero=True
+        ),
+    )
 
 
 def _data(raw: Raw) -> DataConfig:

@@ -65,12 +65,12 @@ def seconds(key: str, value: Any, *, or_none: bool = False) -> float:
     return float(value)
 
 
-def positive(key: str, value: Any, *, example: str) -> float:
-    """A positive, finite number."""
-    if not _is_number(value) or not math.isfinite(value) or value <= 0:
-        raise ConfigError(
-            f"{key}={shown(value)}: must be a positive number; write for example {key}={example}"
-        )
+def positive(key: str, value: Any, *, example: str, or_zero: bool = False) -> float:
+    """A positive, finite number; 0 too where there may be `or_zero`."""
+    is_good = _is_number(value) and math.isfinite(value) and (value > 0 or (or_zero and value == 0))
+    if not is_good:
+        kind = "0 or a positive number" if or_zero else "a positive number"
+        raise ConfigError(f"{key}={shown(value)}: must be {kind}; write for example {key}={example}")
     return float(value)
 
 

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,11 +25,8 @@ from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES
+from bench.training.optimizer import OPTIMIZERS, FirstMoment, Updater, make_optimizer, make_schedule
 
-LEARNING_RATE = 1e-3
-MAX_GRAD_NORM = 1.0
-BETAS = (0.9, 0.999)
-"""How much Adam keeps of its running means of gradients and of their squares."""
 LOW_PRECISION = ("bf16", "fp16")
 
 
@@ -36,6 +34,7 @@ class Engine(ABC):
     """A model wrapped for training. One micro-step is `forward` and `backward`; `update` ends the step."""
 
     module: nn.Module
+    first_moment: FirstMoment
 
     @abstractmethod
     def __init__(
@@ -72,7 +71,7 @@ class Engine(ABC):
 
     @abstractmethod
     def first_moments(self) -> Iterator[Tensor]:
-        """Adam's running mean of the gradient of each of these shards, after an update."""
+        """What the optimizer keeps of the gradient of each of these shards, after its first update."""
 
     @property
     @abstractmethod
@@ -96,7 +95,8 @@ class DDP(Engine):
         self.module: Any = self.model
         if groups.world_size > 1:
             self.module = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-        self.optimizer = _adamw(self.model)
+        self.updater = Updater(self.model, cell.optimizer)
+        self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
         self.autocast = torch.autocast(
             device.type, TORCH_DTYPES[cell.dtype], enabled=cell.dtype in LOW_PRECISION
         )
@@ -112,7 +112,7 @@ class DDP(Engine):
         loss.backward()
 
     def update(self) -> Tensor:
-        return _clip_step_clear(self.model, self.optimizer)
+        return self.updater.update()
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None)
@@ -121,7 +121,8 @@ class DDP(Engine):
         yield from ((name, p.detach()) for name, p in self.model.named_parameters())
 
     def first_moments(self) -> Iterator[Tensor]:
-        yield from (state["exp_avg"] for state in self.optimizer.state.values())
+        states = self.updater.optimizer.state.values()
+        yield from (state[self.first_moment.key] for state in states)
 
     @property
     def shard_index(self) -> int:
@@ -146,7 +147,8 @@ class FSDP2(Engine):
         for layer in layers:
             fully_shard(layer, **keywords)
         self.module: Any = fully_shard(model, **keywords)
-        self.optimizer = _adamw(model)
+        self.updater = Updater(model, cell.optimizer)
+        self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         self.module.set_requires_gradient_sync(last)
@@ -156,7 +158,7 @@ class FSDP2(Engine):
         loss.backward()
 
     def update(self) -> Tensor:
-        norm: Any = _clip_step_clear(self.module, self.optimizer)
+        norm: Any = self.updater.update()
         whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
@@ -168,8 +170,8 @@ class FSDP2(Engine):
         yield from ((name, p.detach().to_local()) for name, p in self.module.named_parameters())
 
     def first_moments(self) -> Iterator[Tensor]:
-        states: Any = self.optimizer.state.values()
-        yield from (state["exp_avg"].to_local() for state in states)
+        states: Any = self.updater.optimizer.state.values()
+        yield from (state[self.first_moment.key].to_local() for state in states)
 
     @property
     def shard_index(self) -> int:
@@ -196,8 +198,12 @@ class Zero3(Engine):
         for part in itertools.chain(layers, [model]):
             _partition(part, cell)
         self.engine, *_ = deepspeed.initialize(
-            model=model, optimizer=_adamw(model), config=_zero3_config(cell)
+            model=model,
+            optimizer=make_optimizer(model, cell.optimizer),
+            lr_scheduler=partial(make_schedule, config=cell.optimizer),
+            config=_zero3_config(cell),
         )
+        self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
         self.module = self.engine
         self.rank = groups.rank  # ZeRO-3 shards over all ranks
 
@@ -232,7 +238,7 @@ class Zero3(Engine):
 
         for parameter in self.engine.module.parameters():
             if parameter.requires_grad:
-                yield safe_get_local_optimizer_state(parameter, "exp_avg")
+                yield safe_get_local_optimizer_state(parameter, self.first_moment.key)
 
     @property
     def shard_index(self) -> int:
@@ -240,17 +246,6 @@ class Zero3(Engine):
 
 
 ENGINES: Mapping[str, type[Engine]] = {"ddp": DDP, "fsdp2": FSDP2, "zero3": Zero3}
-
-
-def _adamw(model: nn.Module) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, fused=True)
-
-
-def _clip_step_clear(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
-    norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return norm
 
 
 def _partition(part: nn.Module, cell: RunConfig) -> None:
@@ -274,7 +269,7 @@ def _zero3_config(cell: RunConfig) -> dict[str, Any]:
     return {
         "train_micro_batch_size_per_gpu": cell.batch,
         "gradient_accumulation_steps": cell.grad_accum,
-        "gradient_clipping": MAX_GRAD_NORM,
+        "gradient_clipping": cell.optimizer.max_grad_norm,
         "bf16": {"enabled": cell.dtype == "bf16"},
         "fp16": {"enabled": cell.dtype == "fp16"},
         "zero_optimization": {

@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 from bench.cell.worker import run_cell
-from bench.training import engines
+from bench.config import OptimizerConfig
 from bench.training.engines import DDP, FSDP2, Zero3
+from bench.training.optimizer import Updater
 from bench.training.trainers.native import NativeTrainer
 from tests.fault_classes.tampering import steps_begun, wrap
 
@@ -50,7 +51,7 @@ def stop_learning_later(job, log):
 
 
 def learn_twice_as_fast_later(job, log):
-    _learn_later_at(2 * engines.LEARNING_RATE)
+    _learn_later_at(2 * OptimizerConfig().learning_rate)
     return run_cell(job, log)
 
 
@@ -59,7 +60,9 @@ def drift_apart(job, log):
 
     def built(plain, self, *words):
         plain(self, *words)
-        _set_learning_rate(self.optimizer, engines.LEARNING_RATE * (1 + job.rank / 100))
+        rate = OptimizerConfig().learning_rate * (1 + job.rank / 100)
+        _set_learning_rate(self.updater.optimizer, rate)
+        self.updater.schedule.base_lrs = [rate]
 
     wrap(DDP, "__init__", built)
     return run_cell(job, log)
@@ -79,40 +82,30 @@ def stop_reducing_later(job, log):
 def clip_by_the_ranks_own_norm(job, log):
     """The norm of a rank's shards in place of that of all."""
 
-    def clip(model, optimizer):
-        own = [p.grad.to_local() for p in model.parameters() if p.grad is not None]
+    def clip(self):
+        own = [p.grad.to_local() for p in self.model.parameters() if p.grad is not None]
         norm = torch.stack([each.norm() for each in own]).norm()
         for each in own:
-            each.mul_((engines.MAX_GRAD_NORM / norm).clamp(max=1))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+            each.mul_((self.max_grad_norm / norm).clamp(max=1))
         return norm
 
-    engines._clip_step_clear = clip
+    Updater.clip = clip
     return run_cell(job, log)
 
 
 def never_clip(job, log):
     """Losses hardly show it: Adam divides by the gradient's size itself."""
 
-    def clip(model, optimizer):
-        norm = nn.utils.clip_grad_norm_(model.parameters(), torch.inf)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return norm
-
-    engines._clip_step_clear = clip
+    Updater.clip = lambda self: nn.utils.clip_grad_norm_(self.model.parameters(), torch.inf)
     return run_cell(job, log)
 
 
 def clip_every_parameter_alone(job, log):
-    def clip(model, optimizer):
-        norms = [nn.utils.clip_grad_norm_([p], engines.MAX_GRAD_NORM) for p in model.parameters()]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    def clip(self):
+        norms = [nn.utils.clip_grad_norm_([p], self.max_grad_norm) for p in self.model.parameters()]
         return torch.stack(norms).norm()
 
-    engines._clip_step_clear = clip
+    Updater.clip = clip
     return run_cell(job, log)
 
 
@@ -120,7 +113,7 @@ def forget_the_optimizers_state(job, log):
     """Moments that begin anew in every step."""
 
     def update(plain, self):
-        self.optimizer.state.clear()
+        self.updater.optimizer.state.clear()
         return plain(self)
 
     wrap(DDP, "update", update)
@@ -130,7 +123,7 @@ def forget_the_optimizers_state(job, log):
 def skip_one_parameter(job, log):
     def built(plain, self, *words):
         plain(self, *words)
-        group = self.optimizer.param_groups[0]
+        group = self.updater.optimizer.param_groups[0]
         group["params"] = group["params"][1:]
 
     wrap(FSDP2, "__init__", built)
@@ -160,7 +153,7 @@ def _learn_later_at(rate):
 
     def update(plain, self):
         if begun and begun[-1] >= FROM_STEP:
-            _set_learning_rate(self.optimizer, rate)
+            _set_learning_rate(self.updater.optimizer, rate)
         return plain(self)
 
     wrap(DDP, "update", update)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from bench.config import RunConfig
+from bench.config import OptimizerConfig, RunConfig
 from bench.labels import size_label
 from bench.passes.objective.section import Objective, objective_tokens
 from bench.passes.objective.whole_model import GradientError, Signal, needed_bytes, whole_model
@@ -21,7 +21,8 @@ from bench.passes.parity.limits import STEP_FACTOR, gradient_limit, limit_of, lo
 from bench.passes.rank_pass import RankPass
 from bench.ranks.memory_limit import without_memory_limit
 from bench.training.data import open_data
-from bench.training.engines import BETAS, MAX_GRAD_NORM, Engine
+from bench.training.engines import Engine
+from bench.training.optimizer import clipped_norm
 from bench.training.trainers.trainer import Trainer
 
 CPU_ROOM_BYTES = 4 * 2**30
@@ -48,7 +49,7 @@ class Step:
     reported_norm: float
     """The gradients' norm as the engine says it was before clipping."""
     given_norm: float
-    """The norm of what the optimizer made its first running mean of."""
+    """The norm of what the optimizer made its first moment of."""
 
 
 class ObjectivePass(RankPass):
@@ -122,7 +123,7 @@ def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.de
     for compared in (gradients, scales):
         nearest = max(compared, key=lambda name: _nearness(*compared[name]))
         errors[nearest], limits[nearest] = compared[nearest]
-    norms = _norm_errors(step)
+    norms = _norm_errors(step, trainer.cell.optimizer)
     errors |= norms
     limits |= dict.fromkeys(norms, NORM_LIMIT)
     return replace(outcome, parameters=len(gradients), errors=errors, limits=limits)
@@ -134,12 +135,12 @@ def _scale_limit(dtype: str, plain: GradientError) -> float:
     return max(by_chance, limit_of(SCALE_FLOORS[dtype], STEP_FACTOR, plain.scale))
 
 
-def _norm_errors(step: Step) -> dict[str, float]:
+def _norm_errors(step: Step, optimizer: OptimizerConfig) -> dict[str, float]:
     """How far the norms are from those of the gradients, relative, clipped as they should be."""
     norm = math.sqrt(sum(float(each.double().square().sum()) for each in step.signal.gradients.values()))
     expected = {
         "gradient norm that the step reports": (step.reported_norm, norm),
-        "gradient norm that the optimizer was given": (step.given_norm, min(norm, MAX_GRAD_NORM)),
+        "gradient norm that the optimizer was given": (step.given_norm, clipped_norm(norm, optimizer)),
     }
     return {name: abs(found - exact) / (exact or 1.0) for name, (found, exact) in expected.items()}
 
@@ -164,7 +165,7 @@ def _step(trainer: Trainer, tokens: int) -> Step:
 
 
 def _given_norm(engine: Engine, device: torch.device) -> float:
-    """The norm of the whole gradient behind the optimizer's running mean, which was 0 before its only update.
+    """The norm of the whole gradient behind the optimizer's first moment, which was 0 before its only update.
 
     Every rank must call it; replicas count once.
     """
@@ -176,7 +177,7 @@ def _given_norm(engine: Engine, device: torch.device) -> float:
     for moment in engine.first_moments() if is_first else ():
         square += moment.double().square().sum().to(device)
     dist.all_reduce(square)
-    return float(square.sqrt()) / (1 - BETAS[0])
+    return float(square.sqrt()) / engine.first_moment.share
 
 
 def _with_prompt(cell: RunConfig, tokens: int) -> RunConfig:

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from bench.config import OptimizerConfig
 from bench.passes import PASSES, first_failure
 from bench.passes.facts import RankReport
 from bench.passes.objective.rank import CHANCE, SCALE_FLOORS, _norm_errors, _scale_limit
@@ -67,13 +68,16 @@ def test_what_rounding_makes_parallel_by_chance_is_allowed_and_least_in_many_num
     assert many == SCALE_FLOORS["bf16"] < few
 
 
-@pytest.mark.parametrize(("size", "clipped"), [(3.0, 1.0), (0.3, 0.6)])
-def test_the_optimizer_is_to_be_given_the_clipped_gradient(size, clipped):
+@pytest.mark.parametrize(
+    ("size", "max_grad_norm", "clipped"), [(3.0, 1.0, 1.0), (0.3, 1.0, 0.6), (3.0, 2.0, 2.0), (3.0, 0.0, 6.0)]
+)
+def test_the_optimizer_is_to_be_given_the_clipped_gradient(size, max_grad_norm, clipped):
     signal = Signal(1.0, {"a": size * torch.ones(3), "b": size * torch.ones(1)})
-    assert _norm_errors(ObjectiveStep(signal, 2 * size, clipped)) == pytest.approx(
+    optimizer = OptimizerConfig(max_grad_norm=max_grad_norm)
+    assert _norm_errors(ObjectiveStep(signal, 2 * size, clipped), optimizer) == pytest.approx(
         {"gradient norm that the step reports": 0, "gradient norm that the optimizer was given": 0}, abs=1e-6
     )
-    wrong = _norm_errors(ObjectiveStep(signal, size, 2 * clipped))
+    wrong = _norm_errors(ObjectiveStep(signal, size, 2 * clipped), optimizer)
     assert [*wrong.values()] == pytest.approx([0.5, 1.0])
 
 

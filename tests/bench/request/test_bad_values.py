@@ -34,12 +34,21 @@ def asked(line, machine=TWO_CORES):
 NUMBERS = (
     "batch", "grad_accum", "sp_degree", "ulysses_degree", "dp_replicate", "dp_shard", "cluster.world_size",
     "cluster.threads_per_rank", "cluster.ranks_per_gpu", "measure.steps", "measure.repeats",
+    "optimizer.schedule_steps",
 )  # fmt: skip
 NO_NUMBERS = ("0", "-1", "1.5", "null", "", "two", "true", "[1]")
-FROM_ZERO = ("seed", "measure.warmup_steps", "measure.least_steps", "data.prompt_tokens")
+FROM_ZERO = (
+    "seed",
+    "optimizer.warmup_steps",
+    "measure.warmup_steps",
+    "measure.least_steps",
+    "data.prompt_tokens",
+)
 SECONDS = ("measure.timeout_s", "measure.budget_s")
 FLAGS = ("checkpointing", "measure.trace", "measure.gradients")
-CHOICES = ("dtype", "kernel", "layout", "loss", "mode", "cluster.device", "cluster.backend")
+CHOICES = (
+    "dtype", "kernel", "layout", "loss", "mode", "cluster.device", "cluster.backend", "optimizer.schedule",
+)  # fmt: skip
 NANO = "model=qwen3_nano model."
 BAD_VALUES = {
     **{
@@ -95,6 +104,9 @@ BAD_VALUES = {
     "model=checkpoint model.path=": "is not the name of a folder",
     "model=checkpoint model.path=/no/such/folder": "is not a checkpoint folder",
     "model=checkpoint model.path=/etc/passwd": "is not a checkpoint folder",
+    **{f"optimizer.learning_rate={word}": "must be a positive number" for word in ("0", "-1", "nan", "null")},
+    **{f"optimizer.max_grad_norm={word}": "must be 0 or a positive number" for word in ("-1", "inf", "yes")},
+    "optimizer.name=adam": "did you mean optimizer=adamw?",
     "hardware.name=h100": "did you mean hardware=h100_80gb?",
     "experiment.name=[1]": "experiment=[1]: must be one of",
     **{f"data.path={word}": "data.path=" for word in ("/no/such", "3", "[a]", "''", "/proc/self/mem")},
