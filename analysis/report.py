@@ -15,9 +15,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from analysis.answers.equivalence import is_as_expected, with_equivalence
 from analysis.answers.next_steps import next_steps
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
+from analysis.cells.equivalence import Comparison, comparisons
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
 from analysis.figures.figure_file import FigureFile
 from analysis.figures.files import write_figures
@@ -27,6 +29,7 @@ from analysis.labels import more_label
 from analysis.page.page import render
 from analysis.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
 from analysis.tables.csv_text import csv_text
+from analysis.tables.equivalence import equivalence_markdown
 from analysis.tables.rows import (
     TERMINAL_ROWS,
     failure_reasons,
@@ -38,24 +41,30 @@ from analysis.tables.rows import (
 )
 from bench.command import again_command
 from bench.config import ExitCode
+from bench.record import Role
 from bench.statistics import MIN_PROCESSES
 from bench.store import StoreError, warn_in_one_line
 
 SWEEP = "run_sweep.py"
 """The program whose command can be given again; an observed loop is somebody else's."""
+NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
+"""Roles whose speed and memory answer nothing."""
 TERMINAL_COLUMNS = 100
 MANY_RECORDS = 20_000
 """Beyond this, a process of its own draws the figures while the tables and the page are written."""
 
 
-def write_report(folder: Path) -> None:
-    """Rebuild summary.csv, summary.md, figures/ and report.html in this folder; print the summary."""
-    write_joint_report([folder], folder)
+def write_report(folder: Path) -> bool:
+    """Rebuild summary.csv, summary.md, figures/ and report.html in this folder; print the summary.
+
+    False where an experiment that has one right answer found another.
+    """
+    return write_joint_report([folder], folder)
 
 
-def write_joint_report(folders: Sequence[Path], output: Path) -> None:
+def write_joint_report(folders: Sequence[Path], output: Path) -> bool:
     """One report of several sweeps, written into `output`; raises StoreError for unusable records."""
-    _write(read_archive(folders, peak_flops_per_s()), output)
+    return _write(read_archive(folders, peak_flops_per_s()), output)
 
 
 def _some_records(folders: Sequence[Path]) -> Archive:
@@ -65,21 +74,25 @@ def _some_records(folders: Sequence[Path]) -> Archive:
     return archive
 
 
-def _write(archive: Archive, output: Path) -> None:
+def _write(archive: Archive, output: Path) -> bool:
+    """Write and print everything; whether what has one right answer has it."""
     output.mkdir(parents=True, exist_ok=True)
-    cells = Cells.of_records(archive.frame)
+    compared = comparisons(archive)
+    cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
     drawn = for_figures(cells)
-    draw: Callable[[], Sequence[FigureFile]] = partial(write_figures, drawn, output / "figures")
+    draw: Callable[[], Sequence[FigureFile]] = partial(write_figures, drawn, output / "figures", compared)
     with ExitStack() as stack:
         if CAN_FORK and len(archive.frame) > MANY_RECORDS:
             process = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("fork")))
             draw = process.submit(draw).result
-        found = verdict(cells, _deciding_command(archive))
-        (output / "summary.csv").write_text(csv_text(cells.frame), encoding="utf-8")
-        (output / "summary.md").write_text(_markdown_page(cells, found), encoding="utf-8")
+        found = with_equivalence(verdict(cells, _deciding_command(archive)), compared)
+        everything = Cells.of_records(archive.frame) if compared else cells
+        (output / "summary.csv").write_text(csv_text(everything.frame), encoding="utf-8")
+        (output / "summary.md").write_text(_markdown_page(cells, found, compared), encoding="utf-8")
         page = output / "report.html"
-        page.write_text(render(archive, cells, found, draw, drawn.note), encoding="utf-8")
+        page.write_text(render(archive, cells, found, draw, drawn.note, compared), encoding="utf-8")
     _print_summary(cells, found, page)
+    return all(map(is_as_expected, compared))
 
 
 def _deciding_command(archive: Archive) -> str | None:
@@ -111,20 +124,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return ExitCode.OK
 
 
-def _markdown_page(cells: Cells, found: Verdict) -> str:
+def _markdown_page(cells: Cells, found: Verdict, compared: Sequence[Comparison]) -> str:
     answer = "\n".join(f"- {markdown_cell(line)}" for line in _answer(found))
     rest = len(cells) - MAX_SHOWN_CELLS
     more = f"\n{more_label(rest, 'cell')}; {ALL_IN}\n" if rest > 0 else ""
     shown = cells.first(MAX_SHOWN_CELLS)
     table, calls = markdown_text(shown), attention_rows(shown)
     attention = f"\n## Attention alone\n\n{markdown_table(HEADINGS, calls)}" if calls else ""
-    return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{table}{more}{attention}"
+    losses = f"## Loss equivalence\n\n{equivalence_markdown(compared)}\n" if compared else ""
+    return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{losses}{table}{more}{attention}"
 
 
 def _answer(found: Verdict) -> list[str]:
     caveat = [found.caveat] if found.caveat else []
     way = [found.to_decide] if found.to_decide else []
-    return [found.answer, *found.unchecked, *caveat, *found.failures, *found.fits, found.certainty, *way]
+    lines = [found.answer, *found.unchecked, *caveat, *found.failures, *found.fits, found.certainty, *way]
+    return [line for line in lines if line]
 
 
 def _print_summary(cells: Cells, found: Verdict, page: Path) -> None:

@@ -20,10 +20,12 @@ AUTO: Final = "auto"
 """A choice that is left to us."""
 UNKNOWN_HARDWARE = "unknown"
 """The hardware of a GPU that no file of conf/hardware/ names: its peak is not known, so it has no MFU."""
+NO_MISTAKE = "none"
 OWN = "own"
 """A choice that is somebody's own code, not one of the tables'."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 MASKS = ("causal", "full")
+DEALS = ("in_order", "reversed")
 OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 """Of the learning rate, by transformers' names."""
@@ -92,9 +94,12 @@ class DataConfig:
     tokenizer: str | None
     prompt_tokens: int
     """The labels of so many tokens at a sequence's start do not count in the loss."""
+    deal: str = "in_order"
+    """Which ranks and micro-steps are given which sequences of a step."""
 
     def __post_init__(self) -> None:
         _refuse_below(0, {"data.prompt_tokens": self.prompt_tokens})
+        _refuse_other("data.deal", self.deal, DEALS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +270,8 @@ class RunConfig:
     env: tuple[tuple[str, str], ...]
     """Environment variables of the ranks: name and value."""
     experiment: str
+    mistake: str = NO_MISTAKE
+    """What is done wrong on purpose, to see that it is found."""
 
     def __post_init__(self) -> None:
         _refuse_below(

@@ -30,8 +30,24 @@ FINDINGS = frozenset({Status.OK, Status.UNSUPPORTED, Status.OUT_OF_MEMORY})
 """Statuses that answer the question: all the others make a sweep's exit code 1."""
 
 
-OBSERVED = "observed"
-"""The role of a record of somebody else's training loop: no command of ours runs it again."""
+class Role(StrEnum):
+    """What a cell is for."""
+
+    CELL = "cell"
+    """An answer to the question."""
+    REFERENCE = "reference"
+    """What others are held against."""
+    CONTROL = "control"
+    """The reference's work done in another way that should make no difference."""
+    MISTAKE = "mistake"
+    """Wrong on purpose: it has to be found."""
+    OBSERVED = "observed"
+    """Somebody else's training loop: no command of ours runs it again."""
+
+
+def is_finding(role: str, status: Status) -> bool:
+    """Whether a cell ended as one may that answers its question; a mistake has to be found."""
+    return status is Status.WRONG_RESULT if role == Role.MISTAKE else status in FINDINGS
 
 
 class Provenance(StrEnum):

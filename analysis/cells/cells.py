@@ -16,7 +16,7 @@ from analysis.cells.summary import summarise
 from analysis.frame.load import hardware_facts
 from analysis.labels import count_label
 from bench.config import NOT_USED
-from bench.record import OBSERVED
+from bench.record import Role
 
 CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
 SHARED_GPU_BANNER = "Ranks share a GPU: shows that results are right; speeds mean nothing"
@@ -107,7 +107,7 @@ class Cells:
     @property
     def are_observed(self) -> pd.Series[bool]:
         """Per cell whether it is somebody's own training loop, which has no command line of ours."""
-        return self.frame["role"].eq(OBSERVED)
+        return self.frame["role"].eq(Role.OBSERVED)
 
     @property
     def caveat(self) -> str | None:

@@ -6,13 +6,15 @@ import base64
 import io
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import blended_transform_factory
 
@@ -32,31 +34,52 @@ LETTERS_PER_HANDLE = 8
 DPI = 150
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A figure with its title, its panels below one another and room for a legend."""
+
+    figure: Figure
+    panels: Sequence[Axes]
+    legend: Axes
+    grid: GridSpec
+    heights: list[float]
+
+    def finish(self, entries: Mapping[str, Handle]) -> Figure:
+        """The figure with its legend, laid out once and not again for each of its files."""
+        columns, legend_rows = _legend_shape([*entries])
+        self.heights[-1] = LINE_INCHES * (legend_rows + 0.5)
+        self.grid.set_height_ratios(self.heights)
+        self.figure.set_size_inches(WIDTH_INCHES, sum(self.heights))
+        _write_legend(self.figure, self.legend, entries, columns)
+        layout = self.figure.get_layout_engine()
+        assert layout is not None
+        layout.execute(self.figure)
+        self.figure.set_layout_engine("none")
+        return self.figure
+
+
+def framed(title: str, lines: list[tuple[str, str]], panel_inches: Sequence[float]) -> Frame:
+    """An empty figure with panels of these heights."""
+    heights = [LINE_INCHES * (len(lines) + 2), *panel_inches, LINE_INCHES]
+    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout=ConstrainedLayoutEngine())
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    header, *panels, legend = (figure.add_subplot(grid[row]) for row in range(len(heights)))
+    _write_header(header, title, lines)
+    return Frame(figure, panels, legend, grid, heights)
+
+
 def build_figure(name: str, cells: Cells, note: str | None = None) -> Figure:
     """The figure of this name in FIGURES, complete; `note` says which cells are left out."""
     kind = FIGURES[name]
     letters = LETTERS_PER_LINE if kind.against else LETTERS_BESIDE_ROWS
-    lines = _header_lines(cells, kind.reading, note, letters)
+    lines = header_lines(cells.subtitle, kind.reading, note, cells.banner, letters)
     rows = 1 + max((mark.row for mark in kind.marks(cells)), default=-1)
-    heights = [LINE_INCHES * (len(lines) + 2), kind.inches(cells) + ROW_INCHES * rows, LINE_INCHES]
-    layout = ConstrainedLayoutEngine()
-    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout=layout)
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(3, 1, height_ratios=heights)
-    header, axes, legend = (figure.add_subplot(grid[row]) for row in range(3))
+    frame = framed(kind.title, lines, [kind.inches(cells) + ROW_INCHES * rows])
+    (axes,) = frame.panels
     axes.set_ylabel(kind.y_label)
     kind.draw(cells, axes)
-    entries = legend_entries(axes)
-    columns, legend_rows = _legend_shape([*entries])
-    heights[-1] = LINE_INCHES * (legend_rows + 0.5)
-    grid.set_height_ratios(heights)
-    figure.set_size_inches(WIDTH_INCHES, sum(heights))
-    _write_header(header, kind.title, lines)
-    _write_legend(figure, legend, entries, columns)
-    # Laid out once, not again for each file.
-    layout.execute(figure)
-    figure.set_layout_engine("none")
-    return figure
+    return frame.finish(legend_entries(axes))
 
 
 def png_bytes(figure: Figure) -> bytes:
@@ -80,27 +103,27 @@ def svg_bytes(figure: Figure) -> bytes:
 
 def write_figure(name: str, drawn: Selection, folder: Path) -> FigureFile:
     """The figure as PNG and SVG in the folder, and as the page shows it."""
-    figure = build_figure(name, drawn.cells, drawn.note)
-    svg = svg_bytes(figure)
-    (folder / f"{name}.png").write_bytes(png_bytes(figure))
-    (folder / f"{name}.svg").write_bytes(svg)
-    return figure_file(name, svg)
-
-
-def figure_file(name: str, svg: bytes) -> FigureFile:
-    """A figure as a data address, with a sentence for readers who cannot see it."""
     kind = FIGURES[name]
-    address = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
     name_in_full = f"{kind.title} against {kind.against}" if kind.against else kind.title
-    return FigureFile(kind.title, f"{name_in_full}. {kind.reading}.", address)
+    figure = build_figure(name, drawn.cells, drawn.note)
+    return save(figure, folder / name, kind.title, f"{name_in_full}. {kind.reading}.")
 
 
-def _header_lines(cells: Cells, reading: str, note: str | None, letters: int) -> list[tuple[str, str]]:
+def save(figure: Figure, place: Path, title: str, alternative: str) -> FigureFile:
+    """Write a figure as PNG and SVG; the page shows it, and `alternative` to readers who cannot see it."""
+    svg = svg_bytes(figure)
+    place.with_name(f"{place.name}.png").write_bytes(png_bytes(figure))
+    place.with_name(f"{place.name}.svg").write_bytes(svg)
+    return FigureFile(title, alternative, "data:image/svg+xml;base64," + base64.b64encode(svg).decode())
+
+
+def header_lines(
+    subtitle: str, reading: str, note: str | None, warning: str | None, letters: int = LETTERS_PER_LINE
+) -> list[tuple[str, str]]:
     """The lines under the title with their colours."""
-    lines = [(line, "black") for line in textwrap.wrap(cells.subtitle, letters)]
+    lines = [(line, "black") for line in textwrap.wrap(subtitle, letters)]
     lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, letters)]
     lines += [(line, BANNER_COLOR) for line in textwrap.wrap(note or "", letters)]
-    warning = cells.banner
     return [*lines, (warning, BANNER_COLOR)] if warning else lines
 
 

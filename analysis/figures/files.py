@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.cells.equivalence import Comparison
 from analysis.cells.selection import Selection
 from analysis.figures.figure_file import FigureFile
 
 
-def write_figures(drawn: Selection, folder: Path) -> list[FigureFile]:
-    """Write every figure of these cells into the folder."""
+def write_figures(drawn: Selection, folder: Path, compared: Sequence[Comparison] = ()) -> list[FigureFile]:
+    """Write every figure of these cells into the folder, and first those of trainings that are compared."""
     from analysis.figures.drawing import write_figure
+    from analysis.figures.equivalence import write_equivalence
     from analysis.figures.figures import figures_for
 
     folder.mkdir(exist_ok=True)
-    return [write_figure(name, drawn, folder) for name in figures_for(drawn.cells)]
+    cells = drawn.cells
+    losses = write_equivalence(compared, folder, cells.subtitle, cells.banner)
+    return [*losses, *(write_figure(name, drawn, folder) for name in figures_for(cells))]

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from analysis.answers.next_steps import next_steps
 from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
+from analysis.cells.equivalence import Comparison
 from analysis.cells.selection import for_pages
 from analysis.figures.figure_file import FigureFile
 from analysis.frame.archive import Archive
@@ -22,6 +23,8 @@ from analysis.page.facts import CHECK_HEADINGS, Attempt, as_text, attempt, cell_
 from analysis.tables.attention import COLUMNS as ATTENTION_COLUMNS
 from analysis.tables.attention import HEADINGS as ATTENTION_HEADINGS
 from analysis.tables.attention import attention_rows
+from analysis.tables.equivalence import HEADINGS as EQUIVALENCE_HEADINGS
+from analysis.tables.equivalence import POST, PUBLISHED_HEADINGS, equivalence_rows, published_rows
 from analysis.tables.rows import HEADINGS, SORTED_BY, Row, failure_reasons, rows_of
 
 BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "together")
@@ -59,6 +62,7 @@ def render(
     found: Verdict,
     figures: Callable[[], Sequence[FigureFile]],
     figures_note: str | None,
+    compared: Sequence[Comparison] = (),
 ) -> str:
     """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed.
 
@@ -78,6 +82,11 @@ def render(
         figures=figures(),
         subtitle=cells.subtitle,
         banner=cells.banner,
+        equivalence=[(each.name, equivalence_rows(each)) for each in compared],
+        equivalence_headings=EQUIVALENCE_HEADINGS,
+        published=published_rows(),
+        published_headings=PUBLISHED_HEADINGS,
+        published_source=POST,
         count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         verdict=found,
         figures_note=figures_note,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.config import RunConfig
+from bench.record import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,7 @@ class PlannedCell:
     """From 0, of `measure.repeats`."""
     order: int
     """Its place among all cells of the sweep, from 0."""
-    role: str = "cell"
-    """What the cell is for."""
+    role: Role = Role.CELL
 
     @property
     def folder_name(self) -> str:

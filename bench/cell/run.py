@@ -13,7 +13,7 @@ from bench.cell.outcome import interrupted, record_of, refused
 from bench.cell.planned import PlannedCell
 from bench.config import RunConfig
 from bench.passes import PASSES, Sections
-from bench.record import Record, Status
+from bench.record import Record, Role, Status
 from bench.request.legality import refusal
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class SharedSections:
             for name, section in PASSES.items()
             if section.without_effect is not None
         }
+
+
+LEFT_OUT: Mapping[Role, frozenset[str]] = {Role.MISTAKE: frozenset({"parity"})}
+"""Passes that cells of a role do without: parity would end a mistake before the first of its steps."""
 
 
 class CellInterrupted(KeyboardInterrupt):
@@ -90,7 +94,8 @@ def measure(
     start, started_at = time.monotonic(), datetime.now(UTC)
     own = folder / planned.folder_name
     try:
-        ends = launcher.run(planned.cell, own, entry=entry, listener=listener, known=frozenset(known))
+        left_out = frozenset(known) | LEFT_OUT.get(planned.role, frozenset())
+        ends = launcher.run(planned.cell, own, entry=entry, listener=listener, known=left_out)
     except KeyboardInterrupt:
         record = interrupted(planned, time.monotonic() - start, started_at)
         raise CellInterrupted(record) from None

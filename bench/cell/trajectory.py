@@ -7,44 +7,25 @@ that is right only at a short length, in another engine, or while somebody looks
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from bench.cell.outcome import found_wrong, with_losses
 from bench.config import RunConfig
+from bench.equivalence.trajectory import LIMITS, first_departure
 from bench.passes.losses.section import Losses
 from bench.passes.objective.section import objective_tokens
 from bench.passes.timing.section import first_step_tokens
 from bench.record import Record, Status
 from bench.strategies import STRATEGIES
 
-NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 REFERENCE_STRATEGY = "local"
 """Takes the place of any other reference: one device, nothing exchanged."""
 DECIDES = ("seq_len", "model", "data", "seed", "dtype", "engine", "optimizer", "trainer", "env")
 """Of a cell's fields those that decide what it trains on and from what."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The largest sound difference between two strategies, relative to the reference."""
-
-    loss: float
-    grad_norm: float
-
-
-LIMITS: Mapping[str, Limit] = {
-    "fp64": Limit(1e-10, 1e-9),
-    "fp32": Limit(1e-5, 1e-4),
-    "fp16": Limit(2e-4, 3e-2),
-    "bf16": Limit(2e-4, 3e-2),
-}
-"""Of the first step; five times what sound strategies showed. Rounding adds up like a random walk, so a later
-step is allowed the root of its number times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +86,12 @@ def _replaces(cell: RunConfig, reference: Reference) -> bool:
     return cell.strategy == REFERENCE_STRATEGY != reference.strategy
 
 
-def first_departure(found: Losses, reference: Losses, limit: Limit) -> str | None:
-    """The first step in which one leaves the other, in words; None where no common step shows one."""
-    signals = asdict(limit)
-    both = {name: zip(getattr(found, name), getattr(reference, name), strict=False) for name in signals}
-    for step, pairs in enumerate(zip(*both.values(), strict=False)):
-        for (name, most), (own, other) in zip(signals.items(), pairs, strict=True):
-            allowed = most * math.sqrt(1 + step)
-            if not abs(own - other) <= allowed * abs(other):
-                said = f"step {step}: the {NAMES[name]} is {own:.6g}"
-                return f"{said}, not within {allowed:.1e} of the {other:.6g}"
-    return None
-
-
 def work_of(cell: RunConfig) -> str:
     """Equal for two cells exactly when their steps train on the same tokens from the same parameters."""
     fields = cell.identity()
     multiple = STRATEGIES[cell.strategy].length_multiple(cell)
     decides = {name: fields[name] for name in DECIDES}
+    decides["data"] = {key: value for key, value in fields["data"].items() if key != "deal"}
     extra = {
         "sequences_per_step": cell.sequences_per_step,
         "gradients": cell.measure.gradients,

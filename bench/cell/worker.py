@@ -25,6 +25,7 @@ import torch.distributed as dist
 from bench.cell.ends import STACK_SIGNAL, RankFailed
 from bench.cell.failure import describe_failure
 from bench.config import RunConfig
+from bench.mistakes import mistaken
 from bench.passes.rank_pass import Measurement
 from bench.ranks.allocator import refuse_without_effect, set_allocator
 from bench.ranks.device import claim_device, finish_together, nccl_version, prepare_environment
@@ -87,7 +88,8 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         device = join(job)
         refuse_without_effect(dict(cell.env))
         groups = make_groups(cell)
-        strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
+        code = mistaken(cell.mistake).strategy(runnable(cell.strategy))
+        strategy = code(cell, groups, STRATEGIES[cell.strategy])
         if cell.cluster.memory_limit_gib is not None:
             if device.type == "cpu":
                 use_libraries_once(cell, groups, device)

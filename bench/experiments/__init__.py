@@ -13,8 +13,10 @@ from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.experiments.head_limits import hypothetical_cells
 from bench.experiments.head_limits_table import write_head_limits
+from bench.experiments.loss_equivalence import cells_side_by_side, roles_of
 from bench.experiments.memory_fit import cells_on_described_gpus
 from bench.experiments.memory_fit_table import write_memory_fit
+from bench.record import Role
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.resolve import resolve
@@ -26,6 +28,8 @@ class Experiment:
 
     cells: Callable[[Sequence[Raw], Machine], list[RunConfig]]
     """The cells of a composed request."""
+    roles: Callable[[Sequence[RunConfig]], Mapping[str, Role]] = lambda _: {}
+    """Each cell's role by its id, where it is not to answer."""
     answer: Callable[[Sequence[RunConfig], Path], None] | None = None
     """The answer, without a run, in files of a folder; None where the cells run and the report answers."""
 
@@ -37,8 +41,9 @@ def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "none": Experiment(as_asked),
-    "head_limits": Experiment(hypothetical_cells, write_head_limits),
-    "memory_fit": Experiment(cells_on_described_gpus, write_memory_fit),
+    "head_limits": Experiment(hypothetical_cells, answer=write_head_limits),
+    "loss_equivalence": Experiment(cells_side_by_side, roles_of),
+    "memory_fit": Experiment(cells_on_described_gpus, answer=write_memory_fit),
 }
 
 

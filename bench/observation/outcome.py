@@ -27,7 +27,7 @@ from bench.environment import REPOSITORY, this_machine
 from bench.observation.checks import checks_of_loop
 from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len
 from bench.passes import first_failure, merge, planned_stages
-from bench.record import OBSERVED, Record
+from bench.record import Record, Role
 from bench.request import values
 from bench.request.hardware import this_hardware
 from bench.store import Store, read_records
@@ -132,7 +132,7 @@ def observed_record(
     groups = sharing(reports)
     cell = observed_cell(loop, request, groups[0])
     repeat = repeats(cell.cell_id, store)
-    planned = PlannedCell(cell, repeat, repeat, OBSERVED)
+    planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED)
     uneven = _uneven(reports)
     if uneven is not None:
         return refused(planned, uneven, wall_s, loop.started_at)
@@ -153,7 +153,7 @@ def failed_record(
     status, failure = classify([end])
     assert failure is not None
     cell = observed_cell(loop, request, [tokens])
-    return failed(PlannedCell(cell, repeat, repeat, OBSERVED), status, failure, wall_s, loop.started_at)
+    return failed(PlannedCell(cell, repeat, repeat, Role.OBSERVED), status, failure, wall_s, loop.started_at)
 
 
 def keep(record: Record, store: Store) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import RunConfig
 from bench.environment import installed
+from bench.mistakes import mistake_refusals
 from bench.strategies import STRATEGIES
 
 ENGINE_PACKAGES = {"zero3": "deepspeed"}
@@ -27,6 +28,7 @@ def refusal(cell: RunConfig) -> str | None:
         *STRATEGIES[cell.strategy].refusals(cell),
         *KERNEL_FACTS[cell.kernel].refusals(cell),
         *_engine_refusals(cell),
+        *mistake_refusals(cell),
         *_missing_packages(cell),
     ]
     return "; ".join(reasons) or None

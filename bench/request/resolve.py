@@ -10,8 +10,10 @@ from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.config import (
     AUTO,
+    DEALS,
     DTYPE_BYTES,
     MASKS,
+    NO_MISTAKE,
     NOT_USED,
     OPTIMIZERS,
     SCHEDULES,
@@ -25,6 +27,7 @@ from bench.config import (
     WorkloadConfig,
 )
 from bench.environment import Machine
+from bench.mistakes import MISTAKES
 from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.env import env_pairs
@@ -135,6 +138,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         seed=values.whole("seed", raw["seed"], least=0),
         env=env_pairs(raw["env"], where.device),
         experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
+        mistake=values.choice("mistake", raw["mistake"], (NO_MISTAKE, *MISTAKES)),
     )
 
 
@@ -208,7 +212,8 @@ def _data(raw: Raw) -> DataConfig:
     if name == "text" and path is not None:
         refuse_no_text(path)
     prompt = values.whole("data.prompt_tokens", raw["prompt_tokens"], least=0)
-    return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt)
+    deal = values.choice("data.deal", raw["deal"], DEALS)
+    return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, deal=deal)
 
 
 def _hardware(raw: Raw, machine: Machine, device: str) -> str:

@@ -11,6 +11,7 @@ from bench.cell.planned import PlannedCell
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.experiments import experiment_of
+from bench.record import Role
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.legality import needed_packages, refusal
@@ -54,6 +55,11 @@ class Plan:
         cells = {planned.cell.cell_id: planned.cell for planned in self.cells}.values()
         return frozenset(package for cell in cells for package in needed_packages(cell).values())
 
+    @property
+    def roles(self) -> dict[str, Role]:
+        """Each cell's role by its id."""
+        return {planned.cell.cell_id: planned.role for planned in self.cells}
+
     def repeated(self, records: Sequence[Mapping[str, Any]]) -> Plan:
         """The plan with more of the repeats that were left open, chosen by what ran so far.
 
@@ -74,7 +80,7 @@ class Plan:
         turns = [(cell, repeat) for cell, repeat in turns if repeat < until[cell.seq_len]]
         return replace(
             self,
-            cells=(*self.cells, *_in_order(turns, len(self.cells))),
+            cells=(*self.cells, *_in_order(turns, len(self.cells), self.roles)),
             open_cells=tuple(chosen) if repeats == 1 else (),
             note=chosen_line(choice, self.open_cells),
         )
@@ -88,8 +94,10 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     records as `unsupported`.
     """
     refuse_too_many([len(raws)])
-    raws, left_out = for_lone_ranks(raws, machine) if default_strategies else (raws, None)
-    cells = {cell.cell_id: cell for cell in experiment_of(raws).cells(raws, machine)}
+    experiment = experiment_of(raws)
+    chooses = not all("strategy" in raw for raw in raws)  # an experiment that names strategies itself
+    raws, left_out = for_lone_ranks(raws, machine) if default_strategies and not chooses else (raws, None)
+    cells = {cell.cell_id: cell for cell in experiment.cells(raws, machine)}
     for cell in cells.values():
         _refuse_failing_facts(cell)
         if single:
@@ -101,7 +109,7 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     resume = values.flag("resume", first["resume"])
     left_open = tuple(open_cells(cells.values()))
     return Plan(
-        cells=tuple(_in_order(turns, 0)),
+        cells=tuple(_in_order(turns, 0, experiment.roles([*cells.values()]))),
         folder=Path(values.text("sweep_dir", first["sweep_dir"])),
         resume=resume,
         open_cells=left_open,
@@ -114,8 +122,11 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     )
 
 
-def _in_order(turns: Iterable[Turn], first: int) -> list[PlannedCell]:
-    return [PlannedCell(cell, repeat, order) for order, (cell, repeat) in enumerate(turns, first)]
+def _in_order(turns: Iterable[Turn], first: int, roles: Mapping[str, Role]) -> list[PlannedCell]:
+    return [
+        PlannedCell(cell, repeat, order, roles.get(cell.cell_id, Role.CELL))
+        for order, (cell, repeat) in enumerate(turns, first)
+    ]
 
 
 def _refuse_illegal(cell: RunConfig) -> None:

@@ -17,7 +17,7 @@ from bench.cell.trajectory import REFERENCE_STRATEGY, Trajectories, work_of
 from bench.config import RunConfig
 from bench.labels import duration_label, length_label
 from bench.passes.timing.section import MAX_WARM_UP_STEPS
-from bench.record import Status
+from bench.record import Role, Status
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 
@@ -51,7 +51,7 @@ class References:
             f"{length_label(cell.seq_len)}: {REFERENCE_STRATEGY} runs first, for at most"
             f" {duration_label(reference.measure.timeout_s)}, because others are held against its losses"
         )
-        planned = PlannedCell(reference, repeat=0, order=0, role="reference")
+        planned = PlannedCell(reference, repeat=0, order=0, role=Role.REFERENCE)
         try:
             record = run(planned, self.launcher, self.folder / FOLDER, shared=shared)
         except CellInterrupted:

@@ -17,7 +17,7 @@ from bench.cell.trajectory import Trajectories
 from bench.command import again_command
 from bench.config import ConfigError, ExitCode
 from bench.passes.trace.reader import KEPT_TRACE
-from bench.record import FINDINGS, Record, Status
+from bench.record import Record, Status, is_finding
 from bench.request.legality import refusal
 from bench.store import Store
 from bench.sweep.plan import Plan
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 TRACES_FOLDER = "traces"
 
-ReportWriter = Callable[[Path], None]
+ReportWriter = Callable[[Path], bool]
+"""Writes a folder's report; false where an experiment that has one right answer found another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,12 @@ def run_plan(
         progress.start(pending, plan.folder, [*plan.notes, *([] if plan.note is None else [plan.note])])
         references = References(cells, launcher, plan.folder, progress.say)
         sweep = Sweep(launcher, progress, store, SharedSections(), trajectories, references)
-        statuses = list[Status]()
+        findings = list[bool]()
         is_interrupted = False
         try:
             while pending:
                 for planned in pending:
-                    statuses.append(_run_one(planned, sweep, entry(planned)))
+                    findings.append(_run_one(planned, sweep, entry(planned)))
                 plan, pending = _repeats(plan, store, progress)
         except KeyboardInterrupt as interrupted:
             is_interrupted = True
@@ -82,36 +83,38 @@ def run_plan(
                 store.append(interrupted.record)
         finally:
             progress.stop()
-        return _conclude(plan, progress, write_report, statuses, is_interrupted=is_interrupted)
+        return _conclude(plan, progress, write_report, findings, is_interrupted=is_interrupted)
 
 
 def _conclude(
     plan: Plan,
     progress: Progress,
     write_report: ReportWriter,
-    statuses: Sequence[Status],
+    findings: Sequence[bool],
     *,
     is_interrupted: bool,
 ) -> ExitCode:
     """Write the report and say how to go on; the exit code."""
     if is_interrupted:
         progress.say("interrupted; the report of what is there follows")
+    is_answered = True
     try:
-        write_report(plan.folder)
+        is_answered = write_report(plan.folder)
     except KeyboardInterrupt:
         is_interrupted = True
         progress.say(f"interrupted; for the report: python -m analysis.report {plan.folder}")
     again = again_command(sys.argv, plan.folder)
-    failed = sum(status not in FINDINGS for status in statuses)
+    failed = findings.count(False)
     if is_interrupted:
         progress.say(f"to run what is missing: {again}")
         return ExitCode.INTERRUPTED
     if failed:
-        progress.say(f"{failed} of {len(statuses)} cells failed; to run them again: {again}")
-    return ExitCode.FAILED if failed else ExitCode.OK
+        progress.say(f"{failed} of {len(findings)} cells failed; to run them again: {again}")
+    return ExitCode.FAILED if failed or not is_answered else ExitCode.OK
 
 
-def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> Status:
+def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bool:
+    """Run a cell and store its record; whether it ended as it may."""
     if refusal(planned.cell) is None:
         sweep.references.run_missing(planned.cell, sweep.trajectories, sweep.shared)
     sweep.progress.begin(planned)
@@ -128,7 +131,7 @@ def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> Sta
     _gather_traces(planned, cells, sweep.store.folder / TRACES_FOLDER)
     sweep.store.append(record)
     sweep.progress.end(planned, record)
-    return record.status
+    return is_finding(record.role, record.status)
 
 
 def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
@@ -170,7 +173,11 @@ def _refuse_records(plan: Plan, before: Sequence[dict[str, Any]]) -> None:
 
 def _missing(plan: Plan, records: Sequence[dict[str, Any]]) -> list[PlannedCell]:
     """Cells without a final record."""
-    done = {(line["cell_id"], line["repeat"]) for line in records if line["status"] in FINDINGS}
+    done = {
+        (line["cell_id"], line["repeat"])
+        for line in records
+        if is_finding(line["role"], Status(line["status"]))
+    }
     return [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
 
 

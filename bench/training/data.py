@@ -24,6 +24,13 @@ SampleTokens = Callable[[int, int], Tensor]
 """(sample, length) -> that many token ids, int64: the first tokens of the sample."""
 
 
+DEALS: Mapping[str, Callable[[range], range]] = {
+    "in_order": lambda sequences: sequences,
+    "reversed": lambda sequences: sequences[::-1],
+}
+"""In which order the sequences of a step are dealt out."""
+
+
 class StepData:
     """The batches of every step of one cell."""
 
@@ -35,9 +42,10 @@ class StepData:
     def micro_batch(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
         """Whole sequences [batch, seq_len] of one data-parallel rank and micro-step."""
         cell = self.cell
-        first = step * cell.sequences_per_step
-        first += (micro_step * cell.dp_degree + data_rank) * cell.batch
-        return self._whole(range(first, first + cell.batch), seq_len)
+        of_step = DEALS[cell.data.deal](range(cell.sequences_per_step))
+        first = (micro_step * cell.dp_degree + data_rank) * cell.batch
+        samples = [step * cell.sequences_per_step + i for i in of_step[first : first + cell.batch]]
+        return self._whole(samples, seq_len)
 
     def whole_step(self, step: int, seq_len: int) -> list[Batch]:
         """Every sequence of a step, one per batch, without any sharding."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from bench.mistakes import mistaken
 from bench.passes.timing.section import first_step_tokens
 from bench.training.data import open_data
 from bench.training.embedding import sum_embedding_gradient_in_float32
@@ -25,7 +26,7 @@ class Train(Workload):
         model, data = _model(rank), open_data(cell, rank.device)
         layers = filled_layers(model.model, numbers_of(cell.model, cell.seed), rank.device)
         self.optimizer = ENGINES[cell.engine](model, layers, cell, rank.strategy.groups, rank.device)
-        self.trainer = TRAINERS[cell.trainer](
+        self.trainer = mistaken(cell.mistake).trainer(TRAINERS[cell.trainer])(
             cell, self.optimizer, rank.strategy, rank.wiring, data, rank.phase, model.fed
         )
 

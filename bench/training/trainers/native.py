@@ -36,5 +36,9 @@ class NativeTrainer(Trainer):
             self.phase.enter("forward")
             loss_sum: Tensor = self.engine.module(batch.input_ids, batch.labels, batch.position_ids)
             self.phase.enter("backward")
-            self.engine.backward(backward_loss(loss_sum, valid_tokens, self.wiring.gradient_divisor))
+            self.engine.backward(self.loss_of(loss_sum, batch, valid_tokens))
         return loss_sum.detach()
+
+    def loss_of(self, loss_sum: Tensor, batch: Batch, valid_tokens: Tensor) -> Tensor:  # noqa: ARG002
+        """What backward runs on, of the token losses of one batch of this rank."""
+        return backward_loss(loss_sum, valid_tokens, self.wiring.gradient_divisor)

@@ -131,7 +131,7 @@ def test_three_faults_in_a_sweep_leave_the_other_cells_ok(launcher, tmp_path):
         plan(raws, TWO_CORES, single=False),
         launcher,
         Progress(Console(quiet=True)),
-        write_report=reported.append,
+        write_report=lambda folder: reported.append(folder) is None,
         entry=lambda planned: entries.get(planned.cell.seq_len),
     )
     statuses = {r["config"]["seq_len"]: r["status"] for r in read_records(tmp_path / "records.jsonl")}

@@ -45,7 +45,7 @@ def test_a_difference_the_check_depends_on_needs_a_check_of_its_own(shared, word
 def test_a_sweep_checks_equal_cells_once_and_says_where(launcher, tmp_path):
     raws = [composed(*TINY, *BASE, f"seq_len={n}", f"sweep_dir={tmp_path}") for n in ("512", "1k", "2k")]
     planned, quiet = plan(raws, TWO_CORES, single=False), Progress(Console(quiet=True))
-    assert run_plan(planned, launcher, quiet, write_report=lambda _: None) == 0
+    assert run_plan(planned, launcher, quiet, write_report=lambda _: True) == 0
     with Store(tmp_path) as store:
         records = store.read()
     assert {record["parity"]["checked_in"] for record in records} == {planned.cells[0].cell.cell_id}

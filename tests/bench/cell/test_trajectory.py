@@ -5,8 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from bench.cell.trajectory import LIMITS, Trajectories, first_departure, work_of
-from bench.passes.losses.section import Losses
+from bench.cell.trajectory import Trajectories, work_of
 from tests import late_faults
 from tests.cells import make_cell, run_cell
 
@@ -60,27 +59,6 @@ def test_a_sound_strategy_is_held_in_every_step_and_says_against_what(
     assert len(losses.loss) == 1 + 4 + 1  # warm-up, timed, inspected
     (held,) = (check for check in record.checks if check.holds_steps)
     assert (held.against, held.steps, held.of_steps) == (f"cell {local[0].cell_id}", 6, 6)
-
-
-def made_up(loss, grad_norm=(1.0, 1.0, 1.0)):
-    steps = len(loss)
-    return Losses(loss=loss, grad_norm=[*grad_norm], valid_tokens=[1] * steps,
-                  tokens_digest=[""] * steps, expected_digest=[""] * steps)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (made_up([5.0, 4.0, 3.0]), None),
-        (made_up([5.0, 4.0]), None),
-        (made_up([5.0, 4.01, 3.9]), "step 1: the loss is 4.01"),
-        (made_up([5.0, float("nan"), 3.0]), "step 1: the loss is nan"),
-        (made_up([5.0, 4.0, 3.0], (1.0, 1.0, 1.1)), "step 2: the gradient norm is 1.1"),
-    ],
-)
-def test_the_first_departure_is_named(found, said):
-    departure = first_departure(found, made_up([5.0, 4.0, 3.0]), LIMITS["bf16"])
-    assert (departure is None) if said is None else departure.startswith(said)
 
 
 def test_local_takes_the_place_of_another_reference_and_no_other_does(local):

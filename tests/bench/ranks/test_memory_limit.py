@@ -50,7 +50,7 @@ def swept(launcher, folder, cells):
         for (strategy, engine, length), more in cells.items()
     ]
     progress = Progress(Console(quiet=True))
-    code = run_plan(plan(raws, TWO_CORES, single=False), launcher, progress, write_report=lambda folder: None)
+    code = run_plan(plan(raws, TWO_CORES, single=False), launcher, progress, write_report=lambda _: True)
     records = read_records(folder / "records.jsonl")
     keys = [tuple(r["config"][key] for key in ("strategy", "engine", "seq_len")) for r in records]
     return dict(zip(keys, records, strict=True)), code

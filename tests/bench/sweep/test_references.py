@@ -29,7 +29,7 @@ def swept(launcher, tmp_path):
         said = io.StringIO()
         found = plan([make_raw(*TINY, *WORDS, f"sweep_dir={tmp_path}", *words)], TWO_CORES, single=False)
         progress = Progress(Console(file=said, width=200))
-        code = run_plan(found, launcher, progress, write_report=lambda _: None)
+        code = run_plan(found, launcher, progress, write_report=lambda _: True)
         path = tmp_path / "records.jsonl"
         records = read_records(path) if path.exists() else []
         return code, said.getvalue(), records, found.cells[0].cell

@@ -161,7 +161,7 @@ def swept(tmp_path, monkeypatch):
         ran.clear()
         out = io.StringIO()
         found = planned(f"sweep_dir={tmp_path}", *words)
-        code = run_plan(found, Idle(), Progress(Console(file=out, width=200)), write_report=lambda _: None)
+        code = run_plan(found, Idle(), Progress(Console(file=out, width=200)), write_report=lambda _: True)
         assert code == 0
         return out.getvalue(), [*ran]
 

@@ -1,0 +1,193 @@
+"""Trainings beside one another: how far each is from plain data parallelism, in multiples of the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from analysis.frame.archive import Archive
+from analysis.frame.load import Record
+from bench.equivalence.trajectory import Limit, distance, first_departure, noise_floor
+from bench.labels import length_label
+from bench.record import Role
+
+EXPERIMENT = "loss_equivalence"
+FACTOR = 2.0
+"""What is compared is one more draw of the noise: it may lie a little beyond the largest of a few."""
+ALIKE = (
+    "seq_len", "model", "model.num_layers", "data", "data.path", "data.prompt_tokens", "seed", "dtype",
+    "engine", "optimizer", "optimizer.learning_rate", "optimizer.schedule", "optimizer.max_grad_norm",
+)  # fmt: skip
+"""Settings that trainings share which are compared."""
+TOLD = ("seq_len", "model", "dtype", "engine", "optimizer")
+"""Those of them that name a comparison."""
+NATIVE = "native"
+"""The trainer whose loop is ours."""
+LEAST_FALL = 0.5
+"""In nats: a loss that hardly falls hardly shows what was learnt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One record's steps."""
+
+    record: Record
+    loss: Sequence[float] = field(default=())
+    """Sum of token losses over the number of valid tokens."""
+    grad_norm: Sequence[float] = field(default=())
+    logged_loss: Sequence[float] | None = None
+    """What the training stack itself logs; None where the loop is ours."""
+
+    @property
+    def role(self) -> str:
+        return str(self.record["role"])
+
+    @property
+    def label(self) -> str:
+        """`ring zigzag`, `ulysses contiguous under trl`, `mistake: mask_off_by_one` or what a control is."""
+        if self.role == Role.MISTAKE:
+            return f"mistake: {self.setting('mistake')}"
+        words = [str(self.setting("strategy")), str(self.setting("layout"))]
+        if self.role == Role.CONTROL:
+            words = ["control:", *self._differs()]
+        return " ".join(
+            words if self.setting("trainer") == NATIVE else [*words, "under", str(self.setting("trainer"))]
+        )
+
+    def _differs(self) -> list[str]:
+        """What a control does in another way than the reference."""
+        parts = [f"{self.setting('cluster.world_size')} ranks, {self.setting('kernel')} kernel"]
+        return [*parts, "dealt in reverse"] if self.setting("data.deal") == "reversed" else parts
+
+    def setting(self, key: str) -> Any:
+        """A value of the record's configuration, None where an older record has none."""
+        return self.record["config"].get(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One training beside the reference."""
+
+    training: Training
+    mean_loss: float
+    """Mean absolute difference of the loss, in nats."""
+    max_loss: float
+    max_grad_norm: float
+    """Largest relative difference of the gradient norm."""
+    noise: Limit
+    """How far it is from the reference, in multiples of the noise floor."""
+    logged: tuple[float, float] | None
+    """Mean and largest difference of what the stack logs from what it logs of data parallelism, in nats;
+    None where the stack logs nothing of its own, or there is no such record."""
+    departure: str | None
+    """The first step in which it is more than FACTOR times the floor away, in words."""
+
+    @property
+    def is_within(self) -> bool:
+        return self.departure is None
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether a mistake was found, and anything else was not."""
+        return self.is_within != (self.training.role == Role.MISTAKE)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All trainings of the same work."""
+
+    reference: Training
+    others: Sequence[Training]
+
+    @cached_property
+    def floor(self) -> Limit:
+        """The largest distance between any two of the reference and its controls."""
+        return noise_floor([self.reference, *self.controls])
+
+    @property
+    def controls(self) -> list[Training]:
+        return [each for each in self.others if each.role == Role.CONTROL and each.loss]
+
+    @cached_property
+    def rows(self) -> list[Compared]:
+        """Every other training that ran, subjects first, then controls, then mistakes."""
+        order = (Role.CELL, Role.CONTROL, Role.MISTAKE)
+        ran = sorted(
+            (each for each in self.others if each.loss), key=lambda each: order.index(Role(each.role))
+        )
+        return [self._compared(each) for each in ran]
+
+    @property
+    def without_steps(self) -> list[Training]:
+        """Those whose ranks did not come to the end of a step."""
+        return [each for each in self.others if not each.loss]
+
+    @property
+    def steps(self) -> int:
+        return len(self.reference.loss)
+
+    @property
+    def fall(self) -> float:
+        """By how much the reference's loss fell, in nats."""
+        return self.reference.loss[0] - self.reference.loss[-1]
+
+    @property
+    def name(self) -> str:
+        """`1k, qwen3_nano, fp32, zero3, adamw`."""
+        seq_len, *others = (self.reference.setting(key) for key in TOLD)
+        return ", ".join([length_label(int(seq_len)), *map(str, others)])
+
+    def _compared(self, found: Training) -> Compared:
+        pairs = [*zip(found.loss, self.reference.loss, strict=False)]
+        apart = [abs(own - other) for own, other in pairs]
+        norms = zip(found.grad_norm, self.reference.grad_norm, strict=False)
+        return Compared(
+            training=found,
+            mean_loss=sum(apart) / len(apart),
+            max_loss=max(apart),
+            max_grad_norm=max(abs(own - other) / (abs(other) or 1.0) for own, other in norms),
+            noise=distance(found, self.reference).over(self.floor),
+            logged=self._logged(found),
+            departure=first_departure(found, self.reference, self.floor.times(FACTOR)),
+        )
+
+    def _logged(self, found: Training) -> tuple[float, float] | None:
+        bases = (
+            each.logged_loss
+            for each in self.others
+            if each.setting("strategy") == self.reference.setting("strategy")
+            and each.setting("trainer") == found.setting("trainer")
+            and each is not found
+        )
+        base = next((each for each in bases if each), None)
+        if base is None or not found.logged_loss:
+            return None
+        apart = [abs(own - other) for own, other in zip(found.logged_loss, base, strict=False)]
+        return sum(apart) / len(apart), max(apart)
+
+
+def comparisons(archive: Archive) -> list[Comparison]:
+    """Those of the records of EXPERIMENT; a work without a reference that ran is left out."""
+    rows = archive.frame.index[archive.frame["experiment"] == EXPERIMENT]
+    return [*_comparisons(map(_training, map(archive.record, rows)))]
+
+
+def _comparisons(trainings: Iterable[Training]) -> Iterator[Comparison]:
+    alike: dict[tuple[Any, ...], list[Training]] = {}
+    for training in trainings:
+        alike.setdefault(tuple(map(training.setting, ALIKE)), []).append(training)
+    for group in alike.values():
+        references = [each for each in group if each.role == Role.REFERENCE and each.loss]
+        if references:
+            yield Comparison(references[0], [each for each in group if each is not references[0]])
+
+
+def _training(record: Record) -> Training:
+    losses: Mapping[str, Any] = record.get("losses") or {}
+    if None in (*losses.get("loss", ()), *losses.get("grad_norm", ())):
+        return Training(record)  # null stands for a number that is not finite
+    return Training(
+        record, losses.get("loss", ()), losses.get("grad_norm", ()), losses.get("logged_loss") or None
+    )

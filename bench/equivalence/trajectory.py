@@ -1,0 +1,113 @@
+"""Loss and gradient norm of every step, and the first step in which two trainings part.
+
+Rounding adds up like a random walk: in step s, from 0, two equal trainings may be sqrt(1 + s) times as far
+apart as in the first. What it did to the parameters shows in the loss all the more the faster that moves. So
+one number a signal says how far apart they are, whatever their length and learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Protocol
+
+NAMES: Mapping[str, str] = {"loss": "loss", "grad_norm": "gradient norm"}
+ROUNDING = 2.0**-23
+"""Relative: signals are float32, and no two are told apart by less."""
+MOVED = 10.0
+"""How much more a nat by which the loss has moved adds to what it may be apart than a nat of the loss itself.
+In bf16 a loss that SGD without clipping moved by 1.9 nats in 5 steps was 1e-3 of that apart."""
+
+
+class Trajectory(Protocol):
+    """One training's signals, step by step."""
+
+    @property
+    def loss(self) -> Sequence[float]: ...
+
+    @property
+    def grad_norm(self) -> Sequence[float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How far two trainings are apart, relative to what a step allows."""
+
+    loss: float
+    grad_norm: float
+
+    def times(self, factor: float) -> Limit:
+        """So many times as much of each."""
+        return Limit(self.loss * factor, self.grad_norm * factor)
+
+    def over(self, other: Limit) -> Limit:
+        """Each as a multiple of the other's."""
+        return Limit(self.loss / other.loss, self.grad_norm / other.grad_norm)
+
+
+LIMITS: Mapping[str, Limit] = {
+    "fp64": Limit(1e-10, 1e-9),
+    "fp32": Limit(1e-5, 1e-4),
+    "fp16": Limit(2e-4, 3e-2),
+    "bf16": Limit(2e-4, 3e-2),
+}
+"""What is allowed by dtype where nobody measured the noise: five times what sound strategies showed."""
+
+
+def first_departure(found: Trajectory, reference: Trajectory, limit: Limit) -> str | None:
+    """The first step in which one leaves the other, in words; None where no common step shows one."""
+    for each in _pairs(found, reference):
+        allowed = getattr(limit, each.name) * each.unit
+        if not abs(each.own - each.other) <= allowed:
+            said = f"step {each.step}: the {NAMES[each.name]} is {each.own:.6g}"
+            return f"{said}, not within {allowed / (abs(each.other) or 1.0):.1e} of the {each.other:.6g}"
+    return None
+
+
+def distance(found: Trajectory, reference: Trajectory) -> Limit:
+    """The least limit under which one does not leave the other."""
+    largest = dict.fromkeys(NAMES, 0.0)
+    for each in _pairs(found, reference):
+        apart = abs(each.own - each.other) / (each.unit or 1.0)
+        largest[each.name] = max(largest[each.name], apart if math.isfinite(apart) else math.inf)
+    return Limit(**largest)
+
+
+def noise_floor(equivalent: Iterable[Trajectory]) -> Limit:
+    """The largest distance between any two trainings that do the same work in different ways."""
+    apart = [asdict(distance(one, other)) for one, other in combinations(equivalent, 2)]
+    largest = {name: max((each[name] for each in apart), default=0.0) for name in NAMES}
+    return Limit(max(largest["loss"], ROUNDING), max(largest["grad_norm"], ROUNDING))
+
+
+def units(reference: Trajectory) -> Mapping[str, list[float]]:
+    """By signal what a limit is a multiple of, step by step."""
+    steps = range(len(reference.loss))
+    moved = [max(abs(each - reference.loss[0]) for each in reference.loss[: step + 1]) for step in steps]
+    norms = zip(steps, reference.grad_norm, strict=False)
+    return {
+        "loss": [math.sqrt(1 + step) * abs(reference.loss[step]) + MOVED * moved[step] for step in steps],
+        "grad_norm": [math.sqrt(1 + step) * abs(norm) for step, norm in norms],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One signal of one step in both trainings."""
+
+    step: int
+    name: str
+    own: float
+    other: float
+    unit: float
+
+
+def _pairs(found: Trajectory, reference: Trajectory) -> Iterator[_Pair]:
+    """Every signal of every step that both have."""
+    unit = units(reference)
+    for step in range(min(len(found.loss), len(reference.loss))):
+        for name in NAMES:
+            own, other = getattr(found, name)[step], getattr(reference, name)[step]
+            yield _Pair(step, name, own, other, unit[name][step])

@@ -1,0 +1,126 @@
+"""Does sequence parallelism train what data parallelism trains? The same steps, side by side.
+
+As Hugging Face's post on Ulysses compares them: W data-parallel ranks with one micro-step against W ranks of
+one sequence with W micro-steps; weights, data, optimizer and schedule are the same. Controls do the same
+work in other, equivalent ways, so their differences are noise. Known mistakes show what is beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.cell.trajectory import REFERENCE_STRATEGY, work_of
+from bench.config import NO_MISTAKE, ConfigError, RunConfig
+from bench.environment import Machine
+from bench.mistakes import MISTAKES
+from bench.record import Role
+from bench.request import values
+from bench.request.choices import Raw, options, read_option
+from bench.request.legality import refusal
+from bench.request.placement import place
+from bench.request.resolve import resolve
+from bench.strategies import STRATEGIES
+
+CPU_RANKS = 4
+SUBJECTS = ("ulysses", "ring", "deepspeed_ulysses", "ring_flash_attn")
+OTHER_KERNELS: Mapping[str, str] = {"math": "torch_flash"}
+"""What a control computes attention with in place of a cell's kernel; else with `math`."""
+
+
+def cells_side_by_side(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
+    """For every request and each of its open choices reference, controls, subjects, mistakes, in that order.
+
+    Raises ConfigError for an invalid value, and where no ranks share a sequence.
+    """
+    cells: dict[str, RunConfig] = {}
+    for raw in raws:
+        for closed in _closed(raw, machine):
+            base = _subject(closed, "ulysses", machine)
+            if base.sp_degree == 1:
+                raise ConfigError(
+                    "experiment=loss_equivalence: no ranks share a sequence; take two or more, with"
+                    " cluster.world_size and sp_degree"
+                )
+            alike = [*_references(closed, base, machine), *_subjects(closed, raw, machine)]
+            alike += _mistakes(closed, machine)
+            cells |= {cell.cell_id: cell for cell in alike}
+    return [*cells.values()]
+
+
+def roles_of(cells: Sequence[RunConfig]) -> dict[str, Role]:
+    """Each cell's role by its id: the first `local` of a work is what all others are compared with."""
+    roles: dict[str, Role] = {}
+    begun = set[str]()
+    for cell in cells:
+        if cell.mistake != NO_MISTAKE:
+            roles[cell.cell_id] = Role.MISTAKE
+        elif cell.strategy != REFERENCE_STRATEGY or cell.trainer != "native":
+            roles[cell.cell_id] = Role.CELL
+        else:
+            roles[cell.cell_id] = Role.CONTROL if work_of(cell) in begun else Role.REFERENCE
+            begun.add(work_of(cell))
+    return roles
+
+
+def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConfig]:
+    """Plain data parallelism, and the controls: data dealt otherwise, fewer ranks, another kernel.
+
+    Of another trainer than ours its own data parallelism too: what it logs is compared with that.
+    """
+    local = {**raw, "strategy": read_option("strategy", REFERENCE_STRATEGY), "layout": "auto", "sp_degree": 1}
+    ranks, micro_steps = base.cluster.world_size, base.grad_accum // base.sp_degree
+    of_all = {**local, "dp_shard": ranks, "grad_accum": micro_steps, "trainer": {"name": "native"}}
+    yield resolve(of_all, machine)
+    yield resolve({**of_all, "data": {**raw["data"], "deal": "reversed"}}, machine)
+    yield resolve({**of_all, "kernel": OTHER_KERNELS.get(base.kernel, "math")}, machine)
+    for fewer in {ranks // 2, 1} if ranks % 2 == 0 else {1}:
+        cluster = {**raw["cluster"], "world_size": fewer}
+        of_fewer = {"cluster": cluster, "dp_shard": fewer, "grad_accum": micro_steps * ranks // fewer}
+        yield resolve({**of_all, **of_fewer}, machine)
+    if base.trainer != "native":
+        yield resolve({**of_all, "trainer": raw["trainer"]}, machine)
+
+
+def _subjects(closed: Raw, raw: Raw, machine: Machine) -> Iterator[RunConfig]:
+    """The strategies that were asked for; where none was, those of SUBJECTS that can run here."""
+    if "strategy" in raw:
+        yield _subject(closed, raw["strategy"]["name"], machine)
+        return
+    for name in SUBJECTS:
+        cell = _subject(closed, name, machine)
+        if refusal(cell) is None:
+            yield cell
+
+
+def _mistakes(raw: Raw, machine: Machine) -> Iterator[RunConfig]:
+    """Known mistakes of our own strategies under our own trainer, whatever is compared."""
+    own = {**raw, "layout": "auto", "trainer": {"name": "native"}}
+    for name, facts in MISTAKES.items():
+        yield _subject({**own, "mistake": name}, facts.made_in, machine)
+
+
+def _subject(raw: Raw, strategy: str, machine: Machine) -> RunConfig:
+    """The ranks share sequences, and take as many more micro-steps as they hold fewer of them at once."""
+    named = raw if raw.get("strategy", {}).get("name") == strategy else {**raw, **_choice(strategy)}
+    cell = resolve(named, machine)
+    return resolve({**named, "grad_accum": cell.grad_accum * cell.sp_degree}, machine)
+
+
+def _choice(strategy: str) -> dict[str, Any]:
+    return {"strategy": read_option("strategy", values.choice("strategy", strategy, STRATEGIES))}
+
+
+def _closed(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
+    """The request with every choice made but the strategy's: what it names, else all there is."""
+    cluster = dict(raw["cluster"])
+    if cluster["world_size"] == "auto" and place(raw["cluster"], machine).device == "cpu":
+        cluster["world_size"] = CPU_RANKS
+    optimizers = [raw["optimizer"]] if "optimizer" in raw else _optimizers()
+    for dtype in raw["dtype"] if isinstance(raw["dtype"], list) else [raw["dtype"]]:
+        for optimizer in optimizers:
+            yield {**raw, "cluster": cluster, "dtype": dtype, "optimizer": optimizer}
+
+
+def _optimizers() -> list[Raw]:
+    return [read_option("optimizer", name) for name in options("optimizer")]
