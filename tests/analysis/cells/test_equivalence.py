@@ -1,0 +1,125 @@
+"""Trainings beside data parallelism: what the floor is, who is within it, and what the report says."""
+
+from dataclasses import replace
+
+import pytest
+
+from analysis.answers.equivalence import is_as_expected, with_equivalence
+from analysis.answers.verdict import verdict
+from analysis.cells.equivalence import comparisons
+from analysis.figures.equivalence import name_of, write_equivalence
+from analysis.frame.archive import read_archive
+from analysis.report import main, write_report
+from analysis.tables.equivalence import PUBLISHED, equivalence_markdown, equivalence_rows
+from tests.analysis.records import make_failure, make_record, write_sweep
+
+FALLING = [5.0, 4.8, 4.5, 4.2]
+NORMS = [1.0, 1.1, 1.2, 1.1]
+SETTINGS = {"optimizer": "sgd", "data.deal": "in_order", "mistake": "none", "dtype": "fp32"}
+
+
+def training(role, *, strategy="local", loss=0.0, norm=0.0, logged=None, **settings):
+    """A record whose last step is so far from the reference's."""
+    losses = {"loss": [*FALLING[:-1], FALLING[-1] + loss], "grad_norm": [*NORMS[:-1], NORMS[-1] + norm]}
+    losses |= {} if logged is None else {"logged_loss": [each + logged for each in FALLING]}
+    config = {**SETTINGS, "strategy": strategy, **settings}
+    return make_record(role=role, experiment="loss_equivalence", losses=losses, config=config)
+
+
+REFERENCE = training("reference")
+CONTROLS = [
+    training("control", loss=1e-4, norm=2e-4, **{"data.deal": "reversed"}),
+    training("control", loss=-1e-4, kernel="math"),
+]
+SOUND = training("cell", strategy="ulysses", loss=3e-4, norm=1e-4)
+MISTAKE = training("mistake", strategy="ulysses", loss=1e-1, mistake="mask_off_by_one")
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """Records to what is compared of them."""
+    return lambda *records: comparisons(read_archive([write_sweep(tmp_path, records)], {}))
+
+
+def test_the_floor_is_between_controls_and_rows_are_multiples_of_it(compared):
+    (found,) = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE)
+    assert [row.training.role for row in found.rows] == ["cell", "control", "control", "mistake"]
+    sound, first, *_ = found.rows
+    assert sound.max_loss == pytest.approx(3e-4)
+    assert sound.mean_loss == pytest.approx(3e-4 / 4)
+    assert sound.noise.loss == pytest.approx(1.5, rel=1e-3)  # the controls are 2e-4 apart
+    assert first.noise.grad_norm == pytest.approx(1.0)
+    assert found.fall == pytest.approx(0.8)
+    assert is_as_expected(found)
+
+
+def test_trainings_of_other_work_are_not_compared(compared):
+    other = [{"dtype": "bf16"}, {"optimizer": "adamw"}, {"engine": "ddp"}, {"seq_len": 1024}, {"seed": 1}]
+    records = [training("reference", **each) for each in other]
+    records += [training("cell", strategy="ring", **each) for each in other]
+    assert [len(each.others) for each in compared(REFERENCE, SOUND, *records)] == [1] * (1 + len(other))
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ((SOUND, MISTAKE), "ulysses contiguous trained what data parallelism trains: over 4 steps"),
+        ((training("cell", strategy="ring", loss=1e-2),), "ring contiguous trains something else: step 3:"),
+        ((training("mistake", mistake="mask_off_by_one"),), "would pass for noise here: mask_off_by_one"),
+        ((make_failure("crashed", "why", config={**SETTINGS, "strategy": "ring"})
+          | {"experiment": "loss_equivalence"},), "Without steps: ring (crashed)"),
+    ],
+)  # fmt: skip
+def test_the_answer_says_who_trained_what(compared, cells_of, records, said):
+    found = compared(REFERENCE, *CONTROLS, *records)
+    plain = verdict(cells_of([*records]))
+    told = with_equivalence(plain, found)
+    assert said in told.answer
+    assert (told.certainty, told.to_decide) == ("", None)
+    assert is_as_expected(found[0]) == ("trained what" in said)
+    assert with_equivalence(plain, []) is plain
+
+
+def test_a_loss_that_hardly_falls_vouches_for_nothing(compared):
+    (found,) = compared(REFERENCE, *CONTROLS, SOUND)
+    flat = replace(found.reference, loss=[5.0, 4.9, 4.8, 4.7])
+    assert not is_as_expected(replace(found, reference=flat, others=[]))
+
+
+def test_what_a_stack_logs_is_compared_with_what_it_logs_of_data_parallelism(compared):
+    stack = {"trainer": "transformers"}
+    base, own = (
+        training("cell", logged=0.5, **stack),
+        training("cell", strategy="ulysses", logged=0.6, **stack),
+    )
+    (found,) = compared(REFERENCE, *CONTROLS, base, own)
+    logged = {row.training.label: row.logged for row in found.rows}
+    assert logged["ulysses contiguous under transformers"] == pytest.approx((0.1, 0.1))
+    assert logged["local contiguous under transformers"] is None
+    (row,) = (row for row in equivalence_rows(found) if row[0].startswith("ulysses"))
+    assert row[5] == "1.0e-01 / 1.0e-01"
+
+
+def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_path, capsys):
+    records = [REFERENCE, *CONTROLS, SOUND, MISTAKE]
+    assert write_report(write_sweep(tmp_path, records))
+    page, markdown = ((tmp_path / name).read_text() for name in ("report.html", "summary.md"))
+    for text in (page, markdown):
+        for shown in ("mistake: mask_off_by_one", "found", "1.0e-01", *(each.mean for each in PUBLISHED)):
+            assert shown in text
+    assert "trained what data parallelism trains" in capsys.readouterr().out.replace("\n", " ")
+    name = "loss_equivalence_8k_qwen3_nano_fp32_zero3_sgd"
+    assert (tmp_path / "figures" / f"{name}.svg").stat().st_size > 10_000
+    assert (tmp_path / "summary.csv").read_text().count("\n") == 1 + len(records)
+    assert not write_report(write_sweep(tmp_path, [REFERENCE, *CONTROLS, training("mistake", mistake="x")]))
+    assert main([str(tmp_path)]) == 0  # that a report could be written is all that this command says
+
+
+def test_a_figure_shows_every_training_once_and_controls_together(compared, tmp_path):
+    found = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE)
+    (file,) = write_equivalence(found, tmp_path, "measured", None)
+    svg = (tmp_path / f"{name_of(found[0])}.svg").read_text()
+    assert file.address.startswith("data:image/svg+xml")
+    for label in ("data parallelism", "ulysses contiguous", "controls", "mistake: mask_off_by_one"):
+        assert svg.count(f"<!-- {label} -->") == 1
+    assert "zigzag" not in equivalence_markdown(found)
