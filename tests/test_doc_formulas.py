@@ -10,9 +10,9 @@ import pytest
 from analysis import false_differences as trial
 from analysis.metrics import notes, traced_shares
 from analysis.metrics.definitions import QUANTITIES
-from bench.cell.trajectory import LIMITS
 from bench.config import DTYPE_BYTES
 from bench.cost import flops
+from bench.equivalence.trajectory import LIMITS, MOVED
 from bench.overhead import __main__ as overhead
 from bench.overhead import cells as fixed_costs
 from bench.overhead import goal as step_goal
@@ -134,8 +134,10 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("full_length", f"more than {full_length_section.CPU_SCORES:,} scores a rank"),
         ("full_length", f"max(floor, {full_length.CONTROL_FACTOR} * error of the control)"),
         ("full_length", ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.GRADIENT_FLOORS.items())),
+        ("full_length", ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.KEY_FLOORS.items())),
         ("full_length", ", ".join(f"{x:.2g} {dtype}" for dtype, x in full_length.IDENTITY_LIMITS.items())),
         ("full_length", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in full_length.OUT_FLOORS.items())),
+        ("training_signal", f"+ {MOVED:g} * max"),
         ("training_signal", ", ".join(f"{limit.loss:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         ("training_signal", ", ".join(f"{limit.grad_norm:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         ("error_ulps", f"up to {row_errors.SAMPLED_TOKENS} tokens"),

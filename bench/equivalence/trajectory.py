@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import accumulate, combinations
 from typing import Protocol
 
 NAMES: Mapping[str, str] = {"loss": "loss", "grad_norm": "gradient norm"}
@@ -86,10 +86,11 @@ def units(reference: Trajectory) -> Mapping[str, list[float]]:
     """By signal what a limit is a multiple of, step by step."""
     steps = range(len(reference.loss))
     moved = [max(abs(each - reference.loss[0]) for each in reference.loss[: step + 1]) for step in steps]
-    norms = zip(steps, reference.grad_norm, strict=False)
+    # A gradient that has become small is known no better than while it was large.
+    norms = accumulate((abs(norm) for norm in reference.grad_norm), max)
     return {
         "loss": [math.sqrt(1 + step) * abs(reference.loss[step]) + MOVED * moved[step] for step in steps],
-        "grad_norm": [math.sqrt(1 + step) * abs(norm) for step, norm in norms],
+        "grad_norm": [math.sqrt(1 + step) * norm for step, norm in zip(steps, norms, strict=False)],
     }
 
 

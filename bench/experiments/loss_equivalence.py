@@ -25,7 +25,7 @@ from bench.strategies import STRATEGIES
 CPU_RANKS = 4
 SUBJECTS = ("ulysses", "ring", "deepspeed_ulysses", "ring_flash_attn")
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"bf16": ("adamw",), "fp16": ("adamw",)}
-"""Those of dtypes that do not take all: under SGD the noise of bf16 hides a mask off by one in a small model."""
+"""Where not all are taken: under SGD the noise of bf16 hides a mask that is off by one in a small model."""
 OTHER_KERNELS: Mapping[str, str] = {"math": "torch_flash"}
 """What a control computes attention with in place of a cell's kernel; else with `math`."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.passes.full_length.keys import Keys
-from bench.passes.full_length.limits import GRADIENT_FLOORS, limit_of
+from bench.passes.full_length.limits import KEY_FLOORS, limit_of
 from bench.passes.full_length.lse import log_sum_exp
 from bench.passes.full_length.section import SAMPLED_KEYS
 from bench.passes.full_length.shards import Attention, Shards, drawn
@@ -64,7 +64,7 @@ def key_errors(
         for each in (found, plain)
     ]
     means = shards.summed(torch.stack(errors, dim=-1)) / sizes[0, 0].numel()
-    worst = (_worst(by_head, GRADIENT_FLOORS[attention.dtype]) for by_head in means.sqrt().tolist())
+    worst = (_worst(by_head, KEY_FLOORS[attention.dtype]) for by_head in means.sqrt().tolist())
     return len(sample.positions), dict(zip(GRADIENTS, worst, strict=True))
 
 
