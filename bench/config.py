@@ -29,6 +29,7 @@ DEALS = ("in_order", "reversed")
 OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 """Of the learning rate, by transformers' names."""
+PACKING = ("none", "documents")
 
 
 class ExitCode(IntEnum):
@@ -93,13 +94,21 @@ class DataConfig:
     """Without one, `text` is Python's own documentation."""
     tokenizer: str | None
     prompt_tokens: int
-    """The labels of so many tokens at a sequence's start do not count in the loss."""
+    """The labels of so many tokens at the start of a sequence, or of each packed document, do not count."""
     deal: str = "in_order"
     """Which ranks and micro-steps are given which sequences of a step."""
+    packing: str = "none"
+    """`documents` lays whole documents end to end, which do not see each other; `none` joins the text."""
 
     def __post_init__(self) -> None:
         _refuse_below(0, {"data.prompt_tokens": self.prompt_tokens})
         _refuse_other("data.deal", self.deal, DEALS)
+        _refuse_other("data.packing", self.packing, PACKING)
+
+    @property
+    def packs(self) -> bool:
+        """Whether a sequence holds several documents."""
+        return self.packing == "documents"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +347,8 @@ class RunConfig:
         """The same as one text, but for these fields; lengths beyond `max_tokens` count as that."""
         tokens = self.seq_len if max_tokens is None else min(self.seq_len, max_tokens)
         decides = {name: value for name, value in self.identity().items() if name not in fields}
-        return json.dumps({**decides, "seq_len": tokens}, sort_keys=True)
+        # Whatever the tokens are, packing decides which of them see each other.
+        return json.dumps({**decides, "seq_len": tokens, "packing": self.data.packing}, sort_keys=True)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values that `from_json` turns back into the same cell."""

@@ -16,6 +16,7 @@ from bench.config import (
     NO_MISTAKE,
     NOT_USED,
     OPTIMIZERS,
+    PACKING,
     SCHEDULES,
     ClusterConfig,
     ConfigError,
@@ -213,7 +214,10 @@ def _data(raw: Raw) -> DataConfig:
         refuse_no_text(path)
     prompt = values.whole("data.prompt_tokens", raw["prompt_tokens"], least=0)
     deal = values.choice("data.deal", raw["deal"], DEALS)
-    return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, deal=deal)
+    packing = values.choice("data.packing", raw.get("packing", NOT_USED), PACKING)
+    return DataConfig(
+        name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, deal=deal, packing=packing
+    )
 
 
 def _hardware(raw: Raw, machine: Machine, device: str) -> str:

@@ -27,6 +27,10 @@ class Facts(ABC):
     """Choices of this strategy alone, `strategy.<key>` on the command line; the YAML names the default."""
     kernels: ClassVar[tuple[str, ...] | None] = None
     """The kernels it can run on; None where any will do."""
+    packs: ClassVar[bool] = False
+    """Whether its attention stays within the documents of packed sequences, wherever they end."""
+    why_it_packs_not: ClassVar[str] = "its attention is not told where documents end"
+    """The reason, where it does not."""
     kept_copies: ClassVar[tuple[int, int]] = (0, 0)
     """How many tensors of all query heads, and of all KV heads, are saved beyond Q, K, V and the output."""
 
@@ -57,6 +61,7 @@ class Facts(ABC):
             *_not_among("dtype", cell.dtype, self.dtypes, self.name),
             *_not_among("kernel", cell.kernel, self.kernels or (cell.kernel,), self.name),
             *self.mask_refusals(cell),
+            *self.packing_refusals(cell),
         ]
         degrees = self.degree_refusals(cell)
         if degrees:  # without a ring or a Ulysses group there is no length or head count to speak of
@@ -75,6 +80,12 @@ class Facts(ABC):
         return [
             f"workload.mask=full is not for {self.name} in {cell.layout} layout; take workload.mask=causal"
         ]
+
+    def packing_refusals(self, cell: RunConfig) -> list[str]:
+        if self.packs or not cell.data.packs:
+            return []
+        way_out = "take strategy=ulysses or ring, or data.packing=none"
+        return [f"data.packing=documents is not for {self.name}: {self.why_it_packs_not}; {way_out}"]
 
     def degree_refusals(self, cell: RunConfig) -> list[str]:
         """Why `ulysses_degree` is not legal: only a hybrid has a choice of degrees."""

@@ -7,6 +7,7 @@ sequences per step; which rank and micro-step gets which of them is decided here
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from mmap import mmap
 from typing import Any
 
@@ -15,13 +16,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bench.attention.documents import Documents
 from bench.config import ConfigError, RunConfig
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch
-from bench.training.text import read_text
+from bench.training.packing import PackedText, drawn_ends
+from bench.training.text import read_documents, read_text
 
 SampleTokens = Callable[[int, int], Tensor]
 """(sample, length) -> that many token ids, int64: the first tokens of the sample."""
+SampleEnds = Callable[[int, int], tuple[int, ...]]
+"""(sample, length) -> where the documents among its first tokens end, ascending, the length last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a cell's samples are made of."""
+
+    tokens: SampleTokens
+    ends: SampleEnds | None = None
+    """None where each sequence is one document."""
 
 
 DEALS: Mapping[str, Callable[[range], range]] = {
@@ -34,10 +48,14 @@ DEALS: Mapping[str, Callable[[range], range]] = {
 class StepData:
     """The batches of every step of one cell."""
 
-    def __init__(self, cell: RunConfig, sample_tokens: SampleTokens, device: torch.device) -> None:
+    def __init__(
+        self, cell: RunConfig, source: Source, device: torch.device, *, uncounted_tokens: int = 0
+    ) -> None:
+        """The labels of `uncounted_tokens` at a sequence's start do not count, whatever its documents."""
         self.cell = cell
-        self.sample_tokens = sample_tokens
+        self.source = source
         self.device = device
+        self.uncounted_tokens = uncounted_tokens
 
     def micro_batch(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
         """Whole sequences [batch, seq_len] of one data-parallel rank and micro-step."""
@@ -52,17 +70,42 @@ class StepData:
         per_step = self.cell.sequences_per_step
         return [self._whole([i], seq_len) for i in range(step * per_step, (step + 1) * per_step)]
 
+    def documents_of_step(self, step: int, seq_len: int) -> Documents | None:
+        """Where the documents of every sequence of a step end; None where each sequence is one."""
+        per_step = self.cell.sequences_per_step
+        return self._documents(range(step * per_step, (step + 1) * per_step), seq_len)
+
     def _whole(self, samples: Sequence[int], seq_len: int) -> Batch:
-        tokens = torch.stack([self.sample_tokens(i, seq_len + 1) for i in samples]).to(self.device)
-        positions = torch.arange(seq_len, device=self.device).expand(len(samples), -1)
-        prompt = positions < self.cell.data.prompt_tokens
-        labels = tokens[:, 1:].masked_fill(prompt, IGNORED_LABEL)
-        return Batch(torch.tensor(samples, device=self.device), tokens[:, :-1], labels, positions)
+        tokens = torch.stack([self.source.tokens(i, seq_len + 1) for i in samples]).to(self.device)
+        in_sequence = torch.arange(seq_len, device=self.device).expand(len(samples), -1)
+        documents, positions = self._documents(samples, seq_len), in_sequence
+        prompt_tokens = self.cell.data.prompt_tokens
+        uncounted = in_sequence < max(prompt_tokens, self.uncounted_tokens)
+        if documents is not None:
+            positions = _restarted(documents).to(self.device)
+            uncounted = in_sequence < self.uncounted_tokens
+            uncounted |= positions < prompt_tokens
+            uncounted |= self._last_of_documents(samples, seq_len).to(self.device)
+        labels = tokens[:, 1:].masked_fill(uncounted, IGNORED_LABEL)
+        numbers = torch.tensor(samples, device=self.device)
+        return Batch(numbers, tokens[:, :-1], labels, positions, documents)
+
+    def _documents(self, samples: Sequence[int], seq_len: int) -> Documents | None:
+        ends = self.source.ends
+        return None if ends is None else Documents(tuple(ends(i, seq_len) for i in samples))
+
+    def _last_of_documents(self, samples: Sequence[int], seq_len: int) -> Tensor:
+        """Whose next token is another document's, [B, T]; a document that the sequence cuts goes on."""
+        assert self.source.ends is not None
+        is_last = torch.zeros(len(samples), seq_len + 1, dtype=torch.bool)
+        for row, sample in enumerate(samples):
+            is_last[row, [end - 1 for end in self.source.ends(sample, seq_len + 1)]] = True
+        return is_last[:, :-1]
 
 
-def open_data(cell: RunConfig, device: torch.device) -> StepData:
+def open_data(cell: RunConfig, device: torch.device, *, uncounted_tokens: int = 0) -> StepData:
     """The cell's data; raises ConfigError where the text cannot be read."""
-    return StepData(cell, SOURCES[cell.data.name](cell), device)
+    return StepData(cell, SOURCES[cell.data.name](cell), device, uncounted_tokens=uncounted_tokens)
 
 
 def digest(input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
@@ -103,28 +146,53 @@ def mixed(x: Tensor) -> Tensor:
     return x ^ (x >> 31)
 
 
-def _text_source(cell: RunConfig) -> SampleTokens:
+def _restarted(documents: Documents) -> Tensor:
+    """Positions that begin anew in every document, [B, T]."""
+    rows = range(len(documents.ends))
+    return torch.stack(
+        [torch.cat([torch.arange(len(document)) for document in documents.of(row)]) for row in rows]
+    )
+
+
+def _text_source(cell: RunConfig) -> Source:
+    """Sample i starts where sample i - 1 ends, or with the next document; the text repeats when used up."""
+    if cell.data.packs:
+        return _packed_text_source(cell)
     with without_memory_limit():
         corpus = _shared(_tokenise(read_text(cell.data), cell.data.tokenizer, cell.model.vocab_size))
+    return Source(_tokens_of(corpus, cell, lambda sample: cell.seed + sample * cell.seq_len))
 
+
+def _packed_text_source(cell: RunConfig) -> Source:
+    with without_memory_limit():
+        texts = read_documents(cell.data)
+        documents = [_tokenise(text, cell.data.tokenizer, cell.model.vocab_size) for text in texts if text]
+        corpus = _shared(np.concatenate(documents))
+        packed = PackedText([len(each) for each in documents if len(each)], cell.seed, cell.seq_len)
+    return Source(_tokens_of(corpus, cell, packed.start), packed.sample_ends)
+
+
+def _tokens_of(corpus: NDArray[Any], cell: RunConfig, start_of: Callable[[int], int]) -> SampleTokens:
     def sample_tokens(sample: int, length: int) -> Tensor:
-        """Sample i starts where sample i - 1 ends; the text repeats when it is used up."""
-        start = (cell.seed + sample * cell.seq_len) % len(corpus)
+        start = start_of(sample) % len(corpus)
         tokens = corpus[(start + np.arange(length)) % len(corpus)].astype(np.int64)
         return torch.from_numpy(tokens % cell.model.vocab_size)
 
     return sample_tokens
 
 
-def _synthetic_source(cell: RunConfig) -> SampleTokens:
+def _synthetic_source(cell: RunConfig) -> Source:
     def sample_tokens(sample: int, length: int) -> Tensor:
         hashed = mixed(torch.tensor(cell.seed * 1_000_003 + sample) * 1_000_003 + torch.arange(length))
         return hashed.remainder(cell.model.vocab_size)
 
-    return sample_tokens
+    def sample_ends(sample: int, length: int) -> tuple[int, ...]:
+        return drawn_ends(cell.seed, sample, cell.seq_len, length)
+
+    return Source(sample_tokens, sample_ends if cell.data.packs else None)
 
 
-SOURCES: Mapping[str, Callable[[RunConfig], SampleTokens]] = {
+SOURCES: Mapping[str, Callable[[RunConfig], Source]] = {
     "text": _text_source,
     "synthetic": _synthetic_source,
 }
@@ -138,7 +206,7 @@ def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> NDArray[Any]
 
     encoder = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, trust_remote_code=False)
     ids = np.array(encoder(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
-    if int(ids.max()) >= vocab_size:
+    if len(ids) and int(ids.max()) >= vocab_size:
         raise ConfigError(
             f"data.tokenizer={tokenizer}: gives ids up to {int(ids.max())}, but the model's vocabulary has"
             f" {vocab_size}; take the model's own tokenizer"

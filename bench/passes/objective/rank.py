@@ -93,7 +93,12 @@ def take(trainer: Trainer, tokens: int, device: torch.device) -> None:
 
 def _on_uncounted_labels(trainer: Trainer, tokens: int, device: torch.device) -> Trainer:
     """The same training loop on data of which a third of the labels does not count."""
-    return replace(trainer, data=open_data(_with_prompt(trainer.cell, tokens), device))
+    uncounted, cell = tokens // UNCOUNTED_SHARE, trainer.cell
+    if not cell.data.packs:
+        return replace(trainer, data=open_data(_with_prompt(cell, uncounted), device))
+    return replace(
+        trainer, data=open_data(_on_drawn_documents(cell, tokens), device, uncounted_tokens=uncounted)
+    )
 
 
 def _room_bytes(device: torch.device) -> int:
@@ -181,8 +186,14 @@ def _given_norm(engine: Engine, device: torch.device) -> float:
 
 
 def _with_prompt(cell: RunConfig, tokens: int) -> RunConfig:
-    """The same data, of which a third of the labels does not count."""
-    return replace(cell, data=replace(cell.data, prompt_tokens=tokens // UNCOUNTED_SHARE))
+    """The same data, of which so many labels do not count."""
+    return replace(cell, data=replace(cell.data, prompt_tokens=tokens))
+
+
+def _on_drawn_documents(cell: RunConfig, tokens: int) -> RunConfig:
+    """Documents shorter than the step: of a text's own, one may be longer, and no boundary be met."""
+    data = replace(cell.data, name="synthetic", path=None, tokenizer=None, prompt_tokens=0)
+    return replace(cell, data=data, seq_len=tokens)
 
 
 PASS = ObjectivePass
