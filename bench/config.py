@@ -281,6 +281,8 @@ class RunConfig:
     experiment: str
     mistake: str = NO_MISTAKE
     """What is done wrong on purpose, to see that it is found."""
+    padding: int = 0
+    """Tokens after a sequence's own that the layout needs; they count neither in the loss nor in rates."""
 
     def __post_init__(self) -> None:
         _refuse_below(
@@ -318,9 +320,14 @@ class RunConfig:
         return self.sp_degree // self.ulysses_degree
 
     @property
+    def padded_len(self) -> int:
+        """Tokens of a whole sequence as the model is fed it."""
+        return self.seq_len + self.padding
+
+    @property
     def shard_len(self) -> int:
-        """Tokens of one sequence that one rank holds."""
-        return self.seq_len // self.sp_degree
+        """Tokens of one sequence that one rank holds, padding included."""
+        return self.padded_len // self.sp_degree
 
     @property
     def sequences_per_step(self) -> int:
@@ -328,6 +335,7 @@ class RunConfig:
 
     @property
     def tokens_per_step(self) -> int:
+        """Without padding."""
         return self.seq_len * self.sequences_per_step
 
     @property

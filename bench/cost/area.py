@@ -12,8 +12,8 @@ def causal_area(cell: RunConfig, group_rank: int) -> int:
     Ranks that share heads hold the same queries once heads are exchanged; those of a ring keep their own
     and see all keys. A query at position p sees p + 1 keys.
     """
-    pieces = LAYOUTS[cell.layout].slices(cell.seq_len, cell.ring_degree, group_rank // cell.ulysses_degree)
-    pairs = sum(_keys_seen(range(cell.seq_len)[piece]) for piece in pieces)
+    pieces = LAYOUTS[cell.layout].slices(cell.padded_len, cell.ring_degree, group_rank // cell.ulysses_degree)
+    pairs = sum(_keys_seen(range(cell.padded_len)[piece]) for piece in pieces)
     return pairs * (cell.model.num_heads // cell.ulysses_degree)
 
 

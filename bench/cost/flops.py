@@ -34,8 +34,12 @@ def layer_parameters(model: ModelConfig) -> int:
 
 
 def attention_forward_flops(cell: RunConfig, *, causal: bool) -> int:
-    """Q K^T and P V of every layer and sequence of one step."""
-    entries = cell.seq_len * (cell.seq_len + 1) // 2 if causal else cell.seq_len**2
+    """Q K^T and P V of every layer and sequence of one step, without padding."""
+    return _attention_flops(cell, cell.seq_len, causal=causal)
+
+
+def _attention_flops(cell: RunConfig, tokens: int, *, causal: bool) -> int:
+    entries = tokens * (tokens + 1) // 2 if causal else tokens**2
     heads = cell.model.num_layers * cell.model.num_heads * cell.model.head_dim
     return 4 * entries * heads * cell.sequences_per_step
 
@@ -54,11 +58,12 @@ def model_flops(cell: RunConfig, *, causal: bool) -> int:
 def hardware_flops(cell: RunConfig, *, causal: bool) -> int:
     """What is executed: flash backward's scores, and again what is computed twice. HFU's numerator.
 
-    Checkpointing runs the layers forward once more, a chunked loss the output head.
+    Checkpointing runs the layers forward once more, a chunked loss the output head; padding is computed, too.
     """
-    attention = attention_forward_flops(cell, causal=causal)
-    layers = 2 * layer_parameters(cell.model) * cell.tokens_per_step
-    head = 2 * head_parameters(cell.model) * cell.tokens_per_step
+    attention = _attention_flops(cell, cell.padded_len, causal=causal)
+    tokens = cell.padded_len * cell.sequences_per_step
+    layers = 2 * layer_parameters(cell.model) * tokens
+    head = 2 * head_parameters(cell.model) * tokens
     recomputed = layers + attention if cell.checkpointing else 0
     recomputed += head if cell.loss == "chunked" else 0
     return int(FORWARD_AND_BACKWARD * (layers + head) + attention * (1 + FLASH_BACKWARD_FACTOR) + recomputed)

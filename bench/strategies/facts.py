@@ -68,9 +68,7 @@ class Facts(ABC):
             return [*unlisted, *degrees]
         return [
             *unlisted,
-            *_not_divisible(
-                "seq_len", cell.seq_len, self.length_multiple(cell), f"{self.name} in {cell.layout} layout"
-            ),
+            *_not_divisible(cell, self.length_multiple(cell)),
             *self.head_refusals(cell),
         ]
 
@@ -82,7 +80,12 @@ class Facts(ABC):
         ]
 
     def packing_refusals(self, cell: RunConfig) -> list[str]:
-        if self.packs or not cell.data.packs:
+        if not cell.data.packs:
+            return []
+        if cell.workload.name != "train":
+            way_out = "take workload=train, or data.packing=none"
+            return [f"data.packing=documents is not for workload={cell.workload.name}; {way_out}"]
+        if self.packs:
             return []
         way_out = "take strategy=ulysses or ring, or data.packing=none"
         return [f"data.packing=documents is not for {self.name}: {self.why_it_packs_not}; {way_out}"]
@@ -151,8 +154,11 @@ def _not_among(key: str, value: str, known: tuple[str, ...], strategy: str) -> l
     return [f"{key}={value} is not for {strategy}; choose {key}={' or '.join(known)}"]
 
 
-def _not_divisible(key: str, value: int, multiple: int, who: str) -> list[str]:
-    if value % multiple == 0:
+def _not_divisible(cell: RunConfig, multiple: int) -> list[str]:
+    if cell.padded_len % multiple == 0:
         return []
-    near = max(multiple, round(value / multiple) * multiple)
-    return [f"{key}={value} must be a multiple of {multiple} for {who}; the nearest is {key}={near}"]
+    near = max(multiple, round(cell.seq_len / multiple) * multiple)
+    who = f"{cell.strategy} in {cell.layout} layout"
+    padded = ", or take pad=true" if cell.workload.name == "train" else ""
+    way_out = f"the nearest is seq_len={near}{padded}"
+    return [f"seq_len={cell.seq_len} must be a multiple of {multiple} for {who}; {way_out}"]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bench.attention.documents import Documents
 from bench.config import ConfigError, RunConfig
@@ -76,7 +77,8 @@ class StepData:
         return self._documents(range(step * per_step, (step + 1) * per_step), seq_len)
 
     def _whole(self, samples: Sequence[int], seq_len: int) -> Batch:
-        tokens = torch.stack([self.source.tokens(i, seq_len + 1) for i in samples]).to(self.device)
+        own, padding = self._lengths(seq_len)
+        tokens = torch.stack([self.source.tokens(i, own + 1) for i in samples]).to(self.device)
         in_sequence = torch.arange(seq_len, device=self.device).expand(len(samples), -1)
         documents, positions = self._documents(samples, seq_len), in_sequence
         prompt_tokens = self.cell.data.prompt_tokens
@@ -86,21 +88,33 @@ class StepData:
             uncounted = in_sequence < self.uncounted_tokens
             uncounted |= positions < prompt_tokens
             uncounted |= self._last_of_documents(samples, seq_len).to(self.device)
-        labels = tokens[:, 1:].masked_fill(uncounted, IGNORED_LABEL)
-        numbers = torch.tensor(samples, device=self.device)
-        return Batch(numbers, tokens[:, :-1], labels, positions, documents)
+        ids, labels = tokens[:, :-1], tokens[:, 1:]
+        if padding:
+            ids, labels = pad(ids, (0, padding)), pad(labels, (0, padding), value=IGNORED_LABEL)
+        labels = labels.masked_fill(uncounted, IGNORED_LABEL)
+        return Batch(torch.tensor(samples, device=self.device), ids, labels, positions, documents)
+
+    def _lengths(self, seq_len: int) -> tuple[int, int]:
+        """A sequence's own tokens, and those after them that only fill it."""
+        own = min(seq_len, self.cell.seq_len)
+        return own, seq_len - own
 
     def _documents(self, samples: Sequence[int], seq_len: int) -> Documents | None:
-        ends = self.source.ends
-        return None if ends is None else Documents(tuple(ends(i, seq_len) for i in samples))
+        """Padding is a document of its own."""
+        ends_of, (own, padding) = self.source.ends, self._lengths(seq_len)
+        if ends_of is None:
+            return None
+        padded = (seq_len,) if padding else ()
+        return Documents(tuple((*ends_of(i, own), *padded) for i in samples))
 
     def _last_of_documents(self, samples: Sequence[int], seq_len: int) -> Tensor:
         """Whose next token is another document's, [B, T]; a document that the sequence cuts goes on."""
-        assert self.source.ends is not None
-        is_last = torch.zeros(len(samples), seq_len + 1, dtype=torch.bool)
+        ends_of, (own, _) = self.source.ends, self._lengths(seq_len)
+        assert ends_of is not None
+        is_last = torch.zeros(len(samples), seq_len, dtype=torch.bool)
         for row, sample in enumerate(samples):
-            is_last[row, [end - 1 for end in self.source.ends(sample, seq_len + 1)]] = True
-        return is_last[:, :-1]
+            is_last[row, [end - 1 for end in ends_of(sample, own + 1)[:-1]]] = True
+        return is_last
 
 
 def open_data(cell: RunConfig, device: torch.device, *, uncounted_tokens: int = 0) -> StepData:

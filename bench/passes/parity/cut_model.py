@@ -124,7 +124,7 @@ def cut_cell(cell: RunConfig, seq_len: int) -> RunConfig:
         intermediate_size=min(cell.model.intermediate_size, cell.model.hidden_size),
     )
     data = DataConfig(name="synthetic", path=None, tokenizer=None, prompt_tokens=0, packing=cell.data.packing)
-    return replace(cell, model=model, data=data, seq_len=seq_len, checkpointing=False)
+    return replace(cell, model=model, data=data, seq_len=seq_len, padding=0, checkpointing=False)
 
 
 def _found(cut: Trainer, seq_len: int) -> Signal:

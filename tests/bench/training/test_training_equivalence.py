@@ -77,8 +77,10 @@ def packed_in_float64(strategy, *more):
     """Packed documents under each engine that knows float64, and the same on one rank."""
     return [
         pytest.param(
-            (words(strategy, engine, "fp64", *PACKED, "batch=2", *more),)
-            + (words("local", engine, "fp64", *PACKED, "batch=2"),),
+            (
+                words(strategy, engine, "fp64", *PACKED, "batch=2", *more),
+                words("local", engine, "fp64", *PACKED, "batch=2"),
+            ),
             id="-".join((strategy, engine, *more)),
         )
         for engine in FP64_ENGINES
