@@ -60,27 +60,33 @@ class StepData:
 
     def micro_batch(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
         """Whole sequences [batch, seq_len] of one data-parallel rank and micro-step."""
+        return self._whole(self.samples(step, micro_step, data_rank), seq_len)
+
+    def samples(self, step: int, micro_step: int, data_rank: int) -> list[int]:
+        """The numbers of these sequences."""
         cell = self.cell
         of_step = DEALS[cell.data.deal](range(cell.sequences_per_step))
         first = (micro_step * cell.dp_degree + data_rank) * cell.batch
-        samples = [step * cell.sequences_per_step + i for i in of_step[first : first + cell.batch]]
-        return self._whole(samples, seq_len)
+        return [step * cell.sequences_per_step + i for i in of_step[first : first + cell.batch]]
 
     def whole_step(self, step: int, seq_len: int) -> list[Batch]:
         """Every sequence of a step, one per batch, without any sharding."""
         per_step = self.cell.sequences_per_step
         return [self._whole([i], seq_len) for i in range(step * per_step, (step + 1) * per_step)]
 
-    def documents_of_step(self, step: int, seq_len: int) -> Documents | None:
-        """Where the documents of every sequence of a step end; None where each sequence is one."""
-        per_step = self.cell.sequences_per_step
-        return self._documents(range(step * per_step, (step + 1) * per_step), seq_len)
+    def documents(self, samples: Sequence[int], seq_len: int) -> Documents | None:
+        """Where those of whole sequences end; None where each is one. Padding is a document of its own."""
+        ends_of, (own, padding) = self.source.ends, self._lengths(seq_len)
+        if ends_of is None:
+            return None
+        padded = (seq_len,) if padding else ()
+        return Documents(tuple((*ends_of(i, own), *padded) for i in samples))
 
     def _whole(self, samples: Sequence[int], seq_len: int) -> Batch:
         own, padding = self._lengths(seq_len)
         tokens = torch.stack([self.source.tokens(i, own + 1) for i in samples]).to(self.device)
         in_sequence = torch.arange(seq_len, device=self.device).expand(len(samples), -1)
-        documents, positions = self._documents(samples, seq_len), in_sequence
+        documents, positions = self.documents(samples, seq_len), in_sequence
         prompt_tokens = self.cell.data.prompt_tokens
         uncounted = in_sequence < max(prompt_tokens, self.uncounted_tokens)
         if documents is not None:
@@ -98,14 +104,6 @@ class StepData:
         """A sequence's own tokens, and those after them that only fill it."""
         own = min(seq_len, self.cell.seq_len)
         return own, seq_len - own
-
-    def _documents(self, samples: Sequence[int], seq_len: int) -> Documents | None:
-        """Padding is a document of its own."""
-        ends_of, (own, padding) = self.source.ends, self._lengths(seq_len)
-        if ends_of is None:
-            return None
-        padded = (seq_len,) if padding else ()
-        return Documents(tuple((*ends_of(i, own), *padded) for i in samples))
 
     def _last_of_documents(self, samples: Sequence[int], seq_len: int) -> Tensor:
         """Whose next token is another document's, [B, T]; a document that the sequence cuts goes on."""
