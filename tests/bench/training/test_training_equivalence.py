@@ -156,6 +156,33 @@ def test_float64_gradients_of_packed_documents_equal_those_of_one_rank(compared)
     assert worst_error(*compared) < FP64_LIMIT
 
 
+@compares(
+    *(
+        pytest.param(
+            (
+                words("ring", engine, "fp64", "seq_len=250", "pad=true", *more),
+                words("local", engine, "fp64", "seq_len=250", *more),
+            ),
+            id="-".join((engine, *more)),
+        )
+        for engine, more in zip(FP64_ENGINES, (PACKED, ()), strict=True)
+    )
+)
+def test_padding_leaves_the_gradients_as_they_are(compared):
+    assert worst_error(*compared) < FP64_LIMIT
+
+
+@compares(
+    *(
+        pytest.param((words("ulysses", engine, "fp32", *PACKED, "data.prompt_tokens=255"),), id=engine)
+        for engine in ENGINES
+    )
+)
+def test_a_step_without_any_token_that_counts_has_no_loss_and_no_gradient(compared):
+    (found,) = compared
+    assert {name: np.abs(each).max() for name, each in found.items()} == dict.fromkeys(found, 0.0)
+
+
 @compares(*in_two_dimensions(["zero3"], "fp32"))
 def test_float32_gradients_of_packed_documents_equal_those_of_one_rank(compared):
     assert worst_error(*compared) < FP32_LIMIT
