@@ -161,7 +161,7 @@ def forget_documents(job, log):
 
 
 def let_positions_go_on(job, log):
-    """Positions of a sequence where those of its documents were meant: rotary ones give the same attention."""
+    """Positions that go on in the next document: attention by rotary ones is the same."""
     shard = Strategy.shard
 
     def with_positions(self, batch):
