@@ -49,7 +49,7 @@ def _labels_shifted_in_shards(right: Any) -> StrategyClass:
             cut = super().shard(batch)
             shifted = torch.nn.functional.pad(cut.input_ids[:, 1:], (0, 1), value=IGNORED_LABEL)
             labels = shifted.masked_fill(cut.labels == IGNORED_LABEL, IGNORED_LABEL)
-            return Batch(cut.samples, cut.input_ids, labels, cut.position_ids)
+            return replace(cut, labels=labels)
 
     return LabelsShiftedInShards
 

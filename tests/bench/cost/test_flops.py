@@ -56,7 +56,7 @@ def packed(cell, pairs, computed):
 
 
 def test_packed_documents_have_a_score_square_each():
-    """Of 64 tokens, documents of 24 and 40: the mean step's, counted by what two cells of those lengths do."""
+    """Of 64 tokens, documents of 24 and 40: the mean step's, as two cells of those lengths have them."""
     cell = make_cell("seq_len=64", "strategy=local", "data.packing=documents")
     pairs = 24 * 25 // 2 + 40 * 41 // 2
     found = packed(cell, [pairs - 1, pairs + 1], [pairs, pairs])
