@@ -69,25 +69,23 @@ def document_tiles(
         for document in documents.of(sequence)
         for first_query, queried in _held(queries, document)
         for first_key, seen in _held(keys, document)
-        for tile in causal_tiles(queried, seen)
+        for tile in _seen(queried, seen)
     )
 
 
-def causal_tiles(queries: range, keys: range) -> Iterator[Tile]:
-    """The keys at or before each query, as full and causal tiles; both ranges advance by the same step.
+def _seen(queries: range, keys: range) -> Iterator[Tile]:
+    """The keys at or before each query, as one tile or none; both ranges advance by the same step.
 
-    Query i sees key j where j <= i + shift: all of the keys before a causal square, and beyond the square's
-    last key all of its keys.
+    Query i sees key j where j <= i + shift. Pieces of shards are the same, apart or interleaved, so either
+    all keys come before the queries, or the first key is at most a step away from the first query.
     """
     shift = (queries.start - keys.start) // queries.step
-    skip, before = max(0, -shift), min(max(0, shift), len(keys))
-    square = min(len(queries) - skip, len(keys) - before)
-    if before:
-        yield Tile(slice(0, len(queries)), slice(0, before), causal=False)
+    if shift >= len(keys):
+        yield Tile(slice(0, len(queries)), slice(0, len(keys)), causal=False)
+        return
+    square = min(len(queries) + shift, len(keys))
     if square > 0:
-        yield Tile(slice(skip, skip + square), slice(before, before + square), causal=True)
-        if skip + square < len(queries):
-            yield Tile(slice(skip + square, len(queries)), slice(before, before + square), causal=False)
+        yield Tile(slice(-shift, square - shift), slice(0, square), causal=True)
 
 
 def _held(pieces: Iterable[slice], document: range) -> Iterator[tuple[int, range]]:
