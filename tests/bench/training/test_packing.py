@@ -25,6 +25,8 @@ def test_each_sample_begins_with_a_document_and_ends_where_those_of_the_text_do(
     packed = PackedText([8, 1, 4, 13], first=0, seq_len=10)
     whole = [(packed.start(sample) % 26, packed.sample_ends(sample, 10)) for sample in range(4)]
     assert whole == [(0, (8, 9, 10)), (13, (10,)), (0, (8, 9, 10)), (13, (10,))]
+    exactly = PackedText([8, 1, 4, 13], first=2, seq_len=13)
+    assert [exactly.start(sample) for sample in range(4)] == [9, 26, 39, 52]
     assert packed.sample_ends(0, 9) == (8, 9)
     assert packed.sample_ends(1, 26) == (13, 21, 22, 26)
 
