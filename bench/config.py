@@ -29,6 +29,7 @@ DEALS = ("in_order", "reversed")
 OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 """Of the learning rate, by transformers' names."""
+PACKING = ("none", "documents")
 
 
 class ExitCode(IntEnum):
@@ -93,13 +94,21 @@ class DataConfig:
     """Without one, `text` is Python's own documentation."""
     tokenizer: str | None
     prompt_tokens: int
-    """The labels of so many tokens at a sequence's start do not count in the loss."""
+    """The labels of so many tokens at the start of a sequence, or of each packed document, do not count."""
     deal: str = "in_order"
     """Which ranks and micro-steps are given which sequences of a step."""
+    packing: str = "none"
+    """`documents` lays whole documents end to end, which do not see each other; `none` joins the text."""
 
     def __post_init__(self) -> None:
         _refuse_below(0, {"data.prompt_tokens": self.prompt_tokens})
         _refuse_other("data.deal", self.deal, DEALS)
+        _refuse_other("data.packing", self.packing, PACKING)
+
+    @property
+    def packs(self) -> bool:
+        """Whether a sequence holds several documents."""
+        return self.packing == "documents"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +281,8 @@ class RunConfig:
     experiment: str
     mistake: str = NO_MISTAKE
     """What is done wrong on purpose, to see that it is found."""
+    padding: int = 0
+    """Tokens after a sequence's own that the layout needs; they count neither in the loss nor in rates."""
 
     def __post_init__(self) -> None:
         _refuse_below(
@@ -309,9 +320,14 @@ class RunConfig:
         return self.sp_degree // self.ulysses_degree
 
     @property
+    def padded_len(self) -> int:
+        """Tokens of a whole sequence as the model is fed it."""
+        return self.seq_len + self.padding
+
+    @property
     def shard_len(self) -> int:
-        """Tokens of one sequence that one rank holds."""
-        return self.seq_len // self.sp_degree
+        """Tokens of one sequence that one rank holds, padding included."""
+        return self.padded_len // self.sp_degree
 
     @property
     def sequences_per_step(self) -> int:
@@ -319,6 +335,7 @@ class RunConfig:
 
     @property
     def tokens_per_step(self) -> int:
+        """Without padding."""
         return self.seq_len * self.sequences_per_step
 
     @property
@@ -338,7 +355,8 @@ class RunConfig:
         """The same as one text, but for these fields; lengths beyond `max_tokens` count as that."""
         tokens = self.seq_len if max_tokens is None else min(self.seq_len, max_tokens)
         decides = {name: value for name, value in self.identity().items() if name not in fields}
-        return json.dumps({**decides, "seq_len": tokens}, sort_keys=True)
+        # Whatever the tokens are, packing decides which of them see each other.
+        return json.dumps({**decides, "seq_len": tokens, "packing": self.data.packing}, sort_keys=True)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values that `from_json` turns back into the same cell."""

@@ -12,6 +12,7 @@ from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES, runnable
+from bench.training.packing import drawn_documents
 from tests.cells import make_cell, variants
 from tests.covers import pairwise
 from tests.synchronisations import synchronisations
@@ -24,7 +25,10 @@ WORLD_SIZES = (1, 2, 4)
 
 
 def all_cases(strategies, world_size):
-    """Every legal layout, option, dtype, head ratio and mask of these strategies on this many ranks."""
+    """Every legal layout, option, dtype, head ratio and mask of these strategies on this many ranks.
+
+    A mask is `causal`, `full`, or causal within `documents`.
+    """
     cases = {}
     for strategy in strategies:
         facts = STRATEGIES[strategy]
@@ -34,6 +38,9 @@ def all_cases(strategies, world_size):
                 for mask in ("causal", "full"):
                     if (mask == "causal") in facts.causal_masks(layout):
                         cases[strategy, layout, options, dtype, heads, mask] = cell
+                if facts.packs:
+                    data = replace(cell.data, packing="documents")
+                    cases[strategy, layout, options, dtype, heads, "documents"] = replace(cell, data=data)
     return cases
 
 
@@ -80,7 +87,9 @@ def waits_in_a_layer(strategy, device, causal):
     pieces = strategy.slices(inputs[0].shape[2])
     q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    with synchronisations() as found:
+    documents = drawn_documents(BATCH, q.shape[2] * strategy.cell.sp_degree)
+    packed = documents if strategy.cell.data.packs else None
+    with strategy.packed(packed), synchronisations() as found:
         strategy.attention(*leaves, causal=causal).backward(dout)
     return found
 
@@ -96,7 +105,7 @@ def waits_of(folder):
 
 def errors_of(launcher, folder, cases, entry=check_cases):
     """Per case the errors of output, LSE where it is exposed, and gradients, relative to their maxima."""
-    listed = [(cell.to_json(), case[-1] == "causal") for case, cell in cases.items()]
+    listed = [(cell.to_json(), case[-1] != "full") for case, cell in cases.items()]
     (folder / "cases.json").write_text(json.dumps(listed))
     ends = launcher.run(next(iter(cases.values())), folder, entry=entry)
     assert all(end.report is not None for end in ends), ends[0].failure or ends[0].log_tail

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -150,6 +151,39 @@ def forget_to_shard_rank_1(job, log):
 
     if job.rank == 1:
         Strategy.shard = first_shard
+    return run_cell(job, log)
+
+
+def forget_documents(job, log):
+    """Packing that a configuration accepts and no strategy is told of."""
+    Strategy.packed = lambda self, documents: nullcontext()
+    return run_cell(job, log)
+
+
+def let_positions_go_on(job, log):
+    """Positions that go on in the next document: attention by rotary ones is the same."""
+    shard = Strategy.shard
+
+    def with_positions(self, batch):
+        tokens = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
+        return shard(self, replace(batch, position_ids=tokens))
+
+    Strategy.shard = with_positions
+    return run_cell(job, log)
+
+
+def label_the_last_token_of_documents(job, log):
+    """The next document's first token is what it is to predict; before the first counted label none is."""
+    shard = Strategy.shard
+
+    def with_labels(self, batch):
+        follows = batch.position_ids.roll(-1, dims=1) == 0
+        follows[:, -1] = False
+        follows &= (batch.labels != IGNORED_LABEL).long().cummax(dim=1).values.bool()
+        labels = torch.where(follows, batch.input_ids.roll(-1, dims=1), batch.labels)
+        return shard(self, replace(batch, labels=labels))
+
+    Strategy.shard = with_labels
     return run_cell(job, log)
 
 

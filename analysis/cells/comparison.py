@@ -15,7 +15,7 @@ SAME_MACHINE = ("provenance", "device_name")
 FREE = frozenset(
     {
         *("strategy", "layout", "kernel", "sp_degree", "ulysses_degree", "ring_degree"),
-        *("dp_replicate", "dp_shard", "batch", "grad_accum", "cluster", "seed"),
+        *("dp_replicate", "dp_shard", "batch", "grad_accum", "cluster", "seed", "padding"),
     }
 )
 """How the work is spread, not what work it is. Batches count through `sequences_per_step`."""

@@ -103,6 +103,12 @@ CAUSAL_AREA = Quantity(
     "How many (query, key, head) triples the causal mask leaves a rank, of one sequence and layer.",
     ("trace.causal_area",),
 )  # fmt: skip
+DOCUMENTS = Quantity(
+    "documents", "Packed documents", "documents, pairs and triples per step",
+    "What packed documents leave of attention's work, and how evenly ranks share it.",
+    ("documents.documents", "documents.pairs", "documents.computed_pairs", "documents.area",
+     "documents.imbalance"),
+)  # fmt: skip
 TRACED_TO_TIMED = Quantity(
     "traced_to_timed", "Traced step over timed step", "ratio",
     "The slowest rank's traced step over the median timed step; a step off by a fifth is left out.",
@@ -202,7 +208,7 @@ FALSE_DIFFERENCES = Quantity(
 )  # fmt: skip
 
 WITHOUT_METRIC = (
-    OUT_OF_MEMORY, CAUSAL_AREA, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH, OBJECTIVE_PARITY,
+    OUT_OF_MEMORY, CAUSAL_AREA, DOCUMENTS, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH, OBJECTIVE_PARITY,
     OBJECTIVE, UPDATES,
     TELEMETRY, HARNESS_OVERHEAD, SWEEP_RATIO, FALSE_DIFFERENCES,
 )  # fmt: skip

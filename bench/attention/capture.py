@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.attention.documents import Documents
+
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -42,6 +44,8 @@ class CapturedCall:
     around: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered around the copying: what copies take is no part of the step."""
     copies: dict[str, HostCopy] = field(default_factory=dict)
+    documents: Documents | None = None
+    """That attention had to stay within."""
 
     def wants(self, q: Tensor) -> bool:
         return not self.copies and torch.is_grad_enabled() and q.requires_grad

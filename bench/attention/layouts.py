@@ -19,6 +19,13 @@ class Tile:
     keys: slice
     causal: bool
     """Whether a query sees its own and earlier keys only; there are equally many of both."""
+    sequence: int | None = None
+    """Of which sequence of the batch; None where it is the same of all."""
+
+    @property
+    def sequences(self) -> slice:
+        """Of which sequences of the batch."""
+        return ALL if self.sequence is None else slice(self.sequence, self.sequence + 1)
 
 
 EVERYTHING = Tile(ALL, ALL, causal=False)

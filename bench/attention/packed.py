@@ -6,9 +6,13 @@ for packed sequences is called once; others are called for each sequence and blo
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from bench.attention.documents import Documents
 from bench.attention.kernels import Kernel, Packing, kernel_backward, kernel_forward
 from bench.attention.kernels.kernel import PackedKernel
 from bench.attention.merge import Partial
@@ -17,12 +21,13 @@ from bench.attention.merge import Partial
 def packed_forward(
     kernel: Kernel, q_TND: Tensor, k_TKD: Tensor, v_TKD: Tensor, packing: Packing
 ) -> tuple[Tensor, Tensor]:
-    """Output [T, N, D] and LSE [N, T], in float32."""
+    """Output [T, N, D] and LSE [N, T], in float32, or in float64 for float64 inputs."""
     own = _own_entry(kernel, q_TND)
     if own is not None:
         return own.forward(q_TND, k_TKD, v_TKD, packing)
     out_TND = torch.empty_like(q_TND)
-    lse_NT = q_TND.new_empty((q_TND.shape[1], q_TND.shape[0]), dtype=torch.float32)
+    wide = torch.promote_types(q_TND.dtype, torch.float32)
+    lse_NT = q_TND.new_empty((q_TND.shape[1], q_TND.shape[0]), dtype=wide)
     for queries, keys in packing.sequences():
         partial = None
         for seen, causal in packing.blocks(queries, keys):
@@ -34,7 +39,7 @@ def packed_forward(
                 partial.merge(slice(None), *block)
         assert partial is not None
         out_TND[queries] = partial.out[0].transpose(0, 1).to(q_TND.dtype)
-        lse_NT[:, queries] = partial.lse[0].float()
+        lse_NT[:, queries] = partial.lse[0]
     return out_TND, lse_NT
 
 
@@ -67,8 +72,63 @@ def packed_backward(
             dq, dk, dv = (grad[0].transpose(0, 1) for grad in grads)
             dk_TKD[seen], dv_TKD[seen] = dk, dv
             dqs.append(dq)
-        # Those of two blocks are added in float32 and rounded once.
-        dq_TND[queries] = dqs[0] if len(dqs) == 1 else dqs[0].float() + dqs[1]
+        # Those of two blocks are added in at least float32 and rounded once.
+        dq_TND[queries] = dqs[0] if len(dqs) == 1 else dqs[0].to(lse_NT.dtype) + dqs[1]
+
+
+def packing_of(documents: Documents, scale: float, device: torch.device) -> Packing:
+    """The documents of a batch, its sequences laid end to end, as the kernels' entries have it."""
+    ends = [
+        sequence * documents.tokens + document.stop
+        for sequence in range(len(documents.ends))
+        for document in documents.of(sequence)
+    ]
+    offsets = torch.tensor([0, *ends], dtype=torch.int32, device=device)
+    longest = max(stop - start for start, stop in pairwise([0, *ends]))
+    return Packing(offsets, offsets, longest, longest, causal=True, scale=scale, ends=(0, *ends))
+
+
+def attend_packed(
+    q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, packing: Packing
+) -> Tensor:
+    """Differentiable causal attention within the documents of whole sequences, [B, N, T, D]."""
+    out: Tensor = _AttendPacked.apply(q_BNTD, k_BKTD, v_BKTD, kernel, packing)  # type: ignore[no-untyped-call]
+    return out
+
+
+def packed_lse(q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, packing: Packing) -> Tensor:
+    """LSE of the same, [B, N, T]."""
+    q, k, v = (_end_to_end(x) for x in (q_BNTD, k_BKTD, v_BKTD))
+    lse_NBT: Tensor = packed_forward(kernel, q, k, v, packing)[1].unflatten(1, (len(q_BNTD), -1))
+    return lse_NBT.transpose(0, 1)
+
+
+class _AttendPacked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, packing: Packing) -> Tensor:
+        ctx.call = kernel, packing, len(q)
+        q, k, v = (_end_to_end(x) for x in (q, k, v))
+        out_TND, lse_NT = packed_forward(kernel, q, k, v, packing)
+        ctx.save_for_backward(q, k, v, out_TND, lse_NT)
+        return _in_batches(out_TND, ctx.call[-1])
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        kernel, packing, batch = ctx.call
+        q, k, v, out, lse = ctx.saved_tensors
+        into = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        packed_backward(kernel, into, _end_to_end(dout), (q, k, v), out, lse, packing)
+        return *(_in_batches(gradient, batch) for gradient in into), None, None
+
+
+def _end_to_end(x_BNTD: Tensor) -> Tensor:
+    """[B * T, N, D], without a copy where the model projected it so."""
+    return x_BNTD.transpose(1, 2).flatten(0, 1)
+
+
+def _in_batches(x_TND: Tensor, batch: int) -> Tensor:
+    x_BTND: Tensor = x_TND.unflatten(0, (batch, -1))
+    return x_BTND.transpose(1, 2)
 
 
 def _own_entry(kernel: Kernel, q: Tensor) -> PackedKernel | None:

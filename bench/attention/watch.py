@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.attention.capture import CapturedCall
+from bench.attention.documents import Documents
 from bench.kept_errors import KeptErrors
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -33,11 +34,20 @@ class AttentionWatch:
         self.errors = KeptErrors()
         self._entered_ns = 0
 
-    def run(self, attention: Attention, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+    def run(
+        self,
+        attention: Attention,
+        q_BNSD: Tensor,
+        k_BKSD: Tensor,
+        v_BKSD: Tensor,
+        documents: Documents | None = None,
+    ) -> Tensor:
         """Attention's output. The identity before and after it reports when backward enters and leaves."""
         with self.errors:
             self.shapes.add((q_BNSD.shape[2], q_BNSD.shape[1], k_BKSD.shape[1]))
         captured = self.captured if self.captured is not None and self.captured.wants(q_BNSD) else None
+        if captured is not None:
+            captured.documents = documents
 
         def keep(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
             if captured is not None:

@@ -12,6 +12,7 @@ from bench.cell.ends import RankEnd, classify
 from bench.cell.planned import PlannedCell
 from bench.config import RunConfig
 from bench.cost.flops import (
+    CausalPairs,
     attention_backward_flops,
     attention_forward_flops,
     hardware_flops,
@@ -21,6 +22,7 @@ from bench.environment import describe
 from bench.finite import not_finite
 from bench.labels import size_label
 from bench.passes import PASSES, Sections, checks, decoded, evidence, first_failure, merge, own_work_s
+from bench.passes.documents.section import PackedDocuments
 from bench.passes.facts import RankReport
 from bench.passes.losses.section import Losses
 from bench.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
@@ -169,7 +171,7 @@ def _record(
         provenance=Provenance.MEASURED,
         config=cell.flat(),
         environment=describe(STRATEGIES.packages(cell.strategy)),
-        analytic=analytic(cell),
+        analytic=analytic(cell, sections),
         started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
         wall_s=wall_s,
         fixed_cost_s=None,
@@ -179,29 +181,39 @@ def _record(
     )
 
 
-def analytic(cell: RunConfig) -> dict[str, Any]:
+def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any]:
     """What arithmetic says of one step: FLOPs of all ranks, exchange bytes of one.
 
-    Of a strategy that is not in the table no formula is known.
+    Those of packed documents are the mean step's, and unknown where no rank counted any. Of a strategy that
+    is not in the table no formula is known.
     """
     facts = STRATEGIES.get(cell.strategy)
     return {
         "tokens_per_step": cell.tokens_per_step,
-        **ANALYTIC_FLOPS[cell.workload.name](cell),
+        **ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents")),
         "exchange_bytes": facts and facts.exchange_bytes(cell),
     }
 
 
-def _training_flops(cell: RunConfig) -> dict[str, int]:
-    return {
-        "model_flops_causal": model_flops(cell, causal=True),
-        "model_flops_full": model_flops(cell, causal=False),
-        "hardware_flops_causal": hardware_flops(cell, causal=True),
-        "hardware_flops_full": hardware_flops(cell, causal=False),
+def _training_flops(cell: RunConfig, packed: PackedDocuments | None) -> dict[str, int | None]:
+    counted = {
+        f"{name}_{'causal' if causal else 'full'}": (count, causal)
+        for name, count in {"model_flops": model_flops, "hardware_flops": hardware_flops}.items()
+        for causal in (True, False)
     }
+    if cell.data.packs and packed is None:
+        return dict.fromkeys(counted)
+    pairs = None if packed is None else _mean_pairs(packed)
+    return {name: count(cell, causal=causal, pairs=pairs) for name, (count, causal) in counted.items()}
 
 
-def _attention_flops(cell: RunConfig) -> dict[str, int]:
+def _mean_pairs(packed: PackedDocuments) -> CausalPairs:
+    """Those of the mean step."""
+    steps = len(packed.pairs)
+    return CausalPairs(sum(packed.pairs) // steps, sum(packed.computed_pairs) // steps)
+
+
+def _attention_flops(cell: RunConfig, packed: PackedDocuments | None) -> dict[str, int | None]:  # noqa: ARG001
     """Of one call, by the area that the mask leaves."""
     causal = cell.workload.mask == "causal"
     return {
@@ -210,7 +222,7 @@ def _attention_flops(cell: RunConfig) -> dict[str, int]:
     }
 
 
-ANALYTIC_FLOPS: Mapping[str, Callable[[RunConfig], dict[str, int]]] = {
+ANALYTIC_FLOPS: Mapping[str, Callable[[RunConfig, PackedDocuments | None], dict[str, int | None]]] = {
     "train": _training_flops,
     "attention": _attention_flops,
 }

@@ -95,7 +95,7 @@ def work_of(cell: RunConfig) -> str:
     extra = {
         "sequences_per_step": cell.sequences_per_step,
         "gradients": cell.measure.gradients,
-        "objective_tokens": objective_tokens(cell.seq_len, multiple),
-        "first_step_tokens": first_step_tokens(cell.seq_len, multiple),
+        "objective_tokens": min(objective_tokens(cell.padded_len, multiple), cell.seq_len),
+        "first_step_tokens": min(first_step_tokens(cell.padded_len, multiple), cell.seq_len),
     }
     return json.dumps({**decides, **extra}, sort_keys=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.attention.documents import Documents
 from bench.attention.layouts import LAYOUTS
 from bench.config import RunConfig
 
@@ -12,9 +13,17 @@ def causal_area(cell: RunConfig, group_rank: int) -> int:
     Ranks that share heads hold the same queries once heads are exchanged; those of a ring keep their own
     and see all keys. A query at position p sees p + 1 keys.
     """
-    pieces = LAYOUTS[cell.layout].slices(cell.seq_len, cell.ring_degree, group_rank // cell.ulysses_degree)
-    pairs = sum(_keys_seen(range(cell.seq_len)[piece]) for piece in pieces)
+    pairs = sum(_keys_seen(range(cell.padded_len)[piece]) for piece in _queries(cell, group_rank))
     return pairs * (cell.model.num_heads // cell.ulysses_degree)
+
+
+def packed_area(cell: RunConfig, documents: Documents, group_rank: int) -> int:
+    """The same of all sequences of a batch, within whose documents attention stays."""
+    return documents.causal_pairs(_queries(cell, group_rank)) * (cell.model.num_heads // cell.ulysses_degree)
+
+
+def _queries(cell: RunConfig, group_rank: int) -> tuple[slice, ...]:
+    return LAYOUTS[cell.layout].slices(cell.padded_len, cell.ring_degree, group_rank // cell.ulysses_degree)
 
 
 def _keys_seen(queries: range) -> int:

@@ -7,6 +7,8 @@ all S^2.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from bench.config import ModelConfig, RunConfig
 
 FORWARD_AND_BACKWARD = 3
@@ -33,11 +35,31 @@ def layer_parameters(model: ModelConfig) -> int:
     return model.num_layers * (attention + mlp)
 
 
-def attention_forward_flops(cell: RunConfig, *, causal: bool) -> int:
-    """Q K^T and P V of every layer and sequence of one step."""
-    entries = cell.seq_len * (cell.seq_len + 1) // 2 if causal else cell.seq_len**2
-    heads = cell.model.num_layers * cell.model.num_heads * cell.model.head_dim
-    return 4 * entries * heads * cell.sequences_per_step
+@dataclass(frozen=True, slots=True)
+class CausalPairs:
+    """(Query, key) pairs that the mask leaves all sequences of one step."""
+
+    own: int
+    computed: int
+    """With those of padding."""
+
+    @classmethod
+    def of(cls, cell: RunConfig) -> CausalPairs:
+        """Those of sequences that are one document each."""
+        own, padded = (length * (length + 1) // 2 for length in (cell.seq_len, cell.padded_len))
+        return cls(own * cell.sequences_per_step, padded * cell.sequences_per_step)
+
+
+def attention_forward_flops(cell: RunConfig, *, causal: bool, pairs: CausalPairs | None = None) -> int:
+    """Q K^T and P V of every layer and sequence of one step, without padding; `pairs` are of documents."""
+    own = (pairs or CausalPairs.of(cell)).own
+    return _attention_flops(cell, own, cell.seq_len, causal=causal)
+
+
+def _attention_flops(cell: RunConfig, pairs: int, seq_len: int, *, causal: bool) -> int:
+    """Without the mask, a document of n tokens has n^2 scores, not n (n + 1) / 2."""
+    entries = pairs if causal else 2 * pairs - seq_len * cell.sequences_per_step
+    return 4 * entries * cell.model.num_layers * cell.model.num_heads * cell.model.head_dim
 
 
 def attention_backward_flops(cell: RunConfig, *, causal: bool) -> int:
@@ -45,20 +67,22 @@ def attention_backward_flops(cell: RunConfig, *, causal: bool) -> int:
     return int(FLASH_BACKWARD_FACTOR * attention_forward_flops(cell, causal=causal))
 
 
-def model_flops(cell: RunConfig, *, causal: bool) -> int:
+def model_flops(cell: RunConfig, *, causal: bool, pairs: CausalPairs | None = None) -> int:
     """What the mathematics needs, forward and backward, without any recomputation: MFU's numerator."""
     dense = 2 * matrix_parameters(cell.model) * cell.tokens_per_step
-    return FORWARD_AND_BACKWARD * (dense + attention_forward_flops(cell, causal=causal))
+    return FORWARD_AND_BACKWARD * (dense + attention_forward_flops(cell, causal=causal, pairs=pairs))
 
 
-def hardware_flops(cell: RunConfig, *, causal: bool) -> int:
+def hardware_flops(cell: RunConfig, *, causal: bool, pairs: CausalPairs | None = None) -> int:
     """What is executed: flash backward's scores, and again what is computed twice. HFU's numerator.
 
-    Checkpointing runs the layers forward once more, a chunked loss the output head.
+    Checkpointing runs the layers forward once more, a chunked loss the output head; padding is computed, too.
     """
-    attention = attention_forward_flops(cell, causal=causal)
-    layers = 2 * layer_parameters(cell.model) * cell.tokens_per_step
-    head = 2 * head_parameters(cell.model) * cell.tokens_per_step
+    computed = (pairs or CausalPairs.of(cell)).computed
+    attention = _attention_flops(cell, computed, cell.padded_len, causal=causal)
+    tokens = cell.padded_len * cell.sequences_per_step
+    layers = 2 * layer_parameters(cell.model) * tokens
+    head = 2 * head_parameters(cell.model) * tokens
     recomputed = layers + attention if cell.checkpointing else 0
     recomputed += head if cell.loss == "chunked" else 0
     return int(FORWARD_AND_BACKWARD * (layers + head) + attention * (1 + FLASH_BACKWARD_FACTOR) + recomputed)

@@ -157,7 +157,7 @@ def _layer_backward_bytes(cell: RunConfig, rows: int) -> int:
     if cell.kernel != "math":
         return mlp
     # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
-    heads, block = model.num_heads // cell.ulysses_degree, cell.seq_len // max(1, cell.ring_degree)
+    heads, block = model.num_heads // cell.ulysses_degree, cell.padded_len // max(1, cell.ring_degree)
     return max(mlp, 3 * max(FLOAT32_BYTES, e) * cell.batch * heads * block**2)
 
 

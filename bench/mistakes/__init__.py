@@ -36,6 +36,11 @@ def _is_ring(cell: RunConfig) -> bool:
     return cell.strategy in ("ring", "usp") and cell.ring_degree > 1
 
 
+def _is_unpacked_ring(cell: RunConfig) -> bool:
+    """Tiles of packed documents are of many sizes: the own block's is not that of what arrived."""
+    return _is_ring(cell) and not cell.data.packs
+
+
 def _is_uneven(cell: RunConfig) -> bool:
     return _shares(cell) and cell.trainer == "native" and cell.data.prompt_tokens > 0
 
@@ -58,7 +63,8 @@ MISTAKES: Mapping[str, MistakeFacts] = {
     ),
     "own_block_in_ring_backward": MistakeFacts(
         "backward computes with the rank's own keys where it should with those that arrived",
-        "ring", _is_ring, "it is made in strategy=ring or usp, with two ranks in a ring or more",
+        "ring", _is_unpacked_ring,
+        "it is made in strategy=ring or usp, with two ranks in a ring or more, and data.packing=none",
     ),
 }  # fmt: skip
 """By name; `mistake=...` on the command line."""

@@ -46,10 +46,10 @@ def _mean_of_rank_means(right: Any) -> TrainerClass:
 def _labels_shifted_in_shards(right: Any) -> StrategyClass:
     class LabelsShiftedInShards(right):  # type: ignore[misc]
         def shard(self, batch: Batch) -> Batch:
-            cut = super().shard(batch)
+            cut: Batch = super().shard(batch)
             shifted = torch.nn.functional.pad(cut.input_ids[:, 1:], (0, 1), value=IGNORED_LABEL)
             labels = shifted.masked_fill(cut.labels == IGNORED_LABEL, IGNORED_LABEL)
-            return Batch(cut.samples, cut.input_ids, labels, cut.position_ids)
+            return replace(cut, labels=labels)
 
     return LabelsShiftedInShards
 

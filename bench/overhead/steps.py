@@ -108,7 +108,7 @@ class Kinds:
     def _bare_step(self, number: int) -> None:
         rank, cell, engine = self.workload.rank, self.workload.cell, self._engine()
         groups = rank.strategy.groups
-        whole = self.workload.trainer.data.micro_batch(number, 0, groups.data_rank, cell.seq_len)
+        whole = self.workload.trainer.data.micro_batch(number, 0, groups.data_rank, cell.padded_len)
         batch = rank.strategy.shard(whole)
         valid = (batch.labels != IGNORED_LABEL).sum()
         dist.all_reduce(valid)

@@ -30,6 +30,7 @@ NAMES = (
     "timing",
     "parity",
     "losses",
+    "documents",
     "attention",
     "memory",
     "telemetry",

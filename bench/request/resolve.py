@@ -16,6 +16,7 @@ from bench.config import (
     NO_MISTAKE,
     NOT_USED,
     OPTIMIZERS,
+    PACKING,
     SCHEDULES,
     ClusterConfig,
     ConfigError,
@@ -47,12 +48,16 @@ WORKLOADS = ("train", "attention")
 """The names in the tables of `training`, `workloads` and `cell`, which the request must not import."""
 
 
+RESOLVED = ("options", "padding")
+"""Fields of a cell that have no key of their name."""
+
+
 def _names(section: type[Any]) -> list[str]:
     return [field.name for field in fields(section)]
 
 
 KNOWN_KEYS: Mapping[str, list[str]] = {
-    "": [*(name for name in _names(RunConfig) if name != "options"), "resume", "sweep_dir"],
+    "": [*(name for name in _names(RunConfig) if name not in RESOLVED), "pad", "resume", "sweep_dir"],
     "model": _names(ModelConfig),
     "engine": ["name"],
     "optimizer": _names(OptimizerConfig),
@@ -72,8 +77,19 @@ def strategy_keys() -> list[str]:
 
 def resolve(raw: Raw, machine: Machine) -> RunConfig:
     """One cell from a composed configuration; raises ConfigError at the first value that is no good."""
-    cell = _resolved(raw, machine)
-    return cell if cell.workload.name == "train" else _attention_alone(cell)
+    cell, pads = _resolved(raw, machine), values.flag("pad", raw["pad"])
+    if cell.workload.name != "train":
+        return _attention_alone(cell)
+    return _padded(cell) if pads else cell
+
+
+def _padded(cell: RunConfig) -> RunConfig:
+    """The cell with as much padding as its layout needs, where it has legal degrees."""
+    with STRATEGIES.plugin_errors_named(cell.strategy):
+        facts = STRATEGIES[cell.strategy]
+        if facts.degree_refusals(cell):
+            return cell
+        return replace(cell, padding=-cell.seq_len % facts.length_multiple(cell))
 
 
 def _attention_alone(cell: RunConfig) -> RunConfig:
@@ -213,7 +229,10 @@ def _data(raw: Raw) -> DataConfig:
         refuse_no_text(path)
     prompt = values.whole("data.prompt_tokens", raw["prompt_tokens"], least=0)
     deal = values.choice("data.deal", raw["deal"], DEALS)
-    return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, deal=deal)
+    packing = values.choice("data.packing", raw.get("packing", NOT_USED), PACKING)
+    return DataConfig(
+        name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, deal=deal, packing=packing
+    )
 
 
 def _hardware(raw: Raw, machine: Machine, device: str) -> str:

@@ -27,6 +27,10 @@ class Facts(ABC):
     """Choices of this strategy alone, `strategy.<key>` on the command line; the YAML names the default."""
     kernels: ClassVar[tuple[str, ...] | None] = None
     """The kernels it can run on; None where any will do."""
+    packs: ClassVar[bool] = False
+    """Whether its attention stays within the documents of packed sequences, wherever they end."""
+    why_it_packs_not: ClassVar[str] = "its attention is not told where documents end"
+    """The reason, where it does not."""
     kept_copies: ClassVar[tuple[int, int]] = (0, 0)
     """How many tensors of all query heads, and of all KV heads, are saved beyond Q, K, V and the output."""
 
@@ -57,15 +61,14 @@ class Facts(ABC):
             *_not_among("dtype", cell.dtype, self.dtypes, self.name),
             *_not_among("kernel", cell.kernel, self.kernels or (cell.kernel,), self.name),
             *self.mask_refusals(cell),
+            *self.packing_refusals(cell),
         ]
         degrees = self.degree_refusals(cell)
         if degrees:  # without a ring or a Ulysses group there is no length or head count to speak of
             return [*unlisted, *degrees]
         return [
             *unlisted,
-            *_not_divisible(
-                "seq_len", cell.seq_len, self.length_multiple(cell), f"{self.name} in {cell.layout} layout"
-            ),
+            *_not_divisible(cell, self.length_multiple(cell)),
             *self.head_refusals(cell),
         ]
 
@@ -75,6 +78,17 @@ class Facts(ABC):
         return [
             f"workload.mask=full is not for {self.name} in {cell.layout} layout; take workload.mask=causal"
         ]
+
+    def packing_refusals(self, cell: RunConfig) -> list[str]:
+        if not cell.data.packs:
+            return []
+        if cell.workload.name != "train":
+            way_out = "take workload=train, or data.packing=none"
+            return [f"data.packing=documents is not for workload={cell.workload.name}; {way_out}"]
+        if self.packs:
+            return []
+        way_out = "take strategy=ulysses or ring, or data.packing=none"
+        return [f"data.packing=documents is not for {self.name}: {self.why_it_packs_not}; {way_out}"]
 
     def degree_refusals(self, cell: RunConfig) -> list[str]:
         """Why `ulysses_degree` is not legal: only a hybrid has a choice of degrees."""
@@ -140,8 +154,11 @@ def _not_among(key: str, value: str, known: tuple[str, ...], strategy: str) -> l
     return [f"{key}={value} is not for {strategy}; choose {key}={' or '.join(known)}"]
 
 
-def _not_divisible(key: str, value: int, multiple: int, who: str) -> list[str]:
-    if value % multiple == 0:
+def _not_divisible(cell: RunConfig, multiple: int) -> list[str]:
+    if cell.padded_len % multiple == 0:
         return []
-    near = max(multiple, round(value / multiple) * multiple)
-    return [f"{key}={value} must be a multiple of {multiple} for {who}; the nearest is {key}={near}"]
+    near = max(multiple, round(cell.seq_len / multiple) * multiple)
+    who = f"{cell.strategy} in {cell.layout} layout"
+    padded = ", or take pad=true" if cell.workload.name == "train" else ""
+    way_out = f"the nearest is seq_len={near}{padded}"
+    return [f"seq_len={cell.seq_len} must be a multiple of {multiple} for {who}; {way_out}"]

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bench.attention.kernels import KERNELS
+from bench.attention.documents import Documents
+from bench.attention.kernels import KERNELS, Packing
+from bench.attention.packed import packing_of
 from bench.attention.watch import AttentionWatch
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
@@ -33,6 +35,8 @@ class Batch:
     labels: Tensor
     """Shifted before sharding: token i's label is token i+1, or IGNORED_LABEL."""
     position_ids: Tensor
+    documents: Documents | None = None
+    """Where those of the whole sequences end, also in a shard; None where each sequence is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,9 @@ class Strategy(ABC):
         self.groups = groups
         self.kernel = KERNELS[cell.kernel]
         self.watch: AttentionWatch | None = None
+        self.documents: Documents | None = None
+        self.packing: Packing | None = None
+        """The same for kernels that are given whole sequences."""
 
     @property
     def package_name(self) -> str:
@@ -84,13 +91,11 @@ class Strategy(ABC):
     def shard(self, batch: Batch) -> Batch:
         """This rank's shard of whole sequences."""
         pieces = self.slices(batch.input_ids.shape[1])
-        return Batch(
-            batch.samples,
-            *(
-                torch.cat([whole[:, piece] for piece in pieces], dim=1)
-                for whole in (batch.input_ids, batch.labels, batch.position_ids)
-            ),
+        ids, labels, positions = (
+            torch.cat([whole[:, piece] for piece in pieces], dim=1)
+            for whole in (batch.input_ids, batch.labels, batch.position_ids)
         )
+        return Batch(batch.samples, ids, labels, positions, batch.documents)
 
     def unshard(self, shards: list[Tensor]) -> Tensor:
         """Whole sequences [B, T, ...] in token order from the shards [B, S, ...] of all group ranks."""
@@ -125,9 +130,23 @@ class Strategy(ABC):
         finally:
             self.watch = None
 
-    def step(self, batch: Batch) -> AbstractContextManager[None]:  # noqa: ARG002
-        """A context around forward and backward of one micro-step."""
-        return nullcontext()
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
+        """A context around forward and backward of one micro-step: attention stays within its documents."""
+        return nullcontext() if batch.documents is None else self.packed(batch.documents)
+
+    @contextmanager
+    def packed(self, documents: Documents | None) -> Iterator[None]:
+        """Let attention stay within these documents for as long as the context lasts."""
+        before = self.documents, self.packing
+        self.documents, self.packing = documents, None
+        if documents is not None:
+            # Now, once a batch: a layer would have to wait until they are on its device.
+            device = torch.device(self.cell.cluster.device)
+            self.packing = packing_of(documents, self.cell.model.head_dim**-0.5, device)
+        try:
+            yield
+        finally:
+            self.documents, self.packing = before
 
     def _transformers_attention(
         self,
@@ -146,7 +165,7 @@ class Strategy(ABC):
             return self.model_attention(module, q_BNSD, k_BKSD, v_BKSD, **keywords)
 
         if self.watch is not None:
-            return self.watch.run(attention, q, k, value_BKSD), None
+            return self.watch.run(attention, q, k, value_BKSD, self.documents), None
         return attention(q, k, value_BKSD), None
 
     def model_attention(

@@ -76,6 +76,7 @@ def reference_of(cell: RunConfig) -> RunConfig | None:
         layout=facts.default_layout,
         sp_degree=1,
         ulysses_degree=1,
+        padding=0,
         cluster=replace(
             cell.cluster,
             world_size=cell.dp_degree,

@@ -7,6 +7,7 @@ sequences per step; which rank and micro-step gets which of them is decided here
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from mmap import mmap
 from typing import Any
 
@@ -14,14 +15,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
+from bench.attention.documents import Documents
 from bench.config import ConfigError, RunConfig
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch
-from bench.training.text import read_text
+from bench.training.packing import PackedText, drawn_ends
+from bench.training.text import read_documents, read_text
 
 SampleTokens = Callable[[int, int], Tensor]
 """(sample, length) -> that many token ids, int64: the first tokens of the sample."""
+SampleEnds = Callable[[int, int], tuple[int, ...]]
+"""(sample, length) -> where the documents among its first tokens end, ascending, the length last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a cell's samples are made of."""
+
+    tokens: SampleTokens
+    ends: SampleEnds | None = None
+    """None where each sequence is one document."""
 
 
 DEALS: Mapping[str, Callable[[range], range]] = {
@@ -34,35 +49,75 @@ DEALS: Mapping[str, Callable[[range], range]] = {
 class StepData:
     """The batches of every step of one cell."""
 
-    def __init__(self, cell: RunConfig, sample_tokens: SampleTokens, device: torch.device) -> None:
+    def __init__(
+        self, cell: RunConfig, source: Source, device: torch.device, *, uncounted_tokens: int = 0
+    ) -> None:
+        """The labels of `uncounted_tokens` at a sequence's start do not count, whatever its documents."""
         self.cell = cell
-        self.sample_tokens = sample_tokens
+        self.source = source
         self.device = device
+        self.uncounted_tokens = uncounted_tokens
 
     def micro_batch(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
         """Whole sequences [batch, seq_len] of one data-parallel rank and micro-step."""
+        return self._whole(self.samples(step, micro_step, data_rank), seq_len)
+
+    def samples(self, step: int, micro_step: int, data_rank: int) -> list[int]:
+        """The numbers of these sequences."""
         cell = self.cell
         of_step = DEALS[cell.data.deal](range(cell.sequences_per_step))
         first = (micro_step * cell.dp_degree + data_rank) * cell.batch
-        samples = [step * cell.sequences_per_step + i for i in of_step[first : first + cell.batch]]
-        return self._whole(samples, seq_len)
+        return [step * cell.sequences_per_step + i for i in of_step[first : first + cell.batch]]
 
     def whole_step(self, step: int, seq_len: int) -> list[Batch]:
         """Every sequence of a step, one per batch, without any sharding."""
         per_step = self.cell.sequences_per_step
         return [self._whole([i], seq_len) for i in range(step * per_step, (step + 1) * per_step)]
 
+    def documents(self, samples: Sequence[int], seq_len: int) -> Documents | None:
+        """Where those of whole sequences end; None where each is one. Padding is a document of its own."""
+        ends_of, (own, padding) = self.source.ends, self._lengths(seq_len)
+        if ends_of is None:
+            return None
+        padded = (seq_len,) if padding else ()
+        return Documents(tuple((*ends_of(i, own), *padded) for i in samples))
+
     def _whole(self, samples: Sequence[int], seq_len: int) -> Batch:
-        tokens = torch.stack([self.sample_tokens(i, seq_len + 1) for i in samples]).to(self.device)
-        positions = torch.arange(seq_len, device=self.device).expand(len(samples), -1)
-        prompt = positions < self.cell.data.prompt_tokens
-        labels = tokens[:, 1:].masked_fill(prompt, IGNORED_LABEL)
-        return Batch(torch.tensor(samples, device=self.device), tokens[:, :-1], labels, positions)
+        own, padding = self._lengths(seq_len)
+        tokens = torch.stack([self.source.tokens(i, own + 1) for i in samples]).to(self.device)
+        in_sequence = torch.arange(seq_len, device=self.device).expand(len(samples), -1)
+        documents, positions = self.documents(samples, seq_len), in_sequence
+        prompt_tokens = self.cell.data.prompt_tokens
+        uncounted = in_sequence < max(prompt_tokens, self.uncounted_tokens)
+        if documents is not None:
+            positions = _restarted(documents).to(self.device)
+            uncounted = in_sequence < self.uncounted_tokens
+            uncounted |= positions < prompt_tokens
+            uncounted |= self._last_of_documents(samples, seq_len).to(self.device)
+        ids, labels = tokens[:, :-1], tokens[:, 1:]
+        if padding:
+            ids, labels = pad(ids, (0, padding)), pad(labels, (0, padding), value=IGNORED_LABEL)
+        labels = labels.masked_fill(uncounted, IGNORED_LABEL)
+        return Batch(torch.tensor(samples, device=self.device), ids, labels, positions, documents)
+
+    def _lengths(self, seq_len: int) -> tuple[int, int]:
+        """A sequence's own tokens, and those after them that only fill it."""
+        own = min(seq_len, self.cell.seq_len)
+        return own, seq_len - own
+
+    def _last_of_documents(self, samples: Sequence[int], seq_len: int) -> Tensor:
+        """Whose next token is another document's, [B, T]; a document that the sequence cuts goes on."""
+        ends_of, (own, _) = self.source.ends, self._lengths(seq_len)
+        assert ends_of is not None
+        is_last = torch.zeros(len(samples), seq_len, dtype=torch.bool)
+        for row, sample in enumerate(samples):
+            is_last[row, [end - 1 for end in ends_of(sample, own + 1)[:-1]]] = True
+        return is_last
 
 
-def open_data(cell: RunConfig, device: torch.device) -> StepData:
+def open_data(cell: RunConfig, device: torch.device, *, uncounted_tokens: int = 0) -> StepData:
     """The cell's data; raises ConfigError where the text cannot be read."""
-    return StepData(cell, SOURCES[cell.data.name](cell), device)
+    return StepData(cell, SOURCES[cell.data.name](cell), device, uncounted_tokens=uncounted_tokens)
 
 
 def digest(input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
@@ -103,28 +158,53 @@ def mixed(x: Tensor) -> Tensor:
     return x ^ (x >> 31)
 
 
-def _text_source(cell: RunConfig) -> SampleTokens:
+def _restarted(documents: Documents) -> Tensor:
+    """Positions that begin anew in every document, [B, T]."""
+    rows = range(len(documents.ends))
+    return torch.stack(
+        [torch.cat([torch.arange(len(document)) for document in documents.of(row)]) for row in rows]
+    )
+
+
+def _text_source(cell: RunConfig) -> Source:
+    """Sample i starts where sample i - 1 ends, or with the next document; the text repeats when used up."""
+    if cell.data.packs:
+        return _packed_text_source(cell)
     with without_memory_limit():
         corpus = _shared(_tokenise(read_text(cell.data), cell.data.tokenizer, cell.model.vocab_size))
+    return Source(_tokens_of(corpus, cell, lambda sample: cell.seed + sample * cell.seq_len))
 
+
+def _packed_text_source(cell: RunConfig) -> Source:
+    with without_memory_limit():
+        texts = read_documents(cell.data)
+        documents = [_tokenise(text, cell.data.tokenizer, cell.model.vocab_size) for text in texts if text]
+        corpus = _shared(np.concatenate(documents))
+        packed = PackedText([len(each) for each in documents if len(each)], cell.seed, cell.seq_len)
+    return Source(_tokens_of(corpus, cell, packed.start), packed.sample_ends)
+
+
+def _tokens_of(corpus: NDArray[Any], cell: RunConfig, start_of: Callable[[int], int]) -> SampleTokens:
     def sample_tokens(sample: int, length: int) -> Tensor:
-        """Sample i starts where sample i - 1 ends; the text repeats when it is used up."""
-        start = (cell.seed + sample * cell.seq_len) % len(corpus)
+        start = start_of(sample) % len(corpus)
         tokens = corpus[(start + np.arange(length)) % len(corpus)].astype(np.int64)
         return torch.from_numpy(tokens % cell.model.vocab_size)
 
     return sample_tokens
 
 
-def _synthetic_source(cell: RunConfig) -> SampleTokens:
+def _synthetic_source(cell: RunConfig) -> Source:
     def sample_tokens(sample: int, length: int) -> Tensor:
         hashed = mixed(torch.tensor(cell.seed * 1_000_003 + sample) * 1_000_003 + torch.arange(length))
         return hashed.remainder(cell.model.vocab_size)
 
-    return sample_tokens
+    def sample_ends(sample: int, length: int) -> tuple[int, ...]:
+        return drawn_ends(cell.seed, sample, cell.seq_len, length)
+
+    return Source(sample_tokens, sample_ends if cell.data.packs else None)
 
 
-SOURCES: Mapping[str, Callable[[RunConfig], SampleTokens]] = {
+SOURCES: Mapping[str, Callable[[RunConfig], Source]] = {
     "text": _text_source,
     "synthetic": _synthetic_source,
 }
@@ -138,7 +218,7 @@ def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> NDArray[Any]
 
     encoder = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, trust_remote_code=False)
     ids = np.array(encoder(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
-    if int(ids.max()) >= vocab_size:
+    if len(ids) and int(ids.max()) >= vocab_size:
         raise ConfigError(
             f"data.tokenizer={tokenizer}: gives ids up to {int(ids.max())}, but the model's vocabulary has"
             f" {vocab_size}; take the model's own tokenizer"

@@ -15,17 +15,22 @@ CHECKED_BYTES = 2**16
 
 def read_text(data: DataConfig) -> str:
     """The text of a file, of all text files under a folder, or of the `text` fields of JSON lines."""
+    return "\n\n".join(read_documents(data))
+
+
+def read_documents(data: DataConfig) -> list[str]:
+    """The same text by document: a file of a folder, a line of JSON lines, a topic of the default text."""
     if data.path is None:
-        return "\n\n".join(pydoc_data.topics.topics.values())
+        return [*pydoc_data.topics.topics.values()]
     path = Path(data.path)
     files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES) if path.is_dir() else [path]
     try:
-        text = "\n\n".join(map(_file_text, files))
+        documents = [document for file in files for document in _file_documents(file)]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise _unreadable(data.path, error) from None
-    if not text.strip():
+    if not any(document.strip() for document in documents):
         raise _empty(data.path)
-    return text
+    return documents
 
 
 def refuse_no_text(name: str) -> None:
@@ -40,20 +45,23 @@ def refuse_no_text(name: str) -> None:
             start = file.read(CHECKED_BYTES)
         text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < CHECKED_BYTES)
         if path.suffix == ".jsonl" and len(start) < CHECKED_BYTES:
-            text = _json_lines_text(text)
+            text = "".join(_json_lines(text))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise _unreadable(name, error) from None
     if not text.strip():
         raise _empty(name)
 
 
-def _file_text(path: Path) -> str:
+def _file_documents(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
-    return text if path.suffix != ".jsonl" else _json_lines_text(text)
+    return [text] if path.suffix != ".jsonl" else _json_lines(text)
 
 
-def _json_lines_text(text: str) -> str:
-    return "\n\n".join(json.loads(line)["text"] for line in text.splitlines() if line.strip())
+def _json_lines(text: str) -> list[str]:
+    texts = [json.loads(line)["text"] for line in text.splitlines() if line.strip()]
+    if not all(isinstance(each, str) for each in texts):
+        raise TypeError("a `text` field is no text")
+    return texts
 
 
 def _unreadable(name: str, error: Exception) -> ConfigError:

@@ -43,4 +43,4 @@ def _smallest(cell: RunConfig) -> RunConfig:
     )
     multiple = STRATEGIES[cell.strategy].length_multiple(cell)
     seq_len = max(multiple, TOKENS // multiple * multiple)
-    return replace(cell, model=model, data=SYNTHETIC, seq_len=seq_len, batch=1, grad_accum=1)
+    return replace(cell, model=model, data=SYNTHETIC, seq_len=seq_len, padding=0, batch=1, grad_accum=1)

@@ -31,19 +31,19 @@ class Train(Workload):
         )
 
     def step(self, number: int) -> StepOutcome:
-        return self.trainer.step(number, self.cell.seq_len)
+        return self.trainer.step(number, self.cell.padded_len)
 
     def short_step(self) -> None:
         """At most 2,048 tokens: allocators, optimizer state, lazy imports."""
         multiple = self.rank.strategy.facts.length_multiple(self.cell)
-        self.trainer.step(0, first_step_tokens(self.cell.seq_len, multiple))
+        self.trainer.step(0, first_step_tokens(self.cell.padded_len, multiple))
 
 
 def _model(rank: Rank) -> ModelWithLoss:
     """The model with its loss and no numbers, in the dtype of its master weights: float32, or float64."""
     cell = rank.strategy.cell
     torch.set_default_dtype(TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"])
-    model = empty_model(cell.model, attention_name=rank.wiring.attention_name, max_positions=cell.seq_len)
+    model = empty_model(cell.model, attention_name=rank.wiring.attention_name, max_positions=cell.padded_len)
     if rank.device.type == "cpu":
         sum_embedding_gradient_in_float32(model)
     if cell.checkpointing:

@@ -58,7 +58,7 @@ SIGNATURES = {
     "backwards_per_step": "cell",
     "kernel_forward": "kernel, q, k, v, *, causal, scale",
     "kernel_backward": "kernel, dout, q, k, v, out, lse, *, causal, scale",
-    "Tile": "queries, keys, causal",
+    "Tile": "queries, keys, causal, sequence=None",
     "Partial.first": "out, lse",
     "Partial.merge": "self, rows, out, lse",
     "RunConfig.option": "self, name",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,15 +19,18 @@ class Packing:
     causal: bool
     """Aligned to the bottom right: a sequence's queries are the last of its tokens."""
     scale: float
+    ends: tuple[int, ...] | None = None
+    """`cu_seqlens_q` on the host, where queries and keys end alike and whoever packed them knows."""
 
     def sequences(self) -> Iterator[tuple[slice, slice]]:
         """Queries and keys of each sequence.
 
-        One alone is as long as the longest, which the host knows. Several are read from the device, which
-        waits for all that is queued there.
+        One alone is as long as the longest, which the host knows. Several that it does not know are read from
+        the device, which waits for all that is queued there.
         """
-        ends_q, ends_k = [0, self.max_seqlen_q], [0, self.max_seqlen_k]
-        if len(self.cu_seqlens_q) > len(ends_q):
+        ends_q: Sequence[int] = self.ends or [0, self.max_seqlen_q]
+        ends_k: Sequence[int] = self.ends or [0, self.max_seqlen_k]
+        if self.ends is None and len(self.cu_seqlens_q) > len(ends_q):
             ends_q, ends_k = self.cu_seqlens_q.tolist(), self.cu_seqlens_k.tolist()
         for i in range(len(ends_q) - 1):
             yield slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])

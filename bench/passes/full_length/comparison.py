@@ -23,7 +23,7 @@ from bench.passes.full_length.key_errors import key_errors
 from bench.passes.full_length.limits import GRADIENT_FLOORS, IDENTITY_LIMITS, OUT_FLOORS, limit_of
 from bench.passes.full_length.rows import Rows
 from bench.passes.full_length.section import SAMPLED_ROWS, FullLength, why_no_keys
-from bench.passes.full_length.shards import Attention, Shards, drawn
+from bench.passes.full_length.shards import Attention, Shards, drawn, hidden_keys
 from bench.training.models import TORCH_DTYPES
 
 
@@ -64,13 +64,14 @@ def _row_errors(
     """Relative error and limit of all ranks' sampled rows, by tensor."""
     shared = x["q"].shape[1] // x["k"].shape[1]
     positions_R = shards.positions.to(local.device)[local]
+    first_keys = None if shards.first_keys is None else shards.first_keys.to(local.device)[:, local]
+    keys = torch.arange(shards.tokens, device=local.device)
+    hidden = hidden_keys(keys, positions_R, first_keys, causal=attention.causal)
     squares = torch.zeros(2, 3, dtype=torch.float64, device=local.device)  # found, control, exact
     for head in range(x["k"].shape[1]):
         k_BTD, v_BTD = (shards.whole(x[name][:, head]) for name in ("k", "v"))
-        hidden_RT = torch.arange(k_BTD.shape[1], device=k_BTD.device) > positions_R[:, None]
         for query in range(head * shared, (head + 1) * shared):
             own = {name: x[name][:, query].index_select(1, local) for name in ("q", "out", "dq", "dout")}
-            hidden = hidden_RT if attention.causal else torch.zeros_like(hidden_RT)
             rows = Rows(own["q"], k_BTD, v_BTD, own["dout"], hidden, attention.scale)
             control = rows.rounded(TORCH_DTYPES[attention.dtype])
             compared = zip((own["out"], own["dq"]), control, rows.exact(), strict=True)

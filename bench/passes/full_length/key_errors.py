@@ -13,7 +13,7 @@ from bench.passes.full_length.keys import Keys
 from bench.passes.full_length.limits import KEY_FLOORS, limit_of
 from bench.passes.full_length.lse import log_sum_exp
 from bench.passes.full_length.section import SAMPLED_KEYS
-from bench.passes.full_length.shards import Attention, Shards, drawn
+from bench.passes.full_length.shards import Attention, Shards, drawn, hidden_keys
 from bench.training.models import TORCH_DTYPES
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -75,8 +75,11 @@ def _parts(
     dtype = TORCH_DTYPES[attention.dtype]
     # Products of numbers of 24 bits and more need float64: the process may have let float32 ones use TF32.
     wide = torch.float32 if dtype in HALVES else torch.float64
-    hidden_SR = sample.positions > shards.positions.to(sample.positions.device)[:, None]
-    hidden_SR = hidden_SR & attention.causal
+    device = sample.positions.device
+    first_keys = None if shards.first_keys is None else shards.first_keys.to(device)
+    hidden_SR = hidden_keys(
+        sample.positions, shards.positions.to(device), first_keys, causal=attention.causal
+    )
     shared = x["q"].shape[1] // x["k"].shape[1]
     for head in range(x["k"].shape[1]):
         k_BTD, v_BTD = (shards.whole(x[name][:, head]) for name in ("k", "v"))
@@ -86,7 +89,12 @@ def _parts(
         for query in range(head * shared, (head + 1) * shared):
             q, out, dout = (x[name][:, query] for name in ("q", "out", "dout"))
             lse = log_sum_exp(
-                q.to(wide), k_BTD, shards.positions, scale=attention.scale, causal=attention.causal
+                q.to(wide),
+                k_BTD,
+                shards.positions,
+                scale=attention.scale,
+                causal=attention.causal,
+                first_keys=shards.first_keys,
             )
             keys = Keys(q, out, dout, lse, k, v, hidden_SR, attention.scale)
             sums.append((*keys.exact(), keys.rounded(dtype).double()))

@@ -22,7 +22,7 @@ class Keys:
     """[B, keys, D], as `v`."""
     v: Tensor
     hidden: Tensor
-    """Which keys a query may not see, [S, keys]."""
+    """Which keys a query may not see, [S, keys] or [B, S, keys]."""
     scale: float
     """Of the scores."""
 

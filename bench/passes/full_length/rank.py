@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.attention.capture import CapturedCall
+from bench.attention.documents import Documents
 from bench.passes.full_length.comparison import compare
 from bench.passes.full_length.section import FullLength
-from bench.passes.full_length.shards import Attention, Shards
+from bench.passes.full_length.shards import Attention, Shards, first_keys
 from bench.passes.rank_pass import Measurement, RankPass, Steps
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Strategy
@@ -54,10 +55,10 @@ def _compared(
         reason = "attention was not called with gradients in the inspected step"
         return FullLength(tokens=cell.seq_len, rows=0, errors={}, limits={}, reason=reason)
     attention = Attention(cell.dtype, cell.model.head_dim**-0.5, causal)
-    return compare(captured.on(device), attention, _shards(strategy))
+    return compare(captured.on(device), attention, _shards(strategy, captured.documents))
 
 
-def _shards(strategy: Strategy) -> Shards:
+def _shards(strategy: Strategy, documents: Documents | None) -> Shards:
     """As the strategy deals a sequence out; rows are others in every cell."""
     cell, group = strategy.cell, strategy.groups.sequence
 
@@ -72,13 +73,16 @@ def _shards(strategy: Strategy) -> Shards:
         dist.all_reduce(total, group=group)
         return total
 
-    tokens = torch.arange(cell.seq_len)
+    def held(whole_T: Tensor) -> Tensor:
+        return torch.cat([whole_T[..., piece] for piece in strategy.slices(cell.padded_len)], dim=-1)
+
     return Shards(
-        positions=torch.cat([tokens[piece] for piece in strategy.slices(cell.seq_len)]),
+        positions=held(torch.arange(cell.padded_len)),
         ranks=cell.sp_degree,
         whole=whole,
         summed=summed,
         seed=(int(cell.cell_id, 16) + strategy.groups.rank) % 2**63,
+        first_keys=None if documents is None else held(first_keys(documents)),
     )
 
 

@@ -19,7 +19,7 @@ class Rows:
     v: Tensor
     dout: Tensor
     hidden: Tensor
-    """Which keys a row may not see, [rows, T]."""
+    """Which keys a row may not see, [rows, T] or [B, rows, T]."""
     scale: float
     """Of the scores."""
 

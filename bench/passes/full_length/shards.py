@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bench.attention.documents import Documents
+
 
 @dataclass(frozen=True, slots=True)
 class Shards:
@@ -22,6 +24,8 @@ class Shards:
     """The sum over all of them."""
     seed: int
     """Another on every rank: it draws rows and keys."""
+    first_keys: Tensor | None = None
+    """The first key that each of these tokens sees, [B, S] on the CPU; None where that is the sequence's."""
 
     @property
     def tokens(self) -> int:
@@ -36,6 +40,19 @@ class Attention:
     dtype: str
     scale: float
     causal: bool
+
+
+def first_keys(documents: Documents) -> Tensor:
+    """The first key that each token of whole sequences sees, [B, T]."""
+    rows = range(len(documents.ends))
+    return torch.tensor([[of.start for of in documents.of(row) for _ in of] for row in rows])
+
+
+def hidden_keys(keys: Tensor, queries: Tensor, first_keys: Tensor | None, *, causal: bool) -> Tensor:
+    """Which keys at these positions a query may not see, [queries, keys]; [B, queries, keys] of documents."""
+    hidden = keys > queries[:, None]
+    hidden = hidden & causal
+    return hidden if first_keys is None else hidden | (keys < first_keys[..., None])
 
 
 def drawn(held: int, count: int, seed: int) -> Tensor:

@@ -27,7 +27,7 @@ def write_gradients(trainer: Trainer, folder: Path) -> None:
 
     Beside them stand `loss`, `grad_norm` and `valid_tokens`. The step is then finished as usual.
     """
-    loss_sum, valid_tokens = trainer.accumulate(0, trainer.cell.seq_len)
+    loss_sum, valid_tokens = trainer.accumulate(0, trainer.cell.padded_len)
     # Copied now: clipping scales gradients in place.
     arrays: dict[str, Any] = {
         name: gradient.detach().double().cpu().numpy().copy()

@@ -30,7 +30,7 @@ def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> RankLos
     loss_sums = own_sums.clone()
     dist.all_reduce(loss_sums)
     valid = torch.stack([outcome.valid_tokens for outcome in outcomes])
-    data, seq_len = trainer.data, trainer.cell.seq_len
+    data, seq_len = trainer.data, trainer.cell.padded_len
     return RankLosses(
         loss_sums=own_sums.tolist(),
         loss=(loss_sums / valid.clamp(min=1)).tolist(),

@@ -61,7 +61,7 @@ class ObjectivePass(RankPass):
             return
         with self.measurement.log.during("objective"):
             cell = trainer.cell
-            tokens = objective_tokens(cell.seq_len, trainer.strategy.facts.length_multiple(cell))
+            tokens = objective_tokens(cell.padded_len, trainer.strategy.facts.length_multiple(cell))
             needed, room = needed_bytes(cell, tokens), _room_bytes(self.measurement.subject.device)
             if self.agreed(needed <= room):
                 self.found = check(trainer, tokens, self.measurement.subject.device)
@@ -93,7 +93,9 @@ def take(trainer: Trainer, tokens: int, device: torch.device) -> None:
 
 def _on_uncounted_labels(trainer: Trainer, tokens: int, device: torch.device) -> Trainer:
     """The same training loop on data of which a third of the labels does not count."""
-    return replace(trainer, data=open_data(_with_prompt(trainer.cell, tokens), device))
+    own_tokens = min(tokens, trainer.cell.seq_len)
+    cell, uncounted = _checked_cell(trainer.cell, own_tokens), own_tokens // UNCOUNTED_SHARE
+    return replace(trainer, data=open_data(cell, device, uncounted_tokens=uncounted))
 
 
 def _room_bytes(device: torch.device) -> int:
@@ -180,9 +182,15 @@ def _given_norm(engine: Engine, device: torch.device) -> float:
     return float(square.sqrt()) / engine.first_moment.share
 
 
-def _with_prompt(cell: RunConfig, tokens: int) -> RunConfig:
-    """The same data, of which a third of the labels does not count."""
-    return replace(cell, data=replace(cell.data, prompt_tokens=tokens // UNCOUNTED_SHARE))
+def _checked_cell(cell: RunConfig, tokens: int) -> RunConfig:
+    """The cell whose data are checked: its own, or documents that are shorter than the step.
+
+    Of a text's own, one may be longer, and no boundary be met.
+    """
+    if not cell.data.packs:
+        return replace(cell, data=replace(cell.data, prompt_tokens=0))
+    data = replace(cell.data, name="synthetic", path=None, tokenizer=None, prompt_tokens=0)
+    return replace(cell, data=data, seq_len=tokens)
 
 
 PASS = ObjectivePass

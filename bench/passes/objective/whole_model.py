@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.flops import head_parameters, matrix_parameters
-from bench.passes.parity.cut_model import PLAIN_NAME, plain_attention_installed
+from bench.passes.parity.cut_model import PLAIN_NAME, PlainAttention, plain_attention_installed
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import Batch
 from bench.training.data import count_valid
@@ -48,7 +48,7 @@ class Signal:
 
     def loss_error(self, found: Signal) -> float:
         """How far another signal's loss is from this one's, relative."""
-        return abs(found.loss - self.loss) / abs(self.loss)
+        return abs(found.loss - self.loss) / (abs(self.loss) or 1.0)
 
     def gradient_errors(self, found: Signal) -> dict[str, GradientError]:
         """How far another signal's gradients are from these; infinitely where one is missing."""
@@ -58,29 +58,30 @@ class Signal:
 class WholeModel:
     """The model as it is before any step, on this rank alone."""
 
-    def __init__(self, cell: RunConfig, device: torch.device) -> None:
+    def __init__(self, cell: RunConfig, device: torch.device, attention: PlainAttention) -> None:
         model = build_model(
             cell.model,
             attention_name=PLAIN_NAME,
-            max_positions=cell.seq_len,
+            max_positions=cell.padded_len,
             seed=cell.seed,
             device=device,
         )
         model.gradient_checkpointing_enable({"use_reentrant": False})  # one layer's scores at a time
         self.model = ModelWithLoss(model.train().to(device), cell.loss, StepPhase())
+        self.attention = attention
         self.cell = cell
         self.device = device
 
     def exact(self, sequences: Sequence[Batch]) -> Signal:
         """The signal in float64."""
-        return _signal(copy.deepcopy(self.model).double(), sequences)
+        return _signal(copy.deepcopy(self.model).double(), sequences, self.attention)
 
     def rounded(self, sequences: Sequence[Batch]) -> Signal:
         """The signal in the cell's dtype, as mixed precision computes it."""
         dtype = self.cell.dtype
         model = copy.deepcopy(self.model).to(TORCH_DTYPES["fp64" if dtype == "fp64" else "fp32"])
         with torch.autocast(self.device.type, TORCH_DTYPES[dtype], enabled=dtype in LOW_PRECISION):
-            return _signal(model, sequences)
+            return _signal(model, sequences, self.attention)
 
 
 def needed_bytes(cell: RunConfig, tokens: int) -> int:
@@ -93,16 +94,17 @@ def needed_bytes(cell: RunConfig, tokens: int) -> int:
 @contextmanager
 def whole_model(cell: RunConfig, device: torch.device) -> Iterator[WholeModel]:
     """The model, whose plain attention is there while the context lasts."""
-    with plain_attention_installed():
-        yield WholeModel(cell, device)
+    with plain_attention_installed() as attention:
+        yield WholeModel(cell, device, attention)
 
 
-def _signal(model: ModelWithLoss, sequences: Sequence[Batch]) -> Signal:
+def _signal(model: ModelWithLoss, sequences: Sequence[Batch], attention: PlainAttention) -> Signal:
     """One sequence after another: no more than one is in memory."""
     valid = sum(int(count_valid(batch.labels)) for batch in sequences)
     loss = 0.0
     for batch in sequences:
-        share = model.loss_of(batch) / valid
+        attention.documents = batch.documents  # until backward, which computes the layers again
+        share = model.loss_of(batch) / max(1, valid)
         share.backward()
         loss += float(share.detach())
     return Signal(loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})

@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.config import RunConfig
-from bench.passes.parity.divergence import first_divergence
+from bench.passes.parity.divergence import Mask, first_divergence
 from bench.passes.parity.exact import Tensors, plain_attention, relative_error
 from bench.passes.parity.limits import tensor_limit
 from bench.passes.parity.section import MAX_TOKENS
 from bench.strategies.strategy import Strategy
 from bench.training.models import TORCH_DTYPES
+from bench.training.packing import drawn_documents
 
 SEED = 7
 
@@ -39,14 +40,17 @@ def check_attention(strategy: Strategy, device: torch.device, *, causal: bool = 
     cell = strategy.cell
     seq_len = parity_len(strategy)
     inputs = random_inputs(cell, seq_len, device)
-    exact = plain_attention(tuple(x.double() for x in inputs), causal=causal)
-    plain = plain_attention(inputs, causal=causal)
-    found = _gathered(strategy, inputs, causal=causal)
+    documents = drawn_documents(cell.batch, seq_len) if cell.data.packs else None
+    exact = plain_attention(tuple(x.double() for x in inputs), causal=causal, documents=documents)
+    plain = plain_attention(inputs, causal=causal, documents=documents)
+    with strategy.packed(documents):
+        found = _gathered(strategy, inputs, causal=causal)
     limits = {
         name: tensor_limit(name, cell.dtype, relative_error(plain[name], exact[name])) for name in found
     }
     errors = {name: relative_error(found[name], exact[name]) for name in found}
-    divergence = first_divergence(strategy, inputs, found, exact, limits, causal=causal)
+    mask = Mask(seq_len, causal, documents)
+    divergence = first_divergence(strategy, inputs, found, exact, limits, mask)
     return ParityOutcome(seq_len, errors, limits, divergence)
 
 

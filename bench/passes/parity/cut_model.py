@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from bench.attention.documents import Documents
 from bench.config import DataConfig, RunConfig
 from bench.passes.losses.rank import all_fed, expected_digest
 from bench.passes.parity.exact import masked_attention, visible
@@ -64,6 +65,8 @@ class CutStep:
 
     found: Signal
     reference: ModelWithLoss
+    attention: PlainAttention
+    """What the reference attends by."""
     sequences: list[Batch]
     saw_the_step: bool
 
@@ -78,14 +81,14 @@ class CutStep:
 
     def signal_of(self, shares: Sequence[Share]) -> Signal:
         """The float64 signal of a weighted sum of token losses."""
-        return _signal(self.reference, shares)
+        return _signal(self.reference, shares, self.attention)
 
     def plain(self, device: torch.device, dtype: str) -> Signal:
         """The exact step in the cell's dtype, as the same engine computes it on one rank."""
         wide = torch.float64 if dtype == "fp64" else torch.float32
         model = copy.deepcopy(self.reference).to(wide)
         with torch.autocast(device.type, TORCH_DTYPES[dtype], enabled=dtype in LOW_PRECISION):
-            return _signal(model, self.mean_over_tokens())
+            return _signal(model, self.mean_over_tokens(), self.attention)
 
 
 @contextmanager
@@ -95,8 +98,8 @@ def cut_step(trainer: Trainer, seq_len: int, device: torch.device) -> Iterator[C
     model = build_model(
         cell.model, attention_name=wiring.attention_name, max_positions=seq_len, seed=cell.seed
     )
-    data = open_data(cell, device)
-    with plain_attention_installed():
+    data = open_data(cell, device, uncounted_tokens=seq_len // UNCOUNTED_SHARE)
+    with plain_attention_installed() as attention:
         reference = copy.deepcopy(model)
         reference.config._attn_implementation = PLAIN_NAME
         whole = ModelWithLoss(model.train(), cell.loss, StepPhase())
@@ -105,6 +108,7 @@ def cut_step(trainer: Trainer, seq_len: int, device: torch.device) -> Iterator[C
         yield CutStep(
             found=_found(cut, seq_len),
             reference=ModelWithLoss(reference.train(), cell.loss, StepPhase()).to(device, torch.float64),
+            attention=attention,
             sequences=data.whole_step(0, seq_len),
             saw_the_step=all_fed(cut.fed.take()) == expected_digest(data, 0, seq_len),
         )
@@ -119,8 +123,8 @@ def cut_cell(cell: RunConfig, seq_len: int) -> RunConfig:
         vocab_size=min(cell.model.vocab_size, CUT_VOCABULARY),
         intermediate_size=min(cell.model.intermediate_size, cell.model.hidden_size),
     )
-    data = DataConfig(name="synthetic", path=None, tokenizer=None, prompt_tokens=seq_len // UNCOUNTED_SHARE)
-    return replace(cell, model=model, data=data, seq_len=seq_len, checkpointing=False)
+    data = DataConfig(name="synthetic", path=None, tokenizer=None, prompt_tokens=0, packing=cell.data.packing)
+    return replace(cell, model=model, data=data, seq_len=seq_len, padding=0, checkpointing=False)
 
 
 def _found(cut: Trainer, seq_len: int) -> Signal:
@@ -132,9 +136,13 @@ def _found(cut: Trainer, seq_len: int) -> Signal:
     return Signal(total / valid_tokens.clamp(min=1), _vector(gradients))
 
 
-def _signal(model: ModelWithLoss, shares: Sequence[Share]) -> Signal:
+def _signal(model: ModelWithLoss, shares: Sequence[Share], attention: PlainAttention) -> Signal:
     model.zero_grad()
-    loss = torch.stack([share.weight * model.loss_of(share.batch) for share in shares]).sum()
+    losses = []
+    for share in shares:
+        attention.documents = share.batch.documents
+        losses.append(share.weight * model.loss_of(share.batch))
+    loss = torch.stack(losses).sum()
     loss.backward()
     return Signal(loss.detach().double(), _vector(p.grad for p in model.parameters() if p.grad is not None))
 
@@ -143,24 +151,32 @@ def _vector(gradients: Any) -> Tensor:
     return torch.cat([gradient.detach().double().flatten() for gradient in gradients])
 
 
-@contextmanager
-def plain_attention_installed() -> Iterator[None]:
+class PlainAttention:
     """Transformers' own eager attention takes its softmax in float32; this one stays in its dtype."""
 
-    def attention(
-        module: torch.nn.Module,  # noqa: ARG001
+    documents: Documents | None = None
+    """Of the batch that goes through the model."""
+
+    def __call__(
+        self,
+        module: torch.nn.Module,  # noqa: ARG002
         q_BNSD: Tensor,
         k_BKSD: Tensor,
         v_BKSD: Tensor,
-        mask: Tensor | None,  # noqa: ARG001
-        **keywords: Any,  # noqa: ARG001
+        mask: Tensor | None,  # noqa: ARG002
+        **keywords: Any,  # noqa: ARG002
     ) -> tuple[Tensor, None]:
         q, k = q_BNSD.to(v_BKSD.dtype), k_BKSD.to(v_BKSD.dtype)
-        mask_TT = visible(q.shape[2], causal=True, device=q.device)
-        return masked_attention(q, k, v_BKSD, mask_TT).transpose(1, 2), None
+        visible_keys = visible(q.shape[2], causal=True, device=q.device, documents=self.documents)
+        return masked_attention(q, k, v_BKSD, visible_keys).transpose(1, 2), None
 
+
+@contextmanager
+def plain_attention_installed() -> Iterator[PlainAttention]:
+    """Let transformers find plain attention by its name for as long as the context lasts."""
+    attention = PlainAttention()
     ALL_ATTENTION_FUNCTIONS[PLAIN_NAME] = attention
     try:
-        yield
+        yield attention
     finally:
         del ALL_ATTENTION_FUNCTIONS[PLAIN_NAME]

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from bench.attention.documents import Documents
 from bench.passes.parity.exact import Tensors, masked_attention, relative_error, scale_of, visible
 from bench.strategies.strategy import Strategy
 
 Named = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Which keys the queries of a sequence see."""
+
+    tokens: int
+    causal: bool
+    documents: Documents | None
+
+    def on(self, device: torch.device) -> Tensor:
+        """The same as `visible` has it."""
+        return visible(self.tokens, causal=self.causal, device=device, documents=self.documents)
 
 
 def first_divergence(
@@ -19,8 +34,7 @@ def first_divergence(
     found: Named,
     exact: Named,
     limits: Mapping[str, float],
-    *,
-    causal: bool,
+    mask: Mask,
 ) -> str | None:
     """The first tensor beyond its limit, its tokens and the cause that explains it; None when all fit."""
     for name, limit in limits.items():
@@ -28,7 +42,7 @@ def first_divergence(
         if not error <= limit:
             cause = _factor(strategy, found[name], exact[name], limit)
             if cause is None and name == "out":
-                cause = _recognised(strategy, inputs, found[name], limit, causal=causal)
+                cause = _recognised(strategy, inputs, found[name], limit, mask)
             tokens = _tokens(found[name], exact[name], limit)
             said = f"{name} is off by {error:.1e} of its maximum (limit {limit:.1e}) at {tokens}"
             return f"{said}; {cause or 'no known cause fits'}"
@@ -50,30 +64,31 @@ def _factor(strategy: Strategy, found: Tensor, exact: Tensor, limit: float) -> s
     return None
 
 
-def _recognised(
-    strategy: Strategy, inputs: Tensors, found: Tensor, limit: float, *, causal: bool
-) -> str | None:
+def _recognised(strategy: Strategy, inputs: Tensors, found: Tensor, limit: float, mask: Mask) -> str | None:
     """The mistake whose float64 output is the one found, to the tolerance of the comparison."""
-    for said, wrong in _mistakes(strategy, inputs, causal=causal):
+    for said, wrong in _mistakes(strategy, inputs, mask):
         if relative_error(found, wrong) <= limit:
             return said
     return None
 
 
-def _mistakes(strategy: Strategy, inputs: Tensors, *, causal: bool) -> Iterator[tuple[str, Tensor]]:
+def _mistakes(strategy: Strategy, inputs: Tensors, seen: Mask) -> Iterator[tuple[str, Tensor]]:
     q, k, v = (x.double() for x in inputs[:3])
-    tokens, degree = q.shape[2], strategy.cell.sp_degree
-    mask = visible(tokens, causal=causal, device=q.device)
-    if causal:
+    degree, mask = strategy.cell.sp_degree, seen.on(q.device)
+    if seen.documents is not None:
+        whole = replace(seen, documents=None).on(q.device)
+        yield "attention crosses the boundaries of documents", masked_attention(q, k, v, whole)
+    if seen.causal:
+        allowed = replace(seen, causal=False).on(q.device)
         yield (
             "the causal mask is off by one: each token sees its successor",
-            masked_attention(q, k, v, torch.ones_like(mask).tril(diagonal=1)),
+            masked_attention(q, k, v, allowed.tril(diagonal=1)),
         )
         yield (
             "the causal mask is off by one: no token sees itself",
-            masked_attention(q, k, v, torch.ones_like(mask).tril(diagonal=-1)),
+            masked_attention(q, k, v, allowed.tril(diagonal=-1)),
         )
-        yield "the causal mask is missing", masked_attention(q, k, v, torch.ones_like(mask))
+        yield "the causal mask is missing", masked_attention(q, k, v, allowed)
     if k.shape[1] > 1:
         groups = q.shape[1] // k.shape[1]
         tiled_k, tiled_v = (x.repeat(1, groups, 1, 1) for x in (k, v))

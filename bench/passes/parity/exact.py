@@ -8,45 +8,61 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from bench.attention.documents import Documents
+
 CHUNK = 1024
 PRODUCTS = 5
 """Matrix products of a chunk, forward and backward together: scores, out, dP, dQ with dK, and dV."""
 Tensors = tuple[Tensor, ...]
 
 
-def plain_attention(inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:
+def plain_attention(
+    inputs: Tensors, *, causal: bool, documents: Documents | None = None
+) -> dict[str, Tensor]:
     """out, lse, dq, dk and dv of `inputs` = (q, k, v, dout), each [B, heads, T, D], in their own dtype.
 
     The LSE has a last dimension of 1, so that all five are [B, heads, T, something].
     """
     q, k, v = (x.clone().requires_grad_() for x in inputs[:3])
-    mask_TT = visible(q.shape[2], causal=causal, device=q.device)
-    out = masked_attention(q, k, v, mask_TT)
+    mask = visible(q.shape[2], causal=causal, device=q.device, documents=documents)
+    out = masked_attention(q, k, v, mask)
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), inputs[3])
     with torch.no_grad():
-        lse = masked_scores(q, k, mask_TT).logsumexp(dim=-1, keepdim=True)
+        lse = masked_scores(q, k, mask).logsumexp(dim=-1, keepdim=True)
     return {"out": out.detach(), "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 
 
-def visible(tokens: int, *, causal: bool, device: torch.device) -> Tensor:
-    """Which key (column) each query (row) may see, [T, T]."""
+def visible(tokens: int, *, causal: bool, device: torch.device, documents: Documents | None = None) -> Tensor:
+    """Which key (column) each query (row) may see, [T, T]; [B, 1, T, T] where sequences hold documents."""
     everything = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
+    if documents is not None:
+        everything = _same_document(documents).to(device)
     return everything.tril() if causal else everything
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask_TT: Tensor) -> Tensor:
+def _same_document(documents: Documents) -> Tensor:
+    """Whether two tokens of a sequence are of one document, [B, 1, T, T]."""
+    numbers = [
+        [number for number, document in enumerate(documents.of(row)) for _ in document]
+        for row in range(len(documents.ends))
+    ]
+    document_BT = torch.tensor(numbers)
+    return (document_BT[:, :, None] == document_BT[:, None])[:, None]
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Output [B, N, T, D]; KV heads are shared by consecutive query heads. Rows that see nothing are 0."""
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-    weights = masked_scores(q, k, mask_TT).softmax(dim=-1).masked_fill(~mask_TT.any(dim=-1)[:, None], 0.0)
+    weights = masked_scores(q, k, mask).softmax(dim=-1).masked_fill(~mask.any(dim=-1)[..., None], 0.0)
     out: Tensor = weights @ v
     return out
 
 
-def masked_scores(q: Tensor, k: Tensor, mask_TT: Tensor) -> Tensor:
+def masked_scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     """Scaled scores [B, N, T, T], minus infinity where the mask hides a key."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-    masked: Tensor = scores.masked_fill(~mask_TT, float("-inf"))
+    masked: Tensor = scores.masked_fill(~mask, float("-inf"))
     return masked
 
 

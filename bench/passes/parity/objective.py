@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -71,11 +71,25 @@ def _mistakes(strategy: Strategy, step: CutStep) -> Iterator[tuple[str, list[Sha
     ]
     yield f"positions are contiguous in {strategy.cell.layout} layout", moved
     cut = [replace(batch, labels=_labels_cut(strategy, batch)) for batch in step.sequences]
-    valid = sum(int(count_valid(batch.labels)) for batch in cut)
-    yield (
-        "labels are shifted after sharding: the last token of each piece has no label",
-        [Share(b, 1 / valid) for b in cut],
-    )
+    yield "labels are shifted after sharding: the last token of each piece has no label", _mean_of(cut)
+    if strategy.cell.data.packs:
+        crossing = [replace(batch, labels=_labels_across(batch)) for batch in step.sequences]
+        yield "a document's last token has the next document's first one as its label", _mean_of(crossing)
+
+
+def _mean_of(sequences: Sequence[Batch]) -> list[Share]:
+    """Every valid token weighs the same."""
+    valid = sum(int(count_valid(batch.labels)) for batch in sequences)
+    return [Share(batch, 1 / valid) for batch in sequences]
+
+
+def _labels_across(batch: Batch) -> torch.Tensor:
+    """Labels of which only those at the sequence's start do not count."""
+    own = batch.input_ids.roll(-1, dims=1)
+    counted = (batch.labels != IGNORED_LABEL).long().cummax(dim=1).values.bool()
+    labels = torch.where(counted, own, IGNORED_LABEL)
+    labels[:, -1] = batch.labels[:, -1]
+    return labels
 
 
 def _mean_of_ranks(strategy: Strategy, step: CutStep) -> list[Share]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from bench.attention.layouts import LAYOUTS
 from bench.config import OWN, MeasureConfig, RunConfig
 from bench.cost.area import causal_area
+from bench.passes.documents.section import RankDocuments
 from bench.passes.engagement.section import will_share_traced_step
 from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
 from bench.passes.trace.intervals import length
@@ -85,8 +86,8 @@ class Trace:
     attention, `optimizer` clipping and the update, `other` the rest."""
     idle_ms: list[float]
     causal_area: list[int] | None
-    """By rank the (query, key, head) triples that the mask leaves it, of one sequence and layer; null where
-    it is not known how a strategy shares them."""
+    """By rank the (query, key, head) triples that the mask leaves it, of one sequence and layer, the mean one
+    where documents are packed; null where it is not known how a strategy shares them."""
     unjoined: list[str | None]
     """By rank why purposes are unknown."""
     steps: list[TracedStep]
@@ -135,7 +136,7 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
             compute_ms=by_name(by_rank(splits, "compute_ms")),
             copies_ms=by_name(by_rank(splits, "copies_ms")),
             idle_ms=by_rank(splits, "idle_ms"),
-            causal_area=_areas(cell, len(traces)),
+            causal_area=_areas(cell, reports),
             unjoined=by_rank(traces, "unjoined"),
             steps=[*map(_traced_step, steps)],
             median_step=ranks[0].median,
@@ -199,9 +200,17 @@ def _exposed_ms(traces: Sequence[RankTrace]) -> dict[str, list[float]]:
     )
 
 
-def _areas(cell: RunConfig, ranks: int) -> list[int] | None:
+def _areas(cell: RunConfig, reports: Sequence[RankReport]) -> list[int] | None:
+    if cell.data.packs:
+        return [_mean_area(cell, report.parts.get("documents")) for report in reports]
     known = cell.strategy in STRATEGIES and cell.layout in LAYOUTS
-    return [causal_area(cell, rank % cell.sp_degree) for rank in range(ranks)] if known else None
+    return [causal_area(cell, rank % cell.sp_degree) for rank in range(len(reports))] if known else None
+
+
+def _mean_area(cell: RunConfig, packed: RankDocuments | None) -> int:
+    """Of the sequences that the rank has a part of, over all full-length steps."""
+    assert packed is not None  # the pass runs wherever sequences hold documents
+    return sum(packed.area) // (len(packed.area) * cell.batch * cell.grad_accum)
 
 
 FACTS = TraceFacts()

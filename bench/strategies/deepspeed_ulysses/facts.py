@@ -11,6 +11,10 @@ POSITION_ID_BYTES = 8
 
 class DeepSpeedUlysses(Ulysses):
     name = "deepspeed_ulysses"
+    packs = False
+    why_it_packs_not = (
+        "DeepSpeed hands gathered position ids to the attention it wraps, which is a kernel that reads none"
+    )
     kept_copies = (1, 0)
     package = "deepspeed"
 

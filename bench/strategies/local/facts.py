@@ -8,6 +8,7 @@ from bench.strategies.facts import Facts
 
 class Local(Facts):
     name = "local"
+    packs = True
     shares_sequences = False
 
     def exchange_bytes(self, cell: RunConfig) -> int:  # noqa: ARG002

@@ -6,6 +6,7 @@ are sent as one tensor, [2, B, K, S, D].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.attention.documents import Documents, document_tiles
 from bench.attention.kernels import Kernel, kernel_backward, kernel_forward
-from bench.attention.layouts import EVERYTHING, LAYOUTS, Layout, Tile
+from bench.attention.layouts import ALL, EVERYTHING, LAYOUTS, Layout, Tile
 from bench.attention.merge import Partial
 from bench.attention.rotation import rotate
 from bench.strategies.strategy import Strategy
@@ -28,7 +30,7 @@ class RingAttention(Strategy):
         return ring_forward(q_BNSD, torch.stack([k_BKSD, v_BKSD]), self.ring(causal=causal)).lse
 
     def ring(self, *, causal: bool) -> Ring:
-        return Ring(self.groups.ring, self.kernel, LAYOUTS[self.cell.layout], causal)
+        return Ring(self.groups.ring, self.kernel, LAYOUTS[self.cell.layout], causal, self.documents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,21 @@ class Ring:
     kernel: Kernel
     layout: Layout
     causal: bool
+    documents: Documents | None = None
+    """Where those of the batch end, if attention has to stay within them; it is causal then."""
 
     def sources(self) -> list[int]:
         """Whose keys are at hand in each ring step: one's own first, then the previous ranks'."""
         size, rank = self.group.size(), self.group.rank()
         return [(rank - ring_step) % size for ring_step in range(size)]
 
-    def tile(self, shard_len: int, source: int) -> Tile | None:
-        return self.layout.causal_tile(shard_len, self.group.rank(), source) if self.causal else EVERYTHING
+    def tiles(self, shard_len: int, source: int) -> Sequence[Tile]:
+        """What this rank's queries see of the source's keys."""
+        rank, size = self.group.rank(), self.group.size()
+        if self.documents is not None:
+            return document_tiles(self.documents, self.layout, size, rank, source)
+        tile = self.layout.causal_tile(shard_len, rank, source) if self.causal else EVERYTHING
+        return () if tile is None else (tile,)
 
 
 def ring_attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, ring: Ring) -> Tensor:
@@ -74,24 +83,23 @@ class _RingAttention(torch.autograd.Function):
 
 def ring_forward(q: Tensor, kv: Tensor, ring: Ring) -> Partial:
     """Output and LSE over all ranks' keys: attend to the block at hand while the next one arrives."""
-    scale, partial = q.shape[-1] ** -0.5, None
+    scale = q.shape[-1] ** -0.5
+    partial = None if ring.documents is None else Partial.nothing(q)
     for source in ring.sources():
         is_last = source == ring.sources()[-1]
         arriving = None if is_last else rotate(kv, ring.group)
-        tile = ring.tile(q.shape[2], source)
-        if tile is not None:
+        for tile in ring.tiles(q.shape[2], source):
             block = kernel_forward(
                 ring.kernel,
-                q[:, :, tile.queries],
-                kv[0, :, :, tile.keys],
-                kv[1, :, :, tile.keys],
+                q[tile.sequences, :, tile.queries],
+                *(x[tile.sequences, :, tile.keys] for x in kv),
                 causal=tile.causal,
                 scale=scale,
             )
             if partial is None:
                 partial = Partial.first(*block)
             else:
-                partial.merge(tile.queries, *block)
+                partial.of(tile.sequences).merge(tile.queries, *block)
         kv = kv if arriving is None else arriving.wait()
     assert partial is not None
     return partial
@@ -112,23 +120,23 @@ def ring_backward(
     for source in ring.sources():
         is_last = source == ring.sources()[-1]
         arriving = None if is_last else rotate(kv, ring.group)
-        tile = ring.tile(q.shape[2], source)
-        grads = None
-        if tile is not None:
-            rows, keys = tile.queries, tile.keys
-            grads = kernel_backward(
+        shares = []
+        for tile in ring.tiles(q.shape[2], source):
+            rows, keys = (tile.sequences, ALL, tile.queries), (tile.sequences, ALL, tile.keys)
+            share_dq, *share = kernel_backward(
                 ring.kernel,
-                *(x[:, :, rows] for x in (dout, q)),
-                *(x[:, :, keys] for x in kv),
-                *(x[:, :, rows] for x in (out, lse)),
+                *(x[rows] for x in (dout, q)),
+                *(x[keys] for x in kv),
+                *(x[rows] for x in (out, lse)),
                 causal=tile.causal,
                 scale=scale,
             )
-            dq[:, :, rows] += grads[0]
+            dq[rows] += share_dq
+            shares.append((keys, share))
         dkv = dkv if home is None else home.wait()
-        if tile is not None and grads is not None:
-            dkv[0, :, :, tile.keys] += grads[1]
-            dkv[1, :, :, tile.keys] += grads[2]
+        for keys, (share_dk, share_dv) in shares:
+            dkv[0][keys] += share_dk
+            dkv[1][keys] += share_dv
         home = rotate(dkv, ring.group)
         kv = kv if arriving is None else arriving.wait()
     assert home is not None

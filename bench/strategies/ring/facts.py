@@ -18,6 +18,7 @@ WIDE_BYTES = 4
 
 class Ring(Facts):
     name = "ring"
+    packs = True
     layouts: ClassVar[tuple[str, ...]] = ("zigzag", "contiguous", "striped")
 
     def exchange_bytes(self, cell: RunConfig) -> int:

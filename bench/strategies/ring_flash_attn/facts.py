@@ -8,6 +8,11 @@ from bench.strategies.ring.facts import Ring
 
 class RingFlashAttn(Ring):
     name = "ring_flash_attn"
+    packs = False
+    why_it_packs_not = (
+        "the functions of its layouts take no boundaries, and its varlen ones want each"
+        " document's length to be a multiple of sp_degree"
+    )
     package = "ring-flash-attn"
     # In float32 the package's first `.to(float32)` aliases its block buffer and gradients come out wrong.
     dtypes = ("bf16", "fp16")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bench.attention.documents import Documents
 from bench.attention.flash_attn_bridge import ring_flash_attn_on
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
@@ -24,7 +27,7 @@ class Llama3Attention(Strategy):
     def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
         super().__init__(cell, groups, facts)
         self.package: Any = ring_flash_attn_on(self.kernel)
-        self.prepared: dict[tuple[int, bool], Places] = {}
+        self.prepared: dict[tuple[tuple[int, ...], bool], Places] = {}
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         outs_SND = self._by_sequence(q_BNSD, k_BKSD, v_BKSD, causal=causal)
@@ -37,28 +40,43 @@ class Llama3Attention(Strategy):
 
     def _by_sequence(self, *qkv: Tensor, causal: bool, **keywords: Any) -> list[Any]:
         """The package's results, one a sequence of the batch: its varlen functions take no batch."""
-        *packing, key_slice = self._places(qkv[0].shape[2] * self.cell.sp_degree, causal, qkv[0].device)
-        return [
-            self.package.llama3_flash_attn_varlen_func(
-                *(x.transpose(0, 1).contiguous() for x in one),
-                *packing,
-                KV_HEADS_AT_A_TIME,
-                key_slice,
-                causal=causal,
-                group=self.groups.sequence,
-                **keywords,
+        batch, _, shard_len, _ = qkv[0].shape
+        whole = ((shard_len * self.cell.sp_degree,),) * batch
+        ends = whole if self.documents is None else self.documents.ends
+        results = []
+        for *one, its_ends in zip(*qkv, ends, strict=True):
+            *packing, key_slice = self._places(its_ends, causal, qkv[0].device)
+            results.append(
+                self.package.llama3_flash_attn_varlen_func(
+                    *(x.transpose(0, 1).contiguous() for x in one),
+                    *packing,
+                    KV_HEADS_AT_A_TIME,
+                    key_slice,
+                    causal=causal,
+                    group=self.groups.sequence,
+                    **keywords,
+                )
             )
-            for one in zip(*qkv, strict=True)
-        ]
+        return results
 
-    def _places(self, seq_len: int, causal: bool, device: torch.device) -> Places:
+    def _places(self, ends: tuple[int, ...], causal: bool, device: torch.device) -> Places:
         """Prepared once, as the package's users do once a batch: it copies to the device and waits for it."""
-        if (seq_len, causal) not in self.prepared:
-            boundaries = torch.tensor([0, seq_len], dtype=torch.int32, device=device)
-            self.prepared[seq_len, causal] = self.package.llama3_flash_attn_prepare_cu_seqlens(
+        if (ends, causal) not in self.prepared:
+            boundaries = torch.tensor([0, *ends], dtype=torch.int32, device=device)
+            self.prepared[ends, causal] = self.package.llama3_flash_attn_prepare_cu_seqlens(
                 boundaries, causal, rank=self.groups.sequence_rank, world_size=self.cell.sp_degree
             )
-        return self.prepared[seq_len, causal]
+        return self.prepared[ends, causal]
+
+    @contextmanager
+    def packed(self, documents: Documents | None) -> Iterator[None]:
+        """What is prepared for the documents of a batch is forgotten with them."""
+        with super().packed(documents):
+            for ends in () if documents is None else documents.ends:
+                self._places(ends, causal=True, device=torch.device(self.cell.cluster.device))
+            yield
+        if documents is not None:
+            self.prepared.clear()
 
 
 STRATEGY = Llama3Attention

@@ -8,6 +8,7 @@ from bench.strategies.facts import Facts, activation_bytes, backwards_per_step, 
 
 class RingFlashAttnLlama3(Facts):
     name = "ring_flash_attn_llama3"
+    packs = True
     package = "ring-flash-attn"
     dtypes = ("bf16", "fp16")
 

@@ -12,6 +12,8 @@ class TorchCP(Ring):
     """
 
     name = "torch_cp"
+    packs = False
+    why_it_packs_not = "torch's ring is given a causal flag and no boundaries"
     layouts = ("zigzag", "contiguous")
     # It merges blocks in float32 whatever the inputs are, so float64 would not be float64.
     dtypes = ("bf16", "fp16", "fp32")

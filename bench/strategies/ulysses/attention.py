@@ -13,13 +13,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.attention.kernels import attend
+from bench.attention.packed import attend_packed
 from bench.strategies.strategy import Strategy
 
 
 class UlyssesAttention(Strategy):
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         q_BMTD, k_BLTD, v_BLTD = gather_seq_scatter_heads(q_BNSD, k_BKSD, v_BKSD, self.groups.ulysses)
-        out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=causal)
+        if self.packing is not None:
+            out_BMTD = attend_packed(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, packing=self.packing)
+        else:
+            out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=causal)
         return gather_heads_scatter_seq(out_BMTD, self.groups.ulysses)
 
 

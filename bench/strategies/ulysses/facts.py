@@ -15,6 +15,7 @@ from bench.strategies.facts import (
 
 class Ulysses(Facts):
     name = "ulysses"
+    packs = True
     kept_copies = (1, 0)
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:  # noqa: ARG002

@@ -16,7 +16,7 @@ from bench.strategies.ulysses.attention import gather_heads_scatter_seq, gather_
 
 class USPAttention(Strategy):
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        ring = Ring(self.groups.ring, self.kernel, LAYOUTS[self.cell.layout], causal)
+        ring = Ring(self.groups.ring, self.kernel, LAYOUTS[self.cell.layout], causal, self.documents)
         q_BMRD, k_BLRD, v_BLRD = gather_seq_scatter_heads(q_BNSD, k_BKSD, v_BKSD, self.groups.ulysses)
         out_BMRD = ring_attention(q_BMRD, k_BLRD, v_BLRD, ring)
         return gather_heads_scatter_seq(out_BMRD, self.groups.ulysses)

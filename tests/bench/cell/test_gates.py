@@ -80,6 +80,7 @@ def test_the_engines_own_traffic_is_not_booked_as_attention(cells, inside, words
     assert sent["attention"] == STRATEGIES[cell.strategy].exchange_bytes(cell)
 
 
+PACKED = ("strategy=ring", "data.packing=documents")
 MUTATIONS = {
     faults.forget_to_shard_rank_1: (("strategy=ulysses",), "other tokens"),
     faults.contiguous_positions_with_zigzag: (("strategy=ring",), "positions are contiguous in zigzag"),
@@ -93,6 +94,9 @@ MUTATIONS = {
     faults.tile_the_kv_heads: (("strategy=ring",), "tiled over the query heads"),
     faults.sum_gradients_over_the_ranks: (("strategy=ulysses",), "dq is off .* exactly sp_degree = 4"),
     faults.reuse_the_first_block_in_backward: (("strategy=ring",), "dq is off"),
+    faults.forget_documents: (PACKED, "attention crosses the boundaries of documents"),
+    faults.let_positions_go_on: ((*PACKED, "data=synthetic"), "other tokens"),
+    faults.label_the_last_token_of_documents: (PACKED, "the next document's first one as its label"),
     faults.fill_a_permuted_buffer: (("strategy=ulysses",), "is off"),
 }
 

@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.cell.outcome import analytic
 from bench.cost.flops import attention_forward_flops, hardware_flops, matrix_parameters, model_flops
+from bench.passes.documents.section import PackedDocuments
 from bench.training.models import build_model
 from tests.cells import FOUR_H100, make_cell
 
@@ -47,6 +48,40 @@ def test_what_is_computed_twice_counts_for_the_hardware_and_not_for_the_model(mo
     assert added["false", "chunked"] == head
     assert added["true", "chunked"] == model_flops(plain, causal=True) // 3
     assert added["true", "untiled"] == added["true", "chunked"] - head
+
+
+def packed(cell, pairs, computed):
+    section = PackedDocuments(documents=[2], pairs=pairs, computed_pairs=computed, area=[[1]], imbalance=1.0)
+    return analytic(cell, {"documents": section})
+
+
+def test_packed_documents_have_a_score_square_each():
+    """Of 64 tokens, documents of 24 and 40: the mean step's, as two cells of those lengths have them."""
+    cell = make_cell("seq_len=64", "strategy=local", "data.packing=documents")
+    pairs = 24 * 25 // 2 + 40 * 41 // 2
+    found = packed(cell, [pairs - 1, pairs + 1], [pairs, pairs])
+    parts = [analytic(make_cell(f"seq_len={n}", "strategy=local")) for n in (24, 40)]
+    names = [name for name in found if name.endswith(("causal", "full"))]
+    assert len(names) == 4
+    assert {name: found[name] for name in names} == {
+        name: sum(part[name] for part in parts) for name in names
+    }
+    assert {analytic(cell)[name] for name in names} == {None}
+
+
+def test_padding_is_work_of_the_hardware_and_not_of_the_model():
+    words = ("cluster.world_size=4", "strategy=ring", "data.packing=documents", "pad=true")
+    cell, whole = make_cell("seq_len=250", *words), make_cell("seq_len=250", "strategy=local")
+    found = packed(cell, [250 * 251 // 2], [250 * 251 // 2 + 6 * 7 // 2])
+    assert found["model_flops_causal"] == analytic(whole)["model_flops_causal"]
+    added = {
+        n: analytic(make_cell(f"seq_len={n}", "strategy=local"))["hardware_flops_causal"] for n in (6, 250)
+    }
+    assert found["hardware_flops_causal"] == added[250] + added[6]
+    unpacked = make_cell("seq_len=250", *words[:2], "pad=true")
+    assert hardware_flops(unpacked, causal=True) == hardware_flops(
+        make_cell("seq_len=256", *words[:2]), causal=True
+    )
 
 
 @pytest.mark.parametrize("kind", ["model", "hardware"])

@@ -5,13 +5,16 @@ import multiprocessing
 import os
 import re
 import resource
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from bench.attention.documents import Documents
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
+from bench.attention.packed import attend_packed, packing_of
 from bench.passes import PASSES
 from bench.passes.facts import first_beyond
 from bench.passes.full_length import lse, section
@@ -20,7 +23,8 @@ from bench.passes.full_length.key_errors import drawn_keys
 from bench.passes.full_length.keys import Keys
 from bench.passes.full_length.rank import FullLengthPass
 from bench.passes.full_length.rows import Rows
-from bench.passes.full_length.shards import Attention, Shards, drawn
+from bench.passes.full_length.shards import Attention, Shards, drawn, first_keys
+from bench.passes.parity.exact import visible
 from bench.ranks.memory_limit import process_bytes
 from tests import late_faults
 from tests.cells import make_cell, run_cell, tiny_cell
@@ -69,29 +73,39 @@ def test_no_number_passes_as_no_error():
     assert facts.gate(make_cell(), section) is not None
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_rows_and_keys_are_those_of_attention_and_of_its_gradients(monkeypatch, causal):
+MASKS = {
+    "full": (False, None),
+    "causal": (True, None),
+    "packed": (True, Documents(((7, 8, 24), (1, 20, 24)))),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_rows_and_keys_are_those_of_attention_and_of_its_gradients(monkeypatch, mask):
     """Keys from two ranks' queries, of which no block holds all."""
+    causal, documents = MASKS[mask]
     monkeypatch.setitem(lse.BLOCK_SCORES, "cpu", 5 * 24 * 2)
     torch.manual_seed(0)
     q, k, v, dout = (torch.randn(2, 24, 8, dtype=torch.float64, requires_grad=True) for _ in range(4))
-    hidden = ~torch.ones(24, 24, dtype=torch.bool).tril() & causal
+    hidden = ~visible(24, causal=causal, device=q.device, documents=documents).view(-1, 24, 24)
+    firsts = None if documents is None else first_keys(documents)
     scale = q.shape[-1] ** -0.5
     out = ((q @ k.transpose(1, 2)) * scale).masked_fill(hidden, float("-inf")).softmax(-1) @ v
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout)
     picked = torch.tensor([0, 5, 23])
     with torch.no_grad():
-        rows = Rows(q[:, picked], k, v, dout[:, picked], hidden[picked], scale)
+        rows = Rows(q[:, picked], k, v, dout[:, picked], hidden[..., picked, :], scale)
         found_out, found_dq = rows.exact()
         sums = 0
         for held in torch.tensor([7, *range(17, 24), *range(7)]), torch.arange(8, 17):
-            of_held = lse.log_sum_exp(q[:, held], k, held, scale=scale, causal=causal)
+            of_first = None if firsts is None else firsts[:, held]
+            of_held = lse.log_sum_exp(q[:, held], k, held, scale=scale, causal=causal, first_keys=of_first)
             queries = (x[:, held] for x in (q, out, dout))
             sums = (
                 sums
-                + Keys(*queries, of_held, k[:, picked], v[:, picked], hidden[held][:, picked], scale).exact()[
-                    0
-                ]
+                + Keys(
+                    *queries, of_held, k[:, picked], v[:, picked], hidden[..., held, :][..., picked], scale
+                ).exact()[0]
             )
     close = partial(torch.allclose, rtol=0, atol=1e-13)
     assert close(found_out, out[:, picked])
@@ -122,6 +136,17 @@ def hop_of(x):
     return kernel_backward(KERNEL, *late[:2], *early, *late[2:], causal=False, scale=SCALE)[1:]
 
 
+def packed_call(ends):
+    """The same within documents that end there."""
+    x = lone_call()
+    packing = packing_of(Documents((ends,)), SCALE, x["q"].device)
+    leaves = [x[name].requires_grad_() for name in ("q", "k", "v")]
+    out = attend_packed(*leaves, kernel=KERNEL, packing=packing)
+    out.backward(x["dout"])
+    found = {**x, "out": out, **{f"d{name}": leaf.grad for name, leaf in zip("qkv", leaves, strict=True)}}
+    return {name: each.detach() for name, each in found.items()}
+
+
 ALONE = Shards(torch.arange(2048), 1, whole=lambda own: own, summed=torch.clone, seed=7)
 
 
@@ -146,6 +171,16 @@ def test_small_faults_of_key_gradients_are_beyond_the_limits():
         assert beyond({**x, name: x[name] * 1.1}) == f"{name}_keys"
     of_heads = torch.tensor([1.0, float("nan")]).bfloat16()[:, None, None]
     assert math.isnan(compared({**x, "dv": x["dv"] * of_heads}).errors["dv_keys"])
+
+
+def test_attention_across_documents_is_beyond_the_limits():
+    shards = replace(ALONE, first_keys=first_keys(Documents(((700, 701, 2048),))))
+    attention = Attention("bf16", SCALE, causal=True)
+    found = compare(packed_call((700, 701, 2048)), attention, shards)
+    assert first_beyond(found.errors, found.limits) is None
+    for missed in ((2048,), (1024, 2048)):
+        across = compare(packed_call(missed), attention, shards)
+        assert first_beyond(across.errors, across.limits) == "out", missed
 
 
 def test_a_loops_autocast_does_not_reach_the_comparison():

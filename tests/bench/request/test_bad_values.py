@@ -112,6 +112,8 @@ BAD_VALUES = {
     **{f"data.path={word}": "data.path=" for word in ("/no/such", "3", "[a]", "''", "/proc/self/mem")},
     "data.tokenizer=/no/such/folder": "no such file or folder",
     "data.prompt_tokens=8192": "leaves no token of seq_len=8192",
+    "data.packing=docs": "must be one of documents, none",
+    "pad=2": "pad=2",
     "env=3": "write env.NAME=value",
     "env=null": "write env.NAME=value",
 }  # fmt: skip

@@ -82,9 +82,23 @@ def test_what_does_not_change_the_work_does_not_change_the_cell():
     assert make_cell("seed=1").cell_id != make_cell().cell_id
 
 
+def test_padding_fills_what_the_layout_needs_and_no_more():
+    padding = [make_cell("pad=true", "strategy=ring", f"seq_len={n}").padding for n in (249, 250, 252)]
+    assert padding == [3, 2, 0]
+    assert make_cell("pad=true", "strategy=local", "seq_len=249").padding == 0
+    assert refusal(make_cell("pad=true", "strategy=ring", "seq_len=249")) is None
+    assert refusal(make_cell("pad=true", "strategy=ring", "seq_len=249", "workload=attention")) is not None
+
+
+PACKED = ("data.packing=documents",)
 ILLEGAL = {
     "heads that do not divide": (("cluster.world_size=3", "seq_len=9k"), "choose sp_degree from 1, 2, 4"),
     "a length that does not divide": (("seq_len=8193",), "the nearest is seq_len=8192"),
+    "a length that padding would fill": (("strategy=ring", "seq_len=250"), "seq_len=248, or take pad=true"),
+    "packing in DeepSpeed": (("strategy=deepspeed_ulysses", *PACKED), "take strategy=ulysses or ring"),
+    "packing in a published ring": (("strategy=ring_flash_attn", *PACKED), "a multiple of sp_degree"),
+    "packing in torch's ring": (("strategy=torch_cp", *PACKED), "a causal flag and no boundaries"),
+    "packing of random inputs": (("workload=attention", *PACKED), "take workload=train"),
     "a length too short for zigzag": (("strategy=ring_flash_attn", "seq_len=2"), "multiple of 4"),
     "a layout of another strategy": (("layout=zigzag",), "choose layout=contiguous"),
     "ring-flash-attn in float32": (("strategy=ring_flash_attn", "dtype=fp32"), "dtype=bf16 or fp16"),

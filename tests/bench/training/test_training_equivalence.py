@@ -26,6 +26,16 @@ BATCHES = {
     "uneven, one rank with none": ("data.prompt_tokens=100",),
     "accumulated": ("grad_accum=2", "batch=2"),
 }
+PACKED = ("data=synthetic", "data.packing=documents")
+"""Boundaries anywhere in a shard, and documents of one token."""
+MOST_RANKS_WITHOUT_A_TOKEN = (*PACKED, "data.prompt_tokens=64")
+GRIDS = {
+    "2x1x2": ("ring", ("dp_replicate=2", "sp_degree=2"), 2),
+    "1x2x2": ("ulysses", ("dp_shard=2", "sp_degree=2"), 2),
+    "1x1x4": ("usp", ("sp_degree=4",), 1),
+    "1x4x1": ("ring", ("dp_shard=4", "sp_degree=1"), 4),
+}
+"""dp_replicate x dp_shard x sp_degree, a strategy to run it with, and how many sequences a step has."""
 RING_LAYOUTS = STRATEGIES["ring"].layouts
 UNEVEN = BATCHES["uneven, one rank with none"]
 RANKS = ("cluster.world_size=4", "measure.gradients=true")
@@ -60,6 +70,36 @@ def in_float64(strategies, *more):
         )
         for engine in FP64_ENGINES
         for strategy in strategies
+    ]
+
+
+def packed_in_float64(strategy, *more):
+    """Packed documents under each engine that knows float64, and the same on one rank."""
+    return [
+        pytest.param(
+            (
+                words(strategy, engine, "fp64", *PACKED, "batch=2", *more),
+                words("local", engine, "fp64", *PACKED, "batch=2"),
+            ),
+            id="-".join((strategy, engine, *more)),
+        )
+        for engine in FP64_ENGINES
+    ]
+
+
+def in_two_dimensions(engines, dtype):
+    """Each grid of ranks under each engine that can replicate as it asks, and the same on one rank."""
+    return [
+        pytest.param(
+            (
+                words(strategy, engine, dtype, *MOST_RANKS_WITHOUT_A_TOKEN, *degrees),
+                words("local", engine, dtype, *MOST_RANKS_WITHOUT_A_TOKEN, f"grad_accum={sequences}"),
+            ),
+            id=f"{grid}-{engine}",
+        )
+        for engine in engines
+        for grid, (strategy, degrees, sequences) in GRIDS.items()
+        if engine != "zero3" or "dp_replicate=2" not in degrees
     ]
 
 
@@ -104,6 +144,48 @@ def test_float64_gradients_of_the_ring_equal_those_of_one_rank(compared):
 @compares(*in_float64(["ulysses", "usp"]))
 def test_float64_gradients_of_shared_heads_equal_those_of_one_rank(compared):
     assert worst_error(*compared) < FP64_LIMIT
+
+
+@compares(
+    *(case for layout in RING_LAYOUTS for case in packed_in_float64("ring", f"layout={layout}")),
+    *packed_in_float64("ulysses"),
+    *packed_in_float64("usp"),
+    *in_two_dimensions(FP64_ENGINES, "fp64"),
+)
+def test_float64_gradients_of_packed_documents_equal_those_of_one_rank(compared):
+    assert worst_error(*compared) < FP64_LIMIT
+
+
+@compares(
+    *(
+        pytest.param(
+            (
+                words("ring", engine, "fp64", "seq_len=250", "pad=true", *more),
+                words("local", engine, "fp64", "seq_len=250", *more),
+            ),
+            id="-".join((engine, *more)),
+        )
+        for engine, more in zip(FP64_ENGINES, (PACKED, ()), strict=True)
+    )
+)
+def test_padding_leaves_the_gradients_as_they_are(compared):
+    assert worst_error(*compared) < FP64_LIMIT
+
+
+@compares(
+    *(
+        pytest.param((words("ulysses", engine, "fp32", *PACKED, "data.prompt_tokens=255"),), id=engine)
+        for engine in ENGINES
+    )
+)
+def test_a_step_without_any_token_that_counts_has_no_loss_and_no_gradient(compared):
+    (found,) = compared
+    assert {name: np.abs(each).max() for name, each in found.items()} == dict.fromkeys(found, 0.0)
+
+
+@compares(*in_two_dimensions(["zero3"], "fp32"))
+def test_float32_gradients_of_packed_documents_equal_those_of_one_rank(compared):
+    assert worst_error(*compared) < FP32_LIMIT
 
 
 @compares(*grid(PACKAGES, (None, "bf16"), ("local", "bf16"), ("local", "fp32")))

@@ -1,0 +1,56 @@
+"""What packed documents leave of the attention's work, and how evenly ranks share it. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.config import RunConfig
+from bench.passes.facts import PassFacts, RankReport, by_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDocuments:
+    """By full-length step, of all sequences of the step but for this rank's `area`."""
+
+    documents: list[int]
+    pairs: list[int]
+    computed_pairs: list[int]
+    area: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedDocuments:
+    """The documents of every full-length step; only of cells whose sequences hold several."""
+
+    documents: list[int]
+    """By step, of all sequences, padding not counted."""
+    pairs: list[int]
+    """By step the (query, key) pairs that a causal mask within documents leaves, of all sequences."""
+    computed_pairs: list[int]
+    """The same with those of padding."""
+    area: list[list[int]]
+    """By rank and step the (query, key, head) triples that the rank computes of one layer."""
+    imbalance: float
+    """Those of the busiest rank over the mean of all ranks, each summed over the steps."""
+
+
+class DocumentsFacts(PassFacts[RankDocuments, PackedDocuments]):
+    name = "documents"
+    part = RankDocuments
+    is_own_work = False
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> PackedDocuments:  # noqa: ARG002
+        parts = self.parts(reports)
+        area = by_rank(parts, "area")
+        sums = [*map(sum, area)]
+        return PackedDocuments(
+            documents=parts[0].documents,
+            pairs=parts[0].pairs,
+            computed_pairs=parts[0].computed_pairs,
+            area=area,
+            imbalance=max(sums) * len(sums) / sum(sums),
+        )
+
+
+FACTS = DocumentsFacts()

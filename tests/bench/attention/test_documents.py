@@ -1,0 +1,73 @@
+"""The tiles of packed documents leave each query exactly the keys of its document up to its own."""
+
+import pytest
+
+from bench.attention.documents import Documents, document_tiles
+from bench.attention.layouts import LAYOUTS
+from bench.training.packing import drawn_documents
+
+TOKENS = (8, 24, 96)
+CASES = [
+    (layout, degree, tokens)
+    for layout in LAYOUTS
+    for degree in (1, 2, 4)
+    for tokens in TOKENS
+    if tokens % LAYOUTS[layout].length_multiple(degree) == 0
+]
+
+
+def some_documents(tokens):
+    """Drawn ones, one that fills the sequence, and nothing but single tokens."""
+    drawn = [drawn_documents(2, tokens, seed) for seed in range(8)]
+    return [*drawn, Documents(((tokens,), tuple(range(1, tokens + 1))))]
+
+
+def positions(layout, tokens, degree, rank):
+    return [p for piece in LAYOUTS[layout].slices(tokens, degree, rank) for p in range(tokens)[piece]]
+
+
+def visible(documents, sequence, queries):
+    """(query, key) pairs by the definition."""
+    return {
+        (q, k) for of in documents.of(sequence) for q in of if q in queries for k in range(of.start, q + 1)
+    }
+
+
+def computed(tile, queries, keys):
+    """The pairs of positions of one tile, given the shards that it is a part of."""
+    rows, columns = queries[tile.queries], keys[tile.keys]
+    assert rows
+    assert columns
+    assert not tile.causal or len(rows) == len(columns)
+    return [
+        (query, key)
+        for i, query in enumerate(rows)
+        for j, key in enumerate(columns)
+        if j <= i or not tile.causal
+    ]
+
+
+@pytest.mark.parametrize(("layout", "degree", "tokens"), CASES)
+def test_the_tiles_of_all_ring_steps_are_what_each_query_may_see_once(layout, degree, tokens):
+    held = [positions(layout, tokens, degree, rank) for rank in range(degree)]
+    for documents in some_documents(tokens):
+        for rank, queries in enumerate(held):
+            pairs = [[], []]
+            for source, keys in enumerate(held):
+                for tile in document_tiles(documents, LAYOUTS[layout], degree, rank, source):
+                    pairs[tile.sequence] += computed(tile, queries, keys)
+            expected = [visible(documents, sequence, {*queries}) for sequence in (0, 1)]
+            assert [{*found} for found in pairs] == expected
+            assert [*map(len, pairs)] == [*map(len, expected)]
+            pieces = LAYOUTS[layout].slices(tokens, degree, rank)
+            assert documents.causal_pairs(pieces) == sum(map(len, expected))
+
+
+def test_documents_of_a_contiguous_shard_cost_one_tile_each_and_one_for_what_spans_it():
+    """No tile for keys that a document does not reach: the work is that of its squares."""
+    documents = Documents(((10, 20, 32),))
+    tiles = [document_tiles(documents, LAYOUTS["contiguous"], 2, rank=1, source=s) for s in (1, 0)]
+    assert [[(t.queries, t.keys, t.causal) for t in each] for each in tiles] == [
+        [(slice(0, 4), slice(0, 4), True), (slice(4, 16), slice(4, 16), True)],
+        [(slice(0, 4), slice(10, 16), False)],
+    ]

@@ -1,0 +1,57 @@
+"""What ranks are said to compute of packed documents is what their queries see, token by token."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench.passes import PASSES
+from bench.passes.documents.rank import count_documents
+from bench.passes.facts import RankReport
+from bench.strategies import STRATEGIES
+from bench.training.data import open_data
+from tests.cells import make_cell
+
+WORDS = ("seq_len=90", "pad=true", "data=synthetic", "data.packing=documents", "cluster.world_size=4")
+SPREADS = {
+    "ring": ("strategy=ring", "batch=2"),
+    "usp": ("strategy=usp", "ulysses_degree=2", "layout=contiguous"),
+    "two rings": ("strategy=ring", "sp_degree=2", "dp_shard=2", "grad_accum=2"),
+}
+
+
+def parts_of(cell):
+    data = open_data(cell, torch.device("cpu"))
+    for rank in range(4):
+        data_rank, sequence_rank = divmod(rank, cell.sp_degree)
+        groups = SimpleNamespace(data_rank=data_rank, sequence_rank=sequence_rank)
+        yield count_documents(
+            SimpleNamespace(cell=cell, data=data, strategy=SimpleNamespace(groups=groups)), 3
+        )
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_every_ranks_area_is_counted_within_documents_and_they_add_up(spread):
+    cell = make_cell(*WORDS, *SPREADS[spread])
+    parts = [*parts_of(cell)]
+    section = PASSES["documents"].merge([RankReport({"documents": part}, {}) for part in parts], cell)
+    assert cell.padding > 0
+    for step in range(3):
+        whole = open_data(cell, torch.device("cpu")).whole_step(step, cell.padded_len)
+        # A token at position p of its document sees p + 1 keys; padding is what stands after the 90th.
+        seen = torch.cat([batch.position_ids + 1 for batch in whole])
+        assert section.pairs[step] == seen[:, :90].sum()
+        assert section.computed_pairs[step] == seen.sum()
+        assert sum(areas[step] for areas in section.area) == seen.sum() * cell.model.num_heads
+    sums = [*map(sum, section.area)]
+    assert section.imbalance == pytest.approx(max(sums) / (sum(sums) / 4))
+    assert section.imbalance > 1
+
+
+def test_a_ranks_area_is_what_its_own_queries_see():
+    cell = make_cell(*WORDS, "strategy=ring")
+    (whole,) = open_data(cell, torch.device("cpu")).whole_step(0, cell.padded_len)
+    for rank, part in enumerate(parts_of(cell)):
+        pieces = STRATEGIES["ring"].slices(cell, cell.padded_len, rank)
+        own = sum(int((whole.position_ids[:, piece] + 1).sum()) for piece in pieces)
+        assert part.area[0] == own * cell.model.num_heads
