@@ -27,7 +27,7 @@ from bench.experiments import experiment_of
 from bench.request.choices import CONF, plain, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
 from bench.request.hydra_errors import translated
-from bench.store import StoreError, warn_in_one_line
+from bench.store import StoreError, read_records, warn_in_one_line
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
 from bench.sweep.run import run_plan
@@ -49,8 +49,13 @@ def run_cells(
         launcher = Launcher(planned.packages)
         from analysis.report import write_report
 
+        def write(folder: Path) -> None:
+            write_report(folder)
+            if experiment.conclude is not None:
+                experiment.conclude(read_records(folder / "records.jsonl"), folder)
+
         progress = Progress(Console())
-        sys.exit(run_plan(planned, launcher, progress, write_report=write_report))
+        sys.exit(run_plan(planned, launcher, progress, write_report=write))
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
