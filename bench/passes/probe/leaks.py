@@ -28,8 +28,8 @@ COUNTS = (
     "other_outputs", "other_gradients", "of_other", "earlier_outputs", "of_earlier", "own_outputs", "of_own",
 )  # fmt: skip
 """The fields of `Moved`, in the order of a row of counts."""
-MAX_CHANGES = 8
-"""So many tokens are changed, each in another document where there are that many, and the longest's."""
+MAX_DOCUMENTS = 4
+"""Of so many documents tokens are changed, and of the longest."""
 SEED = 11
 
 
@@ -95,17 +95,19 @@ class Leaks:
 
 
 def changes_of(places: Places) -> list[Change]:
-    """The middle token of some documents, spread over all; `places` are those of whole sequences."""
+    """The middle and the last token of some documents, spread over all; `places` are whole sequences'.
+
+    A state that decays, or a short convolution, crosses from a document's last tokens alone.
+    """
     documents, positions = places.documents.flatten(), places.positions.flatten()
     numbers, sizes = documents.unique(return_counts=True)
-    count = min(MAX_CHANGES, len(numbers))
-    chosen = {round(each * (len(numbers) - 1) / max(1, count - 1)) for each in range(count)}
-    return [
-        Change(number, int(positions[documents == number].sort().values[size // 2]))
-        for number, size in (
-            (int(numbers[each]), int(sizes[each])) for each in sorted({*chosen, int(sizes.argmax())})
-        )
-    ]
+    spread = range(min(MAX_DOCUMENTS, len(numbers)))
+    chosen = {round(each * (len(numbers) - 1) / max(1, len(spread) - 1)) for each in spread}
+    changes = []
+    for number in numbers[sorted({*chosen, int(sizes.argmax())})].tolist():
+        own = positions[documents == number].sort().values
+        changes += [Change(number, position) for position in sorted({int(own[len(own) // 2]), int(own[-1])})]
+    return changes
 
 
 def moved(row: Tensor) -> Moved:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport
 from bench.record import Check
 
 EXPERIMENT = "probe"
@@ -59,15 +59,10 @@ class ProbeFacts(PassFacts[Probe, Probe]):
     name = "probe"
     part = Probe
     is_evidence = True
-    judges = Moment.BEFORE_STEPS
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Probe:  # noqa: ARG002
-        """The ranks have added up their counts already."""
+        """The ranks have added up their counts already; where something crossed they stopped there."""
         return self.parts(reports)[0]
-
-    def gate(self, cell: RunConfig, section: Probe) -> str | None:  # noqa: ARG002
-        """No other document moves, nor an earlier token, and each position has one device's loss."""
-        return why_wrong(section)
 
     def checks(self, cell: RunConfig, section: Probe | None) -> list[Check]:
         """In experiment=probe alone."""
