@@ -1,7 +1,7 @@
 """The leak probe: it finds what crosses documents, ranks and time, by the kind of layer, and nothing else."""
 
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from json import loads
 
 import pytest
@@ -13,12 +13,15 @@ from bench.cell.worker import join
 from bench.config import ConfigError, RunConfig
 from bench.experiments.probe import probed_cells
 from bench.experiments.probe_table import write_probe
+from bench.passes.parity.cut_model import cut_cell
 from bench.passes.probe import leaks
-from bench.passes.probe.rank import probe
+from bench.passes.probe.rank import places_of, probe
 from bench.passes.probe.section import Moved, Probe, why_wrong
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.strategies import STRATEGIES, runnable
+from bench.training.data import open_data
+from bench.training.models import build_model
 from tests import faults
 from tests.cells import TWO_CORES, make_raw, run_cell
 from tests.together import CELLS, run_together
@@ -26,6 +29,7 @@ from tests.together import CELLS, run_together
 PACKING = [facts for facts in STRATEGIES.values() if facts.packs]
 MISTAKEN = ("ulysses contiguous", "ring zigzag")
 """Of these the mistakes are made, too."""
+PROBED_AS_ONES_OWN = "ring zigzag"
 FEW = 2
 """Documents with changed tokens, which the tests need no more of."""
 
@@ -51,6 +55,8 @@ def probe_each(job, log):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             with strategy.install() as wiring:
                 found[name] = {"right": probe(strategy, wiring, device)}
+                if name == PROBED_AS_ONES_OWN:
+                    found[name]["own"] = replace(found[name]["right"], moved=probed_shard(strategy, wiring))
                 if name in MISTAKEN:
                     strategy.packed = lambda _: nullcontext()
                     found[name]["withheld"] = probe(strategy, wiring, device)
@@ -61,6 +67,23 @@ def probe_each(job, log):
     return {
         "found": {name: {way: asdict(each) for way, each in ways.items()} for name, ways in found.items()}
     }
+
+
+def probed_shard(strategy, wiring):
+    """What `bench.probe` counts of the same model on the same ranks, given this one's shard."""
+    cell = cut_cell(strategy.cell, strategy.cell.seq_len)
+    whole = open_data(cell, torch.device("cpu")).micro_batch(0, 0, 0, cell.seq_len)
+    model = build_model(cell.model, attention_name=wiring.attention_name, max_positions=64, seed=cell.seed)
+    batch, places = strategy.shard(whole), places_of(whole)
+    documents, positions = (
+        torch.cat([each[:, piece] for piece in strategy.slices(cell.seq_len)], dim=1)
+        for each in (places.documents, places.positions)
+    )
+    group = strategy.groups.sequence
+    with strategy.step(batch):
+        return bench.probe(
+            model, batch.input_ids, documents, positions, group, position_ids=batch.position_ids
+        )
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +135,11 @@ def test_documents_that_attention_is_not_told_of_are_found_in_outputs_gradients_
         assert min(moved.other_outputs, moved.other_gradients) > 0
         assert moved.earlier_outputs == 0
     assert section.loss_error > 10 * section.loss_limit
+
+
+def test_a_model_of_one_s_own_is_probed_on_its_ranks_as_a_cell_is(found):
+    ways = found[PROBED_AS_ONES_OWN]
+    assert ways["own"].moved == ways["right"].moved
 
 
 @pytest.mark.parametrize("name", MISTAKEN)
