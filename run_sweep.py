@@ -51,8 +51,9 @@ def run_cells(
 
         def write(folder: Path) -> None:
             write_report(folder)
-            if experiment.conclude is not None:
-                experiment.conclude(read_records(folder / "records.jsonl"), folder)
+            records = folder / "records.jsonl"
+            if experiment.conclude is not None and records.exists():  # none before the first cell has ended
+                experiment.conclude(read_records(records), folder)
 
         progress = Progress(Console())
         sys.exit(run_plan(planned, launcher, progress, write_report=write))

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from json import loads
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,17 +14,19 @@ from bench.cell.worker import join
 from bench.config import ConfigError, RunConfig
 from bench.experiments.probe import probed_cells
 from bench.experiments.probe_table import write_probe
+from bench.passes import PASSES
 from bench.passes.parity.cut_model import cut_cell
 from bench.passes.probe import leaks
-from bench.passes.probe.rank import places_of, probe
+from bench.passes.probe.rank import ProbePass, places_of, probe
 from bench.passes.probe.section import Moved, Probe, why_wrong
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.strategies import STRATEGIES, runnable
+from bench.sweep.plan import plan
 from bench.training.data import open_data
 from bench.training.models import build_model
 from tests import faults
-from tests.cells import TWO_CORES, make_raw, run_cell
+from tests.cells import TWO_CORES, make_cell, make_raw, run_cell
 from tests.together import CELLS, run_together
 
 PACKING = [facts for facts in STRATEGIES.values() if facts.packs]
@@ -111,8 +114,20 @@ def test_the_experiment_is_about_every_strategy_that_packs_in_each_of_its_layout
     assert pairs == {(facts.name, layout) for facts in PACKING for layout in facts.layouts}
     assert all(cell.data.packs for cell in cells)
     assert {cell.dtype for cell in cells if cell.strategy != "ring_flash_attn_llama3"} == {"fp32"}
+    raws = [
+        make_raw("experiment=probe", "sweep_dir=x")
+    ]  # a command that names no strategy: an experiment has its own
+    assert len(plan(raws, TWO_CORES, single=False, default_strategies=True).cells) == len(pairs)
     with pytest.raises(ConfigError, match="workload=attention: experiment=probe looks into a model's layers"):
         probed("workload=attention")
+
+
+def test_no_other_cell_is_probed():
+    subject = SimpleNamespace(trainer=SimpleNamespace(cell=make_cell("data.packing=documents")))
+    ordinary = ProbePass(SimpleNamespace(subject=subject))
+    ordinary.before_steps()
+    assert ordinary.part() is None
+    assert PASSES["probe"].checks(subject.trainer.cell, None) == []
 
 
 def test_nothing_crosses_documents_in_the_strategies_that_claim_packing(found):
