@@ -144,7 +144,7 @@ def leaks(parts: Iterable[Part], places: Places, changes: Sequence[Change]) -> L
         for change in changes:
             after = part.passed(places, change)
             differs = [
-                ((a - b).abs() > NOISE_MARGIN * own).any(-1)
+                ~((a - b).abs() <= NOISE_MARGIN * own).all(-1)  # what is no number has moved, too
                 for a, b, own in zip(before, after, noises, strict=True)
             ]
             row = _counted(differs[0], differs[1], places, change)
