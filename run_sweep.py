@@ -49,14 +49,12 @@ def run_cells(
         launcher = Launcher(planned.packages)
         from analysis.report import write_report
 
-        def write(folder: Path) -> None:
-            write_report(folder)
-            records = folder / "records.jsonl"
-            if experiment.conclude is not None and records.exists():  # none before the first cell has ended
-                experiment.conclude(read_records(records), folder)
-
         progress = Progress(Console())
-        sys.exit(run_plan(planned, launcher, progress, write_report=write))
+        code = run_plan(planned, launcher, progress, write_report=write_report)
+        records = planned.folder / "records.jsonl"
+        if experiment.conclude is not None and records.exists():  # none before the first cell has ended
+            experiment.conclude(read_records(records), planned.folder)
+        sys.exit(code)
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
