@@ -27,7 +27,7 @@ from bench.experiments import experiment_of
 from bench.request.choices import CONF, plain, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
 from bench.request.hydra_errors import translated
-from bench.store import StoreError, warn_in_one_line
+from bench.store import StoreError, read_records, warn_in_one_line
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
 from bench.sweep.run import run_plan
@@ -50,7 +50,11 @@ def run_cells(
         from analysis.report import write_report
 
         progress = Progress(Console())
-        sys.exit(run_plan(planned, launcher, progress, write_report=write_report))
+        code = run_plan(planned, launcher, progress, write_report=write_report)
+        records = planned.folder / "records.jsonl"
+        if experiment.conclude is not None and records.exists():  # none before the first cell has ended
+            experiment.conclude(read_records(records), planned.folder)
+        sys.exit(code)
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")

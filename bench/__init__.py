@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bench.config import ConfigError as ConfigError
     from bench.config import RunConfig as RunConfig
     from bench.observation import observe as observe
+    from bench.observation import probe as probe
     from bench.store import read_records as read_records
     from bench.strategies.facts import Facts as Facts
     from bench.strategies.facts import activation_bytes as activation_bytes
@@ -45,6 +46,7 @@ HOMES: Mapping[str, str] = {
     "kernel_backward": "bench.attention.kernels",
     "kernel_forward": "bench.attention.kernels",
     "observe": "bench.observation",
+    "probe": "bench.observation",
     "read_records": "bench.store",
 }
 """Every public name, and the module that defines it."""

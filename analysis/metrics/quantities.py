@@ -146,6 +146,12 @@ UPDATES = Quantity(
     "Whether the optimizer reached every parameter, as their bits show it.",
     ("updates.shards", "updates.replicas", "updates.not_finite", "updates.unmoved", "updates.unequal"),
 )  # fmt: skip
+PROBE = Quantity(
+    "probe", "Leak probe", "count, relative error",
+    "How many positions of other documents, and of earlier ones, move when one token changes.",
+    ("probe.moved", "probe.changes", "probe.documents", "probe.tokens", "probe.noise", "probe.loss_error",
+     "probe.loss_position", "probe.loss_limit"),
+)  # fmt: skip
 ERROR_ULPS = Quantity(
     "error_ulps", "Error in ulps", "ulps",
     "The largest deviation from float64 of sampled tokens, in ulps of the dtype at a row's maximum.",
@@ -209,7 +215,7 @@ FALSE_DIFFERENCES = Quantity(
 
 WITHOUT_METRIC = (
     OUT_OF_MEMORY, CAUSAL_AREA, DOCUMENTS, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH, OBJECTIVE_PARITY,
-    OBJECTIVE, UPDATES,
+    OBJECTIVE, UPDATES, PROBE,
     TELEMETRY, HARNESS_OVERHEAD, SWEEP_RATIO, FALSE_DIFFERENCES,
 )  # fmt: skip
 """Those of which only the record says something, or another command."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
@@ -16,6 +17,8 @@ from bench.experiments.head_limits_table import write_head_limits
 from bench.experiments.loss_equivalence import cells_side_by_side, roles_of
 from bench.experiments.memory_fit import cells_on_described_gpus
 from bench.experiments.memory_fit_table import write_memory_fit
+from bench.experiments.probe import probed_cells
+from bench.experiments.probe_table import write_probe
 from bench.record import Role
 from bench.request import values
 from bench.request.choices import Raw
@@ -32,6 +35,8 @@ class Experiment:
     """Each cell's role by its id, where it is not to answer."""
     answer: Callable[[Sequence[RunConfig], Path], None] | None = None
     """The answer, without a run, in files of a folder; None where the cells run and the report answers."""
+    conclude: Callable[[Sequence[Mapping[str, Any]], Path], None] | None = None
+    """What is written of the records' lines into the sweep's folder, beside the report; None for nothing."""
 
 
 def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
@@ -44,6 +49,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "head_limits": Experiment(hypothetical_cells, answer=write_head_limits),
     "loss_equivalence": Experiment(cells_side_by_side, roles_of),
     "memory_fit": Experiment(cells_on_described_gpus, answer=write_memory_fit),
+    "probe": Experiment(probed_cells, conclude=write_probe),
 }
 
 

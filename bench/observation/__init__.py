@@ -5,5 +5,6 @@ May import cell and all below.
 
 from bench.observation.observation import Observation
 from bench.observation.observe import observe
+from bench.observation.probe import probe
 
-__all__ = ["Observation", "observe"]
+__all__ = ["Observation", "observe", "probe"]

@@ -27,6 +27,8 @@ class Captured:
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    kinds: dict[str, None] = field(default_factory=dict)
+    """What the layers of all calls are called with that makes them another kind of layer, in order."""
     scale: float | None = None
     reason: str | None = "attention was not called with gradients"
 
@@ -89,6 +91,8 @@ def captured_attention(attention_name: str) -> Iterator[Captured]:
     def around(
         run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
     ) -> tuple[Tensor, Any]:
+        with errors:
+            found.kinds |= dict.fromkeys(_other_kind(module, named))
         if found.tensors or not all(x.requires_grad for x in (q, k, v)):
             return run(module, q, k, v, mask, **named)
         # Views of our own: a gradient hook on them sees what this call alone passes back.
@@ -105,6 +109,8 @@ def captured_attention(attention_name: str) -> Iterator[Captured]:
 
     with _around_attention(attention_name, around):
         yield found
+    if found.kinds and found.tensors:
+        found.reason = found.reason or f"a layer's attention was called with {' and '.join(found.kinds)}"
     errors.raise_first()
 
 
@@ -118,17 +124,21 @@ def _keep(found: Captured, name: str, errors: KeptErrors) -> Callable[[Tensor], 
 
 def _not_plain(module: nn.Module, mask: Any, named: Mapping[str, Any]) -> str | None:
     """What makes a call more than causal attention with a scale."""
+    extras = {"a mask": mask is not None, "dropout": bool(named.get("dropout"))}
+    met = [*(name for name, is_there in extras.items() if is_there), *_other_kind(module, named)]
+    return f"attention was called with {' and '.join(met)}" if met else None
+
+
+def _other_kind(module: nn.Module, named: Mapping[str, Any]) -> list[str]:
+    """What of a call belongs to the layer, whatever the batch, and makes it no plain causal attention."""
     is_causal = named.get("is_causal")
-    extras = {
-        "a mask": mask is not None,
+    kinds = {
         "a sliding window": named.get("sliding_window") is not None,
-        "dropout": bool(named.get("dropout")),
         "capped scores": named.get("softcap") is not None,
         "attention sinks": named.get("s_aux") is not None,
         "full attention": not (getattr(module, "is_causal", True) if is_causal is None else is_causal),
     }
-    met = [name for name, is_there in extras.items() if is_there]
-    return f"attention was called with {' and '.join(met)}" if met else None
+    return [name for name, is_there in kinds.items() if is_there]
 
 
 @contextmanager

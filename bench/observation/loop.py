@@ -42,6 +42,7 @@ class Loop(Subject):
         self.attention_code = module_of(model.attention_name)
         self.dtype = "fp32"
         self.sizes: list[StepSize] = []
+        self.other_layers = model.other_layers()
 
     def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
         return watched_attention(self.attention_name, watch)
@@ -86,6 +87,7 @@ class LoopParity(RankPass):
         yield Ask.BETWEEN
         with captured_attention(loop.attention_name) as captured, loop.seen():
             yield Ask.STEP
+        loop.other_layers += [f"attention is called with {kind}" for kind in captured.kinds]
         with self.measurement.log.during("parity"):
             self.found = compare(captured, [*positions_of(loop.tokens)], loop.sharers)
 

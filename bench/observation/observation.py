@@ -238,7 +238,7 @@ class Observation:
         report = RankReport(
             self._measurement.parts(), self._log.phases_s, nccl_version(self._measurement.device)
         )
-        return LoopReport(report, self._loop.tokens, self._loop.sizes)
+        return LoopReport(report, self._loop.tokens, self._loop.sizes, self._loop.other_layers)
 
     def _facts(self) -> LoopFacts:
         model, device = self._loop.model, self._loop.device

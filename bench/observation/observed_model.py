@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from bench.config import NOT_USED, ConfigError, ModelConfig
 from bench.request.experts import experts_refused, has_experts
+from bench.request.layer_types import unplain_layers
 from bench.request.model_numbers import transformers_numbers
 
 ENGINE_OF_WRAPPER: Mapping[str, str] = {
@@ -20,6 +22,13 @@ ENGINE_OF_WRAPPER: Mapping[str, str] = {
     "FSDPModule": "fsdp2",
     "FullyShardedDataParallel": "fsdp1",
 }
+HELD: Mapping[str, Callable[[nn.Module], bool]] = {
+    "a convolution over tokens": lambda module: any(
+        isinstance(part, nn.Conv1d) for part in module.children()
+    ),
+    "attention sinks": lambda module: isinstance(getattr(module, "sinks", None), nn.Parameter),
+}
+"""What a module may hold that makes its layer no plain causal attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,21 @@ class ObservedModel:
             ) from None
         name = (path or model).rstrip("/").rpartition("/")[2]
         return ModelConfig(name=name, path=path, **own_numbers)
+
+    def other_layers(self) -> list[str]:
+        """What of it is not plain causal attention, by its configuration and by what its layers hold."""
+        return [*unplain_layers(self.networks[0].config.to_dict()), *_other_modules(self.networks[0])]
+
+
+def _other_modules(network: nn.Module) -> list[str]:
+    """Modules that mix tokens, or change scores, without a word in the configuration, by their class."""
+    held = Counter(
+        f"{type(module).__name__} holds {what}"
+        for module in network.modules()
+        for what, is_held in HELD.items()
+        if is_held(module)
+    )
+    return [f"{name} (in {count} places)" if count > 1 else name for name, count in held.items()]
 
 
 def observed_model(model: nn.Module) -> ObservedModel:

@@ -138,6 +138,9 @@ def observed_record(
         return refused(planned, uneven, wall_s, loop.started_at)
     sections = merge([each.report for each in reports], cell)
     misfeeding = next(filter(None, map(misfed, groups)), None)
+    unchecked = None if misfeeding else _other_layers(reports)
+    if unchecked is not None:
+        return refused(planned, unchecked, wall_s, loop.started_at)
     wrong = (
         misfeeding or first_failure(cell, sections) or not_finite_on_a_rank([each.report for each in reports])
     )
@@ -189,6 +192,17 @@ def _uneven(reports: Sequence[LoopReport]) -> str | None:
     return (
         f"ranks or steps were fed different sizes ({met}), so step times cannot be compared; pad all batches"
         " to one size"
+    )
+
+
+def _other_layers(reports: Sequence[LoopReport]) -> str | None:
+    """Why nothing vouches for a sequence that ranks share: layers of a kind that no check here compares."""
+    found = dict.fromkeys(each for report in reports for each in report.other_layers)
+    if not found or len(reports[0].tokens.group) == 1:
+        return None
+    return (
+        f"ranks share a sequence, and {'; '.join(found)}: whether such layers see across shards as on one"
+        " device is not checked here; compare the loss of each position with one device, or share no sequence"
     )
 
 

@@ -45,6 +45,8 @@ class LoopReport:
     """What it was fed in the last step that was looked at."""
     sizes: Sequence[StepSize]
     """Of every step that was looked at."""
+    other_layers: Sequence[str] = ()
+    """What of the model is not plain causal attention, each in a few words."""
 
 
 def misfed(ranks: Sequence[RankTokens]) -> str | None:

@@ -25,6 +25,7 @@ Sections = Mapping[str, Any]
 
 NAMES = (
     "updates",
+    "probe",
     "objective",
     "gradients",
     "timing",

@@ -13,6 +13,7 @@ from bench.labels import shown
 from bench.request import values
 from bench.request.choices import Raw, read_option
 from bench.request.experts import experts_refused, has_experts
+from bench.request.layer_types import attention_dropout, unplain_layers
 
 FAMILIES = ("qwen3", "qwen2", "llama")
 MIN_GPUS_FOR_4B = 4
@@ -87,6 +88,17 @@ def _refuse_untrainable(where: Path, numbers: Mapping[str, Any]) -> None:
     """Raises ConfigError for a checkpoint that no cell can train from."""
     if has_experts(numbers):
         raise experts_refused(f"model.path={where}", f"a {numbers['model_type']}")
+    unplain = unplain_layers(numbers)
+    if unplain:
+        raise ConfigError(
+            f"model.path={where}: {'; '.join(unplain)}; strategies compute plain causal attention in every"
+            " layer, so name a model that has no other"
+        )
+    if attention_dropout(numbers):
+        raise ConfigError(
+            f"model.path={where}: attention_dropout={attention_dropout(numbers):g}, and no strategy drops"
+            " scores; write 0 in a copy of its config.json"
+        )
     if numbers.get("quantization_config"):
         raise ConfigError(
             f"model.path={where}: its weights are quantized; name a folder with weights in bf16, fp16 or fp32"

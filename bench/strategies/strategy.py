@@ -19,6 +19,7 @@ from bench.attention.watch import AttentionWatch
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
+from bench.strategies.keywords import refuse_unheard
 
 IGNORED_LABEL = -100
 # Without "flash" or "sdpa" in it: transformers treats names that hold them in a way of its own.
@@ -154,10 +155,15 @@ class Strategy(ABC):
         query_BNSD: Tensor,
         key_BKSD: Tensor,
         value_BKSD: Tensor,
-        attention_mask: Tensor | None,  # noqa: ARG002  no strategy ever sees an S x S mask
+        attention_mask: Tensor | None,
         **keywords: Any,
     ) -> tuple[Tensor, None]:
-        """Transformers' attention interface: returns the output as [B, S, N, D], and no weights."""
+        """Transformers' attention interface: returns the output as [B, S, N, D], and no weights.
+
+        Raises RefusedError where the layer asks for more than causal attention: no strategy ever sees an
+        S x S mask, a window or dropout.
+        """
+        refuse_unheard(keywords, attention_mask, query_BNSD.shape[3])
         # Under autocast the normed Q and K arrive in float32 while V is already in the cell's dtype.
         q, k = query_BNSD.to(value_BKSD.dtype), key_BKSD.to(value_BKSD.dtype)
 

@@ -20,9 +20,17 @@ from tests.faults import raise_in_rank_1
 NAMES = {
     "EVERYTHING", "LAYOUTS", "ConfigError", "Facts", "Kernel", "Partial", "RunConfig", "Strategy", "Tile",
     "activation_bytes", "backwards_per_step", "forwards_per_step", "kernel_backward", "kernel_forward",
-    "observe", "read_records",
+    "observe", "probe", "read_records",
 }  # fmt: skip
-TORCH_FREE = NAMES - {"Kernel", "Partial", "Strategy", "kernel_backward", "kernel_forward", "observe"}
+TORCH_FREE = NAMES - {
+    "Kernel",
+    "Partial",
+    "Strategy",
+    "kernel_backward",
+    "kernel_forward",
+    "observe",
+    "probe",
+}
 TOLD = json.loads((Path(__file__).parent / "record_keys.json").read_text())
 """The keys of a record and of each of its sections, as written on the day they were promised."""
 
@@ -52,6 +60,7 @@ SIGNATURES = {
         "model, group=None, *, strategy='own', folder='results/observed', steps=20, warmup_steps=2,"
         " report=True"
     ),
+    "probe": "model, input_ids, documents, positions=None, group=None, **named",
     "read_records": "path, versions=(3,)",
     "activation_bytes": "cell, heads",
     "forwards_per_step": "cell",

@@ -59,7 +59,9 @@ def small_model(mistake):
     AttentionInterface.register("gathered_keys", attention_over_gathered_keys(gather))
     torch.manual_seed(0)
     attention = "gathered_keys" if dist.get_world_size() > 1 else "sdpa"
-    return Qwen3ForCausalLM(Qwen3Config(**NUMBERS, attn_implementation=attention))
+    window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    more = window if mistake == "ignored_window" else {}
+    return Qwen3ForCausalLM(Qwen3Config(**NUMBERS, **more, attn_implementation=attention))
 
 
 def shard_of(step, mistake):

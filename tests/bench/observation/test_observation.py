@@ -39,7 +39,7 @@ MISTAKES = {
     "labels_shifted_in_shards": "labels were shifted after sharding",
 }
 
-LOOPS = ("right", "loss_of_all_ranks", *MISTAKES)
+LOOPS = ("right", "loss_of_all_ranks", "ignored_window", *MISTAKES)
 """Variants of the loop that end well, the others after them."""
 
 
@@ -156,6 +156,14 @@ def test_a_loop_that_does_not_train_the_whole_sequence_is_a_wrong_result(records
     assert record["status"] == "wrong_result"
     assert MISTAKES[mistake] in record["reason"]
     assert record["timing"] is None
+
+
+def test_layers_that_are_not_plain_causal_are_named_where_ranks_share_a_sequence(records):
+    """The second of two has a window, which the loop's attention ignores, as accelerate did (4177)."""
+    (record,) = records["ignored_window"]
+    assert (record["status"], record["timing"]) == ("unsupported", None)
+    for named in ("1 of 2 layers are sliding_attention (sliding_window=64)", "called with a sliding window"):
+        assert named in record["reason"]
 
 
 def test_a_step_that_raises_leaves_one_record_of_it_and_the_error_goes_on(launcher, tmp_path):

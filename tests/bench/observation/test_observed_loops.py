@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 import bench
 from bench.config import ConfigError
+from bench.observation.observed_model import observed_model
 from bench.observation.outcome import ObserveRequest
 from bench.store import Store
 from tests.scripts.own_loop import NUMBERS, VOCABULARY
@@ -132,14 +140,26 @@ def test_labels_of_one_rank_are_no_mistake(tmp_path):
 
 @pytest.mark.parametrize("mask", ["a sliding window", "a mask"])
 def test_attention_that_is_not_plain_is_said_not_to_be_compared(tmp_path, mask):
-    window = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
-    model = small_model(**(window if mask == "a sliding window" else {}))
+    window = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    model = small_model(**(window if mask == "a sliding window" else {}))  # only its last layer has it
     padded = torch.ones(1, LENGTH, dtype=torch.long)
     padded[:, :8] = 0
     more = {"attention_mask": padded} if mask == "a mask" else {}
     record = train(model, tmp_path, lambda _: backward(model, input_ids=tokens(), **more))
     assert record["status"] == "ok"
     assert mask in record["parity"]["reason"]
+
+
+def test_layers_of_other_kinds_are_told_by_the_configuration_and_by_what_they_hold():
+    assert observed_model(small_model()).other_layers() == []
+    conv = AutoConfig.for_model("lfm2", **NUMBERS, layer_types=["conv", "full_attention"], block_ff_dim=32)
+    found = observed_model(AutoModelForCausalLM.from_config(conv)).other_layers()
+    assert found == ["1 of 2 layers are conv", "Lfm2ShortConv holds a convolution over tokens"]
+    sinks = AutoConfig.for_model(
+        "gpt_oss", **NUMBERS, layer_types=["full_attention"] * 2, num_local_experts=2
+    )
+    found = observed_model(AutoModelForCausalLM.from_config(sinks)).other_layers()
+    assert found == ["GptOssAttention holds attention sinks (in 2 places)"]
 
 
 def test_a_step_that_trains_nothing_that_is_seen_says_so_at_once(tmp_path, capsys):

@@ -9,6 +9,7 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, ConfigError, RunConfig
 from bench.request.choices import CONF
+from bench.request.layer_types import attention_dropout, unplain_layers
 from bench.request.legality import refusal
 from bench.request.resolve import LOSSES
 from bench.strategies import STRATEGIES
@@ -176,6 +177,36 @@ CHECKPOINTS = {
         "its weights are quantized; name a folder with weights in bf16",
     ),
     "no safetensors": ({}, "contains no .safetensors file; write one"),
+    "dropout of scores": ({"attention_dropout": 0.1}, "attention_dropout=0.1, and no strategy drops"),
+    "listed types": (
+        {"layer_types": ["sliding_attention", "full_attention", "linear_attention"], "sliding_window": 128},
+        r"1 of 3 layers are sliding_attention \(sliding_window=128\); 1 of 3 layers are linear_attention;",
+    ),
+    "a window of the last layers": (
+        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2, "num_hidden_layers": 8},
+        "6 of 8 layers have sliding_window=64; strategies compute plain causal attention",
+    ),
+    "another family's window": (
+        {"model_type": "mistral", "sliding_window": 4096},
+        "layers have sliding_window",
+    ),
+    "a pattern": ({"hybrid_override_pattern": "M-M*"}, "2 of 4 layers are M; strategies"),
+    "linear attention": (
+        {"full_attention_interval": 4, "linear_num_key_heads": 2},
+        "layers have linear attention",
+    ),
+    "inside a text model": ({"text_config": {"attn_logit_softcapping": 50.0}}, "attention has capped scores"),
+    "no causal mask": ({"is_causal": False}, "attention has no causal mask"),
+    "another scale": (
+        {"head_dim": 64, "query_pre_attn_scalar": 144},
+        "scores are scaled by query_pre_attn_scalar=144",
+    ),
+    "a multiplier": (
+        {"head_dim": 64, "attention_multiplier": 0.1},
+        "scores are scaled by attention_multiplier=0.1",
+    ),
+    "two head dimensions": ({"head_dim": 64, "global_head_dim": 128}, "heads differ from layer to layer"),
+    "heads by layer": ({"num_attention_heads": [4, 8]}, r"heads differ from layer to layer \(num_attention"),
 }
 
 
@@ -186,6 +217,22 @@ def test_a_checkpoint_that_no_cell_can_train_from_is_refused(tmp_path, case):
     with pytest.raises(ConfigError, match=f"model.path={tmp_path}: {message}") as refused:
         make_cell("model=checkpoint", f"model.path={tmp_path}")
     assert "\n" not in str(refused.value)
+
+
+PLAIN = (
+    {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
+    {"sliding_window": 4096},
+    {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 8, "num_hidden_layers": 8},
+    {"layer_types": ["full_attention"] * 2, "sliding_window": 512, "conv_L_cache": 3},
+    {"head_dim": 64, "query_pre_attn_scalar": 64, "attention_multiplier": 0.125, "sliding_window": None},
+    {"attn_logit_softcapping": None, "alibi": False, "attention_dropout": 0.0},
+)
+
+
+@pytest.mark.parametrize("numbers", PLAIN)
+def test_a_key_that_changes_no_layer_is_no_reason_to_refuse_a_checkpoint(numbers):
+    assert not unplain_layers({"model_type": "qwen3", **numbers})
+    assert not attention_dropout(numbers)
 
 
 @pytest.mark.parametrize("case", INVALID)

@@ -1,0 +1,49 @@
+"""Which tokens see which, strategy by strategy and layout by layout: the cells of the leak probe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bench.config import AUTO, ConfigError, RunConfig
+from bench.environment import Machine
+from bench.request.choices import Raw, read_option
+from bench.request.resolve import resolve
+from bench.strategies import STRATEGIES
+from bench.strategies.facts import Facts
+
+DTYPE = "fp32"
+"""Of a strategy that runs in it, where the request leaves the dtype open; else the strategy's own first."""
+
+
+def probed_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
+    """A cell for each strategy that packs documents, in each of its layouts; equal cells are one.
+
+    Strategies, layouts and dtypes that a request names are taken as they are. Raises ConfigError for an
+    invalid value.
+    """
+    cells = (_trained(resolve(full, machine)) for raw in raws for full in _closed(raw))
+    return [*{cell.cell_id: cell for cell in cells}.values()]
+
+
+def _closed(raw: Raw) -> Iterator[dict[str, Any]]:
+    """The request with every choice made."""
+    packing = [facts.name for facts in STRATEGIES.usable() if facts.packs]
+    named = [raw["strategy"]] if "strategy" in raw else [read_option("strategy", name) for name in packing]
+    for strategy in named:
+        facts = STRATEGIES.get(strategy["name"])
+        layouts = facts.layouts if facts is not None and raw["layout"] == AUTO else (raw["layout"],)
+        for layout in layouts:
+            yield {**raw, "strategy": strategy, "layout": layout, "dtype": raw["dtype"] or _dtype(facts)}
+
+
+def _dtype(facts: Facts | None) -> str:
+    return DTYPE if facts is None or DTYPE in facts.dtypes else facts.dtypes[0]
+
+
+def _trained(cell: RunConfig) -> RunConfig:
+    if cell.workload.name != "train":
+        raise ConfigError(
+            f"workload={cell.workload.name}: experiment=probe looks into a model's layers; leave out workload"
+        )
+    return cell

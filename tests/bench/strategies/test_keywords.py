@@ -1,0 +1,58 @@
+"""What a layer asks of attention and a strategy cannot do is refused by name at its first call."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from bench.ranks.log import RefusedError
+from bench.strategies import STRATEGIES, runnable
+from tests.cells import make_cell
+
+NUMBERS = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": None,
+}  # fmt: skip
+WINDOW = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
+ASKS = {
+    "window": ("qwen3", {**WINDOW, "use_sliding_window": True}, r"sliding_window=4"),
+    "window and sinks": (
+        "gpt_oss",
+        {**WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1},
+        r"s_aux=a tensor of \(4,\)",
+    ),
+    "capped scores": ("gemma2", {**WINDOW, "layer_types": ["full_attention"] * 2}, "softcap=50.0"),
+    "scale": ("granite", {"attention_multiplier": 1.0}, "scaling=1.0"),
+    "dropout": ("qwen2", {"attention_dropout": 0.1}, "dropout=0.1"),
+}
+PLAIN = ("qwen3", "qwen2", "llama")
+
+
+def train_once(family, numbers, mask=None):
+    """One forward of a tiny model in training, its attention that of `local`."""
+    cell = make_cell("strategy=local", "dtype=fp32", "kernel=math")
+    strategy = runnable("local")(cell, SimpleNamespace(world_size=1), STRATEGIES["local"])
+    with strategy.install() as wiring:
+        config = AutoConfig.for_model(family, **{**NUMBERS, **numbers})
+        config._attn_implementation = wiring.attention_name
+        AutoModelForCausalLM.from_config(config).train()(torch.arange(8)[None], attention_mask=mask)
+
+
+@pytest.mark.parametrize("case", ASKS)
+def test_a_layer_that_is_not_plain_causal_attention_is_refused_by_what_it_asks_for(case):
+    family, numbers, named = ASKS[case]
+    with pytest.raises(RefusedError, match=f"a layer calls attention with .*{named}.*: strategies compute"):
+        train_once(family, numbers)
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_a_layer_of_plain_causal_attention_is_run(family):
+    train_once(family, {})
+
+
+def test_a_mask_is_refused_because_it_would_be_ignored():
+    """Transformers drops a mask of one row per sequence itself, and hands over one of S x S as it is."""
+    mask = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
+    with pytest.raises(RefusedError, match=r"attention_mask=a tensor of \(1, 1, 8, 8\)"):
+        train_once("qwen3", {}, mask)
