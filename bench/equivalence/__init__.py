@@ -1,4 +1,4 @@
 """Whether two trainings are the same one: losses and gradient norms, step by step. No torch.
 
-May import the nouns of `bench`.
+May import the nouns only.
 """
