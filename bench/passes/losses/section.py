@@ -30,6 +30,7 @@ class RankLosses:
     valid_tokens: list[int]
     tokens_digest: list[str]
     expected_digest: list[str]
+    logged_loss: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,8 @@ class Losses:
     """The same sum from the data, without any sharding."""
     loss_sums: list[list[float]] = field(default_factory=list)
     """By rank and step, the sum of the rank's own token losses; older records have none."""
+    logged_loss: list[float] | None = None
+    """By step, the loss that a training stack logs on its main process; null where the loop is ours."""
     held_against: str | None = None
     """The cell of the same work whose losses and gradient norms these were compared with."""
     held_steps: int = 0
@@ -67,6 +70,7 @@ class LossesFacts(PassFacts[RankLosses, Losses]):
             valid_tokens=parts[0].valid_tokens,
             tokens_digest=parts[0].tokens_digest,
             expected_digest=parts[0].expected_digest,
+            logged_loss=parts[0].logged_loss,
         )
 
     def gate(self, cell: RunConfig, section: Losses) -> str | None:  # noqa: ARG002

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bench.training.trainers.accelerate import AccelerateTrainer
 from bench.training.trainers.native import NativeTrainer
 from bench.training.trainers.trainer import Trainer
 
-TRAINERS: Mapping[str, type[Trainer]] = {"native": NativeTrainer}
+TRAINERS: Mapping[str, type[Trainer]] = {"native": NativeTrainer, "accelerate": AccelerateTrainer}

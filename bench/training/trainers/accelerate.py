@@ -1,0 +1,114 @@
+"""Accelerate: the loop that its documentation shows, around what `Accelerator.prepare` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.nn.functional import all_gather
+
+from bench.training.data import count_valid
+from bench.training.engines import MAX_GRAD_NORM, _adamw
+from bench.training.trainers.stack import StackTrainer
+from bench.training.trainers.stack_accelerator import MIXED_PRECISION, engine_plugins, parallelism
+from bench.training.trainers.stack_data import NEXT_LABELS, SHIFT_LABELS
+from bench.training.trainers.trainer import NextStep, StepOutcome
+
+
+@dataclass(slots=True)
+class AccelerateTrainer(StackTrainer):
+    accelerator: Any = None
+    wrapped: Any = None
+    """The model as Accelerate has prepared it."""
+    optimizer: Any = None
+
+    def prepare(self) -> None:
+        from accelerate import Accelerator
+
+        cell = self.cell
+        self.accelerator = Accelerator(
+            mixed_precision=MIXED_PRECISION[cell.dtype],
+            gradient_accumulation_steps=cell.grad_accum,
+            parallelism_config=parallelism(cell),
+            **engine_plugins(cell),
+        )
+        self.wrapped, self.optimizer = self.accelerator.prepare(self.model, _adamw(self.model))
+        self.engine.attach(self.wrapped, self.optimizer.optimizer)
+
+    def run(self, next_step: NextStep) -> None:
+        batches = self._batches(0, self.cell.seq_len)
+        outcome = None
+        while next_step(outcome):
+            outcome = self._step(batches)
+
+    def step(self, number: int, seq_len: int) -> StepOutcome:
+        return self._step(self._batches(number, seq_len))
+
+    def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
+        self.fed.take()
+        batches = self._batches(number, seq_len)
+        with self.engine.held():
+            for _ in range(self.cell.grad_accum):
+                self._micro_step(next(batches), updates=False)
+        loss_sum, valid_tokens, _ = self.signal.take()
+        dist.all_reduce(valid_tokens)
+        return loss_sum, valid_tokens
+
+    def _batches(self, first: int, seq_len: int) -> Iterator[Any]:
+        return self.dealt_batches(self.accelerator, self.wrapped, first, seq_len)
+
+    def _step(self, batches: Iterator[Any]) -> StepOutcome:
+        self.fed.take()
+        losses, norm = [], None
+        for _ in range(self.cell.grad_accum):
+            self.phase.enter("load")
+            loss, norm = self._micro_step(next(batches), updates=True)
+            losses.append(loss)
+        self.phase.enter(None)
+        loss_sum, valid_tokens, fed = self.signal.take()
+        logged = torch.stack(losses).mean()
+        return StepOutcome(loss_sum, valid_tokens, self.engine.reported_norm(norm), fed, logged)
+
+    def _micro_step(self, batch: dict[str, Tensor], *, updates: bool) -> tuple[Tensor, Any]:
+        """The documentation's loop; the loss as it is logged and, after the last, the gradient's norm."""
+        accelerator, norm = self.accelerator, None
+        with accelerator.accumulate(self.wrapped):
+            loss = self._loss({name: column.to(accelerator.device) for name, column in batch.items()})
+            accelerator.backward(loss)
+            if updates:
+                self.phase.enter("optimizer")
+                if accelerator.sync_gradients:
+                    norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), MAX_GRAD_NORM)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        return loss.detach(), norm
+
+    def _loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """What the model makes of its own labels; where ranks share a sequence, the mean over all of them."""
+        if not self.shares_batches:
+            loss: Tensor = self.wrapped(**batch).loss
+            return loss
+        batch[SHIFT_LABELS] = batch.pop(NEXT_LABELS)
+        outputs = self.wrapped(**batch)
+        loss = self.model.loss_function(
+            logits=outputs.logits,
+            labels=None,
+            shift_labels=batch[SHIFT_LABELS],
+            vocab_size=self.model.config.vocab_size,
+        )
+        self.signal.add(loss, batch[SHIFT_LABELS])
+        return mean_over_group(loss, batch[SHIFT_LABELS], self.strategy.groups.sequence)
+
+
+def mean_over_group(loss: Tensor, labels: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Means of shards weighed by their valid tokens, as Accelerate's documentation does it; differentiable."""
+    valid = count_valid(labels)
+    losses = all_gather(loss, group=group)
+    counts = all_gather(valid, group=group)
+    total = sum(each * count for each, count in zip(losses, counts, strict=True) if count > 0)
+    mean: Tensor = total / torch.stack(counts).sum().clamp(min=1)
+    return mean
