@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from bench.config import RunConfig
 
+NATIVE = "native"
 SDPA = "sdpa"
 STACK_KERNELS: Mapping[str, str] = {
     "torch_flash": SDPA,
@@ -51,7 +52,7 @@ _ENGINES: EnginesByStrategy = {
 }
 
 TRAINER_FACTS: Mapping[str, TrainerFacts] = {
-    "native": TrainerFacts(),
+    NATIVE: TrainerFacts(),
     "accelerate": TrainerFacts(_ENGINES, "accelerate"),
     "transformers": TrainerFacts(_ENGINES, "accelerate"),
     "trl": TrainerFacts(_ENGINES, "trl"),
@@ -62,7 +63,7 @@ def _pair_refusals(cell: RunConfig, drives: EnginesByStrategy) -> list[str]:
     trainer, engines = f"trainer={cell.trainer}", drives.get(cell.strategy)
     if engines is None:
         others = " or ".join(drives)
-        return [f"{trainer} has no strategy={cell.strategy}; take trainer=native, or strategy={others}"]
+        return [f"{trainer} has no strategy={cell.strategy}; take trainer={NATIVE}, or strategy={others}"]
     if cell.engine not in engines:
         others = " or ".join(engines)
         return [f"{trainer} runs strategy={cell.strategy} under engine={others}, not {cell.engine}"]

@@ -7,5 +7,10 @@ from collections.abc import Mapping
 from bench.training.trainers.accelerate import AccelerateTrainer
 from bench.training.trainers.native import NativeTrainer
 from bench.training.trainers.trainer import Trainer
+from bench.training.trainers.transformers import HuggingFaceTrainer
 
-TRAINERS: Mapping[str, type[Trainer]] = {"native": NativeTrainer, "accelerate": AccelerateTrainer}
+TRAINERS: Mapping[str, type[Trainer]] = {
+    "native": NativeTrainer,
+    "accelerate": AccelerateTrainer,
+    "transformers": HuggingFaceTrainer,
+}

@@ -54,7 +54,7 @@ class AccelerateTrainer(StackTrainer):
         with self.engine.held():
             for _ in range(self.cell.grad_accum):
                 self._micro_step(next(batches), updates=False)
-        loss_sum, valid_tokens, _ = self.signal.take()
+        loss_sum, valid_tokens = self.signal.take()
         dist.all_reduce(valid_tokens)
         return loss_sum, valid_tokens
 
@@ -69,12 +69,12 @@ class AccelerateTrainer(StackTrainer):
             loss, norm = self._micro_step(next(batches), updates=True)
             losses.append(loss)
         self.phase.enter(None)
-        loss_sum, valid_tokens, fed = self.signal.take()
-        logged = torch.stack(losses).mean()
+        loss_sum, valid_tokens = self.signal.take()
+        logged, fed = torch.stack(losses).mean(), self.fed.take()
         return StepOutcome(loss_sum, valid_tokens, self.engine.reported_norm(norm), fed, logged)
 
     def _micro_step(self, batch: dict[str, Tensor], *, updates: bool) -> tuple[Tensor, Any]:
-        """The documentation's loop; the loss as it is logged and, after the last, the gradient's norm."""
+        """The documentation's loop: the loss as it is logged and, after the last, the gradient's norm."""
         accelerator, norm = self.accelerator, None
         with accelerator.accumulate(self.wrapped):
             loss = self._loss({name: column.to(accelerator.device) for name, column in batch.items()})

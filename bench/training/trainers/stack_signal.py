@@ -28,12 +28,12 @@ class StackSignal:
         model.register_forward_pre_hook(self._enter, with_kwargs=True)
         model.register_forward_hook(self._leave, with_kwargs=True)
 
-    def take(self) -> tuple[Tensor, Tensor, Tensor]:
-        """This rank's loss sum, valid tokens and digest of what was fed since the last time."""
+    def take(self) -> tuple[Tensor, Tensor]:
+        """This rank's loss sum and valid tokens since the last time."""
         loss_sum, valid = torch.stack(self._sums).sum(), torch.stack(self._counts).sum()
         self._sums.clear()
         self._counts.clear()
-        return loss_sum, valid, self.fed.take()
+        return loss_sum, valid
 
     def add(self, mean_loss: Tensor, labels: Tensor, items: Tensor | float | None = None) -> None:
         """Note a loss that is the sum of token losses over `items`, or over the valid ones of `labels`."""
