@@ -52,7 +52,7 @@ class TracePass(RankPass):
                 keep_trace(tracer.traced, median, folder)
 
     def _up_to_a_step_like_the_inspected_one(self) -> Steps:
-        """Steps that nobody looks at: one period after the inspected or the last traced step comes the next."""
+        """Steps that nobody looks at, for the next to make the calls that the inspected one made."""
         for _ in range(self.measurement.subject.step_period - 1):
             yield from self.measurement.step(nullcontext)
 

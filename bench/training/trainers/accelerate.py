@@ -74,7 +74,7 @@ class AccelerateTrainer(StackTrainer):
         return StepOutcome(loss_sum, valid_tokens, self.engine.reported_norm(norm), fed, logged)
 
     def _micro_step(self, batch: dict[str, Tensor], *, updates: bool) -> tuple[Tensor, Any]:
-        """The documentation's loop: the loss as it is logged and, after the last, the gradient's norm."""
+        """The documentation's loop body: the loss that it logs, and what clipping returned."""
         accelerator, norm = self.accelerator, None
         with accelerator.accumulate(self.wrapped):
             loss = self._loss({name: column.to(accelerator.device) for name, column in batch.items()})
@@ -109,6 +109,7 @@ def mean_over_group(loss: Tensor, labels: Tensor, group: dist.ProcessGroup) -> T
     valid = count_valid(labels)
     losses = all_gather(loss, group=group)
     counts = all_gather(valid, group=group)
-    total = sum(each * count for each, count in zip(losses, counts, strict=True) if count > 0)
+    weighed = zip(losses, counts, strict=True)
+    total = sum(each * count for each, count in weighed if count > 0)
     mean: Tensor = total / torch.stack(counts).sum().clamp(min=1)
     return mean

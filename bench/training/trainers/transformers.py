@@ -21,10 +21,7 @@ from bench.training.trainers.trainer import NextStep, StepOutcome
 
 
 class AskingLoop:
-    """What is added to a Trainer, in front of it: it asks before each step, and puts back the last labels.
-
-    Before its first question the model is prepared.
-    """
+    """What is added to a Trainer, in front of it: it asks before each step, and puts back the last labels."""
 
     bench: HuggingFaceTrainer
     next_step: NextStep
@@ -38,6 +35,13 @@ class AskingLoop:
             return [], None
         found: tuple[list[Any], Any] = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
         return found
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """The native loop's, which decays every parameter; the Trainer's own leaves out norms and biases."""
+        trainer: Any = self
+        if trainer.optimizer is None:
+            trainer.optimizer = _adamw(trainer.model if model is None else model)
+        return trainer.optimizer
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         if NEXT_LABELS in inputs:
@@ -62,7 +66,6 @@ class HuggingFaceTrainer(StackTrainer):
                 args=self.arguments_class()(output_dir=folder, **self.arguments()),
                 train_dataset=self.dataset(),
                 data_collator=collated,
-                optimizers=(_adamw(self.model), None),
                 **self.extras(),
             )
         self.loop.bench = self
@@ -189,5 +192,5 @@ ENGINE_ARGUMENTS: Mapping[str, Callable[[RunConfig], dict[str, Any]]] = {
 
 
 def _bare(optimizer: Any) -> Any:
-    """torch's own below Accelerate's wrapper."""
+    """The optimizer of torch below Accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)
