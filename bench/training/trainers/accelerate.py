@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ from bench.training.trainers.stack import StackTrainer
 from bench.training.trainers.stack_accelerator import MIXED_PRECISION, engine_plugins, parallelism
 from bench.training.trainers.stack_data import NEXT_LABELS, SHIFT_LABELS
 from bench.training.trainers.trainer import NextStep, StepOutcome
+
+CUT_IN_PLACE = "torch_cp"
+"""The strategy whose batches are whole until the model is called."""
 
 
 @dataclass(slots=True)
@@ -76,9 +80,11 @@ class AccelerateTrainer(StackTrainer):
     def _micro_step(self, batch: dict[str, Tensor], *, updates: bool) -> tuple[Tensor, Any]:
         """The documentation's loop body: the loss that it logs, and what clipping returned."""
         accelerator, norm = self.accelerator, None
+        batch = {name: column.to(accelerator.device) for name, column in batch.items()}
         with accelerator.accumulate(self.wrapped):
-            loss = self._loss({name: column.to(accelerator.device) for name, column in batch.items()})
-            accelerator.backward(loss)
+            with self._sharded(batch):
+                loss = self._loss(batch)
+                accelerator.backward(loss)
             if updates:
                 self.phase.enter("optimizer")
                 if accelerator.sync_gradients:
@@ -87,25 +93,28 @@ class AccelerateTrainer(StackTrainer):
                 self.optimizer.zero_grad()
         return loss.detach(), norm
 
+    def _sharded(self, batch: dict[str, Tensor]) -> AbstractContextManager[Any]:
+        """Around forward and backward: torch's context parallelism cuts the batch to this rank's shard."""
+        if self.cell.strategy != CUT_IN_PLACE:
+            return nullcontext()
+        columns = list(batch.values())
+        context: AbstractContextManager[Any] = self.accelerator.maybe_context_parallel(
+            buffers=columns, buffer_seq_dims=[1] * len(columns), no_restore_buffers=set(columns)
+        )
+        return context
+
     def _loss(self, batch: dict[str, Tensor]) -> Tensor:
         """What the model makes of its own labels; where ranks share a sequence, the mean over all of them."""
-        if not self.shares_batches:
-            loss: Tensor = self.wrapped(**batch).loss
+        if NEXT_LABELS in batch:
+            batch["labels"] = batch[SHIFT_LABELS] = batch.pop(NEXT_LABELS)
+        loss: Tensor = self.wrapped(**batch).loss
+        if self.cell.sp_degree == 1:
             return loss
-        batch[SHIFT_LABELS] = batch.pop(NEXT_LABELS)
-        outputs = self.wrapped(**batch)
-        loss = self.model.loss_function(
-            logits=outputs.logits,
-            labels=None,
-            shift_labels=batch[SHIFT_LABELS],
-            vocab_size=self.model.config.vocab_size,
-        )
-        self.signal.add(loss, batch[SHIFT_LABELS])
         return mean_over_group(loss, batch[SHIFT_LABELS], self.strategy.groups.sequence)
 
 
 def mean_over_group(loss: Tensor, labels: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Means of shards weighed by their valid tokens, as Accelerate's documentation does it; differentiable."""
+    """Means of shards, weighed by their valid tokens as Accelerate's documentation says; differentiable."""
     valid = count_valid(labels)
     losses = all_gather(loss, group=group)
     counts = all_gather(valid, group=group)

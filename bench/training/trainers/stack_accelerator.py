@@ -38,10 +38,14 @@ def prepare_accelerate(cell: RunConfig) -> None:
     if cell.engine == "zero3":
         join_deepspeed(cell)
     if cell.cluster.device == "cpu":
-        name_the_cpu_ranks(cell.cluster.backend)
+        name_the_cpu_ranks(cell.cluster.backend, KIND_OF_CPU_RANKS[cell.engine])
 
 
-def name_the_cpu_ranks(backend: str) -> None:
+KIND_OF_CPU_RANKS: Mapping[str, str] = {"ddp": "MULTI_CPU", "fsdp2": "MULTI_GPU", "zero3": "MULTI_GPU"}
+"""By engine, as what Accelerate takes them: it shards parameters only over what it takes for devices."""
+
+
+def name_the_cpu_ranks(backend: str, kind: str) -> None:
     """Tell Accelerate which process group exists; it looks for one only where there is a GPU.
 
     Without, it takes each CPU rank for the only one. It then deals every rank the same batches, of which
@@ -51,9 +55,10 @@ def name_the_cpu_ranks(backend: str) -> None:
     from accelerate.utils import DistributedType
 
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # else it sets another number
 
     def found(*_: Any, **__: Any) -> tuple[str, DistributedType]:
-        return backend, DistributedType.MULTI_GPU
+        return backend, DistributedType[kind]
 
     PartialState._prepare_backend = found
 
@@ -81,6 +86,11 @@ def _torch_cp(cell: RunConfig) -> Any:
     from accelerate import ParallelismConfig
     from accelerate.utils import TorchContextParallelConfig
 
+    from bench.strategies.torch_cp.attention import deal_out_as, flash_in_torch_attention_for_cpu
+
+    deal_out_as(cell.layout)
+    if cell.cluster.device == "cpu":
+        flash_in_torch_attention_for_cpu()
     return ParallelismConfig(
         dp_shard_size=cell.dp_shard,
         cp_backend="torch",
