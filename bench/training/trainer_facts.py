@@ -86,9 +86,21 @@ def _setting_refusals(cell: RunConfig) -> list[str]:
         reasons.append(
             f"dtype={cell.dtype} is not for trainer={cell.trainer}; choose dtype={' or '.join(STACK_DTYPES)}"
         )
+    if _gathers_losses_of_some_ranks(cell):
+        reasons.append(
+            f"trainer={cell.trainer} gathers the losses of a sequence's ranks by torch's differentiable"
+            " all_gather, which on gloo finds only a group that begins with rank 0; take dp_shard=1,"
+            f" trainer={NATIVE}, or GPUs"
+        )
     if cell.dp_replicate > 1 and cell.engine != "ddp":
         reasons.append(
             f"dp_replicate={cell.dp_replicate} is not for trainer={cell.trainer}, which is configured with"
             " one sharded copy; take dp_shard"
         )
     return reasons
+
+
+def _gathers_losses_of_some_ranks(cell: RunConfig) -> bool:
+    """Whether several groups gather losses; transformers' own loop does so for DeepSpeed's Ulysses only."""
+    gathers = cell.trainer == "accelerate" or cell.strategy == "deepspeed_ulysses"
+    return gathers and cell.cluster.backend == "gloo" and cell.sp_degree > 1 and cell.dp_degree > 1

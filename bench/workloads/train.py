@@ -29,8 +29,10 @@ class Train(Workload):
         cell = self.cell
         model, data = _model(rank), open_data(cell, rank.device)
         layers = filled_layers(model.model, numbers_of(cell.model, cell.seed), rank.device)
-        self.trainer = mistaken(cell.mistake).trainer(TRAINERS[cell.trainer]).build(
-            model, layers, data, rank.strategy, rank.wiring, rank.device, rank.phase
+        self.trainer = (
+            mistaken(cell.mistake)
+            .trainer(TRAINERS[cell.trainer])
+            .build(model, layers, data, rank.strategy, rank.wiring, rank.device, rank.phase)
         )
         self.optimizer = self.trainer.engine
         self.attention_name = self.trainer.attention_name

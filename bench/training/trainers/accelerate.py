@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
 from bench.training.data import count_valid
-from bench.training.engines import MAX_GRAD_NORM, _adamw
+from bench.training.optimizer import make_optimizer, make_schedule
 from bench.training.trainers.stack import StackTrainer
 from bench.training.trainers.stack_accelerator import MIXED_PRECISION, engine_plugins, parallelism
 from bench.training.trainers.stack_data import NEXT_LABELS, SHIFT_LABELS
+from bench.training.trainers.stack_engines import bare_optimizer
 from bench.training.trainers.trainer import NextStep, StepOutcome
 
 CUT_IN_PLACE = "torch_cp"
@@ -29,6 +31,7 @@ class AccelerateTrainer(StackTrainer):
     wrapped: Any = None
     """The model as Accelerate has prepared it."""
     optimizer: Any = None
+    schedule: Any = None
 
     def prepare(self) -> None:
         from accelerate import Accelerator
@@ -40,8 +43,12 @@ class AccelerateTrainer(StackTrainer):
             parallelism_config=parallelism(cell),
             **engine_plugins(cell),
         )
-        self.wrapped, self.optimizer = self.accelerator.prepare(self.model, _adamw(self.model))
-        self.engine.attach(self.wrapped, self.optimizer.optimizer)
+        optimizer = make_optimizer(self.model, cell.optimizer)
+        self.wrapped, self.optimizer = self.accelerator.prepare(self.model, optimizer)
+        # Not prepared: of `n` processes Accelerate takes `n` steps of a schedule at once.
+        bare = bare_optimizer(self.optimizer)
+        self.schedule = make_schedule(bare, cell.optimizer)
+        self.engine.attach(self.wrapped, bare, self.schedule)
 
     def run(self, next_step: NextStep) -> None:
         batches = self._batches(0, self.cell.seq_len)
@@ -88,8 +95,11 @@ class AccelerateTrainer(StackTrainer):
             if updates:
                 self.phase.enter("optimizer")
                 if accelerator.sync_gradients:
-                    norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), MAX_GRAD_NORM)
+                    most = self.cell.optimizer.max_grad_norm or math.inf
+                    norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), most)
                 self.optimizer.step()
+                if accelerator.sync_gradients:
+                    self.schedule.step()
                 self.optimizer.zero_grad()
         return loss.detach(), norm
 
@@ -106,7 +116,7 @@ class AccelerateTrainer(StackTrainer):
     def _loss(self, batch: dict[str, Tensor]) -> Tensor:
         """What the model makes of its own labels; where ranks share a sequence, the mean over all of them."""
         if NEXT_LABELS in batch:
-            batch["labels"] = batch[SHIFT_LABELS] = batch.pop(NEXT_LABELS)
+            batch["labels"] = batch[SHIFT_LABELS] = batch.pop(NEXT_LABELS).contiguous()
         loss: Tensor = self.wrapped(**batch).loss
         if self.cell.sp_degree == 1:
             return loss

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.config import RunConfig
+from bench.config import OptimizerConfig, RunConfig
 from bench.ranks.groups import RankGroups
 from bench.training.engines import DDP, FSDP2, Engine, Zero3
+from bench.training.optimizer import OPTIMIZERS, Updater
 
 Named = Iterable[tuple[str, Tensor]]
 
@@ -19,8 +20,14 @@ Named = Iterable[tuple[str, Tensor]]
 class StackEngine(Engine):
     """An engine that a stack builds; `attach` tells what it has built."""
 
-    def attach(self, model: Any, optimizer: Any) -> None:
-        """The prepared model and torch's optimizer below whatever wraps it."""
+    settings: OptimizerConfig
+
+    def _choose(self, cell: RunConfig) -> None:
+        self.settings = cell.optimizer
+        self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
+
+    def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
+        """The prepared model, torch's optimizer below whatever wraps it, and what sets its learning rate."""
         raise NotImplementedError
 
     @contextmanager
@@ -36,12 +43,13 @@ class StackEngine(Engine):
 
 class StackDDP(StackEngine, DDP):
     def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
-        del cell, groups
+        del groups
+        self._choose(cell)
 
-    def attach(self, model: Any, optimizer: Any) -> None:
+    def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
         self.module = model
         self.model = getattr(model, "module", model)
-        self.optimizer = optimizer
+        self.updater = Updater(self.model, self.settings, optimizer, schedule)
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
         yield from _renamed(super().full_gradients())
@@ -52,12 +60,12 @@ class StackDDP(StackEngine, DDP):
 
 class StackFSDP2(StackEngine, FSDP2):
     def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
-        del cell
+        self._choose(cell)
         self.mesh = groups.shard_mesh
 
-    def attach(self, model: Any, optimizer: Any) -> None:
+    def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
         self.module = model
-        self.optimizer = optimizer
+        self.updater = Updater(model, self.settings, optimizer, schedule)
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
         yield from _renamed(super().full_gradients())
@@ -70,12 +78,18 @@ class StackZero3(StackEngine, Zero3):
     """Under Accelerate the engine's backward updates, too, at the end of a step."""
 
     def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
-        del cell
+        self._choose(cell)
         self.rank = groups.rank
 
-    def attach(self, model: Any, optimizer: Any) -> None:
+    def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
         del optimizer
         self.engine = self.module = model
+        self.schedule = schedule
+
+    def update(self) -> Tensor:
+        norm = super().update()
+        self.schedule.step()
+        return norm
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -102,6 +116,14 @@ STACK_ENGINES: Mapping[str, type[StackDDP | StackFSDP2 | StackZero3]] = {
     "fsdp2": StackFSDP2,
     "zero3": StackZero3,
 }
+
+
+def bare_optimizer(wrapped: Any) -> torch.optim.Optimizer:
+    """The optimizer of torch below Accelerate's wrapper and DeepSpeed's."""
+    found: Any = wrapped.optimizer
+    while not isinstance(found, torch.optim.Optimizer):
+        found = found.optimizer
+    return found
 
 
 def _renamed(named: Named) -> Iterator[tuple[str, Tensor]]:

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.config import RunConfig
-from bench.training.engines import LEARNING_RATE, MAX_GRAD_NORM, _adamw
+from bench.training.optimizer import make_optimizer, make_schedule
 from bench.training.trainers.stack import StackTrainer
 from bench.training.trainers.stack_accelerator import deepspeed_config, parallelism
 from bench.training.trainers.stack_data import NEXT_LABELS, SAMPLES, SHIFT_LABELS, collated
+from bench.training.trainers.stack_engines import bare_optimizer
 from bench.training.trainers.trainer import NextStep, StepOutcome
 
 
@@ -40,12 +41,20 @@ class AskingLoop:
         """The native loop's, which decays every parameter; the Trainer's own leaves out norms and biases."""
         trainer: Any = self
         if trainer.optimizer is None:
-            trainer.optimizer = _adamw(trainer.model if model is None else model)
+            whole = trainer.model if model is None else model
+            trainer.optimizer = make_optimizer(whole, self.bench.cell.optimizer)
         return trainer.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:  # noqa: ARG002
+        """The native loop's, which does not end where this loop does."""
+        trainer: Any = self
+        if trainer.lr_scheduler is None:
+            trainer.lr_scheduler = make_schedule(bare_optimizer(trainer.optimizer), self.bench.cell.optimizer)
+        return trainer.lr_scheduler
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         if NEXT_LABELS in inputs:
-            inputs[SHIFT_LABELS] = inputs.pop(NEXT_LABELS)
+            inputs[SHIFT_LABELS] = inputs.pop(NEXT_LABELS).contiguous()
         return super().compute_loss(model, inputs, *args, **named)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **named: Any) -> None:
@@ -97,9 +106,8 @@ class HuggingFaceTrainer(StackTrainer):
             "per_device_train_batch_size": cell.batch,
             "gradient_accumulation_steps": cell.grad_accum,
             "max_steps": SAMPLES,
-            "learning_rate": LEARNING_RATE,
-            "lr_scheduler_type": "constant",
-            "max_grad_norm": MAX_GRAD_NORM,
+            "learning_rate": cell.optimizer.learning_rate,
+            "max_grad_norm": cell.optimizer.max_grad_norm,
             "bf16": cell.dtype == "bf16",
             "use_cpu": cell.cluster.device == "cpu" and cell.dtype == "bf16",
             "logging_steps": 1,
@@ -116,6 +124,8 @@ class HuggingFaceTrainer(StackTrainer):
     def run(self, next_step: NextStep) -> None:
         self.loop.next_step = next_step
         self.loop.train()
+        if not self.loop.control.should_training_stop:
+            raise RuntimeError(f"{self.base().__name__} ended its loop before the last step was asked for")
 
     def asked(self, next_step: NextStep) -> bool:
         """Whether there is to be another step; tells of the last one."""
@@ -123,7 +133,7 @@ class HuggingFaceTrainer(StackTrainer):
         self.phase.enter(None)
         if loop.state.global_step > 0:
             return self._go_on(next_step, self._outcome())
-        self.engine.attach(loop.model_wrapped, _bare(loop.optimizer))
+        self.engine.attach(loop.model_wrapped, bare_optimizer(loop.optimizer), loop.lr_scheduler)
         return self._go_on(next_step, None)
 
     def step(self, number: int, seq_len: int) -> StepOutcome:
@@ -189,8 +199,3 @@ ENGINE_ARGUMENTS: Mapping[str, Callable[[RunConfig], dict[str, Any]]] = {
     "fsdp2": _fsdp2,
     "zero3": _zero3,
 }
-
-
-def _bare(optimizer: Any) -> Any:
-    """The optimizer of torch below Accelerate's wrapper."""
-    return getattr(optimizer, "optimizer", optimizer)
