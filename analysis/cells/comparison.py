@@ -16,9 +16,11 @@ FREE = frozenset(
     {
         *("strategy", "layout", "kernel", "sp_degree", "ulysses_degree", "ring_degree"),
         *("dp_replicate", "dp_shard", "batch", "grad_accum", "cluster", "seed", "padding"),
+        *("trainer", "loss"),
     }
 )
-"""How the work is spread, not what work it is. Batches count through `sequences_per_step`."""
+"""How the work is spread and who does it, not what work it is. Batches count through `sequences_per_step`; a
+training stack computes the loss in its own way, and what it costs is its distance from the native loop."""
 FREE_GROUPS = ("cluster.", "measure.", "env.", "strategy.")
 RANKS = "cluster.world_size"
 FROM_BASE = ("cell_id", "strategy", RANKS, "tokens_per_s")

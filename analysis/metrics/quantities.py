@@ -167,7 +167,8 @@ TRAINING_SIGNAL = Quantity(
     "training_signal", "Loss, gradient norm and tokens", "nats per token, norm, count",
     "The mean loss per valid token of all ranks, the gradient's norm, and proof of the tokens they saw.",
     ("losses.loss", "losses.loss_sums", "losses.grad_norm", "losses.valid_tokens", "losses.tokens_digest",
-     "losses.expected_digest", "losses.held_against", "losses.held_steps"),
+     "losses.expected_digest", "losses.logged_loss", "losses.logged_off_by", "losses.held_against",
+     "losses.held_steps"),
 )  # fmt: skip
 CHECKS = Quantity(
     "checks", "Checks made and steps held", "count",

@@ -21,10 +21,11 @@ from bench.passes.objective.section import objective_tokens
 from bench.passes.timing.section import first_step_tokens
 from bench.record import Record, Status
 from bench.strategies import STRATEGIES
+from bench.training.trainer_facts import TRAINER_FACTS
 
 REFERENCE_STRATEGY = "local"
 """Takes the place of any other reference: one device, nothing exchanged."""
-DECIDES = ("seq_len", "model", "data", "seed", "dtype", "engine", "optimizer", "trainer", "env")
+DECIDES = ("seq_len", "model", "data", "seed", "dtype", "engine", "optimizer", "env")
 """Of a cell's fields those that decide what it trains on and from what."""
 
 
@@ -34,6 +35,7 @@ class Reference:
 
     cell_id: str
     strategy: str
+    trainer: str
     losses: Losses
 
 
@@ -78,12 +80,17 @@ class Trajectories:
         work = work_of(cell)
         before = self._references.get(work)
         if before is None or _replaces(cell, before):
-            self._references[work] = Reference(cell.cell_id, cell.strategy, losses)
+            self._references[work] = Reference(cell.cell_id, cell.strategy, cell.trainer, losses)
 
 
 def _replaces(cell: RunConfig, reference: Reference) -> bool:
     """Whether others are better held against this cell."""
-    return cell.strategy == REFERENCE_STRATEGY != reference.strategy
+    return is_base(cell) and not is_base(reference)
+
+
+def is_base(trained: RunConfig | Reference) -> bool:
+    """Whether it is what all others are held against: one device, and the loop is ours."""
+    return trained.strategy == REFERENCE_STRATEGY and not TRAINER_FACTS[trained.trainer].is_stack
 
 
 def work_of(cell: RunConfig) -> str:

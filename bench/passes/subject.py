@@ -37,6 +37,8 @@ class Subject(ABC):
     ranks_beside: int = 0
     """How many other ranks are on this rank's GPU."""
     causal: bool = True
+    step_period: int = 1
+    """After so many steps the same calls come again, as those of a loader that fetches for several steps."""
     strategy: Strategy | None = None
     """The strategy that is installed; None where it is somebody else's code."""
     trainer: Trainer | None = None

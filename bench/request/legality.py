@@ -7,6 +7,7 @@ from bench.config import RunConfig
 from bench.environment import installed
 from bench.mistakes import mistake_refusals
 from bench.strategies import STRATEGIES
+from bench.training.trainer_facts import TRAINER_FACTS
 
 ENGINE_PACKAGES = {"zero3": "deepspeed"}
 ENGINE_DTYPES = {
@@ -29,6 +30,7 @@ def refusal(cell: RunConfig) -> str | None:
         *KERNEL_FACTS[cell.kernel].refusals(cell),
         *_engine_refusals(cell),
         *mistake_refusals(cell),
+        *_trainer_refusals(cell),
         *_missing_packages(cell),
     ]
     return "; ".join(reasons) or None
@@ -51,11 +53,22 @@ def _engine_refusals(cell: RunConfig) -> list[str]:
     return reasons
 
 
+def _trainer_package(cell: RunConfig) -> str | None:
+    facts = TRAINER_FACTS.get(cell.trainer)
+    return None if facts is None else facts.package
+
+
+def _trainer_refusals(cell: RunConfig) -> list[str]:
+    facts = TRAINER_FACTS.get(cell.trainer)
+    return [] if facts is None else facts.refusals(cell)  # a workload that trains nothing has none
+
+
 def needed_packages(cell: RunConfig) -> dict[str, str]:
     """The distributions that a cell cannot run without, by the choice that needs them."""
     needed = {
         f"strategy={cell.strategy}": STRATEGIES[cell.strategy].package,
         f"engine={cell.engine}": ENGINE_PACKAGES.get(cell.engine),
+        f"trainer={cell.trainer}": _trainer_package(cell),
     }
     return {choice: package for choice, package in needed.items() if package is not None}
 

@@ -38,12 +38,13 @@ from bench.request.model_numbers import model_config
 from bench.request.placement import degrees, memory_limit_gib, place, threads_per_rank, unshared_degrees
 from bench.strategies import STRATEGIES
 from bench.training.text import refuse_no_text
+from bench.training.trainer_facts import TRAINER_FACTS, UNTILED
 
 DATA = ("text", "synthetic")
 ENGINES = ("ddp", "fsdp2", "zero3")
 LOSSES = ("chunked", "untiled")
 MODES = ("measure",)
-TRAINERS = ("native",)
+TRAINERS = tuple(TRAINER_FACTS)
 WORKLOADS = ("train", "attention")
 """The names in the tables of `training`, `workloads` and `cell`, which the request must not import."""
 
@@ -149,7 +150,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         dp_replicate=spread.dp_replicate,
         dp_shard=spread.dp_shard,
         checkpointing=_checkpointing(raw["checkpointing"], where.device),
-        loss=values.choice("loss", raw["loss"], LOSSES),
+        loss=_loss(raw["loss"], raw["trainer"]["name"]),
         measure=measure_config(raw["measure"], where.device),
         seed=values.whole("seed", raw["seed"], least=0),
         env=env_pairs(raw["env"], where.device),
@@ -220,6 +221,13 @@ def _optimizer(raw: Raw) -> OptimizerConfig:
             "optimizer.max_grad_norm", raw["max_grad_norm"], example="1.0", or_zero=True
         ),
     )
+
+
+def _loss(raw: Any, trainer: str) -> str:
+    """In chunks where the loss is ours; a training stack of somebody else computes its own."""
+    if raw == AUTO:
+        return UNTILED if TRAINER_FACTS[trainer].is_stack else LOSSES[0]
+    return values.choice("loss", raw, LOSSES)
 
 
 def _data(raw: Raw) -> DataConfig:

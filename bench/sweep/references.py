@@ -13,13 +13,14 @@ from pathlib import Path
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.cell.run import CellInterrupted, SharedSections, run
-from bench.cell.trajectory import REFERENCE_STRATEGY, Trajectories, work_of
+from bench.cell.trajectory import REFERENCE_STRATEGY, Trajectories, is_base, work_of
 from bench.config import RunConfig
 from bench.labels import duration_label, length_label
 from bench.passes.timing.section import MAX_WARM_UP_STEPS
 from bench.record import Role, Status
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
+from bench.training.trainer_facts import NATIVE
 
 FOLDER = "references"
 MORE_STEPS = 10
@@ -37,7 +38,7 @@ class References:
         self.launcher = launcher
         self.folder = folder
         self.say = say
-        self._settled = {work_of(cell) for cell in cells if cell.strategy == REFERENCE_STRATEGY}
+        self._settled = {work_of(cell) for cell in cells if is_base(cell)}
 
     def run_missing(self, cell: RunConfig, trajectories: Trajectories, shared: SharedSections) -> None:
         """Give the trajectories a reference for this cell's work, unless one is planned or was tried."""
@@ -63,7 +64,7 @@ class References:
 
 
 def reference_of(cell: RunConfig) -> RunConfig | None:
-    """The cell of `local` that does the same work on one rank a sequence; None where none can.
+    """The native loop's cell of `local` that does the same work on one rank a sequence; None where none can.
 
     It is timed for nobody, so its budget alone limits its steps.
     """
@@ -77,6 +78,7 @@ def reference_of(cell: RunConfig) -> RunConfig | None:
         sp_degree=1,
         ulysses_degree=1,
         padding=0,
+        trainer=NATIVE,
         cluster=replace(
             cell.cluster,
             world_size=cell.dp_degree,

@@ -74,11 +74,18 @@ def clipped_norm(norm: float, config: OptimizerConfig) -> float:
 class Updater:
     """The end of a step of an engine that leaves clipping to its user."""
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: OptimizerConfig,
+        optimizer: torch.optim.Optimizer | None = None,
+        schedule: LRScheduler | None = None,
+    ) -> None:
+        """With the optimizer and the schedule that a training stack has, or else with new ones."""
         self.model = model
         self.max_grad_norm = config.max_grad_norm or math.inf
-        self.optimizer = make_optimizer(model, config)
-        self.schedule = make_schedule(self.optimizer, config)
+        self.optimizer = optimizer or make_optimizer(model, config)
+        self.schedule = schedule or make_schedule(self.optimizer, config)
 
     def clip(self) -> Tensor:
         """Scale the gradients down where their norm is too large; the norm before."""

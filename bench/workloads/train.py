@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 
+from bench.attention.watch import AttentionWatch
 from bench.mistakes import mistaken
+from bench.passes.optimizer_spans import Spans, step_spans
 from bench.passes.timing.section import first_step_tokens
 from bench.training.data import open_data
 from bench.training.embedding import sum_embedding_gradient_in_float32
-from bench.training.engines import ENGINES
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, empty_model
+from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers import TRAINERS
-from bench.training.trainers.trainer import StepOutcome, Trainer
+from bench.training.trainers.trainer import NextStep, StepOutcome, Trainer
 from bench.training.weights import filled_layers, numbers_of
 from bench.workloads.workload import Rank, Workload
 
@@ -25,10 +29,26 @@ class Train(Workload):
         cell = self.cell
         model, data = _model(rank), open_data(cell, rank.device)
         layers = filled_layers(model.model, numbers_of(cell.model, cell.seed), rank.device)
-        self.optimizer = ENGINES[cell.engine](model, layers, cell, rank.strategy.groups, rank.device)
-        self.trainer = mistaken(cell.mistake).trainer(TRAINERS[cell.trainer])(
-            cell, self.optimizer, rank.strategy, rank.wiring, data, rank.phase, model.fed
+        self.trainer = (
+            mistaken(cell.mistake)
+            .trainer(TRAINERS[cell.trainer])
+            .build(model, layers, data, rank.strategy, rank.wiring, rank.device, rank.phase)
         )
+        self.optimizer = self.trainer.engine
+        self.attention_name = self.trainer.attention_name
+        self.attention_code = self.trainer.attention_code
+        self.step_period = self.trainer.step_period
+
+    def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+        return self.trainer.watched(watch)
+
+    def optimizer_spans(self) -> AbstractContextManager[Spans]:
+        """The engine's update, or of a stack, which decides itself when to update, torch's optimizers."""
+        is_stack = TRAINER_FACTS[self.cell.trainer].is_stack
+        return step_spans(self.rank.phase) if is_stack else super().optimizer_spans()
+
+    def take_steps(self, next_step: NextStep) -> None:
+        self.trainer.run(next_step)
 
     def step(self, number: int) -> StepOutcome:
         return self.trainer.step(number, self.cell.padded_len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -57,23 +58,31 @@ class Workload(Subject):
         return method_spans(self.optimizer, "update")
 
     def run(self, passes: Steps) -> None:
-        """Run the steps that the passes ask for; full-length ones are numbered from 0.
+        """Run the steps that the passes ask for.
 
         An error of a step is raised in the pass that asked for it, and then here.
         """
-        number, outcome = 0, None
-        while True:
+
+        def next_step(outcome: Any) -> bool:
+            """Whether the passes, told of the last full-length step, ask for another one."""
             try:
-                ask = passes.send(outcome)
+                while (ask := passes.send(outcome)) is not Ask.STEP:
+                    outcome = None
+                    if ask is Ask.FIRST:
+                        self.short_step()
             except StopIteration:
-                return
-            outcome = None
-            try:
-                if ask is Ask.STEP:
-                    outcome = self.step(number)
-                    number += 1
-                elif ask is Ask.FIRST:
-                    self.short_step()
-            except BaseException as error:
-                passes.throw(error)
-                raise
+                return False
+            return True
+
+        try:
+            self.take_steps(next_step)
+        except BaseException as error:
+            passes.throw(error)
+            raise
+
+    def take_steps(self, next_step: Callable[[Any], bool]) -> None:
+        """Full-length steps, numbered from 0, while `next_step`, told of the last one, wants more."""
+        number, outcome = 0, None
+        while next_step(outcome):
+            outcome = self.step(number)
+            number += 1

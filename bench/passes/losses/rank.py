@@ -30,6 +30,8 @@ def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> RankLos
     loss_sums = own_sums.clone()
     dist.all_reduce(loss_sums)
     valid = torch.stack([outcome.valid_tokens for outcome in outcomes])
+    if trainer.counts_own_tokens:
+        dist.all_reduce(valid)
     data, seq_len = trainer.data, trainer.cell.padded_len
     return RankLosses(
         loss_sums=own_sums.tolist(),
@@ -38,7 +40,14 @@ def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> RankLos
         valid_tokens=valid.tolist(),
         tokens_digest=[all_fed(outcome.fed_digest.to(data.device)) for outcome in outcomes],
         expected_digest=[expected_digest(data, step, seq_len) for step in range(len(outcomes))],
+        logged_loss=_logged(outcomes),
     )
+
+
+def _logged(outcomes: Sequence[StepOutcome]) -> list[float] | None:
+    """What a training stack said of each step, None where the loop is ours."""
+    logged = [float(outcome.logged_loss) for outcome in outcomes if outcome.logged_loss is not None]
+    return logged or None
 
 
 def all_fed(own: Tensor) -> str:

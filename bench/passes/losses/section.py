@@ -30,6 +30,7 @@ class RankLosses:
     valid_tokens: list[int]
     tokens_digest: list[str]
     expected_digest: list[str]
+    logged_loss: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,10 @@ class Losses:
     """The same sum from the data, without any sharding."""
     loss_sums: list[list[float]] = field(default_factory=list)
     """By rank and step, the sum of the rank's own token losses; older records have none."""
+    logged_loss: list[float] | None = None
+    """By step, the loss that a training stack logs on its main process; null where the loop is ours."""
+    logged_off_by: float | None = None
+    """The largest difference of a logged loss from `loss`, which is computed the same for every trainer."""
     held_against: str | None = None
     """The cell of the same work whose losses and gradient norms these were compared with."""
     held_steps: int = 0
@@ -67,6 +72,8 @@ class LossesFacts(PassFacts[RankLosses, Losses]):
             valid_tokens=parts[0].valid_tokens,
             tokens_digest=parts[0].tokens_digest,
             expected_digest=parts[0].expected_digest,
+            logged_loss=parts[0].logged_loss,
+            logged_off_by=_off_by(parts[0]),
         )
 
     def gate(self, cell: RunConfig, section: Losses) -> str | None:  # noqa: ARG002
@@ -85,6 +92,12 @@ class LossesFacts(PassFacts[RankLosses, Losses]):
             for what, against in COMPARED.items()
         ]
         return [*each[:-1], _held(each[-1], section)]
+
+
+def _off_by(part: RankLosses) -> float | None:
+    if part.logged_loss is None:
+        return None
+    return max(abs(logged - loss) for logged, loss in zip(part.logged_loss, part.loss, strict=True))
 
 
 def _held(check: Check, losses: Losses) -> Check:

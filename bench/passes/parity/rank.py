@@ -12,6 +12,7 @@ from bench.passes.rank_pass import RankPass
 from bench.passes.subject import Subject
 from bench.ranks.log import Stage, WrongResultError
 from bench.ranks.memory_limit import without_memory_limit
+from bench.training.trainer_facts import TRAINER_FACTS
 
 
 class ParityPass(RankPass):
@@ -47,7 +48,7 @@ def checks_of(subject: Subject) -> Mapping[str, Callable[[], ParityOutcome]]:
         checks["attention"] = partial(
             check_attention, subject.strategy, subject.device, causal=subject.causal
         )
-    if subject.trainer is not None:
+    if subject.trainer is not None and not TRAINER_FACTS[subject.trainer.cell.trainer].is_stack:
         checks["objective"] = partial(check_objective, subject.trainer, subject.device)
     return checks
 

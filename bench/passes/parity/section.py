@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from bench.config import OWN, RunConfig
 from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, first_beyond, worst_by_name
 from bench.record import Check
+from bench.training.trainer_facts import TRAINER_FACTS
 
+OF_A_STACK = "{trainer} builds engines of its own; every gradient is compared on that"
+"""Why no stack trains a cut model, which has an engine of ours."""
 MAX_TOKENS = 512
 """Parity is checked at no more: float64 attention takes the square of their number."""
 
@@ -85,11 +88,16 @@ class ParityFacts(PassFacts[RankParity, Parity]):
 def _check(what: str, tensor: str, cell: RunConfig, section: Parity | None) -> Check:
     """The check that was made where `tensor` has an error."""
     if section is None or tensor not in section.errors:
-        reason = NOT_RUN if section is None else section.reason or NOT_RUN
+        reason = NOT_RUN if section is None else section.reason or _why_missing(cell)
         return Check(what=what, against="float64", reason=reason)
     elsewhere = "" if section.checked_in == cell.cell_id else f", in cell {section.checked_in}"
     own_step = 1 if cell.trainer == OWN else None
     return Check(what=what, against=f"float64{elsewhere}", tokens=section.tokens, steps=own_step)
+
+
+def _why_missing(cell: RunConfig) -> str:
+    is_stack = cell.trainer in TRAINER_FACTS and TRAINER_FACTS[cell.trainer].is_stack
+    return OF_A_STACK.format(trainer=cell.trainer) if is_stack else NOT_RUN
 
 
 FACTS = ParityFacts()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from bench.passes.rank_pass import RankPass, Steps
@@ -38,6 +38,8 @@ class TracePass(RankPass):
             warm_profiler(subject.device)
             read = []
             for _ in range(steps):
+                if not shares:
+                    yield from self._up_to_a_step_like_the_inspected_one()
                 yield from measurement.step(tracer.step)
                 # The calls of an inspected step tell what each transfer was for.
                 traced = tracer.traced[-1]
@@ -48,6 +50,11 @@ class TracePass(RankPass):
             self.steps = RankSteps(steps=read, median=median, is_inspected=shares)
             if keep:
                 keep_trace(tracer.traced, median, folder)
+
+    def _up_to_a_step_like_the_inspected_one(self) -> Steps:
+        """Steps that nobody looks at, for the next to make the calls that the inspected one made."""
+        for _ in range(self.measurement.subject.step_period - 1):
+            yield from self.measurement.step(nullcontext)
 
     def part(self) -> RankSteps | None:
         return self.steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -51,11 +51,11 @@ class TorchContextParallel(Strategy):
         self.mesh = DeviceMesh.from_group(groups.sequence, cell.cluster.device)
         if cell.cluster.device == "cpu":
             flash_operator_for_cpu()
-        # For the rank's whole life: backward runs after `attention` has returned and needs it, too.
-        _enable_context_parallel_dispatcher()
+        _enable_dispatcher()
         set_rotate_method(cell.option("rotation"))
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
+        _enable_dispatcher()
         # What torch calls load balancing is the order of the zigzag layout under a causal mask.
         _cp_options.enable_load_balance = causal and self.cell.layout == "zigzag"
         q, k, v = (
@@ -63,6 +63,20 @@ class TorchContextParallel(Strategy):
             for x in (q_BNSD, k_BKSD, v_BKSD)
         )
         return self.operator(q, k, v, causal).to_local()
+
+
+def _enable_dispatcher() -> None:
+    """For the rank's whole life: backward runs after `attention` has returned and needs it, too.
+
+    `context_parallel`, which a training stack may use on the same rank, switches it off where it ends.
+    """
+    if torch.ops.aten._scaled_dot_product_flash_attention.default not in _handlers():
+        _enable_context_parallel_dispatcher()
+
+
+def _handlers() -> Mapping[Any, Any]:
+    found: Mapping[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    return found
 
 
 @cache
@@ -75,6 +89,44 @@ def flash_operator_for_cpu() -> operators.Library:
     aten.impl("_scaled_dot_product_flash_attention", _cpu_forward, "CPU")
     aten.impl("_scaled_dot_product_flash_attention_backward", _cpu_backward, "CPU")
     return aten
+
+
+@cache
+def flash_in_torch_attention_for_cpu() -> None:
+    """Let torch's `scaled_dot_product_attention` take the flash operator for shards, on CPU ranks.
+
+    For them it takes an operator of another name, of which `context_parallel` has no sharding strategy.
+    """
+    flash_operator_for_cpu()
+    plain: Any = torch.nn.functional.scaled_dot_product_attention
+
+    @wraps(plain)  # `context_parallel` puts its own around it by its name
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if not isinstance(query, DTensor):
+            out: Tensor = plain(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+            return out
+        assert attn_mask is None
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        shards: Tensor = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return shards
+
+    torch.nn.functional.scaled_dot_product_attention = attention
+
+
+def deal_out_as(layout: str) -> None:
+    """Tell `context_parallel` how to deal out its buffers; what it calls load balancing is zigzag."""
+    _cp_options.enable_load_balance = layout == "zigzag"
 
 
 def _cpu_forward(

@@ -1,0 +1,106 @@
+"""Trainers as they are known without torch: what each drives, on which kernels, and what it needs.
+
+The table that says which (trainer, strategy, engine) triples run; every other triple is refused by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bench.config import RunConfig
+
+NATIVE = "native"
+SDPA = "sdpa"
+STACK_KERNELS: Mapping[str, str] = {
+    "torch_flash": SDPA,
+    "flash_attn_2": "flash_attention_2",
+    "flash_attn_3": "flash_attention_3",
+}
+"""What transformers calls the kernels of ours that it has, too; `sdpa` leaves the choice to torch."""
+UNTILED = "untiled"
+STACK_DTYPES = ("bf16", "fp32")
+
+EnginesByStrategy = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerFacts:
+    """What a trainer can be asked for."""
+
+    drives: EnginesByStrategy | None = None
+    """The engines that it drives, by strategy; None for all of ours, in every combination."""
+    package: str | None = None
+    """The distribution that it needs beside those of the strategy and the engine."""
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether it is somebody else's training stack."""
+        return self.drives is not None
+
+    def refusals(self, cell: RunConfig) -> list[str]:
+        """Why it cannot train this cell, each with a way out."""
+        if self.drives is None:
+            return []
+        return [*_pair_refusals(cell, self.drives), *_setting_refusals(cell)]
+
+
+_ENGINES: EnginesByStrategy = {
+    "local": ("ddp", "fsdp2", "zero3"),
+    "deepspeed_ulysses": ("zero3",),
+    "torch_cp": ("fsdp2",),
+}
+
+TRAINER_FACTS: Mapping[str, TrainerFacts] = {
+    NATIVE: TrainerFacts(),
+    "accelerate": TrainerFacts(_ENGINES, "accelerate"),
+    "transformers": TrainerFacts(_ENGINES, "accelerate"),
+    "trl": TrainerFacts(_ENGINES, "trl"),
+}
+
+
+def _pair_refusals(cell: RunConfig, drives: EnginesByStrategy) -> list[str]:
+    trainer, engines = f"trainer={cell.trainer}", drives.get(cell.strategy)
+    if engines is None:
+        others = " or ".join(drives)
+        return [f"{trainer} has no strategy={cell.strategy}; take trainer={NATIVE}, or strategy={others}"]
+    if cell.engine not in engines:
+        others = " or ".join(engines)
+        return [f"{trainer} runs strategy={cell.strategy} under engine={others}, not {cell.engine}"]
+    return []
+
+
+def _setting_refusals(cell: RunConfig) -> list[str]:
+    reasons = []
+    if cell.kernel not in STACK_KERNELS:
+        reasons.append(
+            f"trainer={cell.trainer} runs transformers' own attention, which has no kernel={cell.kernel};"
+            f" choose kernel={' or '.join(STACK_KERNELS)}"
+        )
+    if cell.loss != UNTILED:
+        reasons.append(
+            f"trainer={cell.trainer} computes the loss itself, of all logits at once; leave loss at auto, or"
+            f" choose loss={UNTILED}"
+        )
+    if cell.dtype not in STACK_DTYPES:
+        reasons.append(
+            f"dtype={cell.dtype} is not for trainer={cell.trainer}; choose dtype={' or '.join(STACK_DTYPES)}"
+        )
+    if _gathers_losses_of_some_ranks(cell):
+        reasons.append(
+            f"trainer={cell.trainer} gathers the losses of a sequence's ranks by torch's differentiable"
+            " all_gather, which on gloo finds only a group that begins with rank 0; take dp_shard=1,"
+            f" trainer={NATIVE}, or GPUs"
+        )
+    if cell.dp_replicate > 1 and cell.engine != "ddp":
+        reasons.append(
+            f"dp_replicate={cell.dp_replicate} is not for trainer={cell.trainer}, which is configured with"
+            " one sharded copy; take dp_shard"
+        )
+    return reasons
+
+
+def _gathers_losses_of_some_ranks(cell: RunConfig) -> bool:
+    """Whether several groups gather losses; transformers' own loop does so for DeepSpeed's Ulysses only."""
+    gathers = cell.trainer == "accelerate" or cell.strategy == "deepspeed_ulysses"
+    return gathers and cell.cluster.backend == "gloo" and cell.sp_degree > 1 and cell.dp_degree > 1

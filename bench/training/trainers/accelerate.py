@@ -1,0 +1,134 @@
+"""Accelerate: the loop that its documentation shows, around what `Accelerator.prepare` returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.nn.functional import all_gather
+
+from bench.training.data import count_valid
+from bench.training.optimizer import make_optimizer, make_schedule
+from bench.training.trainers.stack import StackTrainer
+from bench.training.trainers.stack_accelerator import MIXED_PRECISION, engine_plugins, parallelism
+from bench.training.trainers.stack_data import NEXT_LABELS, SHIFT_LABELS
+from bench.training.trainers.stack_engines import bare_optimizer
+from bench.training.trainers.trainer import NextStep, StepOutcome
+
+CUT_IN_PLACE = "torch_cp"
+"""The strategy whose batches are whole until the model is called."""
+
+
+@dataclass(slots=True)
+class AccelerateTrainer(StackTrainer):
+    accelerator: Any = None
+    wrapped: Any = None
+    """The model as Accelerate has prepared it."""
+    optimizer: Any = None
+    schedule: Any = None
+
+    def prepare(self) -> None:
+        from accelerate import Accelerator
+
+        cell = self.cell
+        self.accelerator = Accelerator(
+            mixed_precision=MIXED_PRECISION[cell.dtype],
+            gradient_accumulation_steps=cell.grad_accum,
+            parallelism_config=parallelism(cell),
+            **engine_plugins(cell),
+        )
+        optimizer = make_optimizer(self.model, cell.optimizer)
+        self.wrapped, self.optimizer = self.accelerator.prepare(self.model, optimizer)
+        # Not prepared: of `n` processes Accelerate takes `n` steps of a schedule at once.
+        bare = bare_optimizer(self.optimizer)
+        self.schedule = make_schedule(bare, cell.optimizer)
+        self.engine.attach(self.wrapped, bare, self.schedule)
+
+    def run(self, next_step: NextStep) -> None:
+        batches = self._batches(0, self.cell.seq_len)
+        outcome = None
+        while next_step(outcome):
+            outcome = self._step(batches)
+
+    def step(self, number: int, seq_len: int) -> StepOutcome:
+        return self._step(self._batches(number, seq_len))
+
+    def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
+        self.fed.take()
+        batches = self._batches(number, seq_len)
+        with self.engine.held():
+            for _ in range(self.cell.grad_accum):
+                self._micro_step(next(batches), updates=False)
+        loss_sum, valid_tokens = self.signal.take()
+        dist.all_reduce(valid_tokens)
+        return loss_sum, valid_tokens
+
+    def _batches(self, first: int, seq_len: int) -> Iterator[Any]:
+        return self.dealt_batches(self.accelerator, self.wrapped, first, seq_len)
+
+    def _step(self, batches: Iterator[Any]) -> StepOutcome:
+        self.fed.take()
+        losses, norm = [], None
+        for _ in range(self.cell.grad_accum):
+            self.phase.enter("load")
+            loss, norm = self._micro_step(next(batches), updates=True)
+            losses.append(loss)
+        self.phase.enter(None)
+        loss_sum, valid_tokens = self.signal.take()
+        logged, fed = torch.stack(losses).mean(), self.fed.take()
+        return StepOutcome(loss_sum, valid_tokens, self.engine.reported_norm(norm), fed, logged)
+
+    def _micro_step(self, batch: dict[str, Tensor], *, updates: bool) -> tuple[Tensor, Any]:
+        """The documentation's loop body: the loss that it logs, and what clipping returned."""
+        accelerator, norm = self.accelerator, None
+        batch = {name: column.to(accelerator.device) for name, column in batch.items()}
+        with accelerator.accumulate(self.wrapped):
+            with self._sharded(batch):
+                loss = self._loss(batch)
+                accelerator.backward(loss)
+            if updates:
+                self.phase.enter("optimizer")
+                if accelerator.sync_gradients:
+                    most = self.cell.optimizer.max_grad_norm or math.inf
+                    norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), most)
+                self.optimizer.step()
+                if accelerator.sync_gradients:
+                    self.schedule.step()
+                self.optimizer.zero_grad()
+        return loss.detach(), norm
+
+    def _sharded(self, batch: dict[str, Tensor]) -> AbstractContextManager[Any]:
+        """Around forward and backward: torch's context parallelism cuts the batch to this rank's shard."""
+        if self.cell.strategy != CUT_IN_PLACE:
+            return nullcontext()
+        columns = list(batch.values())
+        context: AbstractContextManager[Any] = self.accelerator.maybe_context_parallel(
+            buffers=columns, buffer_seq_dims=[1] * len(columns), no_restore_buffers=set(columns)
+        )
+        return context
+
+    def _loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """What the model makes of its own labels; where ranks share a sequence, the mean over all of them."""
+        if NEXT_LABELS in batch:
+            batch["labels"] = batch[SHIFT_LABELS] = batch.pop(NEXT_LABELS).contiguous()
+        loss: Tensor = self.wrapped(**batch).loss
+        if self.cell.sp_degree == 1:
+            return loss
+        return mean_over_group(loss, batch[SHIFT_LABELS], self.strategy.groups.sequence)
+
+
+def mean_over_group(loss: Tensor, labels: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Means of shards, weighed by their valid tokens as Accelerate's documentation says; differentiable."""
+    valid = count_valid(labels)
+    losses = all_gather(loss, group=group)
+    counts = all_gather(valid, group=group)
+    weighed = zip(losses, counts, strict=True)
+    total = sum(each * count for each, count in weighed if count > 0)
+    mean: Tensor = total / torch.stack(counts).sum().clamp(min=1)
+    return mean

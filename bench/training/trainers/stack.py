@@ -1,0 +1,125 @@
+"""A training stack of somebody else: its own loop, on the native loop's weights, samples and optimizer."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from bench.attention.watch import AttentionWatch
+from bench.ranks.log import StepPhase
+from bench.strategies.strategy import Strategy, Wiring
+from bench.training.data import StepData
+from bench.training.loss import ModelWithLoss
+from bench.training.trainer_facts import STACK_KERNELS
+from bench.training.trainers.stack_accelerator import prepare_accelerate
+from bench.training.trainers.stack_data import StackSamples, loader
+from bench.training.trainers.stack_engines import STACK_ENGINES, StackEngine
+from bench.training.trainers.stack_signal import StackSignal
+from bench.training.trainers.trainer import Trainer
+
+ATTENTION_CODE: Mapping[str, str] = {
+    "deepspeed_ulysses": "deepspeed.runtime.sequence_parallel",
+    "torch_cp": "torch.distributed.tensor.experimental",
+}
+
+
+@dataclass(slots=True)
+class StackTrainer(Trainer):
+    """The model is transformers' own and computes its loss; the stack wraps, feeds, steps and logs."""
+
+    engine: StackEngine
+    model: PreTrainedModel
+    signal: StackSignal
+
+    counts_own_tokens: ClassVar[bool] = True
+
+    @classmethod
+    def build(
+        cls,
+        model: ModelWithLoss,
+        layers: Iterator[nn.Module],
+        data: StepData,
+        strategy: Strategy,
+        wiring: Wiring,
+        device: torch.device,
+        phase: StepPhase,
+    ) -> Self:
+        """The stack over the whole model, which every rank holds until the stack shards it."""
+        cell = strategy.cell
+        prepare_accelerate(cell)
+        deque(layers, maxlen=0)
+        plain: PreTrainedModel = model.model.to(device)
+        plain.set_attn_implementation(STACK_KERNELS[cell.kernel])
+        signal = StackSignal(plain, model.fed, phase)
+        engine = STACK_ENGINES[cell.engine](cell, strategy.groups)
+        trainer = cls(cell, engine, strategy, wiring, data, phase, model.fed, plain, signal)
+        trainer.prepare()
+        return trainer
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Hand the model to the stack."""
+
+    @property
+    def attention_name(self) -> str:
+        return STACK_KERNELS[self.cell.kernel]
+
+    @property
+    def attention_code(self) -> str:
+        return ATTENTION_CODE.get(self.cell.strategy, "transformers.integrations")
+
+    @contextmanager
+    def watched(self, watch: AttentionWatch) -> Iterator[None]:
+        """Around the function that transformers calls, which is whatever the stack has put there."""
+        name, run = self.attention_name, ALL_ATTENTION_FUNCTIONS[self.attention_name]
+        was_local = name in ALL_ATTENTION_FUNCTIONS._local_mapping
+
+        def seen(
+            module: nn.Module, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Any = None, **named: Any
+        ) -> tuple[Tensor, Any]:
+            def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                out: Tensor = run(module, q, k, v, mask, **named)[0]
+                return out.unflatten(-1, (-1, v.shape[-1])) if out.dim() == 3 else out  # noqa: PLR2004
+
+            return watch.run(attention, q_BNSD, k_BKSD, v_BKSD), None
+
+        ALL_ATTENTION_FUNCTIONS[name] = seen
+        try:
+            yield
+        finally:
+            if was_local:
+                ALL_ATTENTION_FUNCTIONS[name] = run
+            else:
+                del ALL_ATTENTION_FUNCTIONS[name]
+
+    def samples(self, first: int, seq_len: int) -> StackSamples:
+        """Those from step `first` on."""
+        return StackSamples(self.data, first, seq_len, shares_batches=self.shares_batches)
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether DeepSpeed's loader gathers a batch from every rank of a sequence group."""
+        return self.cell.strategy == "deepspeed_ulysses" and self.cell.sp_degree > 1
+
+    @property
+    def step_period(self) -> int:
+        """DeepSpeed's loader gathers batches for as many micro-steps as ranks share a sequence."""
+        degree = self.cell.sp_degree if self.shares_batches else 1
+        return degree // math.gcd(degree, self.cell.grad_accum)
+
+    def dealt_batches(self, accelerator: Any, model: Any, first: int, seq_len: int) -> Iterator[Any]:
+        """What the stack's own loader gives this rank, from step `first` on."""
+        prepared = accelerator.prepare_data_loader(loader(self.samples(first, seq_len)))
+        if self.shares_batches:
+            prepared = accelerator.deepspeed_ulysses_dl_adapter(prepared, model)
+        return iter(prepared)

@@ -1,0 +1,131 @@
+"""What a stack has made of the model, as the passes look at an engine; names are the native loop's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.config import OptimizerConfig, RunConfig
+from bench.ranks.groups import RankGroups
+from bench.training.engines import DDP, FSDP2, Engine, Zero3
+from bench.training.optimizer import OPTIMIZERS, Updater
+
+Named = Iterable[tuple[str, Tensor]]
+
+
+class StackEngine(Engine):
+    """An engine that a stack builds; `attach` tells what it has built."""
+
+    settings: OptimizerConfig
+
+    def _choose(self, cell: RunConfig) -> None:
+        self.settings = cell.optimizer
+        self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
+
+    def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
+        """The prepared model, torch's optimizer below whatever wraps it, and what sets its learning rate."""
+        raise NotImplementedError
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Around backward passes whose gradients are to stay: nothing is updated while it lasts."""
+        yield
+
+    def reported_norm(self, clipped: Any) -> Tensor:
+        """The gradient's norm before clipping, after an update; `clipped` is what clipping returned."""
+        whole = clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped
+        return torch.as_tensor(whole)
+
+
+class StackDDP(StackEngine, DDP):
+    def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
+        del groups
+        self._choose(cell)
+
+    def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
+        self.module = model
+        self.model = getattr(model, "module", model)
+        self.updater = Updater(self.model, self.settings, optimizer, schedule)
+
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        yield from _renamed(super().full_gradients())
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        yield from _renamed(super().shards())
+
+
+class StackFSDP2(StackEngine, FSDP2):
+    def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
+        self._choose(cell)
+        self.mesh = groups.shard_mesh
+
+    def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
+        self.module = model
+        self.updater = Updater(model, self.settings, optimizer, schedule)
+
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        yield from _renamed(super().full_gradients())
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        yield from _renamed(super().shards())
+
+
+class StackZero3(StackEngine, Zero3):
+    """Under Accelerate the engine's backward updates, too, at the end of a step."""
+
+    def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
+        self._choose(cell)
+        self.rank = groups.rank
+
+    def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
+        del optimizer
+        self.engine = self.module = model
+        self.schedule = schedule
+
+    def update(self) -> Tensor:
+        norm = super().update()
+        self.schedule.step()
+        return norm
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.engine.step = lambda: None
+        try:
+            yield
+        finally:
+            del self.engine.step
+
+    def reported_norm(self, clipped: Any) -> Tensor:
+        """DeepSpeed clips where it updates, so that it knows the norm only then."""
+        del clipped
+        return torch.as_tensor(self.engine.get_global_grad_norm())
+
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        yield from _renamed(super().full_gradients())
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        yield from _renamed(super().shards())
+
+
+STACK_ENGINES: Mapping[str, type[StackDDP | StackFSDP2 | StackZero3]] = {
+    "ddp": StackDDP,
+    "fsdp2": StackFSDP2,
+    "zero3": StackZero3,
+}
+
+
+def bare_optimizer(wrapped: Any) -> torch.optim.Optimizer:
+    """The optimizer of torch below Accelerate's wrapper and DeepSpeed's."""
+    found: Any = wrapped.optimizer
+    while not isinstance(found, torch.optim.Optimizer):
+        found = found.optimizer
+    return found
+
+
+def _renamed(named: Named) -> Iterator[tuple[str, Tensor]]:
+    """In the native loop the model is a part of the module that computes the loss."""
+    yield from ((f"model.{name}", tensor) for name, tensor in named)

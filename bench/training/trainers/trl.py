@@ -1,0 +1,67 @@
+"""TRL's SFTTrainer, which adds a fused head, metrics and checks of its own to transformers' Trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from bench.training.trainers.stack_data import StackSamples
+from bench.training.trainers.transformers import HuggingFaceTrainer
+
+ROWS = 2**20
+"""More than any cell trains on: a table has to know its length."""
+
+
+@dataclass(slots=True)
+class SupervisedTrainer(HuggingFaceTrainer):
+    def base(self) -> Any:
+        from trl import SFTTrainer
+
+        return SFTTrainer
+
+    def arguments_class(self) -> Any:
+        from trl import SFTConfig
+
+        return SFTConfig
+
+    def dataset(self) -> Any:
+        """SFTTrainer wants an object of the datasets package; rows are made when they are asked for."""
+        return _as_dataset(self.samples(0, self.cell.seq_len))
+
+    def extras(self) -> dict[str, Any]:
+        """It asks for a tokenizer, which it has no use for: the rows are tokens already."""
+        return {"processing_class": _no_tokenizer()}
+
+    def arguments(self) -> dict[str, Any]:
+        return {
+            **HuggingFaceTrainer.arguments(self),
+            "max_length": self.cell.seq_len,
+            "pad_to_multiple_of": self.cell.sp_degree,
+            "dataset_kwargs": {"skip_prepare_dataset": True},
+            "gradient_checkpointing": self.cell.checkpointing,
+        }
+
+
+def _as_dataset(samples: StackSamples) -> Any:
+    """A `datasets.Dataset` of numbers, which become rows when they are asked for."""
+    from datasets import Dataset
+
+    def rows(numbers: dict[str, list[int]]) -> dict[str, list[Tensor]]:
+        found = [samples[number] for number in numbers["number"]]
+        return {name: [row[name] for row in found] for name in found[0]}
+
+    numbered = Dataset.from_dict({"number": range(ROWS)})
+    numbered.set_transform(rows)
+    return numbered
+
+
+def _no_tokenizer() -> Any:
+    """A tokenizer with nothing but a padding token in it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    empty = Tokenizer(WordLevel({"<pad>": 0}, unk_token="<pad>"))  # noqa: S106
+    return PreTrainedTokenizerFast(tokenizer_object=empty, pad_token="<pad>", eos_token="<pad>")  # noqa: S106

@@ -1,0 +1,135 @@
+"""Training stacks of others train the native loop's tokens to the native loop's losses."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.environment import installed
+from bench.request.legality import refusal
+from bench.training.data import open_data
+from bench.training.trainer_facts import TRAINER_FACTS
+from bench.training.trainers.stack_data import NEXT_LABELS, StackSamples, dealt
+from tests.cells import make_cell, run_cell, tiny_cell
+
+PAGE = Path(__file__).parents[3] / "docs" / "stacks.md"
+ULYSSES = ("strategy=deepspeed_ulysses", "engine=zero3", "cluster.world_size=2", "sp_degree=2")
+TRAINED = ("data=synthetic", "data.prompt_tokens=50", "dtype=fp32", "measure.steps=3", "measure.budget_s=60")
+TRIPLES = [
+    (trainer, strategy, engine)
+    for trainer, facts in TRAINER_FACTS.items()
+    for strategy, engines in (facts.drives or {}).items()
+    for engine in engines
+]
+
+
+def losses_of(launcher, folder, *words, entry=None):
+    record, _ = run_cell(launcher, tiny_cell(*TRAINED, *words), folder, entry)
+    assert record.status == "ok", record.reason
+    return record.sections["losses"]
+
+
+@pytest.mark.parametrize("trainer", ["accelerate", "transformers"])
+def test_a_stack_with_ulysses_has_the_native_loops_losses_and_norms(launcher, tmp_path, trainer):
+    native = losses_of(launcher, tmp_path, *ULYSSES)
+    stack = losses_of(launcher, tmp_path, *ULYSSES, f"trainer={trainer}")
+    assert stack.loss == pytest.approx(native.loss, rel=2e-6)
+    assert stack.grad_norm == pytest.approx(native.grad_norm, rel=1e-5)
+    assert stack.valid_tokens == native.valid_tokens
+    assert stack.logged_loss == pytest.approx(stack.loss, rel=1e-6)
+    assert stack.logged_off_by == pytest.approx(0, abs=1e-5)
+    assert native.logged_loss is None
+    assert native.logged_off_by is None
+
+
+def train_without_the_process_group(job, log):
+    """Accelerate as it comes: on CPU ranks it finds no process group."""
+    from bench.cell.worker import run_cell as run_in_rank
+    from bench.training.trainers import stack_accelerator
+
+    stack_accelerator.name_the_cpu_ranks = lambda *_: None
+    return run_in_rank(job, log)
+
+
+def test_a_gate_catches_sequences_that_are_trained_once_by_every_rank(launcher, tmp_path):
+    cell = tiny_cell(*TRAINED, *ULYSSES, "trainer=transformers")
+    record, _ = run_cell(launcher, cell, tmp_path, train_without_the_process_group)
+    assert record.status == "wrong_result"
+    assert "step 1: the ranks saw other tokens than the step holds" in record.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trainer", "strategy", "engine"), TRIPLES)
+def test_every_row_of_the_table_trains_as_the_native_loop(launcher, tmp_path, trainer, strategy, engine):
+    if installed(trainer) is None:
+        pytest.skip(f"{trainer} is not installed")
+    spread = "dp_shard=2" if strategy == "local" else "sp_degree=2"
+    words = (f"strategy={strategy}", f"engine={engine}", "cluster.world_size=2", spread)
+    native = losses_of(launcher, tmp_path, *words)
+    stack = losses_of(launcher, tmp_path, *words, f"trainer={trainer}")
+    assert stack.loss == pytest.approx(native.loss, rel=2e-6)
+    assert stack.grad_norm == pytest.approx(native.grad_norm, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["accelerate", "transformers", "trl"])
+def test_micro_steps_batches_and_a_schedule_are_those_of_the_native_loop(launcher, tmp_path, trainer):
+    words = (*ULYSSES, "grad_accum=2", "batch=2", "optimizer=sgd", "optimizer.schedule=linear")
+    native = losses_of(launcher, tmp_path, *words, "optimizer.schedule_steps=20")
+    stack = losses_of(launcher, tmp_path, *words, "optimizer.schedule_steps=20", f"trainer={trainer}")
+    assert stack.loss == pytest.approx(native.loss, rel=2e-6)
+
+
+def test_the_page_has_a_row_for_all_that_runs_and_no_other():
+    rows = re.findall(r"^\| (\w+) \| (\w+) \| (\w+) \| as native", PAGE.read_text(), re.MULTILINE)
+    assert rows == TRIPLES
+
+
+@pytest.mark.parametrize("words", ["batch=1", "batch=3 grad_accum=2", "dp_shard=2 cluster.world_size=4"])
+def test_ranks_that_share_batches_are_dealt_the_native_loops(words):
+    cell = make_cell("seq_len=64", "data=synthetic", *ULYSSES, *words.split())
+    data = open_data(cell, torch.device("cpu"))
+    samples = StackSamples(data, 0, 64, shares_batches=True)
+    processes = cell.cluster.world_size
+    for process in range(processes):
+        group = process // cell.sp_degree
+        for round_ in range(2):  # each gathers a batch of every rank of its group, and trains on one by one
+            for place in range(cell.sp_degree):
+                batch = round_ * processes + group * cell.sp_degree + place
+                micro_step = round_ * cell.sp_degree + place
+                assert dealt(cell, batch, cell.sp_degree) == (micro_step, group)
+                step, within = divmod(micro_step, cell.grad_accum)
+                expected = data.micro_batch(step, within, group, 64)
+                rows = [samples[batch * cell.batch + row] for row in range(cell.batch)]
+                assert torch.equal(torch.stack([row["input_ids"] for row in rows]), expected.input_ids)
+                assert torch.equal(torch.stack([row[NEXT_LABELS] for row in rows]), expected.labels)
+
+
+def test_labels_of_a_row_are_shifted_by_whoever_reads_them():
+    data = open_data(make_cell("seq_len=64", "data=synthetic", *ULYSSES), torch.device("cpu"))
+    row = StackSamples(data, 0, 64, shares_batches=True)[0]
+    assert torch.equal(row["labels"][1:], row["input_ids"][1:])
+    assert torch.equal(row[NEXT_LABELS][:-1], row["input_ids"][1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("strategy=ring engine=zero3", "trainer=accelerate has no strategy=ring; take trainer=native"),
+        ("strategy=deepspeed_ulysses engine=fsdp2", "under engine=zero3, not fsdp2"),
+        ("strategy=deepspeed_ulysses kernel=math", "no kernel=math; choose kernel=torch_flash"),
+        ("strategy=deepspeed_ulysses loss=chunked", "leave loss at auto, or choose loss=untiled"),
+        ("strategy=local engine=fsdp2 dtype=fp64", "dtype=fp64 is not for trainer=accelerate"),
+        ("strategy=local engine=fsdp2 dp_replicate=2", "one sharded copy; take dp_shard"),
+        ("strategy=deepspeed_ulysses dp_shard=2 cluster.world_size=4", "take dp_shard=1, trainer=native, or"),
+    ],
+)
+def test_what_a_stack_cannot_is_refused_with_a_way_out(words, reason):
+    base = ("seq_len=256", "cluster.world_size=2", "trainer=accelerate")
+    assert reason in refusal(make_cell(*base, *words.split()))
+
+
+def test_a_stack_computes_its_own_loss_and_the_native_loop_ours():
+    assert make_cell("trainer=transformers").loss == "untiled"
+    assert make_cell().loss == "chunked"
