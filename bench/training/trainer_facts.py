@@ -86,6 +86,11 @@ def _setting_refusals(cell: RunConfig) -> list[str]:
         reasons.append(
             f"dtype={cell.dtype} is not for trainer={cell.trainer}; choose dtype={' or '.join(STACK_DTYPES)}"
         )
+    if cell.data.packs or cell.padding:
+        reasons.append(
+            f"trainer={cell.trainer} is given whole sequences without documents or padding; take"
+            f" data.packing=none and pad=false, or trainer={NATIVE}"
+        )
     if _gathers_losses_of_some_ranks(cell):
         reasons.append(
             f"trainer={cell.trainer} gathers the losses of a sequence's ranks by torch's differentiable"

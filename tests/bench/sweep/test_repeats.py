@@ -36,6 +36,7 @@ def ended(cells, took_s, status="ok", spread=0.0):
     return [
         {
             "cell_id": each.cell.cell_id,
+            "role": each.role,
             "repeat": each.repeat,
             "status": status,
             "wall_s": took_s[each.cell.seq_len],
@@ -149,7 +150,7 @@ def swept(tmp_path, monkeypatch):
         (record,) = ended([each], {1024: 10.0, 2048: 40.0})
         with sweep.store.path.open("a") as file:
             file.write(json.dumps({"schema_version": 3} | record) + "\n")
-        return record["status"]
+        return record["status"] == "ok"
 
     class Idle:
         def warm(self):
