@@ -15,6 +15,8 @@ ENGINE_DTYPES = {
     "zero3": ("bf16", "fp32"),
 }
 
+OPTIMIZER_OFFLOAD_ENGINES = ("zero3",)
+
 
 def refusal(cell: RunConfig) -> str | None:
     """Every reason why the cell is `unsupported`, each with a way out, in one line; None when it is legal."""
@@ -29,6 +31,7 @@ def refusal(cell: RunConfig) -> str | None:
         *KERNEL_FACTS[cell.kernel].refusals(cell),
         *_engine_refusals(cell),
         *mistake_refusals(cell),
+        *_offload_refusals(cell),
         *_missing_packages(cell),
     ]
     return "; ".join(reasons) or None
@@ -47,6 +50,21 @@ def _engine_refusals(cell: RunConfig) -> list[str]:
         reasons.append(
             f"dp_replicate={cell.dp_replicate} is not for engine=zero3, which shards over all ranks; take"
             " dp_shard, or engine=fsdp2"
+        )
+    return reasons
+
+
+def _offload_refusals(cell: RunConfig) -> list[str]:
+    reasons = []
+    if cell.offload.activations and not cell.checkpointing:
+        reasons.append(
+            "offload.activations=true moves the inputs of checkpointed layers, and checkpointing=false keeps"
+            " none; take checkpointing=true"
+        )
+    if cell.offload.optimizer and cell.engine not in OPTIMIZER_OFFLOAD_ENGINES:
+        reasons.append(
+            f"offload.optimizer=true is DeepSpeed's own, and engine={cell.engine} has none; take engine="
+            + " or ".join(OPTIMIZER_OFFLOAD_ENGINES)
         )
     return reasons
 

@@ -6,11 +6,13 @@ import torch
 
 from bench.mistakes import mistaken
 from bench.passes.timing.section import first_step_tokens
+from bench.training.activation_offload import ActivationOffload
 from bench.training.data import open_data
 from bench.training.embedding import sum_embedding_gradient_in_float32
 from bench.training.engines import ENGINES
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, empty_model
+from bench.training.tiled_mlp import tile_mlps
 from bench.training.trainers import TRAINERS
 from bench.training.trainers.trainer import StepOutcome, Trainer
 from bench.training.weights import filled_layers, numbers_of
@@ -24,6 +26,11 @@ class Train(Workload):
         super().__init__(rank)
         cell = self.cell
         model, data = _model(rank), open_data(cell, rank.device)
+        if cell.tiled_mlp:
+            tile_mlps(model.model)
+        if cell.offload.activations:
+            self.activation_offload = ActivationOffload(rank.device)
+            self.activation_offload.install(model.model)
         layers = filled_layers(model.model, numbers_of(cell.model, cell.seed), rank.device)
         self.optimizer = ENGINES[cell.engine](model, layers, cell, rank.strategy.groups, rank.device)
         self.trainer = mistaken(cell.mistake).trainer(TRAINERS[cell.trainer])(
