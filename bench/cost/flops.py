@@ -29,8 +29,12 @@ def layer_parameters(model: ModelConfig) -> int:
     q_size = model.num_heads * model.head_dim
     kv_size = model.num_kv_heads * model.head_dim
     attention = model.hidden_size * (2 * q_size + 2 * kv_size)
-    mlp = 3 * model.hidden_size * model.intermediate_size
-    return model.num_layers * (attention + mlp)
+    return model.num_layers * attention + mlp_parameters(model)
+
+
+def mlp_parameters(model: ModelConfig) -> int:
+    """Weights of all layers' MLPs."""
+    return model.num_layers * 3 * model.hidden_size * model.intermediate_size
 
 
 def attention_forward_flops(cell: RunConfig, *, causal: bool) -> int:
@@ -54,11 +58,12 @@ def model_flops(cell: RunConfig, *, causal: bool) -> int:
 def hardware_flops(cell: RunConfig, *, causal: bool) -> int:
     """What is executed: flash backward's scores, and again what is computed twice. HFU's numerator.
 
-    Checkpointing runs the layers forward once more, a chunked loss the output head.
+    Checkpointing runs the layers forward once more, a tiled MLP each MLP, a chunked loss the output head.
     """
     attention = attention_forward_flops(cell, causal=causal)
     layers = 2 * layer_parameters(cell.model) * cell.tokens_per_step
     head = 2 * head_parameters(cell.model) * cell.tokens_per_step
     recomputed = layers + attention if cell.checkpointing else 0
     recomputed += head if cell.loss == "chunked" else 0
+    recomputed += 2 * mlp_parameters(cell.model) * cell.tokens_per_step if cell.tiled_mlp else 0
     return int(FORWARD_AND_BACKWARD * (layers + head) + attention * (1 + FLASH_BACKWARD_FACTOR) + recomputed)

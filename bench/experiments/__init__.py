@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
+from bench.experiments.alst_ablation import ablation_cells
 from bench.experiments.head_limits import hypothetical_cells
 from bench.experiments.head_limits_table import write_head_limits
 from bench.experiments.loss_equivalence import cells_side_by_side, roles_of
@@ -41,6 +42,7 @@ def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "none": Experiment(as_asked),
+    "alst_ablation": Experiment(ablation_cells),
     "head_limits": Experiment(hypothetical_cells, answer=write_head_limits),
     "loss_equivalence": Experiment(cells_side_by_side, roles_of),
     "memory_fit": Experiment(cells_on_described_gpus, answer=write_memory_fit),

@@ -62,8 +62,8 @@ class Memory:
     """Layers' inputs that one step handed to host memory, and as many came back; on a CPU rank, whose only
     memory that is, none were copied. Null without `offload.activations`."""
     offloaded_optimizer_bytes: list[int] | None = None
-    """Gradients that one step has to copy to the optimizer in host memory, and weights back, together; on a CPU
-    rank from its memory to its memory. Null without `offload.optimizer`."""
+    """Gradients that one step has to copy to the optimizer in host memory, and weights back, together; a CPU
+    rank copies them within its memory. Null without `offload.optimizer`."""
 
 
 class MemoryFacts(PassFacts[RankMemory, Memory]):
