@@ -53,7 +53,7 @@ OTHER_MEMORY = Quantity(
 SAVED_MEMORY = Quantity(
     "saved_memory", "Saved memory and offloaded bytes", "bytes",
     "What one switch takes off the peak, measured and by the formula, and what offloading has to move.",
-    ("analytic.needed_bytes", "memory.offloaded_activation_bytes", "memory.offloaded_optimizer_bytes"),
+    ("memory.offloaded_activation_bytes", "memory.offloaded_optimizer_bytes"),
 )  # fmt: skip
 CAPACITY = Quantity(
     "capacity", "Memory capacity", "bytes, fraction",

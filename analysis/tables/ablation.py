@@ -56,7 +56,7 @@ def _rows(cells: Sequence[Row]) -> Iterator[tuple[str, ...]]:
             text_of(cell, "peak_allocated_bytes") or str(cell["status"]),
             *(("", "", "") if added is None else _savings(known[on - {added}], cell, added)),
             text_of(cell, "step_time_ms"),
-            text_of(cell, MOVED[added]) if added in MOVED else "",
+            text_of(cell, MOVED[added]) if added is not None and added in MOVED else "",
         )
 
 
@@ -70,7 +70,7 @@ def _in_order(on: On) -> list[int]:
 
 def _added(on: On, known: Mapping[On, Row]) -> str | None:
     """What the cell has beyond its base; None where no cell has all the others."""
-    return next((name for name in reversed(SWITCHES) if name in on and on - {name} in known), None)
+    return next((name for name in reversed([*SWITCHES]) if name in on and on - {name} in known), None)
 
 
 def _named(cell: Row, switch: str) -> str:

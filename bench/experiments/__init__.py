@@ -33,6 +33,8 @@ class Experiment:
     """Each cell's role by its id, where it is not to answer."""
     answer: Callable[[Sequence[RunConfig], Path], None] | None = None
     """The answer, without a run, in files of a folder; None where the cells run and the report answers."""
+    needs_sharing: bool = True
+    """Whether strategies that nobody named are kept also where no ranks can share a sequence."""
 
 
 def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
@@ -41,7 +43,7 @@ def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "none": Experiment(as_asked),
+    "none": Experiment(as_asked, needs_sharing=False),
     "alst_ablation": Experiment(ablation_cells),
     "head_limits": Experiment(hypothetical_cells, answer=write_head_limits),
     "loss_equivalence": Experiment(cells_side_by_side, roles_of),

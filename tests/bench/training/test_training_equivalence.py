@@ -18,6 +18,13 @@ BF16_FLOOR = 2e-2
 ENGINES = sorted(ENGINE_DTYPES)
 FP64_ENGINES = [engine for engine in ENGINES if "fp64" in ENGINE_DTYPES[engine]]
 PARALLEL = [name for name, facts in STRATEGIES.items() if facts.shares_sequences]
+SWITCHES = {
+    "tiled_mlp": ("tiled_mlp=true",),
+    "tiled_mlp, checkpointed": ("tiled_mlp=true", "checkpointing=true"),
+    "offload.activations": ("offload.activations=true", "checkpointing=true"),
+    "all": ("tiled_mlp=true", "checkpointing=true", "offload.activations=true"),
+}
+IN_DEEPSPEED = {name: (*switches, "offload.optimizer=true") for name, switches in SWITCHES.items()}
 OURS = [name for name in PARALLEL if STRATEGIES[name].package is None]
 PACKAGES = [name for name in PARALLEL if name not in OURS]
 FLOAT32 = [name for name in PARALLEL if "fp32" in STRATEGIES[name].dtypes]
@@ -63,6 +70,20 @@ def in_float64(strategies, *more):
     ]
 
 
+def switched(engines, dtype, switches):
+    """Memory's switches against one rank without any; of each engine all at once, one by one is slow."""
+    work = BATCHES["accumulated"]  # so many rows that there are several tiles
+    return [
+        pytest.param(
+            (words("ulysses", engine, dtype, *work, *switches[name]), words("local", engine, dtype, *work)),
+            id=f"{engine}-{name}",
+            marks=() if name == "all" else pytest.mark.slow,
+        )
+        for engine in engines
+        for name in switches
+    ]
+
+
 @pytest.fixture(scope="module")
 def gradients(request, launcher, tmp_path_factory):
     """What each cell that the chosen tests compare came to: a set of ranks is started once for many."""
@@ -104,6 +125,16 @@ def test_float64_gradients_of_the_ring_equal_those_of_one_rank(compared):
 @compares(*in_float64(["ulysses", "usp"]))
 def test_float64_gradients_of_shared_heads_equal_those_of_one_rank(compared):
     assert worst_error(*compared) < FP64_LIMIT
+
+
+@compares(*switched(FP64_ENGINES, "fp64", SWITCHES))
+def test_float64_gradients_with_memory_s_switches_equal_those_without(compared):
+    assert worst_error(*compared) < FP64_LIMIT
+
+
+@compares(*switched(["zero3"], "fp32", IN_DEEPSPEED))
+def test_gradients_of_zero3_with_memory_s_switches_equal_those_without(compared):
+    assert worst_error(*compared) < FP32_LIMIT
 
 
 @compares(*grid(PACKAGES, (None, "bf16"), ("local", "bf16"), ("local", "fp32")))
