@@ -22,14 +22,14 @@ from bench.config import (
     DataConfig,
     MeasureConfig,
     ModelConfig,
-    OptimizerConfig,
     OffloadConfig,
+    OptimizerConfig,
     RunConfig,
     WorkloadConfig,
 )
 from bench.environment import Machine
-from bench.mistakes import MISTAKES
 from bench.labels import shown
+from bench.mistakes import MISTAKES
 from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.env import env_pairs
