@@ -27,6 +27,8 @@ from analysis.frame.archive import CAN_FORK, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.labels import more_label
 from analysis.page.page import render
+from analysis.tables.ablation import HEADINGS as ABLATION_HEADINGS
+from analysis.tables.ablation import ablation_rows
 from analysis.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
 from analysis.tables.csv_text import csv_text
 from analysis.tables.equivalence import equivalence_markdown
@@ -132,7 +134,10 @@ def _markdown_page(cells: Cells, found: Verdict, compared: Sequence[Comparison])
     table, calls = markdown_text(shown), attention_rows(shown)
     attention = f"\n## Attention alone\n\n{markdown_table(HEADINGS, calls)}" if calls else ""
     losses = f"## Loss equivalence\n\n{equivalence_markdown(compared)}\n" if compared else ""
-    return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{losses}{table}{more}{attention}"
+    saved = ablation_rows(cells)
+    ablation = f"\n## What each switch saves\n\n{markdown_table(ABLATION_HEADINGS, saved)}" if saved else ""
+    tables = f"{losses}{table}{more}{attention}{ablation}"
+    return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{tables}"
 
 
 def _answer(found: Verdict) -> list[str]:

@@ -188,6 +188,16 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadConfig:
+    """What is kept in host memory between its uses."""
+
+    activations: bool = False
+    """The checkpointed inputs of the layers."""
+    optimizer: bool = False
+    """The optimizer's state, gradients and wide weights, which are then updated there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureConfig:
     """How much of what is measured."""
 
@@ -283,6 +293,9 @@ class RunConfig:
     """What is done wrong on purpose, to see that it is found."""
     padding: int = 0
     """Tokens after a sequence's own that the layout needs; they count neither in the loss nor in rates."""
+    tiled_mlp: bool = False
+    """Whether each MLP is computed tile by tile along the sequence, and again in backward."""
+    offload: OffloadConfig = OffloadConfig()
 
     def __post_init__(self) -> None:
         _refuse_below(
@@ -373,11 +386,10 @@ class RunConfig:
             if key in _PAIRS:
                 flat |= {f"{_PAIRS[key]}.{name}": text for name, text in value}
             elif isinstance(value, dict):
-                flat[key] = value.pop("name", None) or value
+                flat |= {key: value.pop("name")} if "name" in value else {}
                 flat |= {f"{key}.{inner}": leaf for inner, leaf in value.items()}
             else:
                 flat[key] = value
-        del flat["measure"]
         return flat
 
 

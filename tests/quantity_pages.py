@@ -19,6 +19,8 @@ MEMORY = {
     "device_used_bytes": [100, 103, 102],
     "peak_resident_bytes": [500, 650, 600],
     "base_resident_bytes": [300, 510, 410],
+    "offloaded_activation_bytes": [7, 9, 8],
+    "offloaded_optimizer_bytes": [11, 12, 14],
 }
 LOOKED_UP = ("seq_len=512", "sp_degree=4", "cluster.world_size=4")
 

@@ -77,6 +77,7 @@ def cell_names(cell):
         "layers": model.num_layers, "heads": model.num_heads, "kv_heads": model.num_kv_heads,
         "head_dim": model.head_dim, "hidden": model.hidden_size, "vocab": model.vocab_size,
         "intermediate": model.intermediate_size, "checkpointing": cell.checkpointing, "loss": cell.loss,
+        "tiled_mlp": cell.tiled_mlp,
     }  # fmt: skip
 
 
@@ -91,10 +92,11 @@ def test_the_page_on_payload_says_what_each_strategy_exchanges(name, words):
     assert eval(row[1], {**cell_names(cell), "max": max}) == STRATEGIES[name].exchange_bytes(cell)  # noqa: S307
 
 
+@pytest.mark.parametrize("tiled_mlp", ["true", "false"])
 @pytest.mark.parametrize("loss", ["untiled", "chunked"])
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
-def test_the_page_on_mfu_says_how_flops_are_counted(checkpointing, loss):
-    choices = "batch=2", f"checkpointing={checkpointing}", f"loss={loss}"
+def test_the_page_on_mfu_says_how_flops_are_counted(checkpointing, loss, tiled_mlp):
+    choices = "batch=2", f"checkpointing={checkpointing}", f"loss={loss}", f"tiled_mlp={tiled_mlp}"
     cell = make_cell(*LOOKED_UP, *choices, machine=FOUR_H100)
     given = {"ranks": 4, "step_time_ms": 1.0, "peak_flops_per_s": 1.0}
     found = cell_names(cell) | given

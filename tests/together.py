@@ -1,5 +1,6 @@
 """Many cells, one after another on the same ranks: no parity, no timing, only what a test wants of each."""
 
+import gc
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ from bench.attention.watch import AttentionWatch
 from bench.cell.worker import join
 from bench.config import RunConfig
 from bench.passes.gradients import rank as gradients
+from bench.passes.memory.allocations import AllocationTracker
 from bench.passes.tap import CommunicationTap
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
@@ -24,6 +26,26 @@ def write_gradients(job, log):
         (job.folder / name).mkdir(exist_ok=True)
         gradients.write_gradients(workload.trainer, job.folder / name)
     return {}
+
+
+def watch_memory(job, log):
+    """A rank's whole life: of one step of each cell, after a short one, what it takes and what it offloads.
+
+    Counted from the step's start: DeepSpeed lets nothing go of the cells before.
+    """
+    seen = {}
+    for name, workload in built(job, log):
+        workload.short_step()
+        offload = workload.activation_offload
+        before = offload.packed_bytes if offload else 0
+        gc.collect()
+        with AllocationTracker() as tracker:
+            start = tracker.peak_bytes
+            workload.step(0)
+        moved = offload.packed_bytes - before if offload else None
+        optimizer = workload.trainer.engine.offloaded_bytes()
+        seen[name] = {"taken": tracker.peak_bytes - start, "activations": moved, "optimizer": optimizer}
+    return {"seen": seen}
 
 
 def look_inside(job, log):
@@ -78,9 +100,9 @@ def gradients_of(launcher, folder, cells):
     }
 
 
-def seen_inside(launcher, folder, cells):
-    """By rank, what `look_inside` saw of each cell; of one that its ranks did not come to, how they ended."""
-    ran = run_together(launcher, folder, cells, look_inside)
+def seen_inside(launcher, folder, cells, entry=look_inside):
+    """By rank, what `entry` saw of each cell; of one that its ranks did not come to, how they ended."""
+    ran = run_together(launcher, folder, cells, entry)
     return {
         name: [end.report["seen"][name] for end in ends] if all(end.report for end in ends) else _why(ends)
         for name, (ends, _) in ran.items()

@@ -45,10 +45,12 @@ METRIC_COLUMNS = tuple(each.column for each in OF_RECORD)
 NUMBER_COLUMNS = frozenset({"device_memory_bytes", *(each.column for each in OF_RECORD if not each.is_text)})
 NO_SETTING = frozenset({*RECORD_COLUMNS, *DERIVED_COLUMNS, *BY_COLUMN})
 """Every column that is not part of a cell's configuration."""
+SWITCHES = ("tiled_mlp", "offload.activations", "offload.optimizer")
+"""Settings that older records do not name: what they name now was off."""
 SETTINGS = (
     "seq_len", "strategy", "sp_degree", "layout", "kernel", "engine", "dtype", "model", "workload", "batch",
     "checkpointing", "loss", "model.num_layers", "hardware", "cluster.world_size", "cluster.device",
-    "cluster.threads_per_rank", "cluster.ranks_per_gpu", "cluster.memory_limit_gib",
+    "cluster.threads_per_rank", "cluster.ranks_per_gpu", "cluster.memory_limit_gib", *SWITCHES,
 )  # fmt: skip
 """Settings that the analysis reads: the frame has them also where no record does."""
 RAN_HERE = frozenset({"measured", "replayed"})
@@ -84,7 +86,13 @@ def frame_of(columns: Columns) -> pd.DataFrame:
     empty: Columns = {key: np.empty(0) if key in NUMBER_COLUMNS else [] for key in known}
     if not columns:
         return pd.DataFrame(empty)
-    return pd.DataFrame(columns | {key: None for key in SETTINGS if key not in columns})
+    named = columns | {key: None for key in SETTINGS if key not in columns}
+    switches = {key: _off_where_missing(columns.get(key)) for key in SWITCHES}
+    return pd.DataFrame(named | switches)
+
+
+def _off_where_missing(column: Sequence[Any] | None) -> Any:
+    return False if column is None else [False if value is None else value for value in column]
 
 
 def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:

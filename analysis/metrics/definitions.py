@@ -107,6 +107,11 @@ DEFINITIONS = (
     Definition("resident_above_base_bytes", q.OTHER_MEMORY, "memory", resident_above_base),
     Definition("whole_life_allocated_bytes", q.ALLOCATED, "memory.whole_life_allocated_bytes", worst_rank),
     Definition("device_used_bytes", q.OTHER_MEMORY, "memory.device_used_bytes", worst_rank),
+    Definition("needed_bytes", q.SAVED_MEMORY, "needed_bytes", over_repeats=FIRST),
+    Definition(
+        "offloaded_activation_bytes", q.SAVED_MEMORY, "memory.offloaded_activation_bytes", worst_rank
+    ),
+    Definition("offloaded_optimizer_bytes", q.SAVED_MEMORY, "memory.offloaded_optimizer_bytes", worst_rank),
     *_of_traced_steps("attention_transfer", q.ATTENTION_EXCHANGE_SHARE, "exchange_shares.transfer"),
     *_of_traced_steps("attention_waiting", q.WAITING, "exchange_shares.waiting"),
     *_of_traced_steps("communication_transfer", q.COMMUNICATION_SHARE, "communication_shares.transfer"),

@@ -76,6 +76,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     steps: Steps | None = None
     utilisation: Utilisation | None = None
     memory: Memory | None = None
+    needed_bytes: int | None = None
+    """By the formula, of one rank."""
     traced_to_timed: float | None = None
     trace: Trace | None = None
     """None also where its median step is void, as are the next three."""
@@ -112,6 +114,7 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         steps=steps,
         utilisation=_utilisation(record, steps, peaks) if steps else None,
         memory=record.memory,
+        needed_bytes=record.analytic.needed_bytes if record.analytic else None,
         traced_to_timed=ratio,
         trace=trace,
         communication=communication_share(trace) if trace else None,

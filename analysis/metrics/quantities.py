@@ -50,6 +50,11 @@ OTHER_MEMORY = Quantity(
      "memory.device_used_reason", "memory.peak_resident_bytes", "memory.base_resident_bytes",
      "memory.allocator_settings"),
 )  # fmt: skip
+SAVED_MEMORY = Quantity(
+    "saved_memory", "Saved memory and offloaded bytes", "bytes",
+    "What one switch takes off the peak, measured and by the formula, and what offloading has to move.",
+    ("memory.offloaded_activation_bytes", "memory.offloaded_optimizer_bytes"),
+)  # fmt: skip
 CAPACITY = Quantity(
     "capacity", "Memory capacity", "bytes, fraction",
     "The memory one rank may use, its limit or its device's, and the part of it that tensors reached.",

@@ -57,6 +57,7 @@ class Analytic(Struct):
     hardware_flops_full: Amount | None = None
     attention_forward_flops: Amount | None = None
     attention_backward_flops: Amount | None = None
+    needed_bytes: Whole | None = None
 
 
 class Timing(Struct):
@@ -130,6 +131,8 @@ class Memory(Struct):
     base_resident_bytes: Bytes = None
     whole_life_allocated_bytes: Bytes = None
     device_used_bytes: Bytes = None
+    offloaded_activation_bytes: Bytes = None
+    offloaded_optimizer_bytes: Bytes = None
 
 
 class Losses(Struct):

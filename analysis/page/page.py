@@ -20,6 +20,8 @@ from analysis.frame.load import Record
 from analysis.labels import count_label
 from analysis.metrics.definitions import meanings_of
 from analysis.page.facts import CHECK_HEADINGS, Attempt, as_text, attempt, cell_facts
+from analysis.tables.ablation import HEADINGS as ABLATION_HEADINGS
+from analysis.tables.ablation import ablation_rows
 from analysis.tables.attention import COLUMNS as ATTENTION_COLUMNS
 from analysis.tables.attention import HEADINGS as ATTENTION_HEADINGS
 from analysis.tables.attention import attention_rows
@@ -99,6 +101,8 @@ def render(
         cells_note=shown.note,
         attention_headings=with_meanings(ATTENTION_HEADINGS, ATTENTION_COLUMNS),
         attention_rows=attention_rows(shown.cells),
+        ablation_headings=[(heading, None) for heading in ABLATION_HEADINGS],
+        ablation_rows=ablation_rows(cells),
         shared=[*shared.items()],
         environment=distinct_values(map(_one_by_one, archive.environments)),
     )

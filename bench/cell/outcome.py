@@ -18,6 +18,7 @@ from bench.cost.flops import (
     hardware_flops,
     model_flops,
 )
+from bench.cost.memory import ENGINE_MEMORY, memory_need
 from bench.environment import describe
 from bench.finite import not_finite
 from bench.labels import size_label
@@ -182,16 +183,18 @@ def _record(
 
 
 def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any]:
-    """What arithmetic says of one step: FLOPs of all ranks, exchange bytes of one.
+    """What arithmetic says of one step: FLOPs of all ranks, exchange bytes and needed memory of one.
 
-    Those of packed documents are the mean step's, and unknown where no rank counted any. Of a strategy that
-    is not in the table no formula is known.
+    FLOPs of packed documents are the mean step's, unknown where no rank counted any. Of a strategy that is not
+    in the table no formula is known, nor of an engine that is not ours.
     """
     facts = STRATEGIES.get(cell.strategy)
+    need = memory_need(cell) if facts and cell.engine in ENGINE_MEMORY else None
     return {
         "tokens_per_step": cell.tokens_per_step,
         **ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents")),
         "exchange_bytes": facts and facts.exchange_bytes(cell),
+        "needed_bytes": need and need.total,
     }
 
 

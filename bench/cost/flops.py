@@ -31,8 +31,12 @@ def layer_parameters(model: ModelConfig) -> int:
     q_size = model.num_heads * model.head_dim
     kv_size = model.num_kv_heads * model.head_dim
     attention = model.hidden_size * (2 * q_size + 2 * kv_size)
-    mlp = 3 * model.hidden_size * model.intermediate_size
-    return model.num_layers * (attention + mlp)
+    return model.num_layers * attention + mlp_parameters(model)
+
+
+def mlp_parameters(model: ModelConfig) -> int:
+    """Weights of all layers' MLPs."""
+    return model.num_layers * 3 * model.hidden_size * model.intermediate_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,8 @@ def model_flops(cell: RunConfig, *, causal: bool, pairs: CausalPairs | None = No
 def hardware_flops(cell: RunConfig, *, causal: bool, pairs: CausalPairs | None = None) -> int:
     """What is executed: flash backward's scores, and again what is computed twice. HFU's numerator.
 
-    Checkpointing runs the layers forward once more, a chunked loss the output head; padding is computed, too.
+    Checkpointing runs the layers forward once more, a tiled MLP each MLP, a chunked loss the output head;
+    padding is computed, too.
     """
     computed = (pairs or CausalPairs.of(cell)).computed
     attention = _attention_flops(cell, computed, cell.padded_len, causal=causal)
@@ -85,4 +90,5 @@ def hardware_flops(cell: RunConfig, *, causal: bool, pairs: CausalPairs | None =
     head = 2 * head_parameters(cell.model) * tokens
     recomputed = layers + attention if cell.checkpointing else 0
     recomputed += head if cell.loss == "chunked" else 0
+    recomputed += 2 * mlp_parameters(cell.model) * tokens if cell.tiled_mlp else 0
     return int(FORWARD_AND_BACKWARD * (layers + head) + attention * (1 + FLASH_BACKWARD_FACTOR) + recomputed)

@@ -45,7 +45,7 @@ class MemoryNeed:
     gathered: int
     """Weights of other shards that are held at once, or low-precision copies of one's own."""
     activations: int
-    """Saved for backward from all layers; with checkpointing, of each layer its input."""
+    """Saved for backward from all layers; with checkpointing, of each layer its input, if that stays here."""
     loss: int
     """At the loss: logits with their gradient, the last norm, the head's gradient."""
     layer: int
@@ -75,21 +75,24 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     rows, layers = cell.batch * cell.shard_len, cell.model.num_layers
     saved = rows * layer_bytes_per_token(cell)
     kept = rows * _stream_bytes(cell) * cell.model.hidden_size if cell.checkpointing else saved
-    again = saved if cell.checkpointing else 0
     last_norm = rows * _last_norm_bytes_per_token(cell)
     return MemoryNeed(
         states=engine.states,
         gathered=engine.gathered,
-        activations=layers * kept,
+        activations=kept if _leaves_device(cell) else layers * kept,
         loss=last_norm + _loss_bytes(cell, rows) + 2 * engine.head_gradient,
         layer=max(
-            last_norm + rows * _norm_backward_bytes_per_token(cell),
-            again + _layer_backward_bytes(cell, rows),
-        )
-        + engine.layer_gradients,
+            last_norm + rows * _norm_backward_bytes_per_token(cell) + engine.layer_gradients,
+            (saved if cell.checkpointing else 0) + _layer_backward_bytes(cell, rows, engine),
+        ),
         update=engine.update,
         context=CONTEXT_BYTES if cell.cluster.device == "cuda" else 0,
     )
+
+
+def _leaves_device(cell: RunConfig) -> bool:
+    """Whether layers' inputs wait in another memory, but for the one at hand; a CPU rank has one memory."""
+    return cell.offload.activations and cell.cluster.device == "cuda"
 
 
 def parameters(model: ModelConfig) -> int:
@@ -106,8 +109,8 @@ def layer_bytes_per_token(cell: RunConfig) -> int:
     """What one layer saves for backward, per token of a rank: exact where torch's hooks were asked on a CPU.
 
     Both norms (4 + e)h + 4, each head's norm the same of its size; the projections' inputs 2eh; Q, K, V and
-    the output 2e(q + k) with the LSE; the MLP 4ef. Under autocast norms hold 8h and every projection casts
-    its input anew.
+    the output 2e(q + k) with the LSE; the MLP 4ef, unless it is tiled. Under autocast norms hold 8h and every
+    projection casts its input anew.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     q_size, kv_size = _q_size(model), _kv_size(model)
@@ -117,8 +120,13 @@ def layer_bytes_per_token(cell: RunConfig) -> int:
         heads = model.num_heads + model.num_kv_heads
         head_norms = (FLOAT32_BYTES + e) * (q_size + kv_size) + FLOAT32_BYTES * heads
     inputs = (5 if _is_autocast(cell) else 2) * e * model.hidden_size
-    mlp = 4 * e * model.intermediate_size
+    mlp = 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
     return norms + head_norms + inputs + _attention_bytes_per_token(cell) + mlp
+
+
+def _mlp_bytes_per_token(cell: RunConfig) -> int:
+    """Both projections, the activation and their product."""
+    return 4 * DTYPE_BYTES[cell.dtype] * cell.model.intermediate_size
 
 
 def _attention_bytes_per_token(cell: RunConfig) -> int:
@@ -136,7 +144,12 @@ def _last_norm_bytes_per_token(cell: RunConfig) -> int:
     """The last norm, the head's input and its gradient; token ids, and the angles that all layers share."""
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     norm = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES
-    return norm + 2 * e * model.hidden_size + 2 * e * model.head_dim + 2 * TOKEN_BYTES
+    return norm + 2 * e * model.hidden_size + _shared_bytes_per_token(cell)
+
+
+def _shared_bytes_per_token(cell: RunConfig) -> int:
+    """Token ids, and the angles that all layers share."""
+    return 2 * DTYPE_BYTES[cell.dtype] * cell.model.head_dim + 2 * TOKEN_BYTES
 
 
 def _norm_backward_bytes_per_token(cell: RunConfig) -> int:
@@ -150,15 +163,53 @@ def _loss_bytes(cell: RunConfig, rows: int) -> int:
     return 3 * max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype]) * cell.model.vocab_size * at_once
 
 
-def _layer_backward_bytes(cell: RunConfig, rows: int) -> int:
-    """Gradients in the MLP's backward, 2ef + eh; of the `math` kernel, scores in three wide tensors."""
+def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> int:
+    """What a layer's backward adds to what the layer saved; `math` takes its scores in three wide tensors.
+
+    The fullest moment is that of the MLP, 2ef + eh. Where it is tiled, that of a tile, of the norm before it
+    or of attention may be.
+    """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
-    mlp = rows * e * (2 * model.intermediate_size + model.hidden_size)
-    if cell.kernel != "math":
-        return mlp
-    # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
-    heads, block = model.num_heads // cell.ulysses_degree, cell.padded_len // max(1, cell.ring_degree)
-    return max(mlp, 3 * max(FLOAT32_BYTES, e) * cell.batch * heads * block**2)
+    moments = [rows * e * (2 * model.intermediate_size + model.hidden_size) + engine.layer_gradients]
+    if cell.tiled_mlp:
+        moments = [
+            _tile_backward_bytes(cell, rows) + engine.layer_gradients,
+            rows * _tiled_norm_backward_bytes_per_token(cell) + engine.kept_head_gradient,
+            rows * _attention_backward_bytes_per_token(cell) + engine.kept_head_gradient,
+        ]
+    if cell.kernel == "math":
+        # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
+        heads, block = model.num_heads // cell.ulysses_degree, cell.padded_len // max(1, cell.ring_degree)
+        scores = 3 * max(FLOAT32_BYTES, e) * cell.batch * heads * block**2
+        moments.append(scores + engine.layer_gradients)
+    return max(moments)
+
+
+def _tile_backward_bytes(cell: RunConfig, rows: int) -> int:
+    """Of a tile all that an MLP saves and its gradients, 6ef + eh; of all rows both ends' gradients, 2eh."""
+    model, e = cell.model, DTYPE_BYTES[cell.dtype]
+    tile = min(rows, model.hidden_size)  # a tile has as many rows: `training.tiled_mlp`
+    return e * (2 * rows * model.hidden_size + tile * (6 * model.intermediate_size + model.hidden_size))
+
+
+def _tiled_norm_backward_bytes_per_token(cell: RunConfig) -> int:
+    """The norm before the MLP: its gradient as it arrives, four tensors in float32; what all layers share."""
+    wide = (DTYPE_BYTES[cell.dtype] + 4 * FLOAT32_BYTES) * cell.model.hidden_size
+    return wide + _shared_bytes_per_token(cell)
+
+
+def _attention_backward_bytes_per_token(cell: RunConfig) -> int:
+    """Gradients of the layer's output and of Q, K, V and attention's output, e(h + 2q + 2k).
+
+    The MLP's norm and input are gone by then. A CPU's flash kernel repeats grouped K and V and has their
+    gradients repeated too: 4eq.
+    """
+    model, e = cell.model, DTYPE_BYTES[cell.dtype]
+    gradients = e * (model.hidden_size + 2 * _q_size(model) + 2 * _kv_size(model))
+    is_repeated = cell.cluster.device == "cpu" and model.num_kv_heads < model.num_heads
+    repeated = 4 * e * _q_size(model) if is_repeated else 0
+    gone = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES + e * model.hidden_size
+    return gradients + repeated - gone + _shared_bytes_per_token(cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +220,8 @@ class EngineMemory:
     gathered: int
     head_gradient: int
     """One whole gradient of the output head."""
+    kept_head_gradient: int
+    """The same where it waits for the embedding's, to which the head is tied."""
     layer_gradients: int
     """Whole gradients in a layer's backward: its own, and a tied head's."""
     update: int
@@ -177,17 +230,23 @@ class EngineMemory:
 def _zero3(cell: RunConfig) -> EngineMemory:
     """In bf16: 2 of weights, 2 of gradients, 4 of their wide copy, 8 of Adam; in fp32 the copy is one more.
 
-    One rank alone gathers nothing: its partition is the parameter.
+    One rank alone gathers nothing: its partition is the parameter. An optimizer in host memory leaves the
+    weights on a GPU; there it keeps gradients wide, 4, between steps, which shows on a CPU.
     """
     count, e = parameters(cell.model), DTYPE_BYTES[cell.dtype]
     shards = cell.cluster.world_size
     head = _head_parameters(cell.model) * e
+    kept_head = head if cell.model.tied_embeddings else 0
+    states, update = 2 * e + (1 + _moments(cell)) * FLOAT32_BYTES, e + FLOAT32_BYTES
+    if cell.offload.optimizer:
+        states, update = (e if cell.cluster.device == "cuda" else states + FLOAT32_BYTES), 0
     return EngineMemory(
-        states=(2 * e + (1 + _moments(cell)) * FLOAT32_BYTES) * count // shards,
+        states=states * count // shards,
         gathered=e * min(count, MAX_LIVE_PARAMETERS) if shards > 1 else 0,
         head_gradient=head,
-        layer_gradients=e * _one_layer(cell.model) + (head if cell.model.tied_embeddings else 0),
-        update=(e + FLOAT32_BYTES) * min(count // shards, MAX_SUB_GROUP),
+        kept_head_gradient=kept_head,
+        layer_gradients=e * _one_layer(cell.model) + kept_head,
+        update=update * min(count // shards, MAX_SUB_GROUP),
     )
 
 
@@ -199,11 +258,13 @@ def _fsdp2(cell: RunConfig) -> EngineMemory:
     count, e, wide = parameters(cell.model), DTYPE_BYTES[cell.dtype], _wide_bytes(cell)
     layers = layer_parameters(cell.model)
     head = _head_parameters(cell.model) * e
+    kept_head = head if cell.model.tied_embeddings else 0
     return EngineMemory(
         states=(2 + _moments(cell)) * wide * count // (cell.sp_degree * cell.dp_shard),
         gathered=e * (count - layers + 2 * _one_layer(cell.model)),
         head_gradient=head,
-        layer_gradients=(e + wide) * _one_layer(cell.model) + (head if cell.model.tied_embeddings else 0),
+        kept_head_gradient=kept_head,
+        layer_gradients=(e + wide) * _one_layer(cell.model) + kept_head,
         update=0,
     )
 
@@ -215,6 +276,7 @@ def _ddp(cell: RunConfig) -> EngineMemory:
         states=(2 + _moments(cell)) * wide * count,
         gathered=e * count if _is_autocast(cell) else 0,
         head_gradient=_head_parameters(cell.model) * e,
+        kept_head_gradient=0,
         layer_gradients=e * _one_layer(cell.model),
         update=0,
     )

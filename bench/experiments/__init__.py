@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
+from bench.experiments.alst_ablation import ablation_cells
 from bench.experiments.head_limits import hypothetical_cells
 from bench.experiments.head_limits_table import write_head_limits
 from bench.experiments.loss_equivalence import cells_side_by_side, roles_of
@@ -37,6 +38,8 @@ class Experiment:
     """The answer, without a run, in files of a folder; None where the cells run and the report answers."""
     conclude: Callable[[Sequence[Mapping[str, Any]], Path], None] | None = None
     """What is written of the records' lines into the sweep's folder, beside the report; None for nothing."""
+    needs_sharing: bool = True
+    """Whether strategies that nobody named are kept also where no ranks can share a sequence."""
 
 
 def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
@@ -45,7 +48,8 @@ def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "none": Experiment(as_asked),
+    "none": Experiment(as_asked, needs_sharing=False),
+    "alst_ablation": Experiment(ablation_cells),
     "head_limits": Experiment(hypothetical_cells, answer=write_head_limits),
     "loss_equivalence": Experiment(cells_side_by_side, roles_of),
     "memory_fit": Experiment(cells_on_described_gpus, answer=write_memory_fit),

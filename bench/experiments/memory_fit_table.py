@@ -38,6 +38,9 @@ DECIDES = (
     "engine",
     "dtype",
     "loss",
+    "tiled_mlp",
+    "offload.activations",
+    "offload.optimizer",
 )
 
 
@@ -66,7 +69,8 @@ def csv_text(fits: Sequence[Fit]) -> str:
 
 
 def _decides(cell: RunConfig) -> dict[str, object]:
-    return {**asdict(cell), "model": cell.model.name, "world_size": cell.cluster.world_size}
+    named = {"model": cell.model.name, "world_size": cell.cluster.world_size}
+    return asdict(cell) | named | _switches(cell)
 
 
 def markdown_text(fits: Sequence[Fit]) -> str:
@@ -109,5 +113,18 @@ def _sections(fits: Sequence[Fit]) -> dict[tuple[int, tuple[str, ...]], dict[Row
 
 
 def _row(cell: RunConfig) -> Row:
-    flag = "on" if cell.checkpointing else "off"
-    return str(cell.cluster.world_size), cell.model.name, cell.strategy, flag
+    words = [
+        "on" if cell.checkpointing else "off",
+        *(name for name, is_on in _switches(cell).items() if is_on),
+    ]
+    return str(cell.cluster.world_size), cell.model.name, cell.strategy, ", ".join(words)
+
+
+def _switches(cell: RunConfig) -> dict[str, bool]:
+    """What beside checkpointing takes off memory, by its key."""
+    offload = cell.offload
+    return {
+        "tiled_mlp": cell.tiled_mlp,
+        "offload.activations": offload.activations,
+        "offload.optimizer": offload.optimizer,
+    }

@@ -13,6 +13,7 @@ from torch import Tensor
 from bench.attention.watch import AttentionWatch
 from bench.passes.optimizer_spans import Spans
 from bench.strategies.strategy import Strategy
+from bench.training.activation_offload import ActivationOffload
 from bench.training.trainers.trainer import Trainer
 
 
@@ -43,6 +44,8 @@ class Subject(ABC):
     """The strategy that is installed; None where it is somebody else's code."""
     trainer: Trainer | None = None
     """The training loop of ours; None where nothing is trained, or by somebody else's."""
+    activation_offload: ActivationOffload | None = None
+    """What moves the layers' inputs to host memory; None where they stay."""
 
     @abstractmethod
     def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:

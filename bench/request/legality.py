@@ -16,6 +16,8 @@ ENGINE_DTYPES = {
     "zero3": ("bf16", "fp32"),
 }
 
+OPTIMIZER_OFFLOAD_ENGINES = ("zero3",)
+
 
 def refusal(cell: RunConfig) -> str | None:
     """Every reason why the cell is `unsupported`, each with a way out, in one line; None when it is legal."""
@@ -31,6 +33,7 @@ def refusal(cell: RunConfig) -> str | None:
         *_engine_refusals(cell),
         *mistake_refusals(cell),
         *_trainer_refusals(cell),
+        *_offload_refusals(cell),
         *_missing_packages(cell),
     ]
     return "; ".join(reasons) or None
@@ -61,6 +64,21 @@ def _trainer_package(cell: RunConfig) -> str | None:
 def _trainer_refusals(cell: RunConfig) -> list[str]:
     facts = TRAINER_FACTS.get(cell.trainer)
     return [] if facts is None else facts.refusals(cell)  # a workload that trains nothing has none
+
+
+def _offload_refusals(cell: RunConfig) -> list[str]:
+    reasons = []
+    if cell.offload.activations and not cell.checkpointing:
+        reasons.append(
+            "offload.activations=true moves the inputs of checkpointed layers, and checkpointing=false keeps"
+            " none; take checkpointing=true"
+        )
+    if cell.offload.optimizer and cell.engine not in OPTIMIZER_OFFLOAD_ENGINES:
+        reasons.append(
+            f"offload.optimizer=true is DeepSpeed's own, and engine={cell.engine} has none; take engine="
+            + " or ".join(OPTIMIZER_OFFLOAD_ENGINES)
+        )
+    return reasons
 
 
 def needed_packages(cell: RunConfig) -> dict[str, str]:

@@ -23,11 +23,13 @@ from bench.config import (
     DataConfig,
     MeasureConfig,
     ModelConfig,
+    OffloadConfig,
     OptimizerConfig,
     RunConfig,
     WorkloadConfig,
 )
 from bench.environment import Machine
+from bench.labels import shown
 from bench.mistakes import MISTAKES
 from bench.request import values
 from bench.request.choices import Raw, options
@@ -67,6 +69,7 @@ KNOWN_KEYS: Mapping[str, list[str]] = {
     "data": _names(DataConfig),
     "cluster": _names(ClusterConfig),
     "measure": _names(MeasureConfig),
+    "offload": _names(OffloadConfig),
     "experiment": ["name"],
 }
 
@@ -103,6 +106,8 @@ def _attention_alone(cell: RunConfig) -> RunConfig:
         trainer=NOT_USED,
         grad_accum=1,
         checkpointing=False,
+        tiled_mlp=False,
+        offload=OffloadConfig(),
         measure=replace(cell.measure, gradients=False),
     )
 
@@ -151,6 +156,10 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         dp_shard=spread.dp_shard,
         checkpointing=_checkpointing(raw["checkpointing"], where.device),
         loss=_loss(raw["loss"], raw["trainer"]["name"]),
+        tiled_mlp=values.flag("tiled_mlp", raw["tiled_mlp"]),
+        offload=OffloadConfig(
+            **{key: values.flag(f"offload.{key}", raw["offload"][key]) for key in _names(OffloadConfig)}
+        ),
         measure=measure_config(raw["measure"], where.device),
         seed=values.whole("seed", raw["seed"], least=0),
         env=env_pairs(raw["env"], where.device),
@@ -166,6 +175,8 @@ def _refuse_unknown(raw: Raw) -> None:
     """
     for path, known in KNOWN_KEYS.items():
         section = raw if path == "" else raw[path]
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{path}={shown(section)}: must be values by name; write {path}.{known[0]}=...")
         for key in section:
             if key not in known:
                 name = f"{path}.{key}" if path else key

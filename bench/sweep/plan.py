@@ -95,8 +95,8 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     """
     refuse_too_many([len(raws)])
     experiment = experiment_of(raws)
-    chooses = not all("strategy" in raw for raw in raws)  # an experiment that names strategies itself
-    raws, left_out = for_lone_ranks(raws, machine) if default_strategies and not chooses else (raws, None)
+    drops = default_strategies and not experiment.needs_sharing
+    raws, left_out = for_lone_ranks(raws, machine) if drops else (raws, None)
     cells = {cell.cell_id: cell for cell in experiment.cells(raws, machine)}
     for cell in cells.values():
         _refuse_failing_facts(cell)

@@ -21,13 +21,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.config import RunConfig
+from bench.config import DTYPE_BYTES, RunConfig
 from bench.ranks.groups import RankGroups
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES
 from bench.training.optimizer import OPTIMIZERS, FirstMoment, Updater, make_optimizer, make_schedule
 
 LOW_PRECISION = ("bf16", "fp16")
+OFFLOADED_GRADIENT_BYTES = 4
+"""Of a number in host memory: DeepSpeed's gradients there are float32."""
 
 
 class Engine(ABC):
@@ -77,6 +79,13 @@ class Engine(ABC):
     @abstractmethod
     def shard_index(self) -> int:
         """Which shard that is: ranks with the same hold replicas of one another."""
+
+    def offloaded_bytes(self) -> int | None:
+        """What a step has to copy between the device and an optimizer in host memory; None without one.
+
+        Gradients one way and weights the other; what an engine copies beside these is not counted.
+        """
+        return None
 
 
 class DDP(Engine):
@@ -205,6 +214,7 @@ class Zero3(Engine):
         )
         self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
         self.module = self.engine
+        self.cell = cell
         self.rank = groups.rank  # ZeRO-3 shards over all ranks
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
@@ -244,6 +254,12 @@ class Zero3(Engine):
     def shard_index(self) -> int:
         return self.rank
 
+    def offloaded_bytes(self) -> int | None:
+        if not self.cell.offload.optimizer:
+            return None
+        numbers = sum(shard.numel() for _, shard in self.shards())
+        return numbers * (OFFLOADED_GRADIENT_BYTES + DTYPE_BYTES[self.cell.dtype])
+
 
 ENGINES: Mapping[str, type[Engine]] = {"ddp": DDP, "fsdp2": FSDP2, "zero3": Zero3}
 
@@ -266,6 +282,7 @@ def _zero3_config(cell: RunConfig) -> dict[str, Any]:
     allocate a gigabyte whatever the model.
     """
     hidden = cell.model.hidden_size
+    offload = {"device": "cpu", "pin_memory": cell.cluster.device == "cuda"}
     return {
         "train_micro_batch_size_per_gpu": cell.batch,
         "gradient_accumulation_steps": cell.grad_accum,
@@ -277,6 +294,7 @@ def _zero3_config(cell: RunConfig) -> dict[str, Any]:
             "reduce_bucket_size": hidden * hidden,
             "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
             "stage3_param_persistence_threshold": 10 * hidden,
+            **({"offload_optimizer": offload} if cell.offload.optimizer else {}),
         },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

@@ -91,6 +91,11 @@ def _setting_refusals(cell: RunConfig) -> list[str]:
             f"trainer={cell.trainer} is given whole sequences without documents or padding; take"
             f" data.packing=none and pad=false, or trainer={NATIVE}"
         )
+    if cell.tiled_mlp or cell.offload.activations or cell.offload.optimizer:
+        reasons.append(
+            f"trainer={cell.trainer} runs without tiled_mlp and offload.*; leave them false, or take"
+            f" trainer={NATIVE}"
+        )
     if _gathers_losses_of_some_ranks(cell):
         reasons.append(
             f"trainer={cell.trainer} gathers the losses of a sequence's ranks by torch's differentiable"

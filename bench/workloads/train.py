@@ -10,10 +10,12 @@ from bench.attention.watch import AttentionWatch
 from bench.mistakes import mistaken
 from bench.passes.optimizer_spans import Spans, step_spans
 from bench.passes.timing.section import first_step_tokens
+from bench.training.activation_offload import ActivationOffload
 from bench.training.data import open_data
 from bench.training.embedding import sum_embedding_gradient_in_float32
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, empty_model
+from bench.training.tiled_mlp import tile_mlps
 from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers import TRAINERS
 from bench.training.trainers.trainer import NextStep, StepOutcome, Trainer
@@ -28,6 +30,11 @@ class Train(Workload):
         super().__init__(rank)
         cell = self.cell
         model, data = _model(rank), open_data(cell, rank.device)
+        if cell.tiled_mlp:
+            tile_mlps(model.model)
+        if cell.offload.activations:
+            self.activation_offload = ActivationOffload(rank.device)
+            self.activation_offload.install(model.model)
         layers = filled_layers(model.model, numbers_of(cell.model, cell.seed), rank.device)
         self.trainer = (
             mistaken(cell.mistake)

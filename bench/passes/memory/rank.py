@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ class MemoryPass(RankPass):
     def __init__(self, measurement: Measurement) -> None:
         super().__init__(measurement)
         self.peaks = MemoryWatch(measurement.device, measurement.log.step)
+        self.offloaded_activation_bytes: int | None = None
 
     def around_building(self) -> AbstractContextManager[Any]:
         return self.peaks.life
@@ -26,15 +28,27 @@ class MemoryPass(RankPass):
     def around_window(self) -> AbstractContextManager[Any]:
         return self.peaks.window()
 
-    def around_inspected_step(self) -> AbstractContextManager[Any]:
-        return self.peaks.steady
+    @contextmanager
+    def around_inspected_step(self) -> Iterator[None]:
+        offload = self.measurement.subject.activation_offload
+        before = offload.packed_bytes if offload else 0
+        with self.peaks.steady:
+            yield
+        if offload:
+            self.offloaded_activation_bytes = offload.packed_bytes - before
 
     def before_steps(self) -> None:
         self.allocator_settings = settings_in_words(self.measurement.device)
 
     def part(self) -> RankMemory:
         peaks = self.peaks.read(self.measurement.log.limit_base_bytes)
-        return replace(peaks, allocator_settings=self.allocator_settings)
+        trainer = self.measurement.subject.trainer
+        return replace(
+            peaks,
+            allocator_settings=self.allocator_settings,
+            offloaded_activation_bytes=self.offloaded_activation_bytes,
+            offloaded_optimizer_bytes=trainer.engine.offloaded_bytes() if trainer else None,
+        )
 
 
 PASS = MemoryPass

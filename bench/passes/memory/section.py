@@ -25,6 +25,8 @@ class RankMemory:
     base_resident_bytes: int
     limit_base_bytes: int | None
     allocator_settings: dict[str, str] | None = None
+    offloaded_activation_bytes: int | None = None
+    offloaded_optimizer_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,12 @@ class Memory:
     allocator_settings: dict[str, str] | None = None
     """What CUDA's allocator says that it runs with, in torch's words; of the first rank, as all are told the
     same. Null on a CPU."""
+    offloaded_activation_bytes: list[int] | None = None
+    """Layers' inputs that one step handed to host memory, and as many came back; on a CPU rank, whose only
+    memory that is, none were copied. Null without `offload.activations`."""
+    offloaded_optimizer_bytes: list[int] | None = None
+    """Gradients that one step has to copy to the optimizer in host memory, and weights back, together; a CPU
+    rank copies them within its memory. Null without `offload.optimizer`."""
 
 
 class MemoryFacts(PassFacts[RankMemory, Memory]):

@@ -51,7 +51,9 @@ class ParityFacts(PassFacts[RankParity, Parity]):
     part = RankParity
     is_evidence = True
     judges = Moment.BEFORE_STEPS
-    without_effect = frozenset({"engine", "optimizer", "data", "measure", "checkpointing", "hardware"})
+    without_effect = frozenset(
+        {"engine", "optimizer", "data", "measure", "checkpointing", "tiled_mlp", "offload", "hardware"}
+    )
     max_tokens = MAX_TOKENS
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Parity:

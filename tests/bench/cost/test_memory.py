@@ -21,6 +21,7 @@ from bench.strategies import STRATEGIES, runnable
 from bench.training.engines import ENGINES
 from bench.training.loss import CHUNK_TOKENS, ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
+from bench.training.tiled_mlp import tile_mlps
 from tests.cells import FOUR_H100, TWO_CORES, raw_with
 
 WIDTHS = {
@@ -71,6 +72,8 @@ def saved_bytes(cell, groups, *, layers):
 
         if cell.checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        if cell.tiled_mlp:
+            tile_mlps(model)
         model.train()
         ids = torch.zeros(1, cell.shard_len, dtype=torch.long)
         positions = torch.arange(cell.shard_len)[None]
@@ -87,6 +90,7 @@ SAVED = {
     "llama in float32": {"dtype": "fp32", "model.family": "llama"},
     "under autocast": {"engine": {"name": "ddp"}},
     "float64": {"dtype": "fp64", "engine": {"name": "fsdp2"}, "model.family": "qwen2"},
+    "tiled MLP": {"tiled_mlp": True},
     "only inputs": {"checkpointing": True},
     "only inputs, under autocast": {"checkpointing": True, "engine": {"name": "ddp"}},
     "ulysses with repeated KV heads": {"strategy": {"name": "ulysses"}, "cluster.world_size": 4},
@@ -159,6 +163,19 @@ def test_the_estimate_follows_the_published_memory_line():
         assert need(length) == pytest.approx(published, rel=0.01)
     assert need("96k") - need("64k") == pytest.approx(66.0 - 50.5, rel=0.01)
     assert need("96k") < 79.1 < need("128k")
+
+
+def test_what_is_offloaded_leaves_a_gpu_and_no_cpu_rank():
+    switches = {"checkpointing": True, "offload.activations": True, "offload.optimizer": True}
+    model = {"model": read_option("model", "qwen3_4b"), "seq_len": "128k"}
+    on_gpu, off_gpu, on_cpu, off_cpu = (
+        memory_need(cell_with(model | values, machine))
+        for machine in (FOUR_H100, TWO_CORES)
+        for values in ({"checkpointing": True}, switches)
+    )
+    assert off_gpu.activations * 36 == on_gpu.activations == on_cpu.activations == off_cpu.activations
+    assert off_gpu.states * 8 == on_gpu.states == on_cpu.states < off_cpu.states
+    assert off_gpu.update == 0 < on_gpu.update
 
 
 def test_only_training_is_estimated():

@@ -41,9 +41,12 @@ def test_it_is_about_every_device_and_what_is_bold_does_not_fit(folder):
 
 def test_words_narrow_it(tmp_path):
     words = ("hardware=h200_141gb", "cluster.world_size=2", "strategy=ring", "seq_len=1m", "model=qwen3_8b")
-    assert typed_here(tmp_path, "experiment=memory_fit", *words, "sweep_dir=o").returncode == 0
+    done = typed_here(tmp_path, "experiment=memory_fit", *words, "tiled_mlp=true", "sweep_dir=o")
+    assert done.returncode == 0
     (row,) = csv.DictReader((tmp_path / "o" / "memory_fit.csv").read_text().splitlines())
     assert (row["hardware"], row["world_size"], row["seq_len"]) == ("h200_141gb", "2", str(2**20))
+    assert row["tiled_mlp"] == "True"
+    assert "ring | on, tiled_mlp |" in done.stdout
 
 
 @pytest.mark.parametrize("words", [("workload=attention", "cluster.memory_limit_gib=1"), ()])

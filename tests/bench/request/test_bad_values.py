@@ -45,7 +45,10 @@ FROM_ZERO = (
     "data.prompt_tokens",
 )
 SECONDS = ("measure.timeout_s", "measure.budget_s")
-FLAGS = ("checkpointing", "measure.trace", "measure.gradients")
+FLAGS = (
+    "checkpointing", "tiled_mlp", "offload.activations", "offload.optimizer", "measure.trace",
+    "measure.gradients",
+)  # fmt: skip
 CHOICES = (
     "dtype", "kernel", "layout", "loss", "mode", "cluster.device", "cluster.backend", "optimizer.schedule",
 )  # fmt: skip
@@ -116,6 +119,8 @@ BAD_VALUES = {
     "pad=2": "pad=2",
     "env=3": "write env.NAME=value",
     "env=null": "write env.NAME=value",
+    "offload=true": "offload=true: must be values by name; write offload.activations=",
+    "offload=null": "write offload.activations=",
 }  # fmt: skip
 
 
@@ -153,6 +158,8 @@ ILLEGAL = {
     "strategy=usp ulysses_degree=3": "must divide sp_degree=2",
     "strategy=usp ulysses_degree=4": "must divide sp_degree=2",
     "kernel=cudnn": "cluster=gpu",
+    "offload.activations=true": "take checkpointing=true",
+    "offload.optimizer=true engine=ddp": "take engine=zero3",
 }
 
 

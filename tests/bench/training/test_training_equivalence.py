@@ -18,6 +18,13 @@ BF16_FLOOR = 2e-2
 ENGINES = sorted(ENGINE_DTYPES)
 FP64_ENGINES = [engine for engine in ENGINES if "fp64" in ENGINE_DTYPES[engine]]
 PARALLEL = [name for name, facts in STRATEGIES.items() if facts.shares_sequences]
+SWITCHES = {
+    "tiled_mlp": ("tiled_mlp=true",),
+    "tiled_mlp, checkpointed": ("tiled_mlp=true", "checkpointing=true"),
+    "offload.activations": ("offload.activations=true", "checkpointing=true"),
+    "all": ("tiled_mlp=true", "checkpointing=true", "offload.activations=true"),
+}
+IN_DEEPSPEED = {name: (*switches, "offload.optimizer=true") for name, switches in SWITCHES.items()}
 OURS = [name for name in PARALLEL if STRATEGIES[name].package is None]
 PACKAGES = [name for name in PARALLEL if name not in OURS]
 FLOAT32 = [name for name in PARALLEL if "fp32" in STRATEGIES[name].dtypes]
@@ -103,6 +110,20 @@ def in_two_dimensions(engines, dtype):
     ]
 
 
+def switched(engines, dtype, switches):
+    """Memory's switches against one rank without any; of each engine all at once, one by one is slow."""
+    work = BATCHES["accumulated"]  # so many rows that there are several tiles
+    return [
+        pytest.param(
+            (words("ulysses", engine, dtype, *work, *switches[name]), words("local", engine, dtype, *work)),
+            id=f"{engine}-{name}",
+            marks=() if name == "all" else pytest.mark.slow,
+        )
+        for engine in engines
+        for name in switches
+    ]
+
+
 @pytest.fixture(scope="module")
 def gradients(request, launcher, tmp_path_factory):
     """What each cell that the chosen tests compare came to: a set of ranks is started once for many."""
@@ -185,6 +206,16 @@ def test_a_step_without_any_token_that_counts_has_no_loss_and_no_gradient(compar
 
 @compares(*in_two_dimensions(["zero3"], "fp32"))
 def test_float32_gradients_of_packed_documents_equal_those_of_one_rank(compared):
+    assert worst_error(*compared) < FP32_LIMIT
+
+
+@compares(*switched(FP64_ENGINES, "fp64", SWITCHES))
+def test_float64_gradients_with_memory_s_switches_equal_those_without(compared):
+    assert worst_error(*compared) < FP64_LIMIT
+
+
+@compares(*switched(["zero3"], "fp32", IN_DEEPSPEED))
+def test_gradients_of_zero3_with_memory_s_switches_equal_those_without(compared):
     assert worst_error(*compared) < FP32_LIMIT
 
 
