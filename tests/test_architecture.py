@@ -26,7 +26,9 @@ from bench.training.engines import ENGINES
 from bench.training.loss import LOSSES
 from bench.training.models import FAMILIES
 from bench.training.optimizer import OPTIMIZERS
-from bench.training.trainers import TRAINERS
+from bench.training.trainer_facts import TRAINER_FACTS
+from bench.training.trainers import trainer_code
+from bench.training.trainers.trainer import Trainer
 from bench.workloads import WORKLOADS
 
 TORCH_FREE = [
@@ -151,7 +153,7 @@ def names(group):
         ("strategy", STRATEGIES.ours),
         ("engine", ENGINES),
         ("optimizer", OPTIMIZERS),
-        ("trainer", TRAINERS),
+        ("trainer", TRAINER_FACTS),
         ("data", SOURCES),
         ("workload", WORKLOADS),
     ],
@@ -177,7 +179,7 @@ def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
     assert set(resolve.OPTIMIZERS) == set(OPTIMIZERS) == set(OPTIMIZER_MOMENTS)
     assert set(resolve.LOSSES) == set(LOSSES)
     assert set(resolve.MODES) == set(MODES)
-    assert set(resolve.TRAINERS) == set(TRAINERS)
+    assert all(issubclass(trainer_code(name), Trainer) for name in TRAINER_FACTS)
     assert set(resolve.WORKLOADS) == set(WORKLOADS) == set(ANALYTIC_FLOPS)
     assert set(FAMILY_WORDS) == set(FAMILIES)
 

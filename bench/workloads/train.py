@@ -17,7 +17,7 @@ from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, empty_model
 from bench.training.tiled_mlp import tile_mlps
 from bench.training.trainer_facts import TRAINER_FACTS
-from bench.training.trainers import TRAINERS
+from bench.training.trainers import trainer_code
 from bench.training.trainers.trainer import NextStep, StepOutcome, Trainer
 from bench.training.weights import filled_layers, numbers_of
 from bench.workloads.workload import Rank, Workload
@@ -38,7 +38,7 @@ class Train(Workload):
         layers = filled_layers(model.model, numbers_of(cell.model, cell.seed), rank.device)
         self.trainer = (
             mistaken(cell.mistake)
-            .trainer(TRAINERS[cell.trainer])
+            .trainer(trainer_code(cell.trainer))
             .build(model, layers, data, rank.strategy, rank.wiring, rank.device, rank.phase)
         )
         self.optimizer = self.trainer.engine

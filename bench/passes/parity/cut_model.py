@@ -28,7 +28,7 @@ from bench.training.data import count_valid, open_data
 from bench.training.engines import ENGINES, LOW_PRECISION
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
-from bench.training.trainers import TRAINERS
+from bench.training.trainers import trainer_code
 from bench.training.trainers.trainer import Trainer
 
 CUT_LAYERS = 2
@@ -104,7 +104,8 @@ def cut_step(trainer: Trainer, seq_len: int, device: torch.device) -> Iterator[C
         reference.config._attn_implementation = PLAIN_NAME
         whole = ModelWithLoss(model.train(), cell.loss, StepPhase())
         engine = ENGINES["ddp"](whole, (), cell, trainer.strategy.groups, device)
-        cut = TRAINERS[cell.trainer](cell, engine, trainer.strategy, wiring, data, StepPhase(), whole.fed)
+        loop = trainer_code(cell.trainer)
+        cut = loop(cell, engine, trainer.strategy, wiring, data, StepPhase(), whole.fed)
         yield CutStep(
             found=_found(cut, seq_len),
             reference=ModelWithLoss(reference.train(), cell.loss, StepPhase()).to(device, torch.float64),

@@ -1,18 +1,15 @@
-"""The one table of trainers: whose training loop runs."""
+"""Whose training loop runs: one file a trainer, and its line in `TRAINER_FACTS`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from typing import TYPE_CHECKING
 
-from bench.training.trainers.accelerate import AccelerateTrainer
-from bench.training.trainers.native import NativeTrainer
-from bench.training.trainers.trainer import Trainer
-from bench.training.trainers.transformers import HuggingFaceTrainer
-from bench.training.trainers.trl import SupervisedTrainer
+if TYPE_CHECKING:
+    from bench.training.trainers.trainer import Trainer
 
-TRAINERS: Mapping[str, type[Trainer]] = {
-    "native": NativeTrainer,
-    "accelerate": AccelerateTrainer,
-    "transformers": HuggingFaceTrainer,
-    "trl": SupervisedTrainer,
-}
+
+def trainer_code(name: str) -> type[Trainer]:
+    """A trainer's code, imported only where it runs: a stack that is missing or broken hurts no other."""
+    code: type[Trainer] = importlib.import_module(f"bench.training.trainers.{name}").TRAINER
+    return code

@@ -132,3 +132,6 @@ def mean_over_group(loss: Tensor, labels: Tensor, group: dist.ProcessGroup) -> T
     total = sum(each * count for each, count in weighed if count > 0)
     mean: Tensor = total / torch.stack(counts).sum().clamp(min=1)
     return mean
+
+
+TRAINER = AccelerateTrainer

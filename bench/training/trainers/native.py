@@ -42,3 +42,6 @@ class NativeTrainer(Trainer):
     def loss_of(self, loss_sum: Tensor, batch: Batch, valid_tokens: Tensor) -> Tensor:  # noqa: ARG002
         """What backward runs on, of the token losses of one batch of this rank."""
         return backward_loss(loss_sum, valid_tokens, self.wiring.gradient_divisor)
+
+
+TRAINER = NativeTrainer

@@ -23,6 +23,7 @@ class StackEngine(Engine):
     settings: OptimizerConfig
 
     def _choose(self, cell: RunConfig) -> None:
+        self.cell = cell
         self.settings = cell.optimizer
         self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
 

@@ -199,3 +199,6 @@ ENGINE_ARGUMENTS: Mapping[str, Callable[[RunConfig], dict[str, Any]]] = {
     "fsdp2": _fsdp2,
     "zero3": _zero3,
 }
+
+
+TRAINER = HuggingFaceTrainer

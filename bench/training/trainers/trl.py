@@ -65,3 +65,6 @@ def _no_tokenizer() -> Any:
 
     empty = Tokenizer(WordLevel({"<pad>": 0}, unk_token="<pad>"))  # noqa: S106
     return PreTrainedTokenizerFast(tokenizer_object=empty, pad_token="<pad>", eos_token="<pad>")  # noqa: S106
+
+
+TRAINER = SupervisedTrainer
