@@ -123,7 +123,10 @@ def test_each_mistake_of_the_page_is_a_wrong_result_in_the_pages_words(swept, na
     assert record["timing"] is None
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(
+    "world_size",
+    [pytest.param(n, marks=() if n == max(WORLD_SIZES) else pytest.mark.slow) for n in WORLD_SIZES],
+)
 def test_its_attention_is_plain_attention_to_the_digits_of_every_dtype(
     launcher, tmp_path, monkeypatch, environment, world_size
 ):
@@ -146,7 +149,7 @@ def test_the_pages_pytest_command_finds_it_in_the_tests_of_strategies(environmen
         for file in ("strategies/test_strategies", "cell/test_gates", "training/test_training_equivalence")
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *files, *shlex.split(PYTEST)],
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", *files, *shlex.split(PYTEST)],
         cwd=REPOSITORY,
         env=environment,
         capture_output=True,

@@ -185,8 +185,8 @@ def _record(
 def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any]:
     """What arithmetic says of one step: FLOPs of all ranks, exchange bytes and needed memory of one.
 
-    FLOPs of packed documents are the mean step's, unknown where no rank counted any. Of a strategy that is not
-    in the table no formula is known, nor of an engine that is not ours.
+    FLOPs of packed documents are those of the mean step, unknown where no rank counted any. Of a strategy
+    that is not in the table no formula is known, nor of an engine that is not ours.
     """
     facts = STRATEGIES.get(cell.strategy)
     need = memory_need(cell) if facts and cell.engine in ENGINE_MEMORY else None

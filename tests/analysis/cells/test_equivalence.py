@@ -9,7 +9,7 @@ from analysis.answers.verdict import verdict
 from analysis.cells.equivalence import comparisons
 from analysis.figures.equivalence import name_of, write_equivalence
 from analysis.frame.archive import read_archive
-from analysis.report import main, write_report
+from analysis.report import write_report
 from analysis.tables.equivalence import PUBLISHED, equivalence_markdown, equivalence_rows
 from tests.analysis.records import make_failure, make_record, write_sweep
 
@@ -111,8 +111,6 @@ def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_pat
     name = "loss_equivalence_8k_qwen3_nano_fp32_zero3_sgd"
     assert (tmp_path / "figures" / f"{name}.svg").stat().st_size > 10_000
     assert (tmp_path / "summary.csv").read_text().count("\n") == 1 + len(records)
-    assert not write_report(write_sweep(tmp_path, [REFERENCE, *CONTROLS, training("mistake", mistake="x")]))
-    assert main([str(tmp_path)]) == 0  # that a report could be written is all that this command says
 
 
 def test_a_figure_shows_every_training_once_and_controls_together(compared, tmp_path):

@@ -82,7 +82,7 @@ def test_a_mistake_that_would_change_nothing_is_refused(name):
 @pytest.mark.ranks
 def test_the_experiment_vouches_for_a_sound_strategy_and_finds_every_mistake(launcher, tmp_path):
     raws = [make_raw(
-        *WORDS, "strategy=ring", "engine=ddp", "seq_len=256", "cluster.world_size=2", "measure.steps=8",
+        *WORDS, "strategy=ring", "engine=ddp", "seq_len=256", "cluster.world_size=2", "measure.steps=5",
         "optimizer.learning_rate=0.1", f"sweep_dir={tmp_path}",
     )]  # fmt: skip
     whole = plan(raws, TWO_CORES, single=False)
