@@ -84,7 +84,7 @@ class Trainer(ABC):
         """Full-length steps, numbered from 0, for as long as another one is wanted."""
         number, outcome = 0, None
         while next_step(outcome):
-            outcome = self.step(number, self.cell.seq_len)
+            outcome = self.step(number, self.cell.padded_len)
             number += 1
 
     @property
