@@ -6,7 +6,8 @@ from tests.cells import run_cell, tiny_cell
 
 TOGETHER = {
     "padded documents under FSDP2, SGD on a falling rate": (
-        "strategy=ring", "seq_len=250", "pad=true", "data=synthetic", "data.packing=documents", "engine=fsdp2",
+        "strategy=ring", "seq_len=250", "pad=true", "data=synthetic", "data.packing=documents",
+        "engine=fsdp2",
         "optimizer=sgd", "optimizer.schedule=cosine", "optimizer.max_grad_norm=0",
     ),
     "ALST's switches under ZeRO-3": (
