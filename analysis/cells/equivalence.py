@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis.frame.archive import Archive
 from analysis.frame.load import Record
+from analysis.labels import count_label
 from bench.equivalence.trajectory import Limit, distance, first_departure, noise_floor
 from bench.labels import length_label
 from bench.record import Role
@@ -59,7 +60,8 @@ class Training:
 
     def _differs(self) -> list[str]:
         """What a control does in another way than the reference."""
-        parts = [f"{self.setting('cluster.world_size')} ranks, {self.setting('kernel')} kernel"]
+        ranks = count_label(int(self.setting("cluster.world_size")), "rank")
+        parts = [f"{ranks}, {self.setting('kernel')} kernel"]
         return [*parts, "dealt in reverse"] if self.setting("data.deal") == "reversed" else parts
 
     def setting(self, key: str) -> Any:
@@ -139,6 +141,14 @@ class Comparison:
         """`1k, qwen3_nano, fp32, zero3, adamw`."""
         seq_len, *others = (self.reference.setting(key) for key in TOLD)
         return ", ".join([length_label(int(seq_len)), *map(str, others)])
+
+    @property
+    def machine(self) -> str:
+        """`measured, cpu, AMD EPYC`."""
+        record = self.reference.record
+        device = (record.get("environment") or {}).get("device_name")
+        parts = (record["provenance"], self.reference.setting("hardware"), device)
+        return ", ".join(str(part) for part in parts if part)
 
     def _compared(self, found: Training) -> Compared:
         pairs = [*zip(found.loss, self.reference.loss, strict=False)]

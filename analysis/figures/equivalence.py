@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from analysis.cells.series import styles_of
 from analysis.figures.drawing import framed, header_lines, save
 from analysis.figures.figure_file import FigureFile
 from analysis.figures.figures import legend_entries
-from analysis.figures.style import MUTED_COLOR
+from analysis.figures.style import MUTED_COLOR, line_of
 from bench.equivalence.trajectory import units
 from bench.record import Role
 
@@ -40,14 +41,11 @@ class Curve:
 
 
 def write_equivalence(
-    comparisons: Sequence[Comparison], folder: Path, subtitle: str, banner: str | None
+    comparisons: Sequence[Comparison], folder: Path, banner: str | None
 ) -> list[FigureFile]:
     """A figure for each comparison, as PNG and SVG in the folder, and as the page shows them."""
     folder.mkdir(exist_ok=True)
-    return [
-        save(_figure(each, f"{each.name}; {subtitle}", banner), folder / name_of(each), TITLE, READING)
-        for each in comparisons
-    ]
+    return [save(_figure(each, banner), folder / name_of(each), TITLE, READING) for each in comparisons]
 
 
 def name_of(comparison: Comparison) -> str:
@@ -55,7 +53,8 @@ def name_of(comparison: Comparison) -> str:
     return f"loss_equivalence_{comparison.name.replace(', ', '_')}"
 
 
-def _figure(comparison: Comparison, subtitle: str, banner: str | None) -> Figure:
+def _figure(comparison: Comparison, banner: str | None) -> Figure:
+    subtitle = f"{comparison.machine}: {comparison.name}"
     frame = framed(TITLE, header_lines(subtitle, READING, None, banner), PANEL_INCHES)
     losses, loss_apart, norm_apart = frame.panels
     curves = [*_curves(comparison)]
@@ -85,20 +84,21 @@ def _curves(comparison: Comparison) -> Iterator[Curve]:
     rows = [row.training for row in comparison.rows]
     styles = styles_of(str(each.setting("strategy")) for each in rows)
     yield Curve(comparison.reference, "data parallelism", {"color": "black", "linewidth": 2.6, "alpha": 0.4})
-    mistakes = 0
+    drawn: Counter[str] = Counter()
     for training in rows:
-        strategy = str(training.setting("strategy"))
+        kind = str(training.role if training.role == Role.MISTAKE else training.setting("strategy"))
+        number = drawn[kind]
+        drawn[kind] += training.role != Role.CONTROL
         if training.role == Role.MISTAKE:
-            color = MISTAKE_COLORS[mistakes % len(MISTAKE_COLORS)]
-            mistakes += 1
+            color = MISTAKE_COLORS[number % len(MISTAKE_COLORS)]
             look: dict[str, Any] = {"color": color, "linestyle": ":", "linewidth": 1.3}
             yield Curve(training, training.label, look)
         elif training.role == Role.CONTROL:
             yield Curve(training, "controls", {"color": MUTED_COLOR, "linewidth": 0.8, "alpha": 0.7})
         else:
-            style = styles[strategy]
+            style = styles[kind]
             look = {"color": style.color, "marker": style.marker, "markersize": 4, "linewidth": 1.2}
-            yield Curve(training, training.label, look)
+            yield Curve(training, training.label, look | line_of(number))
 
 
 Apart = Callable[[Training], list[float]]

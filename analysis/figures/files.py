@@ -18,5 +18,5 @@ def write_figures(drawn: Selection, folder: Path, compared: Sequence[Comparison]
 
     folder.mkdir(exist_ok=True)
     cells = drawn.cells
-    losses = write_equivalence(compared, folder, cells.subtitle, cells.banner)
+    losses = write_equivalence(compared, folder, cells.banner)
     return [*losses, *(write_figure(name, drawn, folder) for name in figures_for(cells))]

@@ -115,7 +115,7 @@ def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_pat
 
 def test_a_figure_shows_every_training_once_and_controls_together(compared, tmp_path):
     found = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE)
-    (file,) = write_equivalence(found, tmp_path, "measured", None)
+    (file,) = write_equivalence(found, tmp_path, None)
     svg = (tmp_path / f"{name_of(found[0])}.svg").read_text()
     assert file.address.startswith("data:image/svg+xml")
     for label in ("data parallelism", "ulysses contiguous", "controls", "mistake: mask_off_by_one"):
