@@ -16,6 +16,8 @@ from tests.attention_cases import WORLD_SIZES, beyond_their_limits, check_cases,
 from tests.installed import see_what_is_installed_now
 
 pytestmark = pytest.mark.ranks
+walked = pytest.mark.slow
+"""What follows the page with a sweep of its own: `.ci/run` asks for it by name."""
 
 PAGE = (REPOSITORY / "CONTRIBUTING.md").read_text()
 FILE = re.compile(r"^`(gather_kv/[\w./]+)`.+?```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
@@ -82,6 +84,7 @@ def test_every_path_that_the_page_names_is_there():
     assert not [path for path in named if "gather_kv" not in path and not (REPOSITORY / path).exists()]
 
 
+@walked
 def test_the_pages_strategy_passes_the_gates_and_is_measured_beside_ours(swept):
     record = swept[1]["gather_kv"]
     assert record["status"] == swept[1]["ulysses"]["status"] == "ok", record["reason"]
@@ -94,6 +97,7 @@ def test_the_pages_strategy_passes_the_gates_and_is_measured_beside_ours(swept):
     assert record["engagement"]["calls"]["attention reduce_scatter"] == 1
 
 
+@walked
 def test_the_record_says_whose_code_ran_in_which_version(swept):
     records = swept[1]
     assert records["gather_kv"]["environment"]["strategy_package"] == "gather-kv"
@@ -103,6 +107,7 @@ def test_the_record_says_whose_code_ran_in_which_version(swept):
     assert "gather-kv" not in records["ulysses"]["environment"]["packages"]
 
 
+@walked
 def test_it_is_in_the_report_beside_ours(swept):
     with (swept[0] / "summary.csv").open() as file:
         speeds = {row["strategy"]: row["tokens_per_s"] for row in csv.DictReader(file)}
@@ -115,6 +120,7 @@ def test_it_is_in_the_report_beside_ours(swept):
     assert "gather_kv" in (swept[0] / "figures" / "throughput.svg").read_text()
 
 
+@walked
 @pytest.mark.parametrize("name", MISTAKES)
 def test_each_mistake_of_the_page_is_a_wrong_result_in_the_pages_words(swept, name):
     record = swept[1][name]
@@ -123,10 +129,8 @@ def test_each_mistake_of_the_page_is_a_wrong_result_in_the_pages_words(swept, na
     assert record["timing"] is None
 
 
-@pytest.mark.parametrize(
-    "world_size",
-    [pytest.param(n, marks=() if n == max(WORLD_SIZES) else pytest.mark.slow) for n in WORLD_SIZES],
-)
+@walked
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_its_attention_is_plain_attention_to_the_digits_of_every_dtype(
     launcher, tmp_path, monkeypatch, environment, world_size
 ):
@@ -143,6 +147,7 @@ def check_installed_attention(job, log):
     return check_cases(job, log)
 
 
+@walked
 def test_the_pages_pytest_command_finds_it_in_the_tests_of_strategies(environment):
     files = [
         f"tests/bench/{file}.py"

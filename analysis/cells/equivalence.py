@@ -16,8 +16,7 @@ from bench.record import Role
 
 EXPERIMENT = "loss_equivalence"
 FACTOR = 3.0
-"""What is compared is one more draw of the noise, which may lie beyond the largest of few; and a ring rounds
-each block that it merges, which no control does: in bf16 sound rings were up to 2.3 times the floor away."""
+"""What is compared is one more draw of the noise, and may lie beyond the largest of a few."""
 ALIKE = (
     "seq_len", "model", "model.num_layers", "data", "data.path", "data.prompt_tokens", "seed", "dtype",
     "engine", "optimizer", "optimizer.learning_rate", "optimizer.schedule", "optimizer.max_grad_norm",

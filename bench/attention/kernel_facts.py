@@ -86,6 +86,7 @@ KERNEL_FACTS: Mapping[str, KernelFacts] = {
     for facts in (
         KernelFacts("torch_flash", {"cpu": ANY_DTYPE, "cuda": HALF}, max_head_dim=256),
         KernelFacts("math", {"cpu": ANY_DTYPE, "cuda": ANY_DTYPE}, head_dim_multiple=1),
+        KernelFacts("flash_blocks", {"cpu": ANY_DTYPE, "cuda": HALF}, max_head_dim=256),
         # Wider heads need a cuDNN after 9.22, and then a backward takes 256 but not 192 (sdp_utils.cpp).
         KernelFacts("cudnn", {"cuda": HALF}, max_head_dim=128),
         KernelFacts("flash_attn_2", {"cuda": HALF}, "flash-attn", "pip install flash-attn", max_head_dim=256),

@@ -26,8 +26,8 @@ CPU_RANKS = 4
 SUBJECTS = ("ulysses", "ring", "deepspeed_ulysses", "ring_flash_attn")
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"bf16": ("adamw",), "fp16": ("adamw",)}
 """Where not all are taken: under SGD the noise of bf16 hides a mask that is off by one in a small model."""
-OTHER_KERNELS: Mapping[str, str] = {"math": "torch_flash"}
-"""What a control computes attention with in place of a cell's kernel; else with `math`."""
+OTHER_KERNELS = ("math", "flash_blocks", "torch_flash")
+"""Of these the first two that are not the cells' own; `flash_blocks` rounds blocks of keys as a ring does."""
 
 
 def cells_side_by_side(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
@@ -66,7 +66,7 @@ def roles_of(cells: Sequence[RunConfig]) -> dict[str, Role]:
 
 
 def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConfig]:
-    """Plain data parallelism, and the controls: data dealt otherwise, fewer ranks, another kernel.
+    """Plain data parallelism, and the controls: data dealt otherwise, fewer ranks, other kernels.
 
     Of another trainer than ours its own data parallelism too: what it logs is compared with that.
     """
@@ -75,7 +75,8 @@ def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConf
     of_all = {**local, "dp_shard": ranks, "grad_accum": micro_steps, "trainer": {"name": "native"}}
     yield resolve(of_all, machine)
     yield resolve({**of_all, "data": {**raw["data"], "deal": "reversed"}}, machine)
-    yield resolve({**of_all, "kernel": OTHER_KERNELS.get(base.kernel, "math")}, machine)
+    for kernel in [name for name in OTHER_KERNELS if name != base.kernel][:2]:
+        yield resolve({**of_all, "kernel": kernel}, machine)
     for fewer in {ranks // 2, 1} if ranks % 2 == 0 else {1}:
         cluster = {**raw["cluster"], "world_size": fewer}
         of_fewer = {"cluster": cluster, "dp_shard": fewer, "grad_accum": micro_steps * ranks // fewer}

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bench.attention.kernels import cudnn, flash_attn_2, flash_attn_3, flash_attn_4, math, torch_flash
+from bench.attention.kernels import (
+    cudnn,
+    flash_attn_2,
+    flash_attn_3,
+    flash_attn_4,
+    flash_blocks,
+    math,
+    torch_flash,
+)
 from bench.attention.kernels.autograd import attend
 from bench.attention.kernels.call import kernel_backward, kernel_backward_into, kernel_forward
 from bench.attention.kernels.kernel import Kernel
@@ -21,5 +29,5 @@ __all__ = [
 
 KERNELS: Mapping[str, Kernel] = {
     module.KERNEL.name: module.KERNEL
-    for module in (torch_flash, math, cudnn, flash_attn_2, flash_attn_3, flash_attn_4)
+    for module in (torch_flash, math, flash_blocks, cudnn, flash_attn_2, flash_attn_3, flash_attn_4)
 }

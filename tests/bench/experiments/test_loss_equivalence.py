@@ -45,6 +45,7 @@ def test_all_cells_do_the_same_work_in_equivalent_ways():
     assert {(cell.dp_shard, cell.grad_accum, cell.kernel, cell.data.deal) for cell in controls} == {
         (4, 1, "torch_flash", "reversed"),
         (4, 1, "math", "in_order"),
+        (4, 1, "flash_blocks", "in_order"),
         (2, 2, "torch_flash", "in_order"),
         (1, 4, "torch_flash", "in_order"),
     }
