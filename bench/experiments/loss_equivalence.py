@@ -88,6 +88,11 @@ def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConf
 def _subjects(closed: Raw, raw: Raw, machine: Machine) -> Iterator[RunConfig]:
     """The strategies that were asked for; where none was, those of SUBJECTS that can run here."""
     if "strategy" in raw:
+        if raw["strategy"]["name"] == REFERENCE_STRATEGY:
+            raise ConfigError(
+                f"strategy={REFERENCE_STRATEGY}: is what others are compared with in"
+                " experiment=loss_equivalence; name one that shares sequences, such as strategy=ulysses"
+            )
         yield _subject(closed, raw["strategy"]["name"], machine)
         return
     for name in SUBJECTS:
@@ -97,10 +102,12 @@ def _subjects(closed: Raw, raw: Raw, machine: Machine) -> Iterator[RunConfig]:
 
 
 def _mistakes(raw: Raw, machine: Machine) -> Iterator[RunConfig]:
-    """Known mistakes of our own strategies under our own trainer, whatever is compared."""
+    """Known mistakes of our own strategies under our own trainer, whatever is compared; those that can be."""
     own = {**raw, "layout": "auto", "trainer": {"name": "native"}}
     for name, facts in MISTAKES.items():
-        yield _subject({**own, "mistake": name}, facts.made_in, machine)
+        cell = _subject({**own, "mistake": name}, facts.made_in, machine)
+        if refusal(cell) is None:
+            yield cell
 
 
 def _subject(raw: Raw, strategy: str, machine: Machine) -> RunConfig:

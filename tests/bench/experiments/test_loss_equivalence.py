@@ -64,9 +64,21 @@ def test_fewer_ranks_in_a_sequence_take_more_sequences_at_once():
     assert (cell.layout, cell.dp_shard, cell.sp_degree, cell.grad_accum) == ("striped", 2, 2, 4)
 
 
-def test_one_rank_compares_nothing():
-    with pytest.raises(ConfigError, match="no ranks share a sequence; take two or more"):
-        planned(*WORDS, "cluster.world_size=1")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("cluster.world_size=1", "no ranks share a sequence; take two or more"),
+        ("strategy=local", "strategy=local: is what others are compared with"),
+    ],
+)
+def test_what_compares_nothing_is_refused(words, said):
+    with pytest.raises(ConfigError, match=said):
+        planned(*WORDS, words)
+
+
+def test_of_packed_documents_only_mistakes_are_made_that_there_can_be():
+    mistakes = planned(*WORDS, "strategy=ring", "data.packing=documents")[Role.MISTAKE]
+    assert {*MISTAKES} - {cell.mistake for cell in mistakes} == {"own_block_in_ring_backward"}
 
 
 def test_every_mistake_that_has_a_name_can_be_made():
