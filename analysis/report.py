@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from analysis.answers.equivalence import is_as_expected, with_equivalence
+from analysis.answers.equivalence import equivalence_line, is_as_expected, with_equivalence
 from analysis.answers.next_steps import next_steps
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
@@ -93,7 +93,7 @@ def _write(archive: Archive, output: Path) -> bool:
         (output / "summary.md").write_text(_markdown_page(cells, found, compared), encoding="utf-8")
         page = output / "report.html"
         page.write_text(render(archive, cells, found, draw, drawn.note, compared), encoding="utf-8")
-    _print_summary(cells, found, page)
+    _print_summary(cells, found, compared, page)
     return all(map(is_as_expected, compared))
 
 
@@ -147,7 +147,7 @@ def _answer(found: Verdict) -> list[str]:
     return [line for line in lines if line]
 
 
-def _print_summary(cells: Cells, found: Verdict, page: Path) -> None:
+def _print_summary(cells: Cells, found: Verdict, compared: Sequence[Comparison], page: Path) -> None:
     console = Console(highlight=False)
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
     console.print(terminal_table(cells, console.width))
@@ -156,6 +156,8 @@ def _print_summary(cells: Cells, found: Verdict, page: Path) -> None:
     calls = attention_rows(cells.first(TERMINAL_ROWS))
     if calls:
         console.print(text_table(SHORT_HEADINGS, calls))
+    for each in compared:
+        console.print(Text(f"{each.name}: {equivalence_line(each)}"))
     for line in [*failure_reasons(cells), *next_steps(cells), *_answer(found)]:
         console.print(Text(line), soft_wrap=line == found.to_decide)  # a command can be copied whole
     console.print(Text(f"report: {page}"), soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from analysis.answers.equivalence import equivalence_line
 from analysis.answers.next_steps import next_steps
 from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
@@ -84,7 +85,7 @@ def render(
         figures=figures(),
         subtitle=cells.subtitle,
         banner=cells.banner,
-        equivalence=[(each.name, equivalence_rows(each)) for each in compared],
+        equivalence=[(each.name, equivalence_line(each), equivalence_rows(each)) for each in compared],
         equivalence_headings=EQUIVALENCE_HEADINGS,
         published=published_rows(),
         published_headings=PUBLISHED_HEADINGS,
