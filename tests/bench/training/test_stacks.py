@@ -59,11 +59,15 @@ def test_a_gate_catches_sequences_that_are_trained_once_by_every_rank(launcher, 
     assert "step 1: the ranks saw other tokens than the step holds" in record.reason
 
 
+def skip_without(trainer):
+    if installed(trainer) is None:
+        pytest.skip(f"{trainer} is not installed")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("trainer", "strategy", "engine"), TRIPLES)
 def test_every_row_of_the_table_trains_as_the_native_loop(launcher, tmp_path, trainer, strategy, engine):
-    if installed(trainer) is None:
-        pytest.skip(f"{trainer} is not installed")
+    skip_without(trainer)
     spread = "dp_shard=2" if strategy == "local" else "sp_degree=2"
     words = (f"strategy={strategy}", f"engine={engine}", "cluster.world_size=2", spread)
     native = losses_of(launcher, tmp_path, *words)
@@ -75,6 +79,7 @@ def test_every_row_of_the_table_trains_as_the_native_loop(launcher, tmp_path, tr
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["accelerate", "transformers", "trl"])
 def test_micro_steps_batches_and_a_schedule_are_those_of_the_native_loop(launcher, tmp_path, trainer):
+    skip_without(trainer)
     words = (*ULYSSES, "grad_accum=2", "batch=2", "optimizer=sgd", "optimizer.schedule=linear")
     native = losses_of(launcher, tmp_path, *words, "optimizer.schedule_steps=20")
     stack = losses_of(launcher, tmp_path, *words, "optimizer.schedule_steps=20", f"trainer={trainer}")
