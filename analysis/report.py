@@ -19,7 +19,7 @@ from analysis.answers.equivalence import equivalence_line, is_as_expected, with_
 from analysis.answers.next_steps import next_steps
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
-from analysis.cells.equivalence import Comparison, comparisons
+from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
 from analysis.figures.figure_file import FigureFile
 from analysis.figures.files import write_figures
@@ -80,6 +80,7 @@ def _write(archive: Archive, output: Path) -> bool:
     """Write and print everything; whether what has one right answer has it."""
     output.mkdir(parents=True, exist_ok=True)
     compared = comparisons(archive)
+    alone = bool(archive.frame["experiment"].eq(EXPERIMENT).all())
     cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
     drawn = for_figures(cells)
     draw: Callable[[], Sequence[FigureFile]] = partial(write_figures, drawn, output / "figures", compared)
@@ -87,7 +88,7 @@ def _write(archive: Archive, output: Path) -> bool:
         if CAN_FORK and len(archive.frame) > MANY_RECORDS:
             process = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("fork")))
             draw = process.submit(draw).result
-        found = with_equivalence(verdict(cells, _deciding_command(archive)), compared)
+        found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         everything = Cells.of_records(archive.frame) if compared else cells
         (output / "summary.csv").write_text(csv_text(everything.frame), encoding="utf-8")
         (output / "summary.md").write_text(_markdown_page(cells, found, compared), encoding="utf-8")

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.answers.verdict import Verdict
-from analysis.cells.equivalence import FACTOR, LEAST_FALL, Compared, Comparison
+from analysis.cells.equivalence import FACTOR, LEAST_CONTROLS, LEAST_FALL, Compared, Comparison
 from analysis.labels import count_label
 from bench.record import Role
 
 
-def with_equivalence(found: Verdict, comparisons: Sequence[Comparison]) -> Verdict:
-    """The verdict on what trained the same, where trainings were compared: nobody asked for their speed."""
+def with_equivalence(found: Verdict, comparisons: Sequence[Comparison], *, alone: bool) -> Verdict:
+    """The verdict with what trained the same; of such trainings `alone` nobody asked for the speed."""
     if not comparisons:
         return found
-    return replace(found, answer=_answer(comparisons), details=[], certainty="", to_decide=None)
+    answer = _answer(comparisons)
+    if not alone:
+        return replace(found, answer=f"{answer} {found.answer}")
+    return replace(found, answer=answer, details=[], certainty="", to_decide=None)
 
 
 def equivalence_line(comparison: Comparison) -> str:
@@ -40,23 +43,50 @@ def _answer(comparisons: Sequence[Comparison]) -> str:
 def is_as_expected(comparison: Comparison) -> bool:
     """Whether what is compared is within the noise and every mistake beyond it, on a loss that fell."""
     rows_are = all(row.is_as_expected for row in comparison.rows)
-    return rows_are and not _missing(comparison) and comparison.fall >= LEAST_FALL
+    return rows_are and not [*_missing(comparison), *_shortcomings(comparison)]
 
 
 def _sentences(comparison: Comparison) -> list[str]:
     rows = comparison.rows
     sound = [row for row in rows if row.training.role == Role.CELL]
-    within = [row for row in sound if row.is_within]
-    told = [_within(within, comparison)] if within else []
-    told += [f"{_name(row)} trains something else: {row.departure}." for row in sound if not row.is_within]
+    same = [row for row in sound if row.is_as_expected]
+    told = [_within(same, comparison)] if same else []
+    told += [_other(row) for row in rows if not row.is_as_expected and row.training.role != Role.MISTAKE]
     told += _mistakes([row for row in rows if row.training.role == Role.MISTAKE])
+    missing = _missing(comparison)
+    told += [f"Without steps: {', '.join(missing)}."] if missing else []
+    return [*told, *_shortcomings(comparison)]
+
+
+def _other(row: Compared) -> str:
+    """What a training did that should have been the same."""
+    if row.departure is not None:
+        return f"{_name(row)} trains something else: {row.departure}."
+    return f"{_name(row)} is no sound training ({row.training.record['status']}): {_reason(row)}."
+
+
+def _reason(row: Compared) -> str:
+    return str(row.training.record["reason"]).rstrip(".")
+
+
+def _shortcomings(comparison: Comparison) -> list[str]:
+    """Why a comparison says little, whatever it found."""
+    said = []
+    roles = [row.training.role for row in comparison.rows]
+    if Role.CELL not in roles:
+        said.append("Nothing is compared: no sequence parallelism ran.")
+    if Role.MISTAKE not in roles:
+        said.append("No known mistake was made, so nothing shows that one would be found.")
+    controls = len(comparison.controls)
+    if controls < LEAST_CONTROLS:
+        few = count_label(controls, "control")
+        said.append(f"Only {few} ended well, under {LEAST_CONTROLS}: that shows little of the noise.")
     if comparison.fall < LEAST_FALL:
-        told.append(
+        said.append(
             f"The loss fell by {comparison.fall:.2f} nats only, under {LEAST_FALL:g}: that shows little of"
             " what was learnt; train more steps, or with a larger optimizer.learning_rate."
         )
-    missing = _missing(comparison)
-    return [*told, f"Without steps: {', '.join(missing)}."] if missing else told
+    return said
 
 
 def _within(rows: Sequence[Compared], comparison: Comparison) -> str:
@@ -79,8 +109,8 @@ def _mistakes(rows: Sequence[Compared]) -> list[str]:
     if missed:
         return [f"Of {count_label(len(rows), 'known mistake')} these would pass for noise here: {missed}."]
     nearest = min(max(row.noise.loss, row.noise.grad_norm) for row in rows)
-    found = f"{count_label(len(rows), 'known mistake')}, made on purpose, left the noise behind"
-    return [f"{found}, the smallest at {nearest:.2g} times the floor."]
+    made = f"{count_label(len(rows), 'known mistake')}, made on purpose"
+    return [f"Found: {made}, the nearest at {nearest:.2g} times the floor."]
 
 
 def _missing(comparison: Comparison) -> list[str]:

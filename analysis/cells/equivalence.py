@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from analysis.cells.comparison import FREE, FREE_GROUPS
 from analysis.frame.archive import Archive
 from analysis.frame.load import Record
 from analysis.labels import count_label
 from bench.equivalence.trajectory import Limit, distance, first_departure, noise_floor
 from bench.labels import length_label
-from bench.record import Role
+from bench.record import Role, Status
 
 EXPERIMENT = "loss_equivalence"
 FACTOR = 3.0
 """What is compared is one more draw of the noise, and may lie beyond the largest of a few."""
-ALIKE = (
-    "seq_len", "model", "model.num_layers", "data", "data.path", "data.prompt_tokens", "seed", "dtype",
-    "engine", "optimizer", "optimizer.learning_rate", "optimizer.schedule", "optimizer.max_grad_norm",
-)  # fmt: skip
-"""Settings that trainings share which are compared."""
+APART = ("data.deal", "mistake")
+"""What only controls and mistakes do in another way."""
+SPREAD = ("batch", "dp_replicate", "dp_shard", "grad_accum")
+"""Numbers whose product is the sequences of a step."""
+LEAST_CONTROLS = 3
+"""Fewer show too little of the noise."""
 TOLD = ("seq_len", "model", "dtype", "engine", "optimizer")
-"""Those of them that name a comparison."""
+"""Settings that always name a comparison; others do where comparisons differ in them."""
 NATIVE = "native"
 """The trainer whose loop is ours."""
 LEAST_FALL = 0.5
@@ -44,6 +48,21 @@ class Training:
     @property
     def role(self) -> str:
         return str(self.record["role"])
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it came to its end and passed every gate of its own."""
+        return bool(self.record["status"] == Status.OK and self.loss)
+
+    @property
+    def work(self) -> dict[str, Any]:
+        """Every setting in which trainings agree that do the same work, on the same machine."""
+        config = self.record["config"]
+        free = (FREE - {"seed"}).union(APART)
+        kept = {key: each for key, each in config.items() if not (key in free or key.startswith(FREE_GROUPS))}
+        device = (self.record.get("environment") or {}).get("device_name")
+        sequences = math.prod(config.get(key) or 1 for key in SPREAD)
+        return {**kept, "sequences": sequences, "device": device, "provenance": self.record["provenance"]}
 
     @property
     def label(self) -> str:
@@ -92,8 +111,10 @@ class Compared:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether a mistake was found, and anything else was not."""
-        return self.is_within != (self.training.role == Role.MISTAKE)
+        """Whether a mistake was found, and anything else passed its own gates and this one."""
+        if self.training.role == Role.MISTAKE:
+            return not self.is_within
+        return self.is_within and self.training.is_ok
 
 
 @dataclass(frozen=True)
@@ -102,6 +123,8 @@ class Comparison:
 
     reference: Training
     others: Sequence[Training]
+    told: tuple[str, ...] = ()
+    """Further settings that name it, because other comparisons differ in them."""
 
     @cached_property
     def floor(self) -> Limit:
@@ -110,12 +133,13 @@ class Comparison:
 
     @property
     def controls(self) -> list[Training]:
-        return [each for each in self.others if each.role == Role.CONTROL and each.loss]
+        """Those that passed their own gates: a wrong one would widen the floor."""
+        return [each for each in self.others if each.role == Role.CONTROL and each.is_ok]
 
     @cached_property
     def rows(self) -> list[Compared]:
         """Every other training that ran, subjects first, then controls, then mistakes."""
-        order = (Role.CELL, Role.CONTROL, Role.MISTAKE)
+        order = (Role.CELL, Role.REFERENCE, Role.CONTROL, Role.MISTAKE)
         ran = sorted(
             (each for each in self.others if each.loss), key=lambda each: order.index(Role(each.role))
         )
@@ -128,7 +152,9 @@ class Comparison:
 
     @property
     def steps(self) -> int:
-        return len(self.reference.loss)
+        """Those that the reference and every subject ran."""
+        subjects = (row.training for row in self.rows if row.training.role == Role.CELL)
+        return min(len(each.loss) for each in (self.reference, *subjects))
 
     @property
     def fall(self) -> float:
@@ -139,7 +165,8 @@ class Comparison:
     def name(self) -> str:
         """`1k, qwen3_nano, fp32, zero3, adamw`."""
         seq_len, *others = (self.reference.setting(key) for key in TOLD)
-        return ", ".join([length_label(int(seq_len)), *map(str, others)])
+        more = [f"{key}={self.reference.work[key]}" for key in self.told]
+        return ", ".join([length_label(int(seq_len)), *map(str, others), *more])
 
     @property
     def machine(self) -> str:
@@ -179,19 +206,35 @@ class Comparison:
 
 
 def comparisons(archive: Archive) -> list[Comparison]:
-    """Those of the records of EXPERIMENT; a work without a reference that ran is left out."""
+    """Those of the records of EXPERIMENT.
+
+    Where the reference did not end well a control takes its place; without either a work is left out.
+    """
     rows = archive.frame.index[archive.frame["experiment"] == EXPERIMENT]
     return [*_comparisons(map(_training, map(archive.record, rows)))]
 
 
 def _comparisons(trainings: Iterable[Training]) -> Iterator[Comparison]:
-    alike: dict[tuple[Any, ...], list[Training]] = {}
+    alike: dict[str, list[Training]] = {}
     for training in trainings:
-        alike.setdefault(tuple(map(training.setting, ALIKE)), []).append(training)
+        alike.setdefault(json.dumps(training.work, sort_keys=True), []).append(training)
+    told = _telling([group[0].work for group in alike.values()])
     for group in alike.values():
-        references = [each for each in group if each.role == Role.REFERENCE and each.loss]
-        if references:
-            yield Comparison(references[0], [each for each in group if each is not references[0]])
+        plain = [each for each in group if each.role in (Role.REFERENCE, Role.CONTROL) and each.is_ok]
+        if plain:
+            reference = min(plain, key=lambda each: each.role != Role.REFERENCE)
+            yield Comparison(reference, [each for each in group if each is not reference], told)
+
+
+def _telling(works: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The settings that, beside TOLD, tell these works apart; none that differs only where another does."""
+    keys, told_apart = [*TOLD], 0
+    for key in (TOLD[-1], *dict.fromkeys(key for work in works for key in work)):
+        distinct = len({json.dumps([work.get(each) for each in (*keys, key)]) for work in works})
+        if told_apart and distinct > told_apart:
+            keys.append(key)
+        told_apart = max(told_apart, distinct)
+    return tuple(keys[len(TOLD) :])
 
 
 def _training(record: Record) -> Training:

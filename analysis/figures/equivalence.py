@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def write_equivalence(
 
 def name_of(comparison: Comparison) -> str:
     """The name of its files: `loss_equivalence_1k_qwen3_nano_fp32_zero3_adamw`."""
-    return f"loss_equivalence_{comparison.name.replace(', ', '_')}"
+    return "loss_equivalence_" + re.sub(r"[^\w.=-]+", "_", comparison.name)
 
 
 def _figure(comparison: Comparison, banner: str | None) -> Figure:

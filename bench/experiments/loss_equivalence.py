@@ -126,9 +126,18 @@ def _closed(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
     cluster = dict(raw["cluster"])
     if cluster["world_size"] == "auto" and place(raw["cluster"], machine).device == "cpu":
         cluster["world_size"] = CPU_RANKS
-    for dtype in raw["dtype"] if isinstance(raw["dtype"], list) else [raw["dtype"]]:
+    for dtype in _dtypes(raw):
         for optimizer in [raw["optimizer"]] if "optimizer" in raw else _optimizers(dtype):
             yield {**raw, "cluster": cluster, "dtype": dtype, "optimizer": optimizer}
+
+
+def _dtypes(raw: Raw) -> list[Any]:
+    """The one that is asked for; else those of the experiment that the strategy runs in, if it is named."""
+    if not isinstance(raw["dtype"], list):
+        return [raw["dtype"]]
+    name = raw.get("strategy", {}).get("name")
+    takes = STRATEGIES[name].dtypes if name in STRATEGIES else raw["dtype"]
+    return [dtype for dtype in raw["dtype"] if dtype in takes] or raw["dtype"]
 
 
 def _optimizers(dtype: str) -> list[Raw]:

@@ -30,6 +30,7 @@ REFERENCE = training("reference")
 CONTROLS = [
     training("control", loss=1e-4, norm=2e-4, **{"data.deal": "reversed"}),
     training("control", loss=-1e-4, kernel="math"),
+    training("control", kernel="flash_blocks"),
 ]
 SOUND = training("cell", strategy="ulysses", loss=3e-4, norm=1e-4)
 MISTAKE = training("mistake", strategy="ulysses", loss=1e-1, mistake="mask_off_by_one")
@@ -43,7 +44,7 @@ def compared(tmp_path):
 
 def test_the_floor_is_between_controls_and_rows_are_multiples_of_it(compared):
     (found,) = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE)
-    assert [row.training.role for row in found.rows] == ["cell", "control", "control", "mistake"]
+    assert [row.training.role for row in found.rows] == ["cell", "control", "control", "control", "mistake"]
     sound, first, *_ = found.rows
     assert sound.max_loss == pytest.approx(3e-4)
     assert sound.mean_loss == pytest.approx(3e-4 / 4)
@@ -71,20 +72,20 @@ def test_trainings_of_other_work_are_not_compared(compared):
     ],
 )  # fmt: skip
 def test_the_answer_says_who_trained_what(compared, cells_of, records, said):
-    found = compared(REFERENCE, *CONTROLS, *records)
+    found = compared(REFERENCE, *CONTROLS, MISTAKE, *records)
     plain = verdict(cells_of([*records]))
-    told = with_equivalence(plain, found)
+    told = with_equivalence(plain, found, alone=True)
     assert said in equivalence_line(found[0])
     assert told.answer.startswith("1 training in 1 comparison" if "trained what" in said else found[0].name)
     assert (told.certainty, told.to_decide) == ("", None)
     assert is_as_expected(found[0]) == ("trained what" in said)
-    assert with_equivalence(plain, []) is plain
+    assert with_equivalence(plain, [], alone=True) is plain
 
 
 def test_a_loss_that_hardly_falls_vouches_for_nothing(compared):
-    (found,) = compared(REFERENCE, *CONTROLS, SOUND)
+    (found,) = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE)
     flat = replace(found.reference, loss=[5.0, 4.9, 4.8, 4.7])
-    assert not is_as_expected(replace(found, reference=flat, others=[]))
+    assert not is_as_expected(replace(found, reference=flat))
 
 
 def test_what_a_stack_logs_is_compared_with_what_it_logs_of_data_parallelism(compared):
@@ -122,3 +123,44 @@ def test_a_figure_shows_every_training_once_and_controls_together(compared, tmp_
     for label in ("data parallelism", "ulysses contiguous", "controls", "mistake: mask_off_by_one"):
         assert svg.count(f"<!-- {label} -->") == 1
     assert "zigzag" not in equivalence_markdown(found)
+
+
+WRONG = {"status": "wrong_result", "reason": "a gate found it"}
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ((*CONTROLS, SOUND | WRONG, MISTAKE), "is no sound training (wrong_result): a gate found it."),
+        ((*CONTROLS[:2], CONTROLS[2] | WRONG, SOUND, MISTAKE), "Only 2 controls ended well, under 3"),
+        ((*CONTROLS, MISTAKE), "Nothing is compared"),
+        ((*CONTROLS, SOUND), "No known mistake was made"),
+    ],
+)
+def test_what_would_vouch_for_nothing_is_said(compared, records, said):
+    (found,) = compared(REFERENCE, *records)
+    assert said in equivalence_line(found)
+    assert not is_as_expected(found)
+
+
+def test_a_control_that_failed_its_gates_does_not_widen_the_floor(compared):
+    wide = training("control", loss=1.0, **{"cluster.world_size": 1})
+    (found,) = compared(REFERENCE, *CONTROLS, wide | WRONG, SOUND)
+    assert found.floor == compared(REFERENCE, *CONTROLS, SOUND)[0].floor
+
+
+def test_a_control_stands_in_for_a_reference_that_failed(compared):
+    (found,) = compared(REFERENCE | WRONG, *CONTROLS, SOUND, MISTAKE)
+    assert found.reference.role == "control"
+    assert not is_as_expected(found)
+
+
+def test_comparisons_that_differ_in_one_more_setting_have_names_and_figures_of_their_own(compared):
+    rates = [{"optimizer.learning_rate": rate, "data.path": "/my/texts"} for rate in (0.1, 0.2)]
+    found = compared(*(training("reference", **each) for each in rates))
+    names = [each.name for each in found]
+    assert [name.rpartition(", ")[2] for name in names] == [
+        "optimizer.learning_rate=0.1", "optimizer.learning_rate=0.2",
+    ]  # fmt: skip
+    assert len({name_of(each) for each in found}) == 2
+    assert not any(set(name_of(each)) & {"/", " "} for each in found)
