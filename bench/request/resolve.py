@@ -37,7 +37,14 @@ from bench.request.env import env_pairs
 from bench.request.hardware import this_hardware
 from bench.request.measure import measure_config
 from bench.request.model_numbers import model_config
-from bench.request.placement import degrees, memory_limit_gib, place, threads_per_rank, unshared_degrees
+from bench.request.placement import (
+    Place,
+    degrees,
+    memory_limit_gib,
+    place,
+    threads_per_rank,
+    unshared_degrees,
+)
 from bench.strategies import STRATEGIES
 from bench.training.text import refuse_no_text
 from bench.training.trainer_facts import TRAINER_FACTS, UNTILED
@@ -119,7 +126,6 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
     where = place(raw["cluster"], machine)
     shares = STRATEGIES[strategy].shares_sequences
     spread = degrees(raw, where) if shares else unshared_degrees(raw, where, machine)
-    world_size = where.world_size if shares else spread.product
     model = model_config(raw["model"], len(machine.gpus) if where.device == "cuda" else 0)
     return RunConfig(
         seq_len=seq_len,
@@ -141,15 +147,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         data=_data(raw["data"]),
         mode=values.choice("mode", raw["mode"], MODES),
         hardware=_hardware(raw["hardware"], machine, where.device),
-        cluster=ClusterConfig(
-            name=where.name,
-            world_size=world_size,
-            ranks_per_gpu=min(where.ranks_per_gpu, world_size),
-            device=where.device,
-            backend=where.backend,
-            threads_per_rank=threads_per_rank(raw["cluster"], machine, world_size),
-            memory_limit_gib=memory_limit_gib(raw["cluster"], where.device),
-        ),
+        cluster=_cluster(raw["cluster"], where, machine, where.world_size if shares else spread.product),
         sp_degree=spread.sp_degree,
         ulysses_degree=_ulysses_degree(raw, spread.sp_degree, model),
         dp_replicate=spread.dp_replicate,
@@ -165,6 +163,18 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         env=env_pairs(raw["env"], where.device),
         experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
         mistake=values.choice("mistake", raw["mistake"], (NO_MISTAKE, *MISTAKES)),
+    )
+
+
+def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> ClusterConfig:
+    return ClusterConfig(
+        name=where.name,
+        world_size=world_size,
+        ranks_per_gpu=min(where.ranks_per_gpu, world_size),
+        device=where.device,
+        backend=where.backend,
+        threads_per_rank=threads_per_rank(raw, machine, world_size),
+        memory_limit_gib=memory_limit_gib(raw, where.device),
     )
 
 
