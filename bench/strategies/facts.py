@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
+from bench.strategies.schedule import Schedule
 
 
 class Facts(ABC):
@@ -103,6 +104,24 @@ class Facts(ABC):
     @abstractmethod
     def exchange_bytes(self, cell: RunConfig) -> int:
         """Attention-exchange payload that one rank sends in one optimizer step, in bytes."""
+
+    def schedule(self, cell: RunConfig) -> Schedule | None:  # noqa: ARG002
+        """What one call of attention computes and sends; None where that is not known, and no time either."""
+        return None
+
+
+class ScheduledFacts(Facts):
+    """Facts of a strategy whose bytes follow from its schedule."""
+
+    @abstractmethod
+    def schedule(self, cell: RunConfig) -> Schedule:
+        """What one call of attention computes and sends, on the rank that has most to do."""
+
+    def exchange_bytes(self, cell: RunConfig) -> int:
+        """Those of all layers and micro-steps, and of forward once more where it is computed again."""
+        once = self.schedule(cell)
+        forward = once.forward_bytes * forwards_per_step(cell)
+        return forward + once.backward_bytes * backwards_per_step(cell)
 
 
 def activation_bytes(cell: RunConfig, heads: int) -> int:

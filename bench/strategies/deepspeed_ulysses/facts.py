@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bench.config import RunConfig
-from bench.strategies.facts import forwards_per_step
-from bench.strategies.ulysses.facts import Ulysses
+from bench.strategies.facts import exchanged_kv_heads
+from bench.strategies.schedule import Exchange, Schedule, Stage, whole_block
+from bench.strategies.ulysses.facts import Ulysses, exchange_heads
 
 POSITION_ID_BYTES = 8
 
@@ -18,7 +19,11 @@ class DeepSpeedUlysses(Ulysses):
     kept_copies = (1, 0)
     package = "deepspeed"
 
-    def exchange_bytes(self, cell: RunConfig) -> int:
-        """The heads as in `ulysses`; every forward also all-gathers the int64 position ids, once a layer."""
-        positions = cell.batch * cell.shard_len * POSITION_ID_BYTES * (cell.sp_degree - 1)
-        return super().exchange_bytes(cell) + positions * forwards_per_step(cell)
+    def schedule(self, cell: RunConfig) -> Schedule:
+        """The heads as in `ulysses`, each tensor by itself; every forward gathers the int64 position ids."""
+        heads, kv_heads = cell.model.num_heads, exchanged_kv_heads(cell)
+        attention = Stage((whole_block(cell, heads // cell.ulysses_degree, kv_heads // cell.ulysses_degree),))
+        q, kv = exchange_heads(cell, heads), exchange_heads(cell, kv_heads)
+        position_bytes = cell.batch * cell.shard_len * POSITION_ID_BYTES * (cell.sp_degree - 1)
+        positions = Stage(exchanges=(Exchange("all_gather", position_bytes, cell.sp_degree),))
+        return Schedule(forward=(q, kv, kv, positions, attention, q), backward=(q, attention, q, kv, kv))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from bench.config import RunConfig
-from bench.strategies.facts import Facts
+from bench.strategies.facts import ScheduledFacts
+from bench.strategies.schedule import Schedule, Stage, whole_block
 
 
-class Local(Facts):
+class Local(ScheduledFacts):
     name = "local"
     packs = True
     shares_sequences = False
 
-    def exchange_bytes(self, cell: RunConfig) -> int:  # noqa: ARG002
-        """Nothing: attention never leaves the rank."""
-        return 0
+    def schedule(self, cell: RunConfig) -> Schedule:
+        """Nothing is sent: attention never leaves the rank."""
+        whole = Stage((whole_block(cell, cell.model.num_heads, cell.model.num_kv_heads),))
+        return Schedule((whole,), (whole,))

@@ -4,32 +4,74 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bench.config import DTYPE_BYTES, RunConfig
-from bench.strategies.facts import (
-    Facts,
-    activation_bytes,
-    backwards_per_step,
-    exchanged_kv_heads,
-    forwards_per_step,
+from bench.config import RunConfig
+from bench.strategies.facts import ScheduledFacts, exchanged_kv_heads
+from bench.strategies.schedule import (
+    Block,
+    Exchange,
+    Schedule,
+    Stage,
+    Stages,
+    ring_blocks,
+    tensor_bytes,
+    wide,
 )
 
-WIDE_BYTES = 4
 
-
-class Ring(Facts):
+class Ring(ScheduledFacts):
     name = "ring"
     packs = True
     layouts: ClassVar[tuple[str, ...]] = ("zigzag", "contiguous", "striped")
 
-    def exchange_bytes(self, cell: RunConfig) -> int:
+    def schedule(self, cell: RunConfig) -> Schedule:
         """K and V make P-1 hops in forward and again in backward; their gradients make P, the last one home.
 
         Gradients travel in float32, float64 for float64. The rotation is that of arXiv:2310.01889, section 3.
         """
-        hops = cell.ring_degree - 1
-        if hops == 0:
-            return 0
-        kv = activation_bytes(cell, 2 * exchanged_kv_heads(cell))
-        dkv = kv // DTYPE_BYTES[cell.dtype] * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])
-        forward, backward = kv * hops, kv * hops + dkv * (hops + 1)
-        return forward * forwards_per_step(cell) + backward * backwards_per_step(cell)
+        heads = cell.model.num_heads // cell.ulysses_degree
+        kv_heads = exchanged_kv_heads(cell) // cell.ulysses_degree
+        blocks = ring_blocks(cell, heads, kv_heads)
+        kv_bytes = tensor_bytes(cell, 2 * kv_heads, cell.padded_len // max(1, cell.ring_degree))
+        kv = self.hop(cell, kv_bytes)
+        return Schedule(
+            forward=_forward(cell, blocks, kv),
+            backward=_backward(cell, blocks, kv, self.hop(cell, wide(cell, kv_bytes))),
+        )
+
+    def hop(self, cell: RunConfig, sent_bytes: int) -> Exchange:
+        """One tensor to the next rank of the ring."""
+        return Exchange("send", sent_bytes, cell.ring_degree, stride=cell.ulysses_degree)
+
+
+def _forward(cell: RunConfig, blocks: list[Block], kv: Exchange) -> Stages:
+    """The next rank's keys arrive behind each block but the last; each but the first is merged."""
+    last = len(blocks) - 1
+    return tuple(
+        Stage(
+            (block,),
+            (kv,) if ring_step < last else (),
+            is_hidden=True,
+            packed_bytes=0 if ring_step else kv.sent_bytes,
+            merged_bytes=wide(cell, tensor_bytes(cell, block.heads, block.queries)) if ring_step else 0,
+        )
+        for ring_step, block in enumerate(blocks)
+    )
+
+
+def _backward(cell: RunConfig, blocks: list[Block], kv: Exchange, dkv: Exchange) -> Stages:
+    """Behind each block the next keys and the gradients of the last ones; the last hop home is bare."""
+    last = len(blocks) - 1
+    stages = [
+        Stage(
+            (block,),
+            ((kv,) if ring_step < last else ()) + ((dkv,) if ring_step else ()),
+            is_hidden=True,
+            merged_bytes=wide(
+                cell,
+                tensor_bytes(cell, block.heads, block.queries)
+                + tensor_bytes(cell, 2 * block.kv_heads, block.keys),
+            ),
+        )
+        for ring_step, block in enumerate(blocks)
+    ]
+    return (*stages, Stage(exchanges=(dkv,))) if last else tuple(stages)

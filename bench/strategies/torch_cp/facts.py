@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from bench.config import RunConfig
 from bench.strategies.ring.facts import Ring
+from bench.strategies.schedule import Exchange, Schedule, Stages
 
 
 class TorchCP(Ring):
@@ -20,3 +24,29 @@ class TorchCP(Ring):
     package = "torch"
     options = {"rotation": ("allgather", "alltoall")}  # noqa: RUF012  torch's own words
     kernels = ("torch_flash", "cudnn")
+
+    def schedule(self, cell: RunConfig) -> Schedule:
+        """As our ring's, but for what `rotation` says of keys and values."""
+        ring = super().schedule(cell)
+        if cell.option("rotation") == "alltoall":
+            return ring
+        return Schedule(_gathered(ring.forward), _gathered(ring.backward))
+
+    def hop(self, cell: RunConfig, sent_bytes: int) -> Exchange:
+        """An all-to-all in which each rank sends to one: so torch permutes."""
+        return replace(super().hop(cell, sent_bytes), kind="all_to_all")
+
+
+def _gathered(stages: Stages) -> Stages:
+    """The hops of the keys, one behind each block but the last, as one gathering behind the first."""
+    hops = [stage.exchanges[0] for stage in stages[: _blocks(stages) - 1]]
+    if not hops:
+        return stages
+    gathered = replace(hops[0], kind="all_gather", sent_bytes=sum(hop.sent_bytes for hop in hops))
+    first, *rest = stages
+    kept = [replace(stage, exchanges=stage.exchanges[1:]) for stage in rest[: len(hops) - 1]]
+    return (replace(first, exchanges=(gathered,)), *kept, *rest[len(hops) - 1 :])
+
+
+def _blocks(stages: Stages) -> int:
+    return sum(bool(stage.blocks) for stage in stages)

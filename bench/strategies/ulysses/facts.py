@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bench.config import ModelConfig, RunConfig
 from bench.strategies.facts import (
-    Facts,
-    backwards_per_step,
+    ScheduledFacts,
+    activation_bytes,
     exchanged_kv_heads,
-    forwards_per_step,
     head_exchange_bytes,
     head_exchange_refusals,
 )
+from bench.strategies.schedule import Exchange, Schedule, Stage, whole_block
 
 
-class Ulysses(Facts):
+class Ulysses(ScheduledFacts):
     name = "ulysses"
     packs = True
     kept_copies = (1, 0)
@@ -24,8 +24,15 @@ class Ulysses(Facts):
     def head_refusals(self, cell: RunConfig) -> list[str]:
         return head_exchange_refusals(cell)
 
-    def exchange_bytes(self, cell: RunConfig) -> int:
+    def schedule(self, cell: RunConfig) -> Schedule:
         """(P-1)/P of Q, K, V and the output per pass, forward and backward alike (arXiv:2309.14509, 3.2)."""
-        heads = 2 * cell.model.num_heads + 2 * exchanged_kv_heads(cell)
-        passes = forwards_per_step(cell) + backwards_per_step(cell)
-        return head_exchange_bytes(cell, heads) * passes
+        heads, kv_heads = cell.model.num_heads, exchanged_kv_heads(cell)
+        attention = Stage((whole_block(cell, heads // cell.ulysses_degree, kv_heads // cell.ulysses_degree),))
+        qkv, out = exchange_heads(cell, heads + 2 * kv_heads), exchange_heads(cell, heads)
+        return Schedule(forward=(qkv, attention, out), backward=(out, attention, qkv))
+
+
+def exchange_heads(cell: RunConfig, heads: int) -> Stage:
+    """One all-to-all for `heads` heads of a shard, between copies that order what is sent and received."""
+    sent = Exchange("all_to_all", head_exchange_bytes(cell, heads), cell.ulysses_degree)
+    return Stage(exchanges=(sent,), packed_bytes=2 * activation_bytes(cell, heads))

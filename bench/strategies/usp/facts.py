@@ -8,6 +8,7 @@ from bench.attention.layouts import LAYOUTS, cut
 from bench.config import ModelConfig, RunConfig
 from bench.strategies.facts import head_exchange_refusals
 from bench.strategies.ring.facts import Ring
+from bench.strategies.schedule import Schedule
 from bench.strategies.ulysses.facts import Ulysses
 
 
@@ -39,6 +40,10 @@ class USP(Ring):
     def head_refusals(self, cell: RunConfig) -> list[str]:
         return head_exchange_refusals(cell)
 
-    def exchange_bytes(self, cell: RunConfig) -> int:
+    def schedule(self, cell: RunConfig) -> Schedule:
         """Both: the all-to-alls of Ulysses, and a ring over longer shards of fewer heads."""
-        return super().exchange_bytes(cell) + Ulysses().exchange_bytes(cell)
+        ring, heads = super().schedule(cell), Ulysses().schedule(cell)
+        return Schedule(
+            forward=(heads.forward[0], *ring.forward, heads.forward[-1]),
+            backward=(heads.backward[0], *ring.backward, heads.backward[-1]),
+        )
