@@ -73,12 +73,14 @@ class KernelFacts:
                 f"model.head_dim={cell.model.head_dim} is not for kernel={self.name}, which takes multiples"
                 f" of {self.head_dim_multiple}{most}; choose {_instead(cell)}"
             )
-        if not self.is_installed:
-            reasons.append(
-                f"kernel={self.name} needs the package {self.package} and a {self.gpus}; install it with:"
-                f" {self.install}; or take {_instead(cell)}"
-            )
         return reasons
+
+    def package_refusals(self, cell: RunConfig) -> list[str]:
+        """Why it cannot be imported here; empty when it can, and where the device rules it out anyway."""
+        if self.is_installed or cell.cluster.device not in self.dtypes:
+            return []
+        needs = f"kernel={self.name} needs the package {self.package} and a {self.gpus}"
+        return [f"{needs}; install it with: {self.install}; or take {_instead(cell)}"]
 
 
 KERNEL_FACTS: Mapping[str, KernelFacts] = {

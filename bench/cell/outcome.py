@@ -19,7 +19,8 @@ from bench.cost.flops import (
     model_flops,
 )
 from bench.cost.memory import ENGINE_MEMORY, memory_need
-from bench.environment import describe
+from bench.cost.prediction import Prediction, predict
+from bench.environment import describe, this_machine
 from bench.finite import not_finite
 from bench.labels import size_label
 from bench.passes import PASSES, Sections, checks, decoded, evidence, first_failure, merge, own_work_s
@@ -27,8 +28,14 @@ from bench.passes.documents.section import PackedDocuments
 from bench.passes.facts import RankReport
 from bench.passes.losses.section import Losses
 from bench.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
+from bench.request.hardware import hardware_of, has_rates, usable_bytes
+from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 
+PROVENANCE_OF_MODE: Mapping[str, Provenance] = {
+    "measure": Provenance.MEASURED,
+    "predict": Provenance.PREDICTED,
+}
 NAMED_BY_KIND = frozenset({Status.ERROR})
 """Where the message of an exception may say little without its class."""
 
@@ -70,6 +77,16 @@ def failed(
     where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
     reason = f"rank {failure.rank}, {where}: {_what(status, failure).strip() or failure.kind}"
     return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
+
+
+def out_of_memory(planned: PlannedCell, reason: str) -> Record:
+    """The record of a cell that was not run because it has no room, by arithmetic."""
+    return _record(planned, Status.OUT_OF_MEMORY, reason, wall_s=0.0)
+
+
+def worked(planned: PlannedCell, sections: Sections) -> Record:
+    """The record of a cell whose sections nothing ran for: no check was made."""
+    return _record(planned, Status.OK, None, wall_s=0.0, sections=sections)
 
 
 def judged(
@@ -158,6 +175,7 @@ def _record(
     failure: Failure | None = None,
     made: Sequence[Check] | None = None,
 ) -> Record:
+    """The provenance is that of the cell's mode."""
     cell = planned.cell
     not_run = {name: None for name, section in PASSES.items() if section.part is not None}
     return Record(
@@ -169,7 +187,7 @@ def _record(
         order=planned.order,
         status=status,
         reason=reason,
-        provenance=Provenance.MEASURED,
+        provenance=PROVENANCE_OF_MODE[cell.mode],
         config=cell.flat(),
         environment=describe(STRATEGIES.packages(cell.strategy)),
         analytic=analytic(cell, sections),
@@ -190,12 +208,21 @@ def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any
     """
     facts = STRATEGIES.get(cell.strategy)
     need = memory_need(cell) if facts and cell.engine in ENGINE_MEMORY else None
+    expected = prediction_of(cell) if need else None
     return {
         "tokens_per_step": cell.tokens_per_step,
         **ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents")),
         "exchange_bytes": facts and facts.exchange_bytes(cell),
         "needed_bytes": need and need.total,
+        "prediction": expected and expected.to_json(),
     }
+
+
+def prediction_of(cell: RunConfig) -> Prediction | None:
+    """What was to be expected of a legal cell; None where no formula or no rates are known."""
+    if not has_rates(cell.hardware) or refusal(cell) is not None:
+        return None
+    return predict(cell, hardware_of(cell.hardware), usable_bytes(cell, this_machine()))
 
 
 def _training_flops(cell: RunConfig, packed: PackedDocuments | None) -> dict[str, int | None]:

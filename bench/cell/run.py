@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench.cell.launcher import SILENT, Launcher, Listener
 from bench.cell.outcome import interrupted, record_of, refused
 from bench.cell.planned import PlannedCell
+from bench.cell.predicted import predicted
 from bench.config import RunConfig
 from bench.passes import PASSES, Sections
 from bench.record import Record, Role, Status
@@ -102,6 +103,20 @@ def measure(
     return record_of(planned, ends, time.monotonic() - start, started_at, known)
 
 
+def predict(
+    planned: PlannedCell,
+    launcher: Launcher,  # noqa: ARG001  nothing runs
+    folder: Path,  # noqa: ARG001
+    entry: RankEntry | None,  # noqa: ARG001
+    listener: Listener,  # noqa: ARG001
+    known: Sections,  # noqa: ARG001
+) -> Record:
+    """What arithmetic says the cell would take; starts nothing."""
+    return predicted(planned)
+
+
 Mode = Callable[[PlannedCell, Launcher, Path, "RankEntry | None", Listener, Sections], Record]
-MODES: Mapping[str, Mode] = {"measure": measure}
+MODES: Mapping[str, Mode] = {"measure": measure, "predict": predict}
 """How a cell becomes a record, by its mode."""
+RUNS = frozenset({"measure"})
+"""Modes that start ranks."""

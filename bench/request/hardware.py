@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from bench.config import UNKNOWN_HARDWARE, RunConfig
+from bench.cost.hardware import Hardware, hardware_from, lacking
 from bench.environment import Machine
 from bench.labels import GIB
 from bench.request.choices import options, read_option
@@ -20,6 +21,16 @@ def known_hardware() -> Mapping[str, Mapping[str, Any]]:
     """The datasheet numbers of every device that a file of conf/hardware/ describes, by the file's name."""
     contents = (read_option("hardware", name) for name in options("hardware"))
     return {str(content["name"]): content for content in contents if "device_names" in content}
+
+
+def has_rates(name: str) -> bool:
+    """Whether times can be predicted for a device: it has a file, which says what it sustains."""
+    return name in options("hardware") and not lacking(read_option("hardware", name))
+
+
+def hardware_of(name: str) -> Hardware:
+    """A device as the cost model needs it; raises ConfigError where its file does not say enough."""
+    return hardware_from(read_option("hardware", name))
 
 
 def this_hardware(machine: Machine, device: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.config import RunConfig
+from bench.config import ConfigError, RunConfig
 from bench.environment import installed
 from bench.mistakes import mistake_refusals
+from bench.request.hardware import hardware_of
+from bench.request.target import PREDICT
 from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import TRAINER_FACTS
 
@@ -34,9 +38,35 @@ def refusal(cell: RunConfig) -> str | None:
         *mistake_refusals(cell),
         *_trainer_refusals(cell),
         *_offload_refusals(cell),
-        *_missing_packages(cell),
+        *IN_MODE[cell.mode](cell),
     ]
     return "; ".join(reasons) or None
+
+
+def _prediction_refusals(cell: RunConfig) -> list[str]:
+    """Why no arithmetic tells what the cell takes. A prediction needs none of the cell's packages."""
+    try:
+        rates = hardware_of(cell.hardware).attention_forward
+    except ConfigError as error:
+        return [str(error)]
+    reasons = []
+    if cell.workload.name != "train":
+        reasons.append(f"mode=predict is not for workload={cell.workload.name}; take workload=train")
+    if cell.data.packs:
+        reasons.append(
+            "mode=predict is not for data.packing=documents, whose lengths it does not know; take"
+            " data.packing=none"
+        )
+    if STRATEGIES[cell.strategy].schedule(cell) is None:
+        reasons.append(
+            f"mode=predict knows no schedule of {cell.strategy}; give its facts one: Facts.schedule"
+        )
+    if cell.kernel not in rates:
+        reasons.append(
+            f"mode=predict knows no rate of kernel={cell.kernel} on hardware={cell.hardware}; choose"
+            f" kernel={' or '.join(rates)}"
+        )
+    return reasons
 
 
 def _engine_refusals(cell: RunConfig) -> list[str]:
@@ -83,6 +113,8 @@ def _offload_refusals(cell: RunConfig) -> list[str]:
 
 def needed_packages(cell: RunConfig) -> dict[str, str]:
     """The distributions that a cell cannot run without, by the choice that needs them."""
+    if cell.mode == PREDICT:
+        return {}
     needed = {
         f"strategy={cell.strategy}": STRATEGIES[cell.strategy].package,
         f"engine={cell.engine}": ENGINE_PACKAGES.get(cell.engine),
@@ -97,3 +129,10 @@ def _missing_packages(cell: RunConfig) -> list[str]:
         for choice, package in needed_packages(cell).items()
         if installed(package) is None
     ]
+
+
+IN_MODE: Mapping[str, Callable[[RunConfig], list[str]]] = {
+    "measure": lambda cell: [*KERNEL_FACTS[cell.kernel].package_refusals(cell), *_missing_packages(cell)],
+    PREDICT: _prediction_refusals,
+}
+"""Why a cell cannot run in a mode that could in another."""

@@ -45,6 +45,7 @@ from bench.request.placement import (
     threads_per_rank,
     unshared_degrees,
 )
+from bench.request.target import PREDICT, target_machine
 from bench.strategies import STRATEGIES
 from bench.training.text import refuse_no_text
 from bench.training.trainer_facts import TRAINER_FACTS, UNTILED
@@ -52,7 +53,7 @@ from bench.training.trainer_facts import TRAINER_FACTS, UNTILED
 DATA = ("text", "synthetic")
 ENGINES = ("ddp", "fsdp2", "zero3")
 LOSSES = ("chunked", "untiled")
-MODES = ("measure",)
+MODES = ("measure", PREDICT)
 TRAINERS = tuple(TRAINER_FACTS)
 WORKLOADS = ("train", "attention")
 """The names in the tables of `training`, `workloads` and `cell`, which the request must not import."""
@@ -88,7 +89,9 @@ def strategy_keys() -> list[str]:
 
 def resolve(raw: Raw, machine: Machine) -> RunConfig:
     """One cell from a composed configuration; raises ConfigError at the first value that is no good."""
-    cell, pads = _resolved(raw, machine), values.flag("pad", raw["pad"])
+    cell, pads = _resolved(raw, target_machine(raw, machine)), values.flag("pad", raw["pad"])
+    if cell.mode == PREDICT:
+        cell = _computed_once(cell)
     if cell.workload.name != "train":
         return _attention_alone(cell)
     return _padded(cell) if pads else cell
@@ -101,6 +104,11 @@ def _padded(cell: RunConfig) -> RunConfig:
         if facts.degree_refusals(cell):
             return cell
         return replace(cell, padding=-cell.seq_len % facts.length_multiple(cell))
+
+
+def _computed_once(cell: RunConfig) -> RunConfig:
+    """The cell as arithmetic takes it: it gives the same each time, and is held against nothing."""
+    return replace(cell, measure=replace(cell.measure, repeats=1, reference_budget_s=0.0))
 
 
 def _attention_alone(cell: RunConfig) -> RunConfig:

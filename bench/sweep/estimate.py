@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from bench.cell.run import RUNS
 from bench.config import RunConfig
 from bench.cost.flops import hardware_flops
 from bench.passes import planned_stages
@@ -42,6 +43,9 @@ class Estimate:
         return sum(map(self._cell_s, cells))
 
     def _cell_s(self, cell: RunConfig) -> float:
+        """Arithmetic takes no time to speak of."""
+        if cell.mode not in RUNS:
+            return 0.0
         step_s = self.step_s(cell)
         assert step_s is not None
         return FIXED_S + step_s * sum(each.steps for each in planned_stages(cell.measure, step_s))

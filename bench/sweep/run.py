@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
-from bench.cell.run import CellInterrupted, SharedSections, run
+from bench.cell.run import RUNS, CellInterrupted, SharedSections, run
 from bench.cell.trajectory import Trajectories
 from bench.command import again_command
 from bench.config import ConfigError, ExitCode
@@ -65,7 +65,8 @@ def run_plan(
         trajectories.keep_finished(cells, before)
         _refuse_records(plan, before)
         plan, pending = _whatever_is_missing(plan, before)
-        launcher.warm()
+        if any(each.cell.mode in RUNS for each in pending):
+            launcher.warm()
         _write_config(plan)
         progress.start(pending, plan.folder, [*plan.notes, *([] if plan.note is None else [plan.note])])
         references = References(cells, launcher, plan.folder, progress.say)

@@ -40,10 +40,10 @@ class Memory:
     """
 
     peak_allocated_bytes: list[int] | None
-    peak_reserved_bytes: list[int] | None
-    peak_resident_bytes: list[int]
+    peak_reserved_bytes: list[int] | None = None
+    peak_resident_bytes: list[int] | None = None
     """The process's pages."""
-    base_resident_bytes: list[int]
+    base_resident_bytes: list[int] | None = None
     """What a rank holds before it builds anything."""
     peak_phase: list[str] | None = None
     whole_life_allocated_bytes: list[int] | None = None
@@ -77,7 +77,7 @@ class MemoryFacts(PassFacts[RankMemory, Memory]):
         names = [field.name for field in fields(RankMemory) if field.name != "allocator_settings"]
         per_rank = {name: known_by_rank(parts, name) for name in names}
         return Memory(
-            **per_rank,  # type: ignore[arg-type]
+            **per_rank,
             allocator_settings=parts[0].allocator_settings,
             device_used_bytes=used and [worst(samples) for samples in used],
             device_used_reason=None if used else telemetry.reasons(telemetries),

@@ -1,0 +1,86 @@
+"""From a prediction to the record of a cell that never ran: what a measurement would have filled."""
+
+from __future__ import annotations
+
+from bench.cell.outcome import out_of_memory, prediction_of, worked
+from bench.cell.planned import PlannedCell
+from bench.config import RunConfig
+from bench.cost.prediction import Fit, Prediction
+from bench.cost.time import StepParts
+from bench.labels import size_label
+from bench.passes import Sections
+from bench.passes.memory.section import Memory
+from bench.passes.timing.section import Timing
+from bench.passes.trace.section import Trace, TracedStep
+from bench.record import Record
+
+ByPurpose = dict[str, list[float]]
+"""Milliseconds by purpose and rank."""
+
+
+def predicted(planned: PlannedCell) -> Record:
+    """The record of a legal cell: one step of its slowest rank, or that there is no room for it."""
+    prediction = prediction_of(planned.cell)
+    assert prediction is not None  # a cell without one was refused
+    if prediction.fit is Fit.OUT_OF_MEMORY:
+        return out_of_memory(planned, _shortage(prediction))
+    return worked(planned, sections_of(planned.cell, prediction))
+
+
+def sections_of(cell: RunConfig, prediction: Prediction) -> Sections:
+    """The expected values, of one rank and one step."""
+    step_ms = prediction.step_time_ms.expected
+    return {
+        "timing": Timing(
+            step_times_ms=[[step_ms]],
+            window_ms=[step_ms],
+            warmup="full",
+            tokens_per_step=cell.tokens_per_step,
+        ),
+        "memory": Memory(peak_allocated_bytes=[round(prediction.peak_allocated_bytes.expected)]),
+        "trace": _trace(prediction.parts),
+    }
+
+
+def _shortage(prediction: Prediction) -> str:
+    need, usable = prediction.needed_bytes, prediction.usable_bytes
+    assert usable is not None
+    return f"needs about {size_label(round(need.expected))} per rank and has {size_label(usable)}"
+
+
+def _step(parts: StepParts, exposed_ms: ByPurpose, waiting_ms: ByPurpose) -> TracedStep:
+    return TracedStep(
+        step_ms=[parts.step_ms],
+        purpose_exposed_ms=exposed_ms,
+        purpose_exposed_waiting_ms=waiting_ms,
+        other_calls=[None],
+    )
+
+
+def _trace(parts: StepParts) -> Trace:
+    """The parts as a trace books them: each instant once."""
+    exposed_ms = {"attention": [parts.transfer_ms], "parameters": [parts.model_state_ms]}
+    waiting_ms = {"attention": [0.0], "parameters": [0.0]}
+    total_ms = {**exposed_ms, "attention": [parts.transfer_ms + parts.hidden_transfer_ms]}
+    return Trace(
+        step_ms=[parts.step_ms],
+        total_ms=[sum(times[0] for times in total_ms.values())],
+        exposed_ms=[sum(times[0] for times in exposed_ms.values())],
+        communication_ms={},
+        calls={},
+        purpose_total_ms=total_ms,
+        purpose_exposed_ms=exposed_ms,
+        purpose_waiting_ms=waiting_ms,
+        purpose_exposed_waiting_ms=waiting_ms,
+        compute_ms={
+            "attention": [parts.attention_ms],
+            "packing": [parts.packing_ms],
+            "optimizer": [parts.optimizer_ms],
+            "other": [parts.other_compute_ms],
+        },
+        idle_ms=[parts.idle_ms],
+        causal_area=None,
+        unjoined=[None],
+        steps=[_step(parts, exposed_ms, waiting_ms)],
+        median_step=0,
+    )

@@ -1,0 +1,34 @@
+"""A figure with its error bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class End(StrEnum):
+    """Which end of what is not exactly known."""
+
+    LOW = "low"
+    EXPECTED = "expected"
+    HIGH = "high"
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """What is expected, and the ends that a real run should lie between."""
+
+    low: float
+    expected: float
+    high: float
+
+    @classmethod
+    def of(cls, value: Callable[[End], float]) -> Band:
+        """The least and the most of three values, and the expected one between them."""
+        ends = [value(end) for end in End]
+        return cls(min(ends), value(End.EXPECTED), max(ends))
+
+    def at(self, end: End) -> float:
+        value: float = getattr(self, end.value)
+        return value

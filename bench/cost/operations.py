@@ -1,0 +1,207 @@
+"""What one rank computes in a step: operations of a few kinds, by their sizes.
+
+Written for the formulas: R the rows (tokens) of a rank's micro-step, h the hidden size, f the intermediate
+size, V the vocabulary, e the bytes of a number in the cell's dtype. The list is that of transformers' Llama
+and Qwen layers as they run, operator by operator, without compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from bench.config import DTYPE_BYTES, RunConfig
+from bench.cost.memory import HEAD_NORM_FAMILIES, parameters
+from bench.strategies.schedule import Block
+
+ATTENTION, PACKING, OPTIMIZER, OTHER = "attention", "packing", "optimizer", "other"
+"""Parts of a step, by the trace's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A number of equal operations."""
+
+    kind: str
+    """A name of KINDS."""
+    rows: int
+    columns: int
+    inner: int = 1
+    """Of a matrix product what is summed over."""
+    number_bytes: int = 2
+    count: int = 1
+    part: str = OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How much work one operation of a kind is."""
+
+    flops: Callable[[Operation], int]
+    moved_bytes: Callable[[Operation], int]
+    """Read and written, if nothing stays in a cache."""
+    launches: int
+    """Operators that Python starts for it."""
+
+
+def _per_number(narrow: int, wide: int = 0) -> Callable[[Operation], int]:
+    """Bytes where each number is read or written so often in the cell's dtype, and in float32."""
+    return lambda it: it.rows * it.columns * (narrow * it.number_bytes + wide * 4)
+
+
+def _nothing(_: Operation) -> int:
+    return 0
+
+
+def _product_flops(it: Operation) -> int:
+    return 2 * it.rows * it.columns * it.inner
+
+
+def _product_bytes(it: Operation) -> int:
+    return it.number_bytes * (it.rows * it.columns + it.rows * it.inner + it.columns * it.inner)
+
+
+KINDS: Mapping[str, Kind] = {
+    "product": Kind(_product_flops, _product_bytes, 1),
+    # x.float(), its square, mean, product, cast, weight: transformers' RMSNorm.
+    "norm": Kind(_nothing, _per_number(4, 6), 7),
+    "norm_backward": Kind(_nothing, _per_number(6, 10), 12),
+    # Two products, a negated half, a concatenation and a sum: transformers' apply_rotary_pos_emb.
+    "rotary": Kind(_nothing, _per_number(10), 5),
+    "rotary_backward": Kind(_nothing, _per_number(10), 6),
+    "activation": Kind(_nothing, _per_number(5), 2),
+    "activation_backward": Kind(_nothing, _per_number(8), 4),
+    "sum": Kind(_nothing, _per_number(3), 1),
+    "copy": Kind(_nothing, _per_number(2), 1),
+    "embedding": Kind(_nothing, _per_number(2), 1),
+    "embedding_backward": Kind(_nothing, _per_number(1, 2), 2),
+    # The cast, log-softmax and the gather of each row's label.
+    "token_loss": Kind(_nothing, _per_number(1, 3), 4),
+    "token_loss_backward": Kind(_nothing, _per_number(1, 4), 4),
+    # Weights, gradient and both moments read, all but the gradient written; wide copies and the norm beside.
+    "update": Kind(_nothing, _per_number(4, 8), 12),
+}
+"""Every kind but attention's blocks, which kernels compute."""
+
+
+def micro_step(cell: RunConfig) -> Iterator[Operation]:
+    """All but attention of one micro-step, forward and backward."""
+    layers, recomputed = cell.model.num_layers, 2 if cell.checkpointing else 1
+    for operation in layer_forward(cell):
+        yield _times(operation, layers * recomputed)
+    for operation in layer_backward(cell):
+        yield _times(operation, layers)
+    yield from _ends(cell)
+
+
+def step_end(cell: RunConfig) -> Iterator[Operation]:
+    """The optimizer's update of a rank's share of the parameters."""
+    count = parameters(cell.model) // SHARDS[cell.engine](cell)
+    yield Operation("update", count, 1, number_bytes=DTYPE_BYTES[cell.dtype], part=OPTIMIZER)
+
+
+def layer_forward(cell: RunConfig) -> Iterator[Operation]:
+    """One layer's forward pass."""
+    rows, model = _rows(cell), cell.model
+    yield from _of(cell, _projections(cell))
+    yield _one(cell, "norm", rows, model.hidden_size, 2)
+    yield from _head_norms(cell, "norm")
+    yield _one(cell, "rotary", rows, _rotated(cell))
+    yield _one(cell, "sum", rows, model.hidden_size, 2)
+    yield from _mlp_forward(cell)
+
+
+def layer_backward(cell: RunConfig) -> Iterator[Operation]:
+    """One layer's backward pass: each product's two, and with a tiled MLP that once more forward."""
+    rows, model = _rows(cell), cell.model
+    for columns, inner in (*_projections(cell), *_mlp(cell)):
+        yield _product(cell, rows, inner, columns)
+        yield _product(cell, columns, inner, rows)
+    yield _one(cell, "norm_backward", rows, model.hidden_size, 2)
+    yield from _head_norms(cell, "norm_backward")
+    yield _one(cell, "rotary_backward", rows, _rotated(cell))
+    yield _one(cell, "sum", rows, model.hidden_size, 4)
+    yield _one(cell, "activation_backward", rows, model.intermediate_size)
+    if cell.tiled_mlp:
+        yield from _mlp_forward(cell)
+
+
+def _ends(cell: RunConfig) -> Iterator[Operation]:
+    """Embedding, last norm, output head and loss, forward and backward; a chunked loss computes twice."""
+    rows, model = _rows(cell), cell.model
+    forwards = 2 if cell.loss == "chunked" else 1
+    yield _one(cell, "embedding", rows, model.hidden_size)
+    yield _one(cell, "embedding_backward", rows, model.hidden_size)
+    yield _one(cell, "norm", rows, model.hidden_size)
+    yield _one(cell, "norm_backward", rows, model.hidden_size)
+    yield _times(_product(cell, rows, model.vocab_size, model.hidden_size), forwards)
+    yield _product(cell, rows, model.hidden_size, model.vocab_size)
+    yield _product(cell, model.vocab_size, model.hidden_size, rows)
+    yield _one(cell, "token_loss", rows, model.vocab_size, forwards)
+    yield _one(cell, "token_loss_backward", rows, model.vocab_size)
+
+
+def _mlp_forward(cell: RunConfig) -> Iterator[Operation]:
+    yield from _of(cell, _mlp(cell))
+    yield _one(cell, "activation", _rows(cell), cell.model.intermediate_size)
+
+
+def _projections(cell: RunConfig) -> tuple[tuple[int, int], ...]:
+    """Columns and inner sizes of Q, K, V and the output."""
+    model = cell.model
+    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    h = model.hidden_size
+    return (q_size, h), (kv_size, h), (kv_size, h), (h, q_size)
+
+
+def _mlp(cell: RunConfig) -> tuple[tuple[int, int], ...]:
+    h, f = cell.model.hidden_size, cell.model.intermediate_size
+    return (f, h), (f, h), (h, f)
+
+
+def _head_norms(cell: RunConfig, kind: str) -> Iterator[Operation]:
+    """Of each head of Q and of K, in families that have them."""
+    if cell.model.family in HEAD_NORM_FAMILIES:
+        yield _one(cell, kind, _rows(cell) * cell.model.num_heads, cell.model.head_dim)
+        yield _one(cell, kind, _rows(cell) * cell.model.num_kv_heads, cell.model.head_dim)
+
+
+def _rotated(cell: RunConfig) -> int:
+    return (cell.model.num_heads + cell.model.num_kv_heads) * cell.model.head_dim
+
+
+def _of(cell: RunConfig, products: tuple[tuple[int, int], ...]) -> Iterator[Operation]:
+    for columns, inner in products:
+        yield _product(cell, _rows(cell), columns, inner)
+
+
+def _product(cell: RunConfig, rows: int, columns: int, inner: int) -> Operation:
+    return Operation("product", rows, columns, inner, DTYPE_BYTES[cell.dtype])
+
+
+def _one(cell: RunConfig, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
+    return Operation(kind, rows, columns, number_bytes=DTYPE_BYTES[cell.dtype], count=count)
+
+
+def _times(operation: Operation, count: int) -> Operation:
+    return replace(operation, count=operation.count * count)
+
+
+def _rows(cell: RunConfig) -> int:
+    return cell.batch * cell.shard_len
+
+
+SHARDS: Mapping[str, Callable[[RunConfig], int]] = {
+    "ddp": lambda _: 1,
+    "fsdp2": lambda cell: cell.sp_degree * cell.dp_shard,
+    "zero3": lambda cell: cell.cluster.world_size,
+}
+"""Among how many ranks an engine divides what the optimizer updates."""
+
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
+"""Of a flash kernel: Q K^T and P V; backward computes the scores again (arXiv:2307.08691, section 3.1)."""
+
+
+def block_flops(block: Block, head_dim: int, products: int) -> int:
+    """Of one kernel call, by the pairs that the mask leaves."""
+    return 2 * products * block.area * head_dim

@@ -1,0 +1,88 @@
+"""How many seconds an operation, a kernel call or a message takes on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from bench.cost.band import Band, End
+from bench.cost.hardware import SLOWEST, Hardware, Link
+from bench.cost.operations import BACKWARD_PRODUCTS, FORWARD_PRODUCTS, KINDS, Operation, block_flops
+from bench.strategies.schedule import Block, Exchange
+
+HALF_RATE_KEYS = 350
+"""A kernel call on so few keys runs at half of what long ones sustain. Assumed, after how the causal curves
+of arXiv:2307.08691, figure 5, rise from 512 to 16k tokens."""
+LAUNCHES_PER_BLOCK = 4
+LAUNCHES_PER_EXCHANGE = 6
+"""The call and the copies around it."""
+
+
+class Speeds(Protocol):
+    """One end of what a device can do."""
+
+    def operation_s(self, operation: Operation) -> float:
+        """Seconds of one of such operations."""
+
+    def block_s(self, block: Block, head_dim: int, kernel: str, *, backward: bool) -> float:
+        """Seconds of one call of a kernel."""
+
+    def bytes_s(self, moved_bytes: int) -> float:
+        """Seconds of an elementwise pass that moves so many bytes within the device's memory."""
+
+    def exchange_s(self, exchange: Exchange) -> float:
+        """Seconds of one call to the communication library, once all have arrived."""
+
+    def host_s(self, launches: int) -> float:
+        """Seconds of the host to start so many operations where it works ahead of the device, else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasheetSpeeds:
+    """Shares of a datasheet's peaks."""
+
+    hardware: Hardware
+    end: End
+    """Of the time: its high end has the lowest rates."""
+
+    def operation_s(self, operation: Operation) -> float:
+        """The roofline: the longer of computing and moving (doi:10.1145/1498765.1498785)."""
+        kind = KINDS[operation.kind]
+        compute_s = kind.flops(operation) / (
+            self.hardware.peak_flops_per_s * self._share(self.hardware.matmul)
+        )
+        return max(compute_s, self.bytes_s(kind.moved_bytes(operation)))
+
+    def block_s(self, block: Block, head_dim: int, kernel: str, *, backward: bool) -> float:
+        shares = self.hardware.attention_backward if backward else self.hardware.attention_forward
+        products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
+        rate = self.hardware.peak_flops_per_s * self._share(shares[kernel])
+        slowdown = 1 + HALF_RATE_KEYS / block.keys if block.keys else 1
+        return block_flops(block, head_dim, products) / rate * slowdown
+
+    def bytes_s(self, moved_bytes: int) -> float:
+        return moved_bytes / (self.hardware.memory_bytes_per_s * self._share(self.hardware.memory))
+
+    def exchange_s(self, exchange: Exchange) -> float:
+        """Latency of each step of the collective, and bytes over the slowest link that they cross.
+
+        What leaves a node goes through its network, the rest beside it: an all-to-all sends each rank its
+        part, a ring passes all through every link.
+        """
+        inside = min(exchange.span, self.hardware.devices_per_node)
+        leaves_node = exchange.span > inside
+        steps = 1 if exchange.kind in ("send", "all_to_all") else max(0, exchange.ranks - 1)
+        share = 1 - inside / exchange.span if exchange.kind == "all_to_all" else 1.0
+        times = [self._link_s(self.hardware.node, exchange.sent_bytes, steps)]
+        if leaves_node:
+            times.append(self._link_s(self.hardware.network, round(exchange.sent_bytes * share), steps))
+        return max(times)
+
+    def host_s(self, launches: int) -> float:
+        return launches * self.hardware.host_s_per_operation.at(self.end)
+
+    def _link_s(self, link: Link, sent_bytes: int, steps: int) -> float:
+        return steps * link.latency_s + sent_bytes / (link.bytes_per_s * self._share(self.hardware.link))
+
+    def _share(self, share: Band) -> float:
+        return share.at(SLOWEST[self.end])

@@ -1,0 +1,114 @@
+"""How long a step takes on the rank with most to do, part by part.
+
+Device and host work side by side on a GPU: a micro-step takes as long as the slower of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from bench.config import RunConfig
+from bench.cost.operations import KINDS, Operation, micro_step, step_end
+from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
+from bench.cost.traffic import model_state_exchanges
+from bench.strategies.schedule import Schedule, Stage, Stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """Milliseconds of one step; all but the last add up to it."""
+
+    attention_ms: float
+    """Kernels, and taking their results into partial ones."""
+    packing_ms: float
+    """Copies before and after attention's messages."""
+    transfer_ms: float
+    """Attention's messages that no kernel hides."""
+    model_state_ms: float
+    """Parameters and gradients under way that no computation hides."""
+    optimizer_ms: float
+    other_compute_ms: float
+    idle_ms: float
+    """The device waits for the host."""
+    hidden_transfer_ms: float
+    """Attention's messages behind kernels: in none of the others."""
+
+    @property
+    def step_ms(self) -> float:
+        names = [field.name for field in fields(self) if field.name != "hidden_transfer_ms"]
+        return float(sum(getattr(self, name) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTime:
+    """Seconds of one call of attention in one direction."""
+
+    kernels_s: float
+    packing_s: float
+    exposed_s: float
+    hidden_s: float
+    launches: int
+
+
+def step_parts(cell: RunConfig, schedule: Schedule, speeds: Speeds) -> StepParts:
+    """One optimizer step of a cell that trains."""
+    calls = cell.model.num_layers * cell.grad_accum
+    forward = attention_time(cell, schedule.forward, speeds, backward=False)
+    backward = attention_time(cell, schedule.backward, speeds, backward=True)
+    forwards = calls * (2 if cell.checkpointing else 1)
+
+    def of_attention(name: str) -> float:
+        once: tuple[float, float] = getattr(forward, name), getattr(backward, name)
+        return forwards * once[0] + calls * once[1]
+
+    operations = [*micro_step(cell)]
+    other_s = cell.grad_accum * seconds_of(operations, speeds)
+    update = [*step_end(cell)]
+    update_s = seconds_of(update, speeds)
+    state_s = sum(map(speeds.exchange_s, model_state_exchanges(cell)))
+    kernels_s = of_attention("kernels_s")
+    exposed_state_s = max(0.0, state_s - other_s - kernels_s)
+    device_s = other_s + kernels_s + of_attention("packing_s") + of_attention("exposed_s") + exposed_state_s
+    launches = cell.grad_accum * launches_of(operations) + round(of_attention("launches"))
+    return StepParts(
+        attention_ms=1e3 * kernels_s,
+        packing_ms=1e3 * of_attention("packing_s"),
+        transfer_ms=1e3 * of_attention("exposed_s"),
+        model_state_ms=1e3 * exposed_state_s,
+        optimizer_ms=1e3 * update_s,
+        other_compute_ms=1e3 * other_s,
+        idle_ms=1e3 * max(0.0, speeds.host_s(launches) - device_s),
+        hidden_transfer_ms=1e3 * of_attention("hidden_s"),
+    )
+
+
+def attention_time(cell: RunConfig, stages: Stages, speeds: Speeds, *, backward: bool) -> AttentionTime:
+    """One direction of one call, stage after stage."""
+    times = [_stage_time(cell, stage, speeds, backward=backward) for stage in stages]
+    return AttentionTime(
+        *(sum(getattr(time, field.name) for time in times) for field in fields(AttentionTime))
+    )
+
+
+def _stage_time(cell: RunConfig, stage: Stage, speeds: Speeds, *, backward: bool) -> AttentionTime:
+    """Messages that are hidden show as far as they take longer than the blocks beside them."""
+    kernels_s = speeds.bytes_s(2 * stage.merged_bytes) + sum(
+        speeds.block_s(block, cell.model.head_dim, cell.kernel, backward=backward) for block in stage.blocks
+    )
+    sent_s = sum(map(speeds.exchange_s, stage.exchanges))
+    hidden_s = min(sent_s, kernels_s) if stage.is_hidden else 0.0
+    launches = LAUNCHES_PER_BLOCK * len(stage.blocks) + LAUNCHES_PER_EXCHANGE * len(stage.exchanges)
+    return AttentionTime(
+        kernels_s, speeds.bytes_s(2 * stage.packed_bytes), sent_s - hidden_s, hidden_s, launches
+    )
+
+
+def seconds_of(operations: Iterable[Operation], speeds: Speeds) -> float:
+    """One after the other."""
+    return sum(operation.count * speeds.operation_s(operation) for operation in operations)
+
+
+def launches_of(operations: Iterable[Operation]) -> int:
+    """How many operators Python starts for them."""
+    return sum(operation.count * KINDS[operation.kind].launches for operation in operations)
