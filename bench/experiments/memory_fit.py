@@ -65,7 +65,7 @@ def _closed(raw: Raw) -> Iterator[tuple[Machine, list[dict[str, Any]]]]:
     strategies = named or [read_option("strategy", name) for name in default_strategies()]
     sizes = [values.whole("cluster.world_size", each) for each in _as_list(raw["cluster"]["world_size"])]
     for name in names:
-        device = known_hardware()[name]["device_names"][0]
+        device = next(iter(known_hardware()[name]["device_names"]), name)
         for gpus in sizes:
             cluster = {**raw["cluster"], "world_size": gpus}
             full = {**raw, "hardware": {"name": name}, "cluster": cluster}

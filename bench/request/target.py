@@ -25,7 +25,7 @@ def target_machine(raw: Raw, machine: Machine) -> Machine:
     if facts is None:
         return replace(machine, gpus=(), gpu_memory_bytes=(), gpu_error=None)
     count = _ranks(raw["cluster"]["world_size"], facts)
-    described = (facts["device_names"][0],) * count
+    described = (next(iter(facts["device_names"]), name),) * count
     return replace(
         machine, gpus=described, gpu_memory_bytes=(int(facts["memory_bytes"]),) * count, gpu_error=None
     )

@@ -1,11 +1,15 @@
 """A device is what NVML calls it, letter by letter, and nothing is known of any other."""
 
+import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import UNKNOWN_HARDWARE as UNKNOWN
 from bench.labels import GIB
+from bench.request.choices import CONF
 from bench.request.hardware import known_hardware, this_hardware, usable_bytes
 from bench.request.resolve import resolve
 from tests.cells import FOUR_H100, TWO_CORES, raw_with
@@ -20,6 +24,9 @@ NAMES = {
     "NVIDIA A100 80GB PCIe": "a100_pcie_80gb",
     "NVIDIA A100-SXM4-40GB": "a100_40gb",
     "NVIDIA A100-PCIE-40GB": "a100_pcie_40gb",
+    "NVIDIA B200": "b200",
+    "NVIDIA L20": "l20",
+    "NVIDIA GeForce RTX 4090": "rtx_4090",
     "NVIDIA GH200 480GB": UNKNOWN,
     "NVIDIA H100 80GB HBM2e": UNKNOWN,
     "NVIDIA H20": UNKNOWN,
@@ -36,13 +43,52 @@ def test_every_card_has_its_own_datasheet_and_a_name_of_no_file_has_none():
     assert {*NAMES.values()} - {UNKNOWN} == {*known_hardware()}
 
 
-@pytest.mark.parametrize("name", known_hardware())
+every_device = pytest.mark.parametrize("name", known_hardware())
+GIGABYTES = {"b200": 180, "l20": 48, "rtx_4090": 24}
+"""Where a file's name does not say it."""
+NOT_NUMBERS = re.compile(r"\s*(#|name:|\w+:(  # .*)?$)")
+
+
+@every_device
 def test_a_datasheet_holds_together(name):
     facts = known_hardware()[name]
-    assert 1e14 < facts["peak_flops_per_s"] < 1e15
-    assert 1e12 < facts["memory_bytes_per_s"] < 1e13
-    assert 0.96 < facts["usable_bytes"] / facts["memory_bytes"] < 1
-    assert facts["memory_bytes"] == pytest.approx(int(name.split("_")[-1][:-2]) * 1e9, rel=0.08)
+    assert 1e14 < facts["peak_flops_per_s"] < 3e15
+    assert 5e11 < facts["memory_bytes_per_s"] < 1e13
+    assert 0.95 < facts["usable_bytes"] / facts["memory_bytes"] < 1
+    said = GIGABYTES.get(name) or int(name.split("_")[-1][:-2])
+    assert facts["memory_bytes"] == pytest.approx(said * 1e9, rel=0.08)
+
+
+def test_no_two_files_describe_one_device():
+    named = Counter(device for facts in known_hardware().values() for device in facts["device_names"])
+    assert {*named.values()} == {1}
+
+
+@every_device
+def test_rates_and_links_are_complete_and_in_order(name):
+    facts = known_hardware()[name]
+    assert facts["price_per_device_hour"] is None
+    node, network = facts["links"]["node"], facts["links"]["network"]
+    assert network["bytes_per_s"] < node["bytes_per_s"] < facts["memory_bytes_per_s"]
+    assert 1e-6 < node["latency_s"] <= network["latency_s"] < 1e-4
+    rates = facts["rates"]
+    forward, backward = rates["attention_forward"], rates["attention_backward"]
+    hopper, blackwell = name.startswith("h"), name.startswith("b")
+    newer = {"flash_attn_3": hopper, "flash_attn_4": hopper or blackwell}
+    runs = {kernel for kernel in KERNEL_FACTS if newer.get(kernel, True)} - {"math", "flash_blocks"}
+    assert {*forward} == {*backward} == runs
+    shares = [rates[key] for key in ("matmul", "memory", "link")] + [*forward.values(), *backward.values()]
+    assert all(0 < low < expected < high <= 1 for low, expected, high in shares)
+    low, expected, high = facts["host_s_per_operation"]
+    assert 0 < low < expected < high < 1e-4
+
+
+@every_device
+def test_every_number_names_its_source(name):
+    lines = (CONF / "hardware" / f"{name}.yaml").read_text().splitlines()
+    numbers = [line for line in lines if not NOT_NUMBERS.match(line)]
+    assert len(numbers) > 15
+    assert [line for line in numbers if not re.search(r"  # \S.{8,}", line)] == []
 
 
 H100, NO_FILE = "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"
