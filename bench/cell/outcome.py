@@ -20,6 +20,7 @@ from bench.cost.flops import (
 )
 from bench.cost.memory import ENGINE_MEMORY, memory_need
 from bench.cost.prediction import Prediction, predict
+from bench.cost.traffic import payload
 from bench.environment import describe, this_machine
 from bench.finite import not_finite
 from bench.labels import size_label
@@ -213,6 +214,7 @@ def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any
         "tokens_per_step": cell.tokens_per_step,
         **ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents")),
         "exchange_bytes": facts and facts.exchange_bytes(cell),
+        "payload_bytes": payload(cell),
         "needed_bytes": need and need.total,
         "prediction": expected and expected.to_json(),
     }

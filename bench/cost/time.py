@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from bench.config import RunConfig
 from bench.cost.operations import KINDS, Operation, micro_step, step_end
 from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
-from bench.cost.traffic import model_state_exchanges
+from bench.cost.traffic import messages
 from bench.strategies.schedule import Schedule, Stage, Stages
 
 
@@ -66,7 +66,7 @@ def step_parts(cell: RunConfig, schedule: Schedule, speeds: Speeds) -> StepParts
     other_s = cell.grad_accum * seconds_of(operations, speeds)
     update = [*step_end(cell)]
     update_s = seconds_of(update, speeds)
-    state_s = sum(map(speeds.exchange_s, model_state_exchanges(cell)))
+    state_s = sum(each.count * speeds.exchange_s(each.exchange) for each in messages(cell))
     kernels_s = of_attention("kernels_s")
     exposed_state_s = max(0.0, state_s - other_s - kernels_s)
     device_s = other_s + kernels_s + of_attention("packing_s") + of_attention("exposed_s") + exposed_state_s

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-SMALL_BYTES = 1024
-"""An all-reduce or reduce of less carries counts, losses and norms; more are gradients."""
+from bench.cost.traffic import SMALL_BYTES
 
 PURPOSES = ("attention", "parameters", "gradients", "data_and_loss", "other")
 """In the order in which time is booked where communication for two purposes is exposed at once."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bench.passes.calls import SMALL_BYTES, purpose_of
+from bench.cost.traffic import SMALL_BYTES
+from bench.passes.calls import purpose_of
 from bench.passes.trace.reader import Event
 
 KINDS_BY_COLLECTIVE: Mapping[str, str] = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cells import run_cell, tiny_cell
+from tests.cells import counted_and_computed, run_cell, tiny_cell
 
 TOGETHER = {
     "padded documents under FSDP2, SGD on a falling rate": (
@@ -24,3 +24,5 @@ def test_choices_that_meet_pass_every_gate(launcher, tmp_path, choices):
     record, _ = run_cell(launcher, cell, tmp_path)
     assert (record.status, record.reason) == ("ok", None)
     assert record.sections["timing"].tokens_per_step == cell.seq_len
+    counted, computed = counted_and_computed(record)
+    assert counted == computed

@@ -7,7 +7,7 @@ import pytest
 
 from bench.strategies import STRATEGIES
 from tests import faults
-from tests.cells import run_cell, tiny_cell, variants
+from tests.cells import counted_and_computed, run_cell, tiny_cell, variants
 from tests.together import chosen, seen_inside
 
 CASES = {
@@ -68,6 +68,8 @@ def test_the_record_shows_which_rotation_ran(launcher, tmp_path, rotation, kinds
     assert record.config["strategy.rotation"] == rotation
     seen = record.sections["engagement"].calls
     assert {call.split()[1] for call in seen if call.startswith("attention")} == kinds
+    counted, computed = counted_and_computed(record)
+    assert counted == computed
 
 
 PURPOSES = {"ddp": {"gradients"}, "fsdp2": {"gradients", "parameters"}, "zero3": {"parameters"}}
