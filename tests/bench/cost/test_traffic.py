@@ -30,7 +30,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_tensors_are_those_of_transformers(name):
-    model = replace(MODELS[name], num_layers=2)
+    model = replace(MODELS[name], num_layers=2, hidden_size=72)
     found = empty_model(model, attention_name="sdpa", max_positions=64).parameters()
     ours = trained_tensors(model)
     assert Counter((each.rows, each.count) for each in ours) == Counter(
@@ -141,5 +141,5 @@ def different(cell, ranks):
         if sent != payload(cell):
             yield f"rank {rank} sent {sent}, not {payload(cell)}"
         made = {name: count for name, count in seen["calls"].items() if not name.startswith("attention")}
-        if made != calls:
+        if made != calls and len(ranks) > 1:  # one rank alone calls as well, and nothing is sent
             yield f"rank {rank} made {made}, not {dict(calls)}"
