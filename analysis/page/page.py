@@ -10,11 +10,14 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.answers.equivalence import equivalence_line
+from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
+from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import Comparison
-from analysis.cells.selection import for_pages
+from analysis.cells.length_cost import length_costs
+from analysis.cells.selection import Selection, for_pages
 from analysis.figures.figure_file import FigureFile
 from analysis.frame.archive import Archive
 from analysis.frame.load import Record
@@ -28,7 +31,13 @@ from analysis.tables.attention import HEADINGS as ATTENTION_HEADINGS
 from analysis.tables.attention import attention_rows
 from analysis.tables.equivalence import HEADINGS as EQUIVALENCE_HEADINGS
 from analysis.tables.equivalence import POST, PUBLISHED_HEADINGS, equivalence_rows, published_rows
-from analysis.tables.rows import HEADINGS, SORTED_BY, Row, failure_reasons, rows_of
+from analysis.tables.length_cost import HEADINGS as COST_HEADINGS
+from analysis.tables.length_cost import READING as COST_READING
+from analysis.tables.length_cost import length_cost_rows
+from analysis.tables.rows import SORTED_BY, Row, failure_reasons, headings_of, rows_of
+from analysis.tables.score import COLUMNS as SCORE_COLUMNS
+from analysis.tables.score import HEADINGS as SCORE_HEADINGS
+from analysis.tables.score import score_rows
 
 BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "together")
 MAX_VALUES = 4
@@ -64,12 +73,13 @@ def render(
     cells: Cells,
     found: Verdict,
     figures: Callable[[], Sequence[FigureFile]],
-    figures_note: str | None,
+    drawn: Selection,
     compared: Sequence[Comparison] = (),
 ) -> str:
     """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed.
 
-    `figures` are asked for last, so that they may still be drawn while the cells are put into words.
+    `figures` are those of `drawn`; they are asked for last, so that they may still be drawn while the cells
+    are put into words.
     """
     environment = Environment(
         loader=PackageLoader("analysis.page", "."),
@@ -80,6 +90,7 @@ def render(
     )
     shared = {key: as_text(value) for key, value in archive.shared.items()}
     shown = for_pages(cells)
+    costs, too_few = length_costs(drawn.cells)
     rows_behind = _rows_behind(archive.frame, shown.cells.frame)
     return environment.get_template("report.html.jinja").render(
         figures=figures(),
@@ -92,8 +103,16 @@ def render(
         published_source=POST,
         count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         verdict=found,
-        figures_note=figures_note,
-        headings=with_meanings(HEADINGS, SORTED_BY),
+        figures_note=drawn.note,
+        headings=with_meanings(headings_of(cells), SORTED_BY),
+        has_predicted=bool(cells.are_predicted.any()),
+        score_lines=score_lines(cells),
+        score_headings=with_meanings(SCORE_HEADINGS, SCORE_COLUMNS),
+        score_rows=score_rows(shown.cells),
+        cost_lines=length_cost_lines(costs, too_few),
+        cost_headings=[(heading, None) for heading in COST_HEADINGS],
+        cost_rows=length_cost_rows(costs),
+        cost_reading=COST_READING,
         block_headings=BLOCK_HEADINGS,
         check_headings=[(heading, None) for heading in CHECK_HEADINGS],
         reasons=failure_reasons(cells),
