@@ -22,7 +22,7 @@ from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
-from analysis.cells.length_cost import length_costs
+from analysis.cells.length_cost import LengthCosts, length_costs
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
 from analysis.figures.figure_file import FigureFile
 from analysis.figures.files import write_figures
@@ -92,6 +92,7 @@ def _write(archive: Archive, output: Path) -> bool:
     alone = bool(archive.frame["experiment"].eq(EXPERIMENT).all())
     cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
     drawn = for_figures(cells)
+    costs = length_costs(drawn.cells)
     draw: Callable[[], Sequence[FigureFile]] = partial(write_figures, drawn, output / "figures", compared)
     with ExitStack() as stack:
         if CAN_FORK and len(archive.frame) > MANY_RECORDS:
@@ -100,12 +101,10 @@ def _write(archive: Archive, output: Path) -> bool:
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         everything = Cells.of_records(archive.frame) if compared else cells
         (output / "summary.csv").write_text(csv_text(everything.frame), encoding="utf-8")
-        (output / "summary.md").write_text(
-            _markdown_page(cells, drawn.cells, found, compared), encoding="utf-8"
-        )
+        (output / "summary.md").write_text(_markdown_page(cells, costs, found, compared), encoding="utf-8")
         page = output / "report.html"
-        page.write_text(render(archive, cells, found, draw, drawn, compared), encoding="utf-8")
-    _print_summary(cells, drawn.cells, found, compared, page)
+        page.write_text(render(archive, cells, found, draw, drawn.note, compared, costs), encoding="utf-8")
+    _print_summary(cells, costs, found, compared, page)
     return all(map(is_as_expected, compared))
 
 
@@ -138,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return ExitCode.OK
 
 
-def _markdown_page(cells: Cells, drawn: Cells, found: Verdict, compared: Sequence[Comparison]) -> str:
+def _markdown_page(cells: Cells, costs: LengthCosts, found: Verdict, compared: Sequence[Comparison]) -> str:
     answer = _bullets(_answer(found))
     rest = len(cells) - MAX_SHOWN_CELLS
     more = f"\n{more_label(rest, 'cell')}; {ALL_IN}\n" if rest > 0 else ""
@@ -148,7 +147,7 @@ def _markdown_page(cells: Cells, drawn: Cells, found: Verdict, compared: Sequenc
     losses = f"## Loss equivalence\n\n{equivalence_markdown(compared)}\n" if compared else ""
     saved = ablation_rows(cells)
     ablation = f"\n## What each switch saves\n\n{markdown_table(ABLATION_HEADINGS, saved)}" if saved else ""
-    tables = f"{losses}{table}{more}{attention}{ablation}{_score(shown)}{_length_costs(drawn)}"
+    tables = f"{losses}{table}{more}{attention}{ablation}{_score(shown)}{_length_costs(costs)}"
     return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{tables}"
 
 
@@ -161,13 +160,12 @@ def _score(shown: Cells) -> str:
     return f"\n## Predicted beside measured\n\n{_bullets(score_lines(shown))}\n\n{table}"
 
 
-def _length_costs(drawn: Cells) -> str:
+def _length_costs(costs: LengthCosts) -> str:
     """The series split by how their steps grow, as Markdown; empty where none has several lengths."""
-    costs, too_few = length_costs(drawn)
-    lines = length_cost_lines(costs, too_few)
+    lines, rows = length_cost_lines(costs), length_cost_rows(costs.split)
     if not lines:
         return ""
-    table = f"\n\n{markdown_table(COST_HEADINGS, length_cost_rows(costs))}\n{COST_READING}" if costs else ""
+    table = f"\n\n{markdown_table(COST_HEADINGS, rows)}\n{COST_READING}" if rows else ""
     return f"\n## Fixed, linear and quadratic cost\n\n{_bullets(lines)}{table}\n"
 
 
@@ -183,7 +181,7 @@ def _answer(found: Verdict) -> list[str]:
 
 
 def _print_summary(
-    cells: Cells, drawn: Cells, found: Verdict, compared: Sequence[Comparison], page: Path
+    cells: Cells, costs: LengthCosts, found: Verdict, compared: Sequence[Comparison], page: Path
 ) -> None:
     console = Console(highlight=False)
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
@@ -193,9 +191,8 @@ def _print_summary(
     calls = attention_rows(cells.first(TERMINAL_ROWS))
     if calls:
         console.print(text_table(SHORT_HEADINGS, calls))
-    costs, _ = length_costs(drawn)
-    if costs:
-        console.print(text_table(SHORT_COST_HEADINGS, length_cost_short_rows(costs)))
+    if costs.split:
+        console.print(text_table(SHORT_COST_HEADINGS, length_cost_short_rows(costs.split)))
     for each in compared:
         console.print(Text(f"{each.name}: {equivalence_line(each)}"))
     for line in [*failure_reasons(cells), *next_steps(cells), *score_lines(cells), *_answer(found)]:

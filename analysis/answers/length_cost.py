@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analysis.cells.length_cost import MIN_LENGTHS, LengthCost, TooFew
+from analysis.cells.length_cost import MIN_LENGTHS, LengthCost, LengthCosts, TooFew
 from analysis.labels import count_label, number_label, percent_label
 from bench.labels import length_label
 from bench.record import Provenance
@@ -13,12 +13,12 @@ MAX_SENTENCES = 6
 PREDICTED = Provenance.PREDICTED.value
 
 
-def length_cost_lines(costs: Sequence[LengthCost], too_few: Sequence[TooFew]) -> list[str]:
+def length_cost_lines(costs: LengthCosts) -> list[str]:
     """A sentence for each series that is split, the first of too many; and why others are not."""
-    lines = [_sentence(cost) for cost in costs[:MAX_SENTENCES]]
-    rest = len(costs) - MAX_SENTENCES
+    lines = [_sentence(cost) for cost in costs.split[:MAX_SENTENCES]]
+    rest = len(costs.split) - MAX_SENTENCES
     more = [f"and {count_label(rest, 'more series', 'more series')} in the table."] if rest > 0 else []
-    return [*lines, *more, *([_too_few(too_few)] if too_few else [])]
+    return [*lines, *more, *([_too_few(costs.too_few)] if costs.too_few else [])]
 
 
 def _sentence(cost: LengthCost) -> str:

@@ -88,8 +88,18 @@ class TooFew:
     lengths: int
 
 
-def length_costs(cells: Cells) -> tuple[list[LengthCost], list[TooFew]]:
-    """Every series with a step time at MIN_LENGTHS lengths, split; and those with two or more, but fewer."""
+@dataclass(frozen=True, slots=True)
+class LengthCosts:
+    """The series of some cells, as far as they have several lengths."""
+
+    split: Sequence[LengthCost] = ()
+    """Those with a step time at MIN_LENGTHS lengths."""
+    too_few: Sequence[TooFew] = ()
+    """Those with two or more, but fewer."""
+
+
+def length_costs(cells: Cells) -> LengthCosts:
+    """Every series with a step time at MIN_LENGTHS lengths, split."""
     split, too_few = [], []
     for each in cells.series:
         steps = _steps(each)
@@ -97,7 +107,7 @@ def length_costs(cells: Cells) -> tuple[list[LengthCost], list[TooFew]]:
             split.append(_split(each, steps))
         elif len(steps) > 1:
             too_few.append(TooFew(each.label, len(steps)))
-    return split, too_few
+    return LengthCosts(split, too_few)
 
 
 def fitted(lengths: Sequence[int], step_ms: Sequence[float]) -> Vector:

@@ -16,8 +16,8 @@ from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import Comparison
-from analysis.cells.length_cost import length_costs
-from analysis.cells.selection import Selection, for_pages
+from analysis.cells.length_cost import LengthCosts
+from analysis.cells.selection import for_pages
 from analysis.figures.figure_file import FigureFile
 from analysis.frame.archive import Archive
 from analysis.frame.load import Record
@@ -46,6 +46,7 @@ ONE_BY_ONE: Mapping[str, str] = {"packages": "package", "inherited_env": "variab
 """Mappings of an environment whose entries are shown by themselves, after this word."""
 OF_PAIRS = ("gpu_topology", "gpu_p2p")
 """Mappings with a word for each pair of GPUs."""
+NO_COSTS = LengthCosts()
 RowsBehind = dict[tuple[str, ...], list[int]]
 """Per cell the rows of the archive's frame that its records are."""
 
@@ -73,13 +74,13 @@ def render(
     cells: Cells,
     found: Verdict,
     figures: Callable[[], Sequence[FigureFile]],
-    drawn: Selection,
+    figures_note: str | None,
     compared: Sequence[Comparison] = (),
+    costs: LengthCosts = NO_COSTS,
 ) -> str:
     """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed.
 
-    `figures` are those of `drawn`; they are asked for last, so that they may still be drawn while the cells
-    are put into words.
+    `figures` are asked for last, so that they may still be drawn while the cells are put into words.
     """
     environment = Environment(
         loader=PackageLoader("analysis.page", "."),
@@ -90,7 +91,6 @@ def render(
     )
     shared = {key: as_text(value) for key, value in archive.shared.items()}
     shown = for_pages(cells)
-    costs, too_few = length_costs(drawn.cells)
     rows_behind = _rows_behind(archive.frame, shown.cells.frame)
     return environment.get_template("report.html.jinja").render(
         figures=figures(),
@@ -103,15 +103,15 @@ def render(
         published_source=POST,
         count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         verdict=found,
-        figures_note=drawn.note,
+        figures_note=figures_note,
         headings=with_meanings(headings_of(cells), SORTED_BY),
         has_predicted=bool(cells.are_predicted.any()),
         score_lines=score_lines(cells),
         score_headings=with_meanings(SCORE_HEADINGS, SCORE_COLUMNS),
         score_rows=score_rows(shown.cells),
-        cost_lines=length_cost_lines(costs, too_few),
+        cost_lines=length_cost_lines(costs),
         cost_headings=[(heading, None) for heading in COST_HEADINGS],
-        cost_rows=length_cost_rows(costs),
+        cost_rows=length_cost_rows(costs.split),
         cost_reading=COST_READING,
         block_headings=BLOCK_HEADINGS,
         check_headings=[(heading, None) for heading in CHECK_HEADINGS],

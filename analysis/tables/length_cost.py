@@ -59,8 +59,10 @@ def _ranged(term: Term) -> str:
 
 
 def _number(value: float) -> str:
-    """Two digits of a small figure, since a cost per squared length may be thousandths of a millisecond."""
-    return f"{value:.2g}" if 0 < value < SMALL else number_label(value)
+    """Two digits of a small figure: a cost per squared length may be thousandths of a millisecond."""
+    if value == 0:
+        return "0"
+    return f"{value:.2g}" if value < SMALL else number_label(value)
 
 
 def _shares(cost: LengthCost, length: int) -> str:

@@ -11,7 +11,6 @@ import pytest
 
 from analysis.answers.verdict import verdict
 from analysis.cells.cells import CPU_CAVEAT
-from analysis.cells.selection import for_figures
 from analysis.frame.archive import read_archive
 from analysis.frame.load import RAN_HERE
 from analysis.metrics.definitions import BY_COLUMN
@@ -91,7 +90,7 @@ def page_of(tmp_path, cells_of):
     def page_of(records):
         archive = read_archive([write_sweep(tmp_path, records)], {})
         summary = cells_of(records)
-        return render(archive, summary, verdict(summary), dict, for_figures(summary))
+        return render(archive, summary, verdict(summary), dict, None)
 
     return page_of
 

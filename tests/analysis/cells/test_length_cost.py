@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from analysis.answers.length_cost import length_cost_lines
-from analysis.cells.length_cost import MIN_LENGTHS, fitted, length_costs
+from analysis.cells.length_cost import MIN_LENGTHS, LengthCosts, fitted, length_costs
 from analysis.tables.length_cost import HEADINGS, length_cost_rows
 from tests.analysis.predictions import make_predicted
 from tests.analysis.records import make_failure, make_record, make_timing
@@ -53,20 +53,20 @@ def test_short_lengths_count_as_much_as_long_ones():
 
 
 def test_fewer_lengths_than_it_takes_are_not_split_and_it_says_why(cells_of):
-    split, too_few = length_costs(cells_of(sweep(LENGTHS[:3])))
-    assert not split
-    (line,) = length_cost_lines(split, too_few)
+    costs = length_costs(cells_of(sweep(LENGTHS[:3])))
+    assert not costs.split
+    (line,) = length_cost_lines(costs)
     assert line == (
         "A step's time is split into fixed, linear and quadratic cost where a series has a result at 4 or"
         " more lengths; ulysses has 3."
     )
-    assert length_costs(cells_of(sweep(LENGTHS[:1]))) == ([], [])
+    assert length_costs(cells_of(sweep(LENGTHS[:1]))) == LengthCosts([], [])
 
 
 def test_a_length_without_a_result_does_not_count(cells_of):
     failed = make_failure("out_of_memory", "no", config={"seq_len": 131072})
-    split, too_few = length_costs(cells_of([*sweep(LENGTHS[: MIN_LENGTHS - 1]), failed]))
-    assert (len(split), [each.lengths for each in too_few]) == (0, [3])
+    costs = length_costs(cells_of([*sweep(LENGTHS[: MIN_LENGTHS - 1]), failed]))
+    assert (len(costs.split), [each.lengths for each in costs.too_few]) == (0, [3])
 
 
 def test_measured_and_predicted_sweeps_are_split_apart(cells_of):
@@ -74,21 +74,21 @@ def test_measured_and_predicted_sweeps_are_split_apart(cells_of):
         make_predicted(config={"seq_len": length}, step_ms=(1.0, 2.0 * length / 1024, 10000.0))
         for length in LENGTHS
     ]
-    split, _ = length_costs(cells_of([*sweep(), *predicted]))
-    found = {each.is_predicted: [term.value for term in each.terms] for each in split}
+    costs = length_costs(cells_of([*sweep(), *predicted]))
+    found = {each.is_predicted: [term.value for term in each.terms] for each in costs.split}
     assert found[False] == pytest.approx([1900.0, 20.0, 0.4])
     assert found[True] == pytest.approx([0.0, 2.0, 0.0], abs=1e-9)
 
 
 def test_the_fixed_cost_explains_how_tokens_per_s_change_with_the_length(cells_of):
-    split, _ = length_costs(cells_of(sweep([8192, 16384, 32768, 65536])))
-    (line,) = length_cost_lines(split, ())
+    costs = length_costs(cells_of(sweep([8192, 16384, 32768, 65536])))
+    (line,) = length_cost_lines(costs)
     # 8k: 1,900 of 2,085.6 ms; 64k: 1,900 of 4,818.4 ms; 8 * 2,085.6 / 4,818.4; 8 * 185.6 / 2,918.4.
     assert line == (
         "ulysses: 1,900 ms of a step are fixed, 91.1 % of it at 8k and 39.4 % of it at 64k; tokens/s at 64k"
         " are 3.46 times those at 8k; without it they would be 0.51 times those."
     )
-    (row,) = length_cost_rows(split)
+    (row,) = length_cost_rows(costs.split)
     told = dict(zip(HEADINGS, row, strict=True))
     assert told["fixed (ms)"] == "1,900 (1,900 to 1,900)"
     assert told["of the shortest step"] == "91 / 8 / 1 %"
@@ -104,13 +104,13 @@ def test_the_fixed_cost_explains_how_tokens_per_s_change_with_the_length(cells_o
     ],
 )
 def test_the_largest_part_changes_where_two_are_equal(cells_of, terms, largest):
-    ((cost,), _) = length_costs(cells_of(sweep(terms=terms)))
+    (cost,) = length_costs(cells_of(sweep(terms=terms))).split
     assert [(term, start / 1024) for term, start in cost.dominant] == [
         (term, pytest.approx(start, rel=1e-6)) for term, start in largest
     ]
 
 
 def test_noise_shows_as_a_range_and_a_misfit(cells_of):
-    ((cost,), _) = length_costs(cells_of(sweep(noise=0.05)))
+    (cost,) = length_costs(cells_of(sweep(noise=0.05))).split
     assert cost.terms[0].low < cost.terms[0].value < cost.terms[0].high
     assert 0.001 < cost.largest_misfit < 0.2

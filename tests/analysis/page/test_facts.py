@@ -5,7 +5,6 @@ import pytest
 
 from analysis.answers.verdict import verdict
 from analysis.cells.cells import Cells
-from analysis.cells.selection import for_figures
 from analysis.figures.waterfall import step_ms
 from analysis.frame.archive import read_archive
 from analysis.labels import SHARED_CORES, number_label
@@ -136,7 +135,7 @@ def test_the_facts_say_that_a_device_without_a_datasheet_has_no_mfu(summary_of):
 
 def test_the_page_shows_the_facts_of_a_cell(cells, tmp_path):
     archive = read_archive([write_sweep(tmp_path, records())], {})
-    page = render(archive, cells, verdict(cells), list, for_figures(cells))
+    page = render(archive, cells, verdict(cells), list, None)
     assert f"<dd>1.50 times local on 1 rank (cell {BASE['cell_id']})</dd>" in page
 
 
@@ -165,7 +164,7 @@ def test_a_record_s_checks_say_how_far_they_reach_or_why_they_were_not_made(stat
 def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(cells_of, tmp_path):
     archive = read_archive([write_sweep(tmp_path, [make_record(checks=CHECKS)])], {})
     cells = cells_of([make_record(checks=CHECKS)])
-    page = render(archive, cells, verdict(cells), list, for_figures(cells))
+    page = render(archive, cells, verdict(cells), list, None)
     assert page.count('<tr class="partly"><th scope="row">') == 3
     assert '<th scope="row">attention</th><td>float64</td><td>8,192</td><td>32</td>' in page
     assert "11 of 12 steps were held against nothing. Not checked: objective in 1 of 1 cell." in page
