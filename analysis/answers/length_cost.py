@@ -10,6 +10,8 @@ from bench.labels import length_label
 from bench.record import Provenance
 
 MAX_SENTENCES = 6
+LARGE_MISFIT = 0.1
+"""A sum of three terms that misses a time by more than this part of it does not describe the series."""
 PREDICTED = Provenance.PREDICTED.value
 
 
@@ -26,15 +28,20 @@ def _sentence(cost: LengthCost) -> str:
     first, last = (length_label(length) for length in (cost.lengths[0], cost.lengths[-1]))
     who = cost.name + (", predicted" if cost.is_predicted and PREDICTED not in cost.name else "")
     rates = f"tokens/s at {last} are {number_label(cost.speed_up)} times those at {first}"
-    fixed, without = cost.terms[0].value, cost.speed_up_without_fixed
-    if not fixed:
-        return f"{who}: no fixed cost shows in these lengths; {rates}."
+    fixed, without = cost.terms[0], cost.speed_up_without_fixed
+    span = f"({number_label(fixed.low)} to {number_label(fixed.high)} ms with any one length left out)"
+    misfit = ""
+    if cost.largest_misfit > LARGE_MISFIT:
+        misfit = f"; the fitted times are off by up to {percent_label(cost.largest_misfit)}"
+    if not fixed.value:
+        return f"{who}: no fixed cost shows in these lengths {span}; {rates}{misfit}."
     shares = " and ".join(
         f"{percent_label(cost.share(0, length))} of it at {length_label(length)}"
         for length in (cost.lengths[0], cost.lengths[-1])
     )
     other = "" if without is None else f"; without it they would be {number_label(without)} times those"
-    return f"{who}: {number_label(fixed)} ms of a step are fixed, {shares}; {rates}{other}."
+    start = f"{who}: {number_label(fixed.value)} ms of a step are fixed {span}"
+    return f"{start}, {shares}; {rates}{other}{misfit}."
 
 
 def _too_few(series: Sequence[TooFew]) -> str:

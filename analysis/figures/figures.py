@@ -28,7 +28,7 @@ from analysis.figures.failures import Mark, failure_marks, with_undecided, with_
 from analysis.figures.scaling import plot_scaling, scaling_marks
 from analysis.figures.steps import SPLIT, VOID_REASON, plot_step_parts, plot_waterfall, waterfall_inches
 from analysis.figures.style import MUTED_COLOR, dodge, line_of, of_step
-from analysis.labels import bytes_label, count_label, signed_percent_label
+from analysis.labels import bytes_label, count_label
 from bench.labels import SIZES
 from bench.record import Provenance
 
@@ -127,10 +127,12 @@ def plot_prediction_error(cells: Cells, axes: Axes) -> None:
     _draw_background(axes, cells.series, PEAK, "peak allocated")
     zero = axes.get_yaxis_transform()
     axes.hlines(0, 0, 1, transform=zero, color=MUTED_COLOR, linestyle="--", linewidth=1.1, zorder=1.5)
-    largest = cells.frame[[quantity.column, PEAK, *ends]].abs().max().fillna(0.0).max()
-    reach = 1.1 * max(largest, MIN_ERROR_REACH)
-    axes.set_ylim(-reach, reach)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: signed_percent_label(value)))
+    errors = cells.frame[[quantity.column, PEAK, *ends]]
+    least, most = errors.min().min(), errors.max().max()
+    axes.set_ylim(
+        1.1 * np.fmin(least, -MIN_ERROR_REACH), 1.1 * np.fmax(most, MIN_ERROR_REACH)
+    )  # fmin and fmax leave out what is missing
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:+g} %" if value else "0 %"))
     finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
 
 

@@ -1,4 +1,5 @@
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -85,8 +86,9 @@ def test_the_fixed_cost_explains_how_tokens_per_s_change_with_the_length(cells_o
     (line,) = length_cost_lines(costs)
     # 8k: 1,900 of 2,085.6 ms; 64k: 1,900 of 4,818.4 ms; 8 * 2,085.6 / 4,818.4; 8 * 185.6 / 2,918.4.
     assert line == (
-        "ulysses: 1,900 ms of a step are fixed, 91.1 % of it at 8k and 39.4 % of it at 64k; tokens/s at 64k"
-        " are 3.46 times those at 8k; without it they would be 0.51 times those."
+        "ulysses: 1,900 ms of a step are fixed (1,900 to 1,900 ms with any one length left out), 91.1 % of it"
+        " at 8k and 39.4 % of it at 64k; tokens/s at 64k are 3.46 times those at 8k; without it they would be"
+        " 0.51 times those."
     )
     (row,) = length_cost_rows(costs.split)
     told = dict(zip(HEADINGS, row, strict=True))
@@ -108,6 +110,13 @@ def test_the_largest_part_changes_where_two_are_equal(cells_of, terms, largest):
     assert [(term, start / 1024) for term, start in cost.dominant] == [
         (term, pytest.approx(start, rel=1e-6)) for term, start in largest
     ]
+
+
+def test_times_that_are_no_such_sum_are_told_to_be_misfitted(cells_of):
+    records = sweep()
+    records[2]["timing"] = make_timing([[9000.0] * 8] * 2)
+    (line,) = length_cost_lines(length_costs(cells_of(records)))
+    assert re.search(r"; the fitted times are off by up to \d\d\.\d %\.$", line)
 
 
 def test_noise_shows_as_a_range_and_a_misfit(cells_of):
