@@ -263,9 +263,11 @@ def _predicted_from(cell: Mapping[Any, Any]) -> str:
 
 
 def _peak(cell: Mapping[Any, Any]) -> str:
-    """`14.5 MiB (7.1 %)`, of a prediction with its band."""
-    size, share = _with_band(cell, "peak_allocated{}_bytes"), cell["capacity_share"]
-    return size + (f" ({percent_label(share)})" if size and pd.notna(share) else "")
+    """`14.5 MiB (7.1 %)`, of a prediction with its band as `14.5 MiB (14.0 MiB to 15.1 MiB), 7.1 %`."""
+    size, share = _with_band(cell, "peak_allocated{}_bytes"), percent_label(cell["capacity_share"])
+    if not size or not share:
+        return size
+    return f"{size}, {share}" if size.endswith(")") else f"{size} ({share})"
 
 
 def _shares(cell: dict[Any, Any], columns: Sequence[str]) -> str:

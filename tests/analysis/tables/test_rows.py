@@ -117,7 +117,7 @@ def test_a_prediction_is_told_with_its_band_and_neither_samples_nor_an_interval(
     assert (fits.status, runs_out.status) == ("fits (predicted)", "OOM (predicted)")
     assert fits.tokens_per_s == "81,920 (65,536 to 102,400)"
     assert fits.step_time == "100 (80.0 to 125)"
-    assert fits.peak_allocated == "2.0 GiB (1.8 GiB to 2.2 GiB) (2.5 %)"
+    assert fits.peak_allocated == "2.0 GiB (1.8 GiB to 2.2 GiB), 2.5 %"
     assert fits.spread == "band of the model, with the rates of h100_80gb"
     assert (fits.exchange_waiting, fits.traced_steps, fits.traced_to_timed, fits.checks) == ("",) * 4
     assert (runs_out.tokens_per_s, runs_out.spread, runs_out.step_time) == ("", "", "")
