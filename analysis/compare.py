@@ -67,7 +67,8 @@ def _print_comparison(before: Archive, after: Archive, console: Console) -> None
         counts = Counter(change.outcome for change in found)
         console.print(Text(", ".join(f"{outcome}: {count:,}" for outcome, count in counts.most_common())))
         shared = any(shares_gpus(archive.frame) for archive in (before, after))
-        for caveat in (*CAVEATS, SHARED_GPU_CAVEAT) if shared else CAVEATS:
+        caveats = () if all(change.is_predicted for change in found) else CAVEATS
+        for caveat in (*caveats, SHARED_GPU_CAVEAT) if shared else caveats:
             console.print(Text(caveat, style="dim"))
         if any(change.is_undecided for change in found):
             console.print(Text(_way_to_decide(before, after)))
@@ -114,10 +115,11 @@ def _numbers(change: Change) -> tuple[str, str, str, str]:
     if found is None:
         return "", "", "", ""
     rates = ", ".join(number_label(statistics.median(side.processes.tokens_per_s)) for side in sides)
-    counts = ", ".join(str(len(side.processes)) for side in sides)
+    counts = "" if change.is_predicted else ", ".join(str(len(side.processes)) for side in sides)
     if found.ratio is None:
         return rates, "", "none", counts
-    return rates, f"{found.ratio:.3f}", f"{found.low:.3f} to {found.high:.3f}", counts
+    interval = "" if change.is_predicted else f"{found.low:.3f} to {found.high:.3f}"
+    return rates, f"{found.ratio:.3f}", interval, counts
 
 
 def _loads(change: Change) -> str:

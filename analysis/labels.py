@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -16,6 +16,9 @@ STATUS_LABELS: Mapping[str, str] = {
     "out_of_memory": "OOM",
     "timed_out": "timed out",
     "wrong_result": "wrong result",
+    "predicted_fits": "fits (predicted)",
+    "predicted_undecided": "undecided (predicted)",
+    "predicted_out": "OOM (predicted)",
 }
 
 
@@ -29,15 +32,22 @@ def bytes_label(size: float | None) -> str:
     return MISSING if size is None or pd.isna(size) else size_label(size)
 
 
-def share_label(size: float | None, share: float | None) -> str:
-    """Bytes and, where it is known, the part of a whole that they are: `14.5 MiB (7.1 %)`."""
-    known = f" ({percent_label(share)})" if size is not None and share is not None and pd.notna(share) else ""
-    return bytes_label(size) + known
-
-
 def percent_label(fraction: float | None) -> str:
     """A fraction of 0..1 as `12.3 %`."""
     return MISSING if fraction is None or pd.isna(fraction) else f"{fraction:.1%}".replace("%", " %")
+
+
+def signed_percent_label(fraction: float | None) -> str:
+    """How far apart two figures are: `+12.3 %`."""
+    return MISSING if fraction is None or pd.isna(fraction) else f"{fraction:+.1%}".replace("%", " %")
+
+
+def band_label(
+    expected: float | None, low: float | None, high: float | None, label: Callable[[float | None], str]
+) -> str:
+    """`43,252 (34,587 to 50,729)`; without brackets where both ends read as the expected value does."""
+    texts = [label(value) for value in (expected, low, high)]
+    return texts[0] if len({*texts}) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
 def number_label(value: float | None) -> str:

@@ -16,10 +16,13 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.answers.equivalence import equivalence_line, is_as_expected, with_equivalence
+from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
+from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
+from analysis.cells.length_cost import LengthCosts, length_costs
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
 from analysis.figures.figure_file import FigureFile
 from analysis.figures.files import write_figures
@@ -32,6 +35,10 @@ from analysis.tables.ablation import ablation_rows
 from analysis.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
 from analysis.tables.csv_text import csv_text
 from analysis.tables.equivalence import equivalence_markdown
+from analysis.tables.length_cost import HEADINGS as COST_HEADINGS
+from analysis.tables.length_cost import READING as COST_READING
+from analysis.tables.length_cost import SHORT_HEADINGS as SHORT_COST_HEADINGS
+from analysis.tables.length_cost import length_cost_rows, length_cost_short_rows
 from analysis.tables.rows import (
     TERMINAL_ROWS,
     failure_reasons,
@@ -41,6 +48,8 @@ from analysis.tables.rows import (
     terminal_table,
     text_table,
 )
+from analysis.tables.score import HEADINGS as SCORE_HEADINGS
+from analysis.tables.score import score_rows
 from bench.command import again_command
 from bench.config import ExitCode
 from bench.record import Role
@@ -83,6 +92,7 @@ def _write(archive: Archive, output: Path) -> bool:
     alone = bool(archive.frame["experiment"].eq(EXPERIMENT).all())
     cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
     drawn = for_figures(cells)
+    costs = length_costs(drawn.cells)
     draw: Callable[[], Sequence[FigureFile]] = partial(write_figures, drawn, output / "figures", compared)
     with ExitStack() as stack:
         if CAN_FORK and len(archive.frame) > MANY_RECORDS:
@@ -91,10 +101,10 @@ def _write(archive: Archive, output: Path) -> bool:
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         everything = Cells.of_records(archive.frame) if compared else cells
         (output / "summary.csv").write_text(csv_text(everything.frame), encoding="utf-8")
-        (output / "summary.md").write_text(_markdown_page(cells, found, compared), encoding="utf-8")
+        (output / "summary.md").write_text(_markdown_page(cells, costs, found, compared), encoding="utf-8")
         page = output / "report.html"
-        page.write_text(render(archive, cells, found, draw, drawn.note, compared), encoding="utf-8")
-    _print_summary(cells, found, compared, page)
+        page.write_text(render(archive, cells, found, draw, drawn.note, compared, costs), encoding="utf-8")
+    _print_summary(cells, costs, found, compared, page)
     return all(map(is_as_expected, compared))
 
 
@@ -127,8 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return ExitCode.OK
 
 
-def _markdown_page(cells: Cells, found: Verdict, compared: Sequence[Comparison]) -> str:
-    answer = "\n".join(f"- {markdown_cell(line)}" for line in _answer(found))
+def _markdown_page(cells: Cells, costs: LengthCosts, found: Verdict, compared: Sequence[Comparison]) -> str:
+    answer = _bullets(_answer(found))
     rest = len(cells) - MAX_SHOWN_CELLS
     more = f"\n{more_label(rest, 'cell')}; {ALL_IN}\n" if rest > 0 else ""
     shown = cells.first(MAX_SHOWN_CELLS)
@@ -137,8 +147,30 @@ def _markdown_page(cells: Cells, found: Verdict, compared: Sequence[Comparison])
     losses = f"## Loss equivalence\n\n{equivalence_markdown(compared)}\n" if compared else ""
     saved = ablation_rows(cells)
     ablation = f"\n## What each switch saves\n\n{markdown_table(ABLATION_HEADINGS, saved)}" if saved else ""
-    tables = f"{losses}{table}{more}{attention}{ablation}"
+    tables = f"{losses}{table}{more}{attention}{ablation}{_score(shown)}{_length_costs(costs)}"
     return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{tables}"
+
+
+def _score(shown: Cells) -> str:
+    """Predictions beside measurements, as Markdown; empty where no cell has both."""
+    rows = score_rows(shown)
+    if not rows:
+        return ""
+    table = markdown_table(SCORE_HEADINGS, rows)
+    return f"\n## Predicted beside measured\n\n{_bullets(score_lines(shown))}\n\n{table}"
+
+
+def _length_costs(costs: LengthCosts) -> str:
+    """The series split by how their steps grow, as Markdown; empty where none has several lengths."""
+    lines, rows = length_cost_lines(costs), length_cost_rows(costs.split)
+    if not lines:
+        return ""
+    table = f"\n\n{markdown_table(COST_HEADINGS, rows)}\n{COST_READING}" if rows else ""
+    return f"\n## Fixed, linear and quadratic cost\n\n{_bullets(lines)}{table}\n"
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {markdown_cell(line)}" for line in lines)
 
 
 def _answer(found: Verdict) -> list[str]:
@@ -148,7 +180,9 @@ def _answer(found: Verdict) -> list[str]:
     return [line for line in lines if line]
 
 
-def _print_summary(cells: Cells, found: Verdict, compared: Sequence[Comparison], page: Path) -> None:
+def _print_summary(
+    cells: Cells, costs: LengthCosts, found: Verdict, compared: Sequence[Comparison], page: Path
+) -> None:
     console = Console(highlight=False)
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
     console.print(terminal_table(cells, console.width))
@@ -157,9 +191,11 @@ def _print_summary(cells: Cells, found: Verdict, compared: Sequence[Comparison],
     calls = attention_rows(cells.first(TERMINAL_ROWS))
     if calls:
         console.print(text_table(SHORT_HEADINGS, calls))
+    if costs.split:
+        console.print(text_table(SHORT_COST_HEADINGS, length_cost_short_rows(costs.split)))
     for each in compared:
         console.print(Text(f"{each.name}: {equivalence_line(each)}"))
-    for line in [*failure_reasons(cells), *next_steps(cells), *_answer(found)]:
+    for line in [*failure_reasons(cells), *next_steps(cells), *score_lines(cells), *_answer(found)]:
         console.print(Text(line), soft_wrap=line == found.to_decide)  # a command can be copied whole
     console.print(Text(f"report: {page}"), soft_wrap=True)
 

@@ -11,6 +11,7 @@ import pandas as pd
 from analysis.cells.difference import Difference, Processes, difference, processes_of
 from analysis.frame.archive import Archive
 from analysis.labels import status_label
+from bench.record import Provenance
 
 CELL = ("cell_id", "provenance")
 """What has to be equal for two records to be of one cell. The machine may differ, and is named then."""
@@ -45,11 +46,16 @@ class Change:
     before: Side
     after: Side
     difference: Difference | None
-    """Of speeds, after over before; None where a side has no speed."""
+    """Of speeds, after over before; None where a side has no speed. Without an interval of predictions."""
 
     @property
     def is_undecided(self) -> bool:
         return self.difference is not None and self.difference.undecided is not None
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether it is arithmetic, which has no processes: then any other figure is another prediction."""
+        return self.key[1] == Provenance.PREDICTED
 
     @property
     def outcome(self) -> str:
@@ -60,6 +66,8 @@ class Change:
             return f"{before} in both"
         if self.difference.undecided is not None:
             return f"undecided: {self.difference.undecided}"
+        if self.is_predicted:
+            return "predicted the same" if self.difference.ratio == 1 else "predicted otherwise"
         if self.difference.is_faster:
             return "faster"
         return "slower" if self.difference.is_slower else "no clear difference"
@@ -99,8 +107,13 @@ def _rows(frame: pd.DataFrame) -> dict[Key, list[int]]:
 def _change(key: Key, *sides: tuple[Archive, Sequence[int]]) -> Change:
     before, after = (_side(*side) for side in sides)
     is_timed = bool(before.processes) and bool(after.processes)
-    found = difference(after.processes, before.processes) if is_timed else None
-    return Change(key, before, after, found)
+    compare = predicted_difference if key[1] == Provenance.PREDICTED else difference
+    return Change(key, before, after, compare(after.processes, before.processes) if is_timed else None)
+
+
+def predicted_difference(one: Processes, other: Processes) -> Difference:
+    """One predicted speed over another of the same cell."""
+    return Difference(None, one.tokens_per_s[0] / other.tokens_per_s[0])
 
 
 def _side(archive: Archive, rows: Sequence[int]) -> Side:

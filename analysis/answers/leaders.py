@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.cells.cells import Cells
-from analysis.cells.difference import Difference, difference, too_few
+from analysis.cells.difference import Difference, RateBand, band_difference, difference, too_few
 from analysis.cells.selection import ALL_IN
-from analysis.labels import more_label, number_label
+from analysis.labels import band_label, more_label, number_label
 from bench.labels import length_label
 from bench.statistics import MIN_PROCESSES
 
@@ -24,6 +24,16 @@ class Timed:
     row: int
     tokens_per_s: float
     processes: int
+    """How many gave a speed; of a prediction nothing ran."""
+    band: RateBand | None
+    """Of a prediction; None of what ran."""
+
+    @property
+    def text(self) -> str:
+        """`43,252`, of a prediction with its band."""
+        if self.band is None:
+            return number_label(self.tokens_per_s)
+        return band_label(self.band.expected, self.band.low, self.band.high, number_label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,11 @@ class Ranking:
     """The one with the most tokens/s, which need not mean anything."""
     lead: tuple[tuple[Timed, Difference], ...] = ()
     """The first one's speed over each of the others', the nearest first; empty where undecided."""
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether its cells are arithmetic; they are compared with nothing else."""
+        return self.first.band is not None
 
     @property
     def is_comparison(self) -> bool:
@@ -71,11 +86,20 @@ def rankings(cells: Cells) -> list[Ranking]:
         frame["tokens_per_s"],
         cells.process_counts,
     )
-    for seq_len, work, *timed in zip(*(column.tolist() for column in columns), strict=True):
-        cell = Timed(*timed)
+    bands = _bands(cells)
+    for seq_len, work, name, row, *speed in zip(*(column.tolist() for column in columns), strict=True):
+        tokens_per_s, processes = speed
+        cell = Timed(name, row, tokens_per_s, processes, bands.get(row))
         if cell.processes:
             groups.setdefault((int(seq_len), work), []).append(cell)
     return [_ranking(seq_len, groups[seq_len, work], cells) for seq_len, work in sorted(groups)]
+
+
+def _bands(cells: Cells) -> dict[int, RateBand]:
+    """The predicted cells' speeds, by row."""
+    columns = [f"predicted_tokens_per_s{end}" for end in ("_low", "", "_high")]
+    known = cells.frame.loc[cells.are_predicted, columns].dropna()
+    return {row: RateBand(*ends) for row, *ends in known.itertuples()}
 
 
 def leader_lines(found: Sequence[Ranking]) -> list[str]:
@@ -94,6 +118,8 @@ def _ranking(seq_len: int, timed: Sequence[Timed], cells: Cells) -> Ranking:
     counts = {cell.processes for cell in timed}
     if not others:
         return Ranking(seq_len, by_name, None, first)
+    if all(cell.band is not None for cell in timed):
+        return Ranking(seq_len, by_name, None, first, tuple(_leads_by_band(first, others)))
     if min(counts) < MIN_PROCESSES:
         return Ranking(seq_len, by_name, too_few(counts), first)
     own = cells.processes(first.row)
@@ -102,13 +128,24 @@ def _ranking(seq_len: int, timed: Sequence[Timed], cells: Cells) -> Ranking:
     return Ranking(seq_len, by_name, undecided, first, () if undecided else lead)
 
 
+def _leads_by_band(first: Timed, others: Sequence[Timed]) -> Iterator[tuple[Timed, Difference]]:
+    for other in others:
+        if first.band is not None and other.band is not None:
+            yield other, band_difference(first.band, other.band)
+
+
 def _measured(ranking: Ranking) -> str:
     """`8k, in tokens/s: local: 21,217; ring, sp 2: 18,971`."""
     shown = ranking.cells[:MAX_FIGURES]
-    figures = [f"{cell.name}: {number_label(cell.tokens_per_s)}" for cell in shown]
+    figures = [f"{cell.name}: {cell.text}" for cell in shown]
     if len(ranking.cells) > MAX_FIGURES:
         figures.append(f"{more_label(len(ranking.cells) - MAX_FIGURES, 'cell')} in summary.csv")
-    return f"{length_label(ranking.seq_len)}, in tokens/s: {'; '.join(figures)}"
+    return f"{_place(ranking)}, in tokens/s: {'; '.join(figures)}"
+
+
+def _place(ranking: Ranking) -> str:
+    """`8k`, or `8k, predicted`."""
+    return length_label(ranking.seq_len) + (", predicted" if ranking.is_predicted else "")
 
 
 def _first(lines: list[str], count: int) -> list[str]:
@@ -121,7 +158,7 @@ def _detail(ranking: Ranking) -> str:
     if ranking.undecided is not None:
         return f"{_measured(ranking)}; undecided: {ranking.undecided}"
     first = ranking.first
-    start = f"{length_label(ranking.seq_len)}: {first.name}, {number_label(first.tokens_per_s)} tokens/s"
+    start = f"{_place(ranking)}: {first.name}, {first.text} tokens/s"
     if not ranking.lead:
         return f"{start}; nothing to compare it with"
     ratios = [_ratio(other, found) for other, found in ranking.lead[:MAX_FIGURES]]
@@ -130,4 +167,5 @@ def _detail(ranking: Ranking) -> str:
 
 def _ratio(other: Timed, found: Difference) -> str:
     clear = "" if found.is_faster else ", no clear difference"
-    return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f}) times {other.name}{clear}"
+    by_bands = "" if other.band is None else " by both bands"
+    return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f}{by_bands}) times {other.name}{clear}"

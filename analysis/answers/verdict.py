@@ -13,9 +13,11 @@ import pandas as pd
 from analysis.answers.leaders import Ranking, leader_lines, measured_lines, rankings
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
-from analysis.labels import count_label, more_label, status_label
+from analysis.labels import count_label, more_label, signed_percent_label, status_label
 from analysis.metrics.checks import BETWEEN_NAMES
+from bench.cost.prediction import Fit
 from bench.labels import duration_label, length_label
+from bench.record import Provenance
 from bench.statistics import MIN_PROCESSES
 
 UNSTABLE_NOTE = "unstable:"
@@ -60,17 +62,15 @@ def verdict(cells: Cells, command: str | None = None) -> Verdict:
 
     `command` would run each cell in MIN_PROCESSES processes; None where no one command can.
     """
-    summary, names = cells.frame, cells.names
-    found, unchecked = rankings(cells), _unchecked(summary)
+    summary = cells.frame
+    found, unchecked = rankings(cells), _unchecked(summary[~cells.are_predicted])
     return Verdict(
-        answer=_fastest(found)
-        if cells.caveat is None
-        else _ran(summary, names, "Ran" if unchecked else "Ran and passed every check"),
+        answer=_fastest(found) if cells.caveat is None else _ran(cells, is_checked=not unchecked),
         details=leader_lines(found) if cells.caveat is None else measured_lines(found),
         unchecked=unchecked,
-        failures=_failures(summary, names),
-        fits=_fits(summary, names),
-        certainty=_certainty(summary),
+        failures=_failures(cells),
+        fits=_fits(cells),
+        certainty=_certainty(cells),
         to_decide=_to_decide(found, cells, command),
         caveat=cells.caveat,
     )
@@ -81,17 +81,26 @@ def _fastest(found: Sequence[Ranking]) -> str:
     compared = [ranking for ranking in found if ranking.is_comparison]
     if not compared:
         return "No length has two comparable results, so no strategy is ahead of another."
-    ahead = _by_name((ranking.first.name, ranking.seq_len) for ranking in compared if ranking.is_clear)
-    undecided = _undecided(compared)
+    ran = [ranking for ranking in compared if not ranking.is_predicted]
+    predicted = [ranking for ranking in compared if ranking.is_predicted]
+    undecided = _undecided(ran)
     parts = [
-        f"Most tokens/s: {_places(ahead)}." if ahead else "",
-        _level(compared),
+        _ahead(ran, "Most tokens/s"),
+        _level(ran, "No clear difference"),
         f"Undecided: {undecided}." if undecided else "",
+        _ahead(predicted, "Predicted to have most tokens/s"),
+        _level(predicted, "No clear difference predicted"),
     ]
     return " ".join(filter(None, parts))
 
 
-def _level(found: Sequence[Ranking]) -> str:
+def _ahead(found: Sequence[Ranking], said: str) -> str:
+    """`Most tokens/s: ulysses at 8k.`; empty where none is clearly ahead of all others."""
+    ahead = _by_name((ranking.first.name, ranking.seq_len) for ranking in found if ranking.is_clear)
+    return f"{said}: {_places(ahead)}." if ahead else ""
+
+
+def _level(found: Sequence[Ranking], said: str) -> str:
     """`No clear difference: ring and ulysses at 8k.`, of those that none is clearly ahead of."""
     lengths: dict[str, set[int]] = {}
     for ranking in found:
@@ -99,8 +108,8 @@ def _level(found: Sequence[Ranking]) -> str:
             lengths.setdefault(_listed(map(_bracketed, ranking.unbeaten)), set()).add(ranking.seq_len)
     if len(lengths) > MAX_NAMES:
         where = _lengths(set().union(*lengths.values()))
-        return f"No clear difference: {len(lengths):,} comparisons at {where}."
-    return f"No clear difference: {_places(lengths)}." if lengths else ""
+        return f"{said}: {len(lengths):,} comparisons at {where}."
+    return f"{said}: {_places(lengths)}." if lengths else ""
 
 
 def _undecided(found: Sequence[Ranking]) -> str:
@@ -137,13 +146,23 @@ def _missing_s(summary: pd.DataFrame) -> float:
     return float((missing * summary["wall_s"].astype("float64").fillna(0.0)).sum())
 
 
-def _ran(summary: pd.DataFrame, names: pd.Series[str], said: str) -> str:
-    """One sentence for cells that rank nothing, which begins as `said`: what ran at which lengths."""
-    done = summary.loc[summary["status"] == "ok", ["seq_len"]]
-    if done.empty:
-        return "No cell has a result."
+def _ran(cells: Cells, *, is_checked: bool) -> str:
+    """Sentences for cells that rank nothing: what ran at which lengths, and what was predicted."""
+    ok, predicted = cells.frame["status"] == "ok", cells.are_predicted
+    kinds = {
+        "Ran and passed every check" if is_checked else "Ran": ok & ~predicted,
+        "Predicted": ok & predicted,
+    }
+    return " ".join(_done(cells, rows, said) for said, rows in kinds.items() if rows.any()) or (
+        "No cell has a result."
+    )
+
+
+def _done(cells: Cells, rows: pd.Series[bool], said: str) -> str:
+    """`Ran: local at 8k; ring and ulysses at 8k and 64k.`, of some rows."""
     lengths: dict[tuple[int, ...], list[str]] = {}
-    for name, where in _by_name(zip(names[done.index], done["seq_len"], strict=True)).items():
+    pairs = zip(cells.names[rows], cells.frame.loc[rows, "seq_len"], strict=True)
+    for name, where in _by_name(pairs).items():
         lengths.setdefault(tuple(sorted(where)), []).append(name)
     parts = [f"{_listed(map(_bracketed, who))} at {_lengths(where)}" for where, who in lengths.items()]
     return f"{said}: {'; '.join(parts)}."
@@ -172,48 +191,96 @@ def _cells(cells: pd.DataFrame) -> str:
     return count_label(len(cells), "cell")
 
 
-def _failures(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
+def _failures(cells: Cells) -> list[str]:
     """One sentence per status: who met it and at which lengths; running out of memory comes first."""
-    failed = summary.loc[summary["status"] != "ok", ["status", "seq_len"]]
-    statuses = sorted(failed["status"].unique(), key=lambda status: status != "out_of_memory")
-    sentences = []
-    for status in statuses:
-        cells = failed[failed["status"] == status]
-        where = _by_name(zip(names[cells.index], cells["seq_len"], strict=True))
-        label = "out of memory" if status == "out_of_memory" else status_label(status)
-        sentences.append(f"{label.capitalize()}: {_places(where)}.")
-    return sentences
+    summary, predicted = cells.frame, cells.are_predicted
+    ran_out = summary["status"] == "out_of_memory"
+    undecided = predicted & summary["predicted_fit"].eq(Fit.UNDECIDED) & summary["status"].eq("ok")
+    kinds = {
+        "Out of memory": ran_out & ~predicted,
+        "Predicted to run out of memory": ran_out & predicted,
+        "Not decided by the model whether there is memory": undecided,
+    }
+    others = summary["status"][~ran_out & summary["status"].ne("ok")].unique()
+    kinds |= {status_label(status).capitalize(): summary["status"].eq(status) for status in sorted(others)}
+    return [f"{said}: {_where(cells, rows)}." for said, rows in kinds.items() if rows.any()]
 
 
-def _fits(summary: pd.DataFrame, names: pd.Series[str]) -> list[str]:
+def _where(cells: Cells, rows: pd.Series[bool]) -> str:
+    """`ring at 8k and 64k; ulysses at 64k`."""
+    return _places(_by_name(zip(cells.names[rows], cells.frame.loc[rows, "seq_len"], strict=True)))
+
+
+def _fits(cells: Cells) -> list[str]:
     """One sentence where anything ran out of memory: the longest length that fits, per series of cells.
 
-    Names at most MAX_SERIES_NAMED series.
+    Another where anything is predicted to run out, or may. Names at most MAX_SERIES_NAMED series.
     """
+    predicted = cells.are_predicted
+    kinds = {
+        "Longest length that fits in memory": ~predicted,
+        "Longest length predicted to fit in memory": predicted,
+    }
+    found = {said: _longest_of(cells.frame[rows], cells.names[rows]) for said, rows in kinds.items()}
+    return [f"{said}: {longest}." for said, longest in found.items() if longest]
+
+
+def _longest_of(summary: pd.DataFrame, names: pd.Series[str]) -> str:
+    """Per series `ring 64k (96k runs out)`; empty where all have room."""
     ran_out = summary["status"] == "out_of_memory"
-    if not ran_out.any():
-        return []
+    may_run_out = summary["provenance"].eq(Provenance.PREDICTED) & summary["predicted_fit"].eq(Fit.UNDECIDED)
+    if not (ran_out | may_run_out).any():
+        return ""
     lengths = summary["seq_len"]
-    longest = lengths[summary["status"] == "ok"].groupby(names).max()
-    beyond = lengths[ran_out & (lengths > names.map(longest).fillna(0))].groupby(names).min()
+    longest = lengths[summary["status"].eq("ok") & ~may_run_out].groupby(names).max()
+    is_beyond = lengths > names.map(longest).fillna(0)
+    out, unsure = (lengths[rows & is_beyond].groupby(names).min() for rows in (ran_out, may_run_out))
     every = [*names.unique()]
-    parts = [_longest(name, longest.get(name), beyond.get(name)) for name in every[:MAX_SERIES_NAMED]]
+    parts = [
+        _longest(name, longest.get(name), out.get(name), unsure.get(name))
+        for name in every[:MAX_SERIES_NAMED]
+    ]
     rest = len(every) - len(parts)
     more = [f"{more_label(rest, 'setting')}; {ALL_IN}"] if rest else []
-    return [f"Longest length that fits in memory: {'; '.join([*parts, *more])}."]
+    return "; ".join([*parts, *more])
 
 
-def _longest(name: str, fits: int | None, runs_out: int | None) -> str:
-    """`ring 64k (96k runs out)`, or that nothing longer was tried."""
-    if runs_out is None:
+def _longest(name: str, fits: int | None, runs_out: int | None, undecided: int | None) -> str:
+    """`ring 64k (96k undecided, 128k runs out)`, or that nothing longer was tried."""
+    beyond = [(undecided, "undecided"), (runs_out, "runs out")]
+    told = ", ".join(f"{length_label(int(length))} {what}" for length, what in beyond if length is not None)
+    if not told:
         return f"{name} {length_label(int(fits))} (nothing longer was tried)" if fits else f"{name} unknown"
-    return f"{name} {length_label(int(fits)) if fits else 'none'} ({length_label(int(runs_out))} runs out)"
+    return f"{name} {length_label(int(fits)) if fits else 'none'} ({told})"
 
 
-def _certainty(summary: pd.DataFrame) -> str:
+def _certainty(cells: Cells) -> str:
+    """What the numbers are of: samples and their intervals, and the model's bands."""
+    told = [_sampled(cells.frame), _banded(cells.frame[cells.are_predicted])]
+    return " ".join(filter(None, told)) or "No cell has a timed result."
+
+
+def _banded(predicted: pd.DataFrame) -> str:
+    """How wide the bands of predicted speeds are, and what they are not; empty without any."""
+    known = predicted[predicted["status"].eq("ok") & predicted["predicted_tokens_per_s"].notna()]
+    if known.empty:
+        return ""
+    expected = known["predicted_tokens_per_s"]
+    low = float((known["predicted_tokens_per_s_low"] / expected).min() - 1)
+    high = float((known["predicted_tokens_per_s_high"] / expected).max() - 1)
+    names = _listed(f"hardware={name}" for name in sorted(known["hardware"].dropna().unique()))
+    width = f"{signed_percent_label(low)} to {signed_percent_label(high)}"
+    return (
+        f"How sure: {_cells(known)} predicted by a model with the rates of {names}; nothing ran. Their"
+        f" tokens/s may be off by {width}: the band of the model, not a confidence interval. Cells share much"
+        " of what it holds, so bands that overlap do not say that there is no difference."
+    )
+
+
+def _sampled(summary: pd.DataFrame) -> str:
     timed = summary.loc[summary["n"].notna(), ["n", "n_of", "tokens_per_s_low", "note"]]
     if timed.empty:
-        return "No cell has a timed result."
+        return ""
     parts = []
     for n_of, cells in timed.groupby("n_of"):
         low, high = int(cells["n"].min()), int(cells["n"].max())

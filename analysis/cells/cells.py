@@ -16,7 +16,7 @@ from analysis.cells.summary import summarise
 from analysis.frame.load import hardware_facts
 from analysis.labels import count_label
 from bench.config import NOT_USED
-from bench.record import Role
+from bench.record import Provenance, Role
 
 CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
 SHARED_GPU_BANNER = "Ranks share a GPU: shows that results are right; speeds mean nothing"
@@ -108,6 +108,16 @@ class Cells:
     def are_observed(self) -> pd.Series[bool]:
         """Per cell whether it is somebody's own training loop, which has no command line of ours."""
         return self.frame["role"].eq(Role.OBSERVED)
+
+    @cached_property
+    def are_predicted(self) -> pd.Series[bool]:
+        """Per cell whether it is arithmetic: nothing ran."""
+        return self.frame["provenance"].eq(Provenance.PREDICTED)
+
+    @property
+    def is_all_predicted(self) -> bool:
+        """Whether nothing of these cells ran."""
+        return bool(len(self) and self.are_predicted.all())
 
     @property
     def caveat(self) -> str | None:

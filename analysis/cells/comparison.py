@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from analysis.cells.capacity import with_capacity
+from analysis.cells.score import with_score
 from analysis.frame.load import config_columns
 from analysis.metrics.step_parts import EFFICIENCY, IDEAL
 
@@ -30,13 +31,13 @@ SCALING = ("scaling_base_cell_id", "scaling_base_strategy", "scaling_base_ranks"
 def with_comparisons(
     summary: pd.DataFrame, work: pd.Series[int], hardware_bytes: Mapping[str, float]
 ) -> pd.DataFrame:
-    """The summary with capacities, speed-ups, scaling and ideal attention.
+    """The summary with capacities, speed-ups, scaling, ideal attention and errors of predictions.
 
     `hardware_bytes` is the memory of one device by hardware name.
     """
     whole = summary.copy()  # one block of memory again: many were inserted, and pandas warns of a hundred
     compared = with_scaling(with_speed_up(with_capacity(whole, hardware_bytes), work), work)
-    return with_ideal_attention(compared, work)
+    return with_score(with_ideal_attention(compared, work))
 
 
 def work_keys(summary: pd.DataFrame) -> list[str]:

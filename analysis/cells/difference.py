@@ -1,7 +1,7 @@
 """Whether one cell may be called faster than another: the one rule, wherever it is asked.
 
 Identical cells in fresh processes differ by more than the steps within one process do, so only processes are
-compared: MIN_PROCESSES on each side, run in turns.
+compared: MIN_PROCESSES on each side, run in turns. Predictions are compared by their bands.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class Difference:
     undecided: str | None
     """Why nothing may be said, in a few words; None where something may."""
     ratio: float | None = None
-    """The median ratio of all pairs of processes; above 1 the one side is faster. None where undecided."""
+    """The median ratio of all pairs of processes; above 1 the one side is faster. None where undecided.
+    Of predictions that of the expected speeds."""
     low: float | None = None
     high: float | None = None
-    """The ratio's 95 % interval."""
+    """The ratio's 95 % interval; of predictions what both bands leave possible."""
 
     @property
     def is_faster(self) -> bool:
@@ -58,6 +59,26 @@ class Difference:
     @property
     def is_slower(self) -> bool:
         return self.high is not None and self.high < 1
+
+
+@dataclass(frozen=True, slots=True)
+class RateBand:
+    """A predicted speed, in tokens/s."""
+
+    low: float
+    expected: float
+    high: float
+
+
+def band_difference(one: RateBand, other: RateBand) -> Difference:
+    """The predicted speed of `one` over that of `other`: told apart only where their bands do not meet.
+
+    Two strategies on one machine share much of what their bands hold, such as the rate of matrix products, so
+    bands that meet do not say that there is no difference.
+    """
+    return Difference(
+        None, one.expected / other.expected, low=one.low / other.high, high=one.high / other.low
+    )
 
 
 def processes_of(frame: pd.DataFrame) -> Processes:

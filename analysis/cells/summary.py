@@ -53,8 +53,8 @@ def summarise(frame: pd.DataFrame) -> Summary:
     summary[TOTALS] = good[TOTALS].groupby(good_cell).sum(min_count=1)
     for name in FIRSTS:
         summary[name] = good.groupby(good_cell)[name].first()
-    for name in columns_reduced(Reduction.FIRST_OF_ALL):
-        summary[name] = frame.groupby(cell)[name].first()
+    of_all = columns_reduced(Reduction.FIRST_OF_ALL)
+    summary[of_all] = frame[of_all].groupby(cell).first()
     summary["started_at"] = _last_starts(frame["started_at"], cell)
     summary["repeats"] = cell.value_counts()
     summary["failed_repeats"] = failed.groupby(cell).sum()
@@ -90,8 +90,11 @@ def _last_starts(started_at: pd.Series[str], cell: pd.Series[int]) -> pd.Series[
 
 
 def _with_spread(summary: pd.DataFrame, good: pd.DataFrame, good_cell: pd.Series[int]) -> pd.DataFrame:
-    """`n`, `n_of`, the interval and the range over repeats; repeats outrank the steps within one."""
-    timed = good["step_time_ms"].notna()
+    """`n`, `n_of`, the interval and the range over repeats; repeats outrank the steps within one.
+
+    A prediction has no samples, however many records say the same.
+    """
+    timed = good["n_steps"].notna()
     repeats = good_cell[timed].value_counts().reindex(summary.index, fill_value=0)
     several = repeats > 1
     summary["n"] = summary["n_steps"].where(~several, repeats)

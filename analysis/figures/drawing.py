@@ -73,11 +73,11 @@ def build_figure(name: str, cells: Cells, note: str | None = None) -> Figure:
     """The figure of this name in FIGURES, complete; `note` says which cells are left out."""
     kind = FIGURES[name]
     letters = LETTERS_PER_LINE if kind.against else LETTERS_BESIDE_ROWS
-    lines = header_lines(cells.subtitle, kind.reading, note, cells.banner, letters)
+    lines = header_lines(cells.subtitle, kind.reading_of(cells), note, cells.banner, letters)
     rows = 1 + max((mark.row for mark in kind.marks(cells)), default=-1)
     frame = framed(kind.title, lines, [kind.inches(cells) + ROW_INCHES * rows])
     (axes,) = frame.panels
-    axes.set_ylabel(kind.y_label)
+    axes.set_ylabel(kind.y_label_of(cells))
     kind.draw(cells, axes)
     return frame.finish(legend_entries(axes))
 
@@ -106,7 +106,7 @@ def write_figure(name: str, drawn: Selection, folder: Path) -> FigureFile:
     kind = FIGURES[name]
     name_in_full = f"{kind.title} against {kind.against}" if kind.against else kind.title
     figure = build_figure(name, drawn.cells, drawn.note)
-    return save(figure, folder / name, kind.title, f"{name_in_full}. {kind.reading}.")
+    return save(figure, folder / name, kind.title, f"{name_in_full}. {kind.reading_of(drawn.cells)}.")
 
 
 def save(figure: Figure, place: Path, title: str, alternative: str) -> FigureFile:

@@ -14,12 +14,14 @@ from matplotlib.ticker import NullLocator
 
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
+from analysis.cells.statuses import RUNS_OUT, UNDECIDED, shown_statuses
 from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, x_limits
 from analysis.labels import status_label
 from analysis.metrics.traced_shares import is_void
 
 VOID, NOT_KNOWN = "void", "not known"
-GLYPHS: Mapping[str, str] = {"out_of_memory": "x"}
+QUESTION = "$?$"
+GLYPHS: Mapping[str, str] = {"out_of_memory": "x", RUNS_OUT: "x", UNDECIDED: QUESTION}
 OTHER_GLYPH = "*"
 TEXT: Mapping[str, Any] = {"fontsize": 7, "color": MUTED_COLOR}
 ROW_INCHES = 0.17
@@ -55,7 +57,7 @@ def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]
     name = attrgetter("label" if len(failing) <= MAX_ROWS else "strategy")
     failed: dict[tuple[str, str], set[tuple[int, str]]] = {}
     for each, rows in failing:
-        found = zip(map(int, rows[scale.column]), rows["status"], strict=True)
+        found = zip(map(int, rows[scale.column]), shown_statuses(rows), strict=True)
         failed.setdefault((name(each), each.style.color), set()).update(found)
     places = sorted({place for each in series for place in scale.values(each.rows)})
     marks: list[Mark] = []
@@ -112,6 +114,14 @@ def with_void(cells: Cells, column: str) -> Cells:
     return replace(cells, frame=cells.frame.assign(status=status.where(~is_missing, why)))
 
 
+def with_undecided(cells: Cells) -> Cells:
+    """The cells, with UNDECIDED as status where a prediction leaves open whether there is memory."""
+    shown = shown_statuses(cells.frame)
+    return replace(
+        cells, frame=cells.frame.assign(status=shown.where(shown.eq(UNDECIDED), cells.frame["status"]))
+    )
+
+
 def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
     """Make room above the data and draw the marks there; call it when the data's limits are final."""
     if not marks:
@@ -133,7 +143,7 @@ def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
 
 def count_failures(cells: Cells) -> str:
     """How the cells without a result ended: `3 OOM, 1 timed out`; empty where all went well."""
-    counts = cells.frame.loc[cells.frame["status"] != "ok", "status"].value_counts()
+    counts = shown_statuses(cells.frame[cells.frame["status"] != "ok"]).value_counts()
     return ", ".join(f"{count} {status_label(str(status))}" for status, count in counts.items())
 
 
@@ -142,7 +152,13 @@ def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
     transform = axes.get_xaxis_transform()
     glyph, color = GLYPHS.get(mark.status, OTHER_GLYPH), mark.color
     heights = [y] * len(mark.places)
-    axes.plot(mark.places, heights, glyph, color=color, ms=6, mew=1.5, transform=transform, zorder=4)
+    look: dict[str, Any] = {
+        "color": color,
+        "marker": glyph,
+        "ms": 6,
+        "mew": 1.0 if glyph == QUESTION else 1.5,
+    }
+    axes.plot(mark.places, heights, linestyle="none", transform=transform, zorder=4, **look)
     on_left = _fraction(mark.places[-1], axes.get_xlim()) > TEXT_TURNS_AT
     axes.annotate(
         status_label(mark.status),

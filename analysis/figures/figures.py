@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer, ErrorbarContainer
@@ -14,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from analysis.cells.cells import Cells
+from analysis.cells.score import PEAK
 from analysis.cells.series import Series
 from analysis.figures.axes import finish_length_axes, scale_y, write_remarks
 from analysis.figures.capacity_lines import (
@@ -22,17 +24,20 @@ from analysis.figures.capacity_lines import (
     drawn_capacities,
     make_room_above,
 )
-from analysis.figures.failures import Mark, failure_marks, with_void
+from analysis.figures.failures import Mark, failure_marks, with_undecided, with_void
 from analysis.figures.scaling import plot_scaling, scaling_marks
 from analysis.figures.steps import SPLIT, VOID_REASON, plot_step_parts, plot_waterfall, waterfall_inches
-from analysis.figures.style import MUTED_COLOR, dodge, line_of
+from analysis.figures.style import MUTED_COLOR, dodge, line_of, of_step
 from analysis.labels import bytes_label, count_label
 from bench.labels import SIZES
+from bench.record import Provenance
 
 AXES_INCHES = 4.0
 AGAINST_LENGTH = "sequence length"
 MAX_LEGEND_ENTRIES = 24
 MAX_SIZE_TICKS = 7
+MIN_ERROR_REACH = 0.05
+"""An axis of errors shows at least so much on either side, so that small ones look small."""
 BACKGROUND: Mapping[str, Any] = {
     "marker": "_", "markersize": 12, "markeredgewidth": 2.5, "linestyle": ":", "linewidth": 1.4,
     "zorder": 1.8,
@@ -62,6 +67,18 @@ class FigureKind:
     marks: Callable[[Cells], list[Mark]] = lambda cells: failure_marks(cells.series)
     needs: str | None = None
     """A column; the figure is left out where no cell has a value in it."""
+    of_predicted: str = ""
+    """The reading of predicted cells, of which nothing was measured."""
+
+    def reading_of(self, cells: Cells) -> str:
+        """What is behind the points of these cells."""
+        if not cells.are_predicted.any() or not self.of_predicted:
+            return self.reading
+        return self.of_predicted if cells.is_all_predicted else f"{self.reading}. {self.of_predicted}"
+
+    def y_label_of(self, cells: Cells) -> str:
+        """The y axis in words that are true of these cells."""
+        return of_step(self.y_label, cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +89,15 @@ class Quantity:
     noun: str
     low: str | None = None
     high: str | None = None
+    band: str | None = None
+    """Of predicted cells the columns of the band, with {} where the end is named."""
 
 
 def plot_throughput(cells: Cells, axes: Axes) -> None:
-    """Tokens per second against length, with the interval of the median where there is one."""
-    quantity = Quantity("tokens_per_s", "throughput", "tokens_per_s_low", "tokens_per_s_high")
+    """Tokens per second against length, with the interval of the median, or the band of a prediction."""
+    quantity = Quantity(
+        "tokens_per_s", "throughput", "tokens_per_s_low", "tokens_per_s_high", "predicted_tokens_per_s{}"
+    )
     _draw_series(axes, cells.series, quantity)
     scale_y(axes, cells.frame[quantity.column])
     axes.yaxis.set_major_formatter(
@@ -87,15 +108,32 @@ def plot_throughput(cells: Cells, axes: Axes) -> None:
 
 def plot_peak_memory(cells: Cells, axes: Axes) -> None:
     """Peak allocated memory of the worst rank against length, and what a rank may use."""
-    quantity = Quantity("peak_allocated_bytes", "peak memory")
+    quantity = Quantity("peak_allocated_bytes", "peak memory", band="predicted_peak_allocated{}_bytes")
     drawn = drawn_capacities(cells)
     _draw_series(axes, cells.series, quantity)
     scale_y(axes, pd.concat([cells.frame[quantity.column], pd.Series([each.size_bytes for each in drawn])]))
     make_room_above(axes, drawn)
     _label_sizes(axes)
     write_remarks(axes, capacity_remarks(cells, drawn))
-    finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
+    finish_length_axes(axes, with_undecided(cells), column=quantity.column, noun=quantity.noun)
     draw_capacities(axes, drawn)
+
+
+def plot_prediction_error(cells: Cells, axes: Axes) -> None:
+    """How far predicted step times (solid, bars: the band) and peaks (flat marks) are from measured ones."""
+    ends = [f"step_time_error_{end}_share" for end in ("low", "high")]
+    quantity = Quantity("step_time_error_share", "prediction beside a measurement", *ends)
+    _draw_series(axes, cells.series, quantity)
+    _draw_background(axes, cells.series, PEAK, "peak allocated")
+    zero = axes.get_yaxis_transform()
+    axes.hlines(0, 0, 1, transform=zero, color=MUTED_COLOR, linestyle="--", linewidth=1.1, zorder=1.5)
+    errors = cells.frame[[quantity.column, PEAK, *ends]]
+    least, most = errors.min().min(), errors.max().max()
+    axes.set_ylim(
+        1.1 * np.fmin(least, -MIN_ERROR_REACH), 1.1 * np.fmax(most, MIN_ERROR_REACH)
+    )  # fmin and fmax leave out what is missing
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:+g} %" if value else "0 %"))
+    finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
 
 
 def plot_communication_share(cells: Cells, axes: Axes) -> None:
@@ -134,7 +172,7 @@ def _plot_share(cells: Cells, axes: Axes, purpose: str) -> None:
     waiting = f"{purpose}_waiting_share"
     _draw_series(axes, cells.series, transfer)
     _draw_background(axes, cells.series, waiting, "waiting for the last rank")
-    top = pd.concat([cells.frame[waiting], cells.frame[high]]).max()
+    top = cells.frame[[waiting, high, transfer.column]].max().max()
     top = top * 1.1 if top > 0 else 1.0
     axes.set_ylim(-0.02 * top, top)  # a share of 0 must not be cut in half by the axis
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
@@ -151,34 +189,51 @@ FIGURES: Mapping[str, FigureKind] = {
         "Throughput", "tokens/s, all ranks together", plot_throughput,
         "Whole-sequence tokens over the median step of the slowest rank;"
         " bars: 95 % interval of the median (n >= 6)",
+        of_predicted="Predicted: tokens of a step over its expected time; bars: band of the model, not a"
+        " confidence interval",
     ),
     "peak_memory": FigureKind(
         "Peak memory", "peak allocated, worst rank", plot_peak_memory,
         "Highest tensor allocation of the worst rank in steady state",
+        marks=lambda cells: failure_marks(with_undecided(cells).series),
+        of_predicted="Predicted: expected tensors of one rank; bars: band of the model, not a confidence"
+        " interval; whether they fit counts what a process takes beside tensors, too",
     ),
     "attention_exchange": FigureKind(
         "Attention exchange", "share of the traced step", plot_exchange_share,
         "Exposed attention exchange with all ranks there, of the time of all ranks: median of the traced"
         " steps, bars from lowest to highest; flat marks: waiting for the last rank",
         marks=_marks_with_void("attention_transfer_share"),
+        of_predicted="Predicted: exposed transfer of the expected step; waiting is not predicted",
     ),
     "communication_share": FigureKind(
         "Communication share", "share of the traced step", plot_communication_share,
         "Exposed communication with all ranks there, of the time of all ranks: median of the traced steps,"
         " bars from lowest to highest; flat marks: waiting for the last rank",
         marks=_marks_with_void("communication_transfer_share"),
+        of_predicted="Predicted: exposed transfer of the expected step; waiting is not predicted",
     ),
     "step_parts": FigureKind(
         "Where the step went", "share of the traced step", plot_step_parts,
         "The traced step of the rank that attention kept busiest, every instant counted once: compute, else"
         " exposed communication, else idle",
         marks=_marks_with_void(SPLIT),
+        of_predicted="Predicted: the expected step of the rank with most to do",
     ),
     "waterfall": FigureKind(
         "From ideal attention to the step", "", plot_waterfall,
         "Shares of the traced step of the rank that attention kept busiest; ideal: local's attention for the"
         " same work over the cell's cores or GPUs, where local ran",
         inches=waterfall_inches, against=None, marks=lambda _: [],
+        of_predicted="Predicted: shares of the expected step of the rank with most to do; ideal: local's"
+        " attention for the same work over the cell's GPUs, where local is among the cells",
+    ),
+    "prediction_error": FigureKind(
+        "Predicted beside measured", "predicted over measured, less 1", plot_prediction_error,
+        "Step time predicted, over the measured median; bars: band of the model, not a"
+        " confidence interval; where they meet the dashed line, the measured step lies in it. Flat marks:"
+        " peak allocated",
+        needs="step_time_error_share",
     ),
     "scaling": FigureKind(
         "Strong scaling", "tokens/s per rank, of the base's", plot_scaling,
@@ -258,11 +313,14 @@ def _placed(series: Sequence[Series], column: str) -> Iterator[tuple[Series, pd.
 
 
 def _error_bars(rows: pd.DataFrame, quantity: Quantity) -> list[pd.Series[float]] | None:
-    """Distances from the value down and up; NaN, so nothing, where a cell has no interval."""
-    if quantity.low is None or quantity.high is None:
-        return None
+    """Distances from the value down and up; NaN, so nothing, where a cell has no interval and no band."""
     value = rows[quantity.column]
-    down, up = value - rows[quantity.low], rows[quantity.high] - value
+    low, high = (rows[end] if end else value * np.nan for end in (quantity.low, quantity.high))
+    if quantity.band is not None:
+        predicted = rows["provenance"].eq(Provenance.PREDICTED)
+        low = low.where(~predicted, rows[quantity.band.format("_low")])
+        high = high.where(~predicted, rows[quantity.band.format("_high")])
+    down, up = value - low, high - value
     return None if down.isna().all() else [down.clip(lower=0), up.clip(lower=0)]
 
 

@@ -14,9 +14,10 @@ from matplotlib.ticker import PercentFormatter
 
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
+from analysis.cells.statuses import shown_status, shown_statuses
 from analysis.figures.axes import finish_length_axes, say_empty, write_remarks
 from analysis.figures.failures import with_void
-from analysis.figures.style import MUTED_COLOR
+from analysis.figures.style import MUTED_COLOR, of_step
 from analysis.figures.waterfall import WHOLE_STEP, PartStyle, parts_of, step_ms, waterfall_of
 from analysis.labels import count_label, more_label, number_label, percent_label, status_label
 from analysis.metrics.step_parts import EFFICIENCY
@@ -96,7 +97,7 @@ def plot_waterfall(cells: Cells, axes: Axes) -> None:
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, max(1.0, *(start + share for row in rows for start, share, _ in row.bars)) * TEXT_ROOM)
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
-    axes.set_xlabel("share of the traced step")
+    axes.set_xlabel(of_step("share of the traced step", cells))
     axes.grid(visible=True, axis="x", color="#E0E0E0", linewidth=0.6)
     axes.set_axisbelow(True)
 
@@ -121,7 +122,7 @@ def _waterfall_rows(cells: Cells) -> Iterator[_Row]:
     for cell, who in zip(cells.rows[:MAX_ROWS], cells.names, strict=False):
         name = f"{who}, {length_label(int(cell['seq_len']))}"
         if pd.isna(cell[SPLIT]):
-            yield _Row(name, (), status_label(str(cell["status"])) if cell["status"] != "ok" else VOID)
+            yield _Row(name, (), status_label(shown_status(cell)) if cell["status"] != "ok" else VOID)
             continue
         bars = _bars(cell)
         if len(cells) > FEW_CELLS:
@@ -167,6 +168,7 @@ def _draw_bars(
 
 def _write_failures(axes: Axes, cells: Cells) -> None:
     """The statuses of cells that have no bar, where no other has one either."""
-    statuses = dict.fromkeys(status_label(str(status)) for status in cells.frame["status"] if status != "ok")
+    failed = cells.frame[cells.frame["status"] != "ok"]
+    statuses = dict.fromkeys(map(status_label, shown_statuses(failed)))
     for number, status in enumerate(statuses):
         axes.text(0.5, 0.25 - 0.1 * number, status, transform=axes.transAxes, ha="center", fontsize=8)

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
+from analysis.cells.cells import Cells
 from bench.labels import length_label
 
 VARIANT_LINES = ("-", "--", ":", "-.")
@@ -56,6 +57,11 @@ class Scale:
 
 LENGTH = Scale("seq_len", "sequence length (tokens; 1k = 1024)", length_label)
 RANKS = Scale("cluster.world_size", "ranks", str)
+
+
+def of_step(text: str, cells: Cells) -> str:
+    """A text on traced steps as it is true of these cells: of a prediction no step was traced."""
+    return text.replace("traced step", "expected step") if cells.is_all_predicted else text
 
 
 def style_x_axis(axes: Axes, scale: Scale, values: Sequence[int]) -> None:

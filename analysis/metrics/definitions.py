@@ -13,6 +13,7 @@ from analysis.labels import (
     number_label,
     percent_label,
     ratio_label,
+    signed_percent_label,
     teraflops_label,
     text_label,
 )
@@ -80,6 +81,15 @@ def _of_traced_steps(share: str, quantity: Quantity, source: str) -> tuple[Defin
     )
 
 
+def _of_band(column: str, source: str) -> tuple[Definition, ...]:
+    """A predicted figure and both ends of its band; the repeats of a cell have the same."""
+    ends = {"": "expected", "_low": "low", "_high": "high"}
+    return tuple(
+        Definition(column.format(end), q.PREDICTION, f"{source}.{name}", over_repeats=FIRST_OF_ALL)
+        for end, name in ends.items()
+    )
+
+
 DEFINITIONS = (
     # Of one record.
     Definition("attention_forward_ms", q.ATTENTION_ALONE, "calls.forward_ms"),
@@ -90,7 +100,7 @@ DEFINITIONS = (
     Definition("dq_error_ulps", q.ERROR_ULPS, "calls.error_ulps.dq"),
     Definition("control_out_error_ulps", q.ERROR_ULPS, "control_error_ulps.out"),
     Definition("control_dq_error_ulps", q.ERROR_ULPS, "control_error_ulps.dq"),
-    Definition("n_steps", q.STEP_TIME, "steps.sorted_ms", len, over_repeats=FIRST),
+    Definition("n_steps", q.STEP_TIME, "steps.timed", over_repeats=FIRST),
     Definition("warmup", q.STEP_TIME, "steps.warmup", over_repeats=FIRST, label=text_label),
     Definition("tokens_per_step", q.TOKENS_PER_S, "steps.tokens", over_repeats=FIRST),
     Definition("step_time_ms", q.STEP_TIME, "steps.median_ms"),
@@ -148,6 +158,11 @@ DEFINITIONS = (
     Definition("part_other_compute_ms", q.STEP_PARTS, "parts.other_compute", over_repeats=FIRST),
     Definition("part_copies_ms", q.STEP_PARTS, "parts.copies", over_repeats=FIRST),
     Definition("part_idle_ms", q.IDLE, "parts.idle", over_repeats=FIRST),
+    *_of_band("predicted_step_time{}_ms", "predicted.step_time_ms"),
+    *_of_band("predicted_tokens_per_s{}", "predicted.tokens_per_s"),
+    *_of_band("predicted_peak_allocated{}_bytes", "predicted.peak_allocated_bytes"),
+    *_of_band("predicted_needed{}_bytes", "predicted.needed_bytes"),
+    Definition("predicted_fit", q.PREDICTION, "predicted.fit", over_repeats=FIRST_OF_ALL, label=text_label),
     # Of a record as it stands, of a cell's repeats, and of a cell beside others.
     Definition("wall_s", q.CELL_TIME),
     Definition("fixed_cost_s", q.CELL_TIME),
@@ -168,6 +183,16 @@ DEFINITIONS = (
     Definition("scaling_base_ranks", q.SCALING),
     Definition("scaling_speed_up", q.SCALING, label=ratio_label),
     Definition("scaling_efficiency", q.SCALING, label=percent_label),
+    Definition("step_time_error_share", q.PREDICTION_ERROR, label=signed_percent_label),
+    Definition("step_time_error_low_share", q.PREDICTION_ERROR, label=signed_percent_label),
+    Definition("step_time_error_high_share", q.PREDICTION_ERROR, label=signed_percent_label),
+    Definition("step_time_in_band", q.PREDICTION_ERROR, label=text_label),
+    Definition("tokens_per_s_error_share", q.PREDICTION_ERROR, label=signed_percent_label),
+    Definition("peak_allocated_error_share", q.PREDICTION_ERROR, label=signed_percent_label),
+    Definition("peak_allocated_error_low_share", q.PREDICTION_ERROR, label=signed_percent_label),
+    Definition("peak_allocated_error_high_share", q.PREDICTION_ERROR, label=signed_percent_label),
+    Definition("peak_allocated_in_band", q.PREDICTION_ERROR, label=text_label),
+    Definition("predicted_fit_outcome", q.PREDICTION_ERROR, label=text_label),
     Definition("part_ideal_attention_ms", q.IDEAL_ATTENTION),
     Definition("part_block_efficiency_ms", q.IDEAL_ATTENTION),
 )  # fmt: skip
@@ -180,7 +205,7 @@ OF_RECORD = tuple(each for each in DEFINITIONS if each.source is not None)
 
 
 def of_record(record: Recorded, peaks: Mapping[str, float]) -> tuple[Any, ...]:
-    """The values of OF_RECORD for one record; all but the note are None without a valid result.
+    """The values of OF_RECORD for one record; without a valid result only prediction and note.
 
     `peaks` maps a hardware's name to its peak FLOP/s.
     """

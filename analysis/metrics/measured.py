@@ -1,4 +1,7 @@
-"""What one record measured, made ready for its metrics. Every function is pure; not measured is None."""
+"""What one record measured, made ready for its metrics. Every function is pure; not measured is None.
+
+A predicted record has one step of one rank: its figures are expected values, and nothing was sampled.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,17 @@ from msgspec import Struct
 
 from analysis.metrics.checks import Checked, checked
 from analysis.metrics.notes import note_of
+from analysis.metrics.predicted import Predicted, predicted
 from analysis.metrics.recorded import AttentionCalls, Losses, Memory, Recorded, Timing, Trace, Ulps
 from analysis.metrics.step_parts import StepParts, step_parts
-from analysis.metrics.traced_shares import PurposeShares, TracedShares, is_void, traced_shares
+from analysis.metrics.traced_shares import (
+    PurposeShares,
+    TracedShares,
+    expected_shares,
+    is_void,
+    traced_shares,
+)
+from bench.record import Provenance
 from bench.statistics import median_interval
 
 PEAK_DTYPES = frozenset({"bf16", "fp16"})
@@ -21,21 +32,23 @@ PEAK_DTYPES = frozenset({"bf16", "fp16"})
 
 
 class Steps(Struct, frozen=True, kw_only=True):
-    """The timed steps, each as long as its slowest rank took."""
+    """The timed steps, each as long as its slowest rank took; or the expected one."""
 
     sorted_ms: Sequence[float]
+    timed: int | None
+    """How many were timed; None of a prediction, as are the warm-up and the window."""
     median_ms: float
     low_ms: float | None
     """Both ends of the median's 95 % interval; None where there are too few steps for one."""
     high_ms: float | None
-    warmup: str
+    warmup: str | None
     tokens: int
     """Of one step, as are those of the next four per second."""
     tokens_per_s: float
     tokens_per_s_low: float | None
     tokens_per_s_high: float | None
     tokens_per_s_per_rank: float
-    window_tokens_per_s: float
+    window_tokens_per_s: float | None
     """All tokens over the whole window of the rank that took longest."""
 
 
@@ -94,17 +107,21 @@ class Measured(Struct, frozen=True, kw_only=True):
     """The kernel's own error, on one device."""
     checked: Checked | None = None
     """None of a record that does not say."""
+    predicted: Predicted | None = None
+    """Also of a record that did not work, as is the next one."""
     note: str | None = None
-    """What a reader must know, also of a record that did not work."""
+    """What a reader must know."""
 
 
 def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
-    """The record made ready; only the reason as its note where it has no valid result.
+    """The record made ready; only its prediction, and the reason as its note, where it has no valid result.
 
     `peaks` maps a hardware's name to its peak FLOP/s.
     """
     if record.status != "ok":
-        return Measured(note=record.reason)
+        return Measured(predicted=predicted(record), note=record.reason)
+    if record.provenance == Provenance.PREDICTED:
+        return _expected(record, peaks)
     steps, trace = _steps(record.timing) if record.timing else None, record.trace
     ratio = max(trace.step_ms) / steps.median_ms if trace and steps else None
     shares = traced_shares(trace, steps.median_ms if steps else None) if trace else None
@@ -129,7 +146,25 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         if record.attention and record.analytic
         else None,
         checked=None if record.checks is None else checked(record.checks),
+        predicted=predicted(record),
         note=note_of(record, steps.sorted_ms if steps else (), shares),
+    )
+
+
+def _expected(record: Recorded, peaks: Mapping[str, float]) -> Measured:
+    """A record of arithmetic: nothing was timed, traced, checked or waited for."""
+    steps, trace = _expected_step(record) if record.timing else None, record.trace
+    return Measured(
+        steps=steps,
+        utilisation=_utilisation(record, steps, peaks) if steps else None,
+        memory=record.memory,
+        needed_bytes=record.analytic.needed_bytes if record.analytic else None,
+        communication=communication_share(trace) if trace else None,
+        exchange=attention_exchange_share(trace) if trace else None,
+        parts=step_parts(trace) if trace else None,
+        exchange_shares=expected_shares(trace, "attention") if trace else None,
+        communication_shares=expected_shares(trace) if trace else None,
+        predicted=predicted(record),
     )
 
 
@@ -195,6 +230,7 @@ def _steps(timing: Timing) -> Steps:
     rate = tokens_per_s(tokens, median_ms)
     return Steps(
         sorted_ms=steps_ms,
+        timed=len(steps_ms),
         median_ms=median_ms,
         low_ms=interval.low if interval else None,
         high_ms=interval.high if interval else None,
@@ -208,13 +244,43 @@ def _steps(timing: Timing) -> Steps:
     )
 
 
+def _expected_step(record: Recorded) -> Steps | None:
+    """The one step of a prediction, which stands for all ranks."""
+    if record.timing is None:
+        return None
+    step_ms = statistics.median(slowest_rank_ms(record.timing.step_times_ms))
+    tokens = record.timing.tokens_per_step
+    rate = tokens_per_s(tokens, step_ms)
+    return Steps(
+        sorted_ms=[step_ms],
+        timed=None,
+        median_ms=step_ms,
+        low_ms=None,
+        high_ms=None,
+        warmup=None,
+        tokens=tokens,
+        tokens_per_s=rate,
+        tokens_per_s_low=None,
+        tokens_per_s_high=None,
+        tokens_per_s_per_rank=rate / _rank_count(record),
+        window_tokens_per_s=None,
+    )
+
+
+def _rank_count(record: Recorded) -> int:
+    """A prediction's steps are of one rank, those of other records of all."""
+    if record.provenance == Provenance.PREDICTED:
+        return int(record.config.get("cluster.world_size", 1))
+    return len(record.timing.step_times_ms) if record.timing else 1
+
+
 def _utilisation(record: Recorded, steps: Steps, peaks: Mapping[str, float]) -> Utilisation | None:
     peak = peaks.get(str(record.config.get("hardware")))
     if peak is None or record.config.get("dtype") not in PEAK_DTYPES:
         return None
     if record.analytic is None or record.timing is None:
         return None
-    ranks, analytic = len(record.timing.step_times_ms), record.analytic
+    ranks, analytic = _rank_count(record), record.analytic
 
     def of(flops: float | None) -> float | None:
         return None if flops is None else utilisation(flops, steps.median_ms, ranks, peak)

@@ -189,6 +189,18 @@ SCALING = Quantity(
     "scaling", "Scaling", "ratio, fraction",
     "Tokens per second over those of the fewest ranks that did the same work, also per rank.",
 )  # fmt: skip
+PREDICTION = Quantity(
+    "prediction", "Prediction and its band", "ms, tokens/s, bytes",
+    "What the cost model expects of a cell's step, and the ends that a real run should lie between.",
+)  # fmt: skip
+PREDICTION_ERROR = Quantity(
+    "prediction_error", "Predicted beside measured", "fraction",
+    "How far what was predicted is from what was measured, as a part of what was measured.",
+)  # fmt: skip
+LENGTH_COST = Quantity(
+    "length_cost", "Fixed, linear and quadratic cost", "ms",
+    "A step's time split into what every step costs, what grows with the length, and with its square.",
+)  # fmt: skip
 TELEMETRY = Quantity(
     "telemetry", "Telemetry", "W, MHz, fraction, count",
     "What devices and machine did while the clock ran: power, clocks, throttling, load, lost cores.",
@@ -220,6 +232,7 @@ FALSE_DIFFERENCES = Quantity(
 )  # fmt: skip
 
 WITHOUT_METRIC = (
+    LENGTH_COST,
     OUT_OF_MEMORY, CAUSAL_AREA, DOCUMENTS, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH, OBJECTIVE_PARITY,
     OBJECTIVE, UPDATES, PROBE,
     TELEMETRY, HARNESS_OVERHEAD, SWEEP_RATIO, FALSE_DIFFERENCES,

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.json import Decoder
 from msgspec.structs import astuple
 
+from bench.cost.prediction import Fit
 from bench.record import READABLE_VERSIONS, Provenance, Status
 
 Version = Annotated[int, Meta(ge=min(READABLE_VERSIONS), le=max(READABLE_VERSIONS))]
@@ -26,6 +27,7 @@ Bytes = Annotated[list[Amount | None], Meta(min_length=1)] | None
 PerRank = Annotated[list[float], Meta(min_length=1)]
 ByPurpose = dict[str, PerRank] | None
 StatusName = Annotated[str, Meta(pattern=f"^({'|'.join(Status)})$")]
+FitName = Annotated[str, Meta(pattern=f"^({'|'.join(Fit)})$")]
 ProvenanceName = Annotated[str, Meta(pattern=f"^({'|'.join(Provenance)})$")]
 
 
@@ -50,7 +52,30 @@ class Environment(Struct):
     cores: Count | None = None
 
 
+class Band(Struct):
+    """What is predicted of a figure, and the ends that a real run should lie between."""
+
+    low: Positive
+    expected: Positive
+    high: Positive
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.expected <= self.high:
+            raise ValueError("Expected a band whose expected value lies between its ends")
+
+
+class Prediction(Struct):
+    """What the cost model said of the cell; it says more than is computed with."""
+
+    step_time_ms: Band
+    peak_allocated_bytes: Band
+    needed_bytes: Band
+    fit: FitName | None = None
+    """None where it is not known what a rank may take."""
+
+
 class Analytic(Struct):
+    tokens_per_step: Count | None = None
     model_flops_causal: Amount | None = None
     model_flops_full: Amount | None = None
     hardware_flops_causal: Amount | None = None
@@ -58,6 +83,8 @@ class Analytic(Struct):
     attention_forward_flops: Amount | None = None
     attention_backward_flops: Amount | None = None
     needed_bytes: Whole | None = None
+    prediction: Prediction | None = None
+    """None also of an older record, and where no formula or no rates are known."""
 
 
 class Timing(Struct):

@@ -23,11 +23,11 @@ slowed it; below, it did not do what they did."""
 
 
 class Spread(NamedTuple):
-    """A figure of several steps: fractions 0..1."""
+    """A figure of several steps: fractions 0..1. None is what is not known: no spread of an expected step."""
 
-    median: float
-    low: float
-    high: float
+    median: float | None
+    low: float | None = None
+    high: float | None = None
 
 
 class PurposeShares(Struct, frozen=True, kw_only=True):
@@ -75,6 +75,19 @@ def traced_shares(trace: Trace, timed_ms: float | None) -> TracedShares:
         exchange=_shares(kept, lambda by_purpose: sum(by_purpose.get("attention", ()))),
         communication=_shares(kept, lambda by_purpose: sum(map(sum, by_purpose.values()))),
     )
+
+
+def expected_shares(trace: Trace, purpose: str | None = None) -> PurposeShares | None:
+    """Transfer in the one step of a prediction, for a purpose or for all; waiting is not predicted.
+
+    None where a record does not tell purposes apart.
+    """
+    exposed_ms = trace.purpose_exposed_ms
+    if exposed_ms is None:
+        return None
+    names = exposed_ms if purpose is None else [purpose]
+    spent_ms = sum(sum(exposed_ms.get(name, ())) for name in names)
+    return PurposeShares(transfer=Spread(spent_ms / sum(trace.step_ms)), waiting=Spread(None))
 
 
 def all_steps(trace: Trace) -> Sequence[TracedStep]:

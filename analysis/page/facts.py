@@ -18,7 +18,9 @@ from analysis.frame.load import Record
 from analysis.labels import SHARED_CORES, bytes_label, count_label, number_label, status_label
 from analysis.metrics.definitions import text_of
 from analysis.metrics.recorded import Check
+from analysis.page.prediction import prediction_facts
 from bench.config import UNKNOWN_HARDWARE
+from bench.record import Provenance
 
 MODEL_UTILISATION, HARDWARE_UTILISATION = ("mfu_causal", "mfu_full"), ("hfu_causal", "hfu_full")
 EXCHANGE = ("exposed_attention_exchange_share", "attention_exchange_share")
@@ -73,7 +75,7 @@ def cell_facts(cell: Mapping[Any, Any]) -> list[tuple[str, str]]:
         "memory one rank may use": capacity_label(cell),
         "checkpointing": _checkpointing(cell),
         "peak reserved": text_of(cell, "peak_reserved_bytes"),
-        "from ideal attention to the traced step": _waterfall(cell),
+        f"from ideal attention to the {_step_in_words(cell)}": _waterfall(cell),
         "attention exchange exposed / in flight, worst rank": _percents(cell, EXCHANGE),
         "communication exposed / in flight, worst rank": _percents(cell, COMMUNICATION),
         "communication: range of transfer": _range(cell, "communication_transfer"),
@@ -81,6 +83,10 @@ def cell_facts(cell: Mapping[Any, Any]) -> list[tuple[str, str]]:
         "straggler gap": _with_unit(text_of(cell, "straggler_gap_ms"), "ms"),
     }
     return [(name, text) for name, text in facts.items() if text]
+
+
+def _step_in_words(cell: Mapping[Any, Any]) -> str:
+    return "expected step" if cell["provenance"] == Provenance.PREDICTED else "traced step"
 
 
 def _no_peak(cell: Mapping[Any, Any]) -> str:
@@ -143,7 +149,7 @@ def _with_unit(text: str, unit: str) -> str:
 
 def attempt(record: Record) -> Attempt:
     """What the page says of one record."""
-    failure = record.get("failure") or {}
+    failure, ran_nothing = record.get("failure") or {}, record["provenance"] == Provenance.PREDICTED
     where = [
         f"rank {failure['rank']}" if failure.get("rank") is not None else None,
         *(failure.get(key) for key in ("phase", "step_phase")),
@@ -155,7 +161,7 @@ def attempt(record: Record) -> Attempt:
         "failed in": ", ".join(filter(None, where)),
         "provenance": record["provenance"],
         "started": record.get("started_at"),
-        "took": None if record.get("wall_s") is None else f"{record['wall_s']:.1f} s",
+        "took": None if ran_nothing or record.get("wall_s") is None else f"{record['wall_s']:.1f} s",
         "attention modules entered": ", ".join(engagement.get("modules", ())),
         "parity with float64": _parity(record.get("parity")),
         "attention at the measured length": _full_length(record.get("full_length")),
@@ -163,11 +169,12 @@ def attempt(record: Record) -> Attempt:
         "[tokens, query heads, KV heads] in attention": as_text(engagement.get("attention_shapes", "")),
         "bytes sent per step, by purpose and rank": as_text(engagement.get("sent_bytes", "")),
         "packed documents": _documents(record.get("documents")),
-        **_traced(record.get("trace") or {}),
+        **prediction_facts(record),
+        **({} if ran_nothing else _traced(record.get("trace") or {})),
         "loss, first to last step": (
             f"{_number(losses[0], '.4f')} to {_number(losses[-1], '.4f')}" if losses else None
         ),
-        **_memory_facts(record),
+        **({} if ran_nothing else _memory_facts(record)),
     }
     present = [(name, str(text)) for name, text in facts.items() if text]
     title = f"repeat {record['repeat']}"

@@ -10,10 +10,13 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.answers.equivalence import equivalence_line
+from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
+from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import Comparison
+from analysis.cells.length_cost import LengthCosts
 from analysis.cells.selection import for_pages
 from analysis.figures.figure_file import FigureFile
 from analysis.frame.archive import Archive
@@ -28,7 +31,13 @@ from analysis.tables.attention import HEADINGS as ATTENTION_HEADINGS
 from analysis.tables.attention import attention_rows
 from analysis.tables.equivalence import HEADINGS as EQUIVALENCE_HEADINGS
 from analysis.tables.equivalence import POST, PUBLISHED_HEADINGS, equivalence_rows, published_rows
-from analysis.tables.rows import HEADINGS, SORTED_BY, Row, failure_reasons, rows_of
+from analysis.tables.length_cost import HEADINGS as COST_HEADINGS
+from analysis.tables.length_cost import READING as COST_READING
+from analysis.tables.length_cost import length_cost_rows
+from analysis.tables.rows import SORTED_BY, Row, failure_reasons, headings_of, rows_of
+from analysis.tables.score import COLUMNS as SCORE_COLUMNS
+from analysis.tables.score import HEADINGS as SCORE_HEADINGS
+from analysis.tables.score import score_rows
 
 BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "together")
 MAX_VALUES = 4
@@ -37,6 +46,7 @@ ONE_BY_ONE: Mapping[str, str] = {"packages": "package", "inherited_env": "variab
 """Mappings of an environment whose entries are shown by themselves, after this word."""
 OF_PAIRS = ("gpu_topology", "gpu_p2p")
 """Mappings with a word for each pair of GPUs."""
+NO_COSTS = LengthCosts()
 RowsBehind = dict[tuple[str, ...], list[int]]
 """Per cell the rows of the archive's frame that its records are."""
 
@@ -66,6 +76,7 @@ def render(
     figures: Callable[[], Sequence[FigureFile]],
     figures_note: str | None,
     compared: Sequence[Comparison] = (),
+    costs: LengthCosts = NO_COSTS,
 ) -> str:
     """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed.
 
@@ -93,7 +104,15 @@ def render(
         count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         verdict=found,
         figures_note=figures_note,
-        headings=with_meanings(HEADINGS, SORTED_BY),
+        headings=with_meanings(headings_of(cells), SORTED_BY),
+        has_predicted=bool(cells.are_predicted.any()),
+        score_lines=score_lines(cells),
+        score_headings=with_meanings(SCORE_HEADINGS, SCORE_COLUMNS),
+        score_rows=score_rows(shown.cells),
+        cost_lines=length_cost_lines(costs),
+        cost_headings=[(heading, None) for heading in COST_HEADINGS],
+        cost_rows=length_cost_rows(costs.split),
+        cost_reading=COST_READING,
         block_headings=BLOCK_HEADINGS,
         check_headings=[(heading, None) for heading in CHECK_HEADINGS],
         reasons=failure_reasons(cells),

@@ -11,6 +11,7 @@ from analysis.cells.cells import Cells
 from analysis.labels import bytes_label, percent_label
 from analysis.metrics.definitions import text_of
 from bench.labels import length_label
+from bench.record import Provenance
 
 EXPERIMENT = "alst_ablation"
 HEADINGS = (
@@ -78,10 +79,12 @@ def _named(cell: Row, switch: str) -> str:
 
 
 def _savings(base: Row, cell: Row, added: str) -> tuple[str, str, str]:
-    """What the switch saves, measured and by the formula, and the ratio of both."""
+    """What the switch saves, measured and by the formula, and the ratio; of a prediction the formula."""
     if added in MOVED and cell["cluster.device"] == "cpu":
         return NO_SAVING, "", ""
     measured, formula = (base[column] - cell[column] for column in ("peak_allocated_bytes", "needed_bytes"))
+    if cell["provenance"] == Provenance.PREDICTED:
+        return "", _signed(formula), ""
     ratio = measured / formula if formula else None
     return _signed(measured), _signed(formula), percent_label(ratio)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,16 +15,19 @@ from rich.text import Text
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
 from analysis.cells.series import variants
+from analysis.cells.statuses import shown_status, shown_statuses
 from analysis.labels import (
+    band_label,
     count_label,
     interval_label,
     n_label,
-    share_label,
+    percent_label,
     spread_label,
     status_label,
 )
-from analysis.metrics.definitions import text_of
+from analysis.metrics.definitions import BY_COLUMN, text_of
 from bench.labels import length_label
+from bench.record import Provenance
 
 OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
 HEADINGS = (
@@ -48,6 +51,13 @@ LEFT_HEADINGS = 4
 """The first ones are words, the others numbers."""
 DISPENSABLE = ("95 % interval", "waiting", "ranks/sp", "transfer", "step ms")
 """What a narrow terminal does without, in this order."""
+OF_PREDICTIONS: Mapping[str, str] = {
+    "n and 95 % interval": "what it is",
+    "95 % interval": "band",
+}
+"""What headings are called where nothing ran."""
+NOT_PREDICTED = frozenset({"n", "waiting"})
+"""What a terminal does without then."""
 TERMINAL_ROWS = 60
 MAX_REASONS = 40
 MIN_STRATEGY_COLUMNS = 17
@@ -84,9 +94,14 @@ def rows_of(cells: Cells) -> list[Row]:
     return [_row(cell, name) for cell, name in zip(cells.rows, variants(cells.frame, keys), strict=True)]
 
 
+def headings_of(cells: Cells) -> list[str]:
+    """HEADINGS as they are called for these cells."""
+    return [OF_PREDICTIONS.get(each, each) if cells.is_all_predicted else each for each in HEADINGS]
+
+
 def markdown_text(cells: Cells) -> str:
     """The human columns as a Markdown table."""
-    return markdown_table(HEADINGS, [row.texts() for row in rows_of(cells)])
+    return markdown_table(headings_of(cells), [row.texts() for row in rows_of(cells)])
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -105,12 +120,13 @@ def markdown_cell(text: str) -> str:
 def terminal_table(cells: Cells, width: int) -> Table:
     """The numbers of the first cells; a terminal under 100 columns does without DISPENSABLE ones."""
     rows = _terminal_rows(cells.first(TERMINAL_ROWS))
-    shown = _fitting(rows, width)
+    left_out = NOT_PREDICTED if cells.is_all_predicted else frozenset()
+    shown = _fitting(rows, width, left_out)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in shown:
         is_name = heading == TERMINAL_HEADINGS[0]
         table.add_column(
-            heading,
+            OF_PREDICTIONS.get(heading, heading) if cells.is_all_predicted else heading,
             overflow="fold",
             min_width=MIN_STRATEGY_COLUMNS if is_name else None,
             no_wrap=not is_name,
@@ -126,12 +142,13 @@ def _terminal_rows(cells: Cells) -> list[dict[str, str]]:
     rows = []
     for row, cell in zip(rows_of(cells), cells.rows, strict=True):
         texts = [
-            *row.texts()[:5],
+            *row.texts()[:4],
+            text_of(cell, "tokens_per_s"),
             n_label(cell).replace("repeats", "rep."),
-            interval_label(cell).replace(" to ", "-"),
+            _terminal_interval(cell).replace(" to ", "-"),
         ]
         texts += [
-            row.step_time,
+            text_of(cell, "step_time_ms"),
             text_of(cell, "peak_allocated_bytes"),
             text_of(cell, "attention_transfer_share"),
             text_of(cell, "attention_waiting_share"),
@@ -140,13 +157,25 @@ def _terminal_rows(cells: Cells) -> list[dict[str, str]]:
     return rows
 
 
-def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+def _terminal_interval(cell: Mapping[Any, Any]) -> str:
+    """The interval of what ran, or the band of a prediction."""
+    if not is_predicted(cell):
+        return interval_label(cell)
+    if cell["status"] != "ok":
+        return ""
+    ends = [text_of(cell, f"predicted_tokens_per_s_{end}") for end in ("low", "high")]
+    return " to ".join(filter(None, ends))
+
+
+def _fitting(
+    rows: Sequence[Mapping[str, str]], width: int, left_out: Collection[str] = frozenset()
+) -> list[str]:
     """The headings for which there is room beside the shortest strategy column."""
-    name, *others = TERMINAL_HEADINGS
+    name, *others = (heading for heading in TERMINAL_HEADINGS if heading not in left_out)
     widths = {each: 1 + max(len(each), *(len(row[each]) for row in rows), 0) for each in others}
     for heading in DISPENSABLE:
         if MIN_STRATEGY_COLUMNS + 1 + sum(widths.values()) > width:
-            del widths[heading]
+            widths.pop(heading, None)
     return [name, *widths]
 
 
@@ -172,6 +201,7 @@ def failure_reasons(cells: Cells) -> list[str]:
     failed = cells.frame[cells.frame["status"] != "ok"]
     if failed.empty:
         return []
+    failed = failed.assign(status=shown_statuses(failed))
     counts = failed.groupby(["status", "reason"], dropna=False, sort=False).size().reset_index(name="count")
     rest = counts.sort_values("count", ascending=False, kind="stable")[MAX_REASONS:]
     reasons = [
@@ -193,10 +223,10 @@ def _row(cell: dict[Any, Any], name: str) -> Row:
         length=length_label(int(cell["seq_len"])),
         ranks=_ranks(cell),
         status=_status(cell),
-        tokens_per_s=text_of(cell, "tokens_per_s"),
-        spread=spread_label(cell),
-        step_time=text_of(cell, "step_time_ms"),
-        peak_allocated=share_label(cell["peak_allocated_bytes"], cell["capacity_share"]),
+        tokens_per_s=_with_band(cell, "tokens_per_s{}"),
+        spread=_predicted_from(cell) if is_predicted(cell) else spread_label(cell),
+        step_time=_with_band(cell, "step_time{}_ms"),
+        peak_allocated=_peak(cell),
         exchange_transfer=_with_range(cell, "attention_transfer"),
         exchange_waiting=_with_range(cell, "attention_waiting"),
         communication=_shares(cell, ("communication_transfer_share", "communication_waiting_share")),
@@ -208,10 +238,42 @@ def _row(cell: dict[Any, Any], name: str) -> Row:
     )
 
 
+def is_predicted(cell: Mapping[Any, Any]) -> bool:
+    """Whether a cell is arithmetic: nothing ran."""
+    return bool(cell["provenance"] == Provenance.PREDICTED)
+
+
+def predicted_band(cell: Mapping[Any, Any], column: str) -> str:
+    """What was predicted of a cell, as `189 (161 to 237)`; `column` has {} where the end is named."""
+    expected, low, high = (cell[f"predicted_{column.format(end)}"] for end in ("", "_low", "_high"))
+    label = BY_COLUMN[column.format("")].text
+    return "" if pd.isna(expected) else band_label(expected, low, high, label)
+
+
+def _with_band(cell: Mapping[Any, Any], column: str) -> str:
+    """A value, of a prediction with its band."""
+    if is_predicted(cell) and cell["status"] == "ok":
+        return predicted_band(cell, column)
+    return text_of(cell, column.format(""))
+
+
+def _predicted_from(cell: Mapping[Any, Any]) -> str:
+    """What stands behind a predicted cell's numbers: the hardware, of which a file says what it sustains."""
+    return f"band of the model, with the rates of {cell['hardware']}" if cell["status"] == "ok" else ""
+
+
+def _peak(cell: Mapping[Any, Any]) -> str:
+    """`14.5 MiB (7.1 %)`, of a prediction with its band as `14.5 MiB (14.0 MiB to 15.1 MiB), 7.1 %`."""
+    size, share = _with_band(cell, "peak_allocated{}_bytes"), percent_label(cell["capacity_share"])
+    if not size or not share:
+        return size
+    return f"{size}, {share}" if size.endswith(")") else f"{size} ({share})"
+
+
 def _shares(cell: dict[Any, Any], columns: Sequence[str]) -> str:
-    """Several shares as `5.0 % / 10.0 %`."""
+    """Several shares as `5.0 % / 10.0 %`; a dash for one that is not known."""
     shares = [text_of(cell, column) for column in columns]
-    return " / ".join(shares) if shares[0] else ""
+    return " / ".join(share or "-" for share in shares) if shares[0] else ""
 
 
 def _with_range(cell: dict[Any, Any], share: str) -> str:
@@ -220,6 +282,8 @@ def _with_range(cell: dict[Any, Any], share: str) -> str:
     if not median or cell["traced_steps"] == 1:
         return median
     low, high = (text_of(cell, f"{share}_{end}_share") for end in ("low", "high"))
+    if not low:
+        return median
     return f"{median} ({low} to {high})"
 
 
@@ -239,7 +303,7 @@ def _checks(cell: dict[Any, Any]) -> str:
 
 
 def _status(cell: dict[Any, Any]) -> str:
-    label = status_label(str(cell["status"]))
+    label = status_label(shown_status(cell))
     repeats, failed = int(cell["repeats"]), int(cell["failed_repeats"])
     return f"{label} ({failed} of {repeats})" if 0 < failed < repeats else label
 

@@ -280,10 +280,17 @@ def shortage(found: OutOfMemory, said: str) -> str:
 
 
 def outcome(record: Record) -> str:
-    """Tokens per second of the slowest rank's median step, or what went wrong and why."""
+    """Tokens per second of the slowest rank's median step, or what went wrong and why.
+
+    Of a prediction with its band: it has no samples.
+    """
     timing = record.sections["timing"]
     if record.status is not Status.OK or timing is None:
         return f"{record.status.value}: {record.reason}"
     slowest_ms = [max(step) for step in zip(*timing.step_times_ms, strict=True)]
     rate = timing.tokens_per_step / statistics.median(slowest_ms) * 1e3
+    band_ms = ((record.analytic or {}).get("prediction") or {}).get("step_time_ms")
+    if record.provenance is Provenance.PREDICTED and band_ms is not None:
+        low, high = (timing.tokens_per_step / band_ms[end] * 1e3 for end in ("high", "low"))
+        return f"{rate:,.0f} tokens/s predicted ({low:,.0f} to {high:,.0f})"
     return f"{rate:,.0f} tokens/s, n={len(slowest_ms)}"

@@ -7,6 +7,7 @@ from analysis.answers.change import changes
 from analysis.cells.cells import SHARED_GPU_CAVEAT
 from analysis.compare import MAX_LISTED, main
 from analysis.frame.archive import read_archive
+from tests.analysis.predictions import make_predicted
 from tests.analysis.records import SHARED_GPU, grid, make_failure, make_record, make_timing, write_sweep
 
 ENVIRONMENT = make_record()["environment"]
@@ -170,3 +171,13 @@ def test_the_command_exists_and_wants_two_folders():
     )
     assert done.returncode == 2
     assert "AFTER" in done.stderr
+
+
+def test_a_prediction_is_compared_without_processes_and_is_the_same_or_another(outcomes, printed):
+    before, after = make_predicted(), make_predicted(step_ms=(80.0, 101.0, 125.0))
+    assert outcomes([before], [before]) == ["predicted the same"]
+    assert outcomes([before], [after]) == ["predicted otherwise"]
+    said = printed([before], [after])
+    assert "0.990" in said
+    assert "processes of a cell" not in said
+    assert "would decide" not in said

@@ -4,6 +4,7 @@ import pytest
 from analysis.answers.leaders import rankings
 from analysis.answers.verdict import MAX_SERIES_NAMED, verdict
 from analysis.cells.cells import CPU_CAVEAT, SHARED_GPU_CAVEAT
+from tests.analysis.predictions import make_predicted
 from tests.analysis.records import (
     CPU,
     SHARED_GPU,
@@ -266,3 +267,66 @@ def test_unsteady_cells_are_counted_where_it_says_how_sure_it_is(cells_of):
     records = [timed("ring", unsteady), timed("ulysses", steady), timed("usp", unsteady)]
     assert verdict(cells_of(records)).certainty.endswith("; the steps of 2 are unstable, see their notes.")
     assert "unstable" not in verdict(cells_of([timed("ulysses", steady)])).certainty
+
+
+def predicted(strategy, step_ms, seq_len=8192, **prediction):
+    return make_predicted(config={"strategy": strategy, "seq_len": seq_len}, step_ms=step_ms, **prediction)
+
+
+def test_predictions_whose_bands_meet_are_no_clear_difference_and_lack_no_process(cells_of):
+    records = [predicted("ulysses", (80.0, 100.0, 125.0)), predicted("ring", (90.0, 110.0, 130.0))]
+    found = verdict(cells_of(records), "python run_sweep.py")
+    assert found.answer == "No clear difference predicted: ring and ulysses at 8k."
+    (line,) = found.details
+    assert line == (
+        "8k, predicted: ulysses, 81,920 (65,536 to 102,400) tokens/s,"
+        " 1.10 (0.72 to 1.62 by both bands) times ring, no clear difference"
+    )
+    assert (found.to_decide, found.unchecked) == (None, [])
+    assert found.certainty.startswith(
+        "How sure: 2 cells predicted by a model with the rates of hardware=h100_80gb; nothing ran. Their"
+        " tokens/s may be off by -20.0 % to +25.0 %: the band of the model, not a confidence interval."
+    )
+
+
+def test_a_prediction_leads_where_its_band_lies_above_all_others(cells_of):
+    slow = [predicted("ring", (130.0, 150.0, 170.0)), predicted("usp", (125.5, 150.0, 170.0))]
+    found = verdict(cells_of([predicted("ulysses", (80.0, 100.0, 125.0)), *slow]))
+    assert found.answer == "Predicted to have most tokens/s: ulysses at 8k."
+
+
+def test_what_is_predicted_is_never_ranked_with_what_was_measured(cells_of):
+    sure = [*repeated("ulysses", [100.0] * 6), *repeated("ring", [200.0] * 6)]
+    both = [predicted("ulysses", (80.0, 100.0, 125.0)), predicted("ring", (90.0, 110.0, 130.0))]
+    found = verdict(cells_of([*sure, *both]))
+    assert found.answer == (
+        "Most tokens/s: ulysses, measured at 8k."
+        " No clear difference predicted: ring (predicted) and ulysses (predicted) at 8k."
+    )
+    assert len(found.details) == 2
+    assert found.certainty.count("How sure:") == 2
+
+
+def test_memory_that_is_predicted_is_told_as_such(cells_of):
+    fits = {8192: "fits", 16384: "undecided", 32768: "out_of_memory"}
+    records = [predicted("ring", (1.0, 2.0, 3.0), length, fit=fit) for length, fit in fits.items()]
+    found = verdict(cells_of([*records, make_failure("out_of_memory", "no", config={"seq_len": 4096})]))
+    assert found.failures == [
+        "Out of memory: ulysses, measured at 4k.",
+        "Predicted to run out of memory: ring, predicted at 32k.",
+        "Not decided by the model whether there is memory: ring, predicted at 16k.",
+    ]
+    assert found.fits == [
+        "Longest length that fits in memory: ulysses, measured none (4k runs out).",
+        "Longest length predicted to fit in memory: ring, predicted 8k (16k undecided, 32k runs out).",
+    ]
+
+
+def test_predictions_for_a_cpu_did_not_run_and_passed_no_check(cells_of):
+    records = [predicted("ulysses", (1.0, 2.0, 3.0)), predicted("ring", (1.0, 2.0, 3.0))]
+    on_cpu = [each | {"config": each["config"] | CPU} for each in records]
+    found = verdict(cells_of([*on_cpu, make_record(config=CPU | {"seq_len": 4096})]))
+    assert found.answer == (
+        "Ran and passed every check: ulysses (measured) at 4k."
+        " Predicted: ring (predicted) and ulysses (predicted) at 8k."
+    )

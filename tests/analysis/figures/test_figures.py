@@ -12,8 +12,9 @@ from analysis.cells.selection import for_figures
 from analysis.cells.series import STRATEGY_STYLES, styles_of
 from analysis.figures.drawing import build_figure, png_bytes, svg_bytes
 from analysis.figures.failures import failure_marks
-from analysis.figures.figures import AGAINST_LENGTH, FIGURES, legend_entries
+from analysis.figures.figures import AGAINST_LENGTH, FIGURES, figures_for, legend_entries
 from analysis.figures.style import dodge
+from tests.analysis.predictions import make_predicted, with_prediction
 from tests.analysis.records import (
     CPU,
     FAILED,
@@ -96,7 +97,7 @@ def test_a_failed_cell_has_its_own_mark_at_its_length(cells_of, name_against_len
 
 
 def test_no_data_point_reaches_into_the_lane_of_the_failures(cells_of, name_against_length):
-    records = [of_attention(record) for record in grid(["local", "ulysses"], LENGTHS)]
+    records = [with_prediction(of_attention(record)) for record in grid(["local", "ulysses"], LENGTHS)]
     records.append(make_failure("killed", "no", config={"seq_len": 4096}))
     axes = axes_of(name_against_length, cells_of(records))
     lane = next(line for line in axes.lines if list(line.get_xdata()) == [0, 1]).get_ydata()[0]
@@ -327,3 +328,44 @@ def test_the_legend_says_what_stands_beside_the_points_last(cells_of, name):
     assert [*legend_entries(axes_of(name, cells))] == ["ring", "ulysses", "waiting for the last rank"]
     untraced = cells_of(of_one_length({"ring": None}))
     assert legend_entries(axes_of(name, untraced)) == {}
+
+
+def bars_of(axes):
+    """Both ends of every error bar of the first series."""
+    (bars,) = axes.containers[0].lines[2]
+    return [tuple(segment[:, 1]) for segment in bars.get_segments()]
+
+
+def test_a_prediction_s_bars_are_its_band_and_a_measurement_s_its_interval(cells_of):
+    measured = with_prediction(make_record(), step_ms=(10.0, 20.0, 30.0))
+    steady = bars_of(axes_of("throughput", cells_of([measured])))
+    assert steady == [pytest.approx((81920, 81920))]
+    axes = axes_of("throughput", cells_of([make_predicted(step_ms=(80.0, 100.0, 128.0))]))
+    assert bars_of(axes) == [pytest.approx((64000, 102400))]
+
+
+def test_where_memory_is_undecided_the_figure_of_memory_alone_marks_it(cells_of):
+    cells = cells_of([make_predicted(fit="undecided"), make_predicted(config={"seq_len": 16384})])
+    shown = {name: texts(build_figure(name, cells)) for name in ("peak_memory", "throughput")}
+    assert "undecided (predicted)" in shown["peak_memory"]
+    assert "undecided (predicted)" not in shown["throughput"]
+    assert "OOM (predicted)" in texts(
+        build_figure("throughput", cells_of([make_predicted(fit="out_of_memory")]))
+    )
+
+
+def test_a_figure_of_predictions_speaks_of_no_sample_interval_or_trace(cells_of):
+    cells = cells_of([make_predicted()])
+    for name in figures_for(cells):
+        said = " ".join(texts(build_figure(name, cells)))
+        assert not [words for words in ("95 % interval", "traced step", "median of") if words in said]
+        assert "Predicted: " in said
+
+
+def test_the_bars_of_an_error_reach_zero_where_the_measurement_lies_in_the_band(cells_of):
+    records = [with_prediction(make_record(), step_ms=ms) for ms in ((80.0, 90.0, 99.0), (80.0, 90.0, 101.0))]
+    for record, reaches in zip(records, (False, True), strict=True):
+        axes = axes_of("prediction_error", cells_of([record]))
+        ((low, high),) = bars_of(axes)
+        assert (low < 0 <= high) == reaches
+        assert axes.get_ylim()[0] <= low

@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from analysis.tables.rows import HEADINGS, failure_reasons, markdown_text, rows_of, terminal_table
+from tests.analysis.predictions import make_predicted
 from tests.analysis.records import (
     ATTENTION_CHECKED,
     STEPS_HELD,
@@ -108,3 +109,25 @@ def test_equal_failures_are_told_once_with_their_count(cells_of):
         make_failure("unsupported", "too few heads", config={"seq_len": length}) for length in (1024, 2048)
     ]
     assert failure_reasons(cells_of(records)) == ["unsupported (2): too few heads"]
+
+
+def test_a_prediction_is_told_with_its_band_and_neither_samples_nor_an_interval(cells_of):
+    cells = cells_of([make_predicted(), make_predicted(config={"seq_len": 65536}, fit="out_of_memory")])
+    fits, runs_out = rows_of(cells)
+    assert (fits.status, runs_out.status) == ("fits (predicted)", "OOM (predicted)")
+    assert fits.tokens_per_s == "81,920 (65,536 to 102,400)"
+    assert fits.step_time == "100 (80.0 to 125)"
+    assert fits.peak_allocated == "2.0 GiB (1.8 GiB to 2.2 GiB), 2.5 %"
+    assert fits.spread == "band of the model, with the rates of h100_80gb"
+    assert (fits.exchange_waiting, fits.traced_steps, fits.traced_to_timed, fits.checks) == ("",) * 4
+    assert (runs_out.tokens_per_s, runs_out.spread, runs_out.step_time) == ("", "", "")
+    assert failure_reasons(cells) == ["OOM (predicted) (1): needs more than it has"]
+
+
+@pytest.mark.parametrize("beside", [[], [make_record()]])
+def test_the_terminal_shows_bands_and_says_n_of_what_ran_only(cells_of, beside):
+    console = Console(width=130, file=io.StringIO())
+    console.print(terminal_table(cells_of([make_predicted(), *beside]), 130))
+    headings, *lines = console.file.getvalue().splitlines()
+    assert any("65,536-102,400" in line for line in lines)
+    assert ("95 % interval" in headings, " n " in headings) == (bool(beside), bool(beside))

@@ -1,0 +1,36 @@
+"""How a cell is said to have ended: of a prediction, which never ran, whether there is memory for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from bench.cost.prediction import Fit
+from bench.record import Provenance, Status
+
+PREDICTED, FITS, UNDECIDED, RUNS_OUT = "predicted", "predicted_fits", "predicted_undecided", "predicted_out"
+OF_FIT: Mapping[str, str] = {Fit.FITS: FITS, Fit.UNDECIDED: UNDECIDED, Fit.OUT_OF_MEMORY: RUNS_OUT}
+"""By the verdict on memory, what stands for the status of a predicted cell."""
+SAYS_NOTHING = frozenset({Status.OK.value, Status.OUT_OF_MEMORY.value})
+"""Statuses of predicted cells that the verdict on memory says more about."""
+
+
+def shown_status(cell: Mapping[Any, Any]) -> str:
+    """A status for labels and glyphs: the record's, or that of a prediction."""
+    status = str(cell["status"])
+    if cell["provenance"] != Provenance.PREDICTED or status not in SAYS_NOTHING:
+        return status
+    return RUNS_OUT if status == Status.OUT_OF_MEMORY else OF_FIT.get(str(cell["predicted_fit"]), PREDICTED)
+
+
+def shown_statuses(frame: pd.DataFrame) -> pd.Series[str]:
+    """The same of many cells."""
+    shown = frame["status"].astype("object")
+    predicted = frame["provenance"].eq(Provenance.PREDICTED)
+    if not predicted.any():
+        return shown
+    of_predicted = [shown_status(cell) for cell in frame[predicted].to_dict("records")]
+    shown[predicted] = of_predicted
+    return shown

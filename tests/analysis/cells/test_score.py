@@ -1,0 +1,97 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.answers.score import score_lines
+from analysis.cells.score import scores
+from analysis.tables.score import HEADINGS, score_rows
+from tests.analysis.predictions import make_predicted, with_prediction
+from tests.analysis.records import grid, make_failure, make_record, make_timing
+
+
+def measured(ms, config=None, **prediction):
+    timing = make_timing([[ms] * 8] * 2)
+    return with_prediction(make_record(config=config, timing=timing), **prediction)
+
+
+def test_an_error_is_what_was_predicted_over_what_was_measured(summary_of):
+    cell = summary_of([measured(125.0, step_ms=(80.0, 100.0, 120.0))]).iloc[0]
+    assert cell["step_time_error_share"] == pytest.approx(-0.2)
+    assert cell["tokens_per_s_error_share"] == pytest.approx(0.25)
+    assert cell["step_time_error_high_share"] == pytest.approx(-0.04)
+    assert cell["peak_allocated_error_share"] == 0
+    assert (cell["step_time_in_band"], cell["peak_allocated_in_band"]) == ("no", "yes")
+
+
+@pytest.mark.parametrize(("ms", "inside"), [(79.9, "no"), (80.0, "yes"), (125.0, "yes"), (125.1, "no")])
+def test_a_measured_step_lies_in_the_band_up_to_both_ends(summary_of, ms, inside):
+    assert summary_of([measured(ms)])["step_time_in_band"].iloc[0] == inside
+
+
+def test_repeats_are_scored_by_their_median(summary_of):
+    records = [measured(ms) | {"repeat": repeat} for repeat, ms in enumerate((90.0, 200.0, 300.0))]
+    assert summary_of(records)["step_time_error_share"].tolist() == [pytest.approx(-0.5)]
+
+
+def test_neither_a_prediction_nor_an_older_record_is_scored(cells_of):
+    cells = cells_of([make_record(), make_predicted(config={"seq_len": 4096})])
+    columns = [column for column in cells.frame if "error_share" in column or "in_band" in column]
+    assert cells.frame[[*columns, "predicted_fit_outcome"]].isna().all().all()
+    assert not scores(cells.frame)
+    assert not score_rows(cells)
+    assert not score_lines(cells)
+
+
+@pytest.mark.parametrize(
+    ("fit", "status", "outcome"),
+    [
+        ("fits", "ok", "right"),
+        ("fits", "out_of_memory", "wrong"),
+        ("out_of_memory", "out_of_memory", "right"),
+        ("out_of_memory", "ok", "wrong"),
+        ("undecided", "ok", "undecided"),
+        ("fits", "timed_out", None),
+        (None, "ok", None),
+    ],
+)
+def test_a_verdict_on_memory_is_held_against_what_happened(summary_of, fit, status, outcome):
+    record = make_record() if status == "ok" else make_failure(status, "no room")
+    found = summary_of([with_prediction(record, fit=fit)])["predicted_fit_outcome"].iloc[0]
+    assert found == outcome or (outcome is None and pd.isna(found))
+
+
+def test_a_band_without_width_holds_nothing(summary_of):
+    cell = summary_of([with_prediction(make_record(), peak_gib=(2.0, 2.0, 2.0))]).iloc[0]
+    assert pd.isna(cell["peak_allocated_in_band"])
+    assert cell["peak_allocated_error_share"] == 0
+
+
+def test_one_sentence_says_how_near_all_predictions_came(cells_of):
+    records = [measured(ms, {"seq_len": 1024 * 2**n}) for n, ms in enumerate((100.0, 125.0, 200.0))]
+    run_out = make_failure("out_of_memory", "no", config={"seq_len": 65536})
+    cells = cells_of([*records, with_prediction(run_out, fit="fits")])
+    (line,) = score_lines(cells)
+    assert line == (
+        "Predicted beside measured: step time off by 20.0 % in the median of 3 cells, 50.0 % at the most,"
+        " 2 of 3 within the band; peak allocated off by 0.0 % in the median of 3 cells, 0.0 % at the most,"
+        " 3 of 3 within the band; verdicts on memory: 3 right, 1 wrong, 0 undecided."
+    )
+
+
+def test_a_row_has_measured_predicted_and_error_side_by_side(cells_of):
+    rows = score_rows(cells_of([measured(125.0, fit="undecided"), *grid(["ring"], [8192])]))
+    assert [dict(zip(HEADINGS[3:7], row[3:7], strict=True)) for row in rows] == [
+        {
+            "step time (ms)": "125",
+            "predicted": "100 (80.0 to 125)",
+            "error": "-20.0 %",
+            "in the band": "yes",
+        }
+    ]
+    assert rows[0][-1] == "undecided"
+
+
+def test_predictions_of_equal_cells_are_one_whatever_became_of_them(summary_of):
+    records = [measured(100.0), with_prediction(make_failure("killed", "by whom?", repeat=1))]
+    summary = summary_of(records)
+    assert np.isclose(summary["predicted_step_time_ms"], 100.0).tolist() == [True]
