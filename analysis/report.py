@@ -18,6 +18,7 @@ from rich.text import Text
 from analysis.answers.equivalence import equivalence_line, is_as_expected, with_equivalence
 from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
+from analysis.answers.published import decided_claims
 from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
@@ -103,7 +104,9 @@ def _write(archive: Archive, output: Path) -> bool:
         (output / "summary.csv").write_text(csv_text(everything.frame), encoding="utf-8")
         (output / "summary.md").write_text(_markdown_page(cells, costs, found, compared), encoding="utf-8")
         page = output / "report.html"
-        page.write_text(render(archive, cells, found, draw, drawn.note, compared, costs), encoding="utf-8")
+        claims = decided_claims(archive.frame)
+        shown = render(archive, cells, found, draw, drawn.note, compared, costs, claims)
+        page.write_text(shown, encoding="utf-8")
     _print_summary(cells, costs, found, compared, page)
     return all(map(is_as_expected, compared))
 

@@ -34,8 +34,8 @@ from bench.workloads import WORKLOADS
 TORCH_FREE = [
     "bench.sweep.run", "bench.cell.run", "bench.passes", "bench.cell.launcher",
     "bench.request.resolve", "bench.request.legality", "bench.store", "bench.strategies",
-    "bench.attention.kernel_facts", "bench.cost.flops", "bench.sweep.progress", "analysis.report",
-    "run_sweep",
+    "bench.attention.kernel_facts", "bench.cost.flops", "bench.sweep.progress", "analysis.claims",
+    "analysis.report", "run_sweep",
 ]  # fmt: skip
 
 CONTRACTS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -50,6 +50,8 @@ PACKAGES = [
     for path in REPOSITORY.glob(f"{root}/*/__init__.py")
 ]
 MAX_FLAT_MODULES = 12
+ASK_FOR_CELLS = ["analysis.published.model -> bench.request.*"]
+"""Modules of analysis that turn words into cells, as a request does: the only exceptions to a contract."""
 
 
 def lint_imports(folder):
@@ -79,7 +81,7 @@ def test_imports_keep_the_contracts():
     linted = lint_imports(REPOSITORY)
     assert linted.returncode == 0, linted.stdout
     assert f"{len(CONTRACTS)} kept, 0 broken" in linted.stdout
-    assert not any("ignore_imports" in contract for contract in CONTRACTS)
+    assert [each for contract in CONTRACTS for each in contract.get("ignore_imports", ())] == ASK_FOR_CELLS
 
 
 BROKEN = {

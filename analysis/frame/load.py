@@ -154,6 +154,12 @@ def hardware_facts(key: str, folder: Path = HARDWARE_FOLDER) -> dict[str, float]
     return {each["name"]: float(each[key]) for each in known if key in each}
 
 
+def device_names(folder: Path = HARDWARE_FOLDER) -> dict[str, tuple[str, ...]]:
+    """Per hardware name what NVML calls such a device."""
+    contents = (yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml")))
+    return {each["name"]: tuple(each["device_names"]) for each in contents if "device_names" in each}
+
+
 def row_of(record: Recorded, peaks: Mapping[str, float]) -> Row:
     """What of a record becomes a row of the frame. `peaks` maps hardware to peak FLOP/s."""
     return Row(

@@ -12,6 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from analysis.answers.equivalence import equivalence_line
 from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
+from analysis.answers.published import HEADINGS as CLAIM_HEADINGS
+from analysis.answers.published import Decided
 from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
@@ -77,6 +79,7 @@ def render(
     figures_note: str | None,
     compared: Sequence[Comparison] = (),
     costs: LengthCosts = NO_COSTS,
+    claims: Decided | None = None,
 ) -> str:
     """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed.
 
@@ -101,6 +104,8 @@ def render(
         published=published_rows(),
         published_headings=PUBLISHED_HEADINGS,
         published_source=POST,
+        claims=claims,
+        claim_headings=CLAIM_HEADINGS,
         count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         verdict=found,
         figures_note=figures_note,

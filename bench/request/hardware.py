@@ -28,6 +28,7 @@ def has_rates(name: str) -> bool:
     return name in options("hardware") and not lacking(read_option("hardware", name))
 
 
+@cache
 def hardware_of(name: str) -> Hardware:
     """A device as the cost model needs it; raises ConfigError where its file does not say enough."""
     return hardware_from(read_option("hardware", name))
