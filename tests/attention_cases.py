@@ -72,7 +72,8 @@ def check_cases(job, log):
         with log.during(f"{cell.strategy} {cell.layout} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             outcomes.append(check_attention(strategy, device, causal=causal))
-            waits[cell.strategy] = waits.get(cell.strategy, []) + waits_in_a_layer(strategy, device, causal)
+            case = f"{cell.strategy} on documents" if cell.data.packs else cell.strategy
+            waits[case] = waits.get(case, []) + waits_in_a_layer(strategy, device, causal)
     (job.folder / f"waits_{job.rank}.json").write_text(json.dumps(waits))
     if job.rank == 0:
         (job.folder / "errors.json").write_text(json.dumps([outcome.errors for outcome in outcomes]))
@@ -95,11 +96,11 @@ def waits_in_a_layer(strategy, device, causal):
 
 
 def waits_of(folder):
-    """By strategy, what made any rank wait in the cases that `errors_of` ran there."""
+    """By strategy, on documents or not, what made any rank wait in the cases that `errors_of` ran there."""
     waits = {}
     for path in sorted(folder.glob("waits_*.json")):
-        for strategy, found in json.loads(path.read_text()).items():
-            waits.setdefault(strategy, set()).update(found)
+        for case, found in json.loads(path.read_text()).items():
+            waits.setdefault(case, set()).update(found)
     return waits
 
 

@@ -121,6 +121,20 @@ def test_torchs_cuda_operators_take_our_arguments_and_fewer_kv_heads_as_they_are
     assert not {"repeat_interleave", "expand", "clone", "sum"} & {*operators.called}
 
 
+@pytest.mark.parametrize("name", [name for name in GPU_KERNELS if name != "math"])
+def test_on_a_gpu_a_fused_kernel_is_given_kv_heads_as_they_are(name):
+    given = []
+
+    def forward(q, k, v, causal, scale):
+        given.append((k.shape, v.shape))
+        return q, q
+
+    with FakeTensorMode():
+        q, k, v, _ = on_no_gpu(*random_inputs("GQA", "bf16", "cpu", 64))
+        kernel_forward(replace(KERNELS[name], forward=forward), q, k, v, causal=True, scale=1.0)
+    assert given == [(k.shape, v.shape)]
+
+
 def packed(cu_seqlens_q, cu_seqlens_k, causal, device, dtype, heads="GQA", head_dim=16):
     """q, k, v, dout of packed sequences, and their packing."""
     num_heads, num_kv_heads = HEADS[heads]

@@ -82,6 +82,18 @@ def test_the_engines_own_traffic_is_not_booked_as_attention(cells, inside, words
     assert sent["attention"] == STRATEGIES[cell.strategy].exchange_bytes(cell)
 
 
+def test_in_bf16_zero3_halves_the_bytes_of_gradients_and_the_other_engines_do_not(launcher, tmp_path):
+    cells = {
+        f"{engine} {dtype}": tiny_cell(f"engine={engine}", f"dtype={dtype}", "cluster.world_size=2")
+        for engine in PURPOSES
+        for dtype in ("fp32", "bf16")
+    }
+    inside = seen_inside(launcher, tmp_path, cells)
+    sent = {name: ranks[0]["sent_bytes"]["gradients"] for name, ranks in inside.items()}
+    less = {engine: sent[f"{engine} fp32"] / sent[f"{engine} bf16"] for engine in PURPOSES}
+    assert less == {"ddp": 1, "fsdp2": 1, "zero3": 2}
+
+
 PACKED = ("strategy=ring", "data.packing=documents")
 MUTATIONS = {
     faults.forget_to_shard_rank_1: (("strategy=ulysses",), "other tokens"),

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 import torch
@@ -97,6 +98,20 @@ def test_only_a_gpu_s_unused_memory_is_given_back(monkeypatch):
     assert released == []
     release_unused(torch.device("cuda", 0))
     assert released == ["emptied"]
+
+
+class Cycle:
+    """Objects that hold one another, as a model and its hooks do."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_a_cycle_of_objects_held_is_given_back_too(monkeypatch):
+    held, gone = weakref.ref(Cycle()), []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: gone.append(held() is None))
+    release_unused(torch.device("cuda", 0))
+    assert gone == [True]
 
 
 LATE_S = 0.5
