@@ -82,6 +82,7 @@ def test_the_engines_own_traffic_is_not_booked_as_attention(cells, inside, words
     assert sent["attention"] == STRATEGIES[cell.strategy].exchange_bytes(cell)
 
 
+@pytest.mark.slow  # every gate of test_traffic counts these bytes too
 def test_in_bf16_zero3_halves_the_bytes_of_gradients_and_the_other_engines_do_not(launcher, tmp_path):
     cells = {
         f"{engine} {dtype}": tiny_cell(f"engine={engine}", f"dtype={dtype}", "cluster.world_size=2")
