@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from analysis.answers.length_cost import length_cost_lines
-from analysis.cells.length_cost import MIN_LENGTHS, LengthCosts, fitted, length_costs
+from analysis.cells.length_cost import MIN_LENGTHS, LengthCost, LengthCosts, Term, fitted, length_costs
 from analysis.tables.length_cost import HEADINGS, length_cost_rows
 from tests.analysis.predictions import make_predicted
 from tests.analysis.records import make_failure, make_record, make_timing
@@ -105,8 +105,16 @@ def test_the_fixed_cost_explains_how_tokens_per_s_change_with_the_length(cells_o
         ((7.0, 0.0, 0.0), [(0, 0)]),
     ],
 )
-def test_the_largest_part_changes_where_two_are_equal(cells_of, terms, largest):
-    (cost,) = length_costs(cells_of(sweep(terms=terms))).split
+def test_the_largest_part_changes_where_two_are_equal(terms, largest):
+    fixed, linear, quadratic = (Term(value, value, value) for value in terms)
+    cost = LengthCost(
+        name="ring",
+        is_predicted=False,
+        lengths=(1024, 2048),
+        step_ms=(1.0, 2.0),
+        terms=(fixed, linear, quadratic),
+        largest_misfit=0.0,
+    )
     assert [(term, start / 1024) for term, start in cost.dominant] == [
         (term, pytest.approx(start, rel=1e-6)) for term, start in largest
     ]
