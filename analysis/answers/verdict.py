@@ -34,6 +34,9 @@ TO_REPEAT: Mapping[bool, str] = {
 MAX_NAMES = 12
 """A sentence that would name more settings than this names strategies and counts their settings."""
 MAX_LENGTHS = 8
+CHECKED_BY = ["status", "checks", "checks_missing", "steps", "steps_held"]
+FITTED_BY = ["status", "seq_len", "provenance", "predicted_fit"]
+"""The columns that sentences about some cells are made of: all of many cells take long to copy."""
 MAX_SERIES_NAMED = 100
 
 
@@ -63,7 +66,7 @@ def verdict(cells: Cells, command: str | None = None) -> Verdict:
     `command` would run each cell in MIN_PROCESSES processes; None where no one command can.
     """
     summary = cells.frame
-    found, unchecked = rankings(cells), _unchecked(summary[~cells.are_predicted])
+    found, unchecked = rankings(cells), _unchecked(summary.loc[~cells.are_predicted, CHECKED_BY])
     return Verdict(
         answer=_fastest(found) if cells.caveat is None else _ran(cells, is_checked=not unchecked),
         details=leader_lines(found) if cells.caveat is None else measured_lines(found),
@@ -221,7 +224,9 @@ def _fits(cells: Cells) -> list[str]:
         "Longest length that fits in memory": ~predicted,
         "Longest length predicted to fit in memory": predicted,
     }
-    found = {said: _longest_of(cells.frame[rows], cells.names[rows]) for said, rows in kinds.items()}
+    found = {
+        said: _longest_of(cells.frame.loc[rows, FITTED_BY], cells.names[rows]) for said, rows in kinds.items()
+    }
     return [f"{said}: {longest}." for said, longest in found.items() if longest]
 
 
