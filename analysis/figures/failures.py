@@ -156,7 +156,7 @@ def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
         "color": color,
         "marker": glyph,
         "ms": 6,
-        "mew": 1.0 if glyph == QUESTION else 1.5,
+        "mew": 0.4 if glyph == QUESTION else 1.5,
     }
     axes.plot(mark.places, heights, linestyle="none", transform=transform, zorder=4, **look)
     on_left = _fraction(mark.places[-1], axes.get_xlim()) > TEXT_TURNS_AT
