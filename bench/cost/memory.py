@@ -1,8 +1,9 @@
 """What one rank needs of its device's memory in a training step: an estimate, term by term.
 
 Five moments can be the fullest: building, the loss, the backward of one layer and of its attention, and
-the update at a step's end. Written for the formulas: h is the hidden size, f the intermediate size, q and k all query and all KV heads' sizes,
-V the vocabulary, e the bytes of a number in the cell's dtype, R the tokens that one rank holds.
+the update at a step's end. Written for the formulas: h is the hidden size, f the intermediate size, q and k
+all query and all KV heads' sizes, V the vocabulary, e the bytes of a number in the cell's dtype, R the tokens
+that one rank holds.
 """
 
 from __future__ import annotations
@@ -182,14 +183,14 @@ def _loss_bytes(cell: RunConfig, rows: int) -> int:
     """Three wide tensors of [rows, V]: log-softmax, its gradient and the logits'; of one chunk or of all.
 
     Then the logits' wide gradient, its copy in the cell's dtype, and the head's gradient made of that. Of
-    several chunks the head's gradient of those before is there all the time. A training stack of somebody else
-    keeps the logits that the model returned.
+    several chunks the head's gradient of those before is there all the time. Somebody else's training stack
+    keeps the logits of shared sequences, whose loss it computes outside the model.
     """
     e, wide = DTYPE_BYTES[cell.dtype], max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
     at_once = min(rows, CHUNK_ROWS) if cell.loss == "chunked" else rows
     head_gradient, logits = e * _head_parameters(cell.model), cell.model.vocab_size * at_once
     before = head_gradient if at_once < rows else 0
-    if cell.trainer != NATIVE:
+    if cell.trainer != NATIVE and cell.sp_degree > 1:
         before += e * logits
     return before + max(3 * wide * logits, (wide + e) * logits + head_gradient)
 
@@ -197,7 +198,7 @@ def _loss_bytes(cell: RunConfig, rows: int) -> int:
 def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> int:
     """What a layer's backward adds to what the layer saved; `math` takes its scores in three wide tensors.
 
-    The fullest moment is that of the MLP, 2ef + eh. Where it is tiled, that of a tile or of the norm before it.
+    The fullest moment is that of the MLP, 2ef + eh. Where it is tiled, that of a tile or of the norm before.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     moments = [rows * e * (2 * model.intermediate_size + model.hidden_size) + engine.layer_gradients]
@@ -230,8 +231,8 @@ def _tiled_norm_backward_bytes_per_token(cell: RunConfig) -> int:
 def _attention_backward_bytes(cell: RunConfig, rows: int) -> int:
     """Gradients of the layer's output and of Q, K, V and attention's output, e(h + 2q + 2k).
 
-    The MLP, its norm and its input are gone by then. A CPU's flash kernel repeats grouped K and V and has their
-    gradients repeated too: 4eq.
+    The MLP, its norm and its input are gone by then. A CPU's flash kernel repeats grouped K and V and has
+    their gradients repeated too: 4eq.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     q_size, kv_size = _q_size(model), _kv_size(model)
@@ -260,7 +261,7 @@ def communication_bytes(cell: RunConfig) -> int:
 
 
 def _stage_bytes(stage: Stage) -> int:
-    """Wide gradients, copies, and each message as it leaves and as another arrives; copies leave as they are."""
+    """Wide gradients, copies, and each message as it leaves, if it is no copy, and as another arrives."""
     arrives = sum(each.sent_bytes for each in stage.exchanges if each.kind in ("send", "all_to_all"))
     leaves = (
         0

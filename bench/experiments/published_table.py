@@ -24,7 +24,21 @@ FITTED = "fitted to the published line"
 STATE_BYTES = {False: 16, True: 2}
 """Of a parameter with the optimizer on the GPU, and with it on the CPU: bf16 weights, gradients, Adam in
 float32 (arXiv:1910.02054, section 3.1)."""
+NAMED = ("length", "ranks", "trainer")
 PLACES = {False: "GPU", True: "CPU"}
+
+
+WHAT_IT_BEARS = (
+    (
+        "- The last two columns are revision B as a share of the GPUs' peak, by the model's FLOPs without"
+        " recomputation; above 100 % it cannot be the rate of each GPU."
+    ),
+    "- The base is one GPU: equal tokens/s on 4 GPUs are a quarter of its efficiency.",
+    (
+        "- The revisions differ by 1.7 times at 8k on 4 GPUs. Revision B's 3.7x is 64k against the base at"
+        " 8k, whose share of the peak is less than half of that: a fixed cost, spread over more tokens."
+    ),
+)
 
 
 def loss_moment_bytes(model: ModelConfig, *, ranks: int, seq_len: int, on_cpu: bool) -> float:
@@ -80,8 +94,9 @@ def _write(text: str, path: Path) -> None:
 
 def memory_text(records: Sequence[Line]) -> str:
     """Peaks by length and place of the optimizer, then what the published line says of them."""
-    heads = ("length", "ranks", "trainer", "optimizer on", "provenance", "tensors, GiB", "needed, GiB", "verdict",
-             "published, GiB")  # fmt: skip
+    heads = (
+        *NAMED, "optimizer on", "provenance", "tensors, GiB", "needed, GiB", "verdict", "published, GiB",
+    )  # fmt: skip
     lines = [
         "# Published memory",
         "",
@@ -177,8 +192,8 @@ def _places_said(model: ModelConfig) -> Iterator[str]:
         distances = _distances(model, published_line(), on_cpu=on_cpu)
         alone = base - loss_moment_bytes(model, ranks=1, seq_len=8192, on_cpu=on_cpu) / GIB
         yield (
-            f"- Optimizer on the {place}: the line lies {min(distances):.2f} to {max(distances):.2f} GiB above"
-            f" the formula, the base of 1 GPU {alone:.2f} GiB."
+            f"- Optimizer on the {place}: the line lies {min(distances):.2f} to {max(distances):.2f} GiB"
+            f" above the formula, the base of 1 GPU {alone:.2f} GiB."
         )
     yield (
         "- The line fits the optimizer on the GPU; on the CPU, as the post says, its 1-GPU base would have to"
@@ -191,9 +206,9 @@ def _limit_said(model: ModelConfig) -> Iterator[str]:
     usable, constant = hardware_of(HARDWARE).usable_bytes, fitted_gib(model, on_cpu=False)
     distances = _distances(model, published_line(), on_cpu=False)
     yield (
-        f"- Constant {FITTED}: {constant:.2f} GiB ({min(distances):.2f} to {max(distances):.2f}); not identified,"
-        f" and no agreement with that line counts for anything. {CONTEXT_GIB[0]} to {CONTEXT_GIB[1]} GiB of context"
-        " and the weights that ZeRO-3 keeps gathered are of its size."
+        f"- Constant {FITTED}: {constant:.2f} GiB ({min(distances):.2f} to {max(distances):.2f}). It is not"
+        " identified, and that it meets the line counts for nothing; context and libraries take"
+        f" {CONTEXT_GIB[0]} to {CONTEXT_GIB[1]} GiB, and weights that ZeRO-3 keeps gathered up to 2 GB."
     )
     for length in (98304, OUT_OF_MEMORY[1]):
         tensors = loss_moment_bytes(model, ranks=RANKS, seq_len=length, on_cpu=False)
@@ -218,26 +233,22 @@ def _slopes_said(records: Sequence[Line]) -> Iterator[str]:
         if len(points) > 1:
             measured, formula = (line_slope({n: pair[i] for n, pair in points.items()}) for i in (0, 1))
             yield (
-                f"- Measured slope, {trainer}, optimizer on the {PLACES[on_cpu]}: {measured:.4g} GiB per 32k tokens;"
-                f" the formula's {formula:.4g} ({formula / measured - 1:+.1%})."
+                f"- Measured slope, {trainer}, optimizer on the {PLACES[on_cpu]}: {measured:.4g} GiB per 32k"
+                f" tokens; the formula's {formula:.4g} ({formula / measured - 1:+.1%})."
             )
 
 
 def throughput_text(records: Sequence[Line]) -> str:
     """Tokens per second of the job and of each GPU, beside both revisions of the post."""
-    heads = ("length", "ranks", "trainer", "provenance", "tokens/s", "tokens/s per GPU", "to the base",
-             "published A", "published B", "if published is of all GPUs", "if it is per GPU")  # fmt: skip
+    heads = (
+        *NAMED, "provenance", "tokens/s", "tokens/s per GPU", "to the base", "published A", "published B",
+        "if published is of all GPUs", "if it is per GPU",
+    )  # fmt: skip
     base = next((_rate(r) for r in records if r["config"]["cluster.world_size"] == 1 and _rate(r)), None)
     commits = ", ".join(f"{name} {each.commit}" for name, each in REVISIONS.items())
-    said = [
-        "- The last two columns: the published number of revision B as a share of the GPUs' peak, FLOPs of the"
-        " model without recomputation. Above 100 % it cannot be of each GPU.",
-        "- The base is one GPU, so equal tokens/s on 4 GPUs are a quarter of its efficiency. The revisions differ by"
-        " up to 1.7 times at 8k; their 3.7x holds a fixed cost that the base pays, too.",
-    ]  # fmt: skip
     rows = [_throughput_row(record, base) for record in records]
     table = _table(heads, rows)
-    post = said if _is_post(records) else []
+    post = WHAT_IT_BEARS if _is_post(records) else []
     title = ["# Published throughput", "", f"Beside {POST}, revisions {commits}.", ""]
     return "\n".join([*title, *table, "", *post, *_reasons(records)]).rstrip() + "\n"
 

@@ -93,11 +93,11 @@ def _said(found: Sequence[Shortage], said: str) -> list[str]:
 def _line(short: Shortage) -> str:
     cell = short.cell
     ranks = f" on {cell.cluster.world_size} ranks" if cell.cluster.world_size > 1 else ""
+    low, high = (size_label(round(size)) for size in (short.needed.low, short.needed.high))
     line = (
         f"{cell.strategy} {length_label(cell.seq_len)}{ranks}, checkpointing"
         f" {'on' if cell.checkpointing else 'off'}: needs about {size_label(short.need.total)}"
-        f" ({size_label(round(short.needed.low))} to {size_label(round(short.needed.high))}), mostly {short.largest}, and has"
-        f" {size_label(short.usable)} per rank"
+        f" ({low} to {high}), mostly {short.largest}, and has {size_label(short.usable)} per rank"
     )
     instead = short.checkpointed
     return line if instead is None else f"{line}; about {size_label(instead.total)} with checkpointing=true"
