@@ -95,16 +95,17 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     last_norm = rows * _last_norm_bytes_per_token(cell)
     stay = kept if _leaves_device(cell) else layers * kept
     again = saved if cell.checkpointing else 0
+    arrived = max(0, kept + engine.arriving - stay)  # by the last layer's backward, whose input alone is left
     return MemoryNeed(
         states=engine.states,
         gathered=engine.gathered,
-        activations=max(stay, kept + engine.arriving),
+        activations=stay,
         loss=last_norm - rows * DTYPE_BYTES[cell.dtype] * cell.model.hidden_size + _loss_bytes(cell, rows),
         layer=max(
             last_norm + rows * _norm_backward_bytes_per_token(cell) + engine.layer_gradients,
-            again + _layer_backward_bytes(cell, rows, engine),
+            again + _layer_backward_bytes(cell, rows, engine) + arrived,
         ),
-        attention=max(0, again + _attention_backward_bytes(cell, rows) + engine.kept_head_gradient),
+        attention=max(0, arrived + again + _attention_backward_bytes(cell, rows) + engine.kept_head_gradient),
         communication=communication_bytes(cell),
         update=engine.update,
         loading=engine.loading,
@@ -329,10 +330,11 @@ def _layers_kept(cell: RunConfig) -> int:
 
 
 def _fsdp2(cell: RunConfig) -> EngineMemory:
-    """Wide weights and Adam's two, sharded; gathered are two layers, and the root's for the step.
+    """Wide weights and Adam's two, sharded; gathered are a layer, and the root's for the step.
 
-    Where micro-steps follow one another, whole wide gradients wait on each rank for the last. Otherwise they
-    arrive layer by layer, sharded; those of the layer before are held wide and whole to be reduced.
+    In a layer's backward the next one is gathered, too. Where micro-steps follow one another, whole wide
+    gradients wait on each rank for the last. Otherwise they arrive layer by layer, sharded; those of the
+    layer before are held wide and whole to be reduced.
     """
     model, count, e, wide = cell.model, parameters(cell.model), DTYPE_BYTES[cell.dtype], _wide_bytes(cell)
     layers, shards = layer_parameters(model), cell.sp_degree * cell.dp_shard
@@ -342,11 +344,11 @@ def _fsdp2(cell: RunConfig) -> EngineMemory:
     whole = wide * count if waits else 0
     return EngineMemory(
         states=(1 + _moments(cell)) * wide * count // shards + whole,
-        gathered=e * (root + min(2, model.num_layers) * one_layer),
+        gathered=e * (root + one_layer),
         least_gathered=e * (root + one_layer),
-        most_gathered=e * (root + min(2, model.num_layers) * one_layer),
+        most_gathered=e * (root + one_layer),
         kept_head_gradient=kept_head,
-        layer_gradients=(wide if others else 0) * one_layer + e * _mlp_output(model) + kept_head,
+        layer_gradients=(e + wide if others else 0) * one_layer + e * _mlp_output(model) + kept_head,
         arriving=0 if waits else wide * others // shards,
         update=(0 if waits else wide * count // shards) + (e + wide) * root,
         loading=wide * layers // shards + wide * root,

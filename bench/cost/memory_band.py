@@ -13,8 +13,8 @@ from bench.cost.memory import ENGINE_MEMORY, MemoryNeed
 from bench.labels import GIB
 
 FORMULA_SHARE = 0.03
-"""Of tensors. Nine in ten of 88 measured cells of CPU ranks lie within it, half within 0.7 %:
-`docs/published_memory.md` says of which."""
+"""Of tensors: nine in ten of the measured peaks of CPU ranks in results/reference/ are as near to the formula
+(docs/published_memory.md)."""
 CONTEXT_GIB = (0.5, 2.5)
 """CUDA's context and libraries take 0.5 to 0.7 GiB by public out-of-memory messages; NCCL's buffers, for each
 group of ranks that share a channel, are not measured by us: 2 GiB are left for them."""

@@ -25,7 +25,8 @@ STATE_BYTES = {False: 16, True: 2}
 """Of a parameter with the optimizer on the GPU, and with it on the CPU: bf16 weights, gradients, Adam in
 float32 (arXiv:1910.02054, section 3.1)."""
 NAMED = ("length", "ranks", "trainer")
-PLACES = {False: "GPU", True: "CPU"}
+PLACES = {False: "device", True: "host"}
+POST_PLACES = {False: "GPU", True: "CPU"}
 
 
 WHAT_IT_BEARS = (
@@ -188,7 +189,7 @@ def _line_said(model: ModelConfig) -> Iterator[str]:
 def _places_said(model: ModelConfig) -> Iterator[str]:
     """Which place of the optimizer the line fits: the slope is the same, the level tells."""
     base, alone = PEAK_GIB[1, 8192], 0.0
-    for on_cpu, place in PLACES.items():
+    for on_cpu, place in POST_PLACES.items():
         distances = _distances(model, published_line(), on_cpu=on_cpu)
         alone = base - loss_moment_bytes(model, ranks=1, seq_len=8192, on_cpu=on_cpu) / GIB
         yield (

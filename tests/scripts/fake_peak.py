@@ -1,6 +1,7 @@
-"""The peak of one rank's forward and backward by torch's own tracker, on tensors without numbers; and the formula's.
+"""The peak of one rank's forward and backward by torch's own tracker, on tensors without numbers.
 
-Words of a cell of FSDP2; prints both in bytes. No optimizer runs: its moments are left out of both.
+Each argument holds the words of a cell of FSDP2 on four ranks; a line for each has the peak and what the
+formula says, in bytes. No optimizer runs: its moments are left out of both.
 """
 
 import sys
@@ -21,17 +22,22 @@ from bench.training.loss import ModelWithLoss
 from bench.training.models import empty_model
 from tests.cells import make_cell
 
-WIDE_BYTES, MOMENTS = 4, 2
+RANKS, WIDE_BYTES, MOMENTS = 4, 4, 2
 
 
 def main():
-    cell = make_cell("engine=fsdp2", *sys.argv[1:])
-    dist.init_process_group("fake", rank=0, world_size=cell.cluster.world_size, store=FakeStore())
+    dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
+    for words in sys.argv[1:]:
+        print(*both(make_cell("engine=fsdp2", f"cluster.world_size={RANKS}", *words.split())))
+
+
+def both(cell):
+    """The tracker's peak and the formula's."""
     groups = make_groups(cell)  # a mesh is made of real numbers
     strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
     need = memory_need(cell)
     moments = MOMENTS * WIDE_BYTES * parameters(cell.model) // cell.cluster.world_size
-    print(peak_bytes(cell, groups, strategy), need.allocated - moments)
+    return peak_bytes(cell, groups, strategy), need.allocated - moments
 
 
 def fill(model):

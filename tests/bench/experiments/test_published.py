@@ -1,4 +1,4 @@
-"""`experiment=published_memory` and `published_throughput`: their cells, what they say, and the page of it."""
+"""`experiment=published_memory` and `published_throughput`: their cells, what they say, and the page."""
 
 import re
 from dataclasses import replace
@@ -28,7 +28,7 @@ def line_of(cell, **more):
 
 @pytest.fixture(scope="module")
 def predicted():
-    return cells_of("memory")
+    return cells_of("memory", "trainer=native")
 
 
 def test_without_gpus_the_post_is_predicted_for_four_h100_and_the_first_line_says_so(predicted):
@@ -59,7 +59,7 @@ def test_it_is_measured_where_it_can_run(words, machine, mode):
 
 def test_what_is_named_wins():
     words = ("model=qwen3_nano", "seq_len=1k", "cluster.world_size=2", "strategy=ring", "loss=chunked")
-    base, cell = cells_of("throughput", *words)
+    base, cell = cells_of("throughput", "trainer=native", *words)
     assert (cell.strategy, cell.cluster.world_size, cell.loss, cell.seq_len) == ("ring", 2, "chunked", 1024)
     assert (base.strategy, base.cluster.world_size, base.seq_len) == ("local", 1, 1024)
 
@@ -77,7 +77,7 @@ def test_the_slope_follows_and_the_verdicts_are_told_apart(predicted):
     assert formula == pytest.approx(published, rel=0.01)
     assert "96k with the constant fitted to the published line: 66.0 GiB of 79.1, fits" in text
     assert "128k with the constant fitted to the published line: 81.4 GiB of 79.1, out_of_memory" in text
-    rows = [line for line in text.splitlines() if "| GPU |" in line]
+    rows = [line for line in text.splitlines() if "| device |" in line]
     assert [row.split(" | ")[-2] for row in rows[-2:]] == ["fits", "undecided"]
     assert "The line fits the optimizer on the GPU" in text
 
@@ -90,7 +90,7 @@ def test_other_cells_are_held_against_nothing_published(predicted):
 
 def test_throughput_of_all_gpus_and_of_each_are_told_apart():
     """64k: 13,396 tokens/s are 28 % of the peak of four H100, and more than one of them can do."""
-    (cell,) = (each for each in cells_of("throughput") if each.seq_len == 65536)
+    (cell,) = (each for each in cells_of("throughput", "trainer=native") if each.seq_len == 65536)
     timing = {"tokens_per_step": cell.tokens_per_step, "step_times_ms": [[40000.0], [44026.0]]}
     (row,) = (
         line for line in throughput_text([line_of(cell, timing=timing)]).splitlines() if "| 64k" in line
