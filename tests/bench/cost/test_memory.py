@@ -157,8 +157,8 @@ def test_the_estimate_is_within_a_percent_of_the_peaks_that_ship_with_the_projec
 FOLDERS = ("cpu", "alst_ablation", "loss_equivalence")
 SAME_KEYS = (
     "seq_len", "dtype", "loss", "checkpointing", "grad_accum", "layout", "kernel", "sp_degree", "dp_shard",
-    "cluster.world_size", "model.num_layers", "model.hidden_size", "model.intermediate_size", "model.head_dim",
-    "model.vocab_size",
+    "cluster.world_size", "model.num_layers", "model.hidden_size", "model.intermediate_size",
+    "model.head_dim", "model.vocab_size",
 )  # fmt: skip
 OF_LATER_TIMES = ("tiled_mlp", "offload.optimizer", "offload.activations")
 PAGE = REPOSITORY / "docs" / "published_memory.md"
