@@ -45,6 +45,8 @@ def run_cells(
         if experiment.answer is not None:
             experiment.answer(experiment.cells(raws, machine), Path(str(raws[0]["sweep_dir"])))
             sys.exit(ExitCode.OK)
+        if experiment.opening is not None:
+            print(experiment.opening(raws, machine))
         planned = plan(raws, machine, single=single, default_strategies=default_strategies)
         launcher = Launcher(planned.packages)
         from analysis.report import write_report

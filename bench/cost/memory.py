@@ -1,8 +1,9 @@
 """What one rank needs of its device's memory in a training step: an estimate, term by term.
 
-Three moments can be the fullest: the loss, the backward of one layer, and the optimizer's update. Written
-for the formulas: h is the hidden size, f the intermediate size, q and k all query and all KV heads' sizes,
-V the vocabulary, e the bytes of a number in the cell's dtype, R the tokens that one rank holds.
+Five moments can be the fullest: building, the loss, the backward of one layer and of its attention, and
+the update at a step's end. Written for the formulas: h is the hidden size, f the intermediate size, q and k
+all query and all KV heads' sizes, V the vocabulary, e the bytes of a number in the cell's dtype, R the tokens
+that one rank holds.
 """
 
 from __future__ import annotations
@@ -15,20 +16,25 @@ from bench.cost.flops import layer_parameters
 from bench.labels import GIB
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import exchanged_kv_heads
+from bench.strategies.schedule import Stage
 
 FLOAT32_BYTES = 4
 WIDE_FLOAT_BYTES = 8
 TOKEN_BYTES = 8
 LOW_PRECISION = ("bf16", "fp16")
+NATIVE = "native"
+"""Our own trainer."""
 CHUNK_ROWS = 1024
 """Rows of logits of a chunked loss: CHUNK_TOKENS of `training`, which this package must not import."""
 HEAD_NORM_FAMILIES = ("qwen3",)
 """Models that normalise each head of Q and K."""
 OPTIMIZER_MOMENTS: Mapping[str, int] = {"adamw": 2, "sgd": 1}
 """Numbers that an optimizer keeps of each parameter: running means of gradients, and of their squares."""
+MAX_REUSE_DISTANCE = 1_000_000_000
+"""Of ZeRO-3: `stage3_max_reuse_distance`, DeepSpeed's default. A weight stays gathered where fewer parameters
+are used before it is used again: so do those of the last layers, from forward to backward."""
 MAX_LIVE_PARAMETERS = 1_000_000_000
-"""Of ZeRO-3: `stage3_max_live_parameters` and `stage3_max_reuse_distance`, DeepSpeed's defaults. The layers
-that backward needs first stay gathered after forward."""
+"""Of ZeRO-3: `stage3_max_live_parameters`, DeepSpeed's default: no more is fetched ahead."""
 MAX_SUB_GROUP = 1_000_000_000
 """Of ZeRO-3: `sub_group_size`, DeepSpeed's default: parameters that are updated at once."""
 CONTEXT_BYTES = GIB
@@ -50,21 +56,32 @@ class MemoryNeed:
     """At the loss: logits with their gradient, the last norm, the head's gradient."""
     layer: int
     """In one layer's backward: gradients of activations and weights; with checkpointing, its activations."""
+    attention: int
+    """The same in the backward of its attention, once that of its MLP is over."""
+    communication: int
+    """Beside the former: buffers of what attention exchanges, and wide partial gradients."""
     update: int
-    """In the optimizer's update: gradients in the optimizer's precision."""
+    """At a step's end: gradients as the engine reduces them and as the optimizer takes them."""
+    loading: int
+    """In place of all others, while the model is built: its shard, and one part whole in float32."""
     context: int
     """What the process takes beside tensors."""
 
     @property
     def total(self) -> int:
         """The bytes of the fullest moment."""
-        return self.states + self.context + self.step
+        return self.allocated + self.context
+
+    @property
+    def allocated(self) -> int:
+        """Those of tensors."""
+        return max(self.loading, self.states + self.step)
 
     @property
     def step(self) -> int:
         """What comes and goes within a step, at the fullest moment."""
-        training = self.gathered + self.activations + max(self.loss, self.layer)
-        return max(training, self.update)
+        moment = max(self.loss, self.layer, self.attention + self.communication)
+        return max(self.gathered + self.activations + moment, self.update)
 
 
 def memory_need(cell: RunConfig) -> MemoryNeed | None:
@@ -76,16 +93,22 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     saved = rows * layer_bytes_per_token(cell)
     kept = rows * _stream_bytes(cell) * cell.model.hidden_size if cell.checkpointing else saved
     last_norm = rows * _last_norm_bytes_per_token(cell)
+    stay = kept if _leaves_device(cell) else layers * kept
+    again = saved if cell.checkpointing else 0
+    arrived = max(0, kept + engine.arriving - stay)  # by the last layer's backward, whose input alone is left
     return MemoryNeed(
         states=engine.states,
         gathered=engine.gathered,
-        activations=kept if _leaves_device(cell) else layers * kept,
-        loss=last_norm + _loss_bytes(cell, rows) + 2 * engine.head_gradient,
+        activations=stay,
+        loss=last_norm - rows * DTYPE_BYTES[cell.dtype] * cell.model.hidden_size + _loss_bytes(cell, rows),
         layer=max(
             last_norm + rows * _norm_backward_bytes_per_token(cell) + engine.layer_gradients,
-            (saved if cell.checkpointing else 0) + _layer_backward_bytes(cell, rows, engine),
+            again + _layer_backward_bytes(cell, rows, engine) + arrived,
         ),
+        attention=max(0, arrived + again + _attention_backward_bytes(cell, rows) + engine.kept_head_gradient),
+        communication=communication_bytes(cell),
         update=engine.update,
+        loading=engine.loading,
         context=CONTEXT_BYTES if cell.cluster.device == "cuda" else 0,
     )
 
@@ -158,16 +181,25 @@ def _norm_backward_bytes_per_token(cell: RunConfig) -> int:
 
 
 def _loss_bytes(cell: RunConfig, rows: int) -> int:
-    """Three wide tensors of [rows, V]: log-softmax, its gradient and the logits'; of one chunk or of all."""
+    """Three wide tensors of [rows, V]: log-softmax, its gradient and the logits'; of one chunk or of all.
+
+    Then the logits' wide gradient, its copy in the cell's dtype, and the head's gradient made of that. Of
+    several chunks the head's gradient of those before is there all the time. Somebody else's training stack
+    keeps the logits of shared sequences, whose loss it computes outside the model.
+    """
+    e, wide = DTYPE_BYTES[cell.dtype], max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
     at_once = min(rows, CHUNK_ROWS) if cell.loss == "chunked" else rows
-    return 3 * max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype]) * cell.model.vocab_size * at_once
+    head_gradient, logits = e * _head_parameters(cell.model), cell.model.vocab_size * at_once
+    before = head_gradient if at_once < rows else 0
+    if cell.trainer != NATIVE and cell.sp_degree > 1:
+        before += e * logits
+    return before + max(3 * wide * logits, (wide + e) * logits + head_gradient)
 
 
 def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> int:
     """What a layer's backward adds to what the layer saved; `math` takes its scores in three wide tensors.
 
-    The fullest moment is that of the MLP, 2ef + eh. Where it is tiled, that of a tile, of the norm before it
-    or of attention may be.
+    The fullest moment is that of the MLP, 2ef + eh. Where it is tiled, that of a tile or of the norm before.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     moments = [rows * e * (2 * model.intermediate_size + model.hidden_size) + engine.layer_gradients]
@@ -175,7 +207,6 @@ def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> i
         moments = [
             _tile_backward_bytes(cell, rows) + engine.layer_gradients,
             rows * _tiled_norm_backward_bytes_per_token(cell) + engine.kept_head_gradient,
-            rows * _attention_backward_bytes_per_token(cell) + engine.kept_head_gradient,
         ]
     if cell.kernel == "math":
         # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
@@ -198,33 +229,68 @@ def _tiled_norm_backward_bytes_per_token(cell: RunConfig) -> int:
     return wide + _shared_bytes_per_token(cell)
 
 
-def _attention_backward_bytes_per_token(cell: RunConfig) -> int:
+def _attention_backward_bytes(cell: RunConfig, rows: int) -> int:
     """Gradients of the layer's output and of Q, K, V and attention's output, e(h + 2q + 2k).
 
-    The MLP's norm and input are gone by then. A CPU's flash kernel repeats grouped K and V and has their
-    gradients repeated too: 4eq.
+    The MLP, its norm and its input are gone by then. A CPU's flash kernel repeats grouped K and V and has
+    their gradients repeated too: 4eq.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
-    gradients = e * (model.hidden_size + 2 * _q_size(model) + 2 * _kv_size(model))
+    q_size, kv_size = _q_size(model), _kv_size(model)
+    gradients = e * (model.hidden_size + 2 * q_size + 2 * kv_size)
     is_repeated = cell.cluster.device == "cpu" and model.num_kv_heads < model.num_heads
-    repeated = 4 * e * _q_size(model) if is_repeated else 0
+    repeated = 4 * e * q_size if is_repeated else 0
     gone = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES + e * model.hidden_size
-    return gradients + repeated - gone + _shared_bytes_per_token(cell)
+    gone += 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
+    return rows * (gradients + repeated - gone + _shared_bytes_per_token(cell))
 
 
-@dataclass(frozen=True, slots=True)
+def communication_bytes(cell: RunConfig) -> int:
+    """Buffers of one backward of attention at its fullest stage, as the strategy's schedule has them.
+
+    What is gathered at once stays until the end; where it is gathered in parts, one is there with the next.
+    """
+    schedule = STRATEGIES[cell.strategy].schedule(cell)
+    stages = () if schedule is None else schedule.backward
+    gathered = [
+        exchange.sent_bytes * exchange.ranks // max(1, exchange.ranks - 1)
+        for stage in stages
+        for exchange in stage.exchanges
+        if exchange.kind == "all_gather"
+    ]
+    return sum(sorted(gathered)[-2:]) + max((_stage_bytes(stage) for stage in stages), default=0)
+
+
+def _stage_bytes(stage: Stage) -> int:
+    """Wide gradients, copies, and each message as it leaves, if it is no copy, and as another arrives."""
+    arrives = sum(each.sent_bytes for each in stage.exchanges if each.kind in ("send", "all_to_all"))
+    leaves = (
+        0
+        if stage.packed_bytes
+        else sum(each.sent_bytes for each in stage.exchanges if each.kind != "all_gather")
+    )
+    return stage.merged_bytes + stage.packed_bytes + arrives + leaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
     """What an engine adds to one rank."""
 
     states: int
+    """With gradients, where these are there before backward begins."""
     gathered: int
-    head_gradient: int
-    """One whole gradient of the output head."""
+    least_gathered: int
+    """Of these, what no such engine can do without."""
+    most_gathered: int
+    """What there would be at the engine's own limit."""
     kept_head_gradient: int
-    """The same where it waits for the embedding's, to which the head is tied."""
+    """One whole gradient of the output head where it waits for the embedding's, to which the head is tied."""
     layer_gradients: int
     """Whole gradients in a layer's backward: its own, and a tied head's."""
-    update: int
+    arriving: int = 0
+    """Gradients of all other layers, there by the last layer's backward and not before the first's."""
+    update: int = 0
+    loading: int
 
 
 def _zero3(cell: RunConfig) -> EngineMemory:
@@ -233,52 +299,75 @@ def _zero3(cell: RunConfig) -> EngineMemory:
     One rank alone gathers nothing: its partition is the parameter. An optimizer in host memory leaves the
     weights on a GPU; there it keeps gradients wide, 4, between steps, which shows on a CPU.
     """
-    count, e = parameters(cell.model), DTYPE_BYTES[cell.dtype]
-    shards = cell.cluster.world_size
-    head = _head_parameters(cell.model) * e
-    kept_head = head if cell.model.tied_embeddings else 0
+    model, count, e = cell.model, parameters(cell.model), DTYPE_BYTES[cell.dtype]
+    shards, head = cell.cluster.world_size, _head_parameters(cell.model)
+    kept_head = e * head if model.tied_embeddings else 0
     states, update = 2 * e + (1 + _moments(cell)) * FLOAT32_BYTES, e + FLOAT32_BYTES
     if cell.offload.optimizer:
         states, update = (e if cell.cluster.device == "cuda" else states + FLOAT32_BYTES), 0
+    is_sharded = shards > 1
     return EngineMemory(
         states=states * count // shards,
-        gathered=e * min(count, MAX_LIVE_PARAMETERS) if shards > 1 else 0,
-        head_gradient=head,
+        gathered=e * (head + _layers_kept(cell) * _one_layer(model)) if is_sharded else 0,
+        least_gathered=e * head if is_sharded else 0,
+        most_gathered=e * min(count, MAX_LIVE_PARAMETERS) if is_sharded else 0,
         kept_head_gradient=kept_head,
-        layer_gradients=e * _one_layer(cell.model) + kept_head,
+        layer_gradients=e * _one_layer(model) + kept_head,
         update=update * min(count // shards, MAX_SUB_GROUP),
+        loading=e * layer_parameters(model) // shards + FLOAT32_BYTES * (count - layer_parameters(model)),
     )
 
 
-def _fsdp2(cell: RunConfig) -> EngineMemory:
-    """Wide weights, gradients and Adam's two, sharded; gathered are two layers, and the root's for the step.
+def _layers_kept(cell: RunConfig) -> int:
+    """How many layers ZeRO-3 holds gathered from forward to backward, at least the one at hand.
 
-    A layer's gradient is held once as it was computed and once wide, to be reduced.
+    Between both come the layers after it, forward and backward, computed again where checkpointed, and the
+    head, twice: `__params_to_release` in DeepSpeed's partitioned_param_coordinator.py.
     """
-    count, e, wide = parameters(cell.model), DTYPE_BYTES[cell.dtype], _wide_bytes(cell)
-    layers = layer_parameters(cell.model)
-    head = _head_parameters(cell.model) * e
-    kept_head = head if cell.model.tied_embeddings else 0
+    passes = 3 if cell.checkpointing else 2
+    room = MAX_REUSE_DISTANCE - 2 * _head_parameters(cell.model)
+    return min(cell.model.num_layers, max(1, -(-room // (passes * _one_layer(cell.model)))))
+
+
+def _fsdp2(cell: RunConfig) -> EngineMemory:
+    """Wide weights and Adam's two, sharded; gathered are a layer, and the root's for the step.
+
+    In a layer's backward the next one is gathered, too. Where micro-steps follow one another, whole wide
+    gradients wait on each rank for the last. Otherwise they arrive layer by layer, sharded; those of the
+    layer before are held wide and whole to be reduced.
+    """
+    model, count, e, wide = cell.model, parameters(cell.model), DTYPE_BYTES[cell.dtype], _wide_bytes(cell)
+    layers, shards = layer_parameters(model), cell.sp_degree * cell.dp_shard
+    root, one_layer = count - layers, _one_layer(model)
+    kept_head = e * _head_parameters(model) if model.tied_embeddings else 0
+    waits, others = cell.grad_accum > 1, layers - one_layer
+    whole = wide * count if waits else 0
     return EngineMemory(
-        states=(2 + _moments(cell)) * wide * count // (cell.sp_degree * cell.dp_shard),
-        gathered=e * (count - layers + 2 * _one_layer(cell.model)),
-        head_gradient=head,
+        states=(1 + _moments(cell)) * wide * count // shards + whole,
+        gathered=e * (root + one_layer),
+        least_gathered=e * (root + one_layer),
+        most_gathered=e * (root + one_layer),
         kept_head_gradient=kept_head,
-        layer_gradients=(e + wide) * _one_layer(cell.model) + kept_head,
-        update=0,
+        layer_gradients=(e + wide if others else 0) * one_layer + e * _mlp_output(model) + kept_head,
+        arriving=0 if waits else wide * others // shards,
+        update=(0 if waits else wide * count // shards) + (e + wide) * root,
+        loading=wide * layers // shards + wide * root,
     )
 
 
 def _ddp(cell: RunConfig) -> EngineMemory:
     """Everything on every rank; autocast keeps a low-precision copy of each weight for the step."""
     count, e, wide = parameters(cell.model), DTYPE_BYTES[cell.dtype], _wide_bytes(cell)
+    copies = e * count if _is_autocast(cell) else 0
+    kept_head = wide * _head_parameters(cell.model) if cell.model.tied_embeddings else 0
     return EngineMemory(
         states=(2 + _moments(cell)) * wide * count,
-        gathered=e * count if _is_autocast(cell) else 0,
-        head_gradient=_head_parameters(cell.model) * e,
-        kept_head_gradient=0,
-        layer_gradients=e * _one_layer(cell.model),
-        update=0,
+        gathered=copies,
+        least_gathered=copies,
+        most_gathered=copies,
+        kept_head_gradient=kept_head,
+        layer_gradients=e * _one_layer(cell.model) + kept_head,
+        loading=wide * count,
     )
 
 
@@ -314,6 +403,11 @@ def _wide_bytes(cell: RunConfig) -> int:
 
 def _one_layer(model: ModelConfig) -> int:
     return layer_parameters(model) // model.num_layers
+
+
+def _mlp_output(model: ModelConfig) -> int:
+    """Weights of one layer's last projection."""
+    return model.hidden_size * model.intermediate_size
 
 
 def _head_parameters(model: ModelConfig) -> int:

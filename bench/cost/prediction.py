@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any
 
 from bench.config import RunConfig
 from bench.cost.band import Band, End
 from bench.cost.hardware import Hardware
 from bench.cost.memory import MemoryNeed, memory_need
+from bench.cost.memory_band import Fit, allocated_band, fit_of, needed_band
 from bench.cost.speeds import DatasheetSpeeds
 from bench.cost.time import StepParts, step_parts
 from bench.strategies import STRATEGIES
 
-
-class Fit(StrEnum):
-    """Whether what a rank needs is what it has."""
-
-    FITS = "fits"
-    UNDECIDED = "undecided"
-    """What it has lies within the band of what it needs."""
-    OUT_OF_MEMORY = "out_of_memory"
+__all__ = ["Fit", "Prediction", "predict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +38,7 @@ class Prediction:
         """None where it is not known what a rank may take."""
         if self.usable_bytes is None:
             return None
-        if self.needed_bytes.high <= self.usable_bytes:
-            return Fit.FITS
-        return Fit.UNDECIDED if self.needed_bytes.low <= self.usable_bytes else Fit.OUT_OF_MEMORY
+        return fit_of(self.needed_bytes, self.usable_bytes)
 
     def to_json(self) -> dict[str, Any]:
         """The record's `analytic.prediction`."""
@@ -62,12 +53,11 @@ def predict(cell: RunConfig, hardware: Hardware, usable_bytes: int | None) -> Pr
     if schedule is None or memory is None or cell.data.packs:
         return None
     ends = {end: step_parts(cell, schedule, DatasheetSpeeds(hardware, end)) for end in End}
-    allocated = memory.total - memory.context
     return Prediction(
         step_time_ms=Band.of(lambda end: ends[end].step_ms),
         parts=ends[End.EXPECTED],
-        peak_allocated_bytes=Band(allocated, allocated, allocated),
-        needed_bytes=Band(memory.total, memory.total, memory.total),
+        peak_allocated_bytes=allocated_band(cell, memory),
+        needed_bytes=needed_band(cell, memory),
         memory=memory,
         usable_bytes=usable_bytes,
     )

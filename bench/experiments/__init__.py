@@ -20,6 +20,8 @@ from bench.experiments.memory_fit import cells_on_described_gpus
 from bench.experiments.memory_fit_table import write_memory_fit
 from bench.experiments.probe import probed_cells
 from bench.experiments.probe_table import write_probe
+from bench.experiments.published import opening, published_cells
+from bench.experiments.published_table import write_published_memory, write_published_throughput
 from bench.record import Role
 from bench.request import values
 from bench.request.choices import Raw
@@ -38,6 +40,8 @@ class Experiment:
     """The answer, without a run, in files of a folder; None where the cells run and the report answers."""
     conclude: Callable[[Sequence[Mapping[str, Any]], Path], None] | None = None
     """What is written of the records' lines into the sweep's folder, beside the report; None for nothing."""
+    opening: Callable[[Sequence[Raw], Machine], str] | None = None
+    """What is said first of all; None for nothing."""
     needs_sharing: bool = True
     """Whether strategies that nobody named are kept also where no ranks can share a sequence."""
 
@@ -54,6 +58,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "loss_equivalence": Experiment(cells_side_by_side, roles_of),
     "memory_fit": Experiment(cells_on_described_gpus, answer=write_memory_fit),
     "probe": Experiment(probed_cells, conclude=write_probe),
+    "published_memory": Experiment(published_cells, conclude=write_published_memory, opening=opening),
+    "published_throughput": Experiment(published_cells, conclude=write_published_throughput, opening=opening),
 }
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.config import ConfigError, RunConfig
+from bench.cost.band import Band
 from bench.cost.memory import MemoryNeed, memory_need
+from bench.cost.memory_band import Fit, fit_of, needed_band
 from bench.environment import Machine
 from bench.request import values
 from bench.request.choices import Raw, default_strategies, read_option
@@ -20,7 +22,7 @@ NO_MACHINE = Machine(gpus=(), cores=1, cpu="hypothetical", memory_bytes=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class Room:
     """What one rank of a cell needs, and what its device offers."""
 
     cell: RunConfig
@@ -28,8 +30,12 @@ class Fit:
     usable: int
 
     @property
-    def fits(self) -> bool:
-        return self.need.total <= self.usable
+    def needed(self) -> Band:
+        return needed_band(self.cell, self.need)
+
+    @property
+    def fit(self) -> Fit:
+        return fit_of(self.needed, self.usable)
 
 
 def cells_on_described_gpus(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:  # noqa: ARG001
@@ -46,7 +52,7 @@ def cells_on_described_gpus(raws: Sequence[Raw], machine: Machine) -> list[RunCo
     return [*{cell.cell_id: cell for cell in cells}.values()]
 
 
-def fit_of(cell: RunConfig) -> Fit:
+def room_of(cell: RunConfig) -> Room:
     """The estimate of a cell beside its device; raises ConfigError for what is not estimated."""
     need, usable = memory_need(cell), usable_bytes(cell, NO_MACHINE)
     if need is None or usable is None:
@@ -54,7 +60,7 @@ def fit_of(cell: RunConfig) -> Fit:
             "experiment=memory_fit: estimates training on the devices of conf/hardware/; leave out workload"
             " and cluster.device"
         )
-    return Fit(cell, need, usable)
+    return Room(cell, need, usable)
 
 
 def _closed(raw: Raw) -> Iterator[tuple[Machine, list[dict[str, Any]]]]:

@@ -10,23 +10,28 @@ from pathlib import Path
 
 from bench.config import RunConfig
 from bench.cost.memory import MemoryNeed
-from bench.experiments.memory_fit import Fit, fit_of
+from bench.cost.memory_band import Fit
+from bench.experiments.memory_fit import Room, room_of
 from bench.labels import GIB, length_label
 
 COMMAND = "python run_sweep.py experiment=memory_fit sweep_dir=docs"
 PREAMBLE = f"""\
 What one rank is estimated to need, in GiB, of the cells that the README's sweep plans on 1, 4 and 8 GPUs,
-with the model that it picks there. **Bold** is more than the device has: the plan says so before the first
-cell, and the cell is tried all the same. `local` takes one of the GPUs. Where there is only one, no ranks can
-share a sequence: `local` is compared alone, with checkpointing on and off.
+with the model that it picks there. **Bold** is more than the device has even if all that is not known turns
+out well; a question mark means that it may be: the plan says so before the first cell, and the cell is tried
+all the same. `local` takes one of the GPUs. Where there is only one, no ranks can share a sequence: `local`
+is compared alone, with checkpointing on and off.
 
 The estimate is the sum of the terms in `bench/cost/memory.py`; the command below also writes them one by
-one, to memory_fit.csv. It is within 1 % of nine measured peaks of CPU ranks, and of the published line of
-Qwen3-4B on four H100. It leaves out loading, what the allocator cannot use, and all that CUDA and NCCL take
-beyond 1 GiB: near the limit only a run decides. No cell of this page has been run on a GPU by us.
+one, with both ends of their sum, to memory_fit.csv. Of tensors it is within 1 % of nine measured peaks of CPU
+ranks. What is not known is in `bench/cost/memory_band.py`: what the allocator cannot use, what ZeRO-3 keeps
+gathered, and all that CUDA and NCCL take: near the limit only a run decides. No cell of this page has been
+run on a GPU by us.
 
     {COMMAND}
 """
+NEEDED = ("needed_bytes", "needed_low_bytes", "needed_high_bytes", "usable_bytes", "fit")
+MARKS = {Fit.FITS: "{}", Fit.UNDECIDED: "{}?", Fit.OUT_OF_MEMORY: "**{}**"}
 HEADS = ("ranks", "model", "strategy", "checkpointing")
 DECIDES = (
     "hardware",
@@ -46,7 +51,7 @@ DECIDES = (
 
 def write_memory_fit(cells: Sequence[RunConfig], folder: Path) -> None:
     """Write memory_fit.csv and memory_fit.md into the folder, and print the latter."""
-    fits = [fit_of(cell) for cell in cells]
+    fits = [room_of(cell) for cell in cells]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory_fit.csv").write_text(csv_text(fits), encoding="utf-8")
     (folder / "memory_fit.md").write_text(markdown_text(fits), encoding="utf-8")
@@ -54,17 +59,18 @@ def write_memory_fit(cells: Sequence[RunConfig], folder: Path) -> None:
     print(f"table: {folder / 'memory_fit.md'}, {folder / 'memory_fit.csv'}")
 
 
-def csv_text(fits: Sequence[Fit]) -> str:
+def csv_text(fits: Sequence[Room]) -> str:
     """One line a cell: what decides it, each term, their sum and what a rank may use, in bytes."""
     terms = [field.name for field in fields(MemoryNeed)]
-    columns = [*DECIDES, *(f"{term}_bytes" for term in terms), "needed_bytes", "usable_bytes"]
+    columns = [*DECIDES, *(f"{term}_bytes" for term in terms), *NEEDED]
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for fit in fits:
         sizes = asdict(fit.need)
         decides = [_decides(fit.cell)[key] for key in DECIDES]
-        writer.writerow([*decides, *(sizes[term] for term in terms), fit.need.total, fit.usable])
+        needed = [fit.need.total, round(fit.needed.low), round(fit.needed.high), fit.usable, fit.fit.value]
+        writer.writerow([*decides, *(sizes[term] for term in terms), *needed])
     return text.getvalue()
 
 
@@ -73,7 +79,7 @@ def _decides(cell: RunConfig) -> dict[str, object]:
     return asdict(cell) | named | _switches(cell)
 
 
-def markdown_text(fits: Sequence[Fit]) -> str:
+def markdown_text(fits: Sequence[Room]) -> str:
     """A section for each amount of usable memory: a row a strategy, a column a length."""
     lines = ["# What fits", "", PREAMBLE]
     for (usable, devices), rows in _sections(fits).items():
@@ -88,22 +94,22 @@ def markdown_text(fits: Sequence[Fit]) -> str:
     return "\n".join(lines)
 
 
-def _size(fit: Fit) -> str:
+def _size(fit: Room) -> str:
     text = f"{fit.need.total / GIB:.1f}"
-    return text if fit.fits else f"**{text}**"
+    return MARKS[fit.fit].format(text)
 
 
 Row = tuple[str, ...]
 
 
-def _sections(fits: Sequence[Fit]) -> dict[tuple[int, tuple[str, ...]], dict[Row, list[Fit]]]:
+def _sections(fits: Sequence[Room]) -> dict[tuple[int, tuple[str, ...]], dict[Row, list[Room]]]:
     """The rows of each amount of memory, with the devices that have it: those of one of them are all's."""
     devices: dict[int, list[str]] = {}
     for fit in fits:
         names = devices.setdefault(fit.usable, [])
         if fit.cell.hardware not in names:
             names.append(fit.cell.hardware)
-    sections: dict[tuple[int, tuple[str, ...]], dict[Row, list[Fit]]] = {}
+    sections: dict[tuple[int, tuple[str, ...]], dict[Row, list[Room]]] = {}
     for fit in sorted(fits, key=lambda fit: fit.usable):
         names = devices[fit.usable]
         if fit.cell.hardware == names[0]:

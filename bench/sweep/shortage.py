@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from bench.config import RunConfig
+from bench.cost.band import Band
 from bench.cost.memory import MemoryNeed, memory_need
+from bench.cost.memory_band import Fit, fit_of, needed_band
 from bench.environment import Machine
 from bench.labels import length_label, size_label
 from bench.request.hardware import usable_bytes
@@ -15,14 +17,32 @@ from bench.request.legality import refusal
 MOST_NAMED = 12
 """Cells that are named one by one; more are counted."""
 
+HEADS: Mapping[Fit, str] = {
+    Fit.OUT_OF_MEMORY: (
+        "estimated to run out of memory, and tried all the same: where that happens is a result"
+    ),
+    Fit.UNDECIDED: (
+        "undecided by the estimate, and tried: the low end of what they need fits, the high end does not"
+    ),
+}
+"""What is said of cells that do not surely fit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A cell that is estimated to run out of memory."""
+    """A cell that is estimated to run out of memory, or that may."""
 
     cell: RunConfig
     need: MemoryNeed
     usable: int
+
+    @property
+    def needed(self) -> Band:
+        return needed_band(self.cell, self.need)
+
+    @property
+    def fit(self) -> Fit:
+        return fit_of(self.needed, self.usable)
 
     @property
     def largest(self) -> str:
@@ -32,31 +52,39 @@ class Shortage:
 
     @property
     def checkpointed(self) -> MemoryNeed | None:
-        """What the cell would need with checkpointing, where that would fit."""
-        need = None if self.cell.checkpointing else memory_need(replace(self.cell, checkpointing=True))
-        return need if need is not None and need.total <= self.usable else None
+        """What the cell would need with checkpointing, where that may fit."""
+        if self.cell.checkpointing:
+            return None
+        cell = replace(self.cell, checkpointing=True)
+        need = memory_need(cell)
+        is_less = need is not None and fit_of(needed_band(cell, need), self.usable) is not Fit.OUT_OF_MEMORY
+        return need if is_less else None
 
 
 def shortages(cells: Iterable[RunConfig], machine: Machine) -> list[Shortage]:
-    """The legal cells whose estimate is above what one of their ranks may use, where both are known."""
+    """The legal cells that may need more than one of their ranks may use, where both are known."""
     found = []
     for cell in cells:
         usable, need = usable_bytes(cell, machine), memory_need(cell)
-        if usable is not None and need is not None and need.total > usable and refusal(cell) is None:
-            found.append(Shortage(cell, need, usable))
+        if usable is None or need is None or refusal(cell) is not None:
+            continue
+        short = Shortage(cell, need, usable)
+        if short.fit is not Fit.FITS:
+            found.append(short)
     return found
 
 
 def shortage_lines(cells: Iterable[RunConfig], machine: Machine) -> list[str]:
     """What a person should know of them before the first cell; nothing where every cell should fit."""
     found = shortages(cells, machine)
+    return [line for fit, said in HEADS.items() for line in _said([s for s in found if s.fit is fit], said)]
+
+
+def _said(found: Sequence[Shortage], said: str) -> list[str]:
     if not found:
         return []
     count = "1 cell is" if len(found) == 1 else f"{len(found)} cells are"
-    lines = [
-        f"{count} estimated to run out of memory, and tried all the same: where that happens is a result"
-    ]
-    lines += [f"  {_line(each)}" for each in found[:MOST_NAMED]]
+    lines = [f"{count} {said}", *(f"  {_line(each)}" for each in found[:MOST_NAMED])]
     if len(found) > MOST_NAMED:
         lines.append(f"  and {len(found) - MOST_NAMED} more")
     return lines
@@ -65,10 +93,11 @@ def shortage_lines(cells: Iterable[RunConfig], machine: Machine) -> list[str]:
 def _line(short: Shortage) -> str:
     cell = short.cell
     ranks = f" on {cell.cluster.world_size} ranks" if cell.cluster.world_size > 1 else ""
+    low, high = (size_label(round(size)) for size in (short.needed.low, short.needed.high))
     line = (
         f"{cell.strategy} {length_label(cell.seq_len)}{ranks}, checkpointing"
-        f" {'on' if cell.checkpointing else 'off'}: needs about {size_label(short.need.total)}, mostly"
-        f" {short.largest}, and has {size_label(short.usable)} per rank"
+        f" {'on' if cell.checkpointing else 'off'}: needs about {size_label(short.need.total)}"
+        f" ({low} to {high}), mostly {short.largest}, and has {size_label(short.usable)} per rank"
     )
     instead = short.checkpointed
-    return line if instead is None else f"{line}; {size_label(instead.total)} with checkpointing=true"
+    return line if instead is None else f"{line}; about {size_label(instead.total)} with checkpointing=true"

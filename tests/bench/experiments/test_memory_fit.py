@@ -1,12 +1,13 @@
 """`experiment=memory_fit`: the page that ships with the project is the one that its command writes."""
 
 import csv
+from collections import Counter
 
 import pytest
 
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
-from bench.experiments.memory_fit import fit_of
+from bench.experiments.memory_fit import room_of
 from bench.experiments.memory_fit_table import COMMAND
 from bench.request.hardware import known_hardware
 from tests.cells import make_cell
@@ -30,13 +31,18 @@ def test_it_is_about_every_device_and_what_is_bold_does_not_fit(folder):
         rows = [*csv.DictReader(file)]
     assert {row["hardware"] for row in rows} == {*known_hardware()}
     assert {row["world_size"] for row in rows} == {"1", "4", "8"}
-    short = sum(int(row["needed_bytes"]) > int(row["usable_bytes"]) for row in rows)
-    assert 0 < short < len(rows) / 2
+    found = Counter(row["fit"] for row in rows)
+    assert found.keys() == {"fits", "undecided", "out_of_memory"}
+    assert found["fits"] > len(rows) / 2
+    for row in rows:
+        low, expected, high = (int(row[f"needed_{end}bytes"]) for end in ("low_", "", "high_"))
+        assert low < expected < high
     page = (folder / "memory_fit.md").read_text()
     shared = {row["usable_bytes"]: row["hardware"] for row in rows}
     one_of_each = [row for row in rows if shared[row["usable_bytes"]] == row["hardware"]]
-    bold = sum(int(row["needed_bytes"]) > int(row["usable_bytes"]) for row in one_of_each)
-    assert page.count("**") == 2 * (bold + 1)  # and the word that says what it means
+    said = Counter(row["fit"] for row in one_of_each)
+    assert page.count("**") == 2 * (said["out_of_memory"] + 1)  # and the word that says what it means
+    assert page.count("? |") == said["undecided"]
 
 
 def test_words_narrow_it(tmp_path):
@@ -52,4 +58,4 @@ def test_words_narrow_it(tmp_path):
 @pytest.mark.parametrize("words", [("workload=attention", "cluster.memory_limit_gib=1"), ()])
 def test_what_is_not_estimated_is_refused(words):
     with pytest.raises(ConfigError, match="leave out workload and cluster"):
-        fit_of(make_cell(*words))
+        room_of(make_cell(*words))

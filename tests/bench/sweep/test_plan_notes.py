@@ -84,8 +84,9 @@ def test_one_gpu_keeps_to_the_checkpointing_that_was_named():
 @pytest.mark.parametrize("count", [4, 8])
 def test_the_readmes_sweep_on_80_gb_fits_but_for_a_4b_model_on_one_rank(count):
     found = planned(gpus(count))
-    assert short_of_memory(found) == [f"local {length}, checkpointing on" for length in ("64k", "96k")]
-    assert "2 cells are estimated to run out of memory" in found.notes[-3]
+    assert short_of_memory(found) == [f"local {length}, checkpointing on" for length in ("64k", "96k", "8k")]
+    assert "2 cells are estimated to run out of memory" in found.notes[-5]
+    assert found.notes[-2].startswith("1 cell is undecided by the estimate")
     assert "mostly states, and has 79.1 GiB per rank" in found.notes[-1]
 
 
@@ -141,7 +142,9 @@ def test_a_device_without_a_datasheet_is_named_and_its_own_memory_counts():
     found = planned(gpus(4, "NVIDIA A10G"), lengths=["8k"])
     assert {each.cell.hardware for each in found.cells} == {"unknown"}
     assert "no file of conf/hardware/ names NVIDIA A10G, so there is no MFU" in " ".join(found.notes)
-    assert short_of_memory(found) == ["local 8k, checkpointing on"]
+    shared = [f"{name} 8k on 4 ranks, checkpointing on" for name in ("deepspeed_ulysses", "ring_flash_attn")]
+    assert short_of_memory(found) == ["local 8k, checkpointing on", *shared]
+    assert "2 cells are undecided" in found.notes[-3]
     assert "24.0 GiB per rank" in found.notes[-1]
 
 

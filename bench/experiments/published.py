@@ -1,0 +1,142 @@
+"""Hugging Face's post on Ulysses in one command: its lengths on 4 GPUs, and its base of one GPU.
+
+Where there are no 4 GPUs the cells are predicted for H100s, unless the request names a model that is small
+enough for CPU ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from bench.config import AUTO, RunConfig
+from bench.cost.memory import parameters
+from bench.environment import Machine
+from bench.request import values
+from bench.request.choices import Raw, read_option
+from bench.request.legality import refusal
+from bench.request.model_numbers import model_config
+from bench.request.resolve import resolve
+from bench.request.target import PREDICT
+
+RANKS = 4
+HARDWARE, MODEL, STRATEGY, BASE = "h100_80gb", "qwen3_4b", "deepspeed_ulysses", "local"
+STACK = "trl"
+MOST_CPU_PARAMETERS = 20_000_000
+"""Of a model that CPU ranks train in seconds a step at short lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """What one version of the post says."""
+
+    commit: str
+    tokens_per_s: dict[tuple[int, int], float]
+    """Of the whole job, by ranks and length."""
+
+
+POST = "huggingface/blog, ulysses-sp.md"
+REVISIONS = {
+    "A": Revision("01d33d5c", {(1, 8192): 2436, (4, 8192): 2315, (4, 32768): 7872, (4, 65536): 13396}),
+    "B": Revision("5feb9948", {(1, 8192): 3633, (4, 8192): 3933, (4, 32768): 7733, (4, 65536): 13396}),
+}
+PEAK_GIB = {(1, 8192): 76.4, (4, 8192): 23.4, (4, 32768): 35.0, (4, 65536): 50.5, (4, 98304): 66.0}
+"""By ranks and length, in both revisions; the post writes GB, and its slope is that of GiB."""
+OUT_OF_MEMORY = (4, 131072)
+"""Ran out of memory, as the post says."""
+
+
+def published_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
+    """The lengths with shared sequences, and one rank with the shortest; equal cells are one.
+
+    What a request names is taken as it is. Raises ConfigError for an invalid value.
+    """
+    cells = [
+        resolve(full, machine)
+        for raw in raws
+        for named in _named(raw, machine)
+        for full in _with_base(named, _lengths(raws))
+    ]
+    kept = [cell for cell in cells if cell.trainer != STACK or refusal(cell) is None]
+    return [*{cell.cell_id: cell for cell in kept}.values()]
+
+
+def opening(raws: Sequence[Raw], machine: Machine) -> str:
+    """What is about to happen, before anything else is said."""
+    mode, note = _mode(raws[0], machine), "" if _has_stack() else f"; {STACK} is not installed: native only"
+    if mode == PREDICT:
+        hardware = _hardware(raws[0])["name"]
+        return (
+            f"predicted, not measured: arithmetic for {_ranks(raws[0])} x {hardware}, as this machine has"
+            f" {len(machine.gpus)} GPUs; model=qwen3_nano seq_len=1k,2k measures on CPU ranks{note}"
+        )
+    return f"measured on this machine, {machine.device_name}{note}"
+
+
+def _named(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
+    """The request with the post's choices in place of what it leaves open."""
+    mode = _mode(raw, machine)
+    model = (
+        raw["model"]
+        if "name" in (raw.get("model") or {})
+        else {**read_option("model", MODEL), **(raw.get("model") or {})}
+    )
+    strategy = raw.get("strategy") or read_option("strategy", STRATEGY)
+    cluster = {**raw["cluster"], "world_size": _ranks(raw)}
+    hardware = _hardware(raw) if mode == PREDICT else raw["hardware"]
+    full = {
+        **raw,
+        "mode": mode,
+        "model": model,
+        "strategy": strategy,
+        "cluster": cluster,
+        "hardware": hardware,
+    }
+    trainers = [raw["trainer"]] if raw.get("trainer") else _trainers()
+    places = raw["offload"]["optimizer"]
+    for optimizer in places if isinstance(places, list) else [places]:
+        for trainer in trainers:
+            yield {**full, "trainer": trainer, "offload": {**raw["offload"], "optimizer": optimizer}}
+
+
+def _with_base(raw: Raw, lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
+    alone = {"strategy": read_option("strategy", BASE), "sp_degree": 1, "layout": AUTO}
+    yield {**raw, **alone, "seq_len": lengths[0]}
+    yield from ({**raw, "seq_len": length} for length in _asked(raw))
+
+
+def _asked(raw: Raw) -> list[Any]:
+    return raw["seq_len"] if isinstance(raw["seq_len"], list) else [raw["seq_len"]]
+
+
+def _lengths(raws: Sequence[Raw]) -> list[int]:
+    return sorted({values.tokens("seq_len", length) for raw in raws for length in _asked(raw)})
+
+
+def _ranks(raw: Raw) -> Any:
+    asked = raw["cluster"]["world_size"]
+    return RANKS if asked == AUTO else asked
+
+
+def _hardware(raw: Raw) -> dict[str, Any]:
+    asked = raw["hardware"]
+    return {"name": HARDWARE} if asked["name"] == AUTO else {**asked}
+
+
+def _mode(raw: Raw, machine: Machine) -> str:
+    """As asked; else measured where the GPUs are there or the model is one for CPU ranks."""
+    if raw["mode"] is not None:
+        return str(raw["mode"])
+    model = raw.get("model") or {}
+    is_small = "name" in model and parameters(model_config(model, 0)) <= MOST_CPU_PARAMETERS
+    return "measure" if is_small or len(machine.gpus) >= RANKS else PREDICT
+
+
+def _trainers() -> list[dict[str, Any]]:
+    return [{"name": name} for name in ("native", *([STACK] if _has_stack() else []))]
+
+
+def _has_stack() -> bool:
+    return find_spec(STACK) is not None

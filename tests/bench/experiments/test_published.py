@@ -1,0 +1,108 @@
+"""`experiment=published_memory` and `published_throughput`: their cells, what they say, and the page."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from bench.cell.outcome import analytic
+from bench.environment import REPOSITORY
+from bench.experiments.published import opening, published_cells
+from bench.experiments.published_table import loss_moment_bytes, memory_text, throughput_text
+from bench.labels import GIB
+from bench.request.choices import composed
+from tests.cells import FOUR_H100, TWO_CORES
+
+PAGE = REPOSITORY / "docs" / "published_memory.md"
+
+
+def cells_of(name, *words, machine=TWO_CORES):
+    return published_cells([composed(f"experiment=published_{name}", *words)], machine)
+
+
+def line_of(cell, **more):
+    """A record's line of a cell that was predicted."""
+    told = {"provenance": "predicted", "status": "ok", "reason": None, "analytic": analytic(cell)}
+    return {"config": cell.flat(), **told, **more}
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    return cells_of("memory", "trainer=native")
+
+
+def test_without_gpus_the_post_is_predicted_for_four_h100_and_the_first_line_says_so(predicted):
+    named = {(cell.mode, cell.hardware, cell.model.name, cell.engine, cell.loss) for cell in predicted}
+    assert named == {("predict", "h100_80gb", "qwen3_4b", "zero3", "untiled")}
+    asked = [(c.seq_len // 1024, c.cluster.world_size, c.sp_degree) for c in predicted if c.offload.optimizer]
+    assert asked == [(8, 1, 1), (8, 4, 4), (32, 4, 4), (64, 4, 4), (96, 4, 4), (128, 4, 4)]
+    assert len(predicted) == 2 * len(asked)
+    assert {(cell.grad_accum, cell.checkpointing) for cell in predicted} == {(8, True)}
+    first = opening([composed("experiment=published_memory")], TWO_CORES)
+    assert first.startswith("predicted, not measured: arithmetic for 4 x h100_80gb")
+
+
+@pytest.mark.parametrize(
+    ("words", "machine", "mode"),
+    [
+        ((), FOUR_H100, "measure"),
+        (("mode=predict",), FOUR_H100, "predict"),
+        (("model=qwen3_nano",), TWO_CORES, "measure"),
+        (("model=qwen3_8b",), TWO_CORES, "predict"),
+    ],
+)
+def test_it_is_measured_where_it_can_run(words, machine, mode):
+    cells = cells_of("throughput", *words, machine=machine)
+    assert {cell.mode for cell in cells} == {mode}
+    assert {cell.offload.optimizer for cell in cells} == {False}
+
+
+def test_what_is_named_wins():
+    words = ("model=qwen3_nano", "seq_len=1k", "cluster.world_size=2", "strategy=ring", "loss=chunked")
+    base, cell = cells_of("throughput", "trainer=native", *words)
+    assert (cell.strategy, cell.cluster.world_size, cell.loss, cell.seq_len) == ("ring", 2, "chunked", 1024)
+    assert (base.strategy, base.cluster.world_size, base.seq_len) == ("local", 1, 1024)
+
+
+def test_the_page_has_the_numbers_that_the_command_prints(predicted):
+    told = memory_text([line_of(cell) for cell in predicted]).splitlines()
+    page = PAGE.read_text().splitlines()
+    missing = [line for line in told if line.startswith(("|", "-")) and line not in page]
+    assert not missing
+
+
+def test_the_slope_follows_and_the_verdicts_are_told_apart(predicted):
+    text = memory_text([line_of(cell) for cell in predicted])
+    published, formula = map(float, re.search(r"published ([\d.]+), formula ([\d.]+)", text).groups())
+    assert formula == pytest.approx(published, rel=0.01)
+    assert "96k with the constant fitted to the published line: 66.0 GiB of 79.1, fits" in text
+    assert "128k with the constant fitted to the published line: 81.4 GiB of 79.1, out_of_memory" in text
+    rows = [line for line in text.splitlines() if "| device |" in line]
+    assert [row.split(" | ")[-2] for row in rows[-2:]] == ["fits", "undecided"]
+    assert "The line fits the optimizer on the GPU" in text
+
+
+def test_other_cells_are_held_against_nothing_published(predicted):
+    other = replace(predicted[1], model=replace(predicted[1].model, name="qwen3_0_6b"))
+    assert "23.4" not in memory_text([line_of(other)])
+    assert "published to the" not in memory_text([line_of(other)])
+
+
+def test_throughput_of_all_gpus_and_of_each_are_told_apart():
+    """64k: 13,396 tokens/s are 28 % of the peak of four H100, and more than one of them can do."""
+    (cell,) = (each for each in cells_of("throughput", "trainer=native") if each.seq_len == 65536)
+    timing = {"tokens_per_step": cell.tokens_per_step, "step_times_ms": [[40000.0], [44026.0]]}
+    (row,) = (
+        line for line in throughput_text([line_of(cell, timing=timing)]).splitlines() if "| 64k" in line
+    )
+    assert row.split(" | ")[4:6] == ["11,909", "2,977"]
+    assert row.endswith("| 13,396 | 13,396 | 28% | 111% |")
+
+
+def test_the_loss_moment_is_that_of_the_estimate(predicted):
+    """Written by hand for the page, and term by term in `cost.memory`; that holds a layer more gathered."""
+    for cell in predicted:
+        if cell.seq_len < 2**15 or cell.offload.optimizer:
+            continue
+        own = loss_moment_bytes(cell.model, ranks=4, seq_len=cell.seq_len, on_cpu=False)
+        assert analytic(cell)["needed_bytes"] - GIB == pytest.approx(own, rel=0.01)
