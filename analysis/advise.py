@@ -1,0 +1,165 @@
+"""Which strategy, before anything runs: `python -m analysis.advise model=qwen3_8b seq_len=128k ...`.
+
+Takes the words of run_sweep.py. A list such as seq_len=64k,128k asks one question for each value; lists of
+strategy, layout, sp_degree, ulysses_degree and dp_shard limit what is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.table import Table
+
+from analysis.advice.answer import answer, rival_of, title
+from analysis.advice.changes import first_that_fits, what_would_change
+from analysis.advice.option import Option, forecast
+from analysis.advice.ranking import Ranking, ranked
+from analysis.advice.table import lines_below, table_of
+from bench.config import AUTO, ConfigError, ExitCode, RunConfig
+from bench.cost.hardware import Hardware, hardware_from
+from bench.cost.prediction import Fit
+from bench.environment import this_machine
+from bench.request import values
+from bench.request.hardware import hardware_of, usable_bytes
+from bench.request.hydra_errors import translated
+from bench.request.legality import refusal
+from bench.request.questions import Question, questions
+from bench.request.spread import spread
+from bench.statistics import MIN_PROCESSES
+from bench.store import StoreError
+from bench.strategies import STRATEGIES
+
+TABLE_COLUMNS = 200
+"""More than a table takes: a terminal that is narrower wraps its lines."""
+PRICE = "hardware.price_per_device_hour"
+MOST_RANKS = 1024
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.advise", description=__doc__)
+    parser.add_argument("words", nargs="*", metavar="key=value", help="as for run_sweep.py")
+    parser.add_argument("--all", action="store_true", help="every option, not the best of each strategy")
+    chosen, unknown = parser.parse_known_args(arguments)
+    try:
+        for number, question in enumerate(questions([*unknown, *chosen.words])):
+            lines = Advice(question).lines(whole=chosen.all)
+            print(*([""] if number else []), *lines, sep="\n")
+    except (ConfigError, StoreError) as error:
+        print(error, file=sys.stderr)
+        return ExitCode.REQUEST_WRONG
+    except (HydraException, OmegaConfBaseException) as error:
+        print(translated(error), file=sys.stderr)
+        return ExitCode.REQUEST_WRONG
+    return ExitCode.OK
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One question, and all that its answer is made of; raises ConfigError for a request that is no good."""
+
+    question: Question
+
+    @cached_property
+    def cells(self) -> list[RunConfig]:
+        """Every way to do the work."""
+        return spread(self.question.raw, self.question.given, this_machine())
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """The device, with what the words changed of it."""
+        own = self.question.raw["hardware"]
+        return hardware_of(self.cells[0].hardware) if own["name"] == AUTO else hardware_from(own)
+
+    @cached_property
+    def price(self) -> float | None:
+        """Of a device and hour; None until the user gives one."""
+        price = self.question.raw["hardware"].get("price_per_device_hour")
+        return None if price is None else values.positive(PRICE, price, example="2.5")
+
+    @cached_property
+    def ranking(self) -> Ranking:
+        """Raises ConfigError where nothing can run, for one reason."""
+        reasons = {refusal(cell) for cell in self.cells}
+        if len(reasons) == 1 and None not in reasons:
+            raise ConfigError(str(reasons.pop()))
+        return ranked(map(self.forecast, self.cells))
+
+    def forecast(self, cell: RunConfig) -> Option:
+        """One way as arithmetic sees it."""
+        return forecast(cell, refusal(cell), self.hardware, usable_bytes(cell, this_machine()))
+
+    def lines(self, *, whole: bool) -> list[str]:
+        """Question, table and answer; of all options where it is to be `whole`."""
+        ranking = self.ranking
+        table = _table_lines(table_of(ranking, self.price, whole=whole)) if ranking.able else []
+        below = lines_below(ranking, whole=whole)
+        return [title(self.cells[0]), *table, *below, *answer(ranking), *self._changes(), *self._to_measure()]
+
+    def _changes(self) -> list[str]:
+        option = self.ranking.first or next(iter(self.ranking.too_large), None)
+        if option is None:
+            return []
+        told = what_would_change(option, self.hardware.attention_forward, self.forecast)
+        if option.fit is not Fit.FITS:
+            more = first_that_fits(self._more_ranks(), self._best_on)
+            told += [] if more is None else [more]
+        return [f"What would change it: {'; '.join(told)}."] if told else []
+
+    def _more_ranks(self) -> Iterator[int]:
+        size = 2 * self.cells[0].cluster.world_size
+        while size <= MOST_RANKS:
+            yield size
+            size *= 2
+
+    def _best_on(self, ranks: int) -> Option | None:
+        raw = self.question.raw
+        larger = {**raw, "cluster": {**raw["cluster"], "world_size": ranks}}
+        return Advice(replace(self.question, raw=larger)).ranking.first
+
+    def _to_measure(self) -> list[str]:
+        """The command that measures the first beside the best of another strategy."""
+        first = self.ranking.first
+        if first is None:
+            return []
+        rival = rival_of(self.ranking, first)
+        cells = [each.cell for each in (first, rival) if each is not None]
+        by_degrees: dict[tuple[str, ...], list[str]] = {}
+        for cell in cells:
+            by_degrees.setdefault(_degree_words(cell), []).append(cell.strategy)
+        return [f"To measure it: {self._sweep(*each)}" for each in by_degrees.items()]
+
+    def _sweep(self, degrees: Sequence[str], strategies: Sequence[str]) -> str:
+        """The command that runs these strategies on the machine itself, often enough to tell them apart."""
+        asked = (word for word in self.question.words if not word.startswith("hardware"))
+        choice = f"strategy={','.join(strategies)}"
+        words = [*asked, choice, *degrees, f"measure.repeats={MIN_PROCESSES}"]
+        return shlex.join(["python", "run_sweep.py", "-m", *words])
+
+
+def _degree_words(cell: RunConfig) -> tuple[str, ...]:
+    """What spreads a cell as it is."""
+    words = {"sp_degree": cell.sp_degree, "dp_shard": cell.dp_shard}
+    if STRATEGIES[cell.strategy].is_hybrid:
+        words["ulysses_degree"] = cell.ulysses_degree
+    return tuple(f"{key}={degree}" for key, degree in words.items() if degree > 1)
+
+
+def _table_lines(table: Table) -> list[str]:
+    console = Console(file=io.StringIO(), width=TABLE_COLUMNS, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
