@@ -13,20 +13,31 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
-from analysis.advice.answer import answer, rival_of, title
+from analysis.advice.answer import answer, rival_of, setting, title
 from analysis.advice.changes import first_that_fits, what_would_change
+from analysis.advice.maps import (
+    LINKS,
+    MAP_LENGTHS,
+    MAP_STRATEGIES,
+    Leader,
+    leader,
+    one_of_each_degree,
+    reaches,
+    with_link,
+)
 from analysis.advice.option import Option, forecast
 from analysis.advice.ranking import Ranking, ranked
 from analysis.advice.table import lines_below, table_of
 from bench.config import AUTO, ConfigError, ExitCode, RunConfig
 from bench.cost.hardware import Hardware, hardware_from
-from bench.cost.prediction import Fit
+from bench.cost.prediction import Fit, predict
 from bench.environment import this_machine
 from bench.request import values
 from bench.request.hardware import hardware_of, usable_bytes
@@ -40,6 +51,7 @@ from bench.strategies import STRATEGIES
 
 TABLE_COLUMNS = 200
 """More than a table takes: a terminal that is narrower wraps its lines."""
+SWEEPS = Path("results/sweeps")
 PRICE = "hardware.price_per_device_hour"
 MOST_RANKS = 1024
 
@@ -48,12 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m analysis.advise", description=__doc__)
     parser.add_argument("words", nargs="*", metavar="key=value", help="as for run_sweep.py")
+    parser.add_argument(
+        "--records", nargs="*", type=Path, metavar="FOLDER",
+        help="sweeps whose measured records stand in place of predictions (default: those in results/sweeps)",
+    )  # fmt: skip
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="where to draw the map and the reach")
     parser.add_argument("--all", action="store_true", help="every option, not the best of each strategy")
     chosen, unknown = parser.parse_known_args(arguments)
     try:
         for number, question in enumerate(questions([*unknown, *chosen.words])):
-            lines = Advice(question).lines(whole=chosen.all)
+            advice = Advice(question, chosen.records)
+            lines = advice.lines(whole=chosen.all)
             print(*([""] if number else []), *lines, sep="\n")
+            if chosen.figures is not None:
+                print(*advice.figures(chosen.figures), sep="\n")
     except (ConfigError, StoreError) as error:
         print(error, file=sys.stderr)
         return ExitCode.REQUEST_WRONG
@@ -68,6 +88,8 @@ class Advice:
     """One question, and all that its answer is made of; raises ConfigError for a request that is no good."""
 
     question: Question
+    records: Sequence[Path] | None = None
+    """Sweeps' folders; None for those in SWEEPS that say anything of this hardware."""
 
     @cached_property
     def cells(self) -> list[RunConfig]:
@@ -92,11 +114,19 @@ class Advice:
         reasons = {refusal(cell) for cell in self.cells}
         if len(reasons) == 1 and None not in reasons:
             raise ConfigError(str(reasons.pop()))
-        return ranked(map(self.forecast, self.cells))
+        return ranked(self._with_records([self.forecast(cell) for cell in self.cells]))
+
+    def _with_records(self, options: list[Option]) -> list[Option]:
+        folders = _sweeps_about(self.cells[0].hardware) if self.records is None else self.records
+        if not folders:
+            return options
+        from analysis.advice.records import with_records  # pandas
+
+        return with_records(options, folders)
 
     def forecast(self, cell: RunConfig) -> Option:
         """One way as arithmetic sees it."""
-        return forecast(cell, refusal(cell), self.hardware, usable_bytes(cell, this_machine()))
+        return forecast(cell, refusal(cell), self.hardware, self._usable(cell))
 
     def lines(self, *, whole: bool) -> list[str]:
         """Question, table and answer; of all options where it is to be `whole`."""
@@ -104,6 +134,39 @@ class Advice:
         table = _table_lines(table_of(ranking, self.price, whole=whole)) if ranking.able else []
         below = lines_below(ranking, whole=whole)
         return [title(self.cells[0]), *table, *below, *answer(ranking), *self._changes(), *self._to_measure()]
+
+    def figures(self, folder: Path) -> list[str]:
+        """Draw who leads at which length and link, and how long a sequence fits; the names of the files."""
+        from analysis.advice.figures import write_map, write_reach  # matplotlib
+
+        folder.mkdir(parents=True, exist_ok=True)
+        subtitle = f"{self.cells[0].model.name}, {setting(self.cells[0])}"
+        write_map([*self._leaders()], subtitle, folder)
+        cells = [
+            cell for cell in one_of_each_degree(self._at(self.cells[0].seq_len)) if refusal(cell) is None
+        ]
+        write_reach(reaches(cells, self._fit), self.cells[0].seq_len, subtitle, folder)
+        return [f"figures: {folder / 'crossover.png'}, {folder / 'longest.png'}"]
+
+    def _leaders(self) -> Iterator[Leader]:
+        for length in MAP_LENGTHS:
+            cells = [(cell, refusal(cell)) for cell in self._at(length)]
+            for rate, _ in LINKS:
+                hardware = with_link(self.hardware, rate)
+                options = (forecast(cell, refused, hardware, self._usable(cell)) for cell, refused in cells)
+                yield leader(length, rate, options)
+
+    def _at(self, seq_len: int) -> list[RunConfig]:
+        """The ways to do the work at another length, of one implementation each unless others are named."""
+        given = {"strategy": MAP_STRATEGIES, **self.question.given}
+        return spread({**self.question.raw, "seq_len": seq_len}, given, this_machine())
+
+    def _usable(self, cell: RunConfig) -> int | None:
+        return usable_bytes(cell, this_machine())
+
+    def _fit(self, cell: RunConfig) -> Fit | None:
+        prediction = predict(cell, self.hardware, self._usable(cell))
+        return None if prediction is None else prediction.fit
 
     def _changes(self) -> list[str]:
         option = self.ranking.first or next(iter(self.ranking.too_large), None)
@@ -152,6 +215,12 @@ def _degree_words(cell: RunConfig) -> tuple[str, ...]:
     if STRATEGIES[cell.strategy].is_hybrid:
         words["ulysses_degree"] = cell.ulysses_degree
     return tuple(f"{key}={degree}" for key, degree in words.items() if degree > 1)
+
+
+def _sweeps_about(hardware: str) -> list[Path]:
+    """The folders of SWEEPS whose records name this hardware."""
+    named = f'"hardware":"{hardware}"'.encode()
+    return [path.parent for path in sorted(SWEEPS.glob("*/records.jsonl")) if named in path.read_bytes()]
 
 
 def _table_lines(table: Table) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from analysis.advice.option import PARTS, Option
 from analysis.advice.ranking import RESOLUTION, Ranking, behind
@@ -33,6 +34,11 @@ HOW_SURE = (
 
 def title(cell: RunConfig) -> str:
     """What is asked about: `qwen3_8b, 128k tokens, 8 x h100_80gb: ...`."""
+    return f"{cell.model.name}, {length_label(cell.seq_len)} tokens, {setting(cell)}"
+
+
+def setting(cell: RunConfig) -> str:
+    """The same without what figures vary: `8 x h100_80gb: zero3, bf16, ...`."""
     saved = [
         "checkpointing" if cell.checkpointing else "no checkpointing",
         f"{cell.loss} loss",
@@ -41,8 +47,8 @@ def title(cell: RunConfig) -> str:
         *(["optimizer offloaded"] if cell.offload.optimizer else []),
     ]
     return (
-        f"{cell.model.name}, {length_label(cell.seq_len)} tokens, {cell.cluster.world_size} x"
-        f" {cell.hardware}: {cell.engine}, {cell.dtype}, {cell.kernel}, {', '.join(saved)}"
+        f"{cell.cluster.world_size} x {cell.hardware}: {cell.engine}, {cell.dtype}, {cell.kernel},"
+        f" {', '.join(saved)}"
     )
 
 
@@ -66,7 +72,7 @@ def rival_of(ranking: Ranking, first: Option) -> Option | None:
 
 
 def _which(ranking: Ranking, first: Option) -> str:
-    level = [name_of(each) for each in ranking.level]
+    level = [*dict.fromkeys(name_of(each) for each in ranking.level)]
     rival = next((each for each in ranking.best if name_of(each) not in level), None)
     if len(level) > 1:
         told = f"No clear difference between {listed(level, most=8)}; {full_name(first)} comes first."
@@ -129,9 +135,9 @@ def _is_alike(one: Option, other: Option) -> bool:
 
 
 def _how_sure(ranking: Ranking, first: Option) -> Sequence[str]:
-    ran = [each for each in ranking.able if each.measured is not None]
+    ran = [each for each in (*ranking.able, *ranking.too_large) if each.measured is not None]
     lines = [_measured(each) for each in ran]
-    if len(ran) == len(ranking.able):
+    if all(each.measured is not None for each in ranking.able):
         return lines
     if ran:
         lines.append("Between what is measured and what is predicted no difference is told.")
@@ -142,10 +148,18 @@ def _measured(option: Option) -> str:
     """The number that stands in place of a prediction, and where from."""
     assert option.measured is not None
     assert option.prediction is not None
+    if option.measured.ran_out:
+        return (
+            f"Measured: {full_name(option)} ran out of memory; predicted was that it needs {_need(option)}."
+        )
     count = len(option.measured.tokens_per_s)
     expected = option.cell.tokens_per_step / option.prediction.step_time_ms.expected * 1e3
     rate = option.tokens_per_s.expected * option.cell.cluster.world_size
     return (
         f"Measured: {full_name(option)}, {number(rate)} tokens/s in {count} process{'es' * (count > 1)};"
-        f" predicted were {number(expected)} ({', '.join(option.measured.folders)})."
+        f" predicted were {number(expected)}."
     )
+
+
+def _need(option: Option) -> str:
+    return memory_of(replace(option, measured=None))

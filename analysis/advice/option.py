@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -39,7 +40,6 @@ class Measured:
     transfer: float | None
     """The share of the traced step; None where no trace tells it."""
     ran_out: bool
-    folders: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class Option:
     def tokens_per_s(self) -> Band:
         """Of one rank: measured, the range of processes about their median; else the prediction's band."""
         if self.measured is not None:
-            ordered = sorted(self.measured.tokens_per_s)
-            rates = ordered[0], ordered[len(ordered) // 2], ordered[-1]
+            all_ranks = self.measured.tokens_per_s
+            rates = min(all_ranks), statistics.median(all_ranks), max(all_ranks)
             return Band(*(rate / self.cell.cluster.world_size for rate in rates))
         assert self.prediction is not None
         times = self.prediction.step_time_ms

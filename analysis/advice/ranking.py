@@ -40,10 +40,12 @@ class Ranking:
 
     @property
     def best(self) -> tuple[Option, ...]:
-        """Of each strategy, with its layout and its own options, the first that can run."""
+        """Of each strategy, with its layout and its own options, the first that can run; and what ran."""
         kept: dict[tuple[object, ...], Option] = {}
         for each in self.able:
-            kept.setdefault((each.cell.strategy, each.cell.layout, each.cell.options), each)
+            first = kept.setdefault((each.cell.strategy, each.cell.layout, each.cell.options), each)
+            if each is not first and each.measured is not None:
+                kept[(each.cell.cell_id,)] = each
         return tuple(kept.values())
 
     @property
