@@ -111,10 +111,11 @@ class Advice:
     @cached_property
     def ranking(self) -> Ranking:
         """Raises ConfigError where nothing can run, for one reason."""
-        reasons = {refusal(cell) for cell in self.cells}
+        options = [self.forecast(cell) for cell in self.cells]
+        reasons = {option.refused for option in options}
         if len(reasons) == 1 and None not in reasons:
             raise ConfigError(str(reasons.pop()))
-        return ranked(self._with_records([self.forecast(cell) for cell in self.cells]))
+        return ranked(self._with_records(options))
 
     def _with_records(self, options: list[Option]) -> list[Option]:
         folders = _sweeps_about(self.cells[0].hardware) if self.records is None else self.records
@@ -125,8 +126,12 @@ class Advice:
         return with_records(options, folders)
 
     def forecast(self, cell: RunConfig) -> Option:
-        """One way as arithmetic sees it."""
-        return forecast(cell, refusal(cell), self.hardware, self._usable(cell))
+        """One way as arithmetic sees it; refused where a plugin's facts fail."""
+        try:
+            with STRATEGIES.plugin_errors_named(cell.strategy):
+                return forecast(cell, refusal(cell), self.hardware, self._usable(cell))
+        except ConfigError as error:
+            return Option(cell=cell, refused=str(error))
 
     def lines(self, *, whole: bool) -> list[str]:
         """Question, table and answer; of all options where it is to be `whole`."""

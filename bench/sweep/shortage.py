@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
+from bench.cell.run import RUNS
 from bench.config import RunConfig
 from bench.cost.memory import MemoryNeed, memory_need
 from bench.environment import Machine
@@ -38,9 +39,12 @@ class Shortage:
 
 
 def shortages(cells: Iterable[RunConfig], machine: Machine) -> list[Shortage]:
-    """The legal cells whose estimate is above what one of their ranks may use, where both are known."""
+    """The legal cells whose estimate is above what one of their ranks may use, where both are known.
+
+    Of those that will run: a prediction's record says by itself that there is no room.
+    """
     found = []
-    for cell in cells:
+    for cell in (cell for cell in cells if cell.mode in RUNS):
         usable, need = usable_bytes(cell, machine), memory_need(cell)
         if usable is not None and need is not None and need.total > usable and refusal(cell) is None:
             found.append(Shortage(cell, need, usable))
