@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,12 +37,12 @@ from analysis.advice.maps import (
 from analysis.advice.option import Option, forecast
 from analysis.advice.ranking import Ranking, ranked
 from analysis.advice.table import lines_below, table_of
-from bench.config import AUTO, ConfigError, ExitCode, RunConfig
-from bench.cost.hardware import Hardware, hardware_from
+from bench.config import ConfigError, ExitCode, RunConfig
+from bench.cost.hardware import Hardware
 from bench.cost.prediction import Fit, predict
 from bench.environment import this_machine
 from bench.request import values
-from bench.request.hardware import hardware_of, usable_bytes
+from bench.request.hardware import PRICE, hardware_of, usable_bytes
 from bench.request.hydra_errors import translated
 from bench.request.legality import refusal
 from bench.request.questions import Question, questions
@@ -51,8 +53,9 @@ from bench.strategies import STRATEGIES
 
 TABLE_COLUMNS = 200
 """More than a table takes: a terminal that is narrower wraps its lines."""
+LINE_COLUMNS = 125
+NO_BREAK = "\u00a0"
 SWEEPS = Path("results/sweeps")
-PRICE = "hardware.price_per_device_hour"
 MOST_RANKS = 1024
 
 
@@ -98,15 +101,14 @@ class Advice:
 
     @cached_property
     def hardware(self) -> Hardware:
-        """The device, with what the words changed of it."""
-        own = self.question.raw["hardware"]
-        return hardware_of(self.cells[0].hardware) if own["name"] == AUTO else hardware_from(own)
+        """The device that all options run on."""
+        return hardware_of(self.cells[0].hardware)
 
     @cached_property
     def price(self) -> float | None:
         """Of a device and hour; None until the user gives one."""
-        price = self.question.raw["hardware"].get("price_per_device_hour")
-        return None if price is None else values.positive(PRICE, price, example="2.5")
+        price = self.question.raw["hardware"].get(PRICE)
+        return None if price is None else values.positive(f"hardware.{PRICE}", price, example="2.5")
 
     @cached_property
     def ranking(self) -> Ranking:
@@ -138,7 +140,9 @@ class Advice:
         ranking = self.ranking
         table = _table_lines(table_of(ranking, self.price, whole=whole)) if ranking.able else []
         below = lines_below(ranking, whole=whole)
-        return [title(self.cells[0]), *table, *below, *answer(ranking), *self._changes(), *self._to_measure()]
+        sentences = [*below, *answer(ranking), *self._changes()]
+        wrapped = [line for each in sentences for line in _wrapped(each)]
+        return [title(self.cells[0]), *table, *wrapped, *self._to_measure()]
 
     def figures(self, folder: Path) -> list[str]:
         """Draw who leads at which length and link, and how long a sequence fits; the names of the files."""
@@ -220,6 +224,12 @@ def _degree_words(cell: RunConfig) -> tuple[str, ...]:
     if STRATEGIES[cell.strategy].is_hybrid:
         words["ulysses_degree"] = cell.ulysses_degree
     return tuple(f"{key}={degree}" for key, degree in words.items() if degree > 1)
+
+
+def _wrapped(sentence: str) -> list[str]:
+    """Lines of LINE_COLUMNS, no number apart from its unit."""
+    lines = textwrap.wrap(re.sub(r" (?=%|GiB)", NO_BREAK, sentence), LINE_COLUMNS, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def _sweeps_about(hardware: str) -> list[Path]:

@@ -141,7 +141,10 @@ def _how_sure(ranking: Ranking, first: Option) -> Sequence[str]:
         return lines
     if ran:
         lines.append("Between what is measured and what is predicted no difference is told.")
-    return [*lines, HOW_SURE.format(hardware=first.cell.hardware, resolution=percent(RESOLUTION))]
+    return [
+        *lines,
+        HOW_SURE.format(hardware=first.cell.hardware, resolution=f"{RESOLUTION:.0%}".replace("%", " %")),
+    ]
 
 
 def _measured(option: Option) -> str:

@@ -12,8 +12,11 @@ from typing import Any
 from bench.config import UNKNOWN_HARDWARE, ConfigError, RunConfig
 from bench.cost.hardware import Hardware, hardware_from, lacking
 from bench.environment import Machine
-from bench.labels import GIB
-from bench.request.choices import options, read_option
+from bench.labels import GIB, shown
+from bench.request.choices import Raw, options, read_option
+
+PRICE = "price_per_device_hour"
+"""What may be given in words: it changes no prediction."""
 
 
 @cache
@@ -37,6 +40,18 @@ def hardware_of(name: str) -> Hardware:
             " predicted; name a device, such as hardware=h100_80gb"
         )
     return hardware_from(_content(name))
+
+
+def refuse_changed(raw: Raw) -> None:
+    """Raises ConfigError where the words changed a device's numbers: a record names its file alone."""
+    name = raw["name"]
+    given = _content(name) if name in options("hardware") else raw
+    for key, value in raw.items():
+        if key != PRICE and value != given.get(key):
+            raise ConfigError(
+                f"hardware.{key}={shown(value)}: a device's numbers are those of its file; copy"
+                f" conf/hardware/{name}.yaml, change the copy and name that (docs/hardware.md)"
+            )
 
 
 @cache
