@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from analysis.advice.maps import Leader, leader, one_of_each_degree, reaches, with_link
+from analysis.advice.maps import LINKS, Leader, leader, one_of_each_degree, reaches, with_link
 from analysis.advice.option import forecast
 from bench.cost.prediction import Fit
 from bench.request.legality import refusal
@@ -34,6 +34,7 @@ def test_reach_is_the_longest_length_that_fits(advice):
 
 def test_figures_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr("analysis.advise.MAP_LENGTHS", (2**13, 2**20))
+    monkeypatch.setattr("analysis.advise.LINKS", LINKS[:1])
     advice = asked(*QUESTION, "sp_degree=8")
     (line,) = advice.figures(tmp_path / "figures")
     files = {path.name for path in (tmp_path / "figures").iterdir()}
