@@ -10,6 +10,8 @@ from tests.analysis.advice.asked import QUESTION, asked
 
 
 def test_a_slow_link_has_another_leader_than_a_fast_one(advice):
+    one_link = with_link(advice.hardware, 1e9)
+    assert one_link.node.bytes_per_s == one_link.network.bytes_per_s == 1e9
     cells = advice._at(2**14)
     slow, fast = (lead(advice, cells, rate) for rate in (12.5e9, 900e9))
     assert (slow.strategy, slow.level) == ("local", ("local",))
