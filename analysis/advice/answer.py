@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.advice.option import PARTS, Option
-from analysis.advice.ranking import RESOLUTION, Ranking, behind
+from analysis.advice.ranking import NEAR, RESOLUTION, Ranking, behind
 from analysis.advice.words import (
     full_name,
     listed,
@@ -72,12 +72,13 @@ def rival_of(ranking: Ranking, first: Option) -> Option | None:
 
 
 def _which(ranking: Ranking, first: Option) -> str:
-    level = [*dict.fromkeys(name_of(each) for each in ranking.level)]
+    level = [*dict.fromkeys(name_of(each) for each in ranking.level(first))]
     rival = next((each for each in ranking.best if name_of(each) not in level), None)
-    if len(level) > 1:
-        told = f"No clear difference between {listed(level, most=8)}; {full_name(first)} comes first."
-    else:
-        told = f"{full_name(first)} comes first."
+    told = f"No clear difference between {listed(level, most=8)}; " if len(level) > 1 else ""
+    told += f"{full_name(first)} comes first"
+    if first is not ranking.fastest:
+        told += f": of those within {_whole_percent(NEAR)} of the fastest it needs least memory"
+    told += "."
     if rival is None:
         return told
     found = behind(first, rival)
@@ -143,7 +144,7 @@ def _how_sure(ranking: Ranking, first: Option) -> Sequence[str]:
         lines.append("Between what is measured and what is predicted no difference is told.")
     return [
         *lines,
-        HOW_SURE.format(hardware=first.cell.hardware, resolution=f"{RESOLUTION:.0%}".replace("%", " %")),
+        HOW_SURE.format(hardware=first.cell.hardware, resolution=_whole_percent(RESOLUTION)),
     ]
 
 
@@ -166,3 +167,7 @@ def _measured(option: Option) -> str:
 
 def _need(option: Option) -> str:
     return memory_of(replace(option, measured=None))
+
+
+def _whole_percent(fraction: float) -> str:
+    return f"{fraction:.0%}".replace("%", " %")

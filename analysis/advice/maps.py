@@ -67,9 +67,11 @@ def with_link(hardware: Hardware, bytes_per_s: float) -> Hardware:
 def leader(seq_len: int, bytes_per_s: float, options: Iterable[Option]) -> Leader:
     """Of these options at this length and bandwidth."""
     ranking = ranked(options)
-    level = tuple(dict.fromkeys(each.cell.strategy for each in ranking.level))
-    first = None if ranking.first is None else ranking.first.cell.strategy
-    return Leader(seq_len, bytes_per_s, first, level)
+    lead = ranking.fastest
+    if lead is None:
+        return Leader(seq_len, bytes_per_s, None, ())
+    strategies = (each.cell.strategy for each in (lead, *ranking.level(lead)))
+    return Leader(seq_len, bytes_per_s, lead.cell.strategy, tuple(dict.fromkeys(strategies)))
 
 
 def reaches(cells: Iterable[RunConfig], fitting: Fitting) -> Iterator[Reach]:

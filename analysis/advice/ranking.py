@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.advice.option import Option
@@ -11,6 +11,8 @@ from bench.cost.prediction import Fit
 RESOLUTION = 0.05
 """A predicted difference under this is not told. The model leaves out what may differ by so much between two
 strategies: kernels that share a GPU with copies, congestion, ranks that wait. No GPU has confirmed it."""
+NEAR = 0.01
+"""Options so near to the fastest are as good as it: of them the one that needs least memory comes first."""
 ORDER: Mapping[Fit | None, int] = {Fit.FITS: 0, None: 0, Fit.UNDECIDED: 1, Fit.OUT_OF_MEMORY: 2}
 
 
@@ -29,7 +31,10 @@ class Ranking:
     """Options for one piece of work."""
 
     able: tuple[Option, ...]
-    """Those that can run: those that fit by tokens/s of a rank, then those of which that is undecided."""
+    """Those that can run: those that fit by tokens/s of a rank, then those of which that is undecided.
+
+    Of those NEAR the fastest the one that needs least memory comes before all.
+    """
     too_large: tuple[Option, ...]
     """Legal, but without room, the smallest first."""
     refused: tuple[Option, ...]
@@ -49,13 +54,17 @@ class Ranking:
         return tuple(kept.values())
 
     @property
-    def level(self) -> tuple[Option, ...]:
-        """Of `best` the first and all that it is not clearly ahead of, where their memory is as sure."""
+    def fastest(self) -> Option | None:
+        """By what is expected, of those whose memory is as sure as the first's."""
+        as_sure = (each for each in self.able if ORDER[each.fit] == ORDER[self.able[0].fit])
+        return max(as_sure, key=lambda each: each.tokens_per_s.expected, default=None)
+
+    def level(self, lead: Option) -> tuple[Option, ...]:
+        """Of `best` all that this one is not clearly ahead of, where their memory is as sure."""
         return tuple(
             each
             for each in self.best
-            if ORDER[each.fit] == ORDER[self.able[0].fit]
-            and (each is self.able[0] or not behind(self.able[0], each).is_told)
+            if ORDER[each.fit] == ORDER[lead.fit] and (each is lead or not behind(lead, each).is_told)
         )
 
 
@@ -69,10 +78,23 @@ def ranked(options: Iterable[Option]) -> Ranking:
     )
     too_large = [each for each in legal if not each.can_run]
     return Ranking(
-        able=tuple(able),
+        able=_least_of_the_fastest_first(able),
         too_large=tuple(sorted(too_large, key=_needed_bytes)),
         refused=tuple(each for each in known if each.refused is not None),
     )
+
+
+def _least_of_the_fastest_first(able: Sequence[Option]) -> tuple[Option, ...]:
+    near = [
+        each
+        for each in able
+        if ORDER[each.fit] == ORDER[able[0].fit]
+        and each.tokens_per_s.expected >= (1 - NEAR) * able[0].tokens_per_s.expected
+    ]
+    if not near:
+        return ()
+    least = min(near, key=_needed_bytes)
+    return (least, *(each for each in able if each is not least))
 
 
 def behind(first: Option, other: Option) -> Behind:
