@@ -86,3 +86,27 @@ class DatasheetSpeeds:
 
     def _share(self, share: Band) -> float:
         return share.at(SLOWEST[self.end])
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSpeeds:
+    """One device's speeds at several ends: what computes, what is sent, and the host err apart."""
+
+    compute: Speeds
+    links: Speeds
+    host: Speeds
+
+    def operation_s(self, operation: Operation) -> float:
+        return self.compute.operation_s(operation)
+
+    def block_s(self, block: Block, head_dim: int, kernel: str, *, backward: bool) -> float:
+        return self.compute.block_s(block, head_dim, kernel, backward=backward)
+
+    def bytes_s(self, moved_bytes: int) -> float:
+        return self.compute.bytes_s(moved_bytes)
+
+    def exchange_s(self, exchange: Exchange) -> float:
+        return self.links.exchange_s(exchange)
+
+    def host_s(self, launches: int) -> float:
+        return self.host.host_s(launches)

@@ -5,6 +5,7 @@ Device and host work side by side on a GPU: a micro-step takes as long as the sl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
@@ -84,10 +85,13 @@ def step_parts(cell: RunConfig, schedule: Schedule, speeds: Speeds) -> StepParts
 
 
 def attention_time(cell: RunConfig, stages: Stages, speeds: Speeds, *, backward: bool) -> AttentionTime:
-    """One direction of one call, stage after stage."""
-    times = [_stage_time(cell, stage, speeds, backward=backward) for stage in stages]
+    """One direction of one call, stage after stage; most stages of a long ring are equal."""
+    times = [
+        (count, _stage_time(cell, stage, speeds, backward=backward))
+        for stage, count in Counter(stages).items()
+    ]
     return AttentionTime(
-        *(sum(getattr(time, field.name) for time in times) for field in fields(AttentionTime))
+        *(sum(count * getattr(time, field.name) for count, time in times) for field in fields(AttentionTime))
     )
 
 

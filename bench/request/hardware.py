@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from bench.config import UNKNOWN_HARDWARE, RunConfig
+from bench.config import UNKNOWN_HARDWARE, ConfigError, RunConfig
 from bench.cost.hardware import Hardware, hardware_from, lacking
 from bench.environment import Machine
-from bench.labels import GIB
-from bench.request.choices import options, read_option
+from bench.labels import GIB, shown
+from bench.request.choices import Raw, options, read_option
+
+PRICE = "price_per_device_hour"
+"""What may be given in words: it changes no prediction."""
 
 
 @cache
@@ -25,13 +28,36 @@ def known_hardware() -> Mapping[str, Mapping[str, Any]]:
 
 def has_rates(name: str) -> bool:
     """Whether times can be predicted for a device: it has a file, which says what it sustains."""
-    return name in options("hardware") and not lacking(read_option("hardware", name))
+    return name in options("hardware") and not lacking(_content(name))
 
 
 @cache
 def hardware_of(name: str) -> Hardware:
-    """A device as the cost model needs it; raises ConfigError where its file does not say enough."""
-    return hardware_from(read_option("hardware", name))
+    """A device as the cost model needs it; raises ConfigError where no file says enough of it."""
+    if name not in options("hardware"):
+        raise ConfigError(
+            f"hardware={name}: no file of conf/hardware/ describes it, and without one no time can be"
+            " predicted; name a device, such as hardware=h100_80gb"
+        )
+    return hardware_from(_content(name))
+
+
+def refuse_changed(raw: Raw) -> None:
+    """Raises ConfigError where the words changed a device's numbers: a record names its file alone."""
+    name = raw["name"]
+    given = _content(name) if name in options("hardware") else raw
+    for key, value in raw.items():
+        if key != PRICE and value != given.get(key):
+            raise ConfigError(
+                f"hardware.{key}={shown(value)}: a device's numbers are those of its file; copy"
+                f" conf/hardware/{name}.yaml, change the copy and name that (docs/hardware.md)"
+            )
+
+
+@cache
+def _content(name: str) -> Mapping[str, Any]:
+    """A file is read once: every cell of a sweep asks."""
+    return read_option("hardware", name)
 
 
 def this_hardware(machine: Machine, device: str) -> str:

@@ -8,7 +8,7 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import ConfigError, RunConfig
 from bench.environment import installed
 from bench.mistakes import mistake_refusals
-from bench.request.hardware import hardware_of
+from bench.request.hardware import hardware_of, known_hardware
 from bench.request.target import PREDICT
 from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import TRAINER_FACTS
@@ -50,6 +50,13 @@ def _prediction_refusals(cell: RunConfig) -> list[str]:
     except ConfigError as error:
         return [str(error)]
     reasons = []
+    if cell.cluster.device == "cpu" and cell.hardware in known_hardware():
+        reasons.append(f"hardware={cell.hardware} is a GPU, and the ranks are on the CPU; take cluster=auto")
+    if cell.cluster.ranks_per_gpu > 1:
+        reasons.append(
+            f"mode=predict does not know how ranks share a GPU, as with cluster.ranks_per_gpu="
+            f"{cell.cluster.ranks_per_gpu}; take cluster.ranks_per_gpu=1"
+        )
     if cell.workload.name != "train":
         reasons.append(f"mode=predict is not for workload={cell.workload.name}; take workload=train")
     if cell.data.packs:

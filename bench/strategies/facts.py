@@ -24,6 +24,8 @@ class Facts(ABC):
     """The distribution whose code runs; None where it is ours."""
     shares_sequences: ClassVar[bool] = True
     """Whether ranks share a sequence at all; false only for `local`."""
+    is_hybrid: ClassVar[bool] = False
+    """Whether `ulysses_degree` is a choice: some of the ranks share heads, and groups of them form a ring."""
     options: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Choices of this strategy alone, `strategy.<key>` on the command line; the YAML names the default."""
     kernels: ClassVar[tuple[str, ...] | None] = None

@@ -141,6 +141,7 @@ def _refuse_failing_facts(cell: RunConfig) -> None:
         answers: Mapping[str, Any] = {
             "refusals": "; ".join(STRATEGIES[cell.strategy].refusals(cell)),
             "exchange_bytes": STRATEGIES[cell.strategy].exchange_bytes(cell),
+            "schedule": STRATEGIES[cell.strategy].schedule(cell),
         }
         if not isinstance(answers["exchange_bytes"], int):
             raise TypeError(f"exchange_bytes must be a whole number, not {answers['exchange_bytes']!r}")

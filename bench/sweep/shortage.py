@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
+from bench.cell.run import RUNS
 from bench.config import RunConfig
 from bench.cost.band import Band
 from bench.cost.memory import MemoryNeed, memory_need
@@ -62,9 +63,12 @@ class Shortage:
 
 
 def shortages(cells: Iterable[RunConfig], machine: Machine) -> list[Shortage]:
-    """The legal cells that may need more than one of their ranks may use, where both are known."""
+    """The legal cells that may need more than one of their ranks may use, where both are known.
+
+    Of those that will run: a prediction's record says by itself that there is no room.
+    """
     found = []
-    for cell in cells:
+    for cell in (cell for cell in cells if cell.mode in RUNS):
         usable, need = usable_bytes(cell, machine), memory_need(cell)
         if usable is None or need is None or refusal(cell) is not None:
             continue

@@ -14,6 +14,7 @@ from bench.strategies.ulysses.facts import Ulysses
 
 class USP(Ring):
     name = "usp"
+    is_hybrid = True
     kept_copies = (1, 2)
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:

@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 
+from analysis import advise
 from bench.config import ConfigError
 from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
@@ -13,6 +14,7 @@ from tests.cells import TINY
 from tests.command import typed_here
 from tests.installed import see_what_is_installed_now
 
+H100 = ("hardware=h100_80gb", "model=qwen3_8b", "seq_len=8k")
 GOOD = """
     from bench.strategies.ring.facts import Ring
 
@@ -228,3 +230,20 @@ def test_a_formula_that_gives_no_whole_number_is_refused(typed, installed):
     refused = typed("strategy=my_ring", *TINY)
     assert refused.returncode == 2
     assert "exchange_bytes must be a whole number, not 128.0" in refused.stderr
+
+
+def test_a_schedule_that_fails_is_refused_before_a_cell_starts_and_advice_goes_on(typed, installed, capsys):
+    installed("my_ring", f"{GOOD}        exchange_bytes = lambda self, cell: 0\n        schedule = 3")
+    refused = typed("strategy=my_ring", *TINY)
+    assert refused.returncode == 2
+    assert "of the package some-package 1.2 fails when its facts are read: TypeError" in refused.stderr
+    assert advise.main(["strategy=my_ring,ring", *H100]) == 0
+    assert "Not possible: my_ring sp 2, 4, 8: strategy=my_ring: my_ring.facts" in capsys.readouterr().out
+
+
+def test_without_a_schedule_nothing_is_predicted(typed, installed):
+    unknown = "exchange_bytes = lambda self, cell: 0\n        schedule = lambda self, cell: None"
+    installed("my_ring", f"{GOOD}        {unknown}")
+    refused = typed("mode=predict", "strategy=my_ring", *H100)
+    assert refused.returncode == 2
+    assert "mode=predict knows no schedule of my_ring; give its facts one: Facts.schedule" in refused.stderr

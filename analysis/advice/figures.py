@@ -1,0 +1,122 @@
+"""Figures of advice: the map of leaders, and the longest length that fits. Imports matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
+
+from analysis.advice.maps import LINKS, LONGEST, Leader, Reach
+from analysis.cells.series import Style, styles_of
+from analysis.figures.drawing import framed, header_lines, save
+from analysis.figures.figures import Handle
+from analysis.figures.style import LENGTH, MUTED_COLOR, style_x_axis
+from bench.labels import KIB, length_label
+
+PREDICTED = "Predicted: nothing ran."
+MAP_TITLE = "Which strategy leads, by length and link"
+MAP_READING = (
+    "Each field is the strategy with most tokens/s at the best of its degrees; hatched: no clear difference"
+    " to the others named in it. Every link, within a node and between nodes, has the bandwidth on the left."
+)
+REACH_TITLE = "Longest sequence that fits"
+REACH_READING = (
+    "Full bars fit; hatched, what a rank needs may or may not be there. Each bar is one number of ranks that"
+    " share a sequence (sp); the other ranks take other sequences."
+)
+NOTHING = Style("#F0F0F0", "")
+HATCH = "////"
+ROW_INCHES = 0.45
+BAR_INCHES = 0.24
+LEAST_LENGTH = KIB
+
+
+def write_map(leaders: Sequence[Leader], subtitle: str, folder: Path) -> None:
+    """`crossover.png` and `.svg`: length by link bandwidth."""
+    rows = {rate: row for row, (rate, _) in enumerate(LINKS)}
+    lengths = sorted({each.seq_len for each in leaders})
+    styles = styles_of({each.strategy for each in leaders if each.strategy is not None})
+    lines = header_lines(subtitle, MAP_READING, None, PREDICTED)
+    frame = framed(MAP_TITLE, lines, [ROW_INCHES * len(rows) + 0.5])
+    (axes,) = frame.panels
+    handles: dict[str, Handle] = {}
+    for each in leaders:
+        style = NOTHING if each.strategy is None else styles[each.strategy]
+        label = each.strategy or "nothing fits"
+        _draw_field(axes, lengths.index(each.seq_len), rows[each.bytes_per_s], style, len(each.level) > 1)
+        if label not in handles:
+            handles[label] = axes.bar(0, 0, bottom=-1, color=style.color)
+        others = [name for name in each.level if name != each.strategy]
+        _write_in(axes, lengths.index(each.seq_len), rows[each.bytes_per_s], others)
+    axes.set_xticks(range(len(lengths)), map(length_label, lengths))
+    axes.set_yticks(range(len(LINKS)), [f"{name}\n{rate / 1e9:g} GB/s" for rate, name in LINKS], size=7)
+    axes.set_xlabel(LENGTH.title)
+    axes.set_xlim(-0.5, len(lengths) - 0.5)
+    axes.set_ylim(-0.5, len(LINKS) - 0.5)
+    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    axes.tick_params(length=0)
+    save(frame.finish(handles), folder / "crossover", MAP_TITLE, MAP_READING)
+
+
+def _draw_field(axes: Axes, column: int, row: int, style: Style, is_open: bool) -> None:
+    axes.bar(
+        column, 0.96, width=0.97, bottom=row - 0.48, color=style.color, alpha=0.45 if is_open else 0.9,
+        hatch=HATCH if is_open else None, edgecolor="white", linewidth=0,
+    )  # fmt: skip
+
+
+def _write_in(axes: Axes, column: int, row: int, others: Sequence[str]) -> None:
+    if others:
+        box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
+        axes.text(column, row, "\n".join(others), ha="center", va="center", size=6, bbox=box)
+
+
+def write_reach(reaches: Iterable[Reach], seq_len: int, subtitle: str, folder: Path) -> None:
+    """`longest.png` and `.svg`: tokens by strategy and sp_degree; a dotted line at the length asked about."""
+    rows = sorted(reaches, key=lambda each: (each.cell.strategy, each.cell.layout, each.cell.sp_degree))
+    styles = styles_of(each.cell.strategy for each in rows)
+    lines = header_lines(subtitle, REACH_READING, None, PREDICTED)
+    frame = framed(REACH_TITLE, lines, [BAR_INCHES * len(rows) + 0.7])
+    (axes,) = frame.panels
+    handles: dict[str, Handle] = {}
+    for place, each in enumerate(reversed(rows)):
+        bar = _bar(axes, place, each, styles[each.cell.strategy])
+        handles.setdefault(each.cell.strategy, bar)
+    axes.axvline(seq_len, color=MUTED_COLOR, linestyle=":", linewidth=1)
+    names = [f"{each.cell.strategy} sp {each.cell.sp_degree}" for each in reversed(rows)]
+    axes.set_yticks(range(len(rows)), names, size=8)
+    longest = max((each.perhaps for each in rows), default=0)
+    ticks = [length for length in (4**power * KIB for power in range(9)) if length <= max(longest, seq_len)]
+    style_x_axis(axes, LENGTH, ticks)
+    axes.set_xlim(LEAST_LENGTH, max(longest, seq_len) * 2)
+    axes.spines[["top", "right"]].set_visible(False)
+    save(frame.finish(handles), folder / "longest", REACH_TITLE, REACH_READING)
+
+
+def _bar(axes: Axes, place: int, reach: Reach, style: Style) -> BarContainer:
+    surely = max(reach.surely - LEAST_LENGTH, 0)
+    bar = axes.barh(place, surely, left=LEAST_LENGTH, height=0.72, color=style.color)
+    if reach.perhaps > reach.surely:
+        start = max(reach.surely, LEAST_LENGTH)
+        axes.barh(
+            place, reach.perhaps - start, left=start, height=0.72, color=style.color, alpha=0.35, hatch=HATCH,
+            edgecolor="white", linewidth=0,
+        )  # fmt: skip
+    axes.annotate(
+        _reach_label(reach), (max(reach.perhaps, LEAST_LENGTH), place), xytext=(4, 0),
+        textcoords="offset points", va="center", size=7, color=MUTED_COLOR,
+    )  # fmt: skip
+    return bar
+
+
+def _reach_label(reach: Reach) -> str:
+    """`512k`, `480k to 528k`; beyond LONGEST nothing was tried."""
+    if not reach.perhaps:
+        return "does not fit"
+    if reach.surely >= LONGEST:
+        return f"{length_label(LONGEST)} or more"
+    if reach.surely == reach.perhaps:
+        return length_label(reach.surely)
+    return f"{length_label(reach.surely)} to {length_label(reach.perhaps)}"

@@ -1,0 +1,122 @@
+"""`mode=predict`: the record of a cell that never ran, and requests that no arithmetic answers."""
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+
+from analysis.metrics.recorded import as_recorded
+from bench.cell.outcome import prediction_of
+from bench.cell.planned import PlannedCell
+from bench.cell.predicted import predicted
+from bench.config import ConfigError, ExitCode
+from bench.cost.prediction import Fit
+from bench.record import Provenance, Status
+from bench.request.legality import refusal
+from bench.request.resolve import resolve
+from bench.sweep.shortage import shortages
+from tests.cells import TWO_CORES, make_cell, make_raw
+from tests.command import typed_here
+
+H100 = ("mode=predict", "hardware=h100_80gb", "model=qwen3_8b")
+
+
+def record_of(*words):
+    cell = make_cell(*H100, *words)
+    return cell, predicted(PlannedCell(cell, repeat=0, order=0))
+
+
+def test_a_record_has_what_a_measurement_would_have_filled():
+    """The parts of the step add up to it, as a trace's do, and the step is that of the prediction."""
+    cell, record = record_of("seq_len=128k", "strategy=ring")
+    assert (record.status, record.provenance) == (Status.OK, Provenance.PREDICTED)
+    prediction, trace = prediction_of(cell), record.sections["trace"]
+    step_ms = prediction.step_time_ms.expected
+    assert record.sections["timing"].step_times_ms == [[step_ms]]
+    assert record.sections["timing"].tokens_per_step == 2**17
+    assert record.sections["memory"].peak_allocated_bytes == [prediction.peak_allocated_bytes.expected]
+    parts = (*trace.compute_ms.values(), *trace.purpose_exposed_ms.values(), trace.idle_ms)
+    assert sum(part[0] for part in parts) == pytest.approx(step_ms)
+    assert trace.purpose_total_ms["attention"][0] > trace.purpose_exposed_ms["attention"][0]
+    assert record.analytic["prediction"]["fit"] == Fit.FITS
+    assert as_recorded(json.loads(json.dumps(record.to_json()))).timing is not None
+
+
+def test_a_cell_is_on_as_many_devices_as_it_asks_for_whatever_is_here():
+    cell, record = record_of("seq_len=1m", "cluster.world_size=1024", "strategy=usp", "model=qwen3_32b")
+    assert (cell.cluster.world_size, cell.cluster.device, cell.hardware) == (1024, "cuda", "h100_80gb")
+    assert record.status is Status.OK
+    assert make_cell(*H100).cluster.world_size == 8  # one node, where it is left open
+
+
+def test_what_has_no_room_is_out_of_memory_and_no_plan_warns_of_it():
+    cell, record = record_of("seq_len=1m", "strategy=local")
+    assert (record.status, record.provenance) == (Status.OUT_OF_MEMORY, Provenance.PREDICTED)
+    assert record.reason.startswith("needs about ")
+    assert record.reason.endswith(" per rank and has 79.1 GiB")
+    assert record.sections["timing"] is None
+    assert shortages([cell], TWO_CORES) == []
+    assert len(shortages([replace(cell, mode="measure", kernel="torch_flash")], TWO_CORES)) == 1
+
+
+def workload(cell):
+    return replace(cell, workload=replace(cell.workload, name="attention"))
+
+
+def packed(cell):
+    return replace(cell, data=replace(cell.data, packing="documents"))
+
+
+def on_cpu(cell):
+    return replace(cell, cluster=replace(cell.cluster, device="cpu", backend="gloo"))
+
+
+def on_shared_gpus(cell):
+    return replace(cell, cluster=replace(cell.cluster, ranks_per_gpu=2))
+
+
+REFUSED = {
+    workload: "take workload=train",
+    packed: "take data.packing=none",
+    on_cpu: "hardware=h100_80gb is a GPU, and the ranks are on the CPU",
+    on_shared_gpus: "take cluster.ranks_per_gpu=1",
+    lambda cell: replace(cell, kernel="math"): "no rate of kernel=math on hardware=h100_80gb; choose kernel=",
+    lambda cell: replace(cell, hardware="cpu"): "hardware=cpu: its file in conf/hardware/ has no links",
+    lambda cell: replace(
+        cell, hardware="unknown"
+    ): "hardware=unknown: no file of conf/hardware/ describes it",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_what_no_arithmetic_answers_is_refused_with_a_way_out(change):
+    assert refusal(make_cell(*H100)) is None
+    assert REFUSED[change] in refusal(change(make_cell(*H100)))
+
+
+def test_words_do_not_change_a_device_for_its_record_names_its_file_alone():
+    for key, value in {"hardware.links": {}, "hardware.colour": "green"}.items():
+        with pytest.raises(ConfigError, match=r"copy conf/hardware/h100_80gb\.yaml, change the copy"):
+            resolve(changed(key, value), TWO_CORES)
+    assert resolve(changed("hardware.price_per_device_hour", 2.5), TWO_CORES) == make_cell(*H100)
+
+
+def changed(key, value):
+    raw = deepcopy(make_raw(*H100))
+    raw["hardware"][key.removeprefix("hardware.")] = value
+    return raw
+
+
+def test_a_sweep_of_predictions_starts_nothing_and_resumes(tmp_path, monkeypatch):
+    """No rank is started: this test has no mark for that. What is there is not computed again."""
+    monkeypatch.setattr("analysis.report.write_report", lambda _: True)
+    words = ("-m", *H100, "strategy=ulysses,ring", "seq_len=8k", "sweep_dir=o")
+    done = typed_here(tmp_path, *words)
+    assert done.returncode == ExitCode.OK, done.stderr
+    lines = (tmp_path / "o" / "records.jsonl").read_text().splitlines()
+    assert [json.loads(line)["provenance"] for line in lines] == ["predicted"] * 2
+    assert "tried all the same" not in done.stdout
+    again = typed_here(tmp_path, *words, "resume=true")
+    assert "nothing is missing in o" in again.stdout
+    assert len((tmp_path / "o" / "records.jsonl").read_text().splitlines()) == 2
