@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -51,6 +51,8 @@ LEFT_HEADINGS = 4
 """The first ones are words, the others numbers."""
 DISPENSABLE = ("95 % interval", "waiting", "ranks/sp", "transfer", "step ms")
 """What a narrow terminal does without, in this order."""
+DISPENSABLE_OF_PREDICTIONS = ("ranks/sp", "transfer", "step ms")
+"""The same where nothing ran: a figure without its band would pass for a measurement."""
 OF_PREDICTIONS: Mapping[str, str] = {
     "n and 95 % interval": "what it is",
     "95 % interval": "band",
@@ -120,8 +122,7 @@ def markdown_cell(text: str) -> str:
 def terminal_table(cells: Cells, width: int) -> Table:
     """The numbers of the first cells; a terminal under 100 columns does without DISPENSABLE ones."""
     rows = _terminal_rows(cells.first(TERMINAL_ROWS))
-    left_out = NOT_PREDICTED if cells.is_all_predicted else frozenset()
-    shown = _fitting(rows, width, left_out)
+    shown = _fitting(rows, width, is_predicted=cells.is_all_predicted)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in shown:
         is_name = heading == TERMINAL_HEADINGS[0]
@@ -167,13 +168,12 @@ def _terminal_interval(cell: Mapping[Any, Any]) -> str:
     return " to ".join(filter(None, ends))
 
 
-def _fitting(
-    rows: Sequence[Mapping[str, str]], width: int, left_out: Collection[str] = frozenset()
-) -> list[str]:
+def _fitting(rows: Sequence[Mapping[str, str]], width: int, *, is_predicted: bool = False) -> list[str]:
     """The headings for which there is room beside the shortest strategy column."""
+    left_out = NOT_PREDICTED if is_predicted else frozenset()
     name, *others = (heading for heading in TERMINAL_HEADINGS if heading not in left_out)
     widths = {each: 1 + max(len(each), *(len(row[each]) for row in rows), 0) for each in others}
-    for heading in DISPENSABLE:
+    for heading in DISPENSABLE_OF_PREDICTIONS if is_predicted else DISPENSABLE:
         if MIN_STRATEGY_COLUMNS + 1 + sum(widths.values()) > width:
             widths.pop(heading, None)
     return [name, *widths]

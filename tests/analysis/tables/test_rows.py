@@ -131,3 +131,9 @@ def test_the_terminal_shows_bands_and_says_n_of_what_ran_only(cells_of, beside):
     headings, *lines = console.file.getvalue().splitlines()
     assert any("65,536-102,400" in line for line in lines)
     assert ("95 % interval" in headings, " n " in headings) == (bool(beside), bool(beside))
+
+
+def test_a_narrow_terminal_keeps_the_band_of_predictions(cells_of):
+    console = Console(width=80, file=io.StringIO())
+    console.print(terminal_table(cells_of([make_predicted(fit="undecided")]), 80))
+    assert "65,536-102,400" in console.file.getvalue()
