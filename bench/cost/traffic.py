@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from bench.config import DTYPE_BYTES, NOT_USED, RunConfig
 from bench.cost.gathering import gathered_together, stays_whole
@@ -65,14 +66,18 @@ def payload(cell: RunConfig) -> dict[str, int] | None:
     return {purpose: sent[purpose] for purpose in (ATTENTION, PARAMETERS, GRADIENTS, DATA_AND_LOSS)}
 
 
-def messages(cell: RunConfig) -> list[Messages]:
-    """All of one step but attention's, equal ones together; none of an engine that is not ours."""
+@lru_cache(maxsize=16)
+def messages(cell: RunConfig) -> tuple[Messages, ...]:
+    """All of one step but attention's, equal ones together; none of an engine that is not ours.
+
+    Kept, as a prediction asks once for every end of what is not known.
+    """
     if cell.engine not in OF_ENGINE:
-        return []
+        return ()
     counted = _all_reduce(COUNT_BYTES, cell.cluster.world_size)  # of valid tokens
     made = itertools.chain([counted], OF_ENGINE[cell.engine](cell))
     sent = Counter(each for each in made if each[1].ranks > 1)
-    return [Messages(*each, count) for each, count in sent.items()]
+    return tuple(Messages(*each, count) for each, count in sent.items())
 
 
 def _is_known(cell: RunConfig) -> bool:
