@@ -248,10 +248,12 @@ def test_what_attention_exchanges_takes_buffers(strategy, units):
     assert communication_bytes(cell) == units * cell.shard_len * 8 * 64 * 2
 
 
+SHARED = {"strategy": {"name": "ulysses"}, "cluster.world_size": 4}
+
+
 def test_gradients_of_fsdp2_wait_whole_for_the_last_micro_step():
     one, many = (
-        memory_need(cell_with({"engine.name": "fsdp2", "grad_accum": steps, "cluster.world_size": 4}))
-        for steps in (1, 2)
+        memory_need(cell_with({"engine.name": "fsdp2", "grad_accum": steps, **SHARED})) for steps in (1, 2)
     )
     assert many.states - one.states == 4 * parameters(cell_with({}).model)
 
