@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.config import ConfigError
 from bench.cost.band import Band, End
+from bench.cost.calibration import Calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Hardware:
     """Seconds that Python takes to start one operation."""
     price_per_device_hour: float | None
     """Null until the user gives one."""
+    calibration: Calibration | None = None
+    """What was measured there, in place of shares of a datasheet."""
 
 
 NEEDED = ("links", "rates", "host_s_per_operation", "devices_per_node")
@@ -84,6 +87,7 @@ def hardware_from(facts: Mapping[str, Any]) -> Hardware:
         attention_backward={kernel: Band(*share) for kernel, share in rates["attention_backward"].items()},
         host_s_per_operation=Band(*facts["host_s_per_operation"]),
         price_per_device_hour=facts.get("price_per_device_hour"),
+        calibration=Calibration.of(facts["calibrated"]) if "calibrated" in facts else None,
     )
 
 

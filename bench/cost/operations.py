@@ -7,13 +7,16 @@ and Qwen layers as they run, operator by operator, without compilation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.memory import HEAD_NORM_FAMILIES, parameters
+from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
+from bench.cost.memory import CHUNK_ROWS, FLOAT32_BYTES, HEAD_NORM_FAMILIES, LOW_PRECISION, parameters
 from bench.strategies.schedule import Block
 
+INPUT_CASTS = 5
+"""Projections of a layer whose input is float32 under autocast: Q, K, V, the gate and what it gates."""
 ATTENTION, PACKING, OPTIMIZER, OTHER = "attention", "packing", "optimizer", "other"
 """Parts of a step, by the trace's names."""
 
@@ -61,8 +64,13 @@ def _product_bytes(it: Operation) -> int:
     return it.number_bytes * (it.rows * it.columns + it.rows * it.inner + it.columns * it.inner)
 
 
+ENGINES = ("ddp", "fsdp2", "zero3")
+
 KINDS: Mapping[str, Kind] = {
     "product": Kind(_product_flops, _product_bytes, 1),
+    # A linear layer's two of backward: with its weight as it is stored, and of tokens with tokens.
+    "product_input": Kind(_product_flops, _product_bytes, 1),
+    "product_weight": Kind(_product_flops, _product_bytes, 1),
     # x.float(), its square, mean, product, cast, weight: transformers' RMSNorm.
     "norm": Kind(_nothing, _per_number(4, 6), 7),
     "norm_backward": Kind(_nothing, _per_number(6, 10), 12),
@@ -72,14 +80,25 @@ KINDS: Mapping[str, Kind] = {
     "activation": Kind(_nothing, _per_number(5), 2),
     "activation_backward": Kind(_nothing, _per_number(8), 4),
     "sum": Kind(_nothing, _per_number(3), 1),
-    "copy": Kind(_nothing, _per_number(2), 1),
+    "cast": Kind(_nothing, _per_number(2), 1),
+    "cast_backward": Kind(_nothing, _per_number(2), 1),
     "embedding": Kind(_nothing, _per_number(2), 1),
     "embedding_backward": Kind(_nothing, _per_number(1, 2), 2),
     # The cast, log-softmax and the gather of each row's label.
     "token_loss": Kind(_nothing, _per_number(1, 3), 4),
     "token_loss_backward": Kind(_nothing, _per_number(1, 4), 4),
+    # Heads' rows beside a kernel: put in another order, merged into wide ones, added to wide ones.
+    "pack": Kind(_nothing, _per_number(2), 1),
+    "merge": Kind(_nothing, _per_number(0, 2), 4),
+    "accumulate": Kind(_nothing, _per_number(0, 2), 1),
     # Weights, gradient and both moments read, all but the gradient written; wide copies and the norm beside.
-    "update": Kind(_nothing, _per_number(4, 8), 12),
+    **{f"{engine}_update": Kind(_nothing, _per_number(4, 8), 12) for engine in ENGINES},
+    # What Python does around each layer, and around each chunk of a loss: no work of the device.
+    **{
+        f"{engine}_{part}": Kind(_nothing, _nothing, 0)
+        for engine in ENGINES
+        for part in ("layers", "checkpointed_layers", "chunks")
+    },
 }
 """Every kind but attention's blocks, which kernels compute."""
 
@@ -92,35 +111,54 @@ def micro_step(cell: RunConfig) -> Iterator[Operation]:
     for operation in layer_backward(cell):
         yield _times(operation, layers)
     yield from _ends(cell)
+    part = "checkpointed_layers" if cell.checkpointing else "layers"
+    yield _one(cell, f"{cell.engine}_{part}", layers, 1)
 
 
 def step_end(cell: RunConfig) -> Iterator[Operation]:
-    """The optimizer's update of a rank's share of the parameters."""
+    """The optimizer's update of a rank's share of the parameters: so many tensors of so many numbers."""
     count = parameters(cell.model) // SHARDS[cell.engine](cell)
-    yield Operation("update", count, 1, number_bytes=DTYPE_BYTES[cell.dtype], part=OPTIMIZER)
+    tensors = parameter_tensors(cell.model)
+    update = _one(cell, f"{cell.engine}_update", tensors, max(1, count // tensors))
+    yield replace(update, part=OPTIMIZER)
+
+
+def parameter_tensors(model: ModelConfig) -> int:
+    """Weights of projections and norms in every layer; the embedding, the last norm and a head of its own."""
+    norms = 4 if model.family in HEAD_NORM_FAMILIES else 2
+    biases = 3 if model.attention_bias else 0
+    return model.num_layers * (7 + norms + biases) + (2 if model.tied_embeddings else 3)
 
 
 def layer_forward(cell: RunConfig) -> Iterator[Operation]:
-    """One layer's forward pass."""
+    """One layer's forward pass; under autocast five projections cast their input."""
     rows, model = _rows(cell), cell.model
     yield from _of(cell, _projections(cell))
-    yield _one(cell, "norm", rows, model.hidden_size, 2)
+    yield _stream(cell, "norm", rows, model.hidden_size, 2)
     yield from _head_norms(cell, "norm")
-    yield _one(cell, "rotary", rows, _rotated(cell))
-    yield _one(cell, "sum", rows, model.hidden_size, 2)
+    yield _stream(cell, "rotary", rows * _rotated_heads(cell), model.head_dim)
+    yield _stream(cell, "sum", rows, model.hidden_size, 2)
+    if is_autocast(cell):
+        yield _stream(cell, "cast", rows, model.hidden_size, INPUT_CASTS)
     yield from _mlp_forward(cell)
 
 
 def layer_backward(cell: RunConfig) -> Iterator[Operation]:
-    """One layer's backward pass: each product's two, and with a tiled MLP that once more forward."""
+    """One layer's backward pass: each product's two, and with a tiled MLP that once more forward.
+
+    Five gradients are added where an input was used more than once: both residual sums, Q with K with V, and
+    the gate with what it gates.
+    """
     rows, model = _rows(cell), cell.model
     for columns, inner in (*_projections(cell), *_mlp(cell)):
-        yield _product(cell, rows, inner, columns)
-        yield _product(cell, columns, inner, rows)
-    yield _one(cell, "norm_backward", rows, model.hidden_size, 2)
+        yield replace(_product(cell, rows, inner, columns), kind="product_input")
+        yield replace(_product(cell, columns, inner, rows), kind="product_weight")
+    yield _stream(cell, "norm_backward", rows, model.hidden_size, 2)
     yield from _head_norms(cell, "norm_backward")
-    yield _one(cell, "rotary_backward", rows, _rotated(cell))
-    yield _one(cell, "sum", rows, model.hidden_size, 4)
+    yield _stream(cell, "rotary_backward", rows * _rotated_heads(cell), model.head_dim)
+    yield _stream(cell, "sum", rows, model.hidden_size, 5)
+    if is_autocast(cell):
+        yield _stream(cell, "cast_backward", rows, model.hidden_size, INPUT_CASTS)
     yield _one(cell, "activation_backward", rows, model.intermediate_size)
     if cell.tiled_mlp:
         yield from _mlp_forward(cell)
@@ -129,16 +167,25 @@ def layer_backward(cell: RunConfig) -> Iterator[Operation]:
 def _ends(cell: RunConfig) -> Iterator[Operation]:
     """Embedding, last norm, output head and loss, forward and backward; a chunked loss computes twice."""
     rows, model = _rows(cell), cell.model
-    forwards = 2 if cell.loss == "chunked" else 1
-    yield _one(cell, "embedding", rows, model.hidden_size)
-    yield _one(cell, "embedding_backward", rows, model.hidden_size)
-    yield _one(cell, "norm", rows, model.hidden_size)
-    yield _one(cell, "norm_backward", rows, model.hidden_size)
-    yield _times(_product(cell, rows, model.vocab_size, model.hidden_size), forwards)
-    yield _product(cell, rows, model.hidden_size, model.vocab_size)
-    yield _product(cell, model.vocab_size, model.hidden_size, rows)
-    yield _one(cell, "token_loss", rows, model.vocab_size, forwards)
-    yield _one(cell, "token_loss_backward", rows, model.vocab_size)
+    is_chunked = cell.loss == "chunked"
+    forwards = 2 if is_chunked else 1
+    at_once = min(rows, CHUNK_ROWS) if is_chunked else rows
+    chunks = math.ceil(rows / at_once)
+    yield _stream(cell, "embedding", rows, model.hidden_size)
+    yield _stream(cell, "embedding_backward", rows, model.hidden_size)
+    yield _stream(cell, "norm", rows, model.hidden_size)
+    yield _stream(cell, "norm_backward", rows, model.hidden_size)
+    yield _times(_product(cell, at_once, model.vocab_size, model.hidden_size), forwards * chunks)
+    yield _times(
+        replace(_product(cell, at_once, model.hidden_size, model.vocab_size), kind="product_input"), chunks
+    )
+    yield _times(
+        replace(_product(cell, model.vocab_size, model.hidden_size, at_once), kind="product_weight"), chunks
+    )
+    yield _one(cell, "token_loss", at_once, model.vocab_size, forwards * chunks)
+    yield _one(cell, "token_loss_backward", at_once, model.vocab_size, chunks)
+    if is_chunked:
+        yield _one(cell, f"{cell.engine}_chunks", chunks, 1)
 
 
 def _mlp_forward(cell: RunConfig) -> Iterator[Operation]:
@@ -162,12 +209,12 @@ def _mlp(cell: RunConfig) -> tuple[tuple[int, int], ...]:
 def _head_norms(cell: RunConfig, kind: str) -> Iterator[Operation]:
     """Of each head of Q and of K, in families that have them."""
     if cell.model.family in HEAD_NORM_FAMILIES:
-        yield _one(cell, kind, _rows(cell) * cell.model.num_heads, cell.model.head_dim)
-        yield _one(cell, kind, _rows(cell) * cell.model.num_kv_heads, cell.model.head_dim)
+        yield _stream(cell, kind, _rows(cell) * cell.model.num_heads, cell.model.head_dim)
+        yield _stream(cell, kind, _rows(cell) * cell.model.num_kv_heads, cell.model.head_dim)
 
 
-def _rotated(cell: RunConfig) -> int:
-    return (cell.model.num_heads + cell.model.num_kv_heads) * cell.model.head_dim
+def _rotated_heads(cell: RunConfig) -> int:
+    return cell.model.num_heads + cell.model.num_kv_heads
 
 
 def _of(cell: RunConfig, products: tuple[tuple[int, int], ...]) -> Iterator[Operation]:
@@ -181,6 +228,21 @@ def _product(cell: RunConfig, rows: int, columns: int, inner: int) -> Operation:
 
 def _one(cell: RunConfig, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
     return Operation(kind, rows, columns, number_bytes=DTYPE_BYTES[cell.dtype], count=count)
+
+
+def _stream(cell: RunConfig, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
+    """One between layers, where autocast leaves everything in float32."""
+    return replace(_one(cell, kind, rows, columns, count), number_bytes=stream_bytes(cell))
+
+
+def is_autocast(cell: RunConfig) -> bool:
+    """Whether weights stay float32 and products cast them and their inputs."""
+    return cell.engine == "ddp" and cell.dtype in LOW_PRECISION
+
+
+def stream_bytes(cell: RunConfig) -> int:
+    """Of a number between layers."""
+    return FLOAT32_BYTES if is_autocast(cell) else DTYPE_BYTES[cell.dtype]
 
 
 def _times(operation: Operation, count: int) -> Operation:

@@ -7,10 +7,11 @@ from typing import Any
 
 from bench.config import RunConfig
 from bench.cost.band import Band, End
+from bench.cost.calibrated_speeds import CalibratedSpeeds
 from bench.cost.hardware import Hardware
 from bench.cost.memory import MemoryNeed, memory_need
 from bench.cost.memory_band import Fit, allocated_band, fit_of, needed_band
-from bench.cost.speeds import DatasheetSpeeds
+from bench.cost.speeds import DatasheetSpeeds, Speeds
 from bench.cost.time import StepParts, step_parts
 from bench.strategies import STRATEGIES
 
@@ -45,14 +46,26 @@ class Prediction:
         return asdict(self) | {"fit": self.fit}
 
 
+def speeds_of(hardware: Hardware, end: End) -> Speeds:
+    """What was measured there, if anything was, else shares of a datasheet."""
+    if hardware.calibration is not None:
+        return CalibratedSpeeds(hardware.calibration, end)
+    return DatasheetSpeeds(hardware, end)
+
+
 def predict(cell: RunConfig, hardware: Hardware, usable_bytes: int | None) -> Prediction | None:
-    """The prediction for a legal cell; None where a strategy, engine or workload has no formula."""
+    """The prediction for a legal cell; None where a strategy, engine or workload has no formula, or the
+    hardware no figure of its kernel or dtype.
+    """
     facts = STRATEGIES.get(cell.strategy)
     schedule = None if facts is None else facts.schedule(cell)
     memory = memory_need(cell)
     if schedule is None or memory is None or cell.data.packs:
         return None
-    ends = {end: step_parts(cell, schedule, DatasheetSpeeds(hardware, end)) for end in End}
+    speeds = {end: speeds_of(hardware, end) for end in End}
+    if not speeds[End.EXPECTED].knows(cell):
+        return None
+    ends = {end: step_parts(cell, schedule, speeds[end]) for end in End}
     return Prediction(
         step_time_ms=Band.of(lambda end: ends[end].step_ms),
         parts=ends[End.EXPECTED],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from bench.config import RunConfig
 from bench.cost.band import Band, End
 from bench.cost.hardware import SLOWEST, Hardware, Link
 from bench.cost.operations import BACKWARD_PRODUCTS, FORWARD_PRODUCTS, KINDS, Operation, block_flops
@@ -21,17 +22,26 @@ LAUNCHES_PER_EXCHANGE = 6
 class Speeds(Protocol):
     """One end of what a device can do."""
 
+    @property
+    def hidden_share(self) -> float:
+        """Of the shorter of a message and a computation beside it, how much is hidden."""
+
+    def knows(self, cell: RunConfig) -> bool:
+        """Whether there are figures for the cell's dtype, kernel and engine."""
+
     def operation_s(self, operation: Operation) -> float:
         """Seconds of one of such operations."""
 
-    def block_s(self, block: Block, head_dim: int, kernel: str, *, backward: bool) -> float:
+    def block_s(
+        self, block: Block, head_dim: int, kernel: str, *, number_bytes: int, backward: bool
+    ) -> float:
         """Seconds of one call of a kernel."""
 
-    def bytes_s(self, moved_bytes: int) -> float:
-        """Seconds of an elementwise pass that moves so many bytes within the device's memory."""
-
-    def exchange_s(self, exchange: Exchange) -> float:
+    def exchange_s(self, exchange: Exchange, number_bytes: int) -> float:
         """Seconds of one call to the communication library, once all have arrived."""
+
+    def state_message_s(self, exchange: Exchange, number_bytes: int) -> float:
+        """The same of an engine's own, beyond what its hooks take with a message that is as good as empty."""
 
     def host_s(self, launches: int) -> float:
         """Seconds of the host to start so many operations where it works ahead of the device, else 0."""
@@ -45,25 +55,40 @@ class DatasheetSpeeds:
     end: End
     """Of the time: its high end has the lowest rates."""
 
+    @property
+    def hidden_share(self) -> float:
+        return 1.0
+
+    def knows(self, cell: RunConfig) -> bool:
+        return cell.kernel in self.hardware.attention_forward
+
     def operation_s(self, operation: Operation) -> float:
         """The roofline: the longer of computing and moving (doi:10.1145/1498765.1498785)."""
         kind = KINDS[operation.kind]
         compute_s = kind.flops(operation) / (
             self.hardware.peak_flops_per_s * self._share(self.hardware.matmul)
         )
-        return max(compute_s, self.bytes_s(kind.moved_bytes(operation)))
+        return max(compute_s, self._bytes_s(kind.moved_bytes(operation)))
 
-    def block_s(self, block: Block, head_dim: int, kernel: str, *, backward: bool) -> float:
+    def block_s(
+        self,
+        block: Block,
+        head_dim: int,
+        kernel: str,
+        *,
+        number_bytes: int,  # noqa: ARG002  shares are those of 16 bits
+        backward: bool,
+    ) -> float:
         shares = self.hardware.attention_backward if backward else self.hardware.attention_forward
         products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
         rate = self.hardware.peak_flops_per_s * self._share(shares[kernel])
         slowdown = 1 + HALF_RATE_KEYS / block.keys if block.keys else 1
         return block_flops(block, head_dim, products) / rate * slowdown
 
-    def bytes_s(self, moved_bytes: int) -> float:
+    def _bytes_s(self, moved_bytes: int) -> float:
         return moved_bytes / (self.hardware.memory_bytes_per_s * self._share(self.hardware.memory))
 
-    def exchange_s(self, exchange: Exchange) -> float:
+    def exchange_s(self, exchange: Exchange, number_bytes: int) -> float:  # noqa: ARG002
         """Latency of each step of the collective, and bytes over the slowest link that they cross.
 
         What leaves a node goes through its network, the rest beside it: an all-to-all sends each rank its
@@ -77,6 +102,9 @@ class DatasheetSpeeds:
         if leaves_node:
             times.append(self._link_s(self.hardware.network, round(exchange.sent_bytes * share), steps))
         return max(times)
+
+    def state_message_s(self, exchange: Exchange, number_bytes: int) -> float:
+        return self.exchange_s(exchange, number_bytes)
 
     def host_s(self, launches: int) -> float:
         return launches * self.hardware.host_s_per_operation.at(self.end)

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from bench.config import RunConfig
+from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.operations import KINDS, Operation, micro_step, step_end
 from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
 from bench.cost.traffic import messages
-from bench.strategies.schedule import Schedule, Stage, Stages
+from bench.strategies.schedule import WIDE_BYTES, Schedule, Stage, Stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,11 @@ def step_parts(cell: RunConfig, schedule: Schedule, speeds: Speeds) -> StepParts
     other_s = cell.grad_accum * seconds_of(operations, speeds)
     update = [*step_end(cell)]
     update_s = seconds_of(update, speeds)
-    state_s = sum(each.count * speeds.exchange_s(each.exchange) for each in messages(cell))
+    state_s = sum(
+        each.count * speeds.state_message_s(each.exchange, state_bytes(cell)) for each in messages(cell)
+    )
     kernels_s = of_attention("kernels_s")
-    exposed_state_s = max(0.0, state_s - other_s - kernels_s)
+    exposed_state_s = state_s - speeds.hidden_share * min(state_s, other_s + kernels_s)
     device_s = other_s + kernels_s + of_attention("packing_s") + of_attention("exposed_s") + exposed_state_s
     launches = cell.grad_accum * launches_of(operations) + round(of_attention("launches"))
     return StepParts(
@@ -97,15 +99,28 @@ def attention_time(cell: RunConfig, stages: Stages, speeds: Speeds, *, backward:
 
 def _stage_time(cell: RunConfig, stage: Stage, speeds: Speeds, *, backward: bool) -> AttentionTime:
     """Messages that are hidden show as far as they take longer than the blocks beside them."""
-    kernels_s = speeds.bytes_s(2 * stage.merged_bytes) + sum(
-        speeds.block_s(block, cell.model.head_dim, cell.kernel, backward=backward) for block in stage.blocks
+    e, head_dim = DTYPE_BYTES[cell.dtype], cell.model.head_dim
+    merged_rows = stage.merged_bytes // (max(WIDE_BYTES, e) * head_dim)
+    merging = Operation("accumulate" if backward else "merge", merged_rows, head_dim, number_bytes=e)
+    packing = Operation("pack", stage.packed_bytes // (e * head_dim), head_dim, number_bytes=e)
+    kernels_s = _rows_s(merging, speeds) + sum(
+        speeds.block_s(block, head_dim, cell.kernel, number_bytes=e, backward=backward)
+        for block in stage.blocks
     )
-    sent_s = sum(map(speeds.exchange_s, stage.exchanges))
-    hidden_s = min(sent_s, kernels_s) if stage.is_hidden else 0.0
+    sent_s = sum(speeds.exchange_s(exchange, e) for exchange in stage.exchanges)
+    hidden_s = speeds.hidden_share * min(sent_s, kernels_s) if stage.is_hidden else 0.0
     launches = LAUNCHES_PER_BLOCK * len(stage.blocks) + LAUNCHES_PER_EXCHANGE * len(stage.exchanges)
-    return AttentionTime(
-        kernels_s, speeds.bytes_s(2 * stage.packed_bytes), sent_s - hidden_s, hidden_s, launches
-    )
+    return AttentionTime(kernels_s, _rows_s(packing, speeds), sent_s - hidden_s, hidden_s, launches)
+
+
+def _rows_s(operation: Operation, speeds: Speeds) -> float:
+    return speeds.operation_s(operation) if operation.rows else 0.0
+
+
+def state_bytes(cell: RunConfig) -> int:
+    """Of a number in an engine's reductions: DeepSpeed's are in the cell's dtype, the others wide."""
+    e = DTYPE_BYTES[cell.dtype]
+    return e if cell.engine == "zero3" else max(WIDE_BYTES, e)
 
 
 def seconds_of(operations: Iterable[Operation], speeds: Speeds) -> float:

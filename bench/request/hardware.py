@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from bench.config import UNKNOWN_HARDWARE, ConfigError, RunConfig
 from bench.cost.hardware import Hardware, hardware_from, lacking
 from bench.environment import Machine
 from bench.labels import GIB, shown
+from bench.request import values
 from bench.request.choices import Raw, options, read_option
 
 PRICE = "price_per_device_hour"
 """What may be given in words: it changes no prediction."""
+
+CALIBRATED = "calibrated"
+CALIBRATED_SUFFIX = ".yaml"
+CALIBRATE = "write one with: python -m bench.calibrate --output FILE.yaml"
 
 
 @cache
@@ -28,12 +36,17 @@ def known_hardware() -> Mapping[str, Mapping[str, Any]]:
 
 def has_rates(name: str) -> bool:
     """Whether times can be predicted for a device: it has a file, which says what it sustains."""
-    return name in options("hardware") and not lacking(_content(name))
+    return is_calibrated(name) or (name in options("hardware") and not lacking(_content(name)))
 
 
 @cache
 def hardware_of(name: str) -> Hardware:
-    """A device as the cost model needs it; raises ConfigError where no file says enough of it."""
+    """A device as the cost model needs it: a choice, or the path of a file that a calibration wrote.
+
+    Raises ConfigError where no file says enough of it.
+    """
+    if is_calibrated(name):
+        return hardware_from(calibrated_facts(name))
     if name not in options("hardware"):
         raise ConfigError(
             f"hardware={name}: no file of conf/hardware/ describes it, and without one no time can be"
@@ -60,6 +73,46 @@ def _content(name: str) -> Mapping[str, Any]:
     return read_option("hardware", name)
 
 
+def is_calibrated(name: str) -> bool:
+    """Whether a cell's hardware is a file of its own, not one of conf/hardware/."""
+    return name.endswith(CALIBRATED_SUFFIX)
+
+
+def calibrated_file(raw: Mapping[str, Any]) -> str | None:
+    """The `hardware.path` of `hardware=calibrated`; None for other hardware, which has none.
+
+    Raises ConfigError for a path that is no such file, and for one without the other.
+    """
+    path = values.path("hardware.path", raw.get("path"))
+    if (raw["name"] == CALIBRATED) != (path is not None):
+        wrong = f"hardware={raw['name']}" if path is None else f"hardware.path={path}"
+        raise ConfigError(f"{wrong}: write hardware={CALIBRATED} hardware.path=FILE.yaml; {CALIBRATE}")
+    if path is None:
+        return None
+    if not is_calibrated(path):
+        raise ConfigError(f"hardware.path={path}: must end in {CALIBRATED_SUFFIX}; {CALIBRATE}")
+    calibrated_facts(path)
+    return path
+
+
+@cache
+def calibrated_hardware(path: str) -> Hardware:
+    """What a calibration wrote; raises ConfigError for another file."""
+    return hardware_from(calibrated_facts(path))
+
+
+@cache
+def calibrated_facts(path: str) -> Mapping[str, Any]:
+    """The content of such a file; raises ConfigError for another one."""
+    try:
+        facts: Any = yaml.load(Path(path).read_text(), yaml.CSafeLoader)  # noqa: S506  safe, and in C
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"hardware.path={path}: cannot be read ({error}); {CALIBRATE}") from None
+    if not isinstance(facts, dict) or "calibrated" not in facts:
+        raise ConfigError(f"hardware.path={path}: holds no calibration; {CALIBRATE}")
+    return facts
+
+
 def this_hardware(machine: Machine, device: str) -> str:
     """The choice of conf/hardware/ that this machine is; UNKNOWN_HARDWARE for a GPU that has none."""
     if device == "cpu":
@@ -82,7 +135,7 @@ def usable_bytes(cell: RunConfig, machine: Machine) -> int | None:
 
 
 def _device_bytes(hardware: str, machine: Machine) -> int | None:
-    known = known_hardware().get(hardware)
+    known = calibrated_facts(hardware) if is_calibrated(hardware) else known_hardware().get(hardware)
     if known is not None:
         return int(known["usable_bytes"])
     return min(machine.gpu_memory_bytes, default=None)

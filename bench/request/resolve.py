@@ -34,7 +34,7 @@ from bench.mistakes import MISTAKES
 from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.env import env_pairs
-from bench.request.hardware import refuse_changed, this_hardware
+from bench.request.hardware import calibrated_file, refuse_changed, this_hardware
 from bench.request.measure import measure_config
 from bench.request.model_numbers import model_config
 from bench.request.placement import (
@@ -273,6 +273,10 @@ def _data(raw: Raw) -> DataConfig:
 
 
 def _hardware(raw: Raw, machine: Machine, device: str) -> str:
+    """A choice, or of `calibrated` its file."""
+    file = calibrated_file(raw)
+    if file is not None:
+        return file
     if raw["name"] != "auto":
         refuse_changed(raw)
         return values.choice("hardware", raw["name"], options("hardware"))

@@ -8,7 +8,7 @@ from typing import Any
 from bench.environment import Machine
 from bench.request import values
 from bench.request.choices import Raw, options
-from bench.request.hardware import known_hardware
+from bench.request.hardware import calibrated_facts, calibrated_file, known_hardware
 
 PREDICT = "predict"
 
@@ -21,7 +21,7 @@ def target_machine(raw: Raw, machine: Machine) -> Machine:
     name = raw["hardware"]["name"]
     if raw["mode"] != PREDICT or name == "auto":
         return machine
-    facts = known_hardware().get(values.choice("hardware", name, options("hardware")))
+    facts = _facts(raw["hardware"])
     if facts is None:
         return replace(machine, gpus=(), gpu_memory_bytes=(), gpu_error=None)
     count = _ranks(raw["cluster"]["world_size"], facts)
@@ -29,6 +29,15 @@ def target_machine(raw: Raw, machine: Machine) -> Machine:
     return replace(
         machine, gpus=described, gpu_memory_bytes=(int(facts["memory_bytes"]),) * count, gpu_error=None
     )
+
+
+def _facts(raw: Raw) -> Raw | None:
+    """What is known of the named device; None for a CPU."""
+    file = calibrated_file(raw)
+    if file is None:
+        return known_hardware().get(values.choice("hardware", raw["name"], options("hardware")))
+    facts = calibrated_facts(file)
+    return facts if facts["device_names"] else None
 
 
 def _ranks(world_size: Any, facts: Raw) -> int:

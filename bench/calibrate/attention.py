@@ -1,0 +1,115 @@
+"""Kernel calls by the shape of their block, and what is done around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
+from bench.attention.merge import Partial
+from bench.calibrate.case import Call, Case
+from bench.calibrate.grid import Grid
+from bench.training.models import TORCH_DTYPES
+
+HEADS = 2
+"""Of a measured block; its sizes are those of one head."""
+GROUPS = 2
+"""Query heads of a KV head where K and V are repeated."""
+
+
+def block_cases(grid: Grid, kernel: str, dtype: str, device: torch.device) -> Iterator[Case]:
+    """(head_dim, queries, keys), of causal squares without keys, forward and backward of HEADS heads."""
+    for head_dim in grid.head_dims:
+        for is_causal, queries, keys in _blocks(grid):
+            for direction, make in (("forward", _block_forward), ("backward", _block_backward)):
+                name = f"{kernel}_{'causal' if is_causal else 'full'}_{direction}"
+                prepare = partial(make, kernel, head_dim, queries, keys, is_causal, dtype, device)
+                sizes = (head_dim, queries) if is_causal else (head_dim, queries, keys)
+                yield Case(name, dtype, sizes, prepare, parts=HEADS)
+
+
+def around_cases(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
+    """(head_dim, rows): what strategies do with heads' rows beside the kernel."""
+    for head_dim in grid.head_dims:
+        for tokens in grid.tokens:
+            for name, make in AROUND.items():
+                if tokens * head_dim <= grid.most_numbers:
+                    yield Case(
+                        name, dtype, (head_dim, tokens), partial(make, head_dim, tokens, dtype, device)
+                    )
+
+
+def _blocks(grid: Grid) -> Iterator[tuple[bool, int, int]]:
+    for square in grid.squares:
+        yield True, square, square
+    for queries in grid.rectangles:
+        for keys in (queries // 2, queries, 2 * queries):
+            if keys <= grid.rectangles[-1]:
+                yield False, queries, keys
+
+
+def _block_forward(
+    kernel: str, head_dim: int, queries: int, keys: int, is_causal: bool, dtype: str, device: torch.device
+) -> Call:
+    q, k, v = (_heads(HEADS, rows, head_dim, dtype, device) for rows in (queries, keys, keys))
+    call = partial(kernel_forward, KERNELS[kernel], causal=is_causal, scale=head_dim**-0.5)
+    return lambda: call(q, k, v)
+
+
+def _block_backward(
+    kernel: str, head_dim: int, queries: int, keys: int, is_causal: bool, dtype: str, device: torch.device
+) -> Call:
+    q, k, v = (_heads(HEADS, rows, head_dim, dtype, device) for rows in (queries, keys, keys))
+    out, lse = kernel_forward(KERNELS[kernel], q, k, v, causal=is_causal, scale=head_dim**-0.5)
+    dout = torch.randn_like(out)
+    call = partial(kernel_backward, KERNELS[kernel], causal=is_causal, scale=head_dim**-0.5)
+    return lambda: call(dout, q, k, v, out, lse)
+
+
+def _merge(head_dim: int, rows: int, dtype: str, device: torch.device) -> Call:
+    """A block's output taken into a wide partial one."""
+    out = _heads(HEADS, rows // HEADS, head_dim, dtype, device)
+    lse = torch.randn(out.shape[:-1], device=device)
+    partial_out = Partial.first(out, lse.clone())
+    return lambda: partial_out.merge(slice(None), out, lse)
+
+
+def _accumulate(head_dim: int, rows: int, dtype: str, device: torch.device) -> Call:
+    """A block's gradient added to a wide one."""
+    share = _heads(HEADS, rows // HEADS, head_dim, dtype, device)
+    total = share.float()
+    return lambda: total.add_(share)
+
+
+def _pack(head_dim: int, rows: int, dtype: str, device: torch.device) -> Call:
+    """A copy that puts heads in front of tokens."""
+    source = _heads(HEADS, rows // HEADS, head_dim, dtype, device).transpose(1, 2)
+    return source.contiguous
+
+
+def _repeat(head_dim: int, rows: int, dtype: str, device: torch.device) -> Call:
+    """KV heads repeated: rows of the result."""
+    source = _heads(1, rows // GROUPS, head_dim, dtype, device)
+    return lambda: source.repeat_interleave(GROUPS, dim=1)
+
+
+def _repeat_backward(head_dim: int, rows: int, dtype: str, device: torch.device) -> Call:
+    """Gradients of repeated KV heads summed: rows of those."""
+    source = _heads(GROUPS, rows // GROUPS, head_dim, dtype, device)
+    return lambda: source.unflatten(1, (-1, GROUPS)).sum(dim=2)
+
+
+AROUND = {
+    "merge": _merge,
+    "accumulate": _accumulate,
+    "pack": _pack,
+    "repeat": _repeat,
+    "repeat_backward": _repeat_backward,
+}
+
+
+def _heads(heads: int, rows: int, head_dim: int, dtype: str, device: torch.device) -> Tensor:
+    return torch.randn(1, heads, rows, head_dim, device=device).to(TORCH_DTYPES[dtype])

@@ -1,0 +1,85 @@
+"""A rank's life in a calibration: join, time every case together with the other ranks, report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from bench.calibrate.attention import around_cases, block_cases
+from bench.calibrate.case import Case, timed
+from bench.calibrate.elementwise import elementwise_cases
+from bench.calibrate.engines import Engines, engine_cases, plain_cases
+from bench.calibrate.exchanges import exchange_cases, hidden_cases
+from bench.calibrate.grid import CPU_GRID, GPU_GRID, QUICK_GRID, Grid
+from bench.calibrate.products import product_cases
+from bench.cell.worker import RankJob, join
+from bench.ranks.groups import make_groups
+from bench.ranks.log import RankLog, Stage
+
+REQUEST = "request.json"
+STAGE = "calibrate"
+ENGINE_WIDTH = 16
+"""Hidden size that decides which of an engine's small tensors it shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the ranks are told beside the cell."""
+
+    dtypes: tuple[str, ...]
+    kernels: tuple[str, ...]
+    engines: tuple[str, ...]
+    is_quick: bool
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / REQUEST).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Request:
+        fields = json.loads((folder / REQUEST).read_text())
+        return msgspec.convert(fields, cls)
+
+
+def calibrate(job: RankJob, log: RankLog) -> dict[str, Any]:
+    """A rank's whole life; its report has a row of every case: table, dtype, sizes, seconds."""
+    rows = []
+    with log.during(STAGE):
+        device, request = join(job), Request.read(job.folder)
+        start_s = time.monotonic()
+        for case in _cases(job, request, device):
+            took = timed(case, device)
+            rows.append([case.table, case.dtype, case.sizes, took.low, took.median, took.high])
+            log.tell(Stage(STAGE, f"{case.table} {case.dtype}"))
+    return {"rows": rows, "took_s": time.monotonic() - start_s}
+
+
+def _cases(job: RankJob, request: Request, device: torch.device) -> Iterator[Case]:
+    grid = _grid(device, is_quick=request.is_quick)
+    yield from exchange_cases(grid, device)
+    groups = make_groups(job.cell)
+    for dtype in request.dtypes:
+        yield from product_cases(grid, dtype, device)
+        yield from elementwise_cases(grid, dtype, device)
+        yield from around_cases(grid, dtype, device)
+        for kernel in request.kernels:
+            yield from block_cases(grid, kernel, dtype, device)
+        yield from hidden_cases(request.kernels[0], dtype, device)
+        yield from plain_cases(dtype, device)
+        for engine in request.engines:
+            model = replace(job.cell.model, hidden_size=ENGINE_WIDTH)
+            cell = replace(job.cell, engine=engine, dtype=dtype, model=model)
+            yield from engine_cases(grid, Engines(cell, groups, device))
+
+
+def _grid(device: torch.device, *, is_quick: bool) -> Grid:
+    if is_quick:
+        return QUICK_GRID
+    return GPU_GRID if device.type == "cuda" else CPU_GRID

@@ -1,0 +1,107 @@
+"""Seconds as they were measured on a machine: `python -m bench.calibrate` writes the tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench.config import RunConfig
+from bench.cost.band import End
+from bench.cost.calibration import CAUSAL_EXPONENT, Calibration, Spread
+from bench.cost.operations import Operation
+
+if TYPE_CHECKING:
+    from bench.strategies.schedule import Block, Exchange
+
+DTYPE_OF_BYTES = {2: "bf16", 4: "fp32"}
+ANY_DTYPE = "any"
+CHUNKS, UPDATE, PLAIN = "chunks", "update", "plain"
+OVERHEADS = ("layers", "checkpointed_layers", CHUNKS)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedSpeeds:
+    """Times between those of the tables."""
+
+    calibration: Calibration
+    end: End
+
+    def knows(self, cell: RunConfig) -> bool:
+        """Whether the cell's dtype, kernel and engine were measured."""
+        dtype = cell.dtype
+        names = ("product", "norm", f"{cell.kernel}_causal_forward", f"{cell.engine}_update")
+        return all(self.calibration.has(name, dtype) for name in names)
+
+    def operation_s(self, operation: Operation) -> float:
+        name, dtype = operation.kind, DTYPE_OF_BYTES[operation.number_bytes]
+        engine, _, rest = name.partition("_")
+        if rest in OVERHEADS:
+            base = f"{PLAIN}_layers" if rest != CHUNKS else f"{engine}_layers"
+            own = operation.rows if rest != CHUNKS else 1
+            return max(0.0, self._line_s(name, dtype, operation.rows) - self._line_s(base, dtype, own))
+        return self._s(name, dtype, sizes_of(operation))
+
+    def block_s(
+        self, block: Block, head_dim: int, kernel: str, *, number_bytes: int, backward: bool
+    ) -> float:
+        """One head after the other; a causal block with more keys than queries is a square and a rectangle."""
+        dtype = DTYPE_OF_BYTES[number_bytes]
+        direction = "backward" if backward else "forward"
+        square = min(block.queries, block.keys) if block.is_causal else 0
+        beside = block.keys - square if block.is_causal else block.keys
+        one_s = 0.0
+        if square:
+            one_s += self._s(f"{kernel}_causal_{direction}", dtype, (head_dim, square), CAUSAL_EXPONENT)
+        if beside:
+            one_s += self._s(f"{kernel}_full_{direction}", dtype, (head_dim, block.queries, beside))
+        heads = block.sequences * block.heads
+        return heads * one_s + self._repeat_s(block, head_dim, dtype, backward=backward)
+
+    def exchange_s(self, exchange: Exchange, number_bytes: int) -> float:
+        dtype = DTYPE_OF_BYTES[number_bytes]
+        if not self.calibration.has(exchange.kind, dtype):
+            dtype = ANY_DTYPE
+        return self._s(exchange.kind, dtype, (exchange.sent_bytes,))
+
+    def host_s(self, launches: int) -> float:  # noqa: ARG002  what was measured has it inside
+        return 0.0
+
+    @property
+    def hidden_share(self) -> float:
+        """What both at once take less than one after the other, over the shorter of the two."""
+        dtype = "bf16"
+        alone = [self._hidden(name, dtype) for name in ("hidden_message", "hidden_kernel")]
+        saved = sum(alone) - self._hidden("hidden_both", dtype)
+        return min(1.0, max(0.0, saved / min(alone)))
+
+    def _hidden(self, name: str, dtype: str) -> float:
+        table = self.calibration.tables[name, dtype]
+        return table.time((table.axis[0],)).expected
+
+    def _repeat_s(self, block: Block, head_dim: int, dtype: str, *, backward: bool) -> float:
+        """K and V repeated for a kernel that takes equal numbers of heads, and their gradients summed."""
+        if block.heads == block.kv_heads or not self.calibration.has("repeat", dtype):
+            return 0.0
+        sizes = (head_dim, block.sequences * block.heads * block.keys)
+        names = ("repeat", "repeat_backward") if backward else ("repeat",)
+        return sum(2 * self._s(name, dtype, sizes) for name in names)
+
+    def _line_s(self, name: str, dtype: str, size: int) -> float:
+        """A straight line through what the fewest and the most took."""
+        table = self.calibration.tables[name, dtype]
+        few, most = table.axis[0], table.axis[-1]
+        times = [table.time((each,)).at(self.end) for each in (few, most)]
+        return times[0] + (times[1] - times[0]) * (size - few) / (most - few)
+
+    def _s(self, name: str, dtype: str, sizes: tuple[float, ...], exponent: float = 1.0) -> float:
+        spread: Spread = self.calibration.time(name, dtype, sizes, exponent)
+        return spread.at(self.end)
+
+
+def sizes_of(operation: Operation) -> tuple[float, ...]:
+    """In the tables' order: of products rows, columns, inner, of updates tensors, numbers of each."""
+    if operation.kind.startswith("product"):
+        return operation.rows, operation.columns, operation.inner
+    if operation.kind.endswith(UPDATE):
+        return operation.rows, operation.columns
+    return operation.columns, operation.rows
