@@ -20,7 +20,7 @@ from bench.cell.planned import PlannedCell
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
 from bench.request import values
-from bench.request.hardware import hardware_of
+from bench.request.hardware import calibrated_hardware
 from bench.store import StoreError, read_records
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
@@ -34,10 +34,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Print the table, the score and what is missed of the goals."""
     arguments = _arguments(words)
     try:
-        path = values.path("--hardware", arguments.hardware)
-        if path is None:
-            raise ConfigError("--hardware: name a file that python -m bench.calibrate wrote here")
-        hardware = hardware_of(path)
+        hardware = calibrated_hardware(arguments.hardware)
         lines, cells = command_lines(arguments.cells), listed_cells(arguments.cells, this_machine())
         if not arguments.only_compare:
             _measure(cells, arguments.folder, values.whole("--repeats", arguments.repeats))
@@ -58,7 +55,9 @@ def main(words: Sequence[str] | None = None) -> None:
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
     parser.add_argument("--cells", type=Path, default=CELLS, help="the list of cells")
-    parser.add_argument("--hardware", help="the file that python -m bench.calibrate wrote here")
+    parser.add_argument(
+        "--hardware", required=True, help="the file that python -m bench.calibrate wrote here"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="processes of each cell, in turns")
     parser.add_argument(
         "--folder",

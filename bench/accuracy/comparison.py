@@ -48,7 +48,7 @@ class Measured:
     @property
     def spread(self) -> float | None:
         """Half the range of the repeats over their median."""
-        if len(self.step_ms) < 2:
+        if len(self.step_ms) <= 1:
             return None
         return (max(self.step_ms) - min(self.step_ms)) / 2 / statistics.median(self.step_ms)
 

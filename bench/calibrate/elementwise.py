@@ -33,6 +33,24 @@ Build = Callable[[int, int, torch.dtype, torch.device], Built]
 """(rows, columns, dtype, device) -> the function on a tensor of that size."""
 
 
+def forward_cases(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
+    """(columns, rows) of rotary angles, which have no backward."""
+    for columns in grid.head_dims:
+        for rows in grid.tokens:
+            if rows * columns <= grid.most_numbers:
+                yield Case("angles", dtype, (columns, rows), partial(_angles, rows, columns, dtype, device))
+
+
+def fresh_cases(grid: Grid, device: torch.device) -> Iterator[Case]:
+    """(bytes,) of memory that is written for the first time, beyond what writing it again takes.
+
+    On a CPU the C library gives back what a step frees, and the kernel hands it out again page by page.
+    """
+    if device.type == "cpu":
+        for name, make in (("fresh_memory", _fresh), ("used_memory", _used)):
+            yield Case(name, "any", (grid.fresh_bytes,), partial(make, grid.fresh_bytes))
+
+
 def elementwise_cases(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
     """(columns, rows) of each kind, forward and backward."""
     for kind, (columns_of, build) in KINDS.items():
@@ -53,6 +71,27 @@ def _backward(make: Callable[[], Built]) -> Call:
     out = built.run()
     gradient = torch.randn_like(out)
     return lambda: torch.autograd.grad(out, built.inputs, gradient, retain_graph=True)
+
+
+def _angles(rows: int, columns: int, dtype: str, device: torch.device) -> Call:
+    positions = torch.arange(rows, device=device)[:, None]
+    frequencies = torch.randn(columns // 2, device=device)
+
+    def run() -> tuple[Tensor, ...]:
+        turns = positions.float() * frequencies
+        both = torch.cat([turns, turns], dim=-1)
+        return tuple(each.to(TORCH_DTYPES[dtype]) for each in (both.cos(), both.sin()))
+
+    return run
+
+
+def _fresh(size: int) -> Call:
+    return lambda: torch.empty(size, dtype=torch.uint8).fill_(1)
+
+
+def _used(size: int) -> Call:
+    kept = torch.empty(size, dtype=torch.uint8)
+    return lambda: kept.fill_(1)
 
 
 def _norm(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Built:

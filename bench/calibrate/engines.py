@@ -23,8 +23,6 @@ from bench.training.engines import ENGINES, Engine
 from bench.training.models import TORCH_DTYPES
 
 WIDTH = 16
-LINEARS, NORMS = 7, 4
-"""Of a decoder layer: parameters that ZeRO-3 gathers, and those so small that every rank keeps them."""
 LAYERS = (1, 3)
 CHUNKS = (1, 9)
 
@@ -38,16 +36,28 @@ class _Scale(nn.Module):
         return x * self.weight
 
 
-class _Layer(nn.Module):
-    def __init__(self) -> None:
+class _Chain(nn.Module):
+    """Modules one after the other, as deep in one another as those of a language model."""
+
+    def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
-        linears = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LINEARS)]
-        self.parts = nn.ModuleList([*linears, *(_Scale() for _ in range(NORMS))])
+        self.parts = nn.ModuleList(parts)
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.parts:
             x = part(x)
         return x
+
+
+def _layer() -> nn.Module:
+    """A decoder layer's tree: norm, attention with a norm of each head, norm, MLP."""
+    attention = _Chain(*(_linear() for _ in range(3)), _Scale(), _Scale(), _linear())
+    mlp = _Chain(_linear(), nn.Identity(), _linear(), _linear())
+    return _Chain(_Scale(), attention, _Scale(), mlp)
+
+
+def _linear() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH, bias=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +76,8 @@ class Toy(nn.Module):
     def __init__(self, form: Form) -> None:
         super().__init__()
         self.form = form
-        self.layers = nn.ModuleList([_Layer() for _ in range(form.layers)])
-        self.first, self.last = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.layers = nn.ModuleList([_layer() for _ in range(form.layers)])
+        self.first, self.last = _linear(), _linear()
         self.scale = _Scale()
 
     def forward(self, x: Tensor) -> Tensor:

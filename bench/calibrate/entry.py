@@ -14,10 +14,11 @@ import torch
 
 from bench.calibrate.attention import around_cases, block_cases
 from bench.calibrate.case import Case, timed
-from bench.calibrate.elementwise import elementwise_cases
+from bench.calibrate.elementwise import elementwise_cases, forward_cases, fresh_cases
 from bench.calibrate.engines import Engines, engine_cases, plain_cases
 from bench.calibrate.exchanges import exchange_cases, hidden_cases
 from bench.calibrate.grid import CPU_GRID, GPU_GRID, QUICK_GRID, Grid
+from bench.calibrate.heap import keep_freed_memory
 from bench.calibrate.products import product_cases
 from bench.cell.worker import RankJob, join
 from bench.ranks.groups import make_groups
@@ -53,6 +54,7 @@ def calibrate(job: RankJob, log: RankLog) -> dict[str, Any]:
     rows = []
     with log.during(STAGE):
         device, request = join(job), Request.read(job.folder)
+        keep_freed_memory()
         start_s = time.monotonic()
         for case in _cases(job, request, device):
             took = timed(case, device)
@@ -64,10 +66,12 @@ def calibrate(job: RankJob, log: RankLog) -> dict[str, Any]:
 def _cases(job: RankJob, request: Request, device: torch.device) -> Iterator[Case]:
     grid = _grid(device, is_quick=request.is_quick)
     yield from exchange_cases(grid, device)
+    yield from fresh_cases(grid, device)
     groups = make_groups(job.cell)
     for dtype in request.dtypes:
         yield from product_cases(grid, dtype, device)
         yield from elementwise_cases(grid, dtype, device)
+        yield from forward_cases(grid, dtype, device)
         yield from around_cases(grid, dtype, device)
         for kernel in request.kernels:
             yield from block_cases(grid, kernel, dtype, device)

@@ -23,6 +23,8 @@ class Grid:
     vocabularies: tuple[int, ...]
     most_numbers: int
     """Of the largest tensor that is not attention's."""
+    fresh_bytes: int
+    """Of memory that is written for the first time: more than the C library keeps."""
     squares: tuple[int, ...]
     """Queries and keys of a causal block."""
     rectangles: tuple[int, ...]
@@ -43,6 +45,7 @@ CPU_GRID = Grid(
     head_dims=(16, 32, 64),
     vocabularies=(256, 4096),
     most_numbers=2**22,
+    fresh_bytes=64 * MIB,
     squares=(512, 1024, 2048, 4096, 8192, 16384),
     rectangles=(512, 1024, 2048, 4096, 8192),
     messages=(KIB, 8 * KIB, 64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB),
@@ -58,6 +61,7 @@ QUICK_GRID = Grid(
     head_dims=(16,),
     vocabularies=(256,),
     most_numbers=2**20,
+    fresh_bytes=64 * MIB,
     squares=(512, 2048),
     rectangles=(512, 2048),
     messages=(KIB, 64 * KIB, MIB),
@@ -73,6 +77,7 @@ GPU_GRID = Grid(
     head_dims=(64, 128),
     vocabularies=(32768, 131072),
     most_numbers=2**30,
+    fresh_bytes=64 * MIB,
     squares=(1024, 4096, 16384, 65536),
     rectangles=(1024, 4096, 16384, 32768),
     messages=(64 * KIB, MIB, 16 * MIB, 128 * MIB, 512 * MIB),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DTYPE_OF_BYTES = {2: "bf16", 4: "fp32"}
 ANY_DTYPE = "any"
+FRESH_MEMORY = "fresh_memory"
 CHUNKS, UPDATE, PLAIN = "chunks", "update", "plain"
 OVERHEADS = ("layers", "checkpointed_layers", CHUNKS)
 
@@ -34,6 +35,8 @@ class CalibratedSpeeds:
 
     def operation_s(self, operation: Operation) -> float:
         name, dtype = operation.kind, DTYPE_OF_BYTES[operation.number_bytes]
+        if name == FRESH_MEMORY:
+            return operation.rows * self._fresh_byte_s
         engine, _, rest = name.partition("_")
         if rest in OVERHEADS:
             base = f"{PLAIN}_layers" if rest != CHUNKS else f"{engine}_layers"
@@ -73,6 +76,15 @@ class CalibratedSpeeds:
         alone = [self._hidden(name, dtype) for name in ("hidden_message", "hidden_kernel")]
         saved = sum(alone) - self._hidden("hidden_both", dtype)
         return min(1.0, max(0.0, saved / min(alone)))
+
+    @property
+    def _fresh_byte_s(self) -> float:
+        """What the first write of a byte takes beyond any other; nothing where it was not measured."""
+        if not self.calibration.has(FRESH_MEMORY, ANY_DTYPE):
+            return 0.0
+        size = self.calibration.tables[FRESH_MEMORY, ANY_DTYPE].axis[0]
+        first, other = (self._s(name, ANY_DTYPE, (size,)) for name in (FRESH_MEMORY, "used_memory"))
+        return max(0.0, first - other) / size
 
     def _hidden(self, name: str, dtype: str) -> float:
         table = self.calibration.tables[name, dtype]

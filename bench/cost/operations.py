@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
-from bench.cost.memory import CHUNK_ROWS, FLOAT32_BYTES, HEAD_NORM_FAMILIES, LOW_PRECISION, parameters
+from bench.cost.memory import (
+    CHUNK_ROWS,
+    FLOAT32_BYTES,
+    HEAD_NORM_FAMILIES,
+    LOW_PRECISION,
+    memory_need,
+    parameters,
+)
 from bench.strategies.schedule import Block
 
 INPUT_CASTS = 5
@@ -82,6 +89,10 @@ KINDS: Mapping[str, Kind] = {
     "sum": Kind(_nothing, _per_number(3), 1),
     "cast": Kind(_nothing, _per_number(2), 1),
     "cast_backward": Kind(_nothing, _per_number(2), 1),
+    # Positions times frequencies, twice, their cosine and sine, and a cast of both.
+    "angles": Kind(_nothing, _per_number(2, 6), 7),
+    # Bytes that a CPU's kernel hands out page by page; a GPU's allocator keeps them.
+    "fresh_memory": Kind(_nothing, _nothing, 0),
     "embedding": Kind(_nothing, _per_number(2), 1),
     "embedding_backward": Kind(_nothing, _per_number(1, 2), 2),
     # The cast, log-softmax and the gather of each row's label.
@@ -111,8 +122,17 @@ def micro_step(cell: RunConfig) -> Iterator[Operation]:
     for operation in layer_backward(cell):
         yield _times(operation, layers)
     yield from _ends(cell)
+    yield from _fresh_memory(cell)
     part = "checkpointed_layers" if cell.checkpointing else "layers"
     yield _one(cell, f"{cell.engine}_{part}", layers, 1)
+
+
+def _fresh_memory(cell: RunConfig) -> Iterator[Operation]:
+    """What backward frees of a micro-step goes back to the kernel: activations, or a layer's at a time."""
+    need = memory_need(cell)
+    if need is not None and cell.cluster.device == "cpu":
+        size = need.activations + (need.layer * cell.model.num_layers if cell.checkpointing else 0)
+        yield Operation("fresh_memory", size, 1)
 
 
 def step_end(cell: RunConfig) -> Iterator[Operation]:
@@ -171,6 +191,7 @@ def _ends(cell: RunConfig) -> Iterator[Operation]:
     forwards = 2 if is_chunked else 1
     at_once = min(rows, CHUNK_ROWS) if is_chunked else rows
     chunks = math.ceil(rows / at_once)
+    yield _stream(cell, "angles", rows, model.head_dim)
     yield _stream(cell, "embedding", rows, model.hidden_size)
     yield _stream(cell, "embedding_backward", rows, model.hidden_size)
     yield _stream(cell, "norm", rows, model.hidden_size)

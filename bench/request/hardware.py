@@ -105,7 +105,7 @@ def calibrated_hardware(path: str) -> Hardware:
 def calibrated_facts(path: str) -> Mapping[str, Any]:
     """The content of such a file; raises ConfigError for another one."""
     try:
-        facts: Any = yaml.load(Path(path).read_text(), yaml.CSafeLoader)  # noqa: S506  safe, and in C
+        facts: Any = yaml.load(Path(path).read_text(), yaml.CSafeLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"hardware.path={path}: cannot be read ({error}); {CALIBRATE}") from None
     if not isinstance(facts, dict) or "calibrated" not in facts:

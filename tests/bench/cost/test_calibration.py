@@ -1,0 +1,96 @@
+"""Measured times are interpolated by size, and a cell's time is put together of them."""
+
+import pytest
+
+from bench.cost.band import End
+from bench.cost.calibrated_speeds import CalibratedSpeeds
+from bench.cost.calibration import MICROSECOND, Calibration
+from bench.cost.operations import Operation
+from bench.strategies.schedule import Block, Exchange
+
+ROWS_OF = {
+    # head_dim, queries (and keys); head_dim, queries, keys
+    "torch_flash_causal_forward bf16": "16,100,9,10,11\n16,200,36,40,44",
+    "torch_flash_full_forward bf16": "16,100,50,18,20,22\n16,100,100,36,40,44\n16,200,100,72,80,88",
+    "repeat bf16": "16,100,1,1,1",
+    "sum bf16": "64,1000,8,10,12\n64,4000,32,40,50\n256,1000,30,40,50",
+    "send any": "1000,50,60,70\n1000000,1000,1100,1200",
+    "reduce_scatter bf16": "1000,200,200,200",
+    "reduce_scatter fp32": "1000,100,100,100",
+    "zero3_layers bf16": "1,30,30,30\n3,70,70,70",
+    "zero3_chunks bf16": "1,35,35,35\n9,75,75,75",
+    "plain_layers bf16": "1,2,2,2\n3,6,6,6",
+    "hidden_message bf16": "1,40,40,40",
+    "hidden_kernel bf16": "1,100,100,100",
+    "hidden_both bf16": "1,110,110,110",
+}
+CALIBRATION = Calibration.of({"tables": ROWS_OF})
+
+
+def speeds(end=End.EXPECTED):
+    return CalibratedSpeeds(CALIBRATION, end)
+
+
+def microseconds(seconds):
+    return seconds / MICROSECOND
+
+
+def operation_us(kind, rows, columns, end=End.EXPECTED, **keywords):
+    return microseconds(speeds(end).operation_s(Operation(kind, rows, columns, **keywords)))
+
+
+def block(queries, keys, *, is_causal, kv_heads=4):
+    return Block(1, 4, kv_heads, queries, keys, is_causal)
+
+
+def block_us(each, **keywords):
+    return microseconds(speeds().block_s(each, 16, "torch_flash", number_bytes=2, backward=False, **keywords))
+
+
+def test_measured_sizes_come_back_and_others_lie_between_them_by_logarithms():
+    assert operation_us("sum", 1000, 64) == pytest.approx(10)
+    assert operation_us("sum", 2000, 64) == pytest.approx(20)
+    assert operation_us("sum", 1000, 128) == pytest.approx(20)
+    assert operation_us("sum", 2000, 64, End.HIGH) == pytest.approx((12 * 50) ** 0.5)
+
+
+def test_beyond_the_largest_size_the_rate_stays_and_the_band_widens():
+    assert operation_us("sum", 16000, 64) == pytest.approx(160)
+    assert operation_us("sum", 16000, 64, End.HIGH) == pytest.approx(200 * 1.1**2)
+    assert operation_us("sum", 16000, 64, End.LOW) == pytest.approx(128 / 1.1**2)
+
+
+def test_below_the_smallest_size_the_time_stays():
+    assert operation_us("sum", 10, 64) == pytest.approx(10)
+
+
+def test_a_causal_square_grows_with_the_square_of_its_length():
+    assert block_us(block(400, 400, is_causal=True)) == pytest.approx(4 * 4 * 40)
+
+
+def test_a_causal_block_with_more_keys_is_a_square_and_a_rectangle():
+    assert block_us(block(100, 200, is_causal=True)) == pytest.approx(4 * (10 + 40))
+
+
+def test_fewer_kv_heads_are_repeated_for_the_kernel():
+    all_heads = block_us(block(100, 100, is_causal=False))
+    assert block_us(block(100, 100, is_causal=False, kv_heads=2)) == pytest.approx(all_heads + 2 * 4)
+
+
+def test_a_reduction_takes_the_time_of_its_dtype_and_a_message_that_of_its_bytes():
+    reduced = Exchange("reduce_scatter", 1000, 2)
+    assert microseconds(speeds().exchange_s(reduced, 2)) == pytest.approx(200)
+    assert microseconds(speeds().exchange_s(reduced, 4)) == pytest.approx(100)
+    assert microseconds(speeds().exchange_s(Exchange("send", 1000, 2), 4)) == pytest.approx(60)
+
+
+def test_an_engines_layers_count_without_what_plain_ones_take():
+    assert operation_us("zero3_layers", 5, 1) == pytest.approx((30 + 4 * 20) - (2 + 4 * 2))
+
+
+def test_chunks_of_a_loss_count_beyond_a_layer_without_them():
+    assert operation_us("zero3_chunks", 5, 1) == pytest.approx(35 + 4 * 5 - 30)
+
+
+def test_what_is_hidden_is_the_share_that_two_at_once_save():
+    assert speeds().hidden_share == pytest.approx((40 + 100 - 110) / 40)
