@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.calibrate.entry import Request, calibrate
 from bench.calibrate.file import calibration_text, exchange_lines
+from bench.calibrate.grid import GRIDS, QUICK_GRID
 from bench.cell.launcher import Launcher
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
@@ -33,7 +34,8 @@ def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
-    request = Request(DTYPES, (cell.kernel,), ENGINES, arguments.quick)
+    grid = QUICK_GRID if arguments.quick else GRIDS[cell.cluster.device]
+    request = Request(DTYPES, (cell.kernel,), ENGINES, grid)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         request.write(folder)

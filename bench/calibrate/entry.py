@@ -17,7 +17,7 @@ from bench.calibrate.case import Case, timed
 from bench.calibrate.elementwise import elementwise_cases, forward_cases, fresh_cases
 from bench.calibrate.engines import Engines, engine_cases, plain_cases
 from bench.calibrate.exchanges import exchange_cases, hidden_cases
-from bench.calibrate.grid import CPU_GRID, GPU_GRID, QUICK_GRID, Grid
+from bench.calibrate.grid import Grid
 from bench.calibrate.heap import keep_freed_memory
 from bench.calibrate.products import product_cases
 from bench.cell.worker import RankJob, join
@@ -37,7 +37,7 @@ class Request:
     dtypes: tuple[str, ...]
     kernels: tuple[str, ...]
     engines: tuple[str, ...]
-    is_quick: bool
+    grid: Grid
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def calibrate(job: RankJob, log: RankLog) -> dict[str, Any]:
 
 
 def _cases(job: RankJob, request: Request, device: torch.device) -> Iterator[Case]:
-    grid = _grid(device, is_quick=request.is_quick)
+    grid = request.grid
     yield from exchange_cases(grid, device)
     yield from fresh_cases(grid, device)
     groups = make_groups(job.cell)
@@ -81,9 +81,3 @@ def _cases(job: RankJob, request: Request, device: torch.device) -> Iterator[Cas
             model = replace(job.cell.model, hidden_size=ENGINE_WIDTH)
             cell = replace(job.cell, engine=engine, dtype=dtype, model=model)
             yield from engine_cases(grid, Engines(cell, groups, device))
-
-
-def _grid(device: torch.device, *, is_quick: bool) -> Grid:
-    if is_quick:
-        return QUICK_GRID
-    return GPU_GRID if device.type == "cuda" else CPU_GRID

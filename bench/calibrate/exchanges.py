@@ -80,8 +80,18 @@ def _all_reduce(size: int, ranks: int, dtype: torch.dtype, device: torch.device)
     return lambda: dist.all_reduce(whole)
 
 
+def _broadcast(size: int, ranks: int, dtype: torch.dtype, device: torch.device) -> Call:  # noqa: ARG001
+    whole = _buffer(size, 1, dtype, device)
+    return lambda: dist.broadcast(whole, src=0)
+
+
 MakeExchange = Callable[[int, int, torch.dtype, torch.device], Call]
-MOVED: Mapping[str, MakeExchange] = {"all_to_all": _all_to_all, "send": _send, "all_gather": _all_gather}
+MOVED: Mapping[str, MakeExchange] = {
+    "all_to_all": _all_to_all,
+    "send": _send,
+    "all_gather": _all_gather,
+    "broadcast": _broadcast,
+}
 REDUCED: Mapping[str, MakeExchange] = {"reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from bench.config import RunConfig
+from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.calibration import BUS_SHARE
 from bench.environment import describe, installed, this_machine
 from bench.labels import GIB
@@ -17,8 +17,6 @@ from bench.labels import GIB
 Reports = Sequence[Mapping[str, Any]]
 Key = tuple[str, str]
 Row = tuple[tuple[int, ...], float, float, float]
-PEAKS = "bf16"
-"""Of which the file's single figures are, beside the tables."""
 
 
 def merged(reports: Reports) -> dict[Key, list[Row]]:
@@ -72,8 +70,10 @@ def _row_text(row: Row) -> str:
 
 def _single_figures(tables: Mapping[Key, Sequence[Row]], cell: RunConfig) -> dict[str, Any]:
     """What a datasheet says of a device, from the best of what was measured."""
-    peak = max(2 * math.prod(sizes) / median for sizes, _, median, _ in tables["product", PEAKS])
-    moved = max(3 * 2 * math.prod(sizes) / median for sizes, _, median, _ in tables["sum", PEAKS])
+    dtype = min(dtype for name, dtype in tables if name == "product")  # bf16 where it was measured
+    peak = max(2 * math.prod(sizes) / median for sizes, _, median, _ in tables["product", dtype])
+    moved_bytes = 3 * DTYPE_BYTES[dtype]
+    moved = max(moved_bytes * math.prod(sizes) / median for sizes, _, median, _ in tables["sum", dtype])
     memory_bytes = min(this_machine().gpu_memory_bytes, default=this_machine().memory_bytes)
     link = _link(tables)
     gpus = [this_machine().device_name] if cell.cluster.device == "cuda" else []

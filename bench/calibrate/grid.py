@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.labels import KIB, MIB
@@ -84,3 +85,5 @@ GPU_GRID = Grid(
     tensors=(2, 12, 48),
     tensor_numbers=(4096, 2**20, 2**24),
 )
+GRIDS: Mapping[str, Grid] = {"cpu": CPU_GRID, "cuda": GPU_GRID}
+"""By the ranks' device."""

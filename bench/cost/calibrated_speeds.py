@@ -47,7 +47,7 @@ class CalibratedSpeeds:
     def block_s(
         self, block: Block, head_dim: int, kernel: str, *, number_bytes: int, backward: bool
     ) -> float:
-        """One head after the other; a causal block with more keys than queries is a square and a rectangle."""
+        """One head after the other; a causal block with more keys than queries is square and rectangle."""
         dtype = DTYPE_OF_BYTES[number_bytes]
         direction = "backward" if backward else "forward"
         square = min(block.queries, block.keys) if block.is_causal else 0
@@ -61,20 +61,28 @@ class CalibratedSpeeds:
         return heads * one_s + self._repeat_s(block, head_dim, dtype, backward=backward)
 
     def exchange_s(self, exchange: Exchange, number_bytes: int) -> float:
-        dtype = DTYPE_OF_BYTES[number_bytes]
-        if not self.calibration.has(exchange.kind, dtype):
-            dtype = ANY_DTYPE
-        return self._s(exchange.kind, dtype, (exchange.sent_bytes,))
+        return self._message_s(exchange.kind, exchange.sent_bytes, number_bytes)
+
+    def state_message_s(self, exchange: Exchange, number_bytes: int) -> float:
+        """Hooks were timed with their messages, which were smaller than any that is in the tables."""
+        took_s = self._message_s(exchange.kind, exchange.sent_bytes, number_bytes)
+        return max(0.0, took_s - self._message_s(exchange.kind, 0, number_bytes))
 
     def host_s(self, launches: int) -> float:  # noqa: ARG002  what was measured has it inside
         return 0.0
 
+    def _message_s(self, kind: str, sent_bytes: int, number_bytes: int) -> float:
+        dtype = DTYPE_OF_BYTES[number_bytes]
+        return self._s(kind, dtype if self.calibration.has(kind, dtype) else ANY_DTYPE, (sent_bytes,))
+
     @property
     def hidden_share(self) -> float:
         """What both at once take less than one after the other, over the shorter of the two."""
-        dtype = "bf16"
-        alone = [self._hidden(name, dtype) for name in ("hidden_message", "hidden_kernel")]
-        saved = sum(alone) - self._hidden("hidden_both", dtype)
+        dtypes = [dtype for name, dtype in self.calibration.tables if name == "hidden_both"]
+        if not dtypes:
+            return 0.0
+        alone = [self._hidden(name, dtypes[0]) for name in ("hidden_message", "hidden_kernel")]
+        saved = sum(alone) - self._hidden("hidden_both", dtypes[0])
         return min(1.0, max(0.0, saved / min(alone)))
 
     @property

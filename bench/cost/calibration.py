@@ -21,6 +21,7 @@ CAUSAL_EXPONENT = 2
 BUS_SHARE: Mapping[str, Callable[[int], float]] = {
     "all_to_all": lambda ranks: (ranks - 1) / ranks,
     "send": lambda _: 1.0,
+    "broadcast": lambda _: 1.0,
     "all_gather": lambda ranks: (ranks - 1) / ranks,
     "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,

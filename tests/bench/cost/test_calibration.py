@@ -7,6 +7,7 @@ from bench.cost.calibrated_speeds import CalibratedSpeeds
 from bench.cost.calibration import MICROSECOND, Calibration
 from bench.cost.operations import Operation
 from bench.strategies.schedule import Block, Exchange
+from tests.cells import make_cell
 
 ROWS_OF = {
     # head_dim, queries (and keys); head_dim, queries, keys
@@ -20,6 +21,8 @@ ROWS_OF = {
     "zero3_layers bf16": "1,30,30,30\n3,70,70,70",
     "zero3_chunks bf16": "1,35,35,35\n9,75,75,75",
     "plain_layers bf16": "1,2,2,2\n3,6,6,6",
+    "fresh_memory any": "1000,50,50,50",
+    "used_memory any": "1000,20,20,20",
     "hidden_message bf16": "1,40,40,40",
     "hidden_kernel bf16": "1,100,100,100",
     "hidden_both bf16": "1,110,110,110",
@@ -94,3 +97,23 @@ def test_chunks_of_a_loss_count_beyond_a_layer_without_them():
 
 def test_what_is_hidden_is_the_share_that_two_at_once_save():
     assert speeds().hidden_share == pytest.approx((40 + 100 - 110) / 40)
+
+
+def test_an_engines_message_counts_beyond_the_one_that_its_hooks_had():
+    assert microseconds(speeds().state_message_s(Exchange("send", 1000, 2), 2)) == 0
+    assert microseconds(speeds().state_message_s(Exchange("send", 10**6, 2), 2)) == pytest.approx(1100 - 60)
+
+
+def test_a_first_write_counts_by_what_it_takes_beyond_any_other():
+    assert operation_us("fresh_memory", 3000, 1) == pytest.approx(3 * (50 - 20))
+
+
+def test_cells_are_known_by_their_dtype_kernel_and_engine():
+    rows = {f"{name} bf16": "1,1,1,1\n2,2,2,2" for name in ("product", "norm", "zero3_update")}
+    known = CalibratedSpeeds(
+        Calibration.of({"tables": rows | {"torch_flash_causal_forward bf16": "16,1,1,1,1"}}), End.LOW
+    )
+    cell = make_cell("strategy=ulysses")
+    assert known.knows(cell)
+    for words in (["dtype=fp32"], ["kernel=math"], ["engine=ddp"]):
+        assert not known.knows(make_cell("strategy=ulysses", *words))
