@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from bench.config import RunConfig
 from bench.cost.band import End
 from bench.cost.calibration import CAUSAL_EXPONENT, Calibration, Spread
+from bench.cost.hardware import Hardware
 from bench.cost.operations import Operation
+from bench.cost.speeds import DatasheetSpeeds, Speeds
 
 if TYPE_CHECKING:
     from bench.strategies.schedule import Block, Exchange
@@ -125,3 +127,10 @@ def sizes_of(operation: Operation) -> tuple[float, ...]:
     if operation.kind.endswith(UPDATE):
         return operation.rows, operation.columns
     return operation.columns, operation.rows
+
+
+def speeds_of(hardware: Hardware, end: End) -> Speeds:
+    """What was measured there, if anything was, else shares of a datasheet."""
+    if hardware.calibration is not None:
+        return CalibratedSpeeds(hardware.calibration, end)
+    return DatasheetSpeeds(hardware, end)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from bench.config import RunConfig
 from bench.cost.band import End
+from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.hardware import Hardware
-from bench.cost.speeds import DatasheetSpeeds, MixedSpeeds
+from bench.cost.speeds import MixedSpeeds
 from bench.cost.time import StepParts, step_parts
 from bench.strategies.schedule import Schedule
 
@@ -35,7 +36,7 @@ CORNERS: Sequence[Corner] = (
 
 def parts_at_corners(cell: RunConfig, schedule: Schedule, hardware: Hardware) -> tuple[StepParts, ...]:
     """One step at each of CORNERS, the expected one first."""
-    speeds = {end: DatasheetSpeeds(hardware, end) for end in End}
+    speeds = {end: speeds_of(hardware, end) for end in End}
     return tuple(
         step_parts(cell, schedule, MixedSpeeds(*(speeds[end] for end in corner))) for corner in CORNERS
     )

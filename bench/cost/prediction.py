@@ -7,11 +7,10 @@ from typing import Any
 
 from bench.config import RunConfig
 from bench.cost.band import Band, End
-from bench.cost.calibrated_speeds import CalibratedSpeeds
+from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.hardware import Hardware
 from bench.cost.memory import MemoryNeed, memory_need
 from bench.cost.memory_band import Fit, allocated_band, fit_of, needed_band
-from bench.cost.speeds import DatasheetSpeeds, Speeds
 from bench.cost.time import StepParts, step_parts
 from bench.strategies import STRATEGIES
 
@@ -44,13 +43,6 @@ class Prediction:
     def to_json(self) -> dict[str, Any]:
         """The record's `analytic.prediction`."""
         return asdict(self) | {"fit": self.fit}
-
-
-def speeds_of(hardware: Hardware, end: End) -> Speeds:
-    """What was measured there, if anything was, else shares of a datasheet."""
-    if hardware.calibration is not None:
-        return CalibratedSpeeds(hardware.calibration, end)
-    return DatasheetSpeeds(hardware, end)
 
 
 def predict(cell: RunConfig, hardware: Hardware, usable_bytes: int | None) -> Prediction | None:

@@ -124,17 +124,26 @@ class MixedSpeeds:
     links: Speeds
     host: Speeds
 
+    @property
+    def hidden_share(self) -> float:
+        return self.links.hidden_share
+
+    def knows(self, cell: RunConfig) -> bool:
+        return self.compute.knows(cell)
+
     def operation_s(self, operation: Operation) -> float:
         return self.compute.operation_s(operation)
 
-    def block_s(self, block: Block, head_dim: int, kernel: str, *, backward: bool) -> float:
-        return self.compute.block_s(block, head_dim, kernel, backward=backward)
+    def block_s(
+        self, block: Block, head_dim: int, kernel: str, *, number_bytes: int, backward: bool
+    ) -> float:
+        return self.compute.block_s(block, head_dim, kernel, number_bytes=number_bytes, backward=backward)
 
-    def bytes_s(self, moved_bytes: int) -> float:
-        return self.compute.bytes_s(moved_bytes)
+    def exchange_s(self, exchange: Exchange, number_bytes: int) -> float:
+        return self.links.exchange_s(exchange, number_bytes)
 
-    def exchange_s(self, exchange: Exchange) -> float:
-        return self.links.exchange_s(exchange)
+    def state_message_s(self, exchange: Exchange, number_bytes: int) -> float:
+        return self.links.state_message_s(exchange, number_bytes)
 
     def host_s(self, launches: int) -> float:
         return self.host.host_s(launches)

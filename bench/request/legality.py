@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import ConfigError, RunConfig
+from bench.cost.band import End
+from bench.cost.calibrated_speeds import speeds_of
+from bench.cost.hardware import Hardware
 from bench.environment import installed
 from bench.mistakes import mistake_refusals
 from bench.request.hardware import hardware_of, known_hardware
@@ -46,7 +49,7 @@ def refusal(cell: RunConfig) -> str | None:
 def _prediction_refusals(cell: RunConfig) -> list[str]:
     """Why no arithmetic tells what the cell takes. A prediction needs none of the cell's packages."""
     try:
-        rates = hardware_of(cell.hardware).attention_forward
+        hardware = hardware_of(cell.hardware)
     except ConfigError as error:
         return [str(error)]
     reasons = []
@@ -67,6 +70,18 @@ def _prediction_refusals(cell: RunConfig) -> list[str]:
     if STRATEGIES[cell.strategy].schedule(cell) is None:
         reasons.append(
             f"mode=predict knows no schedule of {cell.strategy}; give its facts one: Facts.schedule"
+        )
+    return reasons + _rate_refusals(cell, hardware)
+
+
+def _rate_refusals(cell: RunConfig, hardware: Hardware) -> list[str]:
+    """Which of the cell's operations the hardware's file has no figures of."""
+    reasons = []
+    rates = hardware.attention_forward
+    if not speeds_of(hardware, End.EXPECTED).knows(cell) and cell.kernel in rates:
+        reasons.append(
+            f"hardware.path={cell.hardware} has no figures of dtype={cell.dtype} with engine={cell.engine};"
+            " take dtype=bf16 or fp32, or measure again with python -m bench.calibrate"
         )
     if cell.kernel not in rates:
         reasons.append(
