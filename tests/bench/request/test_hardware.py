@@ -8,6 +8,7 @@ import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import UNKNOWN_HARDWARE as UNKNOWN
+from bench.config import ConfigError
 from bench.labels import GIB
 from bench.request.choices import CONF
 from bench.request.hardware import known_hardware, this_hardware, usable_bytes
@@ -109,3 +110,36 @@ USABLE = {
 def test_a_rank_may_use_its_limit_or_its_part_of_the_device(case):
     values, machine, size = USABLE[case]
     assert usable_bytes(resolve(raw_with(values), machine), machine) == size
+
+
+CALIBRATION = "name: x\ndevice_names: []\ncalibrated: {tables: {}}\n"
+REFUSED_FILES = {
+    "no path": ({"hardware.name": "calibrated"}, "hardware=calibrated: write"),
+    "no hardware": ({"hardware.path": "measured.yaml"}, "hardware.path=measured.yaml: write"),
+    "another file": (
+        {"hardware.name": "calibrated", "hardware.path": "other.yaml"},
+        "hardware.path=other.yaml: holds no calibration",
+    ),
+}
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "measured.yaml").write_text(CALIBRATION)
+    (tmp_path / "other.yaml").write_text("name: x\n")
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_cell_says_which_calibration_it_is_about():
+    values = {"hardware.name": "calibrated", "hardware.path": "measured.yaml", "mode": "predict"}
+    cell = resolve(raw_with(values), named(H100))
+    assert (cell.hardware, cell.cluster.device) == ("measured.yaml", "cpu")
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("case", REFUSED_FILES)
+def test_a_file_that_is_no_calibration_is_refused(case):
+    values, words = REFUSED_FILES[case]
+    with pytest.raises(ConfigError, match=words):
+        resolve(raw_with(values), TWO_CORES)
