@@ -1,1 +1,1 @@
-"""Predictions beside measurements: how well the cost model does on a list of cells. Starts sweeps."""
+"""How good the cost model is, on a list of measured cells. May import sweep and all below."""

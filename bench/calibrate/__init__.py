@@ -1,1 +1,1 @@
-"""What this machine can do, measured operation by operation; no training step runs. Starts ranks."""
+"""What this machine can do, operation by operation; no training step runs. May import cell and all below."""
