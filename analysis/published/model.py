@@ -10,9 +10,9 @@ from typing import Any
 from analysis.published.choices import Words
 from bench.config import ConfigError, RunConfig
 from bench.cost.band import End
+from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.hardware import Hardware
 from bench.cost.prediction import Prediction, predict
-from bench.cost.speeds import DatasheetSpeeds
 from bench.cost.time import attention_time
 from bench.environment import Machine
 from bench.request.choices import composed, groups, option, read_option, refuse_no_conf
@@ -53,7 +53,7 @@ class CostModel:
     def attention_s(self, settings: Words, end: End) -> Mapping[str, float]:
         """Seconds of one call of attention alone by pass: fwd, bwd and fwd+bwd."""
         cell, schedule = self.cell(settings), self.schedule(settings)
-        speeds = DatasheetSpeeds(_hardware_with(cell), end)
+        speeds = speeds_of(_hardware_with(cell), end)
         forward, backward = (
             sum((time.kernels_s, time.packing_s, time.exposed_s))
             for time in (
