@@ -24,10 +24,10 @@ class Prepared:
     """Not timed."""
 
 
-LEAST_CALLS = 5
-SHORT_S = 0.03
+LEAST_CALLS = 4
+SHORT_S = 0.02
 """Seconds over which a case is repeated at least, if MOST_CALLS do not come first."""
-MOST_CALLS = 40
+MOST_CALLS = 25
 LONG_CALL_S = 0.2
 """A call that takes longer is made LONG_CALLS times."""
 LONG_CALLS = 3
