@@ -26,7 +26,7 @@ from bench.ranks.log import RankLog, Stage
 
 REQUEST = "request.json"
 ROUNDS = 2
-"""Minutes apart: a neighbour on the host once slowed bf16 kernels, and no others, by two thirds for so long."""
+"""Minutes apart: a neighbour on the host once slowed bf16 kernels alone, by two thirds, for so long."""
 STAGE = "calibrate"
 ENGINE_WIDTH = 16
 """Hidden size that decides which of an engine's small tensors it shards."""

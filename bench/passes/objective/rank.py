@@ -120,8 +120,9 @@ def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.de
     gradients, scales = dict[str, Compared](), dict[str, Compared]()
     for name, error in exact.gradient_errors(found).items():
         plain, what = controls[name], f"gradient of {name}"
-        gradients[what] = error.distance, gradient_limit(dtype, plain.distance)
-        scales[f"scale of the {what}"] = error.scale, _scale_limit(dtype, plain)
+        limit = gradient_limit(dtype, plain.distance)
+        gradients[what] = error.distance, limit
+        scales[f"scale of the {what}"] = error.scale, _scale_limit(dtype, plain, min(error.distance, limit))
     for compared in (gradients, scales):
         nearest = max(compared, key=lambda name: _nearness(*compared[name]))
         errors[nearest], limits[nearest] = compared[nearest]
@@ -131,9 +132,9 @@ def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.de
     return replace(outcome, parameters=len(gradients), errors=errors, limits=limits)
 
 
-def _scale_limit(dtype: str, plain: GradientError) -> float:
-    """The limit of a gradient's scale; `plain` is how far rounding alone takes it."""
-    by_chance = CHANCE * plain.distance / math.sqrt(plain.numbers)
+def _scale_limit(dtype: str, plain: GradientError, distance: float) -> float:
+    """The limit of a gradient's scale, at a distance that is allowed; `plain` is what rounding alone does."""
+    by_chance = CHANCE * max(plain.distance, distance) / math.sqrt(plain.numbers)
     return max(by_chance, limit_of(SCALE_FLOORS[dtype], STEP_FACTOR, plain.scale))
 
 

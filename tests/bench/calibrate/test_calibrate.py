@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.calibrate.entry import Request, calibrate
+from bench.calibrate.case import Timed
+from bench.calibrate.entry import Request, calibrate, least_disturbed
 from bench.calibrate.file import calibration_text, exchange_lines
 from bench.calibrate.grid import QUICK_GRID
 from bench.cost.prediction import predict
@@ -59,3 +60,12 @@ def test_messages_are_printed_as_nccl_tests_does(reports):
     (gathered,) = [line.split() for line in lines if line.startswith("all_gather") and "65,536" in line]
     algorithm, bus = map(float, gathered[-2:])
     assert algorithm == pytest.approx(2 * bus, rel=0.05)
+
+
+def test_of_two_rounds_the_less_disturbed_counts_case_by_case():
+    early, late = ("product", "bf16", (64,)), ("product", "bf16", (128,))
+    quick, slow = Timed(1, 2, 3), Timed(0, 4, 5)
+    assert least_disturbed([{early: quick, late: slow}, {early: slow, late: quick}]) == {
+        early: quick,
+        late: quick,
+    }
