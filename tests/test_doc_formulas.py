@@ -129,7 +129,7 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("objective", ", ".join(f"{x:.0e} {dtype}" for dtype, x in objective.SCALE_FLOORS.items())),
         ("objective", f"{objective.CPU_ROOM_BYTES // 2**30} GiB on a CPU"),
         ("objective", f"limit {objective.NORM_LIMIT:.0e}"),
-        ("objective", f"{objective.CHANCE:.0f} * that step's error(gradient) / sqrt(n)"),
+        ("objective", f"{objective.CHANCE:.0f} * e / sqrt(n)"),
         ("error_ulps", ", ".join(f"{x:.0f} {name}" for name, x in attention_section.ERROR_FACTORS.items())),
         ("full_length", f"Of {full_length_section.SAMPLED_ROWS} tokens"),
         ("full_length", f"of {full_length_section.SAMPLED_KEYS} more, some on each rank"),

@@ -29,5 +29,10 @@ def test_only_cells_about_attention_alone_are_in_its_table_and_figures(cells_of)
     trained, alone = cells_of([make_record()]), cells_of([make_record(), attention_record()])
     assert attention_rows(trained) == []
     assert [len(row) for row in attention_rows(alone)] == [len(HEADINGS)]
-    assert set(FIGURES) - set(figures_for(trained)) == {"attention_of_single", "error_growth", "scaling"}
-    assert set(figures_for(alone)) == set(FIGURES) - {"scaling"}
+    assert set(FIGURES) - set(figures_for(trained)) == {
+        "attention_of_single",
+        "error_growth",
+        "prediction_error",
+        "scaling",
+    }
+    assert set(figures_for(alone)) == set(FIGURES) - {"prediction_error", "scaling"}
