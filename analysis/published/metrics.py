@@ -36,6 +36,8 @@ class Model(Protocol):
 
     def prediction(self, settings: Words) -> Prediction: ...
 
+    def memory(self, settings: Words) -> tuple[Band, int | None]: ...
+
     def schedule(self, settings: Words) -> Schedule: ...
 
     def attention_s(self, settings: Words, end: End) -> Mapping[str, float]: ...
@@ -245,12 +247,8 @@ class Room:
 def room(asked: Question, times: float = 1.0) -> Room | None:
     """That of the claim's cell at so many times its length; None where nothing says what a rank may take."""
     length = round(asked.model.cell(asked.settings).seq_len * times)
-    found = asked.model.prediction({**asked.settings, "seq_len": length})
-    return (
-        None
-        if found.usable_bytes is None
-        else Room(_at_least(found.needed_bytes, LEAST_MEMORY_SHARE), found.usable_bytes)
-    )
+    need, usable = asked.model.memory({**asked.settings, "seq_len": length})
+    return None if usable is None else Room(_at_least(need, LEAST_MEMORY_SHARE), usable)
 
 
 def _same(value: float) -> float:

@@ -9,9 +9,11 @@ from typing import Any
 
 from analysis.published.choices import Words
 from bench.config import ConfigError, RunConfig
-from bench.cost.band import End
+from bench.cost.band import Band, End
 from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.hardware import Hardware
+from bench.cost.memory import memory_need
+from bench.cost.memory_band import needed_band
 from bench.cost.prediction import Prediction, predict
 from bench.cost.time import attention_time
 from bench.environment import Machine
@@ -41,6 +43,13 @@ class CostModel:
     def prediction(self, settings: Words) -> Prediction:
         """Of a cell that trains."""
         return _prediction(_key(settings))
+
+    def memory(self, settings: Words) -> tuple[Band, int | None]:
+        """What a rank of a cell that trains needs and may take, None where nothing says the latter.
+
+        Without the time, which takes long to compute at millions of tokens.
+        """
+        return _memory(_key(settings))
 
     def schedule(self, settings: Words) -> Schedule:
         """What one call of attention computes and sends."""
@@ -82,6 +91,15 @@ def _prediction(settings: Key) -> Prediction:
     if found is None:
         raise ConfigError(f"no formula for strategy={cell.strategy} and workload={cell.workload.name}")
     return found
+
+
+@cache
+def _memory(settings: Key) -> tuple[Band, int | None]:
+    cell = _cell(settings)
+    need = memory_need(cell)
+    if need is None:
+        raise ConfigError(f"no formula for the memory of workload={cell.workload.name}")
+    return needed_band(cell, need), usable_bytes(cell, NO_MACHINE)
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from analysis.advice.maps import LINKS, Leader, leader, one_of_each_degree, reaches, with_link
 from analysis.advice.option import forecast
 from bench.cost.prediction import Fit
@@ -34,6 +36,7 @@ def test_reach_is_the_longest_length_that_fits(advice):
     assert len(one_of_each_degree(advice._at(2**17))) == 1 + 3 + 3 + 2  # local, ulysses, ring, usp
 
 
+@pytest.mark.slow
 def test_figures_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr("analysis.advise.MAP_LENGTHS", (2**13, 2**20))
     monkeypatch.setattr("analysis.advise.LINKS", LINKS[:1])

@@ -45,6 +45,7 @@ def hardware(reports, tmp_path):
     return hardware_of(str(file))
 
 
+@pytest.mark.slow
 def test_a_cell_is_predicted_from_what_two_ranks_measured(hardware):
     found = predict(make_cell(*WORDS), hardware, None)
     assert found is not None
@@ -54,6 +55,7 @@ def test_a_cell_is_predicted_from_what_two_ranks_measured(hardware):
     assert predict(make_cell(*WORDS, "engine=fsdp2"), hardware, None) is None
 
 
+@pytest.mark.slow
 def test_messages_are_printed_as_nccl_tests_does(reports):
     head, *lines = exchange_lines(reports, 2)
     assert head.split()[-4:] == ["algbw", "GB/s", "busbw", "GB/s"]

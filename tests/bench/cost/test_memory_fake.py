@@ -22,6 +22,7 @@ def peaks(*cells):
     return [tracked / formula for tracked, formula in pairs]
 
 
+@pytest.mark.slow
 def test_two_layers_of_full_width_take_what_the_formula_says():
     """The loss is the fullest moment of the first, a layer's backward that of the second."""
     at_loss, in_layer = peaks(
