@@ -24,6 +24,7 @@ NO_MISTAKE = "none"
 OWN = "own"
 """A choice that is somebody's own code, not one of the tables'."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+LOW_PRECISION = ("bf16", "fp16")
 MASKS = ("causal", "full")
 DEALS = ("in_order", "reversed")
 OPTIMIZERS = ("adamw", "sgd")

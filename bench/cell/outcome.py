@@ -11,6 +11,7 @@ from typing import Any
 from bench.cell.ends import RankEnd, classify
 from bench.cell.planned import PlannedCell
 from bench.config import RunConfig
+from bench.cost.engine_memory import ENGINE_MEMORY
 from bench.cost.flops import (
     CausalPairs,
     attention_backward_flops,
@@ -18,7 +19,7 @@ from bench.cost.flops import (
     hardware_flops,
     model_flops,
 )
-from bench.cost.memory import ENGINE_MEMORY, memory_need
+from bench.cost.memory import memory_need
 from bench.cost.prediction import Prediction, predict
 from bench.cost.traffic import payload
 from bench.environment import describe, this_machine

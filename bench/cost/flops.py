@@ -9,34 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.config import ModelConfig, RunConfig
+from bench.config import RunConfig
+from bench.cost.weights import head_parameters, layer_parameters, matrix_parameters, mlp_parameters
 
 FORWARD_AND_BACKWARD = 3
 FLASH_BACKWARD_FACTOR = 2.5
 """A flash backward recomputes the scores: five matrix products to the forward's two (arXiv:2307.08691)."""
-
-
-def matrix_parameters(model: ModelConfig) -> int:
-    """Weights that multiply activations: all layers' projections and the output head."""
-    return layer_parameters(model) + head_parameters(model)
-
-
-def head_parameters(model: ModelConfig) -> int:
-    """Weights of the output head."""
-    return model.hidden_size * model.vocab_size
-
-
-def layer_parameters(model: ModelConfig) -> int:
-    """Weights of all layers' projections."""
-    q_size = model.num_heads * model.head_dim
-    kv_size = model.num_kv_heads * model.head_dim
-    attention = model.hidden_size * (2 * q_size + 2 * kv_size)
-    return model.num_layers * attention + mlp_parameters(model)
-
-
-def mlp_parameters(model: ModelConfig) -> int:
-    """Weights of all layers' MLPs."""
-    return model.num_layers * 3 * model.hidden_size * model.intermediate_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bench.config import RunConfig
-from bench.cost.memory import CHUNK_ROWS, MAX_LIVE_PARAMETERS
+from bench.cost.engine_memory import MAX_LIVE_PARAMETERS
+from bench.cost.memory import CHUNK_ROWS
 from bench.cost.tensors import TrainedTensor, embedding, head, last_norm, layer_modules
 
 Module = tuple[TrainedTensor, ...]

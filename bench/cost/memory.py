@@ -8,35 +8,22 @@ that one rank holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
-from bench.cost.flops import layer_parameters
+from bench.config import DTYPE_BYTES, RunConfig
+from bench.cost.engine_memory import ENGINE_MEMORY, EngineMemory
+from bench.cost.precision import FLOAT32_BYTES, is_autocast, stream_bytes
+from bench.cost.weights import HEAD_NORM_FAMILIES, head_parameters, kv_size, q_size
 from bench.labels import GIB
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import exchanged_kv_heads
 from bench.strategies.schedule import Stage
 
-FLOAT32_BYTES = 4
-WIDE_FLOAT_BYTES = 8
 TOKEN_BYTES = 8
-LOW_PRECISION = ("bf16", "fp16")
 NATIVE = "native"
 """Our own trainer."""
 CHUNK_ROWS = 1024
 """Rows of logits of a chunked loss: CHUNK_TOKENS of `training`, which this package must not import."""
-HEAD_NORM_FAMILIES = ("qwen3",)
-"""Models that normalise each head of Q and K."""
-OPTIMIZER_MOMENTS: Mapping[str, int] = {"adamw": 2, "sgd": 1}
-"""Numbers that an optimizer keeps of each parameter: running means of gradients, and of their squares."""
-MAX_REUSE_DISTANCE = 1_000_000_000
-"""Of ZeRO-3: `stage3_max_reuse_distance`, DeepSpeed's default. A weight stays gathered where fewer parameters
-are used before it is used again: so do those of the last layers, from forward to backward."""
-MAX_LIVE_PARAMETERS = 1_000_000_000
-"""Of ZeRO-3: `stage3_max_live_parameters`, DeepSpeed's default: no more is fetched ahead."""
-MAX_SUB_GROUP = 1_000_000_000
-"""Of ZeRO-3: `sub_group_size`, DeepSpeed's default: parameters that are updated at once."""
 CONTEXT_BYTES = GIB
 """CUDA's context and libraries take 0.5 to 0.7 GiB by public out-of-memory messages (memory in use beyond
 torch's own); the rest is room for NCCL's buffers, which nothing here measures."""
@@ -91,7 +78,7 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     engine = ENGINE_MEMORY[cell.engine](cell)
     rows, layers = cell.batch * cell.shard_len, cell.model.num_layers
     saved = rows * layer_bytes_per_token(cell)
-    kept = rows * _stream_bytes(cell) * cell.model.hidden_size if cell.checkpointing else saved
+    kept = rows * stream_bytes(cell) * cell.model.hidden_size if cell.checkpointing else saved
     last_norm = rows * _last_norm_bytes_per_token(cell)
     stay = kept if _leaves_device(cell) else layers * kept
     again = saved if cell.checkpointing else 0
@@ -118,16 +105,6 @@ def _leaves_device(cell: RunConfig) -> bool:
     return cell.offload.activations and cell.cluster.device == "cuda"
 
 
-def parameters(model: ModelConfig) -> int:
-    """All numbers that are trained."""
-    q_size, kv_size = _q_size(model), _kv_size(model)
-    embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
-    head_norms = 2 * model.head_dim if model.family in HEAD_NORM_FAMILIES else 0
-    biases = q_size + 2 * kv_size if model.attention_bias else 0
-    norms = model.num_layers * (2 * model.hidden_size + head_norms + biases) + model.hidden_size
-    return layer_parameters(model) + embeddings + norms
-
-
 def layer_bytes_per_token(cell: RunConfig) -> int:
     """What one layer saves for backward, per token of a rank: exact where torch's hooks were asked on a CPU.
 
@@ -136,13 +113,13 @@ def layer_bytes_per_token(cell: RunConfig) -> int:
     projection casts its input anew.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
-    q_size, kv_size = _q_size(model), _kv_size(model)
+    q, kv = q_size(model), kv_size(model)
     norms = 2 * (_norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES)
     head_norms = 0
     if model.family in HEAD_NORM_FAMILIES:
         heads = model.num_heads + model.num_kv_heads
-        head_norms = (FLOAT32_BYTES + e) * (q_size + kv_size) + FLOAT32_BYTES * heads
-    inputs = (5 if _is_autocast(cell) else 2) * e * model.hidden_size
+        head_norms = (FLOAT32_BYTES + e) * (q + kv) + FLOAT32_BYTES * heads
+    inputs = (5 if is_autocast(cell) else 2) * e * model.hidden_size
     mlp = 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
     return norms + head_norms + inputs + _attention_bytes_per_token(cell) + mlp
 
@@ -155,12 +132,12 @@ def _mlp_bytes_per_token(cell: RunConfig) -> int:
 def _attention_bytes_per_token(cell: RunConfig) -> int:
     """Q, K, V, the output and its LSE, and what a strategy keeps of them beside that."""
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
-    kv_size = _kv_size(model)
+    kv = kv_size(model)
     if cell.ulysses_degree > 1:
-        kv_size = exchanged_kv_heads(cell) * model.head_dim
+        kv = exchanged_kv_heads(cell) * model.head_dim
     q_copies, kv_copies = STRATEGIES[cell.strategy].kept_copies
     lse = max(FLOAT32_BYTES, e) * model.num_heads
-    return e * ((2 + q_copies) * _q_size(model) + (2 + kv_copies) * kv_size) + lse
+    return e * ((2 + q_copies) * q_size(model) + (2 + kv_copies) * kv) + lse
 
 
 def _last_norm_bytes_per_token(cell: RunConfig) -> int:
@@ -189,7 +166,7 @@ def _loss_bytes(cell: RunConfig, rows: int) -> int:
     """
     e, wide = DTYPE_BYTES[cell.dtype], max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
     at_once = min(rows, CHUNK_ROWS) if cell.loss == "chunked" else rows
-    head_gradient, logits = e * _head_parameters(cell.model), cell.model.vocab_size * at_once
+    head_gradient, logits = e * head_parameters(cell.model), cell.model.vocab_size * at_once
     before = head_gradient if at_once < rows else 0
     if cell.trainer != NATIVE and cell.sp_degree > 1:
         before += e * logits
@@ -236,10 +213,10 @@ def _attention_backward_bytes(cell: RunConfig, rows: int) -> int:
     their gradients repeated too: 4eq.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
-    q_size, kv_size = _q_size(model), _kv_size(model)
-    gradients = e * (model.hidden_size + 2 * q_size + 2 * kv_size)
+    q, kv = q_size(model), kv_size(model)
+    gradients = e * (model.hidden_size + 2 * q + 2 * kv)
     is_repeated = cell.cluster.device == "cpu" and model.num_kv_heads < model.num_heads
-    repeated = 4 * e * q_size if is_repeated else 0
+    repeated = 4 * e * q if is_repeated else 0
     gone = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES + e * model.hidden_size
     gone += 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
     return rows * (gradients + repeated - gone + _shared_bytes_per_token(cell))
@@ -272,151 +249,6 @@ def _stage_bytes(stage: Stage) -> int:
     return stage.merged_bytes + stage.packed_bytes + arrives + leaves
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineMemory:
-    """What an engine adds to one rank."""
-
-    states: int
-    """With gradients, where these are there before backward begins."""
-    gathered: int
-    least_gathered: int
-    """Of these, what no such engine can do without."""
-    most_gathered: int
-    """What there would be at the engine's own limit."""
-    kept_head_gradient: int
-    """One whole gradient of the output head where it waits for the embedding's, to which the head is tied."""
-    layer_gradients: int
-    """Whole gradients in a layer's backward: its own, and a tied head's."""
-    arriving: int = 0
-    """Gradients of all other layers, there by the last layer's backward and not before the first's."""
-    update: int = 0
-    loading: int
-
-
-def _zero3(cell: RunConfig) -> EngineMemory:
-    """In bf16: 2 of weights, 2 of gradients, 4 of their wide copy, 8 of Adam; in fp32 the copy is one more.
-
-    One rank alone gathers nothing: its partition is the parameter. An optimizer in host memory leaves the
-    weights on a GPU; there it keeps gradients wide, 4, between steps, which shows on a CPU.
-    """
-    model, count, e = cell.model, parameters(cell.model), DTYPE_BYTES[cell.dtype]
-    shards, head = cell.cluster.world_size, _head_parameters(cell.model)
-    kept_head = e * head if model.tied_embeddings else 0
-    states, update = 2 * e + (1 + _moments(cell)) * FLOAT32_BYTES, e + FLOAT32_BYTES
-    if cell.offload.optimizer:
-        states, update = (e if cell.cluster.device == "cuda" else states + FLOAT32_BYTES), 0
-    is_sharded = shards > 1
-    return EngineMemory(
-        states=states * count // shards,
-        gathered=e * (head + _layers_kept(cell) * _one_layer(model)) if is_sharded else 0,
-        least_gathered=e * head if is_sharded else 0,
-        most_gathered=e * min(count, MAX_LIVE_PARAMETERS) if is_sharded else 0,
-        kept_head_gradient=kept_head,
-        layer_gradients=e * _one_layer(model) + kept_head,
-        update=update * min(count // shards, MAX_SUB_GROUP),
-        loading=e * layer_parameters(model) // shards + FLOAT32_BYTES * (count - layer_parameters(model)),
-    )
-
-
-def _layers_kept(cell: RunConfig) -> int:
-    """How many layers ZeRO-3 holds gathered from forward to backward, at least the one at hand.
-
-    Between both come the layers after it, forward and backward, computed again where checkpointed, and the
-    head, twice: `__params_to_release` in DeepSpeed's partitioned_param_coordinator.py.
-    """
-    passes = 3 if cell.checkpointing else 2
-    room = MAX_REUSE_DISTANCE - 2 * _head_parameters(cell.model)
-    return min(cell.model.num_layers, max(1, -(-room // (passes * _one_layer(cell.model)))))
-
-
-def _fsdp2(cell: RunConfig) -> EngineMemory:
-    """Wide weights and Adam's two, sharded; gathered are a layer, and the root's for the step.
-
-    In a layer's backward the next one is gathered, too. Where micro-steps follow one another, whole wide
-    gradients wait on each rank for the last. Otherwise they arrive layer by layer, sharded; those of the
-    layer before are held wide and whole to be reduced.
-    """
-    model, count, e, wide = cell.model, parameters(cell.model), DTYPE_BYTES[cell.dtype], _wide_bytes(cell)
-    layers, shards = layer_parameters(model), cell.sp_degree * cell.dp_shard
-    root, one_layer = count - layers, _one_layer(model)
-    kept_head = e * _head_parameters(model) if model.tied_embeddings else 0
-    waits, others = cell.grad_accum > 1, layers - one_layer
-    whole = wide * count if waits else 0
-    return EngineMemory(
-        states=(1 + _moments(cell)) * wide * count // shards + whole,
-        gathered=e * (root + one_layer),
-        least_gathered=e * (root + one_layer),
-        most_gathered=e * (root + one_layer),
-        kept_head_gradient=kept_head,
-        layer_gradients=(e + wide if others else 0) * one_layer + e * _mlp_output(model) + kept_head,
-        arriving=0 if waits else wide * others // shards,
-        update=(0 if waits else wide * count // shards) + (e + wide) * root,
-        loading=wide * layers // shards + wide * root,
-    )
-
-
-def _ddp(cell: RunConfig) -> EngineMemory:
-    """Everything on every rank; autocast keeps a low-precision copy of each weight for the step."""
-    count, e, wide = parameters(cell.model), DTYPE_BYTES[cell.dtype], _wide_bytes(cell)
-    copies = e * count if _is_autocast(cell) else 0
-    kept_head = wide * _head_parameters(cell.model) if cell.model.tied_embeddings else 0
-    return EngineMemory(
-        states=(2 + _moments(cell)) * wide * count,
-        gathered=copies,
-        least_gathered=copies,
-        most_gathered=copies,
-        kept_head_gradient=kept_head,
-        layer_gradients=e * _one_layer(cell.model) + kept_head,
-        loading=wide * count,
-    )
-
-
-ENGINE_MEMORY: Mapping[str, Callable[[RunConfig], EngineMemory]] = {
-    "ddp": _ddp,
-    "fsdp2": _fsdp2,
-    "zero3": _zero3,
-}
-
-
-def _moments(cell: RunConfig) -> int:
-    return OPTIMIZER_MOMENTS[cell.optimizer.name]
-
-
-def _is_autocast(cell: RunConfig) -> bool:
-    return cell.engine == "ddp" and cell.dtype in LOW_PRECISION
-
-
-def _stream_bytes(cell: RunConfig) -> int:
-    """Bytes of a number between layers."""
-    return FLOAT32_BYTES if _is_autocast(cell) else DTYPE_BYTES[cell.dtype]
-
-
 def _norm_bytes(cell: RunConfig, size: int) -> int:
     """What a norm saves of one token: its input in float32 and its output before the weight."""
-    return (FLOAT32_BYTES + _stream_bytes(cell)) * size
-
-
-def _wide_bytes(cell: RunConfig) -> int:
-    """Bytes of a number of the optimizer."""
-    return WIDE_FLOAT_BYTES if cell.dtype == "fp64" else FLOAT32_BYTES
-
-
-def _one_layer(model: ModelConfig) -> int:
-    return layer_parameters(model) // model.num_layers
-
-
-def _mlp_output(model: ModelConfig) -> int:
-    """Weights of one layer's last projection."""
-    return model.hidden_size * model.intermediate_size
-
-
-def _head_parameters(model: ModelConfig) -> int:
-    return model.vocab_size * model.hidden_size
-
-
-def _q_size(model: ModelConfig) -> int:
-    return model.num_heads * model.head_dim
-
-
-def _kv_size(model: ModelConfig) -> int:
-    return model.num_kv_heads * model.head_dim
+    return (FLOAT32_BYTES + stream_bytes(cell)) * size

@@ -9,7 +9,8 @@ from enum import StrEnum
 
 from bench.config import RunConfig
 from bench.cost.band import Band
-from bench.cost.memory import ENGINE_MEMORY, MemoryNeed
+from bench.cost.engine_memory import ENGINE_MEMORY
+from bench.cost.memory import MemoryNeed
 from bench.labels import GIB
 
 FORMULA_SHARE = 0.03

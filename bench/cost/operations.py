@@ -11,21 +11,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
-from bench.cost.memory import (
-    CHUNK_ROWS,
-    FLOAT32_BYTES,
-    HEAD_NORM_FAMILIES,
-    LOW_PRECISION,
-    memory_need,
-    parameters,
-)
+from bench.config import DTYPE_BYTES, RunConfig
+from bench.cost.memory import CHUNK_ROWS, memory_need
+from bench.cost.precision import is_autocast, stream_bytes
+from bench.cost.tensors import trained_tensors
+from bench.cost.weights import HEAD_NORM_FAMILIES, parameters
 from bench.strategies.schedule import Block
 
 INPUT_CASTS = 5
 """Projections of a layer whose input is float32 under autocast: Q, K, V, the gate and what it gates."""
-ATTENTION, PACKING, OPTIMIZER, OTHER = "attention", "packing", "optimizer", "other"
-"""Parts of a step, by the trace's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +34,6 @@ class Operation:
     """Of a matrix product what is summed over."""
     number_bytes: int = 2
     count: int = 1
-    part: str = OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +65,7 @@ def _product_bytes(it: Operation) -> int:
 
 
 ENGINES = ("ddp", "fsdp2", "zero3")
+"""Those whose work around layers, chunks and updates is timed for itself."""
 
 KINDS: Mapping[str, Kind] = {
     "product": Kind(_product_flops, _product_bytes, 1),
@@ -138,16 +132,8 @@ def _fresh_memory(cell: RunConfig) -> Iterator[Operation]:
 def step_end(cell: RunConfig) -> Iterator[Operation]:
     """The optimizer's update of a rank's share of the parameters: so many tensors of so many numbers."""
     count = parameters(cell.model) // SHARDS[cell.engine](cell)
-    tensors = parameter_tensors(cell.model)
-    update = _one(cell, f"{cell.engine}_update", tensors, max(1, count // tensors))
-    yield replace(update, part=OPTIMIZER)
-
-
-def parameter_tensors(model: ModelConfig) -> int:
-    """Weights of projections and norms in every layer; the embedding, the last norm and a head of its own."""
-    norms = 4 if model.family in HEAD_NORM_FAMILIES else 2
-    biases = 3 if model.attention_bias else 0
-    return model.num_layers * (7 + norms + biases) + (2 if model.tied_embeddings else 3)
+    tensors = len(trained_tensors(cell.model))
+    yield _one(cell, f"{cell.engine}_update", tensors, max(1, count // tensors))
 
 
 def layer_forward(cell: RunConfig) -> Iterator[Operation]:
@@ -254,16 +240,6 @@ def _one(cell: RunConfig, kind: str, rows: int, columns: int, count: int = 1) ->
 def _stream(cell: RunConfig, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
     """One between layers, where autocast leaves everything in float32."""
     return replace(_one(cell, kind, rows, columns, count), number_bytes=stream_bytes(cell))
-
-
-def is_autocast(cell: RunConfig) -> bool:
-    """Whether weights stay float32 and products cast them and their inputs."""
-    return cell.engine == "ddp" and cell.dtype in LOW_PRECISION
-
-
-def stream_bytes(cell: RunConfig) -> int:
-    """Of a number between layers."""
-    return FLOAT32_BYTES if is_autocast(cell) else DTYPE_BYTES[cell.dtype]
 
 
 def _times(operation: Operation, count: int) -> Operation:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bench.config import ModelConfig
-from bench.cost.memory import HEAD_NORM_FAMILIES
+from bench.cost.weights import HEAD_NORM_FAMILIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bench.config import DTYPE_BYTES, NOT_USED, RunConfig
+from bench.cost.engine_memory import MAX_SUB_GROUP
 from bench.cost.gathering import gathered_together, stays_whole
-from bench.cost.memory import LOW_PRECISION, MAX_SUB_GROUP
+from bench.cost.precision import FLOAT32_BYTES, wide_bytes
 from bench.cost.tensors import (
     TrainedTensor,
     embedding,
@@ -35,7 +36,7 @@ from bench.strategies.schedule import Exchange
 ATTENTION, PARAMETERS, GRADIENTS, DATA_AND_LOSS = "attention", "parameters", "gradients", "data_and_loss"
 SMALL_BYTES = 1024
 """An all-reduce or reduce of less counts as one of counts, losses and norms; more are gradients."""
-FLOAT32_BYTES, FLOAT64_BYTES, COUNT_BYTES = 4, 8, 8
+FLOAT64_BYTES, COUNT_BYTES = 8, 8
 NATIVE = "native"
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """DDP sends a bucket once it holds so much: `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`, and the default
@@ -121,7 +122,7 @@ def _buckets(cell: RunConfig) -> Iterator[int]:
     """Bytes of each: tensors in the order of backward, until there are enough."""
     limit, held = FIRST_BUCKET_BYTES, 0
     for tensor in _in_backward(cell):
-        held += tensor.count * _wide_bytes(cell)
+        held += tensor.count * wide_bytes(cell)
         if held >= limit:
             yield held
             limit, held = BUCKET_BYTES, 0
@@ -137,7 +138,7 @@ def _fsdp2(cell: RunConfig) -> Iterator[Sent]:
     gradient's norm is that of all tensors' norms, which are reduced together (`clip_grad_norm_`).
     """
     ranks = max(1, cell.cluster.world_size // cell.dp_replicate)  # an illegal cell has too many replicas
-    model, e, wide = cell.model, DTYPE_BYTES[cell.dtype], _wide_bytes(cell)
+    model, e, wide = cell.model, DTYPE_BYTES[cell.dtype], wide_bytes(cell)
 
     def shard(tensors: Iterable[TrainedTensor]) -> int:
         return sum(math.ceil(tensor.rows / ranks) * tensor.columns for tensor in tensors)
@@ -209,11 +210,6 @@ def _in_backward(cell: RunConfig) -> Iterator[TrainedTensor]:
     for layer in reversed(range(model.num_layers)):
         yield from in_modules(tuple(reversed(layer_modules(model, layer))))
     yield embedding(model)
-
-
-def _wide_bytes(cell: RunConfig) -> int:
-    """Of a number of the weights that DDP and FSDP2 train."""
-    return FLOAT32_BYTES if cell.dtype in LOW_PRECISION else DTYPE_BYTES[cell.dtype]
 
 
 OF_ENGINE: Mapping[str, Callable[[RunConfig], Iterator[Sent]]] = {

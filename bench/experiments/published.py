@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from bench.config import AUTO, RunConfig
-from bench.cost.memory import parameters
+from bench.cost.weights import parameters
 from bench.environment import Machine
 from bench.request import values
 from bench.request.choices import Raw, read_option

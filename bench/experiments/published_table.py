@@ -10,8 +10,8 @@ from typing import Any
 
 from bench.config import ModelConfig
 from bench.cost.band import Band
-from bench.cost.memory import parameters
 from bench.cost.memory_band import CONTEXT_GIB, fit_of
+from bench.cost.weights import parameters
 from bench.experiments.published import HARDWARE, MODEL, OUT_OF_MEMORY, PEAK_GIB, POST, RANKS, REVISIONS
 from bench.labels import GIB, LENGTH_UNITS, length_label
 from bench.request.hardware import hardware_of

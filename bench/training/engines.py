@@ -21,13 +21,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, LOW_PRECISION, RunConfig
 from bench.ranks.groups import RankGroups
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES
 from bench.training.optimizer import OPTIMIZERS, FirstMoment, Updater, make_optimizer, make_schedule
 
-LOW_PRECISION = ("bf16", "fp16")
 OFFLOADED_GRADIENT_BYTES = 4
 """Of a number in host memory: DeepSpeed's gradients there are float32."""
 

@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.cost.memory import memory_need, parameters
+from bench.cost.memory import memory_need
+from bench.cost.weights import parameters
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
 from bench.strategies import STRATEGIES, runnable

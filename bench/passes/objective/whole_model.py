@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.flops import head_parameters, matrix_parameters
+from bench.config import DTYPE_BYTES, LOW_PRECISION, RunConfig
+from bench.cost.weights import head_parameters, matrix_parameters
 from bench.passes.parity.cut_model import PLAIN_NAME, PlainAttention, plain_attention_installed
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import Batch
 from bench.training.data import count_valid
-from bench.training.engines import LOW_PRECISION
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 

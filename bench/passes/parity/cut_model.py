@@ -19,13 +19,13 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.documents import Documents
-from bench.config import DataConfig, RunConfig
+from bench.config import LOW_PRECISION, DataConfig, RunConfig
 from bench.passes.losses.rank import all_fed, expected_digest
 from bench.passes.parity.exact import masked_attention, visible
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import Batch
 from bench.training.data import count_valid, open_data
-from bench.training.engines import ENGINES, LOW_PRECISION
+from bench.training.engines import ENGINES
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 from bench.training.trainers import trainer_code

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from bench.attention.documents import Documents
-from bench.config import RunConfig
+from bench.config import LOW_PRECISION, RunConfig
 from bench.passes.parity.attention import parity_len
 from bench.passes.parity.cut_model import PLAIN_NAME, cut_cell, plain_attention_installed
 from bench.passes.parity.limits import loss_limit
@@ -24,7 +24,6 @@ from bench.ranks.log import WrongResultError
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy, Wiring
 from bench.training.data import open_data
-from bench.training.engines import LOW_PRECISION
 from bench.training.models import TORCH_DTYPES, build_model
 
 

@@ -5,7 +5,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.cell.outcome import analytic
-from bench.cost.flops import attention_forward_flops, hardware_flops, matrix_parameters, model_flops
+from bench.cost.flops import attention_forward_flops, hardware_flops, model_flops
+from bench.cost.weights import matrix_parameters
 from bench.passes.documents.section import PackedDocuments
 from bench.training.models import build_model
 from tests.cells import FOUR_H100, make_cell

@@ -9,10 +9,8 @@ from bench.cost.operations import (
     KINDS,
     block_flops,
     micro_step,
-    parameter_tensors,
 )
 from bench.strategies import STRATEGIES
-from bench.training.models import empty_model
 from tests.cells import make_cell
 
 CELLS = [
@@ -44,10 +42,3 @@ def computed_flops(cell):
 def test_products_and_blocks_add_up_to_the_executed_flops(words):
     cell = make_cell("seq_len=4k", "cluster.world_size=2", *words)
     assert cell.cluster.world_size * computed_flops(cell) == hardware_flops(cell, causal=True)
-
-
-@pytest.mark.parametrize("name", ["qwen3_nano", "qwen2_5_0_5b", "llama3_1_8b"])
-def test_an_update_is_of_as_many_tensors_as_the_model_has(name):
-    model = make_cell(f"model={name}").model
-    built = empty_model(model, attention_name="eager", max_positions=64)
-    assert parameter_tensors(model) == len([*built.parameters()])

@@ -8,9 +8,9 @@ import pytest
 
 from bench.cost import gathering
 from bench.cost.gathering import gathered_ahead, gathered_together, stays_whole
-from bench.cost.memory import parameters
 from bench.cost.tensors import TrainedTensor, trained_tensors
 from bench.cost.traffic import messages, payload, reduced_at_once
+from bench.cost.weights import parameters
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from bench.config import ConfigError
-from bench.cost.memory import memory_need, parameters
+from bench.cost.memory import memory_need
+from bench.cost.weights import parameters
 from bench.experiments.alst_ablation import ROWS, SMALL_MODEL
 from bench.request.legality import refusal
 from bench.sweep.plan import plan

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from bench.cell.worker import join
 from bench.config import RunConfig
-from bench.cost.flops import head_parameters, layer_parameters, matrix_parameters
+from bench.cost.weights import head_parameters, layer_parameters, matrix_parameters
 from bench.passes.memory.allocations import AllocationTracker
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
