@@ -32,3 +32,7 @@ class Band:
     def at(self, end: End) -> float:
         value: float = getattr(self, end.value)
         return value
+
+    def scaled(self, factor: float, widened: float = 1.0) -> Band:
+        """All of it times a factor, and its ends so much further off."""
+        return Band(self.low * factor / widened, self.expected * factor, self.high * factor * widened)

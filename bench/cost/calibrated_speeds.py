@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bench.config import RunConfig
 from bench.cost.band import End
-from bench.cost.calibration import CAUSAL_EXPONENT, Calibration, Spread
+from bench.cost.calibration import CAUSAL_EXPONENT, Calibration
 from bench.cost.hardware import Hardware
 from bench.cost.operations import Operation
 from bench.cost.speeds import DatasheetSpeeds, Speeds
@@ -116,8 +116,7 @@ class CalibratedSpeeds:
         return times[0] + (times[1] - times[0]) * (size - few) / (most - few)
 
     def _s(self, name: str, dtype: str, sizes: tuple[float, ...], exponent: float = 1.0) -> float:
-        spread: Spread = self.calibration.time(name, dtype, sizes, exponent)
-        return spread.at(self.end)
+        return self.calibration.time(name, dtype, sizes, exponent).at(self.end)
 
 
 def sizes_of(operation: Operation) -> tuple[float, ...]:

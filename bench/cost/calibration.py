@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.cost.band import End
+from bench.cost.band import Band, End
 
 WIDENED_PER_DOUBLING = 1.1
 """How much further off the ends are for each doubling beyond what was measured. Assumed."""
@@ -30,42 +30,26 @@ BUS_SHARE: Mapping[str, Callable[[int], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Seconds of one call."""
-
-    low: float
-    expected: float
-    high: float
-
-    def scaled(self, factor: float, widened: float = 1.0) -> Spread:
-        return Spread(self.low * factor / widened, self.expected * factor, self.high * factor * widened)
-
-    def at(self, end: End) -> float:
-        value: float = getattr(self, end.value)
-        return value
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
     """Times of one thing by its sizes."""
 
     axis: tuple[int, ...]
     """The first size, ascending."""
-    entries: tuple[Spread | Table, ...]
-    """For each the time, or a table by the other sizes."""
+    entries: tuple[Band | Table, ...]
+    """For each the time in seconds, or a table by the other sizes."""
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[float]]) -> Table | Spread:
-        """From rows of sizes, then the three times in microseconds."""
-        if len(rows[0]) == len(("low", "expected", "high")):
-            return Spread(*(MICROSECOND * each for each in rows[0]))
+    def of(cls, rows: Sequence[Sequence[float]]) -> Table | Band:
+        """From rows of sizes, then the times of all ends in microseconds."""
+        if len(rows[0]) == len(End):
+            return Band(*(MICROSECOND * each for each in rows[0]))
         by_size: dict[int, list[Sequence[float]]] = {}
         for first, *rest in rows:
             by_size.setdefault(int(first), []).append(rest)
         axis = tuple(sorted(by_size))
         return cls(axis, tuple(cls.of(by_size[size]) for size in axis))
 
-    def time(self, sizes: Sequence[float], exponent: float = 1.0) -> Spread:
+    def time(self, sizes: Sequence[float], exponent: float = 1.0) -> Band:
         """The time of these sizes; `exponent` is that of the last size in the work."""
         (size, *rest), axis = sizes, self.axis
         size = max(size, axis[0])
@@ -78,14 +62,9 @@ class Table:
             )
         share = math.log(size / axis[above - 1]) / math.log(axis[above] / axis[above - 1])
         one, other = (self._entry(index, rest, exponent) for index in (above - 1, above))
-        return Spread(
-            *(
-                one.at(end) ** (1 - share) * other.at(end) ** share
-                for end in (End.LOW, End.EXPECTED, End.HIGH)
-            )
-        )
+        return Band(*(one.at(end) ** (1 - share) * other.at(end) ** share for end in End))
 
-    def _entry(self, index: int, rest: Sequence[float], exponent: float) -> Spread:
+    def _entry(self, index: int, rest: Sequence[float], exponent: float) -> Band:
         entry = self.entries[index]
         return entry.time(rest, exponent) if isinstance(entry, Table) else entry
 
@@ -112,5 +91,5 @@ class Calibration:
     def has(self, name: str, dtype: str) -> bool:
         return (name, dtype) in self.tables
 
-    def time(self, name: str, dtype: str, sizes: Sequence[float], exponent: float = 1.0) -> Spread:
+    def time(self, name: str, dtype: str, sizes: Sequence[float], exponent: float = 1.0) -> Band:
         return self.tables[name, dtype].time(sizes, exponent)
