@@ -46,6 +46,11 @@ class Measured:
         return found.pop() if len(found) == 1 else None
 
     @property
+    def failures(self) -> tuple[Status, ...]:
+        """How processes ended that say nothing of time or memory."""
+        return tuple(status for status in self.statuses if status not in VERDICT_OF_STATUS)
+
+    @property
     def spread(self) -> float | None:
         """Half the range of the repeats over their median."""
         if len(self.step_ms) <= 1:
@@ -118,6 +123,8 @@ class Score:
     memory_errors: tuple[float, ...]
     verdicts: tuple[bool, ...]
     within: tuple[bool, ...]
+    failed: tuple[str, ...] = ()
+    """Cells of which some process neither worked nor ran out of memory, with how it ended."""
 
     @classmethod
     def of(cls, cells: Sequence[Compared]) -> Score:
@@ -126,6 +133,7 @@ class Score:
             tuple(abs(each.memory_error) for each in cells if each.memory_error is not None),
             tuple(each.is_verdict_right for each in cells if each.is_verdict_right is not None),
             tuple(each.is_within_band for each in cells if each.is_within_band is not None),
+            tuple(f"{each.line}: {each.measured.failures[0]}" for each in cells if each.measured.failures),
         )
 
     def missed(self) -> list[str]:
@@ -141,7 +149,7 @@ class Score:
                 lines.append(f"the median error of {name} should stay under {goal:.0%}")
         if not all(self.verdicts):
             lines.append("every verdict on memory should be right")
-        return lines
+        return [*lines, *(f"every cell should run or run out of memory ({each})" for each in self.failed)]
 
 
 def table(cells: Sequence[Compared]) -> list[str]:

@@ -64,6 +64,12 @@ def test_goals_that_are_missed_are_named():
     ]
 
 
+def test_a_cell_that_failed_is_missed_even_once():
+    records = [record(CELL), record(CELL, status="wrong_result")]
+    (line,) = score_of([CELL], records).missed()
+    assert line.endswith(f"({CELL.cell_id}: wrong_result)")
+
+
 def test_the_table_shows_measured_predicted_and_error():
     rows = compared(["its words"], [CELL], [record(CELL, times=1.25)], HARDWARE)
     assert "-20.0%" in table(rows)[1]
