@@ -58,6 +58,12 @@ NEEDED = ("links", "rates", "host_s_per_operation", "devices_per_node")
 """What a file must have for a time to be predicted."""
 
 
+WAY_OUT = (
+    "measure this machine with `python -m bench.calibrate --output FILE.yaml` and take hardware=calibrated"
+    " hardware.path=FILE.yaml, or name a device that has a file, such as hardware=h100_80gb"
+)
+
+
 def lacking(facts: Mapping[str, Any]) -> list[str]:
     """What one file's content does not say and a prediction of times needs."""
     return [key for key in NEEDED if key not in facts]
@@ -69,7 +75,7 @@ def hardware_from(facts: Mapping[str, Any]) -> Hardware:
     if missing:
         raise ConfigError(
             f"hardware={facts['name']}: its file in conf/hardware/ has no {missing[0]}, without which no time"
-            " can be predicted; add it, or take hardware=h100_80gb"
+            f" can be predicted; {WAY_OUT}"
         )
     rates = facts["rates"]
     return Hardware(

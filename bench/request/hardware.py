@@ -50,7 +50,7 @@ def hardware_of(name: str) -> Hardware:
     if name not in options("hardware"):
         raise ConfigError(
             f"hardware={name}: no file of conf/hardware/ describes it, and without one no time can be"
-            " predicted; name a device, such as hardware=h100_80gb"
+            " predicted; name a device that has one, such as hardware=h100_80gb"
         )
     return hardware_from(_content(name))
 
