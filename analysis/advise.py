@@ -45,6 +45,7 @@ from bench.request import values
 from bench.request.hardware import PRICE, hardware_of, usable_bytes
 from bench.request.hydra_errors import translated
 from bench.request.legality import refusal
+from bench.request.placement import MAX_CPU_RANKS
 from bench.request.questions import Question, questions
 from bench.request.spread import spread
 from bench.statistics import MIN_PROCESSES
@@ -182,14 +183,14 @@ class Advice:
         if option is None:
             return []
         told = what_would_change(option, self.hardware.attention_forward, self.forecast)
-        if option.fit is not Fit.FITS:
+        if option.may_lack_memory:
             more = first_that_fits(self._more_ranks(), self._best_on)
             told += [] if more is None else [more]
         return [f"What would change it: {'; '.join(told)}."] if told else []
 
     def _more_ranks(self) -> Iterator[int]:
         size = 2 * self.cells[0].cluster.world_size
-        while size <= MOST_RANKS:
+        while size <= (MOST_RANKS if self.cells[0].cluster.device == "cuda" else MAX_CPU_RANKS):
             yield size
             size *= 2
 

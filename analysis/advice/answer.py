@@ -18,6 +18,7 @@ from analysis.advice.words import (
     percents,
 )
 from bench.config import RunConfig
+from bench.cost.hardware import file_of
 from bench.cost.prediction import Fit
 from bench.labels import duration_label, length_label
 
@@ -27,9 +28,11 @@ NAMED_SHARE = 0.005
 ALIKE = 1e-3
 """Steps whose parts differ by less of the step are one computation under two names."""
 HOW_SURE = (
-    "How sure: predictions, nothing ran. Bands are what the rates in conf/hardware/{hardware}.yaml leave"
+    "How sure: predictions, nothing ran. Bands are what the rates in {file} leave"
     " open; strategies are compared at equal rates, and a difference under {resolution} is not told."
 )
+
+OF_A_CPU = "These are rates of a CPU: they do not say which strategy is faster on GPUs."
 
 
 def title(cell: RunConfig) -> str:
@@ -142,10 +145,8 @@ def _how_sure(ranking: Ranking, first: Option) -> Sequence[str]:
         return lines
     if ran:
         lines.append("Between what is measured and what is predicted no difference is told.")
-    return [
-        *lines,
-        HOW_SURE.format(hardware=first.cell.hardware, resolution=_whole_percent(RESOLUTION)),
-    ]
+    lines.append(HOW_SURE.format(file=file_of(first.cell.hardware), resolution=_whole_percent(RESOLUTION)))
+    return lines if first.cell.cluster.device == "cuda" else [*lines, OF_A_CPU]
 
 
 def _measured(option: Option) -> str:

@@ -50,9 +50,9 @@ def _changed(option: Option, words: str, change: Setting, forecast: Forecast) ->
     if cell == option.cell:
         return None
     changed = forecast(cell)
-    if changed.prediction is None or changed.fit is not Fit.FITS:
+    if changed.prediction is None or changed.may_lack_memory:
         return None
-    if option.fit is not Fit.FITS:
+    if option.may_lack_memory:
         return changed.corner_rates[0], f"{words}: {full_name(changed)} fits, with {memory_of(changed)}"
     gain = behind(replace(option, measured=None), changed)
     if gain.low < RESOLUTION or words in UNPRICED:

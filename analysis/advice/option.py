@@ -71,6 +71,11 @@ class Option:
         return self.refused is None and self.fit is not Fit.OUT_OF_MEMORY
 
     @property
+    def may_lack_memory(self) -> bool:
+        """Whether it is not known to fit, although what a rank may take is known."""
+        return self.fit in (Fit.UNDECIDED, Fit.OUT_OF_MEMORY)
+
+    @property
     def tokens_per_s(self) -> Band:
         """Of one rank: measured, the range of processes about their median; else the prediction's band."""
         if self.measured is not None:

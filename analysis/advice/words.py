@@ -7,7 +7,7 @@ from collections.abc import Callable
 from analysis.advice.option import Option
 from bench.cost.band import Band
 from bench.cost.prediction import Fit
-from bench.labels import GIB
+from bench.labels import GIB, SIZES, size_label
 from bench.strategies import STRATEGIES
 
 FITS: dict[Fit | None, str] = {
@@ -42,13 +42,15 @@ def full_name(option: Option) -> str:
 def memory_of(option: Option) -> str:
     """`26.3 of 79.1 GiB`; with a band where the formula gives one."""
     if option.measured is not None:
-        return "measured" if option.measured.ran_out else _gib(option.measured.peak_allocated_bytes)
+        return "measured" if option.measured.ran_out else _size(option.measured.peak_allocated_bytes)
     assert option.prediction is not None
     need, usable = option.prediction.needed_bytes, option.prediction.usable_bytes
-    amount = f"{need.expected / GIB:.1f}"
-    if f"{need.low / GIB:.1f}" != f"{need.high / GIB:.1f}":
-        amount = f"{need.low / GIB:.1f} to {need.high / GIB:.1f}"
-    return f"{amount} GiB" if usable is None else f"{amount} of {usable / GIB:.1f} GiB"
+    unit = next((name for name, size in SIZES.items() if need.expected >= size), "KiB")
+    low, expected, high = (f"{each / SIZES[unit]:.1f}" for each in (need.low, need.expected, need.high))
+    amount = expected if low == high else f"{low} to {high}"
+    if usable is None:
+        return f"{amount} {unit}"
+    return f"{amount}{'' if unit == 'GiB' else f' {unit}'} of {usable / GIB:.1f} GiB"
 
 
 def sizes_of(option: Option) -> str:
@@ -94,5 +96,5 @@ def listed(names: list[str], most: int = 4) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _gib(size_bytes: float | None) -> str:
-    return "" if size_bytes is None else f"{size_bytes / GIB:.1f} GiB"
+def _size(size_bytes: float | None) -> str:
+    return "" if size_bytes is None else size_label(size_bytes)

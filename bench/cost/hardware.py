@@ -54,6 +54,7 @@ class Hardware:
     """What was measured there, in place of shares of a datasheet."""
 
 
+CALIBRATED_SUFFIX = ".yaml"
 NEEDED = ("links", "rates", "host_s_per_operation", "devices_per_node")
 """What a file must have for a time to be predicted."""
 
@@ -62,6 +63,16 @@ WAY_OUT = (
     "measure this machine with `python -m bench.calibrate --output FILE.yaml` and take hardware=calibrated"
     " hardware.path=FILE.yaml, or name a device that has a file, such as hardware=h100_80gb"
 )
+
+
+def is_calibrated(name: str) -> bool:
+    """Whether a cell's hardware is a file of its own, not one of conf/hardware/."""
+    return name.endswith(CALIBRATED_SUFFIX)
+
+
+def file_of(name: str) -> str:
+    """The file that a cell's hardware stands in."""
+    return name if is_calibrated(name) else f"conf/hardware/{name}.yaml"
 
 
 def lacking(facts: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from bench.config import UNKNOWN_HARDWARE, ConfigError, RunConfig
-from bench.cost.hardware import Hardware, hardware_from, lacking
+from bench.cost.hardware import CALIBRATED_SUFFIX, Hardware, hardware_from, is_calibrated, lacking
 from bench.environment import Machine
 from bench.labels import GIB, shown
 from bench.request import values
@@ -23,7 +23,6 @@ PRICE = "price_per_device_hour"
 """What may be given in words: it changes no prediction."""
 
 CALIBRATED = "calibrated"
-CALIBRATED_SUFFIX = ".yaml"
 CALIBRATE = "write one with: python -m bench.calibrate --output FILE.yaml"
 
 
@@ -71,11 +70,6 @@ def refuse_changed(raw: Raw) -> None:
 def _content(name: str) -> Mapping[str, Any]:
     """A file is read once: every cell of a sweep asks."""
     return read_option("hardware", name)
-
-
-def is_calibrated(name: str) -> bool:
-    """Whether a cell's hardware is a file of its own, not one of conf/hardware/."""
-    return name.endswith(CALIBRATED_SUFFIX)
 
 
 def calibrated_file(raw: Mapping[str, Any]) -> str | None:

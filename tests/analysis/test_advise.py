@@ -34,6 +34,17 @@ def test_the_readme_shows_what_its_command_prints(tmp_path, monkeypatch, capsys)
             assert line in printed if before == LEFT_OUT else next(printed) == line
 
 
+def test_an_answer_for_a_calibrated_cpu_says_what_it_is_of(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = REPOSITORY / "results/reference/accuracy/hardware.yaml"
+    words = ["hardware=calibrated", f"hardware.path={file}", "cluster.world_size=2", "seq_len=1k"]
+    assert main(words) == ExitCode.OK
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "MiB; nothing says what it may take." in printed
+    assert f"the rates in {file} leave" in printed
+    assert "they do not say which strategy is faster on GPUs" in printed
+
+
 def test_an_answer_takes_seconds_and_neither_torch_nor_pandas_nor_matplotlib(tmp_path):
     """Of a cold process; what the system's clock says depends on who else is there, so its own is taken."""
     code = (
