@@ -25,19 +25,30 @@ if TYPE_CHECKING:
     from bench.observation import probe as probe
     from bench.store import read_records as read_records
     from bench.strategies.facts import Facts as Facts
+    from bench.strategies.facts import ScheduledFacts as ScheduledFacts
     from bench.strategies.facts import activation_bytes as activation_bytes
     from bench.strategies.facts import backwards_per_step as backwards_per_step
     from bench.strategies.facts import forwards_per_step as forwards_per_step
+    from bench.strategies.schedule import Block as Block
+    from bench.strategies.schedule import Exchange as Exchange
+    from bench.strategies.schedule import Schedule as Schedule
+    from bench.strategies.schedule import Stage as Stage
+    from bench.strategies.schedule import ring_blocks as ring_blocks
     from bench.strategies.strategy import Strategy as Strategy
 
 HOMES: Mapping[str, str] = {
     "EVERYTHING": "bench.attention.layouts",
     "LAYOUTS": "bench.attention.layouts",
+    "Block": "bench.strategies.schedule",
     "ConfigError": "bench.config",
+    "Exchange": "bench.strategies.schedule",
     "Facts": "bench.strategies.facts",
     "Kernel": "bench.attention.kernels",
     "Partial": "bench.attention.merge",
     "RunConfig": "bench.config",
+    "Schedule": "bench.strategies.schedule",
+    "ScheduledFacts": "bench.strategies.facts",
+    "Stage": "bench.strategies.schedule",
     "Strategy": "bench.strategies.strategy",
     "Tile": "bench.attention.layouts",
     "activation_bytes": "bench.strategies.facts",
@@ -48,6 +59,7 @@ HOMES: Mapping[str, str] = {
     "observe": "bench.observation",
     "probe": "bench.observation",
     "read_records": "bench.store",
+    "ring_blocks": "bench.strategies.schedule",
 }
 """Every public name, and the module that defines it."""
 

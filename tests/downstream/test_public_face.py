@@ -18,9 +18,10 @@ from tests.cells import make_cell, run_cell
 from tests.faults import raise_in_rank_1
 
 NAMES = {
-    "EVERYTHING", "LAYOUTS", "ConfigError", "Facts", "Kernel", "Partial", "RunConfig", "Strategy", "Tile",
-    "activation_bytes", "backwards_per_step", "forwards_per_step", "kernel_backward", "kernel_forward",
-    "observe", "probe", "read_records",
+    "EVERYTHING", "LAYOUTS", "Block", "ConfigError", "Exchange", "Facts", "Kernel", "Partial", "RunConfig",
+    "Schedule", "ScheduledFacts", "Stage", "Strategy", "Tile", "activation_bytes", "backwards_per_step",
+    "forwards_per_step", "kernel_backward", "kernel_forward", "observe", "probe", "read_records",
+    "ring_blocks",
 }  # fmt: skip
 TORCH_FREE = NAMES - {
     "Kernel",
