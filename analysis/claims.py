@@ -25,8 +25,9 @@ from analysis.frame.load import peak_flops_per_s
 from analysis.labels import count_label
 from analysis.published.comparable import Comparable
 from analysis.published.model import CostModel
+from analysis.published.opinion import Verdict
 from analysis.published.registry import Claim, Registry, read_registry
-from analysis.published.verdicts import Judgement, Verdict, judged, nearest_record
+from analysis.published.verdicts import Judgement, judged, nearest_record
 from bench.config import ConfigError, ExitCode
 from bench.store import StoreError, warn_in_one_line
 

@@ -11,8 +11,9 @@ import pandas as pd
 from analysis.published.bearings import bearings
 from analysis.published.comparable import Comparable
 from analysis.published.model import CostModel
+from analysis.published.opinion import Verdict
 from analysis.published.registry import read_registry
-from analysis.published.verdicts import Judgement, Verdict, decided, judged
+from analysis.published.verdicts import Judgement, decided, judged
 
 HEADINGS = ("claim", "verdict", "why", "source")
 

@@ -5,9 +5,9 @@ import re
 from analysis.published import metrics
 from analysis.published.bearings import SENTENCES, bearings
 from analysis.published.model import CostModel
+from analysis.published.opinion import Verdict
 from analysis.published.registry import read_registry
 from analysis.published.setup import setup_of
-from analysis.published.verdicts import Verdict
 from bench.cost.flops import attention_forward_flops
 from bench.environment import REPOSITORY
 

@@ -7,10 +7,13 @@ import yaml
 from msgspec.structs import replace
 
 from analysis.frame.load import frame_of
+from analysis.published.by_model import against_band
+from analysis.published.claimed import claimed_range
 from analysis.published.comparable import Comparable
 from analysis.published.model import CostModel
+from analysis.published.opinion import Verdict
 from analysis.published.registry import Registry, read_registry
-from analysis.published.verdicts import Verdict, against_band, claimed_range, judged
+from analysis.published.verdicts import judged
 from bench.cost.band import Band
 from bench.environment import REPOSITORY
 from bench.labels import GIB
