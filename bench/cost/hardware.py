@@ -19,7 +19,9 @@ class Link:
     bytes_per_s: float
     """Of one device in one direction."""
     latency_s: float
-    """Of one message or one step of a collective."""
+    """Of one message, or of the first step of a collective."""
+    hop_latency_s: float = 0.0
+    """Of each further step of a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

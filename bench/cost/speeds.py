@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,8 @@ of arXiv:2307.08691, figure 5, rise from 512 to 16k tokens."""
 LAUNCHES_PER_BLOCK = 4
 LAUNCHES_PER_EXCHANGE = 6
 """The call and the copies around it."""
+MESSAGES = ("send", "all_to_all")
+"""Kinds whose messages leave at once, not step after step."""
 
 
 class Speeds(Protocol):
@@ -89,19 +92,31 @@ class DatasheetSpeeds:
         return moved_bytes / (self.hardware.memory_bytes_per_s * self._share(self.hardware.memory))
 
     def exchange_s(self, exchange: Exchange, number_bytes: int) -> float:  # noqa: ARG002
-        """Latency of each step of the collective, and bytes over the slowest link that they cross.
+        """Latency, and bytes over the slowest link that they cross.
 
         What leaves a node goes through its network, the rest beside it: an all-to-all sends each rank its
         part, a ring passes all through every link.
         """
         inside = min(exchange.span, self.hardware.devices_per_node)
-        leaves_node = exchange.span > inside
-        steps = 1 if exchange.kind in ("send", "all_to_all") else max(0, exchange.ranks - 1)
         share = 1 - inside / exchange.span if exchange.kind == "all_to_all" else 1.0
-        times = [self._link_s(self.hardware.node, exchange.sent_bytes, steps)]
-        if leaves_node:
-            times.append(self._link_s(self.hardware.network, round(exchange.sent_bytes * share), steps))
-        return max(times)
+        times = [self._bytes_over_s(self.hardware.node, exchange.sent_bytes)]
+        if exchange.span > inside:
+            times.append(self._bytes_over_s(self.hardware.network, round(exchange.sent_bytes * share)))
+        return self._latency_s(exchange, inside) + max(times)
+
+    def _latency_s(self, exchange: Exchange, inside: int) -> float:
+        """Of a message, or of a collective's ring: the first step, and a hop each further one.
+
+        Hops from node to node are one fewer than the nodes (NCCL, src/graph/tuning.cc, `nInterSteps`).
+        """
+        node, network = self.hardware.node, self.hardware.network
+        first = network.latency_s if exchange.span > inside else node.latency_s
+        if exchange.ranks <= 1 or exchange.kind in MESSAGES:
+            return first
+        hops = exchange.ranks - 2
+        between_nodes = min(hops, math.ceil(exchange.span / inside) - 1)
+        within = (hops - between_nodes) * node.hop_latency_s
+        return first + within + between_nodes * network.hop_latency_s
 
     def state_message_s(self, exchange: Exchange, number_bytes: int) -> float:
         return self.exchange_s(exchange, number_bytes)
@@ -109,8 +124,8 @@ class DatasheetSpeeds:
     def host_s(self, launches: int) -> float:
         return launches * self.hardware.host_s_per_operation.at(self.end)
 
-    def _link_s(self, link: Link, sent_bytes: int, steps: int) -> float:
-        return steps * link.latency_s + sent_bytes / (link.bytes_per_s * self._share(self.hardware.link))
+    def _bytes_over_s(self, link: Link, sent_bytes: int) -> float:
+        return sent_bytes / (link.bytes_per_s * self._share(self.hardware.link))
 
     def _share(self, share: Band) -> float:
         return share.at(SLOWEST[self.end])

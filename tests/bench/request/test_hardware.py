@@ -72,6 +72,7 @@ def test_rates_and_links_are_complete_and_in_order(name):
     node, network = facts["links"]["node"], facts["links"]["network"]
     assert network["bytes_per_s"] < node["bytes_per_s"] < facts["memory_bytes_per_s"]
     assert 1e-6 < node["latency_s"] <= network["latency_s"] < 1e-4
+    assert 1e-6 < node["hop_latency_s"] < network["hop_latency_s"] <= network["latency_s"]
     rates = facts["rates"]
     forward, backward = rates["attention_forward"], rates["attention_backward"]
     hopper, blackwell = name.startswith("h"), name.startswith("b")
