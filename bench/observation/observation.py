@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from bench.cell.ends import RankEnd, lost_a_peer
 from bench.cell.failure import describe_failure
@@ -39,6 +39,7 @@ from bench.observation.outcome import (
     report,
 )
 from bench.observation.parity import Sharers
+from bench.observation.replicas import LoopReplicas
 from bench.observation.said import in_one_line, say
 from bench.observation.tokens import LoopReport
 from bench.passes.facts import RankReport
@@ -96,7 +97,7 @@ class Observation:
             device,
             self._log,
             meet=self._with_all.hold,
-            instead={"parity": LoopParity, "full_length": LoopFullLength},
+            instead={"parity": LoopParity, "full_length": LoopFullLength, "updates": LoopReplicas},
         )
         self._asks = self._measurement.steps(self._loop)
         self._with_all.hold()
@@ -134,6 +135,16 @@ class Observation:
             if next(self._asks, None) is None:
                 self._finish()
                 self._is_over = True
+
+    def loss(self, loss: Tensor | float | None = None, valid_tokens: Tensor | float | None = None) -> None:
+        """Say what a step trains on, so that its objective is checked: the mean loss of next tokens.
+
+        `loss` is the one that backward is called on, before any scaling, once for each micro-step;
+        `valid_tokens` is how many of this rank's tokens are behind it, by default those of the labels that
+        the model was given. Call it in every step: only the one that is looked at keeps what it is told.
+        """
+        if not self._is_over:
+            self._loop.trained.tell(loss, valid_tokens)
 
     @contextmanager
     def _own_work(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
@@ -238,7 +249,8 @@ class Observation:
         report = RankReport(
             self._measurement.parts(), self._log.phases_s, nccl_version(self._measurement.device)
         )
-        return LoopReport(report, self._loop.tokens, self._loop.sizes, self._loop.other_layers)
+        loop = self._loop
+        return LoopReport(report, loop.tokens, loop.sizes, loop.other_layers, loop.objective)
 
     def _facts(self) -> LoopFacts:
         model, device = self._loop.model, self._loop.device

@@ -24,7 +24,8 @@ from bench.config import (
     WorkloadConfig,
 )
 from bench.environment import REPOSITORY, this_machine
-from bench.observation.checks import checks_of_loop
+from bench.observation.checks import checks_of_loop, forgotten_group
+from bench.observation.objective import not_compared, wrong_objective
 from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len
 from bench.passes import first_failure, merge, planned_stages
 from bench.record import Record, Role
@@ -141,10 +142,15 @@ def observed_record(
     unchecked = None if misfeeding else _other_layers(reports)
     if unchecked is not None:
         return refused(planned, unchecked, wall_s, loop.started_at)
+    objectives = [each.objective for each in reports]
     wrong = (
-        misfeeding or first_failure(cell, sections) or not_finite_on_a_rank([each.report for each in reports])
+        forgotten_group(cell, sections)
+        or misfeeding
+        or first_failure(cell, sections)
+        or not_finite_on_a_rank([each.report for each in reports])
+        or wrong_objective(objectives, [[*group[0].group] for group in groups], cell.dtype)
     )
-    made = checks_of_loop(cell, sections, groups)
+    made = checks_of_loop(cell, sections, groups, not_compared(objectives))
     record = judged(planned, sections, made, wrong, wall_s, loop.started_at)
     return with_software(record, [each.report for each in reports])
 

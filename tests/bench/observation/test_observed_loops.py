@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -115,6 +117,64 @@ def test_calls_without_gradients_are_no_micro_steps(tmp_path):
     record = train(model, tmp_path, step)
     assert record["config"]["grad_accum"] == 1
     assert record["timing"]["tokens_per_step"] == LENGTH
+
+
+def next_token_loss(model, ids, *, shift=1, told=None):
+    """A mean over next tokens, and what is told of it; `shift` tokens ahead."""
+    logits = model(input_ids=ids).logits
+    loss = cross_entropy(logits[:, : LENGTH - shift].flatten(0, 1), ids[:, shift:].flatten(), reduction="sum")
+    return loss / (told or ids[:, shift:].numel())
+
+
+OBJECTIVES = {
+    "right": (lambda loss: (loss, loss), None),
+    "a sum": (lambda loss: (loss * 63, loss * 63), "gradients are 63 times those of the mean loss"),
+    "another loss than it trains": (lambda loss: (loss, loss + 1), "say that one"),
+}
+
+
+@pytest.mark.parametrize("case", OBJECTIVES)
+def test_a_loss_that_is_told_is_held_against_its_tokens(tmp_path, case):
+    model = DistributedDataParallel(small_model())
+    change, reason = OBJECTIVES[case]
+
+    def step(_):
+        trained, told = change(next_token_loss(model, tokens()))
+        bench.observe(model, folder=tmp_path, steps=1, warmup_steps=0, report=False).loss(told, LENGTH - 1)
+        trained.backward()
+
+    record = train(model, tmp_path, step)
+    assert (record["status"], record["timing"] is None) == (
+        ("wrong_result", True) if reason else ("ok", False)
+    )
+    assert reason is None or reason in record["reason"]
+
+
+def test_labels_that_are_not_the_next_tokens_are_found(tmp_path):
+    model = small_model()
+
+    def step(_):
+        loss = next_token_loss(model, tokens(), shift=2)
+        bench.observe(model, folder=tmp_path, steps=1, warmup_steps=0, report=False).loss(loss, LENGTH - 2)
+        loss.backward()
+
+    reason = train(model, tmp_path, step)["reason"]
+    assert reason.startswith("objective: rank 0 trains position 0 on token")
+
+
+def test_micro_steps_that_divide_by_their_own_counts_are_found(tmp_path):
+    model = small_model()
+
+    def step(_):
+        for length in (LENGTH, LENGTH // 2):
+            ids = tokens()
+            logits = model(input_ids=ids).logits[:, : length - 1]
+            loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:length].flatten()) / 2
+            bench.observe(model, folder=tmp_path, steps=1, warmup_steps=0, report=False).loss(loss)
+            loss.backward()
+
+    reason = train(model, tmp_path, step)["reason"]
+    assert "a token of rank 0, micro-step 1 weighs 2.032 times one of rank 0, micro-step 0" in reason
 
 
 def test_micro_steps_are_counted(tmp_path):
