@@ -96,7 +96,7 @@ class FedTokens:
     def _note(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """What the first call was given, a wrapper's words before those of the model in it."""
         self._first = {**tensors_given(network, args, named), **self._first}
-        loss = getattr(network, "loss_function", None)
+        loss = getattr(network, "_loss_function", None)  # what its public name would warn without
         self._own_loss |= loss is not None and not _is_transformers(loss)
 
     def _leave(self, _network: nn.Module, _args: tuple[Any, ...], output: Any) -> None:

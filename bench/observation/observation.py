@@ -24,6 +24,7 @@ from bench.cell.ends import RankEnd, lost_a_peer
 from bench.cell.failure import describe_failure
 from bench.cell.outcome import outcome
 from bench.config import OWN, ClusterConfig, ConfigError, ExitCode
+from bench.labels import checks_label
 from bench.observation.fed_tokens import FedTokens
 from bench.observation.loop import Loop, LoopFullLength, LoopParity
 from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0, sigterm_held_back
@@ -37,6 +38,7 @@ from bench.observation.outcome import (
     keep,
     observed_record,
     report,
+    with_script,
 )
 from bench.observation.parity import Sharers
 from bench.observation.replicas import LoopReplicas
@@ -46,7 +48,7 @@ from bench.passes.facts import RankReport
 from bench.passes.rank_pass import Ask, Measurement
 from bench.ranks.device import nccl_version
 from bench.ranks.log import RankLog
-from bench.record import Record
+from bench.record import Record, Status
 from bench.store import Store, StoreError
 
 LOST_PEER_WAIT_S = 1.0
@@ -199,10 +201,13 @@ class Observation:
             return
         loop, wall_s = self._facts(), time.monotonic() - self._start
         with Store(self.request.folder, STORE_WAIT_S) as store:
-            record = observed_record(loop, self.request, reports, wall_s, store)
+            record = with_script(observed_record(loop, self.request, reports, wall_s, store))
             keep(record, store)
         self.record = record
         say(outcome(record), sys.stdout)
+        if record.status is Status.OK:
+            reasons = {check.what: check.reason for check in record.checks or ()}
+            say(checks_label(reasons), sys.stdout)
         if self.request.report:
             try:
                 report(self.request.folder)
@@ -240,7 +245,7 @@ class Observation:
         end = RankEnd(dist.get_rank(), ExitCode.FAILED, None, failure, log_tail="")
         wall_s = time.monotonic() - self._start
         with Store(self.request.folder, STORE_WAIT_S) as store:
-            record = failed_record(loop, self.request, tokens, end, wall_s, repeat=0)
+            record = with_script(failed_record(loop, self.request, tokens, end, wall_s, repeat=0))
             keep(record, store)
         self.record = record
         say(f"{outcome(record)}; record in {self.request.folder}")

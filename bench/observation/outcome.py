@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from bench.config import (
 from bench.environment import REPOSITORY, this_machine
 from bench.observation.checks import checks_of_loop, forgotten_group
 from bench.observation.objective import not_compared, wrong_objective
+from bench.observation.script import this_script
 from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len
 from bench.passes import first_failure, merge, planned_stages
 from bench.record import Record, Role
@@ -155,6 +157,11 @@ def observed_record(
     return with_software(record, [each.report for each in reports])
 
 
+def with_script(record: Record) -> Record:
+    """The same record with whose script it was, in place of our own command line."""
+    return replace(record, environment=record.environment | this_script())
+
+
 def failed_record(
     loop: LoopFacts, request: ObserveRequest, tokens: RankTokens, end: RankEnd, wall_s: float, repeat: int
 ) -> Record:
@@ -213,7 +220,19 @@ def _other_layers(reports: Sequence[LoopReport]) -> str | None:
 
 
 def check_records(folder: Path) -> None:
-    """Raises StoreError where the folder's records cannot be added to: now, not after the training."""
+    """Raises what says that the folder's records cannot be added to: now, not after the training.
+
+    ConfigError where nothing can be written there, StoreError where its records cannot be read.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"bench.observe: folder={folder}: cannot be written to ({error.strerror or error}); name another"
+            " with folder="
+        ) from None
     if (folder / "records.jsonl").exists():
         read_records(folder / "records.jsonl")
 

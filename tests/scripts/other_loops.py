@@ -11,6 +11,8 @@ from threading import Thread
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.nn.functional import all_gather, all_to_all_single, reduce_scatter
+from torch.distributed.nn.functional import all_reduce as autograd_all_reduce
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -150,9 +152,58 @@ def alst(observed):
 def transformers_trainer(observed):
     from tests.scripts import trainer_loop
 
-    rows = [{"input_ids": ids, "labels": ids} for number in range(STEPS) for ids in tokens(number)]
-    model = small_model(attention_dropout=0.1)
-    return trainer_loop.train(observed, model, rows, max_steps=STEPS, per_device_train_batch_size=BATCH)
+    rows = [
+        {"input_ids": ids, "labels": partly_ignored(ids)} for each in range(STEPS) for ids in tokens(each)
+    ]
+    return trainer_loop.train(
+        observed, small_model(attention_dropout=0.1), rows, max_steps=STEPS, per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=2,
+    )  # fmt: skip
+
+
+def partly_ignored(ids):
+    """Labels of which another number counts in every row."""
+    labels = ids.clone()
+    labels[: int(ids[0]) % (LENGTH // 2)] = -100
+    return labels
+
+
+def all_collectives(observed):
+    """What a loop may call beside its training, with gradients and without, of tensors and of objects."""
+    model = DistributedDataParallel(small_model())
+    optimizer, ranks = adamw(model), dist.get_world_size()
+    for number in range(STEPS):
+        with observed(model):
+            loss = model(**batch(number)).loss
+            loss = torch.stack(all_gather(loss)).mean() + autograd_all_reduce(loss) * 0.1
+            loss = loss + all_to_all_single(torch.empty(ranks), loss.expand(ranks).contiguous()).mean()
+            loss = loss + reduce_scatter(torch.empty(()), [loss] * ranks) * 0.1
+            loss.backward()
+            update(optimizer)
+            spread(loss.detach(), number, ranks)
+        yield loss.item()
+
+
+def spread(loss, number, ranks):
+    """Every collective without a gradient; none changes anything."""
+    rank, whole = dist.get_rank(), torch.arange(2.0 * ranks)
+    parts = [*whole.split(2)]
+    dist.scatter(torch.empty(2), parts if rank == 0 else None)
+    dist.gather(loss, [torch.empty(()) for _ in range(ranks)] if rank == 0 else None)
+    dist.reduce(loss.clone(), 0)
+    dist.broadcast(loss.clone(), 0)
+    dist.reduce_scatter_tensor(torch.empty(2), whole)
+    dist.all_gather_into_tensor(torch.empty(ranks), loss.reshape(1))
+    dist.all_to_all_single(torch.empty_like(whole), whole)
+    dist.barrier()
+    dist.monitored_barrier()
+    objects = [None] * ranks
+    dist.all_gather_object(objects, {"step": number})
+    dist.gather_object(number, objects if rank == 0 else None)
+    dist.broadcast_object_list(objects, 0)
+    dist.scatter_object_list([None], objects if rank == 0 else None)
+    dist.all_reduce_coalesced([loss.clone(), loss.clone()])
+    dist.all_gather_coalesced([[torch.empty(()), torch.empty(())] for _ in range(ranks)], [loss, loss])
 
 
 def autocast_with_grad_scaler(observed):
@@ -494,6 +545,7 @@ LOOPS = {
     "zero3": partial(deepspeed_zero, stage=3),
     "accelerate": accelerate,
     "transformers_trainer": transformers_trainer,
+    "all_collectives": all_collectives,
     "autocast_with_grad_scaler": autocast_with_grad_scaler,
     "compiled": compiled,
     "compiled_in_place": compiled_in_place,

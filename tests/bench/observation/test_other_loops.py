@@ -11,7 +11,10 @@ from bench.cell.worker import join
 from tests.cells import make_cell
 from tests.scripts.other_loops import LOOPS
 
-COVER = ("copied_in_a_step", "profiler_in_a_step", "checkpointing_reentrant", "fsdp2")
+COVER = (
+    "copied_in_a_step", "profiler_in_a_step", "checkpointing_reentrant", "fsdp2", "transformers_trainer",
+    "all_collectives",
+)  # fmt: skip
 """The most different ones; the others are slow together."""
 OUTCOMES = {
     "padded_lengths": ("unsupported", "pad all batches to one size"),
@@ -35,6 +38,7 @@ def train(job, log):
     found, said = {}, io.StringIO()
     context = {
         "plain": lambda *_, **__: nullcontext(),
+        "again": lambda *_, **__: nullcontext(),
         "observed": partial(bench.observe, folder=job.folder, **SHORT),
     }
     for way in ways:
@@ -59,13 +63,14 @@ ALONE = pytest.param("one_model", 1, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize(("name", "ranks"), [*CASES, ALONE])
 def test_observed_a_loop_has_the_losses_that_it_has_unobserved(launcher, tmp_path, name, ranks):
-    processes = ("plain", "observed") if name in ONCE_A_PROCESS else ("plain-observed",)
-    both = [train_on_ranks(launcher, tmp_path / f"{name}-{ways}", ranks) for ways in processes]
-    for plain, observed in zip(both[0], both[-1], strict=True):
+    processes = ("plain", "again", "observed") if name in ONCE_A_PROCESS else ("plain-again-observed",)
+    found = [train_on_ranks(launcher, tmp_path / f"{name}-{ways}", ranks) for ways in processes]
+    for plain, again, observed in zip(found[0], found[len(found) // 2], found[-1], strict=True):
         assert len(plain["plain"]) >= 12
+        assert again["again"] == plain["plain"]
         assert observed["observed"] == plain["plain"]
     status, words = OUTCOMES.get(name, ("ok", "tokens/s"))
-    (said,) = both[-1][0]["said"]
+    said, *_ = found[-1][0]["said"]
     assert words in said
     path = tmp_path / f"{name}-{processes[-1]}" / "records.jsonl"
     records = bench.read_records(path) if path.exists() else []
