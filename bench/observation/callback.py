@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -47,5 +48,10 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
 
 def wrapped(model: nn.Module) -> nn.Module:
     """What wraps the model for training, which Trainer keeps from callbacks; the model where nothing does."""
-    holders = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
-    return next((each for each in holders if vars(each).get("_modules", {}).get("module") is model), model)
+    return next(filter(partial(_holds, model), gc.get_objects()), model)
+
+
+def _holds(model: nn.Module, each: object) -> bool:
+    """By its type's own word: an object that stands for another may have none of its attributes yet."""
+    parts = vars(each).get("_modules") if issubclass(type(each), nn.Module) else None
+    return isinstance(parts, dict) and parts.get("module") is model

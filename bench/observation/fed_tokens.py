@@ -20,6 +20,8 @@ from bench.observation.tokens import RankTokens
 from bench.ranks.log import StepPhase
 
 _IDS, _EMBEDDED = "input_ids", "inputs_embeds"
+COPIED = (_IDS, "position_ids")
+"""Small ones; what is embedded no buffer holds."""
 
 
 class FedTokens:
@@ -95,7 +97,10 @@ class FedTokens:
 
     def _note(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """What the first call was given, a wrapper's words before those of the model in it."""
-        self._first = {**tensors_given(network, args, named), **self._first}
+        given = tensors_given(network, args, named)
+        # torch's `context_parallel` shards its buffers in place, and makes them whole before the step ends.
+        copies = {name: given[name].clone() for name in COPIED if name in given}
+        self._first = {**given, **copies, **self._first}
         loss = getattr(network, "_loss_function", None)  # what its public name would warn without
         self._own_loss |= loss is not None and not _is_transformers(loss)
 

@@ -31,7 +31,8 @@ class _Call:
 
     ids: Tensor
     positions: Tensor
-    labels: Tensor | None
+    valid_tokens: Tensor | None
+    """How many labels count, where the model was given any."""
     lse: Tensor
     """[B * T], of the logits in float32."""
     successors: Tensor
@@ -121,9 +122,9 @@ class TrainedTokens:
 
 
 def _before_backward(logits_BTV: Tensor, given: Mapping[str, Tensor]) -> _Call:
-    ids = given["input_ids"]
+    ids = given["input_ids"].clone()  # which `context_parallel` makes whole again before backward ends
     places = given.get("position_ids", torch.arange(ids.shape[1], device=ids.device))
-    positions = places.reshape(-1, ids.shape[1]).expand_as(ids)
+    positions = places.clone().reshape(-1, ids.shape[1]).expand_as(ids)
     follows = positions[:, 1:] == positions[:, :-1] + 1
     unknown = torch.full_like(ids[:, :1], UNTRAINED)
     successors = torch.cat([ids[:, 1:].where(follows, unknown), unknown], dim=1).flatten()
@@ -135,7 +136,8 @@ def _before_backward(logits_BTV: Tensor, given: Mapping[str, Tensor]) -> _Call:
     ]
     lse, likely = (torch.cat(each) for each in zip(*pairs, strict=True))
     labels = given.get("shift_labels", _shifted(given.get("labels")))
-    return _Call(ids, positions, labels, lse, successors, likely, rows, logits_RV[rows].clone())
+    valid = None if labels is None else (labels != IGNORED_LABEL).sum()
+    return _Call(ids, positions, valid, lse, successors, likely, rows, logits_RV[rows].clone())
 
 
 def _shifted(labels: Tensor | None) -> Tensor | None:
@@ -161,7 +163,7 @@ def _after_backward(call: _Call, gradient_RV: Tensor) -> MicroStep:
         doubt=float(-(-loss).expm1().sum()),
         loss_sum=float(loss.sum()),
         summed=int(is_known.sum()),
-        valid_tokens=None if call.labels is None else int((call.labels != IGNORED_LABEL).sum()),
+        valid_tokens=None if call.valid_tokens is None else int(call.valid_tokens),
     )
 
 

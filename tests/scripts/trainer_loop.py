@@ -8,7 +8,7 @@ from transformers import Trainer, TrainingArguments
 import bench
 
 
-def train(observed, model, rows, made_by=Trainer, arguments_by=TrainingArguments, **arguments):
+def train(observed, model, rows, made_by=Trainer, arguments_by=TrainingArguments, given=None, **arguments):
     """The loss of every micro-step; observed where `observed` is `bench.observe` with choices."""
     losses = []
 
@@ -23,7 +23,7 @@ def train(observed, model, rows, made_by=Trainer, arguments_by=TrainingArguments
             folder, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="no",
             **arguments,
         )  # fmt: skip
-        trainer = LossesOfTrainer(model, chosen, train_dataset=rows)
+        trainer = LossesOfTrainer(model, chosen, train_dataset=rows, **(given or {}))
         if isinstance(observed, partial):
             trainer.add_callback(bench.ObserveCallback(**observed.keywords))
         trainer.train()

@@ -25,6 +25,7 @@ import bench
 from bench.config import ConfigError
 from bench.observation.observed_model import observed_model
 from bench.observation.outcome import ObserveRequest
+from bench.observation.script import script_facts
 from bench.store import Store
 from tests.scripts.own_loop import NUMBERS, VOCABULARY
 
@@ -304,6 +305,39 @@ def test_records_that_cannot_be_added_to_are_refused_before_the_training(tmp_pat
     (tmp_path / "records.jsonl").write_text("no record\n")
     with pytest.raises(ValueError, match=r"records.jsonl:1: not a record"):
         bench.observe(small_model(), folder=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_training(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        ConfigError, match=r"bench.observe: folder=.*file/in: cannot be written to \(Not a dir"
+    ):
+        bench.observe(small_model(), folder=tmp_path / "file" / "in")
+
+
+def test_numbers_that_are_none_are_called_so(tmp_path):
+    model = small_model()
+    torch.nn.init.constant_(model.model.layers[0].self_attn.q_norm.weight, torch.nan)
+    reason = train(model, tmp_path, lambda _: backward(model, input_ids=tokens()))["reason"]
+    assert reason == f"attention parity: out of a real step at {LENGTH} tokens is not finite"
+
+
+def test_the_record_says_whose_script_it_was_and_no_folder_of_this_machine(tmp_path):
+    scripts = tmp_path / "theirs" / "scripts"
+    scripts.mkdir(parents=True)
+    script = scripts / "train.py"
+    script.touch()
+    git = ["git", "-C", str(tmp_path / "theirs"), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    argv = [str(script), f"--data={tmp_path}/secret/text.bin", "--lr=1e-3", str(tmp_path / "elsewhere.py")]
+    found = script_facts(script, argv)
+    assert (len(found["script_commit"]), found["script_dirty"]) == (40, False)
+    assert found["argv"] == ["scripts/train.py", "--data=.../text.bin", "--lr=1e-3", ".../elsewhere.py"]
+    script.write_text("changed")
+    assert script_facts(script, argv)["script_dirty"]
+    outside = script_facts(tmp_path / "outside.py", argv)
+    assert (outside["script_commit"], outside["script_dirty"]) == (None, None)
 
 
 def test_after_it_is_over_nothing_holds_the_model(tmp_path):

@@ -1,5 +1,6 @@
 """Loops as different as people write them: observed, they have the losses that they have unobserved."""
 
+import importlib.util
 import io
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
@@ -26,6 +27,8 @@ OUTCOMES = {
     "compiled_in_place": (None, "observe it without torch.compile"),
 }
 """The record's status, None without a record, and what is said; the others are `ok`."""
+TOLD, TELLING = "objective", ("alst", "transformers_trainer", "trl_sft", "fsdp2_context_parallel")
+"""The check that only these loops give a loss for."""
 ONCE_A_PROCESS = ("alst",)
 """What DeepSpeed sets up for its Ulysses it sets up once."""
 SHORT = {"steps": 1, "warmup_steps": 0, "report": False}
@@ -57,7 +60,9 @@ def train_on_ranks(launcher, folder, ranks):
     return [end.report for end in ends]
 
 
-CASES = [pytest.param(name, 2, marks=() if name in COVER else pytest.mark.slow) for name in LOOPS]
+WITHOUT_TRL = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs trl")
+MARKS = {"trl_sft": (pytest.mark.slow, WITHOUT_TRL)} | dict.fromkeys(COVER, ())
+CASES = [pytest.param(name, 2, marks=MARKS.get(name, pytest.mark.slow)) for name in LOOPS]
 ALONE = pytest.param("one_model", 1, marks=pytest.mark.slow)
 
 
@@ -75,3 +80,7 @@ def test_observed_a_loop_has_the_losses_that_it_has_unobserved(launcher, tmp_pat
     path = tmp_path / f"{name}-{processes[-1]}" / "records.jsonl"
     records = bench.read_records(path) if path.exists() else []
     assert [record["status"] for record in records] == ([status] if status else [])
+    told = [
+        check["reason"] for record in records for check in record["checks"] or () if check["what"] == TOLD
+    ]
+    assert status != "ok" or (told == [None]) is (name in TELLING)
