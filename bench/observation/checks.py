@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bench.config import RunConfig
+from bench.observation.objective import RankObjective, has_known_scale, not_compared
 from bench.observation.tokens import RankTokens, is_packed
 from bench.passes import Sections, checks
 from bench.passes.facts import NOT_RUN
@@ -22,6 +23,7 @@ OF_CELLS = frozenset({
     "objective of a two-layer cut", "every gradient on the cell's engine", "every shard of the parameters",
 })  # fmt: skip
 """Checks on data or an optimizer of ours, which have no meaning for a loop: `objective` stands for them."""
+NEXT_TOKENS = "the mean loss of next tokens"
 NO_REPLICAS = "no two ranks hold the same parameters"
 
 
@@ -29,17 +31,16 @@ def checks_of_loop(
     cell: RunConfig,
     sections: Sections,
     groups: Sequence[Sequence[RankTokens]],
-    unknown_objective: str | None = None,
+    objectives: Sequence[RankObjective | None] = (None,),
 ) -> list[Check]:
     """The passes' checks, with reasons that hold for a loop.
 
-    `groups` say what was fed to the ranks that share a sequence, `unknown_objective` why the objective could
-    not be compared.
+    `groups` say what was fed to the ranks that share a sequence, `objectives` by rank what it trained on.
     """
     ours = {check.what: check for check in checks(cell, sections) if check.what not in OF_CELLS}
     known = {check.what: _told(check) for check in ours.values()}
     known |= {check.what: check for check in (_tokens(cell, groups), _replicas(cell, known.get("replicas")))}
-    return [*known.values(), _objective(cell, unknown_objective)]
+    return [*known.values(), _objective(cell, objectives)]
 
 
 def forgotten_group(cell: RunConfig, sections: Sections) -> str | None:
@@ -67,10 +68,13 @@ def _replicas(cell: RunConfig, made: Check | None) -> Check:
     return made or Check(what="replicas", against="one another", reason=alone)
 
 
-def _objective(cell: RunConfig, unknown: str | None) -> Check:
+def _objective(cell: RunConfig, seen: Sequence[RankObjective | None]) -> Check:
     """Labels, weights and the value of one step's loss."""
-    check = Check(what="objective", against="the mean loss of next tokens", reason=unknown)
-    return check if unknown else replace(check, tokens=cell.seq_len, steps=1)
+    unknown = not_compared(seen)
+    if unknown is not None:
+        return Check(what="objective", against=NEXT_TOKENS, reason=unknown)
+    scale = "" if has_known_scale(seen, cell.dtype) else ", gradients but for a factor"
+    return Check(what="objective", against=f"{NEXT_TOKENS}{scale}", tokens=cell.seq_len, steps=1)
 
 
 def _tokens(cell: RunConfig, groups: Sequence[Sequence[RankTokens]]) -> Check:

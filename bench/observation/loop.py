@@ -47,6 +47,9 @@ class Loop(Subject):
         self.other_layers = model.other_layers()
         self.trained = TrainedTokens(model.networks[0])
         self.objective: RankObjective | None = None
+        self.always_updates = True
+        """Whether an optimizer was at work in each step that was looked at: else one context is not all of
+        what gradients are added up of."""
 
     def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
         return watched_attention(self.attention_name, watch)
@@ -61,8 +64,9 @@ class Loop(Subject):
         Raises ConfigError after a step that trained on nothing that was seen.
         """
         noted = noted_dtype(self.attention_name, self._note_dtype)
-        with noted, step_spans(self.phase), self.fed.watched():
+        with noted, step_spans(self.phase) as spans, self.fed.watched():
             yield
+        self.always_updates &= bool(spans)
         self.sizes.append(self.tokens.size)
 
     @property
@@ -87,7 +91,7 @@ class Loop(Subject):
             losses=[float(loss) for loss in trained.losses],
             valid_tokens=float(sum(map(float, known))) if known else None,
             is_told=trained.is_told,
-            averages=self.model.averages_gradients(),
+            averages=self.always_updates and self.model.averages_gradients(),
         )
 
     def _note_dtype(self, dtype: torch.dtype) -> None:

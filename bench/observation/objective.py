@@ -58,7 +58,7 @@ class RankObjective:
     is_told: bool
     """Whether the loop gave its loss, or said that it trains this objective."""
     averages: bool
-    """Whether the engine divides the sum of all ranks' gradients by their number."""
+    """Whether the engine divides the sum of all ranks' gradients by their number, and nothing else does."""
 
 
 def not_compared(ranks: Sequence[RankObjective | None]) -> str | None:
@@ -162,9 +162,9 @@ def _weights(ranks: Sequence[RankObjective]) -> Iterator[tuple[float, str]]:
 
 
 def _wrong_scale(ranks: Sequence[RankObjective], limit: float, dtype: str) -> str | None:
-    """Gradients that are so many times those of the mean; a scaler of fp16 cannot be told from that."""
+    """Gradients that are so many times those of the mean."""
     count = count_of(ranks)
-    if count is None or dtype == "fp16" or not all(each.averages for each in ranks):
+    if count is None or not has_known_scale(ranks, dtype):
         return None
     weight = statistics.median(weight for weight, _ in _weights(ranks))
     times = weight * count / len(ranks)
@@ -175,6 +175,12 @@ def _wrong_scale(ranks: Sequence[RankObjective], limit: float, dtype: str) -> st
         f" divides their sum by {len(ranks)} ranks, so each rank's loss is its sum times {len(ranks)} over"
         " that count"
     )
+
+
+def has_known_scale(ranks: Sequence[RankObjective | None], dtype: str) -> bool:
+    """Whether it is known how often gradients are divided; a scaler of fp16 multiplies them as it likes."""
+    known = [each for each in ranks if each is not None and each.averages and each.valid_tokens is not None]
+    return len(known) == len(ranks) and dtype != "fp16"
 
 
 def _wrong_loss(ranks: Sequence[RankObjective], limit: float) -> str | None:

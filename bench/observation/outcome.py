@@ -26,7 +26,7 @@ from bench.config import (
 )
 from bench.environment import REPOSITORY, this_machine
 from bench.observation.checks import checks_of_loop, forgotten_group
-from bench.observation.objective import not_compared, wrong_objective
+from bench.observation.objective import wrong_objective
 from bench.observation.script import this_script
 from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len
 from bench.passes import first_failure, merge, planned_stages
@@ -152,7 +152,7 @@ def observed_record(
         or not_finite_on_a_rank([each.report for each in reports])
         or wrong_objective(objectives, [[*group[0].group] for group in groups], cell.dtype)
     )
-    made = checks_of_loop(cell, sections, groups, not_compared(objectives))
+    made = checks_of_loop(cell, sections, groups, objectives)
     record = judged(planned, sections, made, wrong, wall_s, loop.started_at)
     return with_software(record, [each.report for each in reports])
 

@@ -151,6 +151,23 @@ def test_a_loss_that_is_told_is_held_against_its_tokens(tmp_path, case):
     assert reason is None or reason in record["reason"]
 
 
+def test_gradients_that_several_contexts_add_up_are_compared_but_for_a_factor(tmp_path):
+    model = DistributedDataParallel(small_model())
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in range(ONE_STEP.steps_needed):
+        with bench.observe(model, folder=tmp_path, steps=1, warmup_steps=0, report=False) as step:
+            loss = next_token_loss(model, tokens()) / 2
+            step.loss(2 * loss, LENGTH - 1)
+            loss.backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    (record,) = bench.read_records(tmp_path / "records.jsonl")
+    (objective,) = (check for check in record["checks"] if check["what"] == "objective")
+    assert record["status"] == "ok", record["reason"]
+    assert objective["against"].endswith("but for a factor")
+
+
 def test_labels_that_are_not_the_next_tokens_are_found(tmp_path):
     model = small_model()
 
