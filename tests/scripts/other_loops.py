@@ -192,7 +192,7 @@ def trl_sft(observed):
     return trainer_loop.train(
         observed, small_model(attention_dropout=0.1), rows, SFTTrainer, SFTConfig,
         {"processing_class": reader}, max_steps=STEPS, per_device_train_batch_size=BATCH, max_length=LENGTH,
-        dataset_kwargs={"skip_prepare_dataset": True}, loss_type="nll",
+        dataset_kwargs={"skip_prepare_dataset": True},
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ OUTCOMES = {
     "compiled_in_place": (None, "observe it without torch.compile"),
 }
 """The record's status, None without a record, and what is said; the others are `ok`."""
-TOLD, TELLING = "objective", ("alst", "transformers_trainer", "trl_sft", "fsdp2_context_parallel")
+TOLD, TELLING = "objective", ("alst", "transformers_trainer", "fsdp2_context_parallel")
 """The check that only these loops give a loss for."""
 ONCE_A_PROCESS = ("alst",)
 """What DeepSpeed sets up for its Ulysses it sets up once."""
