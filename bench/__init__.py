@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bench.attention.merge import Partial as Partial
     from bench.config import ConfigError as ConfigError
     from bench.config import RunConfig as RunConfig
+    from bench.observation import ObserveCallback as ObserveCallback
     from bench.observation import observe as observe
     from bench.observation import probe as probe
     from bench.store import read_records as read_records
@@ -44,6 +45,7 @@ HOMES: Mapping[str, str] = {
     "Exchange": "bench.strategies.schedule",
     "Facts": "bench.strategies.facts",
     "Kernel": "bench.attention.kernels",
+    "ObserveCallback": "bench.observation",
     "Partial": "bench.attention.merge",
     "RunConfig": "bench.config",
     "Schedule": "bench.strategies.schedule",

@@ -83,7 +83,7 @@ def describe(strategy_package: Mapping[str, str]) -> dict[str, Any]:
     What the driver does not say of GPUs has no name here; `bench/nvml.py` describes what it says.
     `strategy_package` is the distribution of the cell's strategy, and its version; empty for ours.
     """
-    commit = _git("rev-parse", "HEAD")
+    commit = git(REPOSITORY, "rev-parse", "HEAD")
     found = {**asdict(this_machine()), **asdict(gpu_facts())}
     return {
         **{name: value for name, value in found.items() if value is not None},
@@ -93,7 +93,7 @@ def describe(strategy_package: Mapping[str, str]) -> dict[str, Any]:
         "packages": {name: installed(name) for name in PACKAGES} | dict(strategy_package),
         **({"strategy_package": min(strategy_package)} if strategy_package else {}),
         "git_commit": commit,
-        "git_dirty": None if commit is None else bool(_git("status", "--porcelain")),
+        "git_dirty": None if commit is None else bool(git(REPOSITORY, "status", "--porcelain")),
         "load_average": os.getloadavg()[0],
         "argv": sys.argv,
         "inherited_env": inherited_env(os.environ),
@@ -113,10 +113,11 @@ def _cpu_name() -> str:
     return match[1].strip() if match else platform.processor() or platform.machine()
 
 
-def _git(*arguments: str) -> str | None:
+def git(folder: Path, *arguments: str) -> str | None:
+    """What git says in a folder; None where that lies in no repository, or there is no git."""
     try:
         done = subprocess.run(  # noqa: S603  fixed arguments, no shell
-            ["git", "-C", str(REPOSITORY), *arguments],  # noqa: S607  the user's own git
+            ["git", "-C", str(folder), *arguments],  # noqa: S607  the user's own git
             capture_output=True,
             text=True,
             check=True,

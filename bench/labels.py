@@ -47,3 +47,14 @@ def duration_label(seconds: float) -> str:
     if seconds < 120:  # noqa: PLR2004  two minutes
         return f"{round(seconds)} s"
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"  # noqa: PLR2004
+
+
+def checks_label(reasons: Mapping[str, str | None]) -> str:
+    """`checked: tokens; not checked: objective (no loss)`, of names, each with why it was not made."""
+    missing: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        if reason is not None:
+            missing.setdefault(reason, []).append(name)
+    made = ", ".join(name for name, reason in reasons.items() if reason is None)
+    others = ", ".join(f"{', '.join(names)} ({reason})" for reason, names in missing.items())
+    return f"checked: {made or 'nothing'}" + (f"; not checked: {others}" if others else "")

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.answers.leaders import Ranking, leader_lines, measured_lines, rankings
+from analysis.answers.observed import observed_lines
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
 from analysis.labels import count_label, more_label, signed_percent_label, status_label
@@ -67,8 +68,9 @@ def verdict(cells: Cells, command: str | None = None) -> Verdict:
     """
     summary = cells.frame
     found, unchecked = rankings(cells), _unchecked(summary.loc[~cells.are_predicted, CHECKED_BY])
+    answer = _fastest(found) if cells.caveat is None else _ran(cells, is_checked=not unchecked)
     return Verdict(
-        answer=_fastest(found) if cells.caveat is None else _ran(cells, is_checked=not unchecked),
+        answer=" ".join([answer, *observed_lines(cells)]),
         details=leader_lines(found) if cells.caveat is None else measured_lines(found),
         unchecked=unchecked,
         failures=_failures(cells),

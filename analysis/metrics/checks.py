@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from analysis.metrics.recorded import Check
+from bench.labels import checks_label
 
 BETWEEN_NAMES = "; "
+
+
+def told(checks: Sequence[Check]) -> str:
+    """Check by check what was made, and why the others were not, in one sentence."""
+    return checks_label({check.what: check.reason if is_missing(check) else None for check in checks})
 
 
 class Checked(Struct, frozen=True, kw_only=True):

@@ -143,6 +143,7 @@ DEFINITIONS = (
     Definition("checks", q.CHECKS, "checked.listed", over_repeats=FIRST),
     Definition("checks_made", q.CHECKS, "checked.made", over_repeats=LOWEST),
     Definition("checks_missing", q.CHECKS, "checked.missing", over_repeats=FIRST, label=text_label),
+    Definition("checks_told", q.CHECKS, "checks_told", over_repeats=FIRST, label=text_label),
     Definition("steps", q.CHECKS, "checked.steps", over_repeats=TOTAL),
     Definition("steps_held", q.CHECKS, "checked.held", over_repeats=TOTAL),
     Definition("held_against", q.CHECKS, "losses.held_against", over_repeats=FIRST, label=text_label),

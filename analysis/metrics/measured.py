@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from analysis.metrics.checks import Checked, checked
+from analysis.metrics.checks import Checked, checked, told
 from analysis.metrics.notes import note_of
 from analysis.metrics.predicted import Predicted, predicted
 from analysis.metrics.recorded import AttentionCalls, Losses, Memory, Recorded, Timing, Trace, Ulps
@@ -24,7 +24,7 @@ from analysis.metrics.traced_shares import (
     is_void,
     traced_shares,
 )
-from bench.record import Provenance
+from bench.record import Provenance, Role
 from bench.statistics import median_interval
 
 PEAK_DTYPES = frozenset({"bf16", "fp16"})
@@ -107,6 +107,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     """The kernel's own error, on one device."""
     checked: Checked | None = None
     """None of a record that does not say."""
+    checks_told: str | None = None
+    """What was checked of somebody's own loop, and what was not; None of cells, whose checks are the same."""
     predicted: Predicted | None = None
     """Also of a record that did not work, as is the next one."""
     note: str | None = None
@@ -146,6 +148,7 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         if record.attention and record.analytic
         else None,
         checked=None if record.checks is None else checked(record.checks),
+        checks_told=told(record.checks) if record.checks and record.role == Role.OBSERVED else None,
         predicted=predicted(record),
         note=note_of(record, steps.sorted_ms if steps else (), shares),
     )

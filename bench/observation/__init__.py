@@ -3,8 +3,9 @@
 May import cell and all below.
 """
 
+from bench.observation.callback import ObserveCallback
 from bench.observation.observation import Observation
 from bench.observation.observe import observe
 from bench.observation.probe import probe
 
-__all__ = ["Observation", "observe", "probe"]
+__all__ = ["Observation", "ObserveCallback", "observe", "probe"]

@@ -6,38 +6,75 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bench.config import RunConfig
+from bench.observation.objective import RankObjective, has_known_scale, not_compared
 from bench.observation.tokens import RankTokens, is_packed
 from bench.passes import Sections, checks
 from bench.passes.facts import NOT_RUN
 from bench.record import Check
 
 UNKNOWN: Mapping[str, str] = {
-    "objective of a two-layer cut": "the loss is the loop's own, and so is who divides it by what",
-    "every gradient on the cell's engine": "the loop's weights and data are its own",
-    "every shard of the parameters": "the loop's optimizer is its own",
-    "losses and gradient norms": "the loop's losses are not seen",
-    "training signal": "the loop's losses are not seen",
+    "losses and gradient norms": "the loop's own are not kept",
+    "training signal": "no other computation of this loop is known",
 }
 """Why a check is never made of a loop."""
 NOT_IN_A_LOOP = "never compared in somebody's own loop"
 """The same of all other checks whose pass has no section."""
+OF_CELLS = frozenset({
+    "objective of a two-layer cut", "every gradient on the cell's engine", "every shard of the parameters",
+})  # fmt: skip
+"""Checks on data or an optimizer of ours, which have no meaning for a loop: `objective` stands for them."""
+NEXT_TOKENS = "the mean loss of next tokens"
+NO_REPLICAS = "no two ranks hold the same parameters"
 
 
 def checks_of_loop(
-    cell: RunConfig, sections: Sections, groups: Sequence[Sequence[RankTokens]]
+    cell: RunConfig,
+    sections: Sections,
+    groups: Sequence[Sequence[RankTokens]],
+    objectives: Sequence[RankObjective | None] = (None,),
 ) -> list[Check]:
     """The passes' checks, with reasons that hold for a loop.
 
-    `groups` say what was fed to the ranks that share a sequence.
+    `groups` say what was fed to the ranks that share a sequence, `objectives` by rank what it trained on.
     """
-    tokens = _tokens(cell, groups)
-    return [tokens if each.what == tokens.what else _told(each) for each in checks(cell, sections)]
+    ours = {check.what: check for check in checks(cell, sections) if check.what not in OF_CELLS}
+    known = {check.what: _told(check) for check in ours.values()}
+    known |= {check.what: check for check in (_tokens(cell, groups), _replicas(cell, known.get("replicas")))}
+    return [*known.values(), _objective(cell, objectives)]
+
+
+def forgotten_group(cell: RunConfig, sections: Sections) -> str | None:
+    """Why it is wrong that no ranks share a sequence: attention itself exchanges something."""
+    engagement = sections.get("engagement")
+    sent = 0 if engagement is None else sum(engagement.sent_bytes.get("attention", ()))
+    if cell.sp_degree > 1 or sent == 0:
+        return None
+    return (
+        f"attention exchanged {sent:,} bytes between ranks in a step, but no ranks were said to share a"
+        " sequence, so nothing of it was compared; hand over the group of those that do:"
+        " bench.observe(model, sequence_group)"
+    )
 
 
 def _told(check: Check) -> Check:
     if check.reason != NOT_RUN:
         return check
     return replace(check, reason=UNKNOWN.get(check.what, NOT_IN_A_LOOP))
+
+
+def _replicas(cell: RunConfig, made: Check | None) -> Check:
+    """The parameters that several ranks hold, after the last step that was observed."""
+    alone = "there is one rank" if cell.cluster.world_size == 1 else NO_REPLICAS
+    return made or Check(what="replicas", against="one another", reason=alone)
+
+
+def _objective(cell: RunConfig, seen: Sequence[RankObjective | None]) -> Check:
+    """Labels, weights and the value of one step's loss."""
+    unknown = not_compared(seen)
+    if unknown is not None:
+        return Check(what="objective", against=NEXT_TOKENS, reason=unknown)
+    scale = "" if has_known_scale(seen, cell.dtype) else ", gradients but for a factor"
+    return Check(what="objective", against=f"{NEXT_TOKENS}{scale}", tokens=cell.seq_len, steps=1)
 
 
 def _tokens(cell: RunConfig, groups: Sequence[Sequence[RankTokens]]) -> Check:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ from bench.observation.tokens import RankTokens
 from bench.ranks.log import StepPhase
 
 _IDS, _EMBEDDED = "input_ids", "inputs_embeds"
+COPIED = (_IDS, "position_ids")
+"""Small ones; what is embedded no buffer holds."""
 
 
 class FedTokens:
@@ -49,8 +51,8 @@ class FedTokens:
         self._came_back = []
         with ExitStack() as hooks:
             for network in self.networks:
-                enter = network.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True)
-                leave = network.register_forward_hook(_Hook(self._leave), always_call=True)
+                enter = network.register_forward_pre_hook(Hook(self._enter), with_kwargs=True)
+                leave = network.register_forward_hook(Hook(self._leave), always_call=True)
                 hooks.callback(enter.remove)
                 hooks.callback(leave.remove)
             try:
@@ -95,11 +97,11 @@ class FedTokens:
 
     def _note(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """What the first call was given, a wrapper's words before those of the model in it."""
-        names = [*inspect.signature(type(network).forward).parameters][1:]
-        given = {**dict(zip(names, args, strict=False)), **named}
-        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-        self._first = {**tensors, **self._first}
-        loss = getattr(network, "loss_function", None)
+        given = tensors_given(network, args, named)
+        # torch's `context_parallel` shards its buffers in place, and makes them whole before the step ends.
+        copies = {name: given[name].clone() for name in COPIED if name in given}
+        self._first = {**given, **copies, **self._first}
+        loss = getattr(network, "_loss_function", None)  # what its public name would warn without
         self._own_loss |= loss is not None and not _is_transformers(loss)
 
     def _leave(self, _network: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -117,8 +119,15 @@ class FedTokens:
                 each.register_hook(lambda _: came_back.append(None))
 
 
+def tensors_given(network: nn.Module, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors that a model is called with, by the names that its forward has for them."""
+    names = [*inspect.signature(type(network).forward).parameters][1:]
+    given = {**dict(zip(names, args, strict=False)), **named}
+    return {name: value for name, value in given.items() if isinstance(value, Tensor)}
+
+
 @dataclass(frozen=True, slots=True)
-class _Hook:
+class Hook:
     """A hook that copies of the model do not have: a loop may copy or pickle its model within a step.
 
     A bound method would take the loop's wrapped model and its process groups into the copy.

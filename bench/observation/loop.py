@@ -11,9 +11,11 @@ from bench.attention.watch import AttentionWatch
 from bench.config import ConfigError
 from bench.observation.attention import captured_attention, module_of, noted_dtype, watched_attention
 from bench.observation.fed_tokens import FedTokens
+from bench.observation.objective import RankObjective
 from bench.observation.observed_model import ObservedModel
 from bench.observation.parity import DTYPE_WORDS, Comparison, Sharers, compare
 from bench.observation.tokens import RankTokens, StepSize, positions_of
+from bench.observation.trained_tokens import TrainedTokens
 from bench.passes.full_length.section import FullLength
 from bench.passes.optimizer_spans import Spans, step_spans
 from bench.passes.parity.section import RankParity
@@ -43,6 +45,11 @@ class Loop(Subject):
         self.dtype = "fp32"
         self.sizes: list[StepSize] = []
         self.other_layers = model.other_layers()
+        self.trained = TrainedTokens(model.networks[0])
+        self.objective: RankObjective | None = None
+        self.always_updates = True
+        """Whether an optimizer was at work in each step that was looked at: else one context is not all of
+        what gradients are added up of."""
 
     def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
         return watched_attention(self.attention_name, watch)
@@ -57,8 +64,9 @@ class Loop(Subject):
         Raises ConfigError after a step that trained on nothing that was seen.
         """
         noted = noted_dtype(self.attention_name, self._note_dtype)
-        with noted, step_spans(self.phase), self.fed.watched():
+        with noted, step_spans(self.phase) as spans, self.fed.watched():
             yield
+        self.always_updates &= bool(spans)
         self.sizes.append(self.tokens.size)
 
     @property
@@ -71,6 +79,20 @@ class Loop(Subject):
                 " on; put forward and backward into the context, and hand over the model that is called"
             )
         return tokens
+
+    def note_objective(self) -> None:
+        """Keep what the step has trained on, and what its loop says of that."""
+        trained = self.trained
+        calls = trained.micro_steps()
+        by_labels = [call.valid_tokens for call in calls]
+        known = [each for each in trained.counts or by_labels if each is not None]
+        self.objective = RankObjective(
+            micro_steps=calls,
+            losses=[float(loss) for loss in trained.losses],
+            valid_tokens=float(sum(map(float, known))) if known else None,
+            is_told=trained.is_told,
+            averages=self.always_updates and self.model.averages_gradients(),
+        )
 
     def _note_dtype(self, dtype: torch.dtype) -> None:
         self.dtype = DTYPE_WORDS.get(dtype, str(dtype))
@@ -85,8 +107,9 @@ class LoopParity(RankPass):
         loop = self.measurement.subject
         assert isinstance(loop, Loop)
         yield Ask.BETWEEN
-        with captured_attention(loop.attention_name) as captured, loop.seen():
+        with captured_attention(loop.attention_name) as captured, loop.seen(), loop.trained.watched():
             yield Ask.STEP
+        loop.note_objective()
         loop.other_layers += [f"attention is called with {kind}" for kind in captured.kinds]
         with self.measurement.log.during("parity"):
             self.found = compare(captured, [*positions_of(loop.tokens)], loop.sharers)

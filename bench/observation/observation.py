@@ -18,12 +18,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from bench.cell.ends import RankEnd, lost_a_peer
 from bench.cell.failure import describe_failure
 from bench.cell.outcome import outcome
 from bench.config import OWN, ClusterConfig, ConfigError, ExitCode
+from bench.labels import checks_label
 from bench.observation.fed_tokens import FedTokens
 from bench.observation.loop import Loop, LoopFullLength, LoopParity
 from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0, sigterm_held_back
@@ -37,15 +38,17 @@ from bench.observation.outcome import (
     keep,
     observed_record,
     report,
+    with_script,
 )
 from bench.observation.parity import Sharers
+from bench.observation.replicas import LoopReplicas
 from bench.observation.said import in_one_line, say
 from bench.observation.tokens import LoopReport
 from bench.passes.facts import RankReport
 from bench.passes.rank_pass import Ask, Measurement
 from bench.ranks.device import nccl_version
 from bench.ranks.log import RankLog
-from bench.record import Record
+from bench.record import Record, Status
 from bench.store import Store, StoreError
 
 LOST_PEER_WAIT_S = 1.0
@@ -96,7 +99,7 @@ class Observation:
             device,
             self._log,
             meet=self._with_all.hold,
-            instead={"parity": LoopParity, "full_length": LoopFullLength},
+            instead={"parity": LoopParity, "full_length": LoopFullLength, "updates": LoopReplicas},
         )
         self._asks = self._measurement.steps(self._loop)
         self._with_all.hold()
@@ -134,6 +137,16 @@ class Observation:
             if next(self._asks, None) is None:
                 self._finish()
                 self._is_over = True
+
+    def loss(self, loss: Tensor | float | None = None, valid_tokens: Tensor | float | None = None) -> None:
+        """Say what a step trains on, so that its objective is checked: the mean loss of next tokens.
+
+        `loss` is the one that backward is called on, before any scaling, once for each micro-step;
+        `valid_tokens` is how many of this rank's tokens are behind it, by default those of the labels that
+        the model was given. Call it in every step: only the one that is looked at keeps what it is told.
+        """
+        if not self._is_over:
+            self._loop.trained.tell(loss, valid_tokens)
 
     @contextmanager
     def _own_work(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
@@ -188,10 +201,13 @@ class Observation:
             return
         loop, wall_s = self._facts(), time.monotonic() - self._start
         with Store(self.request.folder, STORE_WAIT_S) as store:
-            record = observed_record(loop, self.request, reports, wall_s, store)
+            record = with_script(observed_record(loop, self.request, reports, wall_s, store))
             keep(record, store)
         self.record = record
         say(outcome(record), sys.stdout)
+        if record.status is Status.OK:
+            reasons = {check.what: check.reason for check in record.checks or ()}
+            say(checks_label(reasons), sys.stdout)
         if self.request.report:
             try:
                 report(self.request.folder)
@@ -229,7 +245,7 @@ class Observation:
         end = RankEnd(dist.get_rank(), ExitCode.FAILED, None, failure, log_tail="")
         wall_s = time.monotonic() - self._start
         with Store(self.request.folder, STORE_WAIT_S) as store:
-            record = failed_record(loop, self.request, tokens, end, wall_s, repeat=0)
+            record = with_script(failed_record(loop, self.request, tokens, end, wall_s, repeat=0))
             keep(record, store)
         self.record = record
         say(f"{outcome(record)}; record in {self.request.folder}")
@@ -238,7 +254,8 @@ class Observation:
         report = RankReport(
             self._measurement.parts(), self._log.phases_s, nccl_version(self._measurement.device)
         )
-        return LoopReport(report, self._loop.tokens, self._loop.sizes, self._loop.other_layers)
+        loop = self._loop
+        return LoopReport(report, loop.tokens, loop.sizes, loop.other_layers, loop.objective)
 
     def _facts(self) -> LoopFacts:
         model, device = self._loop.model, self._loop.device

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -64,6 +65,14 @@ class ObservedModel:
             ) from None
         name = (path or model).rstrip("/").rpartition("/")[2]
         return ModelConfig(name=name, path=path, **own_numbers)
+
+    def averages_gradients(self) -> bool:
+        """Whether the engine itself divides the sum of all ranks' gradients by the number of ranks."""
+        group = getattr(self.called[0], "process_group", None)
+        if self.engine != "ddp" or group is None:
+            return self.engine.startswith("zero")
+        has_hook = bool(getattr(self.called[0], "_comm_hooks", ()))
+        return dist.get_world_size(group) == dist.get_world_size() and not has_hook
 
     def other_layers(self) -> list[str]:
         """What of it is not plain causal attention, by its configuration and by what its layers hold."""

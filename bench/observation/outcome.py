@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from bench.config import (
     WorkloadConfig,
 )
 from bench.environment import REPOSITORY, this_machine
-from bench.observation.checks import checks_of_loop
+from bench.observation.checks import checks_of_loop, forgotten_group
+from bench.observation.objective import wrong_objective
+from bench.observation.script import this_script
 from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len
 from bench.passes import first_failure, merge, planned_stages
 from bench.record import Record, Role
@@ -141,12 +144,22 @@ def observed_record(
     unchecked = None if misfeeding else _other_layers(reports)
     if unchecked is not None:
         return refused(planned, unchecked, wall_s, loop.started_at)
+    objectives = [each.objective for each in reports]
     wrong = (
-        misfeeding or first_failure(cell, sections) or not_finite_on_a_rank([each.report for each in reports])
+        forgotten_group(cell, sections)
+        or misfeeding
+        or first_failure(cell, sections)
+        or not_finite_on_a_rank([each.report for each in reports])
+        or wrong_objective(objectives, [[*group[0].group] for group in groups], cell.dtype)
     )
-    made = checks_of_loop(cell, sections, groups)
+    made = checks_of_loop(cell, sections, groups, objectives)
     record = judged(planned, sections, made, wrong, wall_s, loop.started_at)
     return with_software(record, [each.report for each in reports])
+
+
+def with_script(record: Record) -> Record:
+    """The same record with whose script it was, in place of our own command line."""
+    return replace(record, environment=record.environment | this_script())
 
 
 def failed_record(
@@ -207,7 +220,19 @@ def _other_layers(reports: Sequence[LoopReport]) -> str | None:
 
 
 def check_records(folder: Path) -> None:
-    """Raises StoreError where the folder's records cannot be added to: now, not after the training."""
+    """Raises what says that the folder's records cannot be added to: now, not after the training.
+
+    ConfigError where nothing can be written there, StoreError where its records cannot be read.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"bench.observe: folder={folder}: cannot be written to ({error.strerror or error}); name another"
+            " with folder="
+        ) from None
     if (folder / "records.jsonl").exists():
         read_records(folder / "records.jsonl")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import OWN
+from bench.observation.objective import RankObjective
 from bench.passes.facts import RankReport
 
 StepSize = tuple[int, int, int]
@@ -47,6 +48,8 @@ class LoopReport:
     """Of every step that was looked at."""
     other_layers: Sequence[str] = ()
     """What of the model is not plain causal attention, each in a few words."""
+    objective: RankObjective | None = None
+    """What the step trained on whose attention was compared."""
 
 
 def misfed(ranks: Sequence[RankTokens]) -> str | None:

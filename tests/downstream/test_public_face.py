@@ -18,13 +18,14 @@ from tests.cells import make_cell, run_cell
 from tests.faults import raise_in_rank_1
 
 NAMES = {
-    "EVERYTHING", "LAYOUTS", "Block", "ConfigError", "Exchange", "Facts", "Kernel", "Partial", "RunConfig",
-    "Schedule", "ScheduledFacts", "Stage", "Strategy", "Tile", "activation_bytes", "backwards_per_step",
-    "forwards_per_step", "kernel_backward", "kernel_forward", "observe", "probe", "read_records",
-    "ring_blocks",
+    "EVERYTHING", "LAYOUTS", "Block", "ConfigError", "Exchange", "Facts", "Kernel", "ObserveCallback",
+    "Partial", "RunConfig", "Schedule", "ScheduledFacts", "Stage", "Strategy", "Tile", "activation_bytes",
+    "backwards_per_step", "forwards_per_step", "kernel_backward", "kernel_forward", "observe", "probe",
+    "read_records", "ring_blocks",
 }  # fmt: skip
 TORCH_FREE = NAMES - {
     "Kernel",
+    "ObserveCallback",
     "Partial",
     "Strategy",
     "kernel_backward",
@@ -61,6 +62,7 @@ SIGNATURES = {
         "model, group=None, *, strategy='own', folder='results/observed', steps=20, warmup_steps=2,"
         " report=True"
     ),
+    "ObserveCallback": "group=None, **choices",
     "probe": "model, input_ids, documents, positions=None, group=None, **named",
     "read_records": "path, versions=(3,)",
     "activation_bytes": "cell, heads",

@@ -68,10 +68,13 @@ def train(observed):
     losses = []
     for batch in shards:
         labels = batch.pop("shift_labels")
-        with observed(engine, group):
+        with observed(engine, group) as step:
             logits = engine(**batch).logits
             loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-            engine.backward(mean_over_tokens(loss, labels, group))
+            mean = mean_over_tokens(loss, labels, group)
+            if step is not None:
+                step.loss(mean, (labels != IGNORED).sum())
+            engine.backward(mean)
             engine.step()
         losses.append(loss.item())
     return losses

@@ -10,12 +10,18 @@ from threading import Thread
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.nn.functional import all_gather, all_to_all_single, reduce_scatter
+from torch.distributed.nn.functional import all_reduce as autograd_all_reduce
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.experimental import context_parallel
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
+from bench.strategies.torch_cp.attention import flash_operator_for_cpu
 from tests.scripts.own_loop import NUMBERS, VOCABULARY, shard_of
 
 STEPS, BATCH, LENGTH, SPIKE = 12, 2, 64, 5
@@ -150,9 +156,115 @@ def alst(observed):
 def transformers_trainer(observed):
     from tests.scripts import trainer_loop
 
-    rows = [{"input_ids": ids, "labels": ids} for number in range(STEPS) for ids in tokens(number)]
-    model = small_model(attention_dropout=0.1)
-    return trainer_loop.train(observed, model, rows, max_steps=STEPS, per_device_train_batch_size=BATCH)
+    rows = [
+        {"input_ids": ids, "labels": partly_ignored(ids)} for each in range(STEPS) for ids in tokens(each)
+    ]
+    return trainer_loop.train(
+        observed, small_model(attention_dropout=0.1), rows,
+        max_steps=STEPS, per_device_train_batch_size=BATCH, gradient_accumulation_steps=2,
+    )  # fmt: skip
+
+
+def partly_ignored(ids):
+    """Labels of which another number counts in every row."""
+    labels = ids.clone()
+    labels[: int(ids[0]) % (LENGTH // 2)] = -100
+    return labels
+
+
+def trl_sft(observed):
+    from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    from tests.scripts import trainer_loop
+
+    words = {"<pad>": 0, "<end>": 1} | {str(number): number for number in range(2, VOCABULARY)}
+    reader = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, "<end>")),
+        pad_token="<pad>",  # noqa: S106  no password
+        eos_token="<end>",  # noqa: S106  no password
+    )
+    each_row = [ids.tolist() for number in range(STEPS) for ids in tokens(number)]
+    rows = Dataset.from_list([{"input_ids": ids, "labels": ids} for ids in each_row])
+    return trainer_loop.train(
+        observed, small_model(attention_dropout=0.1), rows, SFTTrainer, SFTConfig,
+        {"processing_class": reader}, max_steps=STEPS, per_device_train_batch_size=BATCH, max_length=LENGTH,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )  # fmt: skip
+
+
+def fsdp2_context_parallel(observed):
+    """torch's own, on a mesh of all ranks; on a CPU its operator needs two kernels."""
+    flash_operator_for_cpu()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("cp",))
+    AttentionInterface.register("context_parallel", partial(attention_of_shards, mesh))
+    model = small_model("context_parallel")
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    model = fully_shard(model, mesh=mesh)
+    optimizer = adamw(model)
+    for number in range(STEPS):
+        whole = torch.randint(VOCABULARY, (1, LENGTH + 1), generator=torch.Generator().manual_seed(number))
+        ids, labels, positions = whole[:, :-1].clone(), whole[:, 1:].clone(), torch.arange(LENGTH)[None]
+        with observed(model, mesh) as step:
+            with context_parallel(mesh, buffers=[ids, labels, positions], buffer_seq_dims=[1, 1, 1]):
+                logits = model(input_ids=ids, position_ids=positions).logits
+                loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
+                if step is not None:
+                    step.loss(loss, labels.numel())
+                loss.backward()
+            update(optimizer)
+        yield loss.item()
+
+
+def attention_of_shards(mesh, module, query, key, value, attention_mask, *, scaling, **_):
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    q, k, v = (
+        DTensor.from_local(x.contiguous(), mesh, [Shard(2)], run_check=False) for x in (query, key, value)
+    )
+    out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scaling)[0]
+    return out.to_local().transpose(1, 2), None
+
+
+def all_collectives(observed):
+    """What a loop may call beside its training, with gradients and without, of tensors and of objects."""
+    model = DistributedDataParallel(small_model())
+    optimizer, ranks = adamw(model), dist.get_world_size()
+    for number in range(STEPS):
+        with observed(model):
+            loss = model(**batch(number)).loss
+            loss = torch.stack(all_gather(loss)).mean() + autograd_all_reduce(loss) * 0.1
+            loss = loss + all_to_all_single(torch.empty(ranks), loss.expand(ranks).contiguous()).mean()
+            loss = loss + reduce_scatter(torch.empty(()), [loss] * ranks) * 0.1
+            loss.backward()
+            update(optimizer)
+            spread(loss.detach(), number, ranks)
+        yield loss.item()
+
+
+def spread(loss, number, ranks):
+    """Every collective without a gradient; none changes anything."""
+    rank, whole = dist.get_rank(), torch.arange(2.0 * ranks)
+    parts = [*whole.split(2)]
+    dist.scatter(torch.empty(2), parts if rank == 0 else None)
+    dist.gather(loss, [torch.empty(()) for _ in range(ranks)] if rank == 0 else None)
+    dist.reduce(loss.clone(), 0)
+    dist.broadcast(loss.clone(), 0)
+    dist.reduce_scatter_tensor(torch.empty(2), whole)
+    dist.all_gather_into_tensor(torch.empty(ranks), loss.reshape(1))
+    dist.all_to_all_single(torch.empty_like(whole), whole)
+    dist.barrier()
+    dist.monitored_barrier()
+    objects = [None] * ranks
+    dist.all_gather_object(objects, {"step": number})
+    dist.gather_object(number, objects if rank == 0 else None)
+    dist.broadcast_object_list(objects, 0)
+    dist.scatter_object_list([None], objects if rank == 0 else None)
+    dist.all_reduce_coalesced([loss.clone(), loss.clone()])
+    dist.all_gather_coalesced([[torch.empty(()), torch.empty(())] for _ in range(ranks)], [loss, loss])
 
 
 def autocast_with_grad_scaler(observed):
@@ -494,6 +606,9 @@ LOOPS = {
     "zero3": partial(deepspeed_zero, stage=3),
     "accelerate": accelerate,
     "transformers_trainer": transformers_trainer,
+    "trl_sft": trl_sft,
+    "fsdp2_context_parallel": fsdp2_context_parallel,
+    "all_collectives": all_collectives,
     "autocast_with_grad_scaler": autocast_with_grad_scaler,
     "compiled": compiled,
     "compiled_in_place": compiled_in_place,

@@ -16,6 +16,8 @@ from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
 import bench
 
+TOLD = ("told", "own_means", "labels_cut_off")
+"""Variants that say what they train on."""
 SEQ_LEN, VOCABULARY, STEPS, RAISES_IN = 512, 97, 16, 4
 NUMBERS = {
     "vocab_size": VOCABULARY,
@@ -84,23 +86,45 @@ def shard_of(step, mistake):
     return inputs, tokens[:, 1:][:, mine]
 
 
+def loss_of(logits, labels, mistake):
+    """What backward is called on, and how many tokens count; of rank 0 a third does not."""
+    if mistake not in TOLD:
+        return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), labels.numel()
+    labels = labels.clone()
+    if dist.get_rank() == 0:
+        labels[:, : labels.shape[1] // 3] = -100
+    if mistake == "labels_cut_off":
+        logits, labels = logits[:, :-1], labels[:, :-1]
+    valid = (labels != -100).sum()
+    loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    if mistake == "own_means":
+        return loss / valid, valid
+    of_all = valid.clone()
+    dist.all_reduce(of_all)
+    return loss * dist.get_world_size() / of_all, valid
+
+
 def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
     """The loss of every step, as this rank computed it."""
-    model = DistributedDataParallel(small_model(mistake), find_unused_parameters=True)
+    model = small_model(mistake)
+    if mistake != "gradients_of_ones_own":
+        model = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    group = dist.group.WORLD if dist.get_world_size() > 1 else None
+    group = dist.group.WORLD if dist.get_world_size() > 1 and mistake != "no_group" else None
     losses = []
     for step in range(steps):
         inputs, labels = shard_of(step, mistake)
         with bench.observe(
             model, group, folder=folder, strategy="gathered_keys", steps=timed_steps, report=report
-        ):
+        ) as observed:
             if mistake == "raises" and step == RAISES_IN:
                 raise RuntimeError("a step that raises")
             logits = model(**inputs).logits
-            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            loss, valid = loss_of(logits, labels, mistake)
             if mistake == "loss_of_all_ranks":  # none, only the way of DeepSpeed's tutorial
                 loss = sum(all_gather(loss, group=group))
+            if observed is not None and mistake in TOLD:
+                observed.loss(loss, valid)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

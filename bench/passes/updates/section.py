@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.config import RunConfig
+from bench.config import OWN, RunConfig
 from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_rank
 from bench.record import Check
 
+NOT_AVERAGED = (
+    ": they began as different weights, or gradients were not averaged over these ranks; let DDP, FSDP or"
+    " DeepSpeed do both"
+)
+"""What is added of somebody's own loop."""
 MOVED, BEFORE = "every shard of the parameters", "itself before the step"
 
 
@@ -66,14 +71,15 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
             not_finite=_ranks_by_name(by_rank(parts, "not_finite")),
         )
 
-    def gate(self, cell: RunConfig, section: Updates) -> str | None:  # noqa: ARG002
+    def gate(self, cell: RunConfig, section: Updates) -> str | None:
         """Parameters are numbers, every update reached every shard, and replicas are equal."""
         for name, ranks in section.not_finite.items():
             return f"updates: numbers of {name} are not finite on {_listed(ranks)}"
         for name, ranks in section.unmoved.items():
             return f"updates: an optimizer step left {name} as it was on {_listed(ranks)}"
         for name, ranks in section.unequal.items():
-            return f"updates: replicas of {name} differ on {_listed(ranks)}"
+            cause = NOT_AVERAGED if cell.trainer == OWN else ""
+            return f"updates: replicas of {name} differ on {_listed(ranks)}{cause}"
         return None
 
     def checks(self, cell: RunConfig, section: Updates | None) -> list[Check]:

@@ -256,6 +256,16 @@ def test_what_no_check_reached_is_said_and_then_nobody_claims_every_check(cells_
     ]
 
 
+def test_of_an_observed_loop_the_headline_says_check_by_check_what_was_checked(cells_of):
+    made, missing = ({"what": what, "against": "float64", "steps": 1} for what in ("attention", "tokens"))
+    missing = missing | {"what": "objective", "reason": "no loss was given", "steps": None}
+    loop = make_record(config=CPU, checks=[made, missing]) | {"role": "observed"}
+    assert verdict(cells_of([loop])).answer == (
+        "Ran: ulysses at 8k. Of ulysses at 8k checked: attention; not checked: objective (no loss was given)."
+    )
+    assert "Of ulysses" not in verdict(cells_of([make_record(config=CPU, checks=[made, missing])])).answer
+
+
 def test_where_cells_are_ranked_it_is_said_as_well_and_of_checked_ones_nothing(cells_of):
     unchecked = make_record(checks=[{**STEPS_HELD, "steps": 0, "reason": "the first of its work"}])
     assert verdict(cells_of([unchecked])).unchecked == ["2 of 2 steps were held against nothing."]

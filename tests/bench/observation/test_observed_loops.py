@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,6 +25,7 @@ import bench
 from bench.config import ConfigError
 from bench.observation.observed_model import observed_model
 from bench.observation.outcome import ObserveRequest
+from bench.observation.script import script_facts
 from bench.store import Store
 from tests.scripts.own_loop import NUMBERS, VOCABULARY
 
@@ -115,6 +118,81 @@ def test_calls_without_gradients_are_no_micro_steps(tmp_path):
     record = train(model, tmp_path, step)
     assert record["config"]["grad_accum"] == 1
     assert record["timing"]["tokens_per_step"] == LENGTH
+
+
+def next_token_loss(model, ids, *, shift=1, told=None):
+    """A mean over next tokens, and what is told of it; `shift` tokens ahead."""
+    logits = model(input_ids=ids).logits
+    loss = cross_entropy(logits[:, : LENGTH - shift].flatten(0, 1), ids[:, shift:].flatten(), reduction="sum")
+    return loss / (told or ids[:, shift:].numel())
+
+
+OBJECTIVES = {
+    "right": (lambda loss: (loss, loss), None),
+    "a sum": (lambda loss: (loss * 63, loss * 63), "gradients are 63 times those of the mean loss"),
+    "another loss than it trains": (lambda loss: (loss, loss + 1), "say that one"),
+}
+
+
+@pytest.mark.parametrize("case", OBJECTIVES)
+def test_a_loss_that_is_told_is_held_against_its_tokens(tmp_path, case):
+    model = DistributedDataParallel(small_model())
+    change, reason = OBJECTIVES[case]
+
+    def step(_):
+        trained, told = change(next_token_loss(model, tokens()))
+        bench.observe(model, folder=tmp_path, steps=1, warmup_steps=0, report=False).loss(told, LENGTH - 1)
+        trained.backward()
+
+    record = train(model, tmp_path, step)
+    assert (record["status"], record["timing"] is None) == (
+        ("wrong_result", True) if reason else ("ok", False)
+    )
+    assert reason is None or reason in record["reason"]
+
+
+def test_gradients_that_several_contexts_add_up_are_compared_but_for_a_factor(tmp_path):
+    model = DistributedDataParallel(small_model())
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in range(ONE_STEP.steps_needed):
+        with bench.observe(model, folder=tmp_path, steps=1, warmup_steps=0, report=False) as step:
+            loss = next_token_loss(model, tokens()) / 2
+            step.loss(2 * loss, LENGTH - 1)
+            loss.backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    (record,) = bench.read_records(tmp_path / "records.jsonl")
+    (objective,) = (check for check in record["checks"] if check["what"] == "objective")
+    assert record["status"] == "ok", record["reason"]
+    assert objective["against"].endswith("but for a factor")
+
+
+def test_labels_that_are_not_the_next_tokens_are_found(tmp_path):
+    model = small_model()
+
+    def step(_):
+        loss = next_token_loss(model, tokens(), shift=2)
+        bench.observe(model, folder=tmp_path, steps=1, warmup_steps=0, report=False).loss(loss, LENGTH - 2)
+        loss.backward()
+
+    reason = train(model, tmp_path, step)["reason"]
+    assert reason.startswith("objective: rank 0 trains position 0 on token")
+
+
+def test_micro_steps_that_divide_by_their_own_counts_are_found(tmp_path):
+    model = small_model()
+
+    def step(_):
+        for length in (LENGTH, LENGTH // 2):
+            ids = tokens()
+            logits = model(input_ids=ids).logits[:, : length - 1]
+            loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:length].flatten()) / 2
+            bench.observe(model, folder=tmp_path, steps=1, warmup_steps=0, report=False).loss(loss)
+            loss.backward()
+
+    reason = train(model, tmp_path, step)["reason"]
+    assert "a token of rank 0, micro-step 1 weighs 2.032 times one of rank 0, micro-step 0" in reason
 
 
 def test_micro_steps_are_counted(tmp_path):
@@ -244,6 +322,39 @@ def test_records_that_cannot_be_added_to_are_refused_before_the_training(tmp_pat
     (tmp_path / "records.jsonl").write_text("no record\n")
     with pytest.raises(ValueError, match=r"records.jsonl:1: not a record"):
         bench.observe(small_model(), folder=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_training(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        ConfigError, match=r"bench.observe: folder=.*file/in: cannot be written to \(Not a dir"
+    ):
+        bench.observe(small_model(), folder=tmp_path / "file" / "in")
+
+
+def test_numbers_that_are_none_are_called_so(tmp_path):
+    model = small_model()
+    torch.nn.init.constant_(model.model.layers[0].self_attn.q_norm.weight, torch.nan)
+    reason = train(model, tmp_path, lambda _: backward(model, input_ids=tokens()))["reason"]
+    assert reason == f"attention parity: out of a real step at {LENGTH} tokens is not finite"
+
+
+def test_the_record_says_whose_script_it_was_and_no_folder_of_this_machine(tmp_path):
+    scripts = tmp_path / "theirs" / "scripts"
+    scripts.mkdir(parents=True)
+    script = scripts / "train.py"
+    script.touch()
+    git = ["git", "-C", str(tmp_path / "theirs"), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    argv = [str(script), f"--data={tmp_path}/secret/text.bin", "--lr=1e-3", str(tmp_path / "elsewhere.py")]
+    found = script_facts(script, argv)
+    assert (len(found["script_commit"]), found["script_dirty"]) == (40, False)
+    assert found["argv"] == ["scripts/train.py", "--data=.../text.bin", "--lr=1e-3", ".../elsewhere.py"]
+    script.write_text("changed")
+    assert script_facts(script, argv)["script_dirty"]
+    outside = script_facts(tmp_path / "outside.py", argv)
+    assert (outside["script_commit"], outside["script_dirty"]) == (None, None)
 
 
 def test_after_it_is_over_nothing_holds_the_model(tmp_path):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import bench
 from bench.attention import watch
 from bench.cell.worker import join
-from bench.observation import attention, observation, parity
+from bench.observation import attention, observation, outcome, parity, replicas, trained_tokens
 from bench.observation.fed_tokens import FedTokens
 from bench.observation.loop import Loop
 from bench.passes import optimizer_spans
@@ -54,8 +54,14 @@ PARTS = {
     "one head of parity": (1, parity, "_one_head", fail),
     "parity on the rank that compares": (0, parity, "_errors", fail),
     "reading the trace": (1, trace, "read_step", fail),
+    "logits before backward": (1, trained_tokens, "_before_backward", fail),
+    "gradients of logits": (1, trained_tokens, "_after_backward", fail),
+    "what the loop says of its loss": (1, Loop, "note_objective", fail),
+    "replicas": (1, replicas, "digest", fail),
     "what a rank reports": (1, Measurement, "parts", fail),
     "judging": (0, observation, "observed_record", fail),
+    "judging the objective": (0, outcome, "wrong_objective", fail),
+    "whose script it is": (0, outcome, "this_script", fail),
     "writing the record": (0, Store, "append", find_no_room),
     "the report": (0, observation, "report", find_no_room),
 }
@@ -64,10 +70,17 @@ WITHOUT_RECORD = (
     "what is needed before the first step",
     "the context of the first step",
     "what the model is fed",
+    "whose script it is",
     "writing the record",
 )
 AFTER_THE_RECORD = ("the report",)
-AFTER_THE_LAST_MEETING = ("judging", "writing the record", "the report")
+AFTER_THE_LAST_MEETING = (
+    "judging",
+    "judging the objective",
+    "whose script it is",
+    "writing the record",
+    "the report",
+)
 
 
 def train_with_errors(job, log):
@@ -77,7 +90,7 @@ def train_with_errors(job, log):
     for part in (None, *PARTS):
         said = io.StringIO()
         with redirect_stderr(said), redirect_stdout(said), fault(part):
-            losses = own_loop.train(job.folder / str(part), steps=STEPS, report=True, timed_steps=1)
+            losses = own_loop.train(job.folder / str(part), "told", steps=STEPS, report=True, timed_steps=1)
         found[str(part)] = {"losses": losses, "said": said.getvalue()}
     return {"found": found}
 
