@@ -14,7 +14,7 @@ from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.cell.outcome import ANALYTIC_FLOPS
 from bench.cell.run import MODES
-from bench.cost.memory import OPTIMIZER_MOMENTS
+from bench.cost.engine_memory import OPTIMIZER_MOMENTS
 from bench.environment import REPOSITORY
 from bench.request import resolve
 from bench.request.choices import CONF, option_of, read_option
