@@ -28,6 +28,7 @@ from bench.experiments import experiment_of
 from bench.request import values
 from bench.request.choices import CONF, plain, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
+from bench.request.help import help_text
 from bench.request.hydra_errors import translated
 from bench.store import StoreError, read_records, warn_in_one_line
 from bench.sweep.estimate import Estimate
@@ -38,6 +39,7 @@ from bench.sweep.plan_lines import answered_by_arithmetic, short_lines, whole_pl
 from bench.sweep.progress import Progress
 from bench.sweep.run import pending_cells, run_plan
 
+ASKS_FOR_HELP = (["--help"], ["-h"])
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
@@ -117,6 +119,9 @@ def main() -> None:
         refuse_no_conf()
         register_plugins_with_hydra()
         sys.argv[1:] = readable_by_hydra(sys.argv[1:])
+        if sys.argv[1:2] in ASKS_FOR_HELP:
+            print(help_text())
+            return
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
         run_one()
 

@@ -78,7 +78,7 @@ class ExpectedSteps:
         nearest = min(steps, key=lambda step: max(step.flops / flops, flops / step.flops))
         if max(nearest.flops / flops, flops / nearest.flops) > 2**MOST_DOUBLINGS:
             return None
-        return Expected(nearest.seconds * flops / nearest.flops, "steps that earlier sweeps measured here")
+        return Expected(nearest.seconds * flops / nearest.flops, "what earlier sweeps measured here")
 
 
 def earlier_records(folder: Path = SWEEPS) -> list[Mapping[str, Any]]:
