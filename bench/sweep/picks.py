@@ -68,6 +68,7 @@ def _window(what: str) -> Callable[[RunConfig, Machine], str]:
 
 PICKS: Sequence[Pick] = (
     Pick("cluster.device", lambda cell: cell.cluster.device, _devices),
+    Pick("cluster.backend", lambda cell: cell.cluster.backend, lambda *_: "the library of that device"),
     Pick("cluster.world_size", lambda cell: cell.cluster.world_size, _ranks),
     Pick(
         "cluster.threads_per_rank",
