@@ -115,9 +115,9 @@ def test_steps_of_which_nothing_is_known_are_said_to_be_unknown():
 
 def test_references_are_listed_and_take_no_longer_than_their_budget():
     alone = forecast(lengths=["64k"], strategies=["ring"], step_s=one_second, measure__reference_budget_s=0)
-    beside = forecast(lengths=["64k"], strategies=["ring"], step_s=one_second, measure__reference_budget_s=9)
+    beside = forecast(lengths=["64k"], strategies=["ring"], step_s=one_second, measure__reference_budget_s=3)
     assert (alone.references, len(beside.references)) == ((), 1)
-    assert beside.total_s - alone.total_s == 9
+    assert beside.total_s - alone.total_s == 3  # two steps and what every cell takes would be 4
     assert "reference local 64k" in lines_of(beside)
     with_base = forecast(lengths=["64k"], strategies=["local", "ring"], step_s=one_second)
     assert with_base.references == ()
@@ -239,10 +239,11 @@ def test_a_sweep_says_in_short_what_it_is_expected_to_take(tmp_path, monkeypatch
 
 
 def test_a_plan_imports_no_torch(tmp_path):
+    environment = NO_GPU | {"PYTHONPATH": str(REPOSITORY)}
     code = "import sys, run_sweep\ntry: run_sweep.main()\nfinally: print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code, "--plan", "seq_len=1k"],
-        cwd=tmp_path, env=NO_GPU | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=False,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "False"
