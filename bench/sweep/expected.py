@@ -11,10 +11,11 @@ from typing import Any
 
 from bench.config import ConfigError, RunConfig
 from bench.cost.flops import hardware_flops
+from bench.cost.hardware import is_calibrated
 from bench.cost.prediction import predict
 from bench.environment import REPOSITORY, Machine
 from bench.record import Status
-from bench.request.hardware import calibrated_facts, hardware_of, has_rates, is_calibrated
+from bench.request.hardware import calibrated_facts, hardware_of, has_rates
 from bench.store import StoreError, read_records
 from bench.sweep.repeats import step_ms
 

@@ -126,7 +126,8 @@ def _times(forecast: Forecast) -> list[str]:
         lines.append(CALIBRATE)
     elif OTHER_CPU in forecast.bases:
         where = f"results/reference/accuracy/{STAND_IN.name}"
-        lines += [f"the other CPU: two cores of an AMD EPYC ({where})", CALIBRATE]
+        lines.append(f"that CPU is two cores of an AMD EPYC ({where}); this one may take a multiple of it")
+        lines.append(CALIBRATE)
     return _section("time", [*lines, *_repeats(forecast)])
 
 
