@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
@@ -24,14 +25,21 @@ from bench.cell.launcher import Launcher
 from bench.config import ConfigError, ExitCode
 from bench.environment import this_machine
 from bench.experiments import experiment_of
+from bench.request import values
 from bench.request.choices import CONF, plain, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
+from bench.request.help import help_text
 from bench.request.hydra_errors import translated
 from bench.store import StoreError, read_records, warn_in_one_line
+from bench.sweep.estimate import Estimate
+from bench.sweep.expected import ExpectedSteps, earlier_records
+from bench.sweep.forecast import Forecast
 from bench.sweep.plan import plan
+from bench.sweep.plan_lines import answered_by_arithmetic, short_lines, whole_plan
 from bench.sweep.progress import Progress
-from bench.sweep.run import run_plan
+from bench.sweep.run import pending_cells, run_plan
 
+ASKS_FOR_HELP = (["--help"], ["-h"])
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
@@ -42,16 +50,26 @@ def run_cells(
     with refusals():
         raws, machine = [plain(cell) for cell in composed], this_machine()
         experiment = experiment_of(raws)
+        plans_only = values.flag("plan", raws[0]["plan"])
         if experiment.answer is not None:
+            if plans_only:
+                print(answered_by_arithmetic(raws, experiment.cells(raws, machine)))
+                sys.exit(ExitCode.OK)
             experiment.answer(experiment.cells(raws, machine), Path(str(raws[0]["sweep_dir"])))
             sys.exit(ExitCode.OK)
         if experiment.opening is not None:
             print(experiment.opening(raws, machine))
         planned = plan(raws, machine, single=single, default_strategies=default_strategies)
+        estimate = Estimate(ExpectedSteps(machine, earlier_records()).of)
+        forecast = Forecast(planned, pending_cells(planned), machine, estimate)
+        if plans_only:
+            print(*whole_plan(forecast, raws, machine), sep="\n")
+            sys.exit(ExitCode.OK)
+        planned = replace(planned, notes=(*planned.notes, *short_lines(forecast)))
         launcher = Launcher(planned.packages)
         from analysis.report import write_report
 
-        progress = Progress(Console())
+        progress = Progress(Console(), estimate=estimate)
         code = run_plan(planned, launcher, progress, write_report=write_report)
         records = planned.folder / "records.jsonl"
         if experiment.conclude is not None and records.exists():  # none before the first cell has ended
@@ -101,6 +119,9 @@ def main() -> None:
         refuse_no_conf()
         register_plugins_with_hydra()
         sys.argv[1:] = readable_by_hydra(sys.argv[1:])
+        if sys.argv[1:2] in ASKS_FOR_HELP:
+            print(help_text())
+            return
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
         run_one()
 

@@ -17,6 +17,8 @@ from bench.request.resolve import all_keys
 from bench.request.values import MAX_CELLS, refuse_too_many
 
 SWEEP_OPTIONS = ("-m", "--multirun")
+PLAN_OPTION, PLAN_WORD = "--plan", "plan=true"
+"""The option, and what it is short for."""
 SHOWING: Mapping[str, tuple[str, ...]] = {
     "--help": (),
     "-h": (),
@@ -31,7 +33,7 @@ SHOWING: Mapping[str, tuple[str, ...]] = {
 
 Hydra's others would read another configuration, or a pickle.
 """
-ONE_A_SWEEP = ("resume", "sweep_dir")
+ONE_A_SWEEP = ("plan", "resume", "sweep_dir")
 
 
 def readable_by_hydra(arguments: Sequence[str]) -> list[str]:
@@ -67,6 +69,8 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     for word in rest:
         if word in SWEEP_OPTIONS:
             is_sweep = True
+        elif word == PLAN_OPTION:
+            asked.append(PLAN_WORD)
         elif word.startswith("-"):
             shows = shows or _option(word, rest)
         else:
@@ -80,10 +84,12 @@ def _option(word: str, rest: Iterator[str]) -> list[str]:
         allowed = SHOWING[name]
         chosen = value if has_value else next(rest, None)
         return [name, values.choice(name, chosen, allowed)] if allowed else [name]
+    if name == PLAN_OPTION:
+        raise ConfigError(f"{word}: takes no value; write {PLAN_OPTION}")
     key = name.lstrip("-").replace("-", "_")
     if key in (*all_keys(), *groups()):
         raise ConfigError(f"{word}: a key has no dashes; write {key}={value or '...'}")
-    near = values.nearest(name, [*SHOWING, *SWEEP_OPTIONS])
+    near = values.nearest(name, [*SHOWING, *SWEEP_OPTIONS, PLAN_OPTION])
     hint = f"did you mean {near}?" if near else "keys have no dashes, as in seq_len=8k; --help lists them all"
     raise ConfigError(f"{word}: no such option; {hint}")
 

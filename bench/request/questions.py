@@ -19,6 +19,7 @@ from bench.request.target import PREDICT
 NOT_ASKED: Mapping[str, str] = {
     "experiment": "plans cells of its own",
     "mode": "is predict here, and measured records count by themselves",
+    "plan": "belongs to a sweep",
     "resume": "belongs to a sweep",
     "sweep_dir": "belongs to a sweep",
 }

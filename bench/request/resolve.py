@@ -68,7 +68,7 @@ def _names(section: type[Any]) -> list[str]:
 
 
 KNOWN_KEYS: Mapping[str, list[str]] = {
-    "": [*(name for name in _names(RunConfig) if name not in RESOLVED), "pad", "resume", "sweep_dir"],
+    "": [*(name for name in _names(RunConfig) if name not in RESOLVED), "pad", "plan", "resume", "sweep_dir"],
     "model": _names(ModelConfig),
     "engine": ["name"],
     "optimizer": _names(OptimizerConfig),

@@ -3,52 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 
 from bench.cell.run import RUNS
 from bench.config import RunConfig
 from bench.cost.flops import hardware_flops
 from bench.passes import planned_stages
 from bench.ranks.log import Stage
+from bench.request.legality import refusal
+from bench.sweep.expected import Expected
 
 FIXED_S = 2.0
 """Of a cell: all but its full-length steps. Seen on four CPU ranks with a warm fork server."""
+START_S = 6.0
+"""Of a sweep's first cell beyond that: packages are imported (results/reference/cpu)."""
 
 
 class Estimate:
-    """Learns FLOP/s from the steps it is told of; knows nothing before the first.
+    """Learns from the steps it is told of; before the first it knows what was expected of them.
 
-    Long steps run at other rates than short ones, so rates are kept by doublings of a step's FLOPs.
+    A step is held against what was expected of it, or against its FLOPs where nothing was. Long steps run
+    at other rates than short ones, so the ratios are kept by doublings of a step's FLOPs.
     """
 
-    def __init__(self) -> None:
-        self._flops_per_s: dict[str, dict[int, float]] = {}
+    def __init__(self, expected: Callable[[RunConfig], Expected | None] = lambda _: None) -> None:
+        self._expected = cache(expected)
+        self._refusal = cache(refusal)
+        self._ratios: dict[tuple[bool, str], dict[int, float]] = {}
 
     def learn(self, cell: RunConfig, step_s: float) -> None:
         """Take what a full-length step took as the rate of its strategy."""
-        flops = hardware_flops(cell, causal=True)
-        self._flops_per_s.setdefault(cell.strategy, {})[flops.bit_length()] = flops / step_s
+        kind = (self._expected(cell) is not None, cell.strategy)
+        self._ratios.setdefault(kind, {})[_doublings(cell)] = step_s / self._work(cell)
 
     def step_s(self, cell: RunConfig) -> float | None:
         """Seconds of one step by the nearest that is known; if need be by the slowest of other strategies."""
-        flops = hardware_flops(cell, causal=True)
-        own = self._flops_per_s.get(cell.strategy)
-        known = [own] if own is not None else [*self._flops_per_s.values()]
-        rates = [rates[min(rates, key=lambda size: abs(size - flops.bit_length()))] for rates in known]
-        return flops / min(rates) if rates else None
+        expected = self.step(cell)
+        return None if expected is None else expected.seconds
+
+    def step(self, cell: RunConfig) -> Expected | None:
+        """The same with what says so; before any step is known, what was expected."""
+        expected = self._expected(cell)
+        kind = (expected is not None, cell.strategy)
+        alike = [ratios for known, ratios in self._ratios.items() if known[0] == kind[0]]
+        known = [self._ratios[kind]] if kind in self._ratios else alike
+        doublings = _doublings(cell)
+        ratios = [ratios[min(ratios, key=lambda size: abs(size - doublings))] for ratios in known]
+        return Expected(max(ratios) * self._work(cell), "steps of this sweep") if ratios else expected
 
     def remaining_s(self, cells: Iterable[RunConfig]) -> float | None:
-        """Seconds for these cells, from nothing to their records; None before anything is known."""
-        if not self._flops_per_s:
-            return None
-        return sum(map(self._cell_s, cells))
+        """Seconds for these cells, from nothing to their records; None where one of them is not known."""
+        each_s = [self.cell_s(cell) for cell in cells]
+        return None if None in each_s else sum(each for each in each_s if each is not None)
 
-    def _cell_s(self, cell: RunConfig) -> float:
-        """Arithmetic takes no time to speak of."""
-        if cell.mode not in RUNS:
+    def cell_s(self, cell: RunConfig) -> float | None:
+        """Seconds of one; arithmetic takes no time to speak of, and neither does a refusal."""
+        if cell.mode not in RUNS or self._refusal(cell) is not None:
             return 0.0
+        return self.measured_s(cell)
+
+    def measured_s(self, cell: RunConfig) -> float | None:
+        """Seconds if its ranks ran: start, checks, warm-up, timed and traced steps."""
         step_s = self.step_s(cell)
-        assert step_s is not None
+        if step_s is None:
+            return None
         return FIXED_S + step_s * sum(each.steps for each in planned_stages(cell.measure, step_s))
+
+    def _work(self, cell: RunConfig) -> float:
+        expected = self._expected(cell)
+        return hardware_flops(cell, causal=True) if expected is None else expected.seconds
+
+
+def _doublings(cell: RunConfig) -> int:
+    return hardware_flops(cell, causal=True).bit_length()
 
 
 class CellProgress:

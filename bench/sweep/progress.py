@@ -27,6 +27,7 @@ from bench.labels import duration_label, length_label
 from bench.ranks.log import Stage
 from bench.record import FINDINGS, Record
 from bench.sweep.estimate import CellProgress, Estimate
+from bench.sweep.picks import placed_line
 
 MAX_BAR_WIDTH = 40
 HEARTBEAT_S = 60.0
@@ -38,12 +39,17 @@ SELF_EXPLAINING = frozenset(
 
 
 class Progress:
-    """Follows one sweep on one console; `now_s` is a clock."""
+    """Follows one sweep on one console; `now_s` is a clock, `estimate` what is known of its steps before."""
 
-    def __init__(self, console: Console, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        console: Console,
+        now_s: Callable[[], float] = time.monotonic,
+        estimate: Estimate | None = None,
+    ) -> None:
         self.console = console
         self._now_s = now_s
-        self._estimate = Estimate()
+        self._estimate = estimate or Estimate()
         self._labels = CellLabels()
         self._left: list[PlannedCell] = []
         self._running: PlannedCell | None = None
@@ -63,7 +69,7 @@ class Progress:
             self.say(f"nothing is missing in {folder}; name another sweep_dir to run all again")
             return
         self.say(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, records in {folder}")
-        for line in sorted({_picked(planned.cell) for planned in cells}):
+        for line in sorted({placed_line(planned.cell) for planned in cells}):
             self.say(line)
         for note in notes:
             self.say(note)
@@ -172,16 +178,6 @@ class Progress:
         """How long the cells behind the running one will take; not at every tick: there may be thousands."""
         waiting = (planned.cell for planned in self._left if planned is not self._running)
         self._waiting_s = self._estimate.remaining_s(waiting)
-
-
-def _picked(cell: RunConfig) -> str:
-    cluster = cell.cluster
-    shared = ", ranks share GPUs: correctness only" if cluster.ranks_per_gpu > 1 else ""
-    threads = "1 thread" if cluster.threads_per_rank == 1 else f"{cluster.threads_per_rank} threads"
-    return (
-        f"{cell.strategy}: {cluster.world_size} x {cluster.device} over {cluster.backend}{shared},"
-        f" {threads} each, {cell.model.name}, {cell.engine}, {cell.dtype}"
-    )
 
 
 class CellLabels:

@@ -63,6 +63,20 @@ class References:
             self.say(f"{length_label(cell.seq_len)}: no reference, {record.status}: {record.reason}")
 
 
+def missing_references(cells: Sequence[RunConfig]) -> list[RunConfig]:
+    """The cells of `local` that a sweep of these cells runs besides them, once for each work."""
+    settled = {work_of(cell) for cell in cells if is_base(cell)}
+    found = dict[str, RunConfig]()
+    for cell in cells:
+        needs_one = cell.workload.name == "train" and cell.measure.reference_budget_s > 0
+        if not needs_one or refusal(cell) is not None or (work := work_of(cell)) in settled or work in found:
+            continue
+        reference = reference_of(cell)
+        if reference is not None:
+            found[work] = reference
+    return [*found.values()]
+
+
 def reference_of(cell: RunConfig) -> RunConfig | None:
     """The native loop's cell of `local` that does the same work on one rank a sequence; None where none can.
 

@@ -85,7 +85,7 @@ def ran_so_far(records: Iterable[Mapping[str, Any]]) -> dict[str, Ran]:
         if record["status"] == Status.OK:
             found.setdefault(record["cell_id"], []).append(record)
     return {
-        cell: Ran(tuple(float(each["wall_s"]) for each in its), tuple(map(_step_ms, its)))
+        cell: Ran(tuple(float(each["wall_s"]) for each in its), tuple(map(step_ms, its)))
         for cell, its in found.items()
     }
 
@@ -128,7 +128,8 @@ def _lacks(cells: Sequence[Ran]) -> int:
     return max(0, enough_processes(pooled_spread(each.step_ms for each in cells)) - has)
 
 
-def _step_ms(record: Mapping[str, Any]) -> float:
+def step_ms(record: Mapping[str, Any]) -> float:
+    """The median over a record's steps of what its slowest rank took."""
     of_ranks: Sequence[Sequence[float]] = record["timing"]["step_times_ms"]
     return float(median(map(max, zip(*of_ranks, strict=True))))
 

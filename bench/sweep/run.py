@@ -19,7 +19,7 @@ from bench.config import ConfigError, ExitCode
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import Record, Status, is_finding
 from bench.request.legality import refusal
-from bench.store import Store
+from bench.store import Store, read_records
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 from bench.sweep.references import References
@@ -54,10 +54,7 @@ def run_plan(
     entry: Callable[[PlannedCell], RankEntry | None] = lambda _: None,
 ) -> ExitCode:
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
-    if plan.resume and not plan.folder.exists():
-        raise ConfigError(
-            f"resume=true: sweep_dir={plan.folder} does not exist; name the folder of the sweep to continue"
-        )
+    _refuse_no_folder(plan)
     with Store(plan.folder) as store:
         before = store.read()
         cells = [planned.cell for planned in plan.cells]
@@ -161,6 +158,25 @@ def _whatever_is_missing(plan: Plan, records: Sequence[dict[str, Any]]) -> tuple
         plan = plan.repeated(records)
         pending = _missing(plan, records)
     return plan, pending
+
+
+def pending_cells(plan: Plan) -> list[PlannedCell]:
+    """What the plan would begin with, in order; reads the records in its folder and writes nothing.
+
+    Raises ConfigError, as running it would, for a folder that does not go with `resume`.
+    """
+    _refuse_no_folder(plan)
+    path = plan.folder / "records.jsonl"
+    before = read_records(path) if path.exists() else []
+    _refuse_records(plan, before)
+    return _whatever_is_missing(plan, before)[1]
+
+
+def _refuse_no_folder(plan: Plan) -> None:
+    if plan.resume and not plan.folder.exists():
+        raise ConfigError(
+            f"resume=true: sweep_dir={plan.folder} does not exist; name the folder of the sweep to continue"
+        )
 
 
 def _refuse_records(plan: Plan, before: Sequence[dict[str, Any]]) -> None:

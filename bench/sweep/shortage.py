@@ -18,6 +18,7 @@ from bench.request.legality import refusal
 MOST_NAMED = 12
 """Cells that are named one by one; more are counted."""
 
+SHARED = " of this host's memory; with cluster.memory_limit_gib=... the rank is ended before the host suffers"
 HEADS: Mapping[Fit, str] = {
     Fit.OUT_OF_MEMORY: (
         "estimated to run out of memory, and tried all the same: where that happens is a result"
@@ -30,12 +31,14 @@ HEADS: Mapping[Fit, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
-    """A cell that is estimated to run out of memory, or that may."""
+class Room:
+    """What one rank of a cell needs, and what it may use."""
 
     cell: RunConfig
     need: MemoryNeed
     usable: int
+    is_share: bool = False
+    """Whether nothing limits the rank but what the host's memory leaves to each."""
 
     @property
     def needed(self) -> Band:
@@ -62,20 +65,27 @@ class Shortage:
         return need if is_less else None
 
 
-def shortages(cells: Iterable[RunConfig], machine: Machine) -> list[Shortage]:
+def shortages(cells: Iterable[RunConfig], machine: Machine) -> list[Room]:
     """The legal cells that may need more than one of their ranks may use, where both are known.
 
     Of those that will run: a prediction's record says by itself that there is no room.
     """
-    found = []
-    for cell in (cell for cell in cells if cell.mode in RUNS):
-        usable, need = usable_bytes(cell, machine), memory_need(cell)
-        if usable is None or need is None or refusal(cell) is not None:
-            continue
-        short = Shortage(cell, need, usable)
-        if short.fit is not Fit.FITS:
-            found.append(short)
-    return found
+    rooms = (room_of(cell, machine) for cell in cells if cell.mode in RUNS)
+    return [room for room in rooms if room is not None and room.fit is not Fit.FITS]
+
+
+def room_of(cell: RunConfig, machine: Machine) -> Room | None:
+    """What one rank of a legal cell needs and has; None where either is not known.
+
+    CPU ranks without a limit share what memory the host has.
+    """
+    if refusal(cell) is not None:
+        return None
+    usable, need = usable_bytes(cell, machine), memory_need(cell)
+    is_share = usable is None and cell.cluster.device == "cpu"
+    if is_share:
+        usable = machine.memory_bytes // cell.cluster.world_size
+    return None if usable is None or need is None else Room(cell, need, usable, is_share)
 
 
 def shortage_lines(cells: Iterable[RunConfig], machine: Machine) -> list[str]:
@@ -84,7 +94,7 @@ def shortage_lines(cells: Iterable[RunConfig], machine: Machine) -> list[str]:
     return [line for fit, said in HEADS.items() for line in _said([s for s in found if s.fit is fit], said)]
 
 
-def _said(found: Sequence[Shortage], said: str) -> list[str]:
+def _said(found: Sequence[Room], said: str) -> list[str]:
     if not found:
         return []
     count = "1 cell is" if len(found) == 1 else f"{len(found)} cells are"
@@ -94,7 +104,7 @@ def _said(found: Sequence[Shortage], said: str) -> list[str]:
     return lines
 
 
-def _line(short: Shortage) -> str:
+def _line(short: Room) -> str:
     cell = short.cell
     ranks = f" on {cell.cluster.world_size} ranks" if cell.cluster.world_size > 1 else ""
     low, high = (size_label(round(size)) for size in (short.needed.low, short.needed.high))
@@ -102,6 +112,7 @@ def _line(short: Shortage) -> str:
         f"{cell.strategy} {length_label(cell.seq_len)}{ranks}, checkpointing"
         f" {'on' if cell.checkpointing else 'off'}: needs about {size_label(short.need.total)}"
         f" ({low} to {high}), mostly {short.largest}, and has {size_label(short.usable)} per rank"
+        f"{SHARED if short.is_share else ''}"
     )
     instead = short.checkpointed
     return line if instead is None else f"{line}; about {size_label(instead.total)} with checkpointing=true"

@@ -5,32 +5,12 @@ import re
 
 import pytest
 
-from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.attention.layouts import LAYOUTS
-from bench.config import DTYPE_BYTES, ConfigError, RunConfig
-from bench.request.choices import CONF
+from bench.config import ConfigError, RunConfig
 from bench.request.layer_types import attention_dropout, unplain_layers
 from bench.request.legality import refusal
-from bench.request.resolve import LOSSES
-from bench.strategies import STRATEGIES
 from tests.cells import FOUR_H100, TWO_CORES, make_cell
 
 ALLOCATOR = "env.PYTORCH_ALLOC_CONF"
-WORDS = {
-    "dtype": DTYPE_BYTES,
-    "layout": LAYOUTS,
-    "kernel": KERNEL_FACTS,
-    "loss": LOSSES,
-    "cluster.device": ("cpu", "cuda"),
-    "cluster.backend": ("nccl", "gloo"),
-    "workload.mask (workload=attention)": ("causal", "full"),
-    "strategy.rotation (strategy=torch_cp)": STRATEGIES["torch_cp"].options["rotation"],
-}
-
-
-@pytest.mark.parametrize("key", WORDS)
-def test_the_help_names_every_word_that_a_value_may_be(key):
-    assert f"{key}: {', '.join(WORDS[key])}\n" in (CONF / "config.yaml").read_text()
 
 
 def test_a_cpu_gets_two_gloo_ranks_and_the_nano_model():

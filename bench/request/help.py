@@ -1,0 +1,215 @@
+"""What `--help` prints: every choice and every key in a line, from the comments of conf/."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from omegaconf import OmegaConf
+
+from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.attention.layouts import LAYOUTS
+from bench.config import DEALS, DTYPE_BYTES, MASKS, NO_MISTAKE, PACKING, SCHEDULES, ConfigError
+from bench.mistakes import MISTAKES
+from bench.request.choices import CONF, default_strategies, groups, options
+from bench.request.hardware import PRICE
+from bench.request.resolve import KNOWN_KEYS, LOSSES, MODES, strategy_keys
+from bench.strategies import STRATEGIES
+
+COLUMNS = 110
+HEAD = "Ulysses or Ring Attention? Measures both, with local attention as the base."
+EXAMPLES: Sequence[tuple[str, str]] = (
+    ("python run_sweep.py --plan -m seq_len=8k,64k,96k", "what a sweep would run, how long, and what fits"),
+    ("python run_sweep.py -m seq_len=8k,64k,96k", "the sweep: {strategies}"),
+    ("python run_sweep.py strategy=ulysses seq_len=32k", "one cell"),
+)
+OPTIONS: Sequence[tuple[str, str]] = (
+    ("-m, --multirun", "several values of a key are an axis, as in seq_len=8k,64k"),
+    ("--plan", "resolve, list and estimate the cells; runs and writes nothing"),
+    ("-c, --cfg job|hydra|all", "the composed configuration, as Hydra shows it"),
+    ("-i, --info WHAT", "how Hydra composed it: all, config, defaults, defaults-tree, plugins, searchpath"),
+    ("--hydra-help", "Hydra's own options, of which only these are taken"),
+    ("--version", "Hydra's version"),
+    ("-h, --help", "this"),
+)
+"""Options with what each is for, ours first, then Hydra's."""
+WORDS: Mapping[str, Sequence[str]] = {
+    "mode": MODES,
+    "dtype": tuple(DTYPE_BYTES),
+    "layout": tuple(LAYOUTS),
+    "kernel": tuple(KERNEL_FACTS),
+    "loss": LOSSES,
+    "mistake": (NO_MISTAKE, *MISTAKES),
+    "optimizer.schedule": SCHEDULES,
+    "data.deal": DEALS,
+    "data.packing": PACKING,
+    "cluster.device": ("cpu", "cuda"),
+    "cluster.backend": ("nccl", "gloo"),
+    "workload.mask": MASKS,
+    "strategy.rotation": STRATEGIES["torch_cp"].options["rotation"],
+}
+"""Keys whose values are one of some words."""
+ALSO: Mapping[str, str] = {
+    "model": "of a model chosen by name",
+    "workload": "of workload=attention",
+    "strategy": "of one strategy each",
+    "hardware": "of a device that is named, and of hardware=calibrated",
+}
+"""Groups whose keys not every option has."""
+LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):\s*(?P<value>[^#]*?)\s*(?:#\s*(?P<words>.*))?$")
+
+
+def help_text() -> str:
+    """The whole page, in lines of at most COLUMNS characters."""
+    return "\n".join(
+        [
+            HEAD,
+            "",
+            *_examples(),
+            "",
+            "Choices (group=option); * is the default. When to take which: docs/choices.md",
+            *(line for group in groups() for line in _choices(group)),
+            "",
+            "Any strategy may come from an installed package (CONTRIBUTING.md).",
+            "",
+            "Keys (key=value) with their defaults",
+            *(line for section, keys in _sections().items() for line in _keys(section, keys)),
+            "",
+            "Options",
+            *_two_columns(OPTIONS),
+        ]
+    )
+
+
+def words_of(key: str) -> str | None:
+    """A key's line: its comment in conf/, and the words that its value may be; None where it has none."""
+    section, _, name = key.rpartition(".")
+    said = next((words for each, _, words in _lines(section) if each == name), "")
+    return _with_words(key, said) or None
+
+
+def described(group: str, name: str) -> str:
+    """An option's line: the first sentence of its file, or of a plugin's facts."""
+    path = CONF / group / f"{name}.yaml"
+    if path.exists():
+        comments = (line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#"))
+        text = " ".join(line for line in comments if not line.startswith("@"))
+        return re.split(r"(?<=[.?]) ", text)[0].rstrip(".")
+    try:
+        text = type(STRATEGIES[name]).__doc__ or ""
+    except ConfigError:
+        return "offered by an installed package, and cannot be loaded"
+    return text.strip().splitlines()[0].rstrip(".") if text.strip() else "offered by an installed package"
+
+
+def _examples() -> list[str]:
+    strategies = ", ".join(default_strategies())
+    rows = [(command, said.format(strategies=strategies)) for command, said in EXAMPLES]
+    return _two_columns(rows, most=max(len(command) for command, _ in rows))
+
+
+def _choices(group: str) -> list[str]:
+    default = _defaults().get(group)
+    names = options(group)
+    rows = [(f"{'* ' if name == default else '  '}{group}={name}", described(group, name)) for name in names]
+    return ["", *_two_columns(rows)] if len(names) > 1 else []
+
+
+def _defaults() -> Mapping[str, str]:
+    """The option of each group that is taken where nobody names one."""
+    listed = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml").defaults)
+    assert isinstance(listed, list)
+    found: dict[str, str] = {}
+    for each in listed:
+        if isinstance(each, Mapping):
+            found |= {str(group): str(name) for group, name in each.items()}
+    return found
+
+
+def _sections() -> Mapping[str, Sequence[str]]:
+    """Groups of keys in the order in which they are told, those of a cell itself first."""
+    groups_of_keys = {
+        "": KNOWN_KEYS[""],
+        "offload": KNOWN_KEYS["offload"],
+        "strategy": strategy_keys(),
+        **{group: names for group, names in KNOWN_KEYS.items() if group not in ("", "offload")},
+        "hardware": ["path", PRICE],
+    }
+    return {group: [name for name in names if name != "name"] for group, names in groups_of_keys.items()}
+
+
+def _keys(section: str, keys: Sequence[str]) -> list[str]:
+    prefix = f"{section}." if section else ""
+    rows = [
+        (_shown(f"{prefix}{key}", value), _with_words(f"{prefix}{key}", words))
+        for key, value, words in _lines(section)
+        if key in keys
+    ]
+    title = [f"  {ALSO[section]}:"] if section in ALSO else []
+    return ["", *title, *_two_columns(rows)] if rows else []
+
+
+def _shown(key: str, value: str) -> str:
+    """The key with its default, where it has one that is the same for all."""
+    return key if value.startswith("${") or key.startswith("model.") else f"{key}={value}"
+
+
+def _with_words(key: str, said: str) -> str:
+    if key not in WORDS:
+        return said
+    words = ", ".join(WORDS[key])
+    return said if words in said else f"{said} [{words}]".strip()
+
+
+def _lines(section: str) -> list[tuple[str, str, str]]:
+    """Keys with their default and comment.
+
+    Of a choice those of its default option; a comment that it lacks is that of the first that has one.
+    """
+    if section in ("", "offload"):
+        return [*_lines_of("config", section)]
+    default = _defaults().get(section)
+    names = sorted((path.stem for path in (CONF / section).glob("*.yaml")), key=lambda each: each != default)
+    lines = [line for name in names for line in _lines_of(f"{section}/{name}", "")]
+    if section == "strategy":
+        lines += _plugin_lines()
+    values = dict(reversed([(key, value) for key, value, _ in lines]))
+    words = dict(reversed([(key, words) for key, _, words in lines if words]))
+    return [(key, value, words.get(key, "")) for key, value in sorted(values.items(), key=_place(lines))]
+
+
+def _place(lines: Sequence[tuple[str, str, str]]) -> Callable[[tuple[str, str]], int]:
+    """Where a key comes first."""
+    keys = [key for key, _, _ in lines]
+    return lambda pair: keys.index(pair[0])
+
+
+def _plugin_lines() -> Iterator[tuple[str, str, str]]:
+    for facts in STRATEGIES.usable():
+        for key, known in facts.options.items():
+            yield key, known[0], f"of strategy={facts.name}: {', '.join(known)}"
+
+
+def _lines_of(file: str, section: str) -> Iterator[tuple[str, str, str]]:
+    """The keys of a file's top level, or of one section of it."""
+    inside = ""
+    for line in (CONF / f"{file}.yaml").read_text().splitlines():
+        match = LINE.match(line)
+        if match is None or line.startswith("#"):
+            continue
+        if not match["indent"]:
+            inside = "" if match["value"] else match["key"]
+        if (match["indent"] == "") == (section == "") and inside == section and match["value"]:
+            yield match["key"], match["value"], match["words"] or ""
+
+
+def _two_columns(rows: Sequence[tuple[str, str]], most: int = 40) -> list[str]:
+    """Rows of a name and what it is; a name longer than `most` has a line of its own."""
+    width = min(most, max((len(left) for left, _ in rows), default=0))
+    lines = []
+    for left, right in rows:
+        wrapped = textwrap.wrap(right, COLUMNS - width - 4, break_on_hyphens=False) or [""]
+        first, *rest = wrapped if len(left) <= width else ["", *wrapped]
+        lines += [f"  {left:<{width}}  {first}".rstrip(), *(f"  {'':<{width}}  {each}" for each in rest)]
+    return lines

@@ -1,0 +1,196 @@
+"""What a plan takes before it runs: each cell's seconds and memory, and what more time would buy."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from bench.cell.planned import PlannedCell
+from bench.cell.run import RUNS
+from bench.config import RunConfig
+from bench.cost.memory_band import Fit
+from bench.environment import Machine
+from bench.labels import duration_label
+from bench.passes.timing.section import affordable_steps, budget_for
+from bench.request.legality import refusal
+from bench.statistics import interval_rank
+from bench.sweep.estimate import START_S, Estimate
+from bench.sweep.expected import Expected
+from bench.sweep.plan import Plan
+from bench.sweep.references import missing_references
+from bench.sweep.repeats import Choice, Ran, choose
+from bench.sweep.shortage import Room, room_of
+
+INTERVAL_STEPS = next(n for n in range(1, 100) if interval_rank(n))
+"""As many timed steps as an interval takes."""
+SPARE = 1.25
+"""Advice leaves so much room: an estimate that is a fifth too low still gives as many steps."""
+ROUND_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class CellForecast:
+    """What is expected of one cell of a plan."""
+
+    planned: PlannedCell
+    reason: str | None
+    """Why it cannot run; None where it can."""
+    step: Expected | None
+    cell_s: float | None
+    """From nothing to its record, if its ranks run; None where no step's time is known."""
+    timed_steps: int | None
+    room: Room | None
+    """Memory; None where it is not known."""
+
+    @property
+    def cell(self) -> RunConfig:
+        return self.planned.cell
+
+    @property
+    def runs(self) -> bool:
+        """Whether it starts ranks."""
+        return self.reason is None and self.cell.mode in RUNS
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether it runs out of memory, and nobody knows when."""
+        return self.runs and self.room is not None and self.room.fit is Fit.OUT_OF_MEMORY
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it runs to its end."""
+        return self.runs and not self.ends_early
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether it would be ended before it is done."""
+        return self.lasts and self.cell_s is not None and self.cell_s > self.cell.measure.timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A larger `measure.budget_s`, and what it buys."""
+
+    budget_s: int
+    gain: int
+    """Cells that get an interval by it."""
+    total_s: float
+    """What the first process of every cell then takes in all."""
+    timeout_s: int | None
+    """A `measure.timeout_s` that the longest cell then needs; None where its own will do."""
+
+
+class Forecast:
+    """What is expected of the pending cells of a plan."""
+
+    def __init__(
+        self, plan: Plan, pending: Sequence[PlannedCell], machine: Machine, estimate: Estimate
+    ) -> None:
+        self.plan = plan
+        self._estimate = estimate
+        distinct = {each.cell.cell_id: each.cell for each in pending}
+        of_cell = {name: self._of(cell, machine) for name, cell in distinct.items()}
+        self.cells = tuple(replace(of_cell[each.cell.cell_id], planned=each) for each in pending)
+        self.references = tuple(missing_references([*distinct.values()]))
+        """Cells of `local` that run besides, for losses to be held against."""
+
+    def _of(self, cell: RunConfig, machine: Machine) -> CellForecast:
+        reason, step = refusal(cell), self._estimate.step(cell)
+        timed = None if step is None else max(1, affordable_steps(cell.measure, step.seconds))
+        cell_s = None if reason is not None else self._estimate.measured_s(cell)
+        return CellForecast(PlannedCell(cell, 0, 0), reason, step, cell_s, timed, room_of(cell, machine))
+
+    @property
+    def illegal(self) -> list[CellForecast]:
+        return [each for each in self.cells if each.reason is not None]
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all pending cells whose time is known, without repeats that are left open."""
+        return self._total_s([each.cell for each in self.cells if each.lasts])
+
+    @property
+    def unknown(self) -> int:
+        """Cells whose time is not in the total: no figures of them, or they run out of memory."""
+        return sum(1 for each in self.cells if each.ends_early or (each.runs and each.cell_s is None))
+
+    def _total_s(self, cells: Sequence[RunConfig]) -> float:
+        known_s = sum(self._estimate.cell_s(cell) or 0.0 for cell in cells)
+        return START_S + known_s + sum(map(self.reference_s, self.references))
+
+    def reference_s(self, cell: RunConfig) -> float:
+        """Seconds of a reference at the most: one that takes too long is ended."""
+        took_s = self._estimate.measured_s(cell)
+        return cell.measure.timeout_s if took_s is None else min(took_s, cell.measure.timeout_s)
+
+    @property
+    def repeats(self) -> Choice:
+        """How many more processes the lengths would get if every cell takes as long as expected."""
+        left_open = {cell.cell_id for cell in self.plan.open_cells}
+        ran = {
+            each.cell.cell_id: Ran((each.cell_s,), (1e3 * each.step.seconds,))
+            for each in self.cells
+            if each.lasts and each.cell.cell_id in left_open and each.cell_s and each.step
+        }
+        if not ran:
+            return {}
+        left_s = self.plan.open_cells[0].measure.repeats_budget_s - self.total_s
+        return choose(self.plan.open_cells, ran, left_s)
+
+    @property
+    def measured_instead_s(self) -> float | None:
+        """Seconds of the predicted cells if their ranks ran; None without any, or where not known."""
+        each_s = [e.cell_s for e in self.cells if e.reason is None and e.cell.mode not in RUNS]
+        return sum(each for each in each_s if each is not None) if each_s and None not in each_s else None
+
+    @property
+    def advice(self) -> Advice | None:
+        """The budget that gives every cell an interval; None where each has one, or steps are not known."""
+        short = [
+            each
+            for each in self.cells
+            if each.lasts and each.step is not None and each.cell.measure.steps >= INTERVAL_STEPS
+            and each.timed_steps is not None and each.timed_steps < INTERVAL_STEPS
+        ]  # fmt: skip
+        if not short:
+            return None
+        needed_s = max(
+            budget_for(INTERVAL_STEPS, each.cell.measure, each.step.seconds) for each in short if each.step
+        )
+        budget_s = _rounded(SPARE * needed_s)
+        richer = [_with_budget(each.cell, budget_s) for each in self.cells if each.lasts]
+        gain = len({each.cell.cell_id for each in short})
+        return Advice(budget_s, gain, self._total_s(richer), self._timeout_s(richer))
+
+    def _timeout_s(self, cells: Iterable[RunConfig]) -> int | None:
+        late_s = [
+            took_s
+            for cell in cells
+            if (took_s := self._estimate.cell_s(cell)) is not None and took_s > cell.measure.timeout_s
+        ]
+        return _rounded(SPARE * max(late_s)) if late_s else None
+
+    @property
+    def bases(self) -> list[str]:
+        """What says how long steps take, most cells first."""
+        return [basis for basis, _ in Counter(e.step.basis for e in self.cells if e.step).most_common()]
+
+    @property
+    def duration(self) -> str:
+        """`about 6 min`, or how much of it is not known."""
+        if not self.unknown:
+            return f"about {duration_label(self.total_s)}"
+        if all(each.cell_s is None or each.ends_early for each in self.cells if each.runs):
+            return "an unknown time"
+        return f"about {duration_label(self.total_s)} and what {self.unknown} more of the cells take"
+
+
+def _rounded(seconds: float) -> int:
+    return math.ceil(seconds / ROUND_S) * ROUND_S
+
+
+def _with_budget(cell: RunConfig, budget_s: float) -> RunConfig:
+    measure = cell.measure
+    return replace(cell, measure=replace(measure, budget_s=max(budget_s, measure.budget_s)))
