@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 
 from bench.ranks.log import RefusedError, WrongResultError
 from bench.ranks.out_of_memory import KINDS, memory_of_text
+from bench.ranks.place import Place
 from bench.record import Failure, OutOfMemory, Status
 
 LOST_PEER_TEXTS = (
@@ -23,10 +24,6 @@ LOST_PEER_TEXTS = (
     "remote process exiting",
     "NCCL communicator was aborted",
 )
-
-
-STACK_SIGNAL = signal.SIGUSR1
-"""On it a rank writes its stack into its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +47,11 @@ class RankEnd:
     log_tail: str
     found_after_s: float | None = None
     """Seconds from its failure, or else its own end, to the end of all ranks."""
+    place: Place | None = None
+    """Where it was last, as it noted itself; None where it never did."""
+    hang: str | None = None
+    """What it did while the others waited for it; of one rank at the most, and only where the cell was ended
+    for it or at its deadline."""
 
     @property
     def why(self) -> str:
@@ -124,6 +126,10 @@ def _raised(end: RankEnd, _: Ranks) -> bool:
     return end.failure is not None and not lost_a_peer(end.failure)
 
 
+def _kept_others_waiting(end: RankEnd, _: Ranks) -> bool:
+    return end.hang is not None
+
+
 def _hung(end: RankEnd, ranks: Ranks) -> bool:
     return end.exit_code is None and ranks.reached_the_deadline
 
@@ -157,6 +163,7 @@ CAUSES = (
     (Status.CRASHED, _crashed),
     (Status.ERROR, _raised),
     (Status.ERROR, _left_without_result),
+    (Status.TIMED_OUT, _kept_others_waiting),
     (Status.TIMED_OUT, _hung),
     (Status.ERROR, _broke_off),
     (Status.ERROR, _any),
@@ -164,17 +171,21 @@ CAUSES = (
 
 
 def _failure(end: RankEnd, status: Status, ranks: Ranks) -> Failure:
-    written = end.failure or {}
+    written = end.failure or _place(end)
     return Failure(
         rank=end.rank,
         phase=written.get("phase"),
         kind=written.get("kind") or _exit_kind(end, status),
-        message=written.get("message") or _exit_message(end, status),
+        message=written.get("message") or end.hang or _exit_message(end, status),
         log_tail=end.log_tail,
         step_phase=written.get("step_phase"),
         found_after_s=end.found_after_s,
         out_of_memory=_out_of_memory(written.get("out_of_memory"), ranks.memory(end)),
     )
+
+
+def _place(end: RankEnd) -> Mapping[str, Any]:
+    return {} if end.place is None else asdict(end.place)
 
 
 def _out_of_memory(written: Mapping[str, Any] | None, memory: str | None) -> OutOfMemory | None:
