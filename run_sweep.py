@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from bench.request.choices import CONF, plain, refuse_no_conf, register_plugins_
 from bench.request.command_line import readable_by_hydra
 from bench.request.hydra_errors import translated
 from bench.store import StoreError, read_records, warn_in_one_line
+from bench.sweep.interrupts import Interrupts
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
 from bench.sweep.run import run_plan
@@ -52,7 +52,8 @@ def run_cells(
         from analysis.report import write_report
 
         progress = Progress(Console())
-        code = run_plan(planned, launcher, progress, write_report=write_report)
+        interrupts = Interrupts.installed()
+        code = run_plan(planned, launcher, progress, write_report=write_report, interrupts=interrupts)
         records = planned.folder / "records.jsonl"
         if experiment.conclude is not None and records.exists():  # none before the first cell has ended
             experiment.conclude(read_records(records), planned.folder)
@@ -86,13 +87,9 @@ def refusals() -> Iterator[None]:
         sys.exit(ExitCode.FAILED)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
-    """Compose, plan, run. A scheduler's SIGTERM is an interruption, as Ctrl-C is: what is done is kept."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    """Compose, plan, run. SIGTERM and SIGHUP are interruptions, as Ctrl-C is: what is done is kept."""
+    Interrupts().install()
     folder = f"results/sweeps/{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
     OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
     warn_in_one_line()

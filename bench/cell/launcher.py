@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.cell.ends import RankEnd, RankFailed, lost_a_peer
 from bench.cell.hang import Blame, HangWatch, LiveRank, blamed_at_deadline
+from bench.cell.lifeline import die_with_launcher
 from bench.cell.stacks import ask_for_stacks
 from bench.config import RunConfig
 from bench.environment import REPOSITORY
@@ -37,6 +38,7 @@ LOST_PEER_GRACE_S = 20.0
 """The same where a rank failed because it lost a peer, which may still be cleaning up before it reports."""
 LOG_TAIL_BYTES = 8000
 """Enough for the reason that NCCL's watchdog prints: up to 4,000 bytes of C++ stacks follow it."""
+PRELOAD_FIRST = "bench.cell.preload_signals"
 PRELOAD = "bench.cell.preload"
 PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "bench.cell.preload_deepspeed"}
 """What the server imports of packages that only some cells need."""
@@ -74,6 +76,7 @@ class Launcher:
         A cell for which that was not enough imports the rest in its ranks.
         """
         self._preload = [
+            PRELOAD_FIRST,
             *(
                 module
                 for package, module in PRELOADED_OF_PACKAGES.items()
@@ -151,6 +154,7 @@ class Exit:
 
 def _enter(job_fields: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:
     """The first function of a rank: everything it needs is imported in the server already."""
+    die_with_launcher()
     from bench.cell.worker import RankJob, live, run_cell
 
     job = RankJob(*job_fields)

@@ -66,9 +66,10 @@ def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: dateti
     return _record(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
 
 
-def interrupted(planned: PlannedCell, wall_s: float, started_at: datetime) -> Record:
-    """The record of a cell that the user stopped."""
-    reason = f"stopped by Ctrl-C after {wall_s:.0f} s"
+def interrupted(planned: PlannedCell, stop: KeyboardInterrupt, wall_s: float, started_at: datetime) -> Record:
+    """The record of a cell that was stopped: by the signal that the exception names, else by Ctrl-C."""
+    by = stop.args[0] if stop.args else "Ctrl-C"
+    reason = f"stopped by {by} after {wall_s:.0f} s"
     return _record(planned, Status.INTERRUPTED, reason, wall_s, started_at)
 
 

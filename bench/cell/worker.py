@@ -6,11 +6,9 @@ through interpreter shutdown after DeepSpeed aborts now and then.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import os
-import signal
 import sys
 import traceback
 import warnings
@@ -25,6 +23,7 @@ import torch.distributed as dist
 
 from bench.cell.ends import RankFailed
 from bench.cell.failure import describe_failure
+from bench.cell.lifeline import die_with_parent
 from bench.cell.stacks import STACK_SIGNAL
 from bench.config import RunConfig
 from bench.mistakes import mistaken
@@ -39,7 +38,6 @@ from bench.strategies import STRATEGIES, runnable
 from bench.workloads import WORKLOADS, Rank
 from bench.workloads.first_use import use_libraries_once
 
-_PR_SET_PDEATHSIG = 1
 OTHER_LAUNCHERS = (
     "GROUP_", "LOCAL_WORLD_", "MASTER_", "MPI_", "MV2_", "OMPI_", "PMI", "ROLE_", "SLURM_",
     "TORCHELASTIC_",
@@ -129,7 +127,7 @@ def _prepare(job: RankJob) -> None:
     """Die with the parent, keep a log of one's own and leave a stack in it, share the cores fairly."""
     if os.getsid(0) != os.getpid():
         os.setsid()  # torchrun has done so already
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     log = os.open(job.folder / f"rank_{job.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())

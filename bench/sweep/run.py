@@ -19,7 +19,8 @@ from bench.config import ConfigError, ExitCode
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import Record, Status, is_finding
 from bench.request.legality import refusal
-from bench.store import Store
+from bench.store import RECORDS, Store
+from bench.sweep.interrupts import Interrupts
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 from bench.sweep.references import References
@@ -52,12 +53,14 @@ def run_plan(
     *,
     write_report: ReportWriter,
     entry: Callable[[PlannedCell], RankEntry | None] = lambda _: None,
+    interrupts: Interrupts | None = None,
 ) -> ExitCode:
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
     if plan.resume and not plan.folder.exists():
         raise ConfigError(
             f"resume=true: sweep_dir={plan.folder} does not exist; name the folder of the sweep to continue"
         )
+    interrupts = interrupts or Interrupts()
     with Store(plan.folder) as store:
         before = store.read()
         cells = [planned.cell for planned in plan.cells]
@@ -76,15 +79,17 @@ def run_plan(
         try:
             while pending:
                 for planned in pending:
+                    interrupts.raise_swallowed()
                     findings.append(_run_one(planned, sweep, entry(planned)))
                 plan, pending = _repeats(plan, store, progress)
         except KeyboardInterrupt as interrupted:
+            interrupts.begin_to_close()
             is_interrupted = True
             if isinstance(interrupted, CellInterrupted):
                 store.append(interrupted.record)
         finally:
             progress.stop()
-        return _conclude(plan, progress, write_report, findings, is_interrupted=is_interrupted)
+        return _conclude(plan, progress, write_report, findings, interrupts, is_interrupted=is_interrupted)
 
 
 def _conclude(
@@ -92,18 +97,24 @@ def _conclude(
     progress: Progress,
     write_report: ReportWriter,
     findings: Sequence[bool],
+    interrupts: Interrupts,
     *,
     is_interrupted: bool,
 ) -> ExitCode:
     """Write the report and say how to go on; the exit code."""
+    has_records, is_answered = (plan.folder / RECORDS).exists(), True
     if is_interrupted:
-        progress.say("interrupted; the report of what is there follows")
-    is_answered = True
+        what = "the report of what is there follows" if has_records else "no cell has ended yet"
+        progress.say(f"interrupted; {what}")
     try:
-        is_answered = write_report(plan.folder)
+        # Where not even the first cell came to a record, there is nothing to report.
+        if has_records or not is_interrupted:
+            with interrupts.listened_to():
+                is_answered = write_report(plan.folder)
     except KeyboardInterrupt:
         is_interrupted = True
         progress.say(f"interrupted; for the report: python -m analysis.report {plan.folder}")
+    interrupts.begin_to_close()
     again = again_command(sys.argv, plan.folder)
     failed = findings.count(False)
     if is_interrupted:
