@@ -10,21 +10,23 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from bench.cell.ends import RankEnd, RankFailed, lost_a_peer
 from bench.cell.hang import Blame, HangWatch, LiveRank, blamed_at_deadline
 from bench.cell.lifeline import die_with_launcher
 from bench.cell.stacks import ask_for_stacks
-from bench.config import RunConfig
+from bench.config import ConfigError, RunConfig
 from bench.environment import REPOSITORY
 from bench.ranks.log import Stage
 from bench.ranks.place import Place, place_path, read_place
@@ -92,6 +94,8 @@ class Launcher:
         # Nor may another library start CUDA while the server imports it: no rank forked after that could use
         # a GPU. With this, torch asks NVML.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        # What packages read, such as their own sources, is UTF-8 whatever the locale says.
+        os.environ["PYTHONUTF8"] = "1"
         # OpenMP complains about a value that is not a number, and needs none: ranks are told their threads.
         if not os.environ.get("OMP_NUM_THREADS", "1").strip("0").isdigit():
             del os.environ["OMP_NUM_THREADS"]
@@ -143,6 +147,15 @@ class Launcher:
             return watch.ends(time.monotonic())
 
 
+def refuse_no_docstrings() -> None:
+    """Raises ConfigError where Python drops docstrings, which transformers reads when it is imported."""
+    if sys.flags.optimize > 1:
+        raise ConfigError(
+            f"PYTHONOPTIMIZE={sys.flags.optimize}: drops the docstrings that transformers reads; unset it, or"
+            " write PYTHONOPTIMIZE=1"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Exit:
     """The end of a rank that was not stopped."""
@@ -155,8 +168,10 @@ class Exit:
 def _enter(job_fields: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:
     """The first function of a rank: everything it needs is imported in the server already."""
     die_with_launcher()
-    from bench.cell.worker import RankJob, live, run_cell
-
+    try:
+        from bench.cell.worker import RankJob, live, run_cell
+    except BaseException as error:  # noqa: BLE001  a broken package may raise anything, SystemExit too
+        _cannot_start(job_fields[1], job_fields[2], error)
     job = RankJob(*job_fields)
 
     def tell(message: Stage | RankFailed) -> None:
@@ -164,6 +179,20 @@ def _enter(job_fields: tuple[Any, ...], sender: Connection, entry: RankEntry | N
             sender.send(message)
 
     live(job, tell, entry or run_cell)
+
+
+def _cannot_start(rank: int, folder: Path, error: BaseException) -> NoReturn:
+    """End a rank that cannot even import its own code, with a failure as `live` would write it."""
+    failure: dict[str, Any] = {
+        "phase": "import",
+        "kind": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "failed_at_s": time.monotonic(),
+    }
+    _log(folder, rank).write_text(failure["traceback"])
+    _failure(folder, rank).write_text(json.dumps(failure))
+    os._exit(1)
 
 
 class Watch:

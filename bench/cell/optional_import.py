@@ -16,7 +16,7 @@ SLOW_IMPORT_S = 60.0
 def try_to_import(module: str, within_s: float = SLOW_IMPORT_S) -> bool:
     """Import this in the process's main thread; whether it worked, in time.
 
-    A package that does not work is as if it had never been imported: a rank that needs it imports it again,
+    A package that does not work is as if never imported: a rank that needs it imports it again,
     and its record says what is wrong.
     """
     try:
@@ -29,7 +29,7 @@ def try_to_import(module: str, within_s: float = SLOW_IMPORT_S) -> bool:
                 del sys.modules[name]
         if isinstance(error, _SlowImportError):
             print(
-                f"{package}: took over {within_s:.0f} s to import; every rank that needs it imports it itself",
+                f"{package}: took over {within_s:.0f} s to import; each rank that needs it imports it again",
                 file=sys.stderr,
             )
         return False

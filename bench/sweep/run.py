@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from bench.cell.launcher import Launcher
+from bench.cell.launcher import Launcher, refuse_no_docstrings
 from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS, CellInterrupted, SharedSections, run
 from bench.cell.trajectory import Trajectories
@@ -61,6 +61,8 @@ def run_plan(
             f"resume=true: sweep_dir={plan.folder} does not exist; name the folder of the sweep to continue"
         )
     interrupts = interrupts or Interrupts()
+    if any(each.cell.mode in RUNS for each in plan.cells):
+        refuse_no_docstrings()
     with Store(plan.folder) as store:
         before = store.read()
         cells = [planned.cell for planned in plan.cells]
