@@ -26,6 +26,11 @@ LOST_PEER_TEXTS = (
 )
 
 
+BEFORE_THE_LIMIT = ("start", "join")
+"""Phases in which a memory limit does not count yet."""
+UNCHECKED_ENDS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
+
+
 @dataclass(frozen=True, slots=True)
 class RankFailed:
     """A rank's message to the launcher as soon as its failure is on the disk, before any cleanup."""
@@ -64,7 +69,7 @@ class RankEnd:
 def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status, Failure | None]:
     """The cell's status, and the failure of the rank that caused it; CAUSES says which of several counts.
 
-    `limited`: the cell had a memory limit, which explains more errors.
+    `limited`: the cell's ranks had a memory limit on a CPU, which explains more errors.
     """
     if all(end.report is not None for end in ends):
         return Status.OK, None
@@ -92,10 +97,17 @@ class Ranks:
         """`device` or `host` where this rank ran out of its memory, by its failure or else by its log."""
         failure = end.failure
         if failure is None:
-            return None if end.report else memory_of_text(end.log_tail, limited=self.limited)
+            if end.report:
+                return None
+            return self._of_a_signal(end) or memory_of_text(end.log_tail, limited=self.limited)
         if failure.get("out_of_memory") is not None:
             return str(failure["out_of_memory"]["memory"])
         return KINDS.get(failure["kind"]) or memory_of_text(failure["message"], limited=self.limited)
+
+    def _of_a_signal(self, end: RankEnd) -> str | None:
+        """`host` where a limit held and the rank died as one does that uses memory which it was refused."""
+        held = self.limited and end.place is not None and end.place.phase not in BEFORE_THE_LIMIT
+        return "host" if held and end.exit_code in UNCHECKED_ENDS else None
 
     @property
     def reached_the_deadline(self) -> bool:
@@ -203,12 +215,20 @@ def _exit_kind(end: RankEnd, status: Status) -> str:
     return status.value
 
 
+_UNCHECKED = (
+    "a library used memory that the limit had refused it; if that looks wrong, try it without"
+    " cluster.memory_limit_gib"
+)
+
+
 def _exit_message(end: RankEnd, status: Status) -> str:
     messages = {
         Status.KILLED: "killed by another process; the kernel does so when host memory runs out: see dmesg",
         Status.CRASHED: "ended by a signal; its log ends with the stack",
         Status.TIMED_OUT: "still running at the deadline; raise measure.timeout_s, or see where in its log",
-        Status.OUT_OF_MEMORY: "an allocation failed; the error gives no size",
+        Status.OUT_OF_MEMORY: _UNCHECKED
+        if end.exit_code in UNCHECKED_ENDS
+        else "an allocation failed; the error gives no size",
         Status.ERROR: f"exited with code {end.exit_code} and no result; the end of its log may say why",
     }
     if status is Status.ERROR and end.exit_code is None:
