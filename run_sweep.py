@@ -78,6 +78,7 @@ def refusals() -> Iterator[None]:
         print(translated(error), file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
     except KeyboardInterrupt:
+        Interrupts.installed().begin_to_close()
         print("interrupted before any cell ran; run the same command again", file=sys.stderr)
         sys.exit(ExitCode.INTERRUPTED)
     except OSError as error:

@@ -12,10 +12,11 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -40,7 +41,6 @@ LOST_PEER_GRACE_S = 20.0
 """The same where a rank failed because it lost a peer, which may still be cleaning up before it reports."""
 LOG_TAIL_BYTES = 8000
 """Enough for the reason that NCCL's watchdog prints: up to 4,000 bytes of C++ stacks follow it."""
-PRELOAD_FIRST = "bench.cell.preload_signals"
 PRELOAD = "bench.cell.preload"
 PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "bench.cell.preload_deepspeed"}
 """What the server imports of packages that only some cells need."""
@@ -78,7 +78,6 @@ class Launcher:
         A cell for which that was not enough imports the rest in its ranks.
         """
         self._preload = [
-            PRELOAD_FIRST,
             *(
                 module
                 for package, module in PRELOADED_OF_PACKAGES.items()
@@ -110,7 +109,8 @@ class Launcher:
         from multiprocessing import forkserver
 
         self._context.set_forkserver_preload(self._preload)
-        forkserver.ensure_running()
+        with _signals_ignored():
+            forkserver.ensure_running()
 
     def run(
         self,
@@ -145,6 +145,24 @@ class Launcher:
                     _kill(process)
                 receiver.close()
             return watch.ends(time.monotonic())
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """What is started here never answers a terminal's signals: those are the launcher's to answer.
+
+    The server would ignore Ctrl-C only once it serves, and a lost connection would end it and with it all
+    ranks, before the launcher can say what ended them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say so
+        return
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def refuse_no_docstrings() -> None:

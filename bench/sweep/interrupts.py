@@ -27,13 +27,14 @@ class Interrupts:
     def __init__(self) -> None:
         self._raised_s: float | None = None
         self._name = ""
-        self._is_closing = False
+        self._handled: list[signal.Signals] = []
 
     def install(self) -> None:
         """Handle all SIGNALS but those that are ignored: nohup does so with SIGHUP, a shell with SIGINT."""
         for caught in SIGNALS:
             if signal.getsignal(caught) is not signal.SIG_IGN:
                 signal.signal(caught, self._handle)
+                self._handled.append(caught)
 
     @classmethod
     def installed(cls) -> Interrupts:
@@ -42,17 +43,21 @@ class Interrupts:
         return next((handler for handler in handlers if isinstance(handler, cls)), None) or cls()
 
     def begin_to_close(self) -> None:
-        """From now on signals change nothing: what is done is being written down."""
-        self._is_closing = True
+        """From now on, to the very end, signals change nothing: what is done is being written down."""
+        for caught in self._handled:
+            signal.signal(caught, signal.SIG_IGN)
 
     @contextmanager
     def listened_to(self) -> Iterator[None]:
         """Signals interrupt this, also while the sweep closes."""
-        was_closing, self._is_closing, self._raised_s = self._is_closing, False, None
+        before, self._raised_s = {each: signal.getsignal(each) for each in self._handled}, None
+        for caught in before:
+            signal.signal(caught, self._handle)
         try:
             yield
         finally:
-            self._is_closing = was_closing
+            for caught, handler in before.items():
+                signal.signal(caught, handler)
 
     def raise_swallowed(self) -> None:
         """Raise again what came where Python cannot raise anything, as in a destructor."""
@@ -65,7 +70,7 @@ class Interrupts:
             _write_to_nowhere()
         now_s = time.monotonic()
         is_repeated = self._raised_s is not None and now_s - self._raised_s < UNWIND_S
-        if not self._is_closing and not is_repeated:
+        if not is_repeated:
             self._raised_s, self._name = now_s, SIGNALS[caught]
             raise KeyboardInterrupt(self._name)
 

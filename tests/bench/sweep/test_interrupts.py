@@ -63,3 +63,8 @@ def test_nohup_is_respected():
     Interrupts().install()
     send(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_a_sweep_that_nobody_installed_signals_for_leaves_them_alone():
+    Interrupts().begin_to_close()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
