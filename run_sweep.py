@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -34,6 +33,7 @@ from bench.store import StoreError, read_records, warn_in_one_line
 from bench.sweep.estimate import Estimate
 from bench.sweep.expected import ExpectedSteps, earlier_records
 from bench.sweep.forecast import Forecast
+from bench.sweep.interrupts import Interrupts
 from bench.sweep.plan import plan
 from bench.sweep.plan_lines import answered_by_arithmetic, short_lines, whole_plan
 from bench.sweep.progress import Progress
@@ -70,7 +70,8 @@ def run_cells(
         from analysis.report import write_report
 
         progress = Progress(Console(), estimate=estimate)
-        code = run_plan(planned, launcher, progress, write_report=write_report)
+        interrupts = Interrupts.installed()
+        code = run_plan(planned, launcher, progress, write_report=write_report, interrupts=interrupts)
         records = planned.folder / "records.jsonl"
         if experiment.conclude is not None and records.exists():  # none before the first cell has ended
             experiment.conclude(read_records(records), planned.folder)
@@ -95,6 +96,7 @@ def refusals() -> Iterator[None]:
         print(translated(error), file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
     except KeyboardInterrupt:
+        Interrupts.installed().begin_to_close()
         print("interrupted before any cell ran; run the same command again", file=sys.stderr)
         sys.exit(ExitCode.INTERRUPTED)
     except OSError as error:
@@ -104,13 +106,9 @@ def refusals() -> Iterator[None]:
         sys.exit(ExitCode.FAILED)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
-    """Compose, plan, run. A scheduler's SIGTERM is an interruption, as Ctrl-C is: what is done is kept."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    """Compose, plan, run. SIGTERM and SIGHUP are interruptions, as Ctrl-C is: what is done is kept."""
+    Interrupts().install()
     folder = f"results/sweeps/{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
     OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
     warn_in_one_line()

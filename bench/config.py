@@ -225,6 +225,8 @@ class MeasureConfig:
     keep_traces: bool
     gradients: bool
     """Whether every full gradient of one step is written to a file."""
+    silence_s: float = 0.0
+    """Seconds without any work of its processes after which they are ended before that; 0 for none."""
 
     def __post_init__(self) -> None:
         _refuse_below(1, {"measure.steps": self.steps})
@@ -240,6 +242,7 @@ class MeasureConfig:
                 "measure.repeats_budget_s": self.repeats_budget_s,
                 "measure.reference_budget_s": self.reference_budget_s,
                 "measure.timeout_s": self.timeout_s,
+                "measure.silence_s": self.silence_s,
             },
         )
 
@@ -358,10 +361,10 @@ class RunConfig:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
 
     def identity(self) -> dict[str, Any]:
-        """All that decides what a cell does: repeats, files kept and who asked for it do not."""
+        """All that decides what a cell does: repeats, files kept, patience and who asked for it do not."""
         fields = asdict(self)
         del fields["experiment"]
-        for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces"):
+        for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces", "silence_s"):
             del fields["measure"][name]
         return fields
 

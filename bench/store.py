@@ -16,6 +16,8 @@ from bench.config import ConfigError
 from bench.labels import shown
 from bench.record import SCHEMA_VERSION, Record
 
+RECORDS = "records.jsonl"
+"""The file's name in a sweep's folder."""
 OTHER_FORMATS: Mapping[bytes, str] = {
     b"\x1f\x8b": "is gzip; unpack it first",
     b"\xef\xbb\xbf": "begins with a byte-order mark; save it as UTF-8 without one",
@@ -40,7 +42,7 @@ class Store:
         """`wait_s`: how long another writer is waited for; then it is an error that there is one."""
         self.folder = folder
         self.wait_s = wait_s
-        self.path = folder / "records.jsonl"
+        self.path = folder / RECORDS
         self._lock = FileLock(folder / ".lock")
 
     def __enter__(self) -> Self:

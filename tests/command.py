@@ -11,6 +11,7 @@ import pytest
 
 import run_sweep
 from bench.environment import REPOSITORY
+from bench.sweep.interrupts import SIGNALS
 
 COMMAND = (sys.executable, str(REPOSITORY / "run_sweep.py"))
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -30,7 +31,7 @@ def typed_here(folder, *words, out=None, **changed):
 
     `out` is a file to write to in place of a pipe.
     """
-    out, errors, before = out or io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM)
+    out, errors, before = out or io.StringIO(), io.StringIO(), {s: signal.getsignal(s) for s in SIGNALS}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
         patch.chdir(folder)
         patch.setattr(sys, "argv", [COMMAND[1], *words])
@@ -42,6 +43,7 @@ def typed_here(folder, *words, out=None, **changed):
         except SystemExit as ended:
             code = ended.code
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for caught, handler in before.items():
+                signal.signal(caught, handler)
     said = out.getvalue() if isinstance(out, io.StringIO) else None
     return subprocess.CompletedProcess([*COMMAND, *words], code, said, errors.getvalue())

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -433,3 +435,43 @@ def slow_down_timed_steps(job, log):
 
     StepClock.mark = slow_mark
     return compare(job, log)
+
+
+def _replace_a_full_step_of_rank_1(job, log, fault):
+    """In the first step at full length rank 1 does this once its forward has begun."""
+    accumulate = NativeTrainer.accumulate
+
+    def faulty(self, number, seq_len):
+        if job.rank == 1 and seq_len == job.cell.seq_len:
+            self.phase.enter("forward")
+            fault()
+        return accumulate(self, number, seq_len)
+
+    NativeTrainer.accumulate = faulty
+    return run_cell(job, log)
+
+
+def sleep_in_a_step_of_rank_1(job, log):
+    """In place of its collectives."""
+    return _replace_a_full_step_of_rank_1(job, log, sleep_for_an_hour)
+
+
+def sleep_for_an_hour():
+    time.sleep(3600)
+
+
+def stop_in_a_step_of_rank_1(job, log):
+    """What SIGSTOP of somebody else does."""
+    return _replace_a_full_step_of_rank_1(job, log, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def wait_for_a_child_that_computes_in_rank_1(job, log):
+    """As a rank does that compiles: seconds without CPU time of its own."""
+    busy = "import time; end = time.monotonic() + 6\nwhile time.monotonic() < end: pass"
+    if job.rank == 1:
+        subprocess.run([sys.executable, "-c", busy], check=True)
+    return run_cell(job, log)
+
+
+def kill_in_a_step_of_rank_1(job, log):
+    return _replace_a_full_step_of_rank_1(job, log, lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 
 from bench.ranks.log import RefusedError, WrongResultError
 from bench.ranks.out_of_memory import KINDS, memory_of_text
+from bench.ranks.place import Place
 from bench.record import Failure, OutOfMemory, Status
 
 LOST_PEER_TEXTS = (
@@ -25,8 +26,9 @@ LOST_PEER_TEXTS = (
 )
 
 
-STACK_SIGNAL = signal.SIGUSR1
-"""On it a rank writes its stack into its log."""
+BEFORE_THE_LIMIT = ("start", "join")
+"""Phases in which a memory limit does not count yet."""
+UNCHECKED_ENDS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class RankEnd:
     log_tail: str
     found_after_s: float | None = None
     """Seconds from its failure, or else its own end, to the end of all ranks."""
+    place: Place | None = None
+    """Where it was last, as it noted itself; None where it never did."""
+    hang: str | None = None
+    """What it did while the others waited for it; of one rank at the most, and only where the cell was ended
+    for it or at its deadline."""
 
     @property
     def why(self) -> str:
@@ -62,7 +69,7 @@ class RankEnd:
 def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status, Failure | None]:
     """The cell's status, and the failure of the rank that caused it; CAUSES says which of several counts.
 
-    `limited`: the cell had a memory limit, which explains more errors.
+    `limited`: the cell's ranks had a memory limit on a CPU, which explains more errors.
     """
     if all(end.report is not None for end in ends):
         return Status.OK, None
@@ -90,10 +97,17 @@ class Ranks:
         """`device` or `host` where this rank ran out of its memory, by its failure or else by its log."""
         failure = end.failure
         if failure is None:
-            return None if end.report else memory_of_text(end.log_tail, limited=self.limited)
+            if end.report:
+                return None
+            return self._of_a_signal(end) or memory_of_text(end.log_tail, limited=self.limited)
         if failure.get("out_of_memory") is not None:
             return str(failure["out_of_memory"]["memory"])
         return KINDS.get(failure["kind"]) or memory_of_text(failure["message"], limited=self.limited)
+
+    def _of_a_signal(self, end: RankEnd) -> str | None:
+        """`host` where a limit held and the rank died as one does that uses memory which it was refused."""
+        held = self.limited and end.place is not None and end.place.phase not in BEFORE_THE_LIMIT
+        return "host" if held and end.exit_code in UNCHECKED_ENDS else None
 
     @property
     def reached_the_deadline(self) -> bool:
@@ -122,6 +136,10 @@ def _ended_by_watchdog(end: RankEnd) -> bool:
 
 def _raised(end: RankEnd, _: Ranks) -> bool:
     return end.failure is not None and not lost_a_peer(end.failure)
+
+
+def _kept_others_waiting(end: RankEnd, _: Ranks) -> bool:
+    return end.hang is not None
 
 
 def _hung(end: RankEnd, ranks: Ranks) -> bool:
@@ -157,6 +175,7 @@ CAUSES = (
     (Status.CRASHED, _crashed),
     (Status.ERROR, _raised),
     (Status.ERROR, _left_without_result),
+    (Status.TIMED_OUT, _kept_others_waiting),
     (Status.TIMED_OUT, _hung),
     (Status.ERROR, _broke_off),
     (Status.ERROR, _any),
@@ -164,17 +183,21 @@ CAUSES = (
 
 
 def _failure(end: RankEnd, status: Status, ranks: Ranks) -> Failure:
-    written = end.failure or {}
+    written = end.failure or _place(end)
     return Failure(
         rank=end.rank,
         phase=written.get("phase"),
         kind=written.get("kind") or _exit_kind(end, status),
-        message=written.get("message") or _exit_message(end, status),
+        message=written.get("message") or end.hang or _exit_message(end, status),
         log_tail=end.log_tail,
         step_phase=written.get("step_phase"),
         found_after_s=end.found_after_s,
         out_of_memory=_out_of_memory(written.get("out_of_memory"), ranks.memory(end)),
     )
+
+
+def _place(end: RankEnd) -> Mapping[str, Any]:
+    return {} if end.place is None else asdict(end.place)
 
 
 def _out_of_memory(written: Mapping[str, Any] | None, memory: str | None) -> OutOfMemory | None:
@@ -192,12 +215,20 @@ def _exit_kind(end: RankEnd, status: Status) -> str:
     return status.value
 
 
+_UNCHECKED = (
+    "a library used memory that the limit had refused it; if that looks wrong, try it without"
+    " cluster.memory_limit_gib"
+)
+
+
 def _exit_message(end: RankEnd, status: Status) -> str:
     messages = {
         Status.KILLED: "killed by another process; the kernel does so when host memory runs out: see dmesg",
         Status.CRASHED: "ended by a signal; its log ends with the stack",
         Status.TIMED_OUT: "still running at the deadline; raise measure.timeout_s, or see where in its log",
-        Status.OUT_OF_MEMORY: "an allocation failed; the error gives no size",
+        Status.OUT_OF_MEMORY: _UNCHECKED
+        if end.exit_code in UNCHECKED_ENDS
+        else "an allocation failed; the error gives no size",
         Status.ERROR: f"exited with code {end.exit_code} and no result; the end of its log may say why",
     }
     if status is Status.ERROR and end.exit_code is None:

@@ -50,7 +50,8 @@ def record_of(
     known: Sections,
 ) -> Record:
     """The ranks' ends as one record; `known` are sections of an equal cell that were not measured again."""
-    status, failure = classify(ends, limited=planned.cell.cluster.memory_limit_gib is not None)
+    cluster = planned.cell.cluster
+    status, failure = classify(ends, limited=cluster.memory_limit_gib is not None and cluster.device == "cpu")
     if failure is not None:
         return failed(planned, status, failure, wall_s, started_at)
     reports = [decoded(end.report) for end in ends if end.report is not None]
@@ -66,9 +67,10 @@ def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: dateti
     return _record(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
 
 
-def interrupted(planned: PlannedCell, wall_s: float, started_at: datetime) -> Record:
-    """The record of a cell that the user stopped."""
-    reason = f"stopped by Ctrl-C after {wall_s:.0f} s"
+def interrupted(planned: PlannedCell, stop: KeyboardInterrupt, wall_s: float, started_at: datetime) -> Record:
+    """The record of a cell that was stopped: by the signal that the exception names, else by Ctrl-C."""
+    by = stop.args[0] if stop.args else "Ctrl-C"
+    reason = f"stopped by {by} after {wall_s:.0f} s"
     return _record(planned, Status.INTERRUPTED, reason, wall_s, started_at)
 
 
@@ -277,7 +279,9 @@ def shortage(found: OutOfMemory, said: str) -> str:
     if found.held_bytes is None:
         return what
     of_limit = "" if found.limit_bytes is None else f" of a limit of {size_label(found.limit_bytes)}"
-    return f"{what}, with {size_label(found.held_bytes)} held{of_limit}"
+    had_room = found.held_bytes + (found.requested_bytes or 0) <= (found.limit_bytes or 0)
+    since = " once the failed operation had let go of its own" if had_room else ""
+    return f"{what}, with {size_label(found.held_bytes)} held{of_limit}{since}"
 
 
 def outcome(record: Record) -> str:

@@ -1,27 +1,17 @@
 """What the fork server imports once, so that no rank has to; last in its list, as it ends with `gc.freeze`.
 
-Importing runs no tensor operation, or the ranks would hang in OpenMP. Nor does it touch CUDA, even through
-NVML: a driver does not survive a fork. `Launcher` puts packages that only some cells need before this
-module; one that is not installed is skipped, and the cells that need it are unsupported.
+`Launcher` puts packages that only some cells need before this module. What cannot be imported is imported
+again by the ranks, whose records say what is wrong with it: a server that ended would say nothing.
 """
 
 import gc
+from contextlib import suppress
 
-import torch.profiler
-import transformers.models.llama.modeling_llama
-import transformers.models.qwen2.modeling_qwen2
-import transformers.models.qwen3.modeling_qwen3
-
-import bench.cell.worker
-from bench.passes import PASSES, rank_code
-from bench.strategies import STRATEGIES
-
-for _name in PASSES:
-    rank_code(_name)
-len(STRATEGIES)  # reads once for all ranks which packages have strategies; imports none of them
+with suppress(BaseException):
+    import bench.cell.preloaded
 
 # What imports made lives for ever. Frozen, it is skipped when a rank looks for its tensors: milliseconds.
 gc.collect()
 gc.freeze()
 
-__all__ = ["STRATEGIES", "bench", "torch", "transformers"]
+__all__ = ["bench"]

@@ -3,6 +3,6 @@
 ZeRO's first optimizer check imports Muon, and with it torch's whole compiler: seconds per rank.
 """
 
-import deepspeed.runtime.zero.muon.muon_optimizer
+from bench.cell.optional_import import try_to_import
 
-__all__ = ["deepspeed"]
+try_to_import("deepspeed.runtime.zero.muon.muon_optimizer")

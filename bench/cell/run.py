@@ -52,7 +52,7 @@ LEFT_OUT: Mapping[Role, frozenset[str]] = {Role.MISTAKE: frozenset({"parity"})}
 
 
 class CellInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a cell; carries the record that says so."""
+    """Ctrl-C or a signal during a cell; carries the record that says so."""
 
     def __init__(self, record: Record) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ def measure(
     try:
         left_out = frozenset(known) | LEFT_OUT.get(planned.role, frozenset())
         ends = launcher.run(planned.cell, own, entry=entry, listener=listener, known=left_out)
-    except KeyboardInterrupt:
-        record = interrupted(planned, time.monotonic() - start, started_at)
+    except KeyboardInterrupt as stop:
+        record = interrupted(planned, stop, time.monotonic() - start, started_at)
         raise CellInterrupted(record) from None
     return record_of(planned, ends, time.monotonic() - start, started_at, known)
 

@@ -6,15 +6,14 @@ through interpreter shutdown after DeepSpeed aborts now and then.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import os
-import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.cell.ends import STACK_SIGNAL, RankFailed
+from bench.cell.ends import RankFailed
 from bench.cell.failure import describe_failure
+from bench.cell.lifeline import die_with_parent
+from bench.cell.stacks import STACK_SIGNAL
 from bench.config import RunConfig
 from bench.mistakes import mistaken
 from bench.passes.rank_pass import Measurement
@@ -32,11 +33,11 @@ from bench.ranks.device import claim_device, finish_together, nccl_version, prep
 from bench.ranks.groups import deadline, make_groups
 from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
+from bench.ranks.place import PlaceFile, place_path
 from bench.strategies import STRATEGIES, runnable
 from bench.workloads import WORKLOADS, Rank
 from bench.workloads.first_use import use_libraries_once
 
-_PR_SET_PDEATHSIG = 1
 OTHER_LAUNCHERS = (
     "GROUP_", "LOCAL_WORLD_", "MASTER_", "MPI_", "MV2_", "OMPI_", "PMI", "ROLE_", "SLURM_",
     "TORCHELASTIC_",
@@ -66,6 +67,7 @@ def live(job: RankJob, tell: Callable[[Stage | RankFailed], None], entry: RankEn
     log = RankLog(tell, on_error=lambda error: _fail(job, log, tell, error))
     try:
         _prepare(job)
+        _keep_place(job, log)
         report = entry(job, log)
         _write(job, "report", {**report, "phases_s": log.phases_s})
         code = 0
@@ -105,6 +107,13 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     return report
 
 
+def _keep_place(job: RankJob, log: RankLog) -> None:
+    """From now on the launcher can tell where this rank is, and ask for its stack."""
+    if job.rendezvous is not None:
+        with suppress(OSError):  # a disk without room for it: the rank is no worse for that
+            log.keep(PlaceFile(place_path(job.rendezvous.parent, job.rank)).note)
+
+
 def _fail(
     job: RankJob, log: RankLog, tell: Callable[[Stage | RankFailed], None], error: BaseException
 ) -> None:
@@ -118,7 +127,7 @@ def _prepare(job: RankJob) -> None:
     """Die with the parent, keep a log of one's own and leave a stack in it, share the cores fairly."""
     if os.getsid(0) != os.getpid():
         os.setsid()  # torchrun has done so already
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     log = os.open(job.folder / f"rank_{job.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())

@@ -46,12 +46,16 @@ class StepPhase:
         """The phase; None outside of any."""
         self.on_change: Callable[[str | None], None] | None = None
         """Called with the phase that ends, before another begins; it must not fail."""
+        self.note: Callable[[str | None], None] | None = None
+        """Called with the phase that begins; it must not fail."""
 
     def enter(self, name: str | None) -> None:
         """One phase ends and the next begins; costs an attribute."""
         if self.on_change is not None:
             self.on_change(self.name)
         self.name = name
+        if self.note is not None:
+            self.note(name)
 
 
 @dataclass(slots=True)
@@ -71,6 +75,11 @@ class RankLog:
     fail in a way of its own and hide the cause."""
     limit_base_bytes: int | None = None
     """What a memory limit counts from; None without one."""
+
+    def keep(self, note: Callable[[str, str | None], None]) -> None:
+        """Have every phase noted, and the step's phase with it, from the present ones on."""
+        self.step.note = lambda step_phase: note(self.phase, step_phase)
+        self.step.note(self.step.name)
 
     @contextmanager
     def during(self, phase: str, steps: int = 0, step_s: float | None = None) -> Iterator[None]:

@@ -42,6 +42,7 @@ SIGNS: Sequence[Sign] = (
     # A thread's stack counts as data. One that cannot be made may end in C++'s abort.
     Sign(re.compile(r"can't start new thread|Thread creation failed|pthread_create"), "host", LIMITED),
     Sign(re.compile(r"terminate called without an active exception"), "host", LIMITED),
+    Sign(re.compile(r"Resource temporarily unavailable|\[Errno 11\]"), "host", LIMITED),
     # oneDNN, where there is no room for the code it generates or for its scratchpad.
     Sign(re.compile(r"could not (create|execute) a (primitive|memory)"), "host", LIMITED),
 )

@@ -17,14 +17,15 @@ class WindowDefaults:
     budget_s: float
     warmup_s: float
     least_steps: int
+    silence_s: float
 
 
 WINDOWS: Mapping[str, WindowDefaults] = {
-    "cpu": WindowDefaults(budget_s=20.0, warmup_s=0.0, least_steps=0),
-    "cuda": WindowDefaults(budget_s=60.0, warmup_s=10.0, least_steps=6),
+    "cpu": WindowDefaults(budget_s=20.0, warmup_s=0.0, least_steps=0, silence_s=30.0),
+    "cuda": WindowDefaults(budget_s=60.0, warmup_s=10.0, least_steps=6, silence_s=120.0),
 }
 """By device. On a GPU a step of the longest lengths takes 10 s, and six steps give an interval; on a CPU it
-takes half a minute, and one has to do."""
+takes half a minute, and one has to do. """
 
 
 def measure_config(raw: Raw, device: str) -> MeasureConfig:
@@ -43,6 +44,7 @@ def measure_config(raw: Raw, device: str) -> MeasureConfig:
         trace=values.flag("measure.trace", raw["trace"]),
         keep_traces=values.flag("measure.keep_traces", raw["keep_traces"]),
         gradients=values.flag("measure.gradients", raw["gradients"]),
+        silence_s=_seconds(raw, "silence_s", window.silence_s, or_none=True),
     )
 
 

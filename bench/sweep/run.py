@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from bench.cell.launcher import Launcher
+from bench.cell.launcher import Launcher, refuse_no_docstrings
 from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS, CellInterrupted, SharedSections, run
 from bench.cell.trajectory import Trajectories
@@ -19,7 +19,8 @@ from bench.config import ConfigError, ExitCode
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import Record, Status, is_finding
 from bench.request.legality import refusal
-from bench.store import Store, read_records
+from bench.store import RECORDS, Store, read_records
+from bench.sweep.interrupts import Interrupts
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 from bench.sweep.references import References
@@ -52,9 +53,13 @@ def run_plan(
     *,
     write_report: ReportWriter,
     entry: Callable[[PlannedCell], RankEntry | None] = lambda _: None,
+    interrupts: Interrupts | None = None,
 ) -> ExitCode:
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
     _refuse_no_folder(plan)
+    interrupts = interrupts or Interrupts()
+    if any(each.cell.mode in RUNS for each in plan.cells):
+        refuse_no_docstrings()
     with Store(plan.folder) as store:
         before = store.read()
         cells = [planned.cell for planned in plan.cells]
@@ -73,15 +78,17 @@ def run_plan(
         try:
             while pending:
                 for planned in pending:
+                    interrupts.raise_swallowed()
                     findings.append(_run_one(planned, sweep, entry(planned)))
                 plan, pending = _repeats(plan, store, progress)
         except KeyboardInterrupt as interrupted:
+            interrupts.begin_to_close()
             is_interrupted = True
             if isinstance(interrupted, CellInterrupted):
                 store.append(interrupted.record)
         finally:
             progress.stop()
-        return _conclude(plan, progress, write_report, findings, is_interrupted=is_interrupted)
+        return _conclude(plan, progress, write_report, findings, interrupts, is_interrupted=is_interrupted)
 
 
 def _conclude(
@@ -89,18 +96,24 @@ def _conclude(
     progress: Progress,
     write_report: ReportWriter,
     findings: Sequence[bool],
+    interrupts: Interrupts,
     *,
     is_interrupted: bool,
 ) -> ExitCode:
     """Write the report and say how to go on; the exit code."""
+    has_records, is_answered = (plan.folder / RECORDS).exists(), True
     if is_interrupted:
-        progress.say("interrupted; the report of what is there follows")
-    is_answered = True
+        what = "the report of what is there follows" if has_records else "no cell has ended yet"
+        progress.say(f"interrupted; {what}")
     try:
-        is_answered = write_report(plan.folder)
+        # Where not even the first cell came to a record, there is nothing to report.
+        if has_records or not is_interrupted:
+            with interrupts.listened_to():
+                is_answered = write_report(plan.folder)
     except KeyboardInterrupt:
         is_interrupted = True
         progress.say(f"interrupted; for the report: python -m analysis.report {plan.folder}")
+    interrupts.begin_to_close()
     again = again_command(sys.argv, plan.folder)
     failed = findings.count(False)
     if is_interrupted:

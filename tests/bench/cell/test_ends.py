@@ -3,6 +3,9 @@
 import pytest
 
 from bench.cell.ends import RankEnd, classify
+from bench.cell.outcome import shortage
+from bench.ranks.place import Place
+from bench.record import OutOfMemory
 
 PEER_GONE = {
     "phase": "timing",
@@ -98,12 +101,24 @@ def test_a_rank_killed_while_others_had_to_be_stopped_is_the_culprit():
         failed(1, "could not create a primitive"),
         RankEnd(1, -6, None, None, "terminate called without an active exception"),
         RankEnd(1, 127, None, None, "cannot allocate memory for thread-local data: ABORT"),
+        failed(1, "Resource temporarily unavailable"),
+        RankEnd(1, -11, None, None, "", place=Place("timing", "forward")),
     ],
 )
 def test_under_a_limit_more_deaths_are_the_limits(culprit):
     status, failure = classify([victim(0), culprit], limited=True)
     assert (status, failure.rank) == ("out_of_memory", 1)
     assert failure.out_of_memory.memory == "host"
+
+
+@pytest.mark.parametrize("place", [None, Place("start", None), Place("join", None)])
+def test_a_crash_before_the_limit_counts_is_none_of_its_doing(place):
+    assert classify([RankEnd(0, -11, None, None, "", place=place)], limited=True)[0] == "crashed"
+
+
+def test_a_crash_without_a_limit_names_its_phase():
+    status, failure = classify([RankEnd(0, -11, None, None, "", place=Place("timing", "forward"))])
+    assert (status, failure.phase, failure.step_phase) == ("crashed", "timing", "forward")
 
 
 def test_a_rank_that_is_silent_after_others_lost_a_peer_is_an_error_and_no_timeout():
@@ -120,3 +135,21 @@ def test_ranks_without_memory_are_blamed_before_those_that_were_killed_for_waiti
 def test_only_reports_from_all_ranks_are_ok():
     assert classify([RankEnd(0, 0, {}, None, ""), RankEnd(1, 0, {}, None, "")])[0] == "ok"
     assert classify([RankEnd(0, 0, {}, None, ""), RankEnd(1, 0, None, None, "")])[0] == "error"
+
+
+@pytest.mark.parametrize(
+    ("held_mib", "end"),
+    [
+        (29.7, "held of a limit of 30.7 MiB"),
+        (21.8, "limit of 30.7 MiB once the failed operation had let go of its own"),
+    ],
+)
+def test_the_numbers_of_a_shortage_agree_with_each_other(held_mib, end):
+    sizes = {
+        "requested_bytes": 2 * 2**20,
+        "limit_bytes": round(30.7 * 2**20),
+        "held_bytes": round(held_mib * 2**20),
+    }
+    said = shortage(OutOfMemory(memory="host", largest=[], **sizes), "")
+    assert said.startswith("no room for 2.0 MiB more of host memory, with ")
+    assert said.endswith(end)

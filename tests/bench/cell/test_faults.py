@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 
 import psutil
@@ -34,6 +35,7 @@ def test_a_failing_rank_names_itself_and_its_status_and_a_crash_its_place(launch
     assert record.status == status
     assert record.failure.rank == 1
     assert word in f"{record.failure.kind} {record.failure.message}"
+    assert record.failure.phase == ("build" if fault is faults.raise_in_rank_1 else "start")
     if fault is faults.segfault_in_rank_1:
         for log in (record.failure.log_tail, (folder / "rank_1.log").read_text()):
             assert "Segmentation fault" in log
@@ -105,6 +107,26 @@ def test_a_rank_past_the_deadline_is_timed_out_and_gone_and_leaves_its_stack_in_
     ]
     assert "in sleep_in_rank_1" in (folder / "rank_1.log").read_text()
     assert "most recent call first" in record.failure.log_tail
+    waits = "in sleep_in_rank_1 (faults.py:53), while rank 0 waits in init_process_group"
+    assert record.reason.startswith(f"rank 1, start: still running at the deadline, {waits}; raise measure")
+
+
+HANGS = {
+    faults.sleep_in_a_step_of_rank_1: r"in sleep_for_an_hour \(faults.py:\d+\)",
+    faults.stop_in_a_step_of_rank_1: "stopped by a signal, such as SIGSTOP",
+}
+
+
+@pytest.mark.parametrize("fault", HANGS, ids=lambda fault: fault.__name__)
+def test_a_rank_that_does_nothing_is_blamed_with_its_phase_long_before_the_deadline(
+    launcher, tmp_path, fault
+):
+    record, folder = run_cell(launcher, tiny_cell("engine=ddp", "measure.silence_s=2"), tmp_path, fault)
+    assert record.status == "timed_out"
+    found = f"has done nothing for 2 s, {HANGS[fault]}, while rank 0 waits in all_reduce;"
+    assert re.match(f"rank 1, objective forward: {found}", record.reason), record.reason
+    assert record.wall_s < 20
+    assert "in all_reduce" in (folder / "rank_0.log").read_text()
 
 
 def _is_rank(process):

@@ -1,13 +1,18 @@
-"""The server that ranks are forked from: what it imports for a plan."""
+"""The server that ranks are forked from: what it imports for a plan, and what it makes of broken packages."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
+from bench.environment import REPOSITORY
 from bench.sweep.plan import Plan
-from tests.cells import make_cell
+from tests.cells import make_cell, tiny_cell
 
 DEEPSPEED = "bench.cell.preload_deepspeed"
 PLANS = {
@@ -39,3 +44,30 @@ def test_the_server_imports_deepspeed_only_where_a_cell_needs_it(imported, case)
 def test_without_a_plan_it_imports_what_any_cell_may_need(imported):
     Launcher().warm()
     assert imported == [[DEEPSPEED, "bench.cell.preload"]]
+
+
+RUN = """
+import json, sys
+from pathlib import Path
+from bench.cell.launcher import Launcher
+from bench.config import RunConfig
+
+if __name__ == "__main__":
+    cell = RunConfig.from_json(json.loads(sys.argv[1]))
+    for end in Launcher(packages=[]).run(cell, Path(sys.argv[2])):
+        print(end.rank, end.failure["phase"], end.failure["kind"], end.failure["message"])
+"""
+
+
+@pytest.mark.ranks
+def test_a_package_that_ranks_cannot_do_without_is_the_failure_of_each(tmp_path):
+    broken = tmp_path / "broken" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise OSError('libtorch.so: cannot open shared object file')")
+    path = os.pathsep.join([str(REPOSITORY), str(broken.parent)])
+    script = tmp_path / "run.py"
+    script.write_text(RUN)
+    words = [sys.executable, script, json.dumps(tiny_cell().to_json()), tmp_path]
+    done = subprocess.run(words, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    what = "import OSError libtorch.so: cannot open shared object file"
+    assert (done.stdout, done.stderr) == (f"0 {what}\n1 {what}\n", "")

@@ -1,0 +1,148 @@
+"""Which rank keeps the others waiting, and when that is sure enough to end the cell.
+
+A cell hangs where for a while none of its ranks has used the CPU, or where a signal has stopped one. A rank
+that computes, however slowly, or that compiles, is left alone until the deadline; so is one that waits for a
+process outside of the cell, such as another sweep's compilation. On a GPU ranks that wait for another spin:
+there a rank hangs that alone does nothing, in no collective.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.cell.activity import Activity, is_stopped_now
+from bench.cell.stacks import STACK_S, Doing, ask_for_stacks
+
+PATIENT_STACK_S = 5 * STACK_S
+"""How long ranks have to write their stacks where nobody waits for them to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The rank that did not arrive."""
+
+    rank: int
+    what: str
+    """What it does, and what the others wait in."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRank:
+    """A rank that has not ended."""
+
+    rank: int
+    pid: int
+    log: Path
+    answers: bool
+    """Whether it has said where it is, and so can be asked for its stack."""
+
+
+class HangWatch:
+    """Looks whether a cell's ranks still do something."""
+
+    def __init__(self, silence_s: float, *, waiting_spins: bool) -> None:
+        """`silence_s` of 0 for a watch that never finds anything; `waiting_spins` of ranks on a GPU."""
+        self._silence_s = silence_s
+        self._waiting_spins = waiting_spins
+        self._activity = Activity(silence_s)
+
+    def found(self, now_s: float, live: Sequence[LiveRank]) -> Blame | None:
+        """The rank that the others wait for in vain; None as long as there may be none."""
+        if self._silence_s == 0 or not self._activity.look(now_s, [each.pid for each in live]):
+            return None
+        quiet = [each for each in live if self._activity.is_quiet(each.pid)]
+        stopped = {each.rank for each in quiet if self._activity.is_stopped(each.pid)}
+        if not stopped and (not quiet or (len(quiet) < len(live) and not self._waiting_spins)):
+            return None
+        doing = _asked(live, stopped)
+        blame = self._judged(doing, stopped, [each.rank for each in quiet])
+        if blame is None:
+            self._activity.forget()
+        return blame
+
+    def _judged(
+        self, doing: Mapping[int, Doing], stopped: AbstractSet[int], ranks: Sequence[int]
+    ) -> Blame | None:
+        """The one of these quiet ranks that is to blame; None where they may only be waiting."""
+        if not stopped and any(each.is_elsewhere for each in doing.values()):
+            return None
+        if self._waiting_spins:
+            ranks = [rank for rank in ranks if rank not in doing or doing[rank].collective is None]
+            if not ranks:
+                return None
+        blame = blamed(doing, stopped, ranks) or _indistinct(doing, ranks[0])
+        since = f"has done nothing for {self._silence_s:.0f} s, {blame.what}"
+        return Blame(blame.rank, f"{since}; measure.silence_s=0 waits until measure.timeout_s")
+
+
+def blamed_at_deadline(live: Sequence[LiveRank]) -> Blame | None:
+    """The rank of these that keeps the others waiting now; None where none can be told from the others."""
+    stopped = {each.rank for each in live if is_stopped_now(each.pid)}
+    blame = blamed(_asked(live, stopped), stopped, [each.rank for each in live])
+    if blame is None:
+        return None
+    return Blame(
+        blame.rank, f"still running at the deadline, {blame.what}; raise measure.timeout_s if it was slow"
+    )
+
+
+def _asked(live: Sequence[LiveRank], stopped: AbstractSet[int]) -> dict[int, Doing]:
+    answering = {
+        each.rank: (each.pid, each.log) for each in live if each.answers and each.rank not in stopped
+    }
+    return ask_for_stacks(answering, PATIENT_STACK_S)
+
+
+def _indistinct(doing: Mapping[int, Doing], rank: int) -> Blame:
+    """What is to be said where all ranks are in the same collective, or none is in any."""
+    if rank not in doing:
+        return Blame(rank, "without an answer")
+    collective = doing[rank].collective
+    return Blame(rank, f"in {doing[rank].where}" if collective is None else f"in {collective}, as every rank")
+
+
+def blamed(doing: Mapping[int, Doing], stopped: AbstractSet[int], ranks: Sequence[int]) -> Blame | None:
+    """The rank of these that keeps the others waiting; None where none can be told from the others.
+
+    A stopped rank first, then one that is in no collective while others are, then one that waits in another
+    collective than most. `doing` lacks ranks that did not write their stack.
+    """
+    waiting = {rank: each.collective for rank, each in doing.items() if each.collective is not None}
+    absent = [rank for rank in ranks if rank not in waiting and rank not in stopped]
+    if stopped:
+        rank = min(stopped)
+        return Blame(rank, f"stopped by a signal, such as SIGSTOP{_others(rank, waiting)}")
+    if absent and waiting:
+        rank = absent[0]
+        where = f"in {doing[rank].where}" if rank in doing else "without an answer"
+        return Blame(rank, f"{where}{_others(rank, waiting)}")
+    return _in_another(waiting)
+
+
+def _in_another(waiting: Mapping[int, str]) -> Blame | None:
+    """The rank that waits in another collective than most, the first of several."""
+    common = Counter(waiting.values()).most_common(1)
+    other = next((rank for rank, name in waiting.items() if name != common[0][0]), None)
+    if other is None:
+        return None
+    return Blame(other, f"in {waiting[other]}{_others(other, waiting)}")
+
+
+def _others(rank: int, waiting: Mapping[int, str]) -> str:
+    """`, while ranks 0 and 2 wait in all_reduce`."""
+    by_name: dict[str, list[int]] = {}
+    for other, name in waiting.items():
+        if other != rank:
+            by_name.setdefault(name, []).append(other)
+    told = (f"{_named(each)} in {name}" for name, each in by_name.items())
+    return f", while {' and '.join(told)}" if by_name else ""
+
+
+def _named(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} waits"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} wait"

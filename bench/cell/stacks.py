@@ -1,0 +1,122 @@
+"""What ranks are doing at this moment, by the stacks that they write into their logs when asked."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+STACK_SIGNAL = signal.SIGUSR1
+"""On it a rank writes its stack into its log."""
+STACK_S = 0.3
+"""How long a rank has to write its stack before it is killed."""
+POLL_S = 0.05
+DISTRIBUTED = "torch/distributed/"
+COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
+"""Code that a rank is in while it waits for the others; its outermost function is the one that was called."""
+OTHER_PROCESSES = ("torch/utils/file_baton.py", "filelock/_api.py", "subprocess.py")
+"""Code that waits for a process which is no rank of the cell: another one's compilation, say."""
+PACKAGES = "/lib/python3"
+"""In the path of code that is Python's own or was installed."""
+INNERMOST = 4
+"""Frames that tell what a thread waits in; those further out are its callers'."""
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A place in the code."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def label(self) -> str:
+        """`accumulate (native.py:30)`."""
+        return f"{self.function} ({Path(self.file).name}:{self.line})"
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a rank is in."""
+
+    where: str
+    """Its innermost code outside of packages."""
+    collective: str | None
+    """What it waits in for other ranks; None where it does not."""
+    is_elsewhere: bool
+    """Whether it waits for a process that is no rank of the cell."""
+
+
+def ask_for_stacks(ranks: Mapping[int, tuple[int, Path]], wait_s: float = STACK_S) -> dict[int, Doing]:
+    """What ranks are doing, by the process and the log of each; without those that did not answer in time.
+
+    A rank that is stopped, or that never came to say that it can be asked, does not answer.
+    """
+    starts = {rank: _size(log) for rank, (_, log) in ranks.items()}
+    for pid, _ in ranks.values():
+        with suppress(ProcessLookupError):
+            os.kill(pid, STACK_SIGNAL)
+    until_s, sizes = time.monotonic() + wait_s, starts
+    while time.monotonic() < until_s:
+        time.sleep(POLL_S)
+        before, sizes = sizes, {rank: _size(log) for rank, (_, log) in ranks.items()}
+        if sizes == before and all(sizes[rank] > starts[rank] for rank in ranks):
+            break
+    found = {rank: doing(_text_from(log, starts[rank])) for rank, (_, log) in ranks.items()}
+    return {rank: each for rank, each in found.items() if each is not None}
+
+
+def doing(stacks: str) -> Doing | None:
+    """What a process does by the stacks of its threads; None where there is none in this text."""
+    threads = _threads(stacks)
+    if not threads:
+        return None
+    current = threads[0]
+    inner = [frame for frames in threads for frame in frames[:INNERMOST]]
+    own = next((frame for frame in current if PACKAGES not in frame.file), current[0])
+    return Doing(
+        where=own.label,
+        collective=next((name for frames in threads if (name := _collective(frames)) is not None), None),
+        is_elsewhere=any(frame.file.endswith(OTHER_PROCESSES) for frame in inner),
+    )
+
+
+def _collective(frames: Sequence[Frame]) -> str | None:
+    """The collective that a thread waits in, also by a call that C++ answers."""
+    inside = [*takewhile(lambda frame: DISTRIBUTED in frame.file, frames)]
+    called = [frame.function for frame in inside if frame.file.endswith(COLLECTIVES)]
+    if called:
+        return called[-1]
+    innermost = frames[0]
+    return "wait" if ".wait()" in linecache.getline(innermost.file, innermost.line) else None
+
+
+def _threads(stacks: str) -> list[list[Frame]]:
+    """The frames of each thread, innermost first, of the thread that was asked first."""
+    threads = list[tuple[bool, list[Frame]]]()
+    for line in stacks.splitlines():
+        frame = _FRAME.match(line)
+        if _THREAD.match(line):
+            threads.append((line.startswith("Current"), []))
+        elif frame is not None and threads:
+            threads[-1][1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
+    ordered = sorted(threads, key=lambda thread: not thread[0])
+    return [frames for _, frames in ordered if frames]
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def _text_from(log: Path, start: int) -> str:
+    return log.read_bytes()[start:].decode(errors="replace") if log.exists() else ""
