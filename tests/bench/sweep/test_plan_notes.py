@@ -174,4 +174,4 @@ def test_a_sweep_says_its_notes_before_the_first_cell(tmp_path, monkeypatch):
     run_plan(found, Idle(), Progress(Console(file=said, width=200)), write_report=lambda _: True)
     lines = said.getvalue().splitlines()
     assert [line for line in lines if line in found.notes] == [*found.notes]
-    assert lines.index(found.notes[-1]) < lines.index("interrupted; the report of what is there follows")
+    assert lines.index(found.notes[-1]) < lines.index("interrupted; no cell has ended yet")
