@@ -55,9 +55,10 @@ class HangWatch:
         if self._silence_s == 0 or not self._activity.look(now_s, [each.pid for each in live]):
             return None
         quiet = [each for each in live if self._activity.is_quiet(each.pid)]
-        stopped = {each.rank for each in quiet if self._activity.is_stopped(each.pid)}
-        if not stopped and (not quiet or (len(quiet) < len(live) and not self._waiting_spins)):
+        is_stopped = any(self._activity.is_stopped(each.pid) for each in quiet)
+        if not is_stopped and (not quiet or (len(quiet) < len(live) and not self._waiting_spins)):
             return None
+        stopped = {each.rank for each in quiet if is_stopped_now(each.pid)}
         doing = _asked(live, stopped)
         blame = self._judged(doing, stopped, [each.rank for each in quiet])
         if blame is None:
