@@ -14,6 +14,7 @@ def compare(*words):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_every_pair_is_timed_on_real_ranks():
     done = compare("--lengths", "256", "--ranks", "2", "--repeats", "6")

@@ -208,6 +208,7 @@ def test_a_loop_that_ends_too_early_leaves_no_record(launcher, tmp_path):
     assert observe_on_ranks(launcher, tmp_path / "short", entry=short)[1] == []
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_deepspeeds_ulysses_in_its_own_loop_passes_our_gates_and_is_reported(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]

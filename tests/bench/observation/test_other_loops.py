@@ -12,10 +12,7 @@ from bench.cell.worker import join
 from tests.cells import make_cell
 from tests.scripts.other_loops import LOOPS
 
-COVER = (
-    "copied_in_a_step", "profiler_in_a_step", "checkpointing_reentrant", "fsdp2", "transformers_trainer",
-    "all_collectives",
-)  # fmt: skip
+COVER = ("profiler_in_a_step", "fsdp2", "transformers_trainer", "all_collectives")
 """The most different ones; the others are slow together."""
 OUTCOMES = {
     "padded_lengths": ("unsupported", "pad all batches to one size"),

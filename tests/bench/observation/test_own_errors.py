@@ -3,6 +3,7 @@
 import errno
 import io
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from functools import cache, partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -66,6 +67,14 @@ PARTS = {
     "the report": (0, observation, "report", find_no_room),
 }
 """What fails: on which rank, where it is defined, and how."""
+COVER = (
+    "what is needed before the first step", "the context of an inspected step", "what the model is fed",
+    "collectives", "reading the trace", "logits before backward", "judging", "writing the record",
+    "the report",
+)  # fmt: skip
+"""One of each stage; the others are slow together."""
+OTHERS = tuple(part for part in PARTS if part not in COVER)
+CASES = [*COVER, *(pytest.param(part, marks=pytest.mark.slow) for part in OTHERS)]
 WITHOUT_RECORD = (
     "what is needed before the first step",
     "the context of the first step",
@@ -83,11 +92,17 @@ AFTER_THE_LAST_MEETING = (
 )
 
 
-def train_with_errors(job, log):
+def meets_again(case):
+    """Whether ranks meet once more after this part has failed."""
+    part = case if isinstance(case, str) else case.values[0]
+    return part not in AFTER_THE_LAST_MEETING
+
+
+def train_with_errors(parts, job, log):
     """A rank's whole life: one loop that nobody observes, then one for each part that fails."""
     join(job)
     found = {}
-    for part in (None, *PARTS):
+    for part in (None, *parts):
         said = io.StringIO()
         with redirect_stderr(said), redirect_stdout(said), fault(part):
             losses = own_loop.train(job.folder / str(part), "told", steps=STEPS, report=True, timed_steps=1)
@@ -110,22 +125,33 @@ def fault(part):
 
 
 @pytest.fixture(scope="module")
-def ranks(launcher, tmp_path_factory):
-    """Of each rank its losses and what it said, by the part that failed; and the folder."""
-    folder = tmp_path_factory.mktemp("own errors")
-    ends = launcher.run(make_cell("strategy=ring", "cluster.world_size=2"), folder, entry=train_with_errors)
-    assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
-    return [end.report["found"] for end in ends], folder
+def all_ranks(launcher, tmp_path_factory):
+    """Of COVER or OTHERS each rank's losses and what it said, by the part that failed, and the folder."""
+
+    @cache
+    def of(parts):
+        folder = tmp_path_factory.mktemp("own errors")
+        cell = make_cell("strategy=ring", "cluster.world_size=2")
+        ends = launcher.run(cell, folder, entry=partial(train_with_errors, parts))
+        assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
+        return [end.report["found"] for end in ends], folder
+
+    return of
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.fixture
+def ranks(all_ranks, part):
+    return all_ranks(COVER if part in COVER else OTHERS)
+
+
+@pytest.mark.parametrize("part", CASES)
 def test_an_error_of_the_observation_changes_no_bit_of_the_losses(ranks, part):
     for found in ranks[0]:
         assert len(found["None"]["losses"]) == STEPS
         assert found[part]["losses"] == found["None"]["losses"]
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", CASES)
 def test_it_is_told_once_where_it_happened_and_once_by_the_record(ranks, part):
     found, folder = ranks
     rank = PARTS[part][0]
@@ -138,7 +164,7 @@ def test_it_is_told_once_where_it_happened_and_once_by_the_record(ranks, part):
     assert [record["reason"] and SAID in record["reason"] for record in records] == reasons
 
 
-@pytest.mark.parametrize("part", [part for part in PARTS if part not in AFTER_THE_LAST_MEETING])
+@pytest.mark.parametrize("part", [case for case in CASES if meets_again(case)])
 def test_its_peer_says_that_another_rank_stopped(ranks, part):
     said = ranks[0][1 - PARTS[part][0]][part]["said"]
     assert "the training goes on: PeerStoppedError: another rank stopped observing" in said
