@@ -71,6 +71,8 @@ def _checkpoint(path: Any) -> dict[str, Any]:
             " model.path=/path/to/model"
         ) from None
     try:
+        if not (where / "config.json").is_file():
+            raise FileNotFoundError(f"no file {where / 'config.json'}")  # a pipe would be waited for
         numbers = json.loads((where / "config.json").read_text())
         _refuse_untrainable(where, numbers)
         found = transformers_numbers(numbers)

@@ -47,7 +47,8 @@ from bench.request.placement import (
 )
 from bench.request.target import PREDICT, target_machine
 from bench.strategies import STRATEGIES
-from bench.training.text import refuse_no_text
+from bench.training.text import beginning
+from bench.training.tokenizer import refuse_tokenizer
 from bench.training.trainer_facts import TRAINER_FACTS, UNTILED
 
 DATA = ("text", "synthetic")
@@ -152,7 +153,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
             name=values.choice("workload", raw["workload"]["name"], WORKLOADS),
             mask=values.choice("workload.mask", raw["workload"].get("mask", "causal"), MASKS),
         ),
-        data=_data(raw["data"]),
+        data=_data(raw["data"], model.vocab_size),
         mode=values.choice("mode", raw["mode"], MODES),
         hardware=_hardware(raw["hardware"], machine, where.device),
         cluster=_cluster(raw["cluster"], where, machine, where.world_size if shares else spread.product),
@@ -259,11 +260,13 @@ def _loss(raw: Any, trainer: str) -> str:
     return values.choice("loss", raw, LOSSES)
 
 
-def _data(raw: Raw) -> DataConfig:
+def _data(raw: Raw, vocab_size: int) -> DataConfig:
     name = values.choice("data", raw["name"], DATA)
     path, tokenizer = (values.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer"))
-    if name == "text" and path is not None:
-        refuse_no_text(path)
+    if name == "text" and (path or tokenizer) is not None:
+        text = beginning(path)
+        if tokenizer is not None:
+            refuse_tokenizer(tokenizer, text, vocab_size)
     prompt = values.whole("data.prompt_tokens", raw["prompt_tokens"], least=0)
     deal = values.choice("data.deal", raw["deal"], DEALS)
     packing = values.choice("data.packing", raw.get("packing", NOT_USED), PACKING)

@@ -90,10 +90,13 @@ def path(key: str, value: Any) -> str | None:
     try:
         mode = os.R_OK | (os.X_OK if Path(name).is_dir() else 0)
         is_there, is_readable = Path(name).exists(), os.access(name, mode)
+        is_endless = is_there and not (Path(name).is_file() or Path(name).is_dir())
     except (OSError, ValueError):
-        is_there = is_readable = False
+        is_there = is_readable = is_endless = False
     if not is_there:
         raise ConfigError(f"{key}={shown(name)}: no such file or folder; check the path")
+    if is_endless:
+        raise ConfigError(f"{key}={shown(name)}: is a device, pipe or socket; name a file or folder")
     if not is_readable:
         raise ConfigError(f"{key}={shown(name)}: cannot be read; change its permissions, or name another")
     return name

@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bench.attention.documents import Documents
-from bench.config import ConfigError, RunConfig
+from bench.config import RunConfig
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch
 from bench.training.packing import PackedText, drawn_ends
 from bench.training.text import read_documents, read_text
+from bench.training.tokenizer import token_ids
 
 SampleTokens = Callable[[int, int], Tensor]
 """(sample, length) -> that many token ids, int64: the first tokens of the sample."""
@@ -214,16 +215,7 @@ def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> NDArray[Any]
     """The whole text's tokens. No tensor: a cell's memory is its model's, whatever text it reads."""
     if tokenizer is None:
         return np.frombuffer(text.encode(), dtype=np.uint8)
-    from transformers import AutoTokenizer
-
-    encoder = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, trust_remote_code=False)
-    ids = np.array(encoder(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
-    if len(ids) and int(ids.max()) >= vocab_size:
-        raise ConfigError(
-            f"data.tokenizer={tokenizer}: gives ids up to {int(ids.max())}, but the model's vocabulary has"
-            f" {vocab_size}; take the model's own tokenizer"
-        )
-    return ids
+    return token_ids(text, tokenizer, vocab_size)
 
 
 def _shared(tokens: NDArray[Any]) -> NDArray[Any]:

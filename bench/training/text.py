@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import pydoc_data.topics
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def read_documents(data: DataConfig) -> list[str]:
     if data.path is None:
         return [*pydoc_data.topics.topics.values()]
     path = Path(data.path)
-    files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES) if path.is_dir() else [path]
+    files = _text_files(path) if path.is_dir() else [path]
     try:
         documents = [document for file in files for document in _file_documents(file)]
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -33,23 +34,42 @@ def read_documents(data: DataConfig) -> list[str]:
     return documents
 
 
-def refuse_no_text(name: str) -> None:
-    """Raises ConfigError for a file or folder that does not begin as text; only its beginning is read."""
+def beginning(name: str | None) -> str:
+    """The first text of a file or folder, CHECKED_BYTES at most, which is all that is read of it.
+
+    Raises ConfigError for one that does not begin as text, and for a folder with a file that cannot be read.
+    """
+    if name is None:
+        return next(iter(pydoc_data.topics.topics.values()))
     path = Path(name)
-    if path.is_dir():
-        if not any(found.suffix in TEXT_SUFFIXES for found in path.rglob("*")):
-            raise _empty(name)
-        return
+    files = _text_files(path) if path.is_dir() else [path]
+    if not files:
+        raise _empty(name)
+    for file in files:
+        if not file.is_file() or not os.access(file, os.R_OK):
+            raise _unreadable(name, OSError(f"{file} is no file that can be read"))
+    texts = (_beginning_of(name, file) for file in files)
+    found = next((text for text in texts if text.strip()), None)
+    if found is None:
+        raise _empty(name)
+    return found
+
+
+def _beginning_of(name: str, path: Path) -> str:
     try:
         with path.open("rb") as file:
             start = file.read(CHECKED_BYTES)
-        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < CHECKED_BYTES)
-        if path.suffix == ".jsonl" and len(start) < CHECKED_BYTES:
-            text = "".join(_json_lines(text))
+        is_all = len(start) < CHECKED_BYTES
+        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=is_all)
+        if path.suffix == ".jsonl":
+            return "".join(_json_lines(text if is_all else text.rpartition("\n")[0])) or text
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise _unreadable(name, error) from None
-    if not text.strip():
-        raise _empty(name)
+    return text
+
+
+def _text_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in TEXT_SUFFIXES)
 
 
 def _file_documents(path: Path) -> list[str]:

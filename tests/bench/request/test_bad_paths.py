@@ -1,0 +1,61 @@
+"""Files that no cell could use are refused while planning: by one line, and never waited for."""
+
+import json
+import os
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from bench.config import ConfigError
+from tests.cells import make_cell
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    return tmp_path / "pipe.txt"
+
+
+@pytest.mark.parametrize(
+    "words", [["data.path="], ["data.tokenizer="], ["hardware=calibrated", "hardware.path="]], ids=str
+)
+@pytest.mark.parametrize("place", ["pipe", "/dev/zero"])
+def test_what_never_ends_is_refused(pipe, words, place):
+    *others, last = words
+    with pytest.raises(ConfigError, match="is a device, pipe or socket; name a file or folder"):
+        make_cell(*others, f"{last}{pipe if place == 'pipe' else place}")
+
+
+def test_so_is_a_folder_that_holds_such(pipe, tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(ConfigError, match=r"pipe\.txt is no file that can be read"):
+        make_cell(f"data.path={tmp_path}")
+    pipe.rename(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match=r"no file .*config\.json"):
+        make_cell("model=checkpoint", f"model.path={tmp_path}")
+
+
+def tokenizer(folder, words):
+    """A tokenizer of these words."""
+    made = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    made.pre_tokenizer = Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+def test_a_tokenizer_is_tried_while_planning(tmp_path):
+    text, good, large, broken = (tmp_path / name for name in ("text.txt", "good", "large", "broken"))
+    text.write_text("to be or not to be")
+    for folder in (good, large, broken):
+        folder.mkdir()
+    tokenizer(good, ["?", "to", "be"])
+    tokenizer(large, [*map(str, range(5000)), "to"])
+    (broken / "tokenizer.json").write_text('{"a":')
+    assert make_cell(f"data.path={text}", f"data.tokenizer={good}").data.tokenizer == str(good)
+    with pytest.raises(ConfigError, match="gives ids up to 5000, but the model's vocabulary has"):
+        make_cell(f"data.path={text}", f"data.tokenizer={large}")
+    for folder in (broken, tmp_path):
+        with pytest.raises(ConfigError, match=r"cannot be used \(.+\); name a folder with a tokenizer\.json"):
+            make_cell(f"data.path={text}", f"data.tokenizer={folder}")
