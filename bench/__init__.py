@@ -1,8 +1,9 @@
 """Ulysses against Ring Attention, measured. What others may rely on is here: names and signatures stay.
 
 Strategy packages, training loops under `observe` and readers of records import from `bench` alone: where a
-name is defined may change. Modules inside never import this one. A name is imported when it is first used:
-planning a sweep reads strategies' facts, and must not import torch.
+name is defined may change. `ulysses_ring_bench` offers the same names, also beside somebody's own `bench/`.
+Modules inside never import this one. A name is imported when it is first used: planning a sweep reads
+strategies' facts, and must not import torch.
 """
 
 from __future__ import annotations

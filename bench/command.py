@@ -1,10 +1,57 @@
-"""The command that goes on with a sweep."""
+"""What a person types: the command of an installed copy, or a checkout's script and modules."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SCRIPT = "run_sweep.py"
+COMMAND = "ulysses-ring-bench"
+"""What an installed copy puts on the path."""
+TOOLS: Mapping[str, str] = {
+    "report": "analysis.report",
+    "compare": "analysis.compare",
+    "false-differences": "analysis.false_differences",
+    "claims": "analysis.claims",
+    "advise": "analysis.advise",
+    "calibrate": "bench.calibrate",
+    "accuracy": "bench.accuracy",
+    "overhead": "bench.overhead",
+    "compare-implementations": "bench.compare_implementations",
+}
+"""What the command's first word may be, and the module that `python -m` takes for the same."""
+
+
+def is_sweep(program: str) -> bool:
+    """Whether a command line beginning with this program, as in `sys.argv`, can be that of a sweep."""
+    return Path(program).name in (SCRIPT, COMMAND)
+
+
+def sweep_command(program: str | None = None) -> list[str]:
+    """The words before those of a sweep, typed as this program was: by default the one that runs."""
+    program = sys.argv[0] if program is None else program
+    if Path(program).name == COMMAND:
+        # A record may come from another machine; one that is here and not on the path is named in full.
+        return [program if Path(program).exists() and shutil.which(COMMAND) != program else COMMAND]
+    return [COMMAND] if not _is_checkout() else ["python", program if is_sweep(program) else SCRIPT]
+
+
+def sweep_words() -> str:
+    """The same as text: `python run_sweep.py`, or `ulysses-ring-bench`."""
+    return shlex.join(sweep_command())
+
+
+def tool_words(module: str) -> str:
+    """What runs one of TOOLS here: `python -m analysis.report`, or `ulysses-ring-bench report`."""
+    command = sweep_command()
+    if command[0] == "python":
+        return f"python -m {module}"
+    word = next(word for word, its in TOOLS.items() if its == module)
+    return shlex.join([*command, word])
 
 
 def again_command(arguments: Sequence[str], folder: Path, *words: str) -> str:
@@ -16,7 +63,11 @@ def again_command(arguments: Sequence[str], folder: Path, *words: str) -> str:
     added = [*words, "resume=true", f"sweep_dir={folder}"]
     replaced = {*map(_key, added)}
     kept = [word for word in (word.removeprefix("++") for word in given) if _key(word) not in replaced]
-    return shlex.join(["python", program, *kept, *added])
+    return shlex.join([*sweep_command(program), *kept, *added])
+
+
+def _is_checkout() -> bool:
+    return (CHECKOUT / SCRIPT).with_name("pyproject.toml").exists()
 
 
 def _key(word: str) -> str:

@@ -20,6 +20,7 @@ from bench.nvml import gpu_facts, visible_gpus
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = (
+    "ulysses-ring-bench",
     "torch",
     "deepspeed",
     "ring-flash-attn",
@@ -83,7 +84,8 @@ def describe(strategy_package: Mapping[str, str]) -> dict[str, Any]:
     What the driver does not say of GPUs has no name here; `bench/nvml.py` describes what it says.
     `strategy_package` is the distribution of the cell's strategy, and its version; empty for ours.
     """
-    commit = git(REPOSITORY, "rev-parse", "HEAD")
+    # An installed copy has no commit, also where the environment lies in somebody's own repository.
+    commit = git(REPOSITORY, "rev-parse", "HEAD") if (REPOSITORY / ".git").exists() else None
     found = {**asdict(this_machine()), **asdict(gpu_facts())}
     return {
         **{name: value for name, value in found.items() if value is not None},

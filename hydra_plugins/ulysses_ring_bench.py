@@ -29,8 +29,9 @@ class SweepLauncher(Launcher):
         self.config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:  # noqa: ARG002
-        from run_sweep import run_cells
+        from ulysses_ring_bench.own_modules import own_module
 
+        run_cells = own_module("run_sweep").run_cells
         words = self.config.hydra.overrides.task
         run_cells(
             [self.loader.load_sweep_config(self.config, list(o)) for o in job_overrides],

@@ -33,7 +33,7 @@ class Row(NamedTuple):
     """Those of METRIC_COLUMNS."""
 
 
-HARDWARE_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "hardware"
+HARDWARE_FOLDER = Path(__file__).resolve().parents[2] / "ulysses_ring_bench" / "conf" / "hardware"
 RECORD_COLUMNS = (
     "cell_id", "experiment", "role", "repeat", "order", "status", "reason", "provenance",
     "started_at", "wall_s", "fixed_cost_s",

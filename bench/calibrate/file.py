@@ -38,7 +38,7 @@ def calibration_text(name: str, cell: RunConfig, reports: Reports) -> str:
         *(f"{key}: {value}" for key, value in _single_figures(tables, cell).items()),
         "calibrated:",
         f"  date: '{datetime.now(UTC):%Y-%m-%d}'",
-        f"  commit: '{found['git_commit']}'",
+        f"  commit: '{found['git_commit'] or 'not known'}'",
         f"  torch: '{installed('torch')}'",
         f"  device_name: '{found['device_name']}'",
         f"  ranks: {cell.cluster.world_size}",

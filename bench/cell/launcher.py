@@ -44,6 +44,7 @@ LOG_TAIL_BYTES = 8000
 PRELOAD = "bench.cell.preload"
 PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "bench.cell.preload_deepspeed"}
 """What the server imports of packages that only some cells need."""
+SAFE_PATH = "PYTHONSAFEPATH"
 TICK_S = 1.0
 """How often a listener is called: enough for a display, and no load on the ranks' cores."""
 
@@ -109,7 +110,7 @@ class Launcher:
         from multiprocessing import forkserver
 
         self._context.set_forkserver_preload(self._preload)
-        with _signals_ignored():
+        with _signals_ignored(), _folder_not_searched():
             forkserver.ensure_running()
 
     def run(
@@ -172,6 +173,20 @@ def refuse_no_docstrings() -> None:
             f"PYTHONOPTIMIZE={sys.flags.optimize}: drops the docstrings that transformers reads; unset it, or"
             " write PYTHONOPTIMIZE=1"
         )
+
+
+@contextmanager
+def _folder_not_searched() -> Iterator[None]:
+    """What is started finds no modules in the folder it starts in: somebody's own `bench/` may be there."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 @dataclass(frozen=True, slots=True)

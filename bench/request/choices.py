@@ -20,7 +20,8 @@ from bench.request.experts import experts_refused
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
 
-CONF = REPOSITORY / "conf"
+CONF = REPOSITORY / "ulysses_ring_bench" / "conf"
+"""In a checkout a link to conf/; an installed copy holds the files there."""
 
 SWEEP_PATHS = ("new_sweep_dir", "hydra_dir")
 """Resolvers of conf/config.yaml that only a sweep can fill in."""
@@ -30,9 +31,11 @@ Raw = Mapping[str, Any]
 
 
 def refuse_no_conf() -> None:
-    """Raises ConfigError where the choices did not come along: a wheel holds code only."""
+    """Raises ConfigError where the choices did not come along, as in a copy that lost its links."""
     if not CONF.is_dir():
-        raise ConfigError(f"{CONF}: no such folder; run from a checkout, installed with: pip install -e .")
+        raise ConfigError(
+            f"{CONF}: no such folder; in a checkout it links to ../conf: install with pip install -e ."
+        )
 
 
 def plain(composed: DictConfig) -> Raw:

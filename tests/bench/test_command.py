@@ -1,10 +1,15 @@
 """The command that goes on is the one that was given, with what has to change."""
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from bench.command import again_command
+from bench import command
+from bench.command import TOOLS, again_command, sweep_words, tool_words
+from bench.environment import REPOSITORY
+from ulysses_ring_bench.command import main
 
 GIVEN = ["run_sweep.py", "-m", "seq_len=1k,2k"]
 
@@ -18,3 +23,40 @@ def test_it_resumes_the_folder_of_the_sweep():
 def test_what_is_said_anew_stands_once(own):
     said = again_command([*GIVEN, own], Path("out"), "measure.repeats=6")
     assert said == "python run_sweep.py -m seq_len=1k,2k measure.repeats=6 resume=true sweep_dir=out"
+
+
+def test_a_command_is_named_as_it_was_typed(monkeypatch, tmp_path):
+    assert (sweep_words(), tool_words("analysis.report")) == (
+        "python run_sweep.py",
+        "python -m analysis.report",
+    )
+    typed = tmp_path / "ulysses-ring-bench"
+    monkeypatch.setattr(sys, "argv", [str(typed), "-m", "seq_len=1k"])
+    assert (sweep_words(), tool_words("analysis.report")) == (
+        "ulysses-ring-bench",
+        "ulysses-ring-bench report",
+    )
+    assert again_command(sys.argv, Path("out")).startswith("ulysses-ring-bench -m seq_len=1k resume=true")
+    typed.touch(mode=0o755)
+    assert tool_words("analysis.report") == f"{typed} report"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sweep_words() == "ulysses-ring-bench"
+
+
+def test_a_copy_knows_no_script(monkeypatch):
+    monkeypatch.setattr(command, "CHECKOUT", Path("/installed"))
+    assert sweep_words() == "ulysses-ring-bench"
+    assert again_command(GIVEN, Path("out")).startswith("ulysses-ring-bench -m")
+
+
+def test_the_tools_are_modules_and_the_page_lists_them():
+    page = (REPOSITORY / "docs" / "install.md").read_text()
+    assert all(f"| `{word}` | `python -m {module}`" in page for word, module in TOOLS.items())
+    assert all(map(find_spec, TOOLS.values()))
+
+
+@pytest.mark.parametrize("word", ["report", "claims"])
+def test_the_first_word_runs_a_tool(monkeypatch, tmp_path, capsys, word):
+    monkeypatch.setattr(sys, "argv", ["ulysses-ring-bench", word, str(tmp_path)])
+    assert main() == 2
+    assert "no file records.jsonl" in capsys.readouterr().err
