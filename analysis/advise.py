@@ -37,6 +37,7 @@ from analysis.advice.maps import (
 from analysis.advice.option import Option, forecast
 from analysis.advice.ranking import Ranking, ranked
 from analysis.advice.table import lines_below, table_of
+from bench.command import sweep_command, tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.cost.hardware import Hardware
 from bench.cost.prediction import Fit, predict
@@ -62,7 +63,7 @@ MOST_RANKS = 1024
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.advise", description=__doc__)
+    parser = argparse.ArgumentParser(prog=tool_words("analysis.advise"), description=__doc__)
     parser.add_argument("words", nargs="*", metavar="key=value", help="as for run_sweep.py")
     parser.add_argument(
         "--records", nargs="*", type=Path, metavar="FOLDER",
@@ -216,7 +217,7 @@ class Advice:
         asked = (word for word in self.question.words if not word.startswith("hardware"))
         choice = f"strategy={','.join(strategies)}"
         words = [*asked, choice, *degrees, f"measure.repeats={MIN_PROCESSES}"]
-        return shlex.join(["python", "run_sweep.py", "-m", *words])
+        return shlex.join([*sweep_command(), "-m", *words])
 
 
 def _degree_words(cell: RunConfig) -> tuple[str, ...]:

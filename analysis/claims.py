@@ -28,6 +28,7 @@ from analysis.published.model import CostModel
 from analysis.published.opinion import Verdict
 from analysis.published.registry import Claim, Registry, read_registry
 from analysis.published.verdicts import Judgement, judged, nearest_record
+from bench.command import tool_words
 from bench.config import ConfigError, ExitCode
 from bench.store import StoreError, warn_in_one_line
 
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m analysis.claims", description=__doc__)
+    parser = argparse.ArgumentParser(prog=tool_words("analysis.claims"), description=__doc__)
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="a sweep's folder")
     parser.add_argument("--id", metavar="PATTERN", help="only claims of such ids, as in 'hf-*'")
     parser.add_argument("--group", help="only claims of this group, as in alst")

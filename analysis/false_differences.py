@@ -20,6 +20,7 @@ from analysis.cells.summary import summarise
 from analysis.frame.archive import read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.labels import count_label, percent_label
+from bench.command import sweep_words, tool_words
 from bench.config import ConfigError, ExitCode
 from bench.record import Provenance
 from bench.statistics import (
@@ -36,10 +37,7 @@ MAX_FALSE_SHARE = 0.05
 MIN_FOUND_SHARE = 0.80
 MIN_COMPARISONS = 200
 SEED = 0
-WAY_OUT = (
-    "run for example: python run_sweep.py -m seq_len=1k strategy=local,ulysses,ring measure.repeats=60"
-    " measure.steps=10 measure.trace=false"
-)
+ENOUGH = "-m seq_len=1k strategy=local,ulysses,ring measure.repeats=60 measure.steps=10 measure.trace=false"
 NOTE = (
     "Each comparison is of processes of one cell that ran one after another: rounds of two, of which chance"
     " gives each side one, as many as measure.repeats=auto would have chosen. Comparisons overlap, so their"
@@ -93,11 +91,15 @@ def missed_goals(result: Trials) -> list[str]:
     return missed
 
 
+def _way_out() -> str:
+    return f"run for example: {sweep_words()} {ENOUGH}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.false_differences", description=__doc__)
+    parser = argparse.ArgumentParser(prog=tool_words("analysis.false_differences"), description=__doc__)
     parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help=f"a sweep's folder; {WAY_OUT}"
+        "folders", nargs="+", type=Path, metavar="FOLDER", help=f"a sweep's folder; {_way_out()}"
     )
     parser.add_argument("--comparisons", type=int, default=1000, help=f"at least {MIN_COMPARISONS}")
     chosen = parser.parse_args(arguments)
@@ -144,7 +146,7 @@ def _repeated_cells(frame: pd.DataFrame) -> list[Processes]:
     if not enough:
         most = max(map(len, cells), default=0)
         raise ConfigError(
-            f"no cell has more than {most} measured processes: takes {2 * MIN_PROCESSES} of one; {WAY_OUT}"
+            f"no cell has more than {most} measured processes: takes {2 * MIN_PROCESSES} of one; {_way_out()}"
         )
     return enough
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cell.launcher import Launcher
+from bench.command import tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
 from bench.request import values
@@ -51,7 +52,7 @@ class Comparison:
 
 def main() -> None:
     """Print package / ours for every pair, length and degree; exit 1 where an interval lies below 1."""
-    parser = argparse.ArgumentParser(prog="python -m bench.compare_implementations", description=__doc__)
+    parser = argparse.ArgumentParser(prog=tool_words("bench.compare_implementations"), description=__doc__)
     parser.add_argument("--lengths", default="1k,4k,16k")
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--repeats", type=int, default=20)

@@ -17,6 +17,7 @@ from bench.accuracy.cells import CELLS, command_lines, listed_cells
 from bench.accuracy.comparison import Score, compared, score_lines, table
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
+from bench.command import tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
 from bench.request import values
@@ -53,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
+    parser = argparse.ArgumentParser(prog=tool_words("bench.accuracy"), description=__doc__)
     parser.add_argument("--cells", type=Path, default=CELLS, help="the list of cells")
     parser.add_argument(
         "--hardware", required=True, help="the file that python -m bench.calibrate wrote here"

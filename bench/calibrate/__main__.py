@@ -16,6 +16,7 @@ from bench.calibrate.entry import Request, calibrate
 from bench.calibrate.file import calibration_text, exchange_lines
 from bench.calibrate.grid import GRIDS, QUICK_GRID
 from bench.cell.launcher import Launcher
+from bench.command import sweep_words, tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
 from bench.request import values
@@ -48,11 +49,11 @@ def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -
     output.write_text(calibration_text(output.stem, cell, reports))
     print("\n".join(exchange_lines(reports, cell.cluster.world_size)))
     print(f"{output}: {len(reports[0]['rows'])} figures in {reports[0]['took_s']:.0f} s")
-    print(f"use it: python run_sweep.py mode=predict hardware=calibrated hardware.path={output}")
+    print(f"use it: {sweep_words()} mode=predict hardware=calibrated hardware.path={output}")
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.calibrate", description=__doc__)
+    parser = argparse.ArgumentParser(prog=tool_words("bench.calibrate"), description=__doc__)
     parser.add_argument("--ranks", type=int, help="all GPUs of this machine, or 2 on the CPU")
     parser.add_argument("--output", default="calibrated.yaml", help="the hardware file to write")
     parser.add_argument("--quick", action="store_true", help="few sizes: to see that it works")

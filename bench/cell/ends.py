@@ -63,7 +63,7 @@ class RankEnd:
         """Why there is no report, in one line, for commands that keep no record."""
         text = self.failure["message"] if self.failure is not None else self.log_tail
         last = (text.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
-        return f"rank {self.rank}: {last}; try one such cell with run_sweep.py, whose record says more"
+        return f"rank {self.rank}: {last}; try one such cell in a sweep, whose record says more"
 
 
 def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status, Failure | None]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.command import tool_words
 from bench.config import ConfigError
 from bench.cost.band import Band, End
 from bench.cost.calibration import Calibration
@@ -62,9 +63,13 @@ NEEDED = ("links", "rates", "host_s_per_operation", "devices_per_node")
 
 
 WAY_OUT = (
-    "measure this machine with `python -m bench.calibrate --output FILE.yaml` and take hardware=calibrated"
+    "measure this machine with `{calibrate} --output FILE.yaml` and take hardware=calibrated"
     " hardware.path=FILE.yaml, or name a device that has a file, such as hardware=h100_80gb"
 )
+
+
+def _way_out() -> str:
+    return WAY_OUT.format(calibrate=tool_words("bench.calibrate"))
 
 
 def is_calibrated(name: str) -> bool:
@@ -88,7 +93,7 @@ def hardware_from(facts: Mapping[str, Any]) -> Hardware:
     if missing:
         raise ConfigError(
             f"hardware={facts['name']}: its file in conf/hardware/ has no {missing[0]}, without which no time"
-            f" can be predicted; {WAY_OUT}"
+            f" can be predicted; {_way_out()}"
         )
     rates = facts["rates"]
     return Hardware(

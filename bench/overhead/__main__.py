@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.cell.launcher import Launcher
+from bench.command import tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
 from bench.overhead.cells import CELL_WORDS, fixed_costs
@@ -69,7 +70,7 @@ def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
+    parser = argparse.ArgumentParser(prog=tool_words("bench.overhead"), description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="cells of each kind, in turns")
     parser.add_argument(
         "--minutes",

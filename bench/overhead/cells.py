@@ -78,7 +78,7 @@ def fixed_costs(cell: RunConfig, launcher: Launcher, repeats: int) -> FixedCosts
 def _ours(cell: RunConfig, launcher: Launcher, folder: Path) -> float:
     record = run(PlannedCell(cell, repeat=0, order=0), launcher, folder)
     if record.fixed_cost_s is None:
-        sys.exit(f"the cell did not run: {record.reason}; try it with run_sweep.py, whose report says more")
+        sys.exit(f"the cell did not run: {record.reason}; try it in a sweep, whose report says more")
     return record.fixed_cost_s
 
 

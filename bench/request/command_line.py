@@ -10,6 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 
+from bench.command import sweep_words
 from bench.config import ConfigError
 from bench.request import values
 from bench.request.choices import groups, option, options
@@ -117,7 +118,7 @@ def _refuse_sweep(override: Override, word: str, *, is_sweep: bool) -> None:
     if not override.is_sweep_override():
         return
     if not is_sweep:
-        raise ConfigError(f"{word}: several values need -m, as in: python run_sweep.py -m {word}")
+        raise ConfigError(f"{word}: several values need -m, as in: {sweep_words()} -m {word}")
     if key in ONE_A_SWEEP:
         raise ConfigError(f"{word}: applies to the whole sweep; write one value")
     if not override.is_discrete_sweep() or not _values(override):

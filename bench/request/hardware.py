@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from bench.command import tool_words
 from bench.config import UNKNOWN_HARDWARE, ConfigError, RunConfig
 from bench.cost.hardware import CALIBRATED_SUFFIX, Hardware, hardware_from, is_calibrated, lacking
 from bench.environment import Machine
@@ -23,7 +24,6 @@ PRICE = "price_per_device_hour"
 """What may be given in words: it changes no prediction."""
 
 CALIBRATED = "calibrated"
-CALIBRATE = "write one with: python -m bench.calibrate --output FILE.yaml"
 
 
 @cache
@@ -72,6 +72,10 @@ def _content(name: str) -> Mapping[str, Any]:
     return read_option("hardware", name)
 
 
+def _calibrate() -> str:
+    return f"write one with: {tool_words('bench.calibrate')} --output FILE.yaml"
+
+
 def calibrated_file(raw: Mapping[str, Any]) -> str | None:
     """The `hardware.path` of `hardware=calibrated`; None for other hardware, which has none.
 
@@ -80,11 +84,11 @@ def calibrated_file(raw: Mapping[str, Any]) -> str | None:
     path = values.path("hardware.path", raw.get("path"))
     if (raw["name"] == CALIBRATED) != (path is not None):
         wrong = f"hardware={raw['name']}" if path is None else f"hardware.path={path}"
-        raise ConfigError(f"{wrong}: write hardware={CALIBRATED} hardware.path=FILE.yaml; {CALIBRATE}")
+        raise ConfigError(f"{wrong}: write hardware={CALIBRATED} hardware.path=FILE.yaml; {_calibrate()}")
     if path is None:
         return None
     if not is_calibrated(path):
-        raise ConfigError(f"hardware.path={path}: must end in {CALIBRATED_SUFFIX}; {CALIBRATE}")
+        raise ConfigError(f"hardware.path={path}: must end in {CALIBRATED_SUFFIX}; {_calibrate()}")
     calibrated_facts(path)
     return path
 
@@ -101,9 +105,9 @@ def calibrated_facts(path: str) -> Mapping[str, Any]:
     try:
         facts: Any = yaml.load(Path(path).read_text(), yaml.CSafeLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"hardware.path={path}: cannot be read ({error}); {CALIBRATE}") from None
+        raise ConfigError(f"hardware.path={path}: cannot be read ({error}); {_calibrate()}") from None
     if not isinstance(facts, dict) or "calibrated" not in facts:
-        raise ConfigError(f"hardware.path={path}: holds no calibration; {CALIBRATE}")
+        raise ConfigError(f"hardware.path={path}: holds no calibration; {_calibrate()}")
     return facts
 
 

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
+from bench.command import sweep_words
 from bench.config import DEALS, DTYPE_BYTES, MASKS, NO_MISTAKE, PACKING, SCHEDULES, ConfigError
 from bench.mistakes import MISTAKES
 from bench.request.choices import CONF, default_strategies, groups, options
@@ -20,9 +21,9 @@ from bench.strategies import STRATEGIES
 COLUMNS = 110
 HEAD = "Ulysses or Ring Attention? Measures both, with local attention as the base."
 EXAMPLES: Sequence[tuple[str, str]] = (
-    ("python run_sweep.py --plan -m seq_len=8k,64k,96k", "what a sweep would run, how long, and what fits"),
-    ("python run_sweep.py -m seq_len=8k,64k,96k", "the sweep: {strategies}"),
-    ("python run_sweep.py strategy=ulysses seq_len=32k", "one cell"),
+    ("{program} --plan -m seq_len=8k,64k,96k", "what a sweep would run, how long, and what fits"),
+    ("{program} -m seq_len=8k,64k,96k", "the sweep: {strategies}"),
+    ("{program} strategy=ulysses seq_len=32k", "one cell"),
 )
 OPTIONS: Sequence[tuple[str, str]] = (
     ("-m, --multirun", "several values of a key are an axis, as in seq_len=8k,64k"),
@@ -105,7 +106,8 @@ def described(group: str, name: str) -> str:
 
 def _examples() -> list[str]:
     strategies = ", ".join(default_strategies())
-    rows = [(command, said.format(strategies=strategies)) for command, said in EXAMPLES]
+    filled = {"program": sweep_words(), "strategies": strategies}
+    rows = [(command.format(**filled), said.format(**filled)) for command, said in EXAMPLES]
     return _two_columns(rows, most=max(len(command) for command, _ in rows))
 
 

@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 
 from hydra.errors import OverrideParseException
 
+from bench.command import sweep_words
 from bench.config import ConfigError
 from bench.labels import shown
 from bench.request import values
 from bench.request.choices import groups, option, options
 from bench.request.resolve import all_keys
 from bench.strategies import STRATEGIES
-
-SEE_HELP = "python run_sweep.py --help lists every key and choice"
 
 
 def translated(error: Exception) -> str:
@@ -27,7 +26,11 @@ def translated(error: Exception) -> str:
         if match:
             return say(match)
     own = next((line for line in chain.splitlines() if line.strip()), type(error).__name__).strip()
-    return f"{own}; {SEE_HELP}"
+    return f"{own}; {_see_help()}"
+
+
+def _see_help() -> str:
+    return f"{sweep_words()} --help lists every key and choice"
 
 
 def _texts(error: BaseException | None) -> list[str]:
@@ -62,7 +65,7 @@ def _unknown_choice(match: re.Match[str]) -> str:
         option(group, name)
     except ConfigError as error:
         return str(error)
-    return f"{group}={name}: cannot be composed; {SEE_HELP}"
+    return f"{group}={name}: cannot be composed; {_see_help()}"
 
 
 def _unknown_key(match: re.Match[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.command import tool_words
 from bench.config import ConfigError, RunConfig
 from bench.cost.band import End
 from bench.cost.calibrated_speeds import speeds_of
@@ -81,7 +82,7 @@ def _rate_refusals(cell: RunConfig, hardware: Hardware) -> list[str]:
     if not speeds_of(hardware, End.EXPECTED).knows(cell) and cell.kernel in rates:
         reasons.append(
             f"hardware.path={cell.hardware} has no figures of dtype={cell.dtype} with engine={cell.engine};"
-            " take dtype=bf16 or fp32, or measure again with python -m bench.calibrate"
+            f" take dtype=bf16 or fp32, or measure again with {tool_words('bench.calibrate')}"
         )
     if cell.kernel not in rates:
         reasons.append(

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.cell.run import RUNS
+from bench.command import tool_words
 from bench.config import RunConfig
 from bench.cost.memory_band import Fit
 from bench.environment import Machine
 from bench.labels import duration_label, length_label, size_label
 from bench.request.choices import Raw
-from bench.sweep.expected import OTHER_CPU, STAND_IN
+from bench.sweep.expected import OTHER_CPU
 from bench.sweep.forecast import INTERVAL_STEPS, CellForecast, Forecast
 from bench.sweep.picks import all_picks, picked_lines, placed_line
 from bench.sweep.progress import CellLabels
 
-CALIBRATE = (
-    "python -m bench.calibrate --output FILE.yaml measures this machine; then hardware=calibrated"
-    " hardware.path=FILE.yaml"
-)
 HEAD = ("cell", "ranks", "step", "timed", "whole cell", "memory of a rank", "of", "fit")
 UNKNOWN = "unknown"
+
+
+def _calibrate() -> str:
+    measures = f"{tool_words('bench.calibrate')} --output FILE.yaml measures this machine"
+    return f"{measures}; then hardware=calibrated hardware.path=FILE.yaml"
 
 
 def short_lines(forecast: Forecast) -> list[str]:
@@ -123,11 +125,11 @@ def _times(forecast: Forecast) -> list[str]:
         lines.append(f"predicted cells are arithmetic; {there}")
     if any(each.step is None for each in forecast.cells if each.reason is None):
         lines.append("steps of the other cells are unknown: no figures of their kernel, data or hardware")
-        lines.append(CALIBRATE)
+        lines.append(_calibrate())
     elif OTHER_CPU in forecast.bases:
-        where = f"results/reference/accuracy/{STAND_IN.name}"
+        where = "results/reference/accuracy/hardware.yaml"
         lines.append(f"that CPU is two cores of an AMD EPYC ({where}); this one may take a multiple of it")
-        lines.append(CALIBRATE)
+        lines.append(_calibrate())
     return _section("time", [*lines, *_repeats(forecast)])
 
 

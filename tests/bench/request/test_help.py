@@ -12,7 +12,7 @@ from bench.request.command_line import PLAN_OPTION, SHOWING, SWEEP_OPTIONS
 from bench.request.help import COLUMNS, OPTIONS, described, help_text, words_of
 from bench.request.resolve import LOSSES, all_keys
 from bench.strategies import STRATEGIES
-from tests.command import typed_here
+from tests.command import COMMAND, typed_here
 
 KEYS = [key for key in all_keys() if not key.endswith("name") and key not in (*groups(), "offload")]
 WORDS = {
@@ -59,7 +59,9 @@ def test_every_option_of_the_command_line_is_named():
 def test_the_command_prints_it_and_three_examples(tmp_path, page):
     for option in ("--help", "-h"):
         said = typed_here(tmp_path, option)
-        assert (said.returncode, said.stdout.strip(), said.stderr) == (0, page, "")
+        head, *rest = said.stdout.strip().partition("\nChoices ")
+        assert (said.returncode, rest, said.stderr) == (0, [*page.partition("\nChoices ")[1:]], "")
+        assert head.count(f"  python {COMMAND[1]} ") == 3  # as it was typed
     assert ", ".join(default_strategies()) in page
     assert len(re.findall(r"^  python run_sweep\.py", page, flags=re.MULTILINE)) == 3
     assert max(map(len, page.splitlines())) <= COLUMNS
