@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from bench.cell.launcher import Launcher
+from bench.command import again_command
 from bench.config import ConfigError, ExitCode
 from bench.environment import this_machine
 from bench.experiments import experiment_of
@@ -38,6 +39,7 @@ from bench.sweep.plan import plan
 from bench.sweep.plan_lines import answered_by_arithmetic, short_lines, whole_plan
 from bench.sweep.progress import Progress
 from bench.sweep.run import pending_cells, run_plan
+from bench.sweep.stored_plan import whole_request
 
 ASKS_FOR_HELP = (["--help"], ["-h"])
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
@@ -71,7 +73,8 @@ def run_cells(
 
         progress = Progress(Console(), estimate=estimate)
         interrupts = Interrupts.installed()
-        code = run_plan(planned, launcher, progress, write_report=write_report, interrupts=interrupts)
+        with room_for(planned.folder):
+            code = run_plan(planned, launcher, progress, write_report=write_report, interrupts=interrupts)
         records = planned.folder / "records.jsonl"
         if experiment.conclude is not None and records.exists():  # none before the first cell has ended
             experiment.conclude(read_records(records), planned.folder)
@@ -102,7 +105,24 @@ def refusals() -> Iterator[None]:
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        print(f"{error}; free space there, then add resume=true and sweep_dir=...", file=sys.stderr)
+        print(f"{error}; free space there, then run the same command again", file=sys.stderr)
+        sys.exit(ExitCode.FAILED)
+
+
+@contextmanager
+def room_for(folder: Path) -> Iterator[None]:
+    """A disk that is full, of all that a sweep writes, is one line: which file, and how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        again = again_command(sys.argv, folder)
+        print(
+            f"{error.filename or folder}: {error.strerror}; the records of cells that have ended are kept:"
+            f" free space there, then: {again}",
+            file=sys.stderr,
+        )
         sys.exit(ExitCode.FAILED)
 
 
@@ -116,7 +136,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, refusals():
         refuse_no_conf()
         register_plugins_with_hydra()
-        sys.argv[1:] = readable_by_hydra(sys.argv[1:])
+        sys.argv[1:] = readable_by_hydra(whole_request(sys.argv[1:]))
         if sys.argv[1:2] in ASKS_FOR_HELP:
             print(help_text())
             return

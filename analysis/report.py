@@ -51,14 +51,12 @@ from analysis.tables.rows import (
 )
 from analysis.tables.score import HEADINGS as SCORE_HEADINGS
 from analysis.tables.score import score_rows
-from bench.command import again_command
+from bench.command import again_command, is_sweep, tool_words
 from bench.config import ExitCode
 from bench.record import Role
 from bench.statistics import MIN_PROCESSES
-from bench.store import StoreError, warn_in_one_line
+from bench.store import StoreError, warn_in_one_line, write_whole
 
-SWEEP = "run_sweep.py"
-"""The program whose command can be given again; an observed loop is somebody else's."""
 NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
 """Roles whose speed and memory answer nothing."""
 TERMINAL_COLUMNS = 100
@@ -101,12 +99,12 @@ def _write(archive: Archive, output: Path) -> bool:
             draw = process.submit(draw).result
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         everything = Cells.of_records(archive.frame) if compared else cells
-        (output / "summary.csv").write_text(csv_text(everything.frame), encoding="utf-8")
-        (output / "summary.md").write_text(_markdown_page(cells, costs, found, compared), encoding="utf-8")
+        write_whole(output / "summary.csv", csv_text(everything.frame))
+        write_whole(output / "summary.md", _markdown_page(cells, costs, found, compared))
         page = output / "report.html"
         claims = decided_claims(archive.frame)
         shown = render(archive, cells, found, draw, drawn.note, compared, costs, claims)
-        page.write_text(shown, encoding="utf-8")
+        write_whole(page, shown)
     _print_summary(cells, costs, found, compared, page)
     return all(map(is_as_expected, compared))
 
@@ -115,7 +113,7 @@ def _deciding_command(archive: Archive) -> str | None:
     """What runs every cell of a sweep in MIN_PROCESSES processes; None for records of several commands."""
     folders = {path.parent for path, _ in archive.places}
     given = [environment.get("argv") or [""] for environment in archive.environments]
-    if len(folders) != 1 or any(Path(words[0]).name != SWEEP for words in given):
+    if len(folders) != 1 or not all(is_sweep(words[0]) for words in given):
         return None
     repeats = f"measure.repeats={MIN_PROCESSES}"
     commands = {again_command(words, min(folders), repeats) for words in given}
@@ -124,7 +122,7 @@ def _deciding_command(archive: Archive) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog=tool_words("analysis.report"), description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder")
     parser.add_argument("--output", type=Path, help="where to write (default: the first FOLDER)")
     chosen = parser.parse_args(arguments)

@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -14,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from bench.config import ConfigError
 from bench.labels import shown
-from bench.record import SCHEMA_VERSION, Record
+from bench.record import SCHEMA_VERSION, Record, Status
 
 RECORDS = "records.jsonl"
 """The file's name in a sweep's folder."""
@@ -33,6 +34,18 @@ DELETE_LINE = "delete the line; its sweep with resume=true runs that cell again"
 
 class StoreError(ValueError):
     """A file of records that cannot be used; the message names file and line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What every record says of itself, whatever ran."""
+
+    cell_id: str
+    repeat: int
+    role: str
+    status: Status
+    wall_s: float
+    config: dict[str, Any]
 
 
 class Store:
@@ -67,12 +80,13 @@ class Store:
     def append(self, record: Record) -> None:
         """Add one line and wait until it is on the disk. A torn line before it is cut off first."""
         line = json.dumps(record.to_json(), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        with self.path.open("a+b") as file:
-            file.truncate(_whole_lines_bytes(file))
-            # Bytes of a path that are not UTF-8 become question marks.
-            file.write(line.encode(errors="replace") + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self.path.open("a+b") as file:
+                file.truncate(_whole_lines_bytes(file))
+                # Bytes of a path that are not UTF-8 become question marks.
+                _append_whole(file.fileno(), line.encode(errors="replace") + b"\n")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror or str(error), os.fspath(self.path)) from None
 
     def read(self) -> list[dict[str, Any]]:
         return read_records(self.path) if self.path.exists() else []
@@ -92,9 +106,25 @@ def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> l
     lines = content.split(b"\n")
     torn = lines.pop()
     records = [parse_record(path, number, line, versions) for number, line in enumerate(lines, start=1)]
+    for number, record in enumerate(records, start=1):
+        _refuse_other_fields(path, number, record)
     if torn:
         warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
     return records
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file beside its place, then put it there: a full disk leaves what was there before.
+
+    Raises OSError, which names the file, where it cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from None
 
 
 def warn_in_one_line() -> None:
@@ -130,7 +160,9 @@ def parse_record(
             raise ValueError("an object has a duplicate key")  # noqa: TRY301
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
-    version = record.get("schema_version") if isinstance(record, dict) else None
+    if not isinstance(record, dict):
+        raise StoreError(f"{path}:{number}: not a record: a line has to be an object; {DELETE_LINE}")
+    version = record.get("schema_version")
     if not isinstance(version, int) or version not in versions:
         known = " or ".join(map(str, sorted(versions)))
         raise StoreError(
@@ -140,9 +172,29 @@ def parse_record(
     return dict(record)
 
 
+def _refuse_other_fields(path: Path, number: int, record: Mapping[str, Any]) -> None:
+    """Raises StoreError for a line without what every record has, or with a status that there is not."""
+    try:
+        msgspec.convert(record, Identity)
+    except msgspec.ValidationError as error:
+        raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
+
+
 def _has_duplicate_keys(line: bytes, record: Any) -> bool:
     """Whether decoding lost a key: the encoded record then has fewer colons. Colons in texts are in both."""
     return line.count(b":") > msgspec.json.encode(record).count(b":")
+
+
+def _append_whole(descriptor: int, content: bytes) -> None:
+    """Add to the end of a file and wait until it is on the disk; where that is full, add nothing."""
+    whole, written = os.fstat(descriptor).st_size, 0
+    try:
+        while written < len(content):
+            written += os.write(descriptor, content[written:])
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, whole)
+        raise
 
 
 def _whole_lines_bytes(file: BinaryIO) -> int:

@@ -24,6 +24,7 @@ from analysis.figures.failures import ROW_INCHES
 from analysis.figures.figure_file import FigureFile
 from analysis.figures.figures import FIGURES, Handle, legend_entries
 from analysis.figures.style import BANNER_COLOR, MUTED_COLOR
+from bench.store import write_whole
 
 WIDTH_INCHES = 8.0
 LINE_INCHES = 0.19
@@ -112,8 +113,8 @@ def write_figure(name: str, drawn: Selection, folder: Path) -> FigureFile:
 def save(figure: Figure, place: Path, title: str, alternative: str) -> FigureFile:
     """Write a figure as PNG and SVG; the page shows it, and `alternative` to readers who cannot see it."""
     svg = svg_bytes(figure)
-    place.with_name(f"{place.name}.png").write_bytes(png_bytes(figure))
-    place.with_name(f"{place.name}.svg").write_bytes(svg)
+    write_whole(place.with_name(f"{place.name}.png"), png_bytes(figure))
+    write_whole(place.with_name(f"{place.name}.svg"), svg)
     return FigureFile(title, alternative, "data:image/svg+xml;base64," + base64.b64encode(svg).decode())
 
 

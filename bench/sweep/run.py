@@ -14,16 +14,17 @@ from bench.cell.launcher import Launcher, refuse_no_docstrings
 from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS, CellInterrupted, SharedSections, run
 from bench.cell.trajectory import Trajectories
-from bench.command import again_command
+from bench.command import again_command, tool_words
 from bench.config import ConfigError, ExitCode
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import Record, Status, is_finding
 from bench.request.legality import refusal
-from bench.store import RECORDS, Store, read_records
+from bench.store import RECORDS, Store, read_records, write_whole
 from bench.sweep.interrupts import Interrupts
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 from bench.sweep.references import References
+from bench.sweep.stored_plan import CONFIG, Resumed, resumed_cells
 
 if TYPE_CHECKING:
     from bench.cell.worker import RankEntry
@@ -56,7 +57,7 @@ def run_plan(
     interrupts: Interrupts | None = None,
 ) -> ExitCode:
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
-    _refuse_no_folder(plan)
+    resumed = _resumed(plan)
     interrupts = interrupts or Interrupts()
     if any(each.cell.mode in RUNS for each in plan.cells):
         refuse_no_docstrings()
@@ -69,7 +70,8 @@ def run_plan(
         plan, pending = _whatever_is_missing(plan, before)
         if any(each.cell.mode in RUNS for each in pending):
             launcher.warm()
-        _write_config(plan)
+        if resumed.is_whole:
+            _write_config(plan)
         progress.start(pending, plan.folder, [*plan.notes, *([] if plan.note is None else [plan.note])])
         references = References(cells, launcher, plan.folder, progress.say)
         sweep = Sweep(launcher, progress, store, SharedSections(), trajectories, references)
@@ -80,7 +82,7 @@ def run_plan(
                 for planned in pending:
                     interrupts.raise_swallowed()
                     findings.append(_run_one(planned, sweep, entry(planned)))
-                plan, pending = _repeats(plan, store, progress)
+                plan, pending = _repeats(plan, store, progress, resumed)
         except KeyboardInterrupt as interrupted:
             interrupts.begin_to_close()
             is_interrupted = True
@@ -112,7 +114,7 @@ def _conclude(
                 is_answered = write_report(plan.folder)
     except KeyboardInterrupt:
         is_interrupted = True
-        progress.say(f"interrupted; for the report: python -m analysis.report {plan.folder}")
+        progress.say(f"interrupted; for the report: {tool_words('analysis.report')} {plan.folder}")
     interrupts.begin_to_close()
     again = again_command(sys.argv, plan.folder)
     failed = findings.count(False)
@@ -154,12 +156,15 @@ def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
             kept.rename(traces / f"{planned.folder_name}-{rank}.json.gz")
 
 
-def _repeats(plan: Plan, store: Store, progress: Progress) -> tuple[Plan, list[PlannedCell]]:
+def _repeats(
+    plan: Plan, store: Store, progress: Progress, resumed: Resumed
+) -> tuple[Plan, list[PlannedCell]]:
     """The plan with more of the repeats that were left open, and what of it is missing."""
     if not plan.open_cells:
         return plan, []
     whole, pending = _whatever_is_missing(plan, store.read())
-    _write_config(whole)
+    if resumed.is_whole:
+        _write_config(whole)
     progress.add(pending, whole.note)
     return whole, pending
 
@@ -178,18 +183,19 @@ def pending_cells(plan: Plan) -> list[PlannedCell]:
 
     Raises ConfigError, as running it would, for a folder that does not go with `resume`.
     """
-    _refuse_no_folder(plan)
+    _resumed(plan)
     path = plan.folder / "records.jsonl"
     before = read_records(path) if path.exists() else []
     _refuse_records(plan, before)
     return _whatever_is_missing(plan, before)[1]
 
 
-def _refuse_no_folder(plan: Plan) -> None:
-    if plan.resume and not plan.folder.exists():
-        raise ConfigError(
-            f"resume=true: sweep_dir={plan.folder} does not exist; name the folder of the sweep to continue"
-        )
+def _resumed(plan: Plan) -> Resumed:
+    """The plan beside that of the sweep it goes on with; raises ConfigError for no sweep and for another."""
+    cells = [planned.cell for planned in plan.cells]
+    resumed = Resumed(plan.folder, cells, resumed_cells(plan.folder) if plan.resume else [])
+    resumed.refuse_others()
+    return resumed
 
 
 def _refuse_records(plan: Plan, before: Sequence[dict[str, Any]]) -> None:
@@ -214,4 +220,4 @@ def _missing(plan: Plan, records: Sequence[dict[str, Any]]) -> list[PlannedCell]
 def _write_config(plan: Plan) -> None:
     """The request, fully resolved, beside the records: one entry a cell, in running order."""
     content = {"argv": sys.argv, "cells": [planned.cell.flat() for planned in plan.cells]}
-    OmegaConf.save(OmegaConf.create(content), plan.folder / "config.yaml")
+    write_whole(plan.folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))

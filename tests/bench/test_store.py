@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 
 import pytest
 
@@ -73,14 +74,33 @@ def test_an_append_reads_the_end_of_a_long_file_only(tmp_path, monkeypatch):
     assert (tmp_path / "records.jsonl").stat().st_size > 50 * BLOCK_BYTES
 
 
-@pytest.mark.parametrize(
-    "line", ["{", "[]", '{"schema_version":0}', '{"schema_version":1,"wall_s":NaN}', "\xff"]
-)
+WHOLE = {
+    "schema_version": 3,
+    "cell_id": "a",
+    "repeat": 0,
+    "role": "cell",
+    "status": "ok",
+    "wall_s": 1,
+    "config": {},
+}
+LINES = {
+    "{": "not a record",
+    "[]": "a line has to be an object",
+    '{"schema_version":0}': "schema_version 0",
+    '{"schema_version":1,"wall_s":NaN}': "not a record",
+    "\xff": "not a record",
+    '{"schema_version":3}': "missing required field `cell_id`",
+    json.dumps(WHOLE | {"status": "fine"}): "Invalid enum value 'fine'",
+    json.dumps(WHOLE | {"repeat": "first"}): "Expected `int`, got `str` - at `$.repeat`",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_a_corrupt_line_is_named_by_its_number(tmp_path, line):
     path = tmp_path / "records.jsonl"
-    good = json.dumps({"schema_version": SCHEMA_VERSION})
+    good = json.dumps(WHOLE)
     path.write_text(f"{good}\n{line}\n{good}\n", encoding="latin-1")
-    with pytest.raises(StoreError, match=r"records\.jsonl:2"):
+    with pytest.raises(StoreError, match=rf"records\.jsonl:2: .*{re.escape(LINES[line])}"):
         read_records(path)
 
 

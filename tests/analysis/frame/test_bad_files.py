@@ -42,7 +42,7 @@ SECOND_LINES = {
     "nothing": ("", "an empty line; delete it"),
     "spaces": ("  ", "an empty line; delete it"),
     "half a record": (GOOD[:50], "not a record"),
-    "a list": ("[]", "schema_version null"),
+    "a list": ("[]", "not a record: a line has to be an object"),
     "brackets without end": ("[" * 100_000, "not a record"),
     "an old schema": (
         section(schema_version=1),

@@ -40,6 +40,7 @@ def ended(cells, took_s, status="ok", spread=0.0):
             "repeat": each.repeat,
             "status": status,
             "wall_s": took_s[each.cell.seq_len],
+            "config": each.cell.flat(),
             "timing": {"step_times_ms": [[100 * (1 + spread) ** (each.repeat % 2)] * 3] * 2},
         }
         for each in cells
