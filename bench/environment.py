@@ -119,7 +119,7 @@ def git(folder: Path, *arguments: str) -> str | None:
     """What git says in a folder; None where that lies in no repository, or there is no git."""
     try:
         done = subprocess.run(  # noqa: S603  fixed arguments, no shell
-            ["git", "-C", str(folder), *arguments],  # noqa: S607  the user's own git
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],  # noqa: S607  the user's own git
             capture_output=True,
             text=True,
             check=True,
