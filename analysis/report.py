@@ -19,6 +19,7 @@ from analysis.answers.equivalence import equivalence_line, is_as_expected, with_
 from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
 from analysis.answers.published import decided_claims
+from analysis.answers.reasons import failure_reasons
 from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
@@ -29,7 +30,7 @@ from analysis.figures.figure_file import FigureFile
 from analysis.figures.files import write_figures
 from analysis.frame.archive import CAN_FORK, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
-from analysis.labels import more_label
+from analysis.labels import count_label, more_label
 from analysis.page.page import render
 from analysis.tables.ablation import HEADINGS as ABLATION_HEADINGS
 from analysis.tables.ablation import ablation_rows
@@ -42,7 +43,7 @@ from analysis.tables.length_cost import SHORT_HEADINGS as SHORT_COST_HEADINGS
 from analysis.tables.length_cost import length_cost_rows, length_cost_short_rows
 from analysis.tables.rows import (
     TERMINAL_ROWS,
-    failure_reasons,
+    Fitted,
     markdown_cell,
     markdown_table,
     markdown_text,
@@ -181,22 +182,35 @@ def _answer(found: Verdict) -> list[str]:
     return [line for line in lines if line]
 
 
+def _print_table(console: Console, fitted: Fitted) -> None:
+    """A table and, in a line, what of it had no room."""
+    console.print(fitted.table)
+    if fitted.left_out:
+        more = count_label(len(fitted.left_out), "more column")
+        console.print(Text(f"{more} in summary.md: {', '.join(fitted.left_out)}"))
+
+
 def _print_summary(
     cells: Cells, costs: LengthCosts, found: Verdict, compared: Sequence[Comparison], page: Path
 ) -> None:
     console = Console(highlight=False)
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
-    console.print(terminal_table(cells, console.width))
+    _print_table(console, terminal_table(cells, console.width))
     if len(cells) > TERMINAL_ROWS:
         console.print(f"{more_label(len(cells) - TERMINAL_ROWS, 'cell')} in summary.csv")
     calls = attention_rows(cells.first(TERMINAL_ROWS))
     if calls:
-        console.print(text_table(SHORT_HEADINGS, calls))
+        _print_table(console, text_table(SHORT_HEADINGS, calls, console.width))
     if costs.split:
-        console.print(text_table(SHORT_COST_HEADINGS, length_cost_short_rows(costs.split)))
+        _print_table(
+            console, text_table(SHORT_COST_HEADINGS, length_cost_short_rows(costs.split), console.width)
+        )
     for each in compared:
         console.print(Text(f"{each.name}: {equivalence_line(each)}"))
-    for line in [*failure_reasons(cells), *next_steps(cells), *score_lines(cells), *_answer(found)]:
+    lines = [*failure_reasons(cells), *next_steps(cells), *score_lines(cells), *_answer(found)]
+    if not cells.are_predicted.any():  # the reasons have said which cells failed, and how
+        lines = [line for line in lines if line not in found.failures]
+    for line in lines:
         console.print(Text(line), soft_wrap=line == found.to_decide)  # a command can be copied whole
     console.print(Text(f"report: {page}"), soft_wrap=True)
 

@@ -208,11 +208,11 @@ def _failures(cells: Cells) -> list[str]:
     }
     others = summary["status"][~ran_out & summary["status"].ne("ok")].unique()
     kinds |= {status_label(status).capitalize(): summary["status"].eq(status) for status in sorted(others)}
-    return [f"{said}: {_where(cells, rows)}." for said, rows in kinds.items() if rows.any()]
+    return [f"{said}: {where(cells, rows)}." for said, rows in kinds.items() if rows.any()]
 
 
-def _where(cells: Cells, rows: pd.Series[bool]) -> str:
-    """`ring at 8k and 64k; ulysses at 64k`."""
+def where(cells: Cells, rows: pd.Series[bool]) -> str:
+    """Some of the cells by name: `ring at 8k and 64k; ulysses at 64k`."""
     return _places(_by_name(zip(cells.names[rows], cells.frame.loc[rows, "seq_len"], strict=True)))
 
 

@@ -14,6 +14,7 @@ from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
 from analysis.answers.published import HEADINGS as CLAIM_HEADINGS
 from analysis.answers.published import Decided
+from analysis.answers.reasons import failure_reasons
 from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
@@ -36,7 +37,7 @@ from analysis.tables.equivalence import POST, PUBLISHED_HEADINGS, equivalence_ro
 from analysis.tables.length_cost import HEADINGS as COST_HEADINGS
 from analysis.tables.length_cost import READING as COST_READING
 from analysis.tables.length_cost import length_cost_rows
-from analysis.tables.rows import SORTED_BY, Row, failure_reasons, headings_of, rows_of
+from analysis.tables.rows import SORTED_BY, Row, headings_of, rows_of
 from analysis.tables.score import COLUMNS as SCORE_COLUMNS
 from analysis.tables.score import HEADINGS as SCORE_HEADINGS
 from analysis.tables.score import score_rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -13,12 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.cells.cells import Cells
-from analysis.cells.selection import ALL_IN
 from analysis.cells.series import variants
-from analysis.cells.statuses import shown_status, shown_statuses
+from analysis.cells.statuses import shown_status
 from analysis.labels import (
     band_label,
-    count_label,
     interval_label,
     n_label,
     percent_label,
@@ -47,11 +46,12 @@ TERMINAL_HEADINGS = (
     "strategy", "length", "ranks/sp", "status",
     "tokens/s", "n", "95 % interval", "step ms", "peak", "transfer", "waiting",
 )  # fmt: skip
+RANKS = TERMINAL_HEADINGS[2]
 LEFT_HEADINGS = 4
 """The first ones are words, the others numbers."""
-DISPENSABLE = ("95 % interval", "waiting", "ranks/sp", "transfer", "step ms")
+DISPENSABLE = ("95 % interval", "waiting", "transfer", "step ms", "ranks/sp", "n")
 """What a narrow terminal does without, in this order."""
-DISPENSABLE_OF_PREDICTIONS = ("ranks/sp", "transfer", "step ms")
+DISPENSABLE_OF_PREDICTIONS = ("transfer", "step ms", "ranks/sp")
 """The same where nothing ran: a figure without its band would pass for a measurement."""
 OF_PREDICTIONS: Mapping[str, str] = {
     "n and 95 % interval": "what it is",
@@ -61,8 +61,9 @@ OF_PREDICTIONS: Mapping[str, str] = {
 NOT_PREDICTED = frozenset({"n", "waiting"})
 """What a terminal does without then."""
 TERMINAL_ROWS = 60
-MAX_REASONS = 40
 MIN_STRATEGY_COLUMNS = 17
+LEAST_STRATEGY_COLUMNS = 9
+"""Where even the columns that no terminal does without leave no more: longer names are folded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,23 +120,38 @@ def markdown_cell(text: str) -> str:
     return html.escape(one_line, quote=False).replace("\\", "\\\\").replace("|", "\\|")
 
 
-def terminal_table(cells: Cells, width: int) -> Table:
-    """The numbers of the first cells; a terminal under 100 columns does without DISPENSABLE ones."""
-    rows = _terminal_rows(cells.first(TERMINAL_ROWS))
-    shown = _fitting(rows, width, is_predicted=cells.is_all_predicted)
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A table as wide as its terminal, and what of it had no room."""
+
+    table: Table
+    left_out: list[str]
+    """Headings."""
+
+
+def terminal_table(cells: Cells, width: int) -> Fitted:
+    """The numbers of the first cells; where the terminal is too narrow, without DISPENSABLE columns."""
+    rows, is_predicted = _terminal_rows(cells.first(TERMINAL_ROWS)), cells.is_all_predicted
+    names = OF_PREDICTIONS if is_predicted else dict[str, str]()
+    headings = [each for each in TERMINAL_HEADINGS if not is_predicted or each not in NOT_PREDICTED]
+    dispensable = DISPENSABLE_OF_PREDICTIONS if is_predicted else DISPENSABLE
+    shown = _fitting(headings, rows, width, dispensable)
+    if RANKS not in shown:
+        rows = _told_apart(rows)
+    left = max(LEAST_STRATEGY_COLUMNS, min(MIN_STRATEGY_COLUMNS, width - sum(_widths(shown, rows).values())))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in shown:
         is_name = heading == TERMINAL_HEADINGS[0]
         table.add_column(
-            OF_PREDICTIONS.get(heading, heading) if cells.is_all_predicted else heading,
+            names.get(heading, heading),
             overflow="fold",
-            min_width=MIN_STRATEGY_COLUMNS if is_name else None,
+            min_width=left if is_name else None,
             no_wrap=not is_name,
             justify="left" if heading in TERMINAL_HEADINGS[:LEFT_HEADINGS] else "right",
         )
     for row in rows:
         table.add_row(*(Text(row[heading]) for heading in shown))
-    return table
+    return Fitted(table, [names.get(heading, heading) for heading in headings if heading not in shown])
 
 
 def _terminal_rows(cells: Cells) -> list[dict[str, str]]:
@@ -168,53 +184,51 @@ def _terminal_interval(cell: Mapping[Any, Any]) -> str:
     return " to ".join(filter(None, ends))
 
 
-def _fitting(rows: Sequence[Mapping[str, str]], width: int, *, is_predicted: bool = False) -> list[str]:
-    """The headings for which there is room beside the shortest strategy column."""
-    left_out = NOT_PREDICTED if is_predicted else frozenset()
-    name, *others = (heading for heading in TERMINAL_HEADINGS if heading not in left_out)
-    widths = {each: 1 + max(len(each), *(len(row[each]) for row in rows), 0) for each in others}
-    for heading in DISPENSABLE_OF_PREDICTIONS if is_predicted else DISPENSABLE:
-        if MIN_STRATEGY_COLUMNS + 1 + sum(widths.values()) > width:
-            widths.pop(heading, None)
-    return [name, *widths]
+def _fitting(
+    headings: Sequence[str], rows: Sequence[Mapping[str, str]], width: int, dispensable: Sequence[str]
+) -> list[str]:
+    """The headings for which there is room beside a strategy column of MIN_STRATEGY_COLUMNS."""
+    widths = _widths(headings, rows)
+    for heading in dispensable:
+        if MIN_STRATEGY_COLUMNS + sum(widths.values()) > width:
+            del widths[heading]
+    return [headings[0], *widths]
 
 
-def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Texts for a terminal, the first column as wide as it needs to be."""
+def _widths(headings: Sequence[str], rows: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    """How wide each column but the strategy's is, with the gap before it."""
+    return {each: 1 + max(len(each), *(len(row[each]) for row in rows), 0) for each in headings[1:]}
+
+
+def _told_apart(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The same with ranks and degree beside the strategy where nothing else would tell its cells apart."""
+    strategy, length, *_ = TERMINAL_HEADINGS
+    seen = Counter((row[strategy], row[length]) for row in rows)
+    alike = {strategy for (strategy, _), count in seen.items() if count > 1}
+    return [
+        {**row, strategy: f"{row[strategy]}, {row[RANKS]}"} if row[strategy] in alike else row for row in rows
+    ]
+
+
+def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Fitted:
+    """Texts for a terminal, the first column as wide as it needs to be; without the last where none is left."""
+    widths = [1 + max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    count = len(headings)
+    while count > 1 and MIN_STRATEGY_COLUMNS + sum(widths[1:count]) > width:
+        count -= 1
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(headings):
-        width = None if number else MIN_STRATEGY_COLUMNS
+    for number, heading in enumerate(headings[:count]):
+        least = None if number else MIN_STRATEGY_COLUMNS
         table.add_column(
             heading,
             justify="right" if number else "left",
             overflow="fold",
-            min_width=width,
+            min_width=least,
             no_wrap=number > 0,
         )
     for row in rows:
-        table.add_row(*(Text(text) for text in row))
-    return table
-
-
-def failure_reasons(cells: Cells) -> list[str]:
-    """Each distinct failure once, with how many cells met it, the most frequent of too many to list."""
-    failed = cells.frame[cells.frame["status"] != "ok"]
-    if failed.empty:
-        return []
-    failed = failed.assign(status=shown_statuses(failed))
-    counts = failed.groupby(["status", "reason"], dropna=False, sort=False).size().reset_index(name="count")
-    rest = counts.sort_values("count", ascending=False, kind="stable")[MAX_REASONS:]
-    reasons = [
-        f"{status_label(each['status'])} ({each['count']}): "
-        + (each["reason"] if isinstance(each["reason"], str) else "no reason recorded")
-        for each in counts.drop(rest.index).to_dict("records")
-    ]
-    if rest.empty:
-        return reasons
-    return [
-        *reasons,
-        f"{len(rest):,} more reasons, of {count_label(int(rest['count'].sum()), 'cell')}; {ALL_IN}",
-    ]
+        table.add_row(*map(Text, row[:count]))
+    return Fitted(table, [*headings[count:]])
 
 
 def _row(cell: dict[Any, Any], name: str) -> Row:

@@ -9,6 +9,7 @@ from io import StringIO
 
 import pytest
 
+from analysis.answers.reasons import MAX_REASONS, failure_reasons
 from analysis.answers.verdict import verdict
 from analysis.cells.cells import CPU_CAVEAT
 from analysis.frame.archive import read_archive
@@ -16,7 +17,6 @@ from analysis.frame.load import RAN_HERE
 from analysis.metrics.definitions import BY_COLUMN
 from analysis.page.page import render
 from analysis.report import main, write_report
-from analysis.tables.rows import MAX_REASONS, failure_reasons
 from bench.record import Provenance
 from tests.analysis.records import (
     CPU,
@@ -281,7 +281,7 @@ def test_of_too_many_cells_the_page_shows_some_and_the_csv_all(tmp_path, monkeyp
 
 def test_many_reasons_and_many_settings_are_counted_not_listed(cells_of):
     summary = cells_of(
-        [make_failure("error", f"reason {i}", config={"seed": i}) for i in range(MAX_REASONS + 5)]
+        [make_failure("error", f"reason{i}", config={"seed": i}) for i in range(MAX_REASONS + 5)]
     )
     assert failure_reasons(summary)[-1] == "5 more reasons, of 5 cells; all cells are in summary.csv"
     assert verdict(summary).failures == [f"Error: ulysses ({MAX_REASONS + 5} settings) at 8k."]

@@ -3,7 +3,15 @@ import io
 import pytest
 from rich.console import Console
 
-from analysis.tables.rows import HEADINGS, failure_reasons, markdown_text, rows_of, terminal_table
+from analysis.answers.reasons import failure_reasons
+from analysis.tables.rows import (
+    HEADINGS,
+    TERMINAL_HEADINGS,
+    markdown_text,
+    rows_of,
+    terminal_table,
+    text_table,
+)
 from tests.analysis.predictions import make_predicted
 from tests.analysis.records import (
     ATTENTION_CHECKED,
@@ -90,10 +98,40 @@ def test_the_terminal_table_fits_100_columns(cells_of):
     records = grid(["deepspeed_ulysses", "ring_flash_attn_llama3"], [8192, 98304])
     records.append(make_failure("unsupported", "x" * 300, config={"engine": "fsdp2"}))
     console = Console(width=100, file=io.StringIO())
-    console.print(terminal_table(cells_of(records), 100))
+    console.print(terminal_table(cells_of(records), 100).table)
     text = console.file.getvalue()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("width", [48, 80])
+def test_a_narrow_terminal_keeps_what_matters_and_names_what_it_leaves_out(cells_of, width):
+    records = grid(["deepspeed_ulysses", "ring"], [8192])
+    records += [
+        make_failure(
+            "unsupported", "no", config={"strategy": "ring", "sp_degree": 3, "cluster.world_size": 3}
+        )
+    ]
+    fitted = terminal_table(cells_of(records), width)
+    console = Console(width=width, file=io.StringIO())
+    console.print(fitted.table)
+    headings, *lines = console.file.getvalue().splitlines()
+    assert "…" not in headings + "".join(lines)
+    for heading in ("strategy", "length", "status", "tokens/s", "peak"):
+        assert heading in headings
+    shown = [each for each in TERMINAL_HEADINGS if f" {each} " in f" {headings} "]
+    assert sorted([*shown, *fitted.left_out]) == sorted(TERMINAL_HEADINGS)
+    assert max(map(len, [headings, *lines])) <= width
+    # Two cells of one strategy and length do not look the same.
+    of_ring = [line for line in lines if line.startswith("ring")]
+    assert ["2/2" in line for line in of_ring] == ["3/3" not in line for line in of_ring] == [True, False]
+
+
+@pytest.mark.parametrize("width", [48, 200])
+def test_a_table_that_is_too_wide_loses_its_last_columns(width):
+    fitted = text_table(("strategy", "a" * 20, "b" * 20), [("ring", "1", "2")], width)
+    assert [str(column.header) for column in fitted.table.columns][-1] == ("a" if width == 48 else "b") * 20
+    assert fitted.left_out == (["b" * 20] if width == 48 else [])
 
 
 @pytest.mark.parametrize(("failed", "shown"), [(1, "OOM (1 of 2)"), (2, "OOM")])
@@ -102,13 +140,6 @@ def test_a_status_says_how_many_repeats_met_it_where_not_all_did(cells_of, faile
         make_failure("out_of_memory", "no", repeat=n) if n < failed else make_record(repeat=n) for n in (0, 1)
     ]
     assert rows_of(cells_of(records))[0].status == shown
-
-
-def test_equal_failures_are_told_once_with_their_count(cells_of):
-    records = [
-        make_failure("unsupported", "too few heads", config={"seq_len": length}) for length in (1024, 2048)
-    ]
-    assert failure_reasons(cells_of(records)) == ["unsupported (2): too few heads"]
 
 
 def test_a_prediction_is_told_with_its_band_and_neither_samples_nor_an_interval(cells_of):
@@ -121,13 +152,13 @@ def test_a_prediction_is_told_with_its_band_and_neither_samples_nor_an_interval(
     assert fits.spread == "band of the model, with the rates of h100_80gb"
     assert (fits.exchange_waiting, fits.traced_steps, fits.traced_to_timed, fits.checks) == ("",) * 4
     assert (runs_out.tokens_per_s, runs_out.spread, runs_out.step_time) == ("", "", "")
-    assert failure_reasons(cells) == ["OOM (predicted) (1): needs more than it has"]
+    assert failure_reasons(cells) == ["OOM (predicted) (1), ulysses at 64k: needs more than it has"]
 
 
 @pytest.mark.parametrize("beside", [[], [make_record()]])
 def test_the_terminal_shows_bands_and_says_n_of_what_ran_only(cells_of, beside):
     console = Console(width=130, file=io.StringIO())
-    console.print(terminal_table(cells_of([make_predicted(), *beside]), 130))
+    console.print(terminal_table(cells_of([make_predicted(), *beside]), 130).table)
     headings, *lines = console.file.getvalue().splitlines()
     assert any("65,536-102,400" in line for line in lines)
     assert ("95 % interval" in headings, " n " in headings) == (bool(beside), bool(beside))
@@ -135,5 +166,5 @@ def test_the_terminal_shows_bands_and_says_n_of_what_ran_only(cells_of, beside):
 
 def test_a_narrow_terminal_keeps_the_band_of_predictions(cells_of):
     console = Console(width=80, file=io.StringIO())
-    console.print(terminal_table(cells_of([make_predicted(fit="undecided")]), 80))
+    console.print(terminal_table(cells_of([make_predicted(fit="undecided")]), 80).table)
     assert "65,536-102,400" in console.file.getvalue()
