@@ -128,7 +128,8 @@ def test_a_terminal_shows_cell_pass_step_and_time_left_and_then_table_and_report
         assert any(what in line for line in lines), what
     assert any(re.search(r"0/2 cells .* about \d+ s left", line) for line in lines)
     assert all(len(line) <= 80 for line in bar_lines(seen))
-    after = drawn_lines(seen[seen.index(b"\x1b[?25h") :])
+    writing, *after = drawn_lines(seen[seen.index(b"\x1b[?25h") :])
+    assert writing == "writing the report"
     assert after[0].split()[:4] == ["strategy", "length", "ranks/sp", "status"]
     assert all(len(line) <= 80 for line in after)
     assert after[-1] == "report: out/report.html"

@@ -211,7 +211,7 @@ def _told_apart(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Fitted:
-    """Texts for a terminal, the first column as wide as it needs to be; without the last where none is left."""
+    """Texts for a terminal, the first column as wide as it needs to be; last columns may have no room."""
     widths = [1 + max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     count = len(headings)
     while count > 1 and MIN_STRATEGY_COLUMNS + sum(widths[1:count]) > width:

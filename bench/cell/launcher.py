@@ -23,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from bench.cell.compilation import CompilationWatch
 from bench.cell.ends import RankEnd, RankFailed, lost_a_peer
 from bench.cell.hang import Blame, HangWatch, LiveRank, blamed_at_deadline
 from bench.cell.lifeline import die_with_launcher
@@ -55,6 +56,9 @@ class Listener(Protocol):
     def tell(self, stage: Stage) -> None:
         """The first rank has begun this."""
 
+    def compiles(self, what: str | None) -> None:
+        """What a rank waits for a compiler for, in words; None where none runs."""
+
     def tick(self) -> None:
         """Time has passed: about every TICK_S seconds while ranks run."""
 
@@ -63,6 +67,8 @@ class Silent:
     """A listener that does nothing."""
 
     def tell(self, stage: Stage) -> None: ...
+
+    def compiles(self, what: str | None) -> None: ...
 
     def tick(self) -> None: ...
 
@@ -243,7 +249,7 @@ class Watch:
 
     def follow(self, receiver: Connection, deadline: float, listener: Listener) -> None:
         """Wait until every rank has ended, hangs, or has had its time; ask those that have not for stacks."""
-        open_pipe, failed = [receiver], list[int]()
+        open_pipe, failed, compilation = [receiver], list[int](), CompilationWatch()
         while len(self._finished) < len(self._ranks):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -261,6 +267,7 @@ class Watch:
                     new.append(message.rank)
                 elif message is not None:
                     listener.tell(message)
+            listener.compiles(compilation.found(time.monotonic(), [each.pid for each in self._live()]))
             listener.tick()
             ended = {r: process for r, process in enumerate(self._ranks) if process.sentinel in ready}
             self._finished |= {rank: Exit(_exit_code(each), time.monotonic()) for rank, each in ended.items()}

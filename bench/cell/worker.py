@@ -99,7 +99,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     with strategy.install() as wiring:
         with log.during("build"), measurement.building():
             log.step.enter("load")
-            workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
+            workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step, log.begin))
         workload.run(measurement.steps(workload))
         report = {**measurement.report(), "nccl_version": nccl_version(device)}
     with log.during("finish"):

@@ -81,6 +81,10 @@ class RankLog:
         self.step.note = lambda step_phase: note(self.phase, step_phase)
         self.step.note(self.step.name)
 
+    def begin(self, part: str) -> None:
+        """Tell of something within the phase that may take long and runs no steps."""
+        self.tell(Stage(self.phase, part))
+
     @contextmanager
     def during(self, phase: str, steps: int = 0, step_s: float | None = None) -> Iterator[None]:
         """Name the phase for messages; a phase that raises stays the current one.

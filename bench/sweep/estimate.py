@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 
 from bench.cell.run import RUNS
@@ -17,6 +18,9 @@ FIXED_S = 2.0
 """Of a cell: all but its full-length steps. Seen on four CPU ranks with a warm fork server."""
 START_S = 6.0
 """Of a sweep's first cell beyond that: packages are imported (results/reference/cpu)."""
+LATE_S = 5.0
+"""What takes longer than thought by less than this is on time: a guess is no better."""
+IMPORTING = "packages are imported"
 
 
 class Estimate:
@@ -78,18 +82,37 @@ def _doublings(cell: RunConfig) -> int:
     return hardware_flops(cell, causal=True).bit_length()
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """How long the running cell may still take."""
+
+    seconds: float
+    """By what is known of its steps; of one that is late, at the least."""
+    late_s: float
+    """By how much what runs now takes longer than was thought; 0 where it does not."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether that is worth telling."""
+        return self.late_s > LATE_S
+
+
 class CellProgress:
     """Where the running cell is by now and how long it may still take, by what its first rank told last.
 
     `step_s` is the guess before the cell has timed a step itself, None without one; `now_s` is a clock.
     """
 
-    def __init__(self, cell: RunConfig, step_s: float | None, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, cell: RunConfig, step_s: float | None, now_s: Callable[[], float], *, imports: bool = False
+    ) -> None:
+        """`imports` for the sweep's first ranks, which wait until packages are imported."""
         self._cell = cell
         self._step_s = step_s
         self._now_s = now_s
+        self._fixed_s = FIXED_S + START_S if imports else FIXED_S
         self._begun_s = self._entered_s = now_s()
-        self._stage = Stage("starting")
+        self._stage = Stage("starting", IMPORTING if imports else None)
         self._last_with_steps: Stage | None = None
 
     def enter(self, stage: Stage) -> None:
@@ -112,14 +135,21 @@ class CellProgress:
         running = min(stage.steps, 1 + int(self._in_stage_s / self._step_s))
         return f"{stage.pass_name}, {stage.part or 'step'} about {running}/{stage.steps}"
 
-    def remaining_s(self) -> float | None:
-        """Seconds to the cell's end; None before anything is known of its steps."""
+    def left(self) -> TimeLeft | None:
+        """The time to the cell's end; None before anything is known of its steps.
+
+        A stage of steps that is not over when it should be says how long its steps take at the least.
+        """
         if self._step_s is None:
             return None
+        if self._stage.steps:
+            own_s = self._stage.steps * self._step_s - self._in_stage_s
+            step_s = max(self._step_s, self._in_stage_s / self._stage.steps)
+        else:
+            own_s = -self._in_stage_s if self._last_with_steps else self._fixed_s - self.elapsed_s
+            step_s = self._step_s
         steps = sum(stage.steps for stage in self._ahead(self._step_s))
-        own_s = self._stage.steps * self._step_s - self._in_stage_s if self._stage.steps else 0.0
-        fixed_s = FIXED_S - self.elapsed_s if self._last_with_steps is None else 0.0
-        return max(0.0, own_s) + max(0.0, fixed_s) + steps * self._step_s
+        return TimeLeft(max(0.0, own_s) + steps * step_s, late_s=max(0.0, -own_s))
 
     @property
     def _in_stage_s(self) -> float:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from bench.cell.launcher import Listener
 from bench.cell.outcome import outcome
 from bench.cell.planned import PlannedCell
+from bench.cell.run import RUNS
 from bench.config import RunConfig
 from bench.labels import duration_label, length_label
 from bench.ranks.log import Stage
 from bench.record import FINDINGS, Record
-from bench.sweep.estimate import CellProgress, Estimate
+from bench.sweep.estimate import CellProgress, Estimate, TimeLeft
 from bench.sweep.picks import placed_line
 
 MAX_BAR_WIDTH = 40
+NOTHING_LEFT = TimeLeft(0.0, late_s=0.0)
 HEARTBEAT_S = 60.0
 """How long a log may stay silent while a cell runs."""
 SELF_EXPLAINING = frozenset(
@@ -54,6 +58,9 @@ class Progress:
         self._left: list[PlannedCell] = []
         self._running: PlannedCell | None = None
         self._cell_progress: CellProgress | None = None
+        self._is_beside = False
+        self._has_started = False
+        self._compiled: str | None = None
         self._waiting_s: float | None = None
         self._total = 0
         self._folder = Path()
@@ -89,8 +96,23 @@ class Progress:
             self.say(note)
 
     def begin(self, planned: PlannedCell) -> None:
-        self._running = planned
-        self._cell_progress = CellProgress(planned.cell, self._estimate.step_s(planned.cell), self._now_s)
+        """A cell of the sweep is about to run."""
+        self._follow(planned, is_beside=False)
+
+    @contextmanager
+    def beside(self, planned: PlannedCell) -> Iterator[Listener]:
+        """Show a cell that is none of the sweep's, as long as it runs."""
+        self._follow(planned, is_beside=True)
+        try:
+            yield self
+        finally:
+            self._running = self._cell_progress = None
+
+    def _follow(self, planned: PlannedCell, *, is_beside: bool) -> None:
+        self._running, self._is_beside, self._compiled = planned, is_beside, None
+        imports = planned.cell.mode in RUNS and not self._has_started
+        step_s = self._estimate.step_s(planned.cell)
+        self._cell_progress = CellProgress(planned.cell, step_s, self._now_s, imports=imports)
         self._said_s = self._now_s()
         self._guess()
         self._refresh()
@@ -99,10 +121,18 @@ class Progress:
         """What the running cell does from now on; the next tick shows it."""
         assert self._running is not None
         assert self._cell_progress is not None
+        self._has_started = True
         self._cell_progress.enter(stage)
-        if stage.step_s is not None:
+        # What runs beside the sweep runs on other threads, so it says nothing of the sweep's own.
+        if stage.step_s is not None and not self._is_beside:
             self._estimate.learn(self._running.cell, stage.step_s)
             self._guess()
+
+    def compiles(self, what: str | None) -> None:
+        """A rank has something compiled: the bar shows it while it lasts, a log says it once."""
+        if what is not None and what != self._compiled and self._live is None:
+            self.say(f"{self._place()}: {what}")
+        self._compiled = what
 
     def tick(self) -> None:
         """Keep the bar up with the clock; a log gets a line now and then."""
@@ -113,7 +143,7 @@ class Progress:
             and self._cell_progress is not None
         ):
             since = duration_label(self._cell_progress.elapsed_s)
-            self.say(f"{self._place()}: running for {since}, {self._cell_progress.where()}; {self._eta()}")
+            self.say(f"{self._place()}: running for {since}, {self._where()}; {self._eta()}")
 
     def end(self, planned: PlannedCell, record: Record) -> None:
         assert self._cell_progress is not None
@@ -147,7 +177,7 @@ class Progress:
 
     def _drawn(self) -> Group:
         """Two lines: what the running cell does, and how far the sweep is."""
-        where = f"{self._label()}: {self._cell_progress.where()}" if self._cell_progress is not None else ""
+        where = f"{self._label()}: {self._where()}" if self._cell_progress is not None else ""
         done = self._total - len(self._left)
         width = min(MAX_BAR_WIDTH, self.console.width // 4)
         sweep = Table.grid(padding=(0, 1))
@@ -160,19 +190,37 @@ class Progress:
         return Group(Text(where, no_wrap=True, overflow="ellipsis"), sweep)
 
     def _label(self) -> str:
-        return self._labels.of(self._running.cell) if self._running is not None else ""
+        if self._running is None:
+            return ""
+        if self._is_beside:
+            return f"{_short_label(self._running.cell)} as a reference"
+        return self._labels.of(self._running.cell)
+
+    def _where(self) -> str:
+        """What the running cell does, and what it waits for."""
+        assert self._cell_progress is not None
+        return "; ".join(filter(None, (self._cell_progress.where(), self._compiled)))
 
     def _place(self) -> str:
         """`[2/6] ring 64k sp 2`: the running cell and its place among those of this run."""
+        if self._is_beside:
+            return self._label()
         return f"[{self._total - len(self._left) + 1}/{self._total}] {self._label()}"
 
     def _eta(self) -> str:
+        """`about 5 min left`; `at least 5 min, perhaps 7 min left` while something takes longer than thought.
+
+        Perhaps: what is late by a minute may take another one.
+        """
         if not self._left:
             return ""
-        running_s = self._cell_progress.remaining_s() if self._cell_progress is not None else 0.0
-        if self._waiting_s is None or running_s is None:
+        running = self._cell_progress.left() if self._cell_progress is not None else NOTHING_LEFT
+        if self._waiting_s is None or running is None:
             return "time left unknown"
-        return f"about {duration_label(self._waiting_s + running_s)} left"
+        least_s = self._waiting_s + running.seconds
+        if not running.is_late:
+            return f"about {duration_label(least_s)} left"
+        return f"at least {duration_label(least_s)}, perhaps {duration_label(least_s + running.late_s)} left"
 
     def _guess(self) -> None:
         """How long the cells behind the running one will take; not at every tick: there may be thousands."""

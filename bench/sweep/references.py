@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from bench.cell.launcher import Launcher
+from bench.cell.launcher import SILENT, Launcher, Listener
 from bench.cell.planned import PlannedCell
 from bench.cell.run import CellInterrupted, SharedSections, run
 from bench.cell.trajectory import REFERENCE_STRATEGY, Trajectories, is_base, work_of
@@ -33,11 +34,18 @@ class References:
     """Who is missing among the planned cells, run when the first other cell of its work is about to."""
 
     def __init__(
-        self, cells: Sequence[RunConfig], launcher: Launcher, folder: Path, say: Callable[[str], None]
+        self,
+        cells: Sequence[RunConfig],
+        launcher: Launcher,
+        folder: Path,
+        say: Callable[[str], None],
+        shown: Callable[[PlannedCell], AbstractContextManager[Listener]] = lambda _: nullcontext(SILENT),
     ) -> None:
+        """`shown` shows a reference while it runs."""
         self.launcher = launcher
         self.folder = folder
         self.say = say
+        self.shown = shown
         self._settled = {work_of(cell) for cell in cells if is_base(cell)}
 
     def run_missing(self, cell: RunConfig, trajectories: Trajectories, shared: SharedSections) -> None:
@@ -54,7 +62,8 @@ class References:
         )
         planned = PlannedCell(reference, repeat=0, order=0, role=Role.REFERENCE)
         try:
-            record = run(planned, self.launcher, self.folder / FOLDER, shared=shared)
+            with self.shown(planned) as listener:
+                record = run(planned, self.launcher, self.folder / FOLDER, listener=listener, shared=shared)
         except CellInterrupted:
             raise KeyboardInterrupt from None  # its record is none of the sweep's
         if record.status is Status.OK:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from bench.cell.worker import RankEntry
 
 TRACES_FOLDER = "traces"
+WRITING = "writing the report"
+"""Said before its figures are drawn, which takes some seconds."""
 
 ReportWriter = Callable[[Path], bool]
 """Writes a folder's report; false where an experiment that has one right answer found another."""
@@ -73,7 +75,7 @@ def run_plan(
         if resumed.is_whole:
             _write_config(plan)
         progress.start(pending, plan.folder, [*plan.notes, *([] if plan.note is None else [plan.note])])
-        references = References(cells, launcher, plan.folder, progress.say)
+        references = References(cells, launcher, plan.folder, progress.say, progress.beside)
         sweep = Sweep(launcher, progress, store, SharedSections(), trajectories, references)
         findings = list[bool]()
         is_interrupted = False
@@ -107,6 +109,8 @@ def _conclude(
     if is_interrupted:
         what = "the report of what is there follows" if has_records else "no cell has ended yet"
         progress.say(f"interrupted; {what}")
+    else:
+        progress.say(WRITING)
     try:
         # Where not even the first cell came to a record, there is nothing to report.
         if has_records or not is_interrupted:

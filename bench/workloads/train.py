@@ -29,7 +29,9 @@ class Train(Workload):
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)
         cell = self.cell
+        rank.begin("data" if cell.data.tokenizer is None else "tokenizing")
         model, data = _model(rank), open_data(cell, rank.device)
+        rank.begin("model" if cell.model.path is None else "checkpoint")
         if cell.tiled_mlp:
             tile_mlps(model.model)
         if cell.offload.activations:

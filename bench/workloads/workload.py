@@ -26,6 +26,8 @@ class Rank:
     wiring: Wiring
     device: torch.device
     phase: StepPhase
+    begin: Callable[[str], None] = lambda _: None
+    """Called with each part of the building, which may take long, before it begins."""
 
 
 class Workload(Subject):

@@ -14,7 +14,7 @@ from bench.passes.rank_pass import Measurement
 from bench.passes.timing.rank import TimingPass
 from bench.passes.timing.section import FIRST_STEP, WARM_UP
 from bench.ranks.log import Stage
-from bench.sweep.estimate import CellProgress, Estimate
+from bench.sweep.estimate import FIXED_S, START_S, CellProgress, Estimate, TimeLeft
 from bench.workloads.workload import Workload
 from tests.cells import FOUR_H100, make_cell, tiny_cell
 
@@ -30,6 +30,9 @@ class Ears:
 
     def tell(self, stage):
         self.stages.append(stage)
+
+    def compiles(self, what):
+        pass
 
     def tick(self):
         pass
@@ -160,14 +163,31 @@ def test_a_stage_without_steps_or_of_one_is_only_named(cell_progress):
 
 def test_what_is_left_is_the_rest_of_the_stage_and_the_stages_behind_it(cell_progress):
     one, now = cell_progress
-    assert one.remaining_s() is None
+    assert one.left() is None
     one.enter(Stage("timing", WARM_UP, 1, step_s=2.0))
-    assert one.remaining_s() == pytest.approx((1 + 4 + 1 + 5) * 2)
+    assert one.left().seconds == pytest.approx((1 + 4 + 1 + 5) * 2)
     one.enter(Stage("timing", None, 4, step_s=2.0))
     now[0] = 3.0
-    assert one.remaining_s() == pytest.approx(8 - 3 + 2 + 10)
+    assert one.left() == TimeLeft(pytest.approx(8 - 3 + 2 + 10), late_s=0.0)
     one.enter(Stage("trace", None, 5, step_s=2.0))
-    assert one.remaining_s() == pytest.approx(10)
+    assert one.left().seconds == pytest.approx(10)
+
+
+def test_steps_that_are_late_take_at_least_as_long_as_they_have_taken(cell_progress):
+    one, now = cell_progress
+    one.enter(Stage("timing", None, 4, step_s=2.0))
+    now[0] = 20.0
+    # Four steps should have been over after 8 s, so each takes 5 s or more, the other six too.
+    assert one.left() == TimeLeft(pytest.approx(6 * 5), late_s=pytest.approx(12))
+
+
+def test_a_stage_without_steps_is_late_once_it_takes_longer_than_all_but_steps_takes():
+    for imports, fixed_s in ((False, FIXED_S), (True, FIXED_S + START_S)):
+        now = [0.0]
+        one = CellProgress(CELL, 2.0, lambda now=now: now[0], imports=imports)
+        steps_s = one.left().seconds - fixed_s
+        now[0] = fixed_s + 30
+        assert one.left() == TimeLeft(pytest.approx(steps_s), late_s=pytest.approx(30))
 
 
 def test_a_guess_scales_by_work_from_the_nearest_step_that_is_known():

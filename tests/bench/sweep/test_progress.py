@@ -10,12 +10,16 @@ from rich.console import Console
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
 from bench.labels import duration_label
+from bench.passes.timing.section import FIRST_STEP
 from bench.ranks.log import Stage
+from bench.sweep.estimate import IMPORTING, Estimate
+from bench.sweep.expected import Expected
 from bench.sweep.progress import HEARTBEAT_S, Progress
 from tests import faults
 from tests.cells import tiny_cell
 
 WORDS = ("seq_len=64k", "measure.steps=20", "measure.budget_s=1000")
+SHORT = PlannedCell(tiny_cell("strategy=ring", "seq_len=1k", "cluster.world_size=2"), 0, 0)
 LONG = PlannedCell(tiny_cell("strategy=local", "engine=ddp", *WORDS), 0, 0)
 
 
@@ -76,7 +80,53 @@ def test_the_time_left_of_a_running_cell_shrinks_with_the_clock(told):
     clock.now_s += 5 * 60
     assert progress._eta() == "about 6 min left"
     clock.now_s += 60 * 60
-    assert progress._eta() == "about 30 s left"
+    assert progress._eta() == "at least 3 min, perhaps 58 min left"  # 20 steps took 65 min instead of 10
+
+
+def test_the_time_left_never_stays_at_one_number_for_a_minute(tmp_path):
+    """Whatever takes long, and although nothing is told of it."""
+    clock = Clock()
+    expected = Estimate(lambda _: Expected(2.0, "a guess"))
+    progress = Progress(Console(file=io.StringIO()), clock, expected)
+    progress.start([LONG, SHORT], tmp_path)
+    progress.begin(LONG)
+    for stage in (Stage("build"), Stage("timing", FIRST_STEP, 1), Stage("losses")):
+        progress.tell(stage)
+        told = []
+        for _ in range(10):
+            told.append(progress._eta())
+            clock.now_s += 30
+        assert all(before != after for before, after in zip(told, told[2:], strict=False)), told
+        assert told[-1].startswith("at least ")
+
+
+def test_a_compiler_is_named_while_it_runs_and_in_a_log_once(told):
+    said, progress, _ = told
+    progress.begin(LONG)
+    progress.tell(Stage("build", "model"))
+    for what in (None, "deepspeed compiles", "deepspeed compiles"):
+        progress.compiles(what)
+        progress.tick()
+    assert said.getvalue() == "[1/1] local 64k: deepspeed compiles\n"
+    assert progress._where() == "build, model; deepspeed compiles"
+    progress.compiles(None)
+    assert progress._where() == "build, model"
+
+
+def test_the_first_ranks_of_a_sweep_wait_for_imports_and_say_so(told):
+    _, progress, _ = told
+    for where in (f"starting, {IMPORTING}", "starting"):
+        progress.begin(LONG)
+        assert progress._where() == where
+        progress.tell(Stage("join"))
+
+
+def test_a_reference_is_shown_beside_the_sweep_s_cells_and_teaches_nothing(told):
+    _, progress, _ = told
+    with progress.beside(SHORT) as listener:
+        listener.tell(Stage("timing", None, 20, step_s=30.0))
+        assert progress._place() == "ring 1k sp 2 as a reference"
+    assert (progress._eta(), progress._label()) == ("time left unknown", "")
 
 
 @pytest.mark.usefixtures("short_grace")
