@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -94,7 +95,7 @@ def trace_case(job, log):
     run_step = getattr(case, job.folder.name)
     with CommunicationTap(case.watch) as tap:
         run_step()
-    warm_profiler(torch.device("cpu"))
+    warm_profiler(torch.device("cpu"), nullcontext)
     again = CommunicationTap(case.watch)
     with log.during("trace"):
         optimizing = partial(method_spans, case.optimizer, "update")

@@ -176,8 +176,9 @@ class Progress:
             self._live.refresh()
 
     def _drawn(self) -> Group:
-        """Two lines: what the running cell does, and how far the sweep is."""
-        where = f"{self._label()}: {self._where()}" if self._cell_progress is not None else ""
+        """Two lines: what the running cell does, and how far the sweep is; between them what is compiled."""
+        where = f"{self._label()}: {self._cell_progress.where()}" if self._cell_progress is not None else ""
+        compiled = [] if self._compiled is None else [Text(self._compiled)]
         done = self._total - len(self._left)
         width = min(MAX_BAR_WIDTH, self.console.width // 4)
         sweep = Table.grid(padding=(0, 1))
@@ -187,7 +188,7 @@ class Progress:
             Text(duration_label(self._now_s() - self._started_s), no_wrap=True),
             Text(self._eta(), no_wrap=True, overflow="ellipsis"),
         )
-        return Group(Text(where, no_wrap=True, overflow="ellipsis"), sweep)
+        return Group(Text(where, no_wrap=True, overflow="ellipsis"), *compiled, sweep)
 
     def _label(self) -> str:
         if self._running is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.profiler import profile
 
 from bench.config import ConfigError
 
+Switching = Callable[[], AbstractContextManager[None]]
 STARTS = ("_prepare_profiler", "_enable_profiler")
 """What of torch starts every profiler."""
 
@@ -20,11 +21,13 @@ STARTS = ("_prepare_profiler", "_enable_profiler")
 class _RoomMaker:
     """Starts a profiler, and ends it before anybody else's is started."""
 
-    def __init__(self, profiler: profile) -> None:
+    def __init__(self, profiler: profile, switching: Switching) -> None:
         self.is_on = True
         self._profiler = profiler
+        self._switching = switching
         self._plain = {name: getattr(torch.autograd.profiler, name) for name in STARTS}
-        profiler.start()
+        with switching():
+            profiler.start()
         for name in STARTS:
             setattr(torch.autograd.profiler, name, partial(self._start_another, name))
 
@@ -35,7 +38,8 @@ class _RoomMaker:
         self.is_on = False
         for name, start in self._plain.items():
             setattr(torch.autograd.profiler, name, start)
-        self._profiler.stop()
+        with self._switching():
+            self._profiler.stop()
 
     def _start_another(self, name: str, *args: Any, **named: Any) -> Any:
         self.end()
@@ -43,8 +47,8 @@ class _RoomMaker:
 
 
 @contextmanager
-def tracing(profiler: profile) -> Iterator[None]:
-    """Trace while the context lasts, and only while nobody else does.
+def tracing(profiler: profile, switching: Switching = nullcontext) -> Iterator[None]:
+    """Trace while the context lasts, and only while nobody else does; start and stop within `switching`.
 
     Raises ConfigError where another profiler is on, which is not touched, and at the end where one was
     started meanwhile, for which this one made room.
@@ -53,7 +57,7 @@ def tracing(profiler: profile) -> Iterator[None]:
         raise ConfigError(
             "steps cannot be traced while another profiler is on; end it before, or start later"
         )
-    room = _RoomMaker(profiler)
+    room = _RoomMaker(profiler, switching)
     try:
         yield
         made_room = not room.is_on

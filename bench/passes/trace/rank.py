@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from bench.passes.rank_pass import RankPass, Steps
+from bench.passes.trace.quiet_kineto import without_kineto_lines
 from bench.passes.trace.section import RankSteps, traced_steps
 from bench.passes.trace.trace import StepTracer, keep_trace, read_step, warm_profiler
 
@@ -27,6 +28,8 @@ class TracePass(RankPass):
         ):
             subject, keep = measurement.subject, measurement.measure.keep_traces
             looking = measurement.inspected if shares else measurement.watched
+            # A rank of a cell has a log of its own; who observes a loop writes to its user's terminal.
+            switching = nullcontext if measurement.folder is not None else without_kineto_lines
             tracer = StepTracer(
                 measurement.watch,
                 subject.optimizer_spans,
@@ -34,8 +37,9 @@ class TracePass(RankPass):
                 subject.device,
                 folder,
                 measurement.meet,
+                switching=switching,
             )
-            warm_profiler(subject.device)
+            warm_profiler(subject.device, switching)
             read = []
             for _ in range(steps):
                 if not shares:

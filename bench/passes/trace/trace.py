@@ -10,7 +10,7 @@ import gzip
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from bench.passes.timing.clock import synchronise
 from bench.passes.trace.cpu_timeline import cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline
 from bench.passes.trace.issued import other_calls
-from bench.passes.trace.one_profiler import tracing
+from bench.passes.trace.one_profiler import Switching, tracing
 from bench.passes.trace.reader import KEPT_TRACE, Track, read_events, read_tracks
 from bench.passes.trace.split import flights_ms, split
 from bench.passes.trace.timeline import CLOCK_MARK, JoinError, Regions, Timeline
@@ -52,7 +52,7 @@ class StepTracer:
 
     `attention` tells attention's borders, `optimizing` notes when the optimizer was at work. `looking` is on
     during the step and no longer: a tap must not see the barrier before it. `meet` is called before every
-    collective.
+    collective; the profiler is started and stopped within `switching`.
 
     The barrier is inside the profiler: rank by rank this takes more or less long to start, and the difference
     would pass for waiting in the step.
@@ -64,6 +64,7 @@ class StepTracer:
     device: torch.device
     folder: Path
     meet: Callable[[], None] = lambda: None
+    switching: Switching = nullcontext
     traced: list[TracedStep] = field(default_factory=list)
 
     @contextmanager
@@ -71,7 +72,7 @@ class StepTracer:
         """Run one step under the profiler, its Chrome trace written to the folder."""
         attention_before = len(self.attention.spans_ns)
         profiler = profile(activities=_activities(self.device))
-        with tracing(profiler):
+        with tracing(profiler, self.switching):
             self.meet()
             dist.barrier()
             synchronise(self.device)
@@ -100,11 +101,11 @@ class StepTracer:
         return int(slowest_ms.argsort()[(len(self.traced) - 1) // 2])
 
 
-def warm_profiler(device: torch.device) -> None:
+def warm_profiler(device: torch.device, switching: Switching) -> None:
     """Pay for the profiler's first use, without a training step: a shorter one would make ZeRO-3 record its
     order of parameters anew, and the next step would hold calls that no other has.
     """
-    with tracing(profile(activities=_activities(device))):
+    with tracing(profile(activities=_activities(device)), switching):
         torch.ones(1, device=device).add(1)
         synchronise(device)
 
