@@ -3,10 +3,13 @@
 import os
 import subprocess
 import time
+from contextlib import suppress
 
 import pytest
 
-from bench.cell.compilation import ONCE, CompilationWatch, compiled_by
+from bench.cell.compilation import LOOK_S, ONCE, CompilationWatch, compiled_by
+from bench.cell.launcher import Silent
+from tests.cells import tiny_cell
 
 BUILD = """
 rule compile
@@ -41,3 +44,29 @@ def seen(tmp_path):
 def test_a_rank_s_compiler_is_named_with_its_operator_as_long_as_it_runs(seen):
     said = f"deepspeed compiles its operator fused_adam, {ONCE}"
     assert seen == (said, said, said, None)  # it looks once a second
+
+
+def wait_for_ninja(job, log):
+    """A rank that has an operator compiled."""
+    log.begin("model")
+    with suppress(subprocess.TimeoutExpired):
+        compiling(job.folder, "adam.cpp").wait(2.5 * LOOK_S)
+    return {}
+
+
+class Said(Silent):
+    """What a listener is told of compilers."""
+
+    def __init__(self):
+        self.all = []
+
+    def compiles(self, what):
+        self.all.append(what)
+
+
+def test_a_listener_is_told_of_the_compilers_of_a_cell_s_ranks(launcher, tmp_path):
+    said = Said()
+    cell = tiny_cell("strategy=local", "engine=ddp")
+    (end,) = launcher.run(cell, tmp_path / "operator", entry=wait_for_ninja, listener=said)
+    assert end.report is not None, end.log_tail
+    assert f"a package compiles its operator operator, {ONCE}" in said.all

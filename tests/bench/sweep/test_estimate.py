@@ -20,6 +20,7 @@ from tests.cells import FOUR_H100, make_cell, tiny_cell
 
 CELL = make_cell("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=4")
 TRACED = ("trace",)
+BUILD = ("build",)
 
 
 class Ears:
@@ -53,6 +54,7 @@ def test_a_cell_runs_the_steps_that_its_estimate_counts(launcher, tmp_path, word
     planned = [stage for stage in planned_stages(cell.measure, first_s) if stage.pass_name not in TRACED]
     planned += [stage for stage in planned_stages(cell.measure, median_s) if stage.pass_name in TRACED]
     assert told == [(stage.pass_name, stage.part, stage.steps) for stage in planned if stage.steps]
+    assert [stage.part for stage in ears.stages if stage.pass_name in BUILD] == [None, "data", "model"]
     passes = list(dict.fromkeys(stage.pass_name for stage in ears.stages))
     assert [name for name in passes if name in ("parity", "timing", "losses")] == [
         "parity",
