@@ -150,7 +150,8 @@ def terminal_table(cells: Cells, width: int) -> Fitted:
             justify="left" if heading in TERMINAL_HEADINGS[:LEFT_HEADINGS] else "right",
         )
     for row in rows:
-        table.add_row(*(Text(row[heading]) for heading in shown))
+        name, *others = (row[heading] for heading in shown)
+        table.add_row(Text(_folded(name, left)), *map(Text, others))
     return Fitted(table, [names.get(heading, heading) for heading in headings if heading not in shown])
 
 
@@ -198,6 +199,16 @@ def _fitting(
 def _widths(headings: Sequence[str], rows: Sequence[Mapping[str, str]]) -> dict[str, int]:
     """How wide each column but the strategy's is, with the gap before it."""
     return {each: 1 + max(len(each), *(len(row[each]) for row in rows), 0) for each in headings[1:]}
+
+
+def _folded(name: str, width: int) -> str:
+    """A name in lines of at most this width, broken where its words end."""
+    lines = [""]
+    for word in re.findall(r"[^_ ]*[_ ]?", name):
+        if len(lines[-1] + word.rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _told_apart(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:

@@ -59,6 +59,8 @@ class Progress:
         self._running: PlannedCell | None = None
         self._cell_progress: CellProgress | None = None
         self._is_beside = False
+        self._is_answered = False
+        """Whether the running cell starts no ranks: it is refused, or arithmetic."""
         self._has_started = False
         self._compiled: str | None = None
         self._waiting_s: float | None = None
@@ -111,6 +113,7 @@ class Progress:
     def _follow(self, planned: PlannedCell, *, is_beside: bool) -> None:
         self._running, self._is_beside, self._compiled = planned, is_beside, None
         imports = planned.cell.mode in RUNS and not self._has_started
+        self._is_answered = self._estimate.cell_s(planned.cell) == 0.0
         step_s = self._estimate.step_s(planned.cell)
         self._cell_progress = CellProgress(planned.cell, step_s, self._now_s, imports=imports)
         self._said_s = self._now_s()
@@ -215,7 +218,9 @@ class Progress:
         """
         if not self._left:
             return ""
-        running = self._cell_progress.left() if self._cell_progress is not None else NOTHING_LEFT
+        running: TimeLeft | None = NOTHING_LEFT
+        if self._cell_progress is not None and not self._is_answered:
+            running = self._cell_progress.left()
         if self._waiting_s is None or running is None:
             return "time left unknown"
         least_s = self._waiting_s + running.seconds

@@ -122,6 +122,7 @@ def test_a_narrow_terminal_keeps_what_matters_and_names_what_it_leaves_out(cells
     shown = [each for each in TERMINAL_HEADINGS if f" {each} " in f" {headings} "]
     assert sorted([*shown, *fitted.left_out]) == sorted(TERMINAL_HEADINGS)
     assert max(map(len, [headings, *lines])) <= width
+    assert any(line.startswith("deepspeed_ulysses" if width == 80 else "deepspeed_ ") for line in lines)
     # Two cells of one strategy and length do not look the same.
     of_ring = [line for line in lines if line.startswith("ring")]
     assert ["2/2" in line for line in of_ring] == ["3/3" not in line for line in of_ring] == [True, False]

@@ -121,6 +121,14 @@ def test_the_first_ranks_of_a_sweep_wait_for_imports_and_say_so(told):
         progress.tell(Stage("join"))
 
 
+def test_a_cell_that_starts_no_ranks_takes_no_time(tmp_path):
+    refused = PlannedCell(tiny_cell("strategy=ulysses", "cluster.world_size=3"), 0, 0)
+    progress = Progress(Console(file=io.StringIO()), estimate=Estimate(lambda _: Expected(2.0, "a guess")))
+    progress.start([refused], tmp_path)
+    progress.begin(refused)
+    assert progress._eta() == "about 0 s left"
+
+
 def test_a_reference_is_shown_beside_the_sweep_s_cells_and_teaches_nothing(told):
     _, progress, _ = told
     with progress.beside(SHORT) as listener:
