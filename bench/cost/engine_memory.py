@@ -91,7 +91,7 @@ def _fsdp2(cell: RunConfig) -> EngineMemory:
 
     In a layer's backward the next one is gathered, too. Where micro-steps follow one another, whole wide
     gradients wait on each rank for the last. Otherwise they arrive layer by layer, sharded; those of the
-    layer before are held wide and whole to be reduced.
+    layer before are held wide and whole to be reduced. The root's come last, beside its weights.
     """
     model, count, e, wide = cell.model, parameters(cell.model), DTYPE_BYTES[cell.dtype], wide_bytes(cell)
     layers, shards = layer_parameters(model), cell.sp_degree * cell.dp_shard
@@ -109,7 +109,7 @@ def _fsdp2(cell: RunConfig) -> EngineMemory:
         + e * mlp_output_parameters(model)
         + kept_head,
         arriving=0 if waits else wide * others // shards,
-        update=(0 if waits else wide * count // shards) + (e + wide) * root,
+        update=(0 if waits else wide * count // shards) + (2 * e + wide) * root,
         loading=wide * layers // shards + wide * root,
     )
 
