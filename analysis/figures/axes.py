@@ -15,7 +15,7 @@ from analysis.cells.series import Series
 from analysis.figures.failures import count_failures, draw_failures, failure_marks
 from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis
 
-REMARK_LETTERS = 95
+REMARK_LETTERS_PER_INCH = 11.5
 LOG_FROM_RATIO = 20
 """A y axis is logarithmic when its largest value is this many times the smallest."""
 
@@ -40,7 +40,10 @@ def finish_axes(
 
 def write_remarks(axes: Axes, remarks: Sequence[str]) -> None:
     """What a reader must know of this figure's cells, above its axes and no wider than the figure."""
-    text = textwrap.fill("; ".join(remarks), REMARK_LETTERS)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    letters = int(REMARK_LETTERS_PER_INCH * figure.get_size_inches()[0])
+    text = textwrap.fill("; ".join(remarks), letters)
     axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
 
 
@@ -55,10 +58,12 @@ def say_empty(axes: Axes, cells: Cells, noun: str) -> None:
     axes.set_ylim(0, 1)
 
 
-def scale_y(axes: Axes, values: pd.Series[float], *, is_linear: bool = False) -> None:
+def scale_y(
+    axes: Axes, values: pd.Series[float], *, is_linear: bool = False, log_from: float = LOG_FROM_RATIO
+) -> None:
     """From zero on a linear axis; logarithmic where the values span more than a linear one can show."""
     low, high = values.min(), values.max()
-    if not is_linear and low > 0 and high / low > LOG_FROM_RATIO:
+    if not is_linear and low > 0 and high / low > log_from:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(
             NullFormatter()

@@ -7,7 +7,7 @@ import io
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -26,11 +26,14 @@ from analysis.figures.figures import FIGURES, Handle, legend_entries
 from analysis.figures.style import BANNER_COLOR, MUTED_COLOR
 from bench.store import write_whole
 
-WIDTH_INCHES = 8.0
+WIDTH_INCHES = 6.4
+"""At 1400 px a page has two figures in a row; as wide as this their smallest text is 11 px high."""
+NARROW_INCHES = 3.6
+"""The same at 390 px, where a figure is as wide as the page."""
 LINE_INCHES = 0.19
-LETTERS_PER_LINE = 115
-LETTERS_BESIDE_ROWS = 76
-"""Where the names of rows stand on the left, the header begins to the right of them."""
+LETTERS_PER_INCH = 14.4
+BESIDE_ROWS = 0.62
+"""Where the names of rows stand on the left, the header begins right of them: its part of the width."""
 LETTERS_PER_HANDLE = 8
 DPI = 150
 
@@ -47,10 +50,11 @@ class Frame:
 
     def finish(self, entries: Mapping[str, Handle]) -> Figure:
         """The figure with its legend, laid out once and not again for each of its files."""
-        columns, legend_rows = _legend_shape([*entries])
+        width = float(self.figure.get_size_inches()[0])
+        columns, legend_rows = _legend_shape([*entries], letters_in(width))
         self.heights[-1] = LINE_INCHES * (legend_rows + 0.5)
         self.grid.set_height_ratios(self.heights)
-        self.figure.set_size_inches(WIDTH_INCHES, sum(self.heights))
+        self.figure.set_size_inches(width, sum(self.heights))
         _write_legend(self.figure, self.legend, entries, columns)
         layout = self.figure.get_layout_engine()
         assert layout is not None
@@ -59,10 +63,17 @@ class Frame:
         return self.figure
 
 
-def framed(title: str, lines: list[tuple[str, str]], panel_inches: Sequence[float]) -> Frame:
-    """An empty figure with panels of these heights."""
+def letters_in(inches: float) -> int:
+    """How many letters of a figure's small text stand in a line of this width."""
+    return int(LETTERS_PER_INCH * inches)
+
+
+def framed(
+    title: str, lines: list[tuple[str, str]], panel_inches: Sequence[float], width: float = WIDTH_INCHES
+) -> Frame:
+    """An empty figure with panels of these heights, in inches as its width."""
     heights = [LINE_INCHES * (len(lines) + 2), *panel_inches, LINE_INCHES]
-    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout=ConstrainedLayoutEngine())
+    figure = Figure(figsize=(width, sum(heights)), layout=ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     header, *panels, legend = (figure.add_subplot(grid[row]) for row in range(len(heights)))
@@ -70,13 +81,13 @@ def framed(title: str, lines: list[tuple[str, str]], panel_inches: Sequence[floa
     return Frame(figure, panels, legend, grid, heights)
 
 
-def build_figure(name: str, cells: Cells, note: str | None = None) -> Figure:
+def build_figure(name: str, cells: Cells, note: str | None = None, width: float = WIDTH_INCHES) -> Figure:
     """The figure of this name in FIGURES, complete; `note` says which cells are left out."""
     kind = FIGURES[name]
-    letters = LETTERS_PER_LINE if kind.against else LETTERS_BESIDE_ROWS
+    letters = letters_in(width if kind.against else BESIDE_ROWS * width)
     lines = header_lines(cells.subtitle, kind.reading_of(cells), note, cells.banner, letters)
     rows = 1 + max((mark.row for mark in kind.marks(cells)), default=-1)
-    frame = framed(kind.title, lines, [kind.inches(cells) + ROW_INCHES * rows])
+    frame = framed(kind.title_of(cells), lines, [kind.inches(cells) + ROW_INCHES * rows], width)
     (axes,) = frame.panels
     axes.set_ylabel(kind.y_label_of(cells))
     kind.draw(cells, axes)
@@ -105,9 +116,12 @@ def svg_bytes(figure: Figure) -> bytes:
 def write_figure(name: str, drawn: Selection, folder: Path) -> FigureFile:
     """The figure as PNG and SVG in the folder, and as the page shows it."""
     kind = FIGURES[name]
-    name_in_full = f"{kind.title} against {kind.against}" if kind.against else kind.title
+    title = kind.title_of(drawn.cells)
+    name_in_full = f"{title} against {kind.against}" if kind.against else title
     figure = build_figure(name, drawn.cells, drawn.note)
-    return save(figure, folder / name, kind.title, f"{name_in_full}. {kind.reading_of(drawn.cells)}.")
+    wide = save(figure, folder / name, title, f"{name_in_full}. {kind.reading_of(drawn.cells)}.")
+    narrow = build_figure(name, drawn.cells, drawn.note, NARROW_INCHES)
+    return replace(wide, narrow=data_address(svg_bytes(narrow)))
 
 
 def save(figure: Figure, place: Path, title: str, alternative: str) -> FigureFile:
@@ -115,17 +129,26 @@ def save(figure: Figure, place: Path, title: str, alternative: str) -> FigureFil
     svg = svg_bytes(figure)
     write_whole(place.with_name(f"{place.name}.png"), png_bytes(figure))
     write_whole(place.with_name(f"{place.name}.svg"), svg)
-    return FigureFile(title, alternative, "data:image/svg+xml;base64," + base64.b64encode(svg).decode())
+    return FigureFile(title, alternative, data_address(svg))
+
+
+def data_address(svg: bytes) -> str:
+    """An SVG as an address that needs no file."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
 def header_lines(
-    subtitle: str, reading: str, note: str | None, warning: str | None, letters: int = LETTERS_PER_LINE
+    subtitle: str,
+    reading: str,
+    note: str | None,
+    warning: str | None,
+    letters: int = letters_in(WIDTH_INCHES),
 ) -> list[tuple[str, str]]:
     """The lines under the title with their colours."""
     lines = [(line, "black") for line in textwrap.wrap(subtitle, letters)]
     lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, letters)]
     lines += [(line, BANNER_COLOR) for line in textwrap.wrap(note or "", letters)]
-    return [*lines, (warning, BANNER_COLOR)] if warning else lines
+    return lines + [(line, BANNER_COLOR) for line in textwrap.wrap(warning or "", letters)]
 
 
 def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]]) -> None:
@@ -154,9 +177,9 @@ def _write_legend(figure: Figure, axes: Axes, entries: Mapping[str, Handle], col
     legend.set_in_layout(False)
 
 
-def _legend_shape(labels: list[str]) -> tuple[int, int]:
+def _legend_shape(labels: list[str], letters_per_line: int) -> tuple[int, int]:
     """Columns and rows of a legend whose longest label still fits."""
     letters = [len(label) + LETTERS_PER_HANDLE for label in labels] or [1]
-    fits_one_row = sum(letters) <= LETTERS_PER_LINE
-    columns = max(1, len(labels) if fits_one_row else LETTERS_PER_LINE // max(letters))
+    fits_one_row = sum(letters) <= letters_per_line
+    columns = max(1, len(labels) if fits_one_row else letters_per_line // max(letters))
     return columns, -(-len(labels) // columns)

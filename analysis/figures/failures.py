@@ -23,12 +23,10 @@ VOID, NOT_KNOWN = "void", "not known"
 QUESTION = "$?$"
 GLYPHS: Mapping[str, str] = {"out_of_memory": "x", RUNS_OUT: "x", UNDECIDED: QUESTION}
 OTHER_GLYPH = "*"
-TEXT: Mapping[str, Any] = {"fontsize": 7, "color": MUTED_COLOR}
+TEXT: Mapping[str, Any] = {"fontsize": 8, "color": MUTED_COLOR}
 ROW_INCHES = 0.17
 MAX_ROWS = 12
-TEXT_TURNS_AT = 0.7
-"""Beyond this part of the x axis a text stands on the left of its glyph."""
-GLYPH_FRACTION, LETTER_FRACTION = 0.018, 0.011
+GLYPH_FRACTION, LETTER_FRACTION = 0.02, 0.015
 """Half of a glyph with its gap, and a letter of its text, as fractions of the axes; rather too wide."""
 MAX_LANE = 0.6
 """The lane never takes more than this fraction of the axes, however many rows it has."""
@@ -94,10 +92,28 @@ def _in_rows(
 def _extent(run: Sequence[int], status: str, limits: tuple[float, float]) -> tuple[float, float]:
     """Where glyphs and text of a mark begin and end, as fractions of the axes."""
     first, last = (_fraction(place, limits) for place in (run[0], run[-1]))
-    text = GLYPH_FRACTION + LETTER_FRACTION * len(status_label(status))
-    if last > TEXT_TURNS_AT:
+    text = _text_fraction(status)
+    place, is_left = _text_place(run, status, limits)
+    if is_left:
         return first - text, last + GLYPH_FRACTION
-    return first - GLYPH_FRACTION, last + text
+    return first - GLYPH_FRACTION, max(last + GLYPH_FRACTION, _fraction(place, limits) + text)
+
+
+def _text_fraction(status: str) -> float:
+    return GLYPH_FRACTION + LETTER_FRACTION * len(status_label(status))
+
+
+def _text_place(run: Sequence[int], status: str, limits: tuple[float, float]) -> tuple[int, bool]:
+    """Beside which glyph a text stands, and whether on its left: where it stays within the axes.
+
+    A run across all of the axes has its text between the two glyphs that are furthest apart.
+    """
+    text = _text_fraction(status)
+    if _fraction(run[-1], limits) + text <= 1:
+        return run[-1], False
+    if _fraction(run[0], limits) - text >= 0:
+        return run[0], True
+    return max(pairwise(run), key=lambda pair: pair[1] / pair[0], default=(run[0],))[0], False
 
 
 def _fraction(place: float, limits: tuple[float, float]) -> float:
@@ -159,10 +175,10 @@ def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
         "mew": 0.4 if glyph == QUESTION else 1.5,
     }
     axes.plot(mark.places, heights, linestyle="none", transform=transform, zorder=4, **look)
-    on_left = _fraction(mark.places[-1], axes.get_xlim()) > TEXT_TURNS_AT
+    place, on_left = _text_place(mark.places, mark.status, axes.get_xlim())
     axes.annotate(
         status_label(mark.status),
-        (mark.places[0 if on_left else -1], y),
+        (place, y),
         xycoords=transform,
         xytext=(-6 if on_left else 6, 0),
         textcoords="offset points",

@@ -14,3 +14,5 @@ class FigureFile:
     """For readers who cannot see it."""
     address: str
     """The figure itself, as a data address."""
+    narrow: str | None = None
+    """The same drawn for narrow screens, with its own aspect ratio; None where it was drawn once."""

@@ -12,12 +12,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from analysis.cells.cells import Cells
 from analysis.cells.score import PEAK
 from analysis.cells.series import Series
-from analysis.figures.axes import finish_length_axes, scale_y, write_remarks
+from analysis.figures.axes import LOG_FROM_RATIO, finish_length_axes, scale_y, write_remarks
 from analysis.figures.capacity_lines import (
     capacity_remarks,
     draw_capacities,
@@ -26,14 +26,24 @@ from analysis.figures.capacity_lines import (
 )
 from analysis.figures.failures import Mark, failure_marks, with_undecided, with_void
 from analysis.figures.scaling import plot_scaling, scaling_marks
-from analysis.figures.steps import SPLIT, VOID_REASON, plot_step_parts, plot_waterfall, waterfall_inches
+from analysis.figures.steps import (
+    SPLIT,
+    VOID_REASON,
+    has_ideal,
+    plot_step_parts,
+    plot_waterfall,
+    waterfall_inches,
+)
 from analysis.figures.style import MUTED_COLOR, dodge, line_of, of_step
 from analysis.labels import bytes_label, count_label
 from bench.labels import SIZES
 from bench.record import Provenance
 
-AXES_INCHES = 4.0
+AXES_INCHES = 3.4
 AGAINST_LENGTH = "sequence length"
+MANY_LENGTHS_RATIO, LOG_OF_MANY_LENGTHS = 4, 2
+"""Lengths that span more than the first have tokens/s on a logarithmic axis, from the second ratio on:
+attention grows with the square of the length, so a linear axis would squash the long ones."""
 MAX_LEGEND_ENTRIES = 24
 MAX_SIZE_TICKS = 7
 MIN_ERROR_REACH = 0.05
@@ -69,6 +79,12 @@ class FigureKind:
     """A column; the figure is left out where no cell has a value in it."""
     of_predicted: str = ""
     """The reading of predicted cells, of which nothing was measured."""
+    without_ideal: str = ""
+    """Its title where no cell has an ideal to begin with."""
+
+    def title_of(self, cells: Cells) -> str:
+        """Its title in words that are true of these cells."""
+        return self.without_ideal if self.without_ideal and not has_ideal(cells) else self.title
 
     def reading_of(self, cells: Cells) -> str:
         """What is behind the points of these cells."""
@@ -99,11 +115,20 @@ def plot_throughput(cells: Cells, axes: Axes) -> None:
         "tokens_per_s", "throughput", "tokens_per_s_low", "tokens_per_s_high", "predicted_tokens_per_s{}"
     )
     _draw_series(axes, cells.series, quantity)
-    scale_y(axes, cells.frame[quantity.column])
+    scale_y(axes, cells.frame[quantity.column], log_from=_log_from(cells))
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     )
     finish_length_axes(axes, cells, column=quantity.column, noun=quantity.noun)
+
+
+def _log_from(cells: Cells) -> float:
+    lengths = cells.frame.loc[cells.frame["tokens_per_s"].notna(), "seq_len"]
+    is_wide = len(lengths) > 0 and lengths.max() > MANY_LENGTHS_RATIO * lengths.min()
+    return LOG_OF_MANY_LENGTHS if is_wide else LOG_FROM_RATIO
 
 
 def plot_peak_memory(cells: Cells, axes: Axes) -> None:
@@ -224,7 +249,7 @@ FIGURES: Mapping[str, FigureKind] = {
         "From ideal attention to the step", "", plot_waterfall,
         "Shares of the traced step of the rank that attention kept busiest; ideal: local's attention for the"
         " same work over the cell's cores or GPUs, where local ran",
-        inches=waterfall_inches, against=None, marks=lambda _: [],
+        inches=waterfall_inches, against=None, without_ideal="From attention to the step", marks=lambda _: [],
         of_predicted="Predicted: shares of the expected step of the rank with most to do; ideal: local's"
         " attention for the same work over the cell's GPUs, where local is among the cells",
     ),

@@ -17,7 +17,7 @@ from analysis.cells.series import Series
 from analysis.cells.statuses import shown_status, shown_statuses
 from analysis.figures.axes import finish_length_axes, say_empty, write_remarks
 from analysis.figures.failures import with_void
-from analysis.figures.style import MUTED_COLOR, of_step
+from analysis.figures.style import MUTED_COLOR, line_of, of_step
 from analysis.figures.waterfall import WHOLE_STEP, PartStyle, parts_of, step_ms, waterfall_of
 from analysis.labels import count_label, more_label, number_label, percent_label, status_label
 from analysis.metrics.step_parts import EFFICIENCY
@@ -34,7 +34,7 @@ BAR_ROOM = 0.6
 """The part of the gap between two lengths that their bars may fill."""
 MARKER_Y = -0.045
 TEXT_ROOM = 1.25
-"""How far a waterfall's axis reaches, so that the last bar's text has room."""
+"""How far a waterfall's axis reaches where texts stand beside its bars; its ticks end with the data."""
 VOID_REASON = (
     f"the traced step took over {MAX_TRACED_TO_TIMED} or under {MIN_TRACED_TO_TIMED} times the timed step"
 )
@@ -88,18 +88,26 @@ def plot_waterfall(cells: Cells, axes: Axes) -> None:
             if row.text_at_bar:
                 axes.annotate(
                     row.text_at_bar, (max(start, start + share), y), xytext=(4, 0),
-                    textcoords="offset points", va="center", fontsize=7, color=MUTED_COLOR,
+                    textcoords="offset points", va="center", fontsize=8, color=MUTED_COLOR,
                 )  # fmt: skip
             bar.set_label(style.label)
         if not row.bars:
             axes.text(0.01, y, row.text_at_bar, va="center", fontsize=8, color=MUTED_COLOR)
     axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, max(1.0, *(start + share for row in rows for start, share, _ in row.bars)) * TEXT_ROOM)
+    end = max(1.0, *(start + share for row in rows for start, share, _ in row.bars))
+    has_text = any(row.bars and row.text_at_bar for row in rows)
+    axes.set_xlim(0, end * TEXT_ROOM if has_text else end)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
     axes.set_xlabel(of_step("share of the traced step", cells))
     axes.grid(visible=True, axis="x", color="#E0E0E0", linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def has_ideal(cells: Cells) -> bool:
+    """Whether any cell's attention is split into an ideal and the rest."""
+    return bool((cells.frame[EFFICIENCY] >= 0).any())
 
 
 def waterfall_inches(cells: Cells) -> float:
@@ -151,6 +159,7 @@ def _draw_bars(
     octaves = min([log2(longer / shorter) for shorter, longer in pairwise(lengths)], default=1.0)
     step = min(octaves, 1.0) * BAR_ROOM / count
     style, rows = each.style, each.rows[each.rows[SPLIT].notna()].head(most)
+    look = line_of(each.variant_number) | {"linestyle": "none"}
     middle = 2 ** ((number - (count - 1) / 2) * step)
     for _, cell in rows.iterrows():
         x, bottom = float(cell["seq_len"]) * middle, 0.0
@@ -161,7 +170,7 @@ def _draw_bars(
             bottom += share
     axes.plot(
         rows["seq_len"] * middle, [MARKER_Y] * len(rows),
-        color=style.color, marker=style.marker, markersize=5, linestyle="none", label=each.label,
+        color=style.color, marker=style.marker, markersize=5, label=each.label, **look,
     )  # fmt: skip
     return len(rows)
 

@@ -166,8 +166,8 @@ def attempt(record: Record) -> Attempt:
         "parity with float64": _parity(record.get("parity")),
         "attention at the measured length": _full_length(record.get("full_length")),
         "loss and gradient norm": None if record.get("checks") else _held(record.get("losses")),
-        "[tokens, query heads, KV heads] in attention": as_text(engagement.get("attention_shapes", "")),
-        "bytes sent per step, by purpose and rank": as_text(engagement.get("sent_bytes", "")),
+        "tokens x query heads x KV heads in attention, by rank": _shapes(engagement.get("attention_shapes")),
+        "bytes sent per step, by purpose and rank": _sent(engagement.get("sent_bytes")),
         "packed documents": _documents(record.get("documents")),
         **prediction_facts(record),
         **({} if ran_nothing else _traced(record.get("trace") or {})),
@@ -197,6 +197,16 @@ def _shown(check: Check, status: str) -> ShownCheck:
 
 def _count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
+
+
+def _shapes(shapes: Sequence[Sequence[Sequence[int]]] | None) -> str:
+    """`4096 x 4 x 2; 4096 x 4 x 2` of two ranks, all shapes of a rank with commas."""
+    return "; ".join(", ".join(" x ".join(map(str, each)) for each in rank) for rank in shapes or ())
+
+
+def _sent(sent: Mapping[str, Sequence[int]] | None) -> str:
+    """`attention 1.5 MiB, 1.5 MiB; gradients 24.0 KiB, 24.0 KiB`."""
+    return "; ".join(f"{name} {', '.join(map(bytes_label, ranks))}" for name, ranks in (sent or {}).items())
 
 
 def _documents(section: Mapping[str, Any] | None) -> str | None:
@@ -239,7 +249,9 @@ def _traced(trace: Mapping[str, Any]) -> dict[str, str | None]:
         "waiting unknown": trace.get("waiting_unknown"),
         "compute, ms by part and rank": _times(trace.get("compute_ms")),
         "device copies, ms by part and rank": _times(trace.get("copies_ms")),
-        "causal (query, key, head) triples by rank": as_text(trace.get("causal_area") or ""),
+        "causal (query, key, head) triples by rank": ", ".join(
+            f"{area:,}" for area in trace.get("causal_area") or ()
+        ),
         "purposes unknown": "; ".join(filter(None, trace.get("unjoined", ()))),
     }
 
@@ -284,9 +296,13 @@ def _number(value: float | None, form: str) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value as a reader would write it: lists and mappings as JSON, nothing as `none`."""
+    """A value as a reader would write it: lists with commas, mappings as `name value; name value`."""
     if value is None:
         return "none"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name} {as_text(each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(as_text, value))
     return value if isinstance(value, str) else json.dumps(value)
 
 
