@@ -31,7 +31,9 @@ WIDTH_INCHES = 6.4
 NARROW_INCHES = 3.6
 """The same at 390 px, where a figure is as wide as the page."""
 LINE_INCHES = 0.19
-LETTERS_PER_INCH = 14.4
+LETTERS_PER_INCH = 16.5
+AXIS_INCHES = 0.85
+"""What stands on the left of the axes, where a header begins."""
 BESIDE_ROWS = 0.62
 """Where the names of rows stand on the left, the header begins right of them: its part of the width."""
 LETTERS_PER_HANDLE = 8
@@ -65,7 +67,7 @@ class Frame:
 
 def letters_in(inches: float) -> int:
     """How many letters of a figure's small text stand in a line of this width."""
-    return int(LETTERS_PER_INCH * inches)
+    return int(LETTERS_PER_INCH * (inches - AXIS_INCHES))
 
 
 def framed(
@@ -120,6 +122,8 @@ def write_figure(name: str, drawn: Selection, folder: Path) -> FigureFile:
     name_in_full = f"{title} against {kind.against}" if kind.against else title
     figure = build_figure(name, drawn.cells, drawn.note)
     wide = save(figure, folder / name, title, f"{name_in_full}. {kind.reading_of(drawn.cells)}.")
+    if kind.against is None:  # the names of its rows leave no room for bars
+        return wide
     narrow = build_figure(name, drawn.cells, drawn.note, NARROW_INCHES)
     return replace(wide, narrow=data_address(svg_bytes(narrow)))
 

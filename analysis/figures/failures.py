@@ -28,6 +28,10 @@ ROW_INCHES = 0.17
 MAX_ROWS = 12
 GLYPH_FRACTION, LETTER_FRACTION = 0.02, 0.015
 """Half of a glyph with its gap, and a letter of its text, as fractions of the axes; rather too wide."""
+RIGHT_END = 0.95
+"""Texts end here, so that they stand apart from the names of series on their right."""
+NARROW_INCHES = 4.5
+"""A figure under this has no room for names of series beside its axes; the page's tables name them."""
 MAX_LANE = 0.6
 """The lane never takes more than this fraction of the axes, however many rows it has."""
 
@@ -109,7 +113,7 @@ def _text_place(run: Sequence[int], status: str, limits: tuple[float, float]) ->
     A run across all of the axes has its text between the two glyphs that are furthest apart.
     """
     text = _text_fraction(status)
-    if _fraction(run[-1], limits) + text <= 1:
+    if _fraction(run[-1], limits) + text <= RIGHT_END:
         return run[-1], False
     if _fraction(run[0], limits) - text >= 0:
         return run[0], True
@@ -150,6 +154,8 @@ def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
     y_of = {mark.row: 1 - row_height * (mark.row + 0.75) for mark in marks}
     for mark in marks:
         _draw_mark(axes, mark, y_of[mark.row])
+    if _is_narrow(axes):
+        return
     first_rows: dict[str, int] = {}
     for mark in marks:
         first_rows.setdefault(mark.series, mark.row)
@@ -186,6 +192,11 @@ def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
         va="center",
         **TEXT,
     )
+
+
+def _is_narrow(axes: Axes) -> bool:
+    figure = axes.get_figure(root=True)
+    return figure is not None and float(figure.get_size_inches()[0]) < NARROW_INCHES
 
 
 def height_inches(axes: Axes) -> float:

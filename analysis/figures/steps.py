@@ -38,7 +38,7 @@ TEXT_ROOM = 1.25
 VOID_REASON = (
     f"the traced step took over {MAX_TRACED_TO_TIMED} or under {MIN_TRACED_TO_TIMED} times the timed step"
 )
-VOID = f"void: no trace, or {VOID_REASON}"
+VOID = "void: no trace that describes it"
 SPLIT = "part_attention_ms"
 """The column that has a value wherever a step is split."""
 WATERFALL_NOUN = "split of its step"
