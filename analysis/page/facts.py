@@ -63,14 +63,17 @@ class Attempt:
     """Empty where the record does not say."""
 
 
-def cell_facts(cell: Mapping[Any, Any]) -> list[tuple[str, str]]:
-    """Names and texts of what no column of the table shows, without those that are not known."""
+def cell_facts(cell: Mapping[Any, Any], *, is_ranked: bool = True) -> list[tuple[str, str]]:
+    """Names and texts of what no column of the table shows, without those that are not known.
+
+    No speed-up where nothing is ranked.
+    """
     facts = {
         "tokens/s per rank": text_of(cell, "tokens_per_s_per_rank"),
         "tokens/s over the whole window": text_of(cell, "window_tokens_per_s"),
         "MFU (causal / full)": _percents(cell, MODEL_UTILISATION) or _no_peak(cell),
         "HFU (causal / full)": _percents(cell, HARDWARE_UTILISATION),
-        "speed-up": _speed_up(cell),
+        "speed-up": _speed_up(cell) if is_ranked else "",
         "strong scaling": _scaling(cell),
         "memory one rank may use": capacity_label(cell),
         "checkpointing": _checkpointing(cell),

@@ -201,7 +201,7 @@ def shown_cells(
                 status=shown.rows[number]["status"],
                 row=row,
                 values=_sort_values(shown.rows[number]),
-                facts=cell_facts(shown.rows[number]),
+                facts=cell_facts(shown.rows[number], is_ranked=shown.caveat is None),
                 settings=_own_settings(records[0], shared),
                 attempts=[attempt(record) for record in records],
             )
