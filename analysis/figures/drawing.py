@@ -20,11 +20,11 @@ from matplotlib.transforms import blended_transform_factory
 
 from analysis.cells.cells import Cells
 from analysis.cells.selection import Selection
-from analysis.figures.failures import ROW_INCHES
-from analysis.figures.figure_file import FigureFile
+from analysis.figures.failures import ROW_INCHES, lines_per_row
+from analysis.figures.figure_file import Drawing, FigureFile, Spot
 from analysis.figures.figures import FIGURES, Handle, legend_entries
-from analysis.figures.style import BANNER_COLOR, MUTED_COLOR
-from bench.store import write_whole
+from analysis.figures.quantity import Area
+from analysis.figures.style import BANNER_COLOR, MUTED_COLOR, NARROW_BELOW_INCHES
 
 WIDTH_INCHES = 6.4
 """At 1400 px a page has two figures in a row; as wide as this their smallest text is 11 px high."""
@@ -38,6 +38,8 @@ BESIDE_ROWS = 0.62
 """Where the names of rows stand on the left, the header begins right of them: its part of the width."""
 LETTERS_PER_HANDLE = 8
 DPI = 150
+POINT_REACH = 10
+"""In thousandths of a figure's width: a little more than half of a marker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +87,13 @@ def framed(
 
 def build_figure(name: str, cells: Cells, note: str | None = None, width: float = WIDTH_INCHES) -> Figure:
     """The figure of this name in FIGURES, complete; `note` says which cells are left out."""
-    kind = FIGURES[name]
-    letters = letters_in(width if kind.against else BESIDE_ROWS * width)
+    kind, narrow = FIGURES[name], width < NARROW_BELOW_INCHES
+    letters = letters_in(width if kind.against or narrow else BESIDE_ROWS * width)
     lines = header_lines(cells.subtitle, kind.reading_of(cells), note, cells.banner, letters)
     rows = 1 + max((mark.row for mark in kind.marks(cells)), default=-1)
-    frame = framed(kind.title_of(cells), lines, [kind.inches(cells) + ROW_INCHES * rows], width)
+    inches = kind.inches(cells) * (kind.narrow_lines if narrow else 1)
+    lane = ROW_INCHES * lines_per_row(narrow=narrow) * rows
+    frame = framed(kind.title_of(cells), lines, [inches + lane], width)
     (axes,) = frame.panels
     axes.set_ylabel(kind.y_label_of(cells))
     kind.draw(cells, axes)
@@ -117,23 +121,74 @@ def svg_bytes(figure: Figure) -> bytes:
 
 def write_figure(name: str, drawn: Selection, folder: Path) -> FigureFile:
     """The figure as PNG and SVG in the folder, and as the page shows it."""
-    kind = FIGURES[name]
-    title = kind.title_of(drawn.cells)
+    kind, cells = FIGURES[name], drawn.cells
+    title = kind.title_of(cells)
     name_in_full = f"{title} against {kind.against}" if kind.against else title
-    figure = build_figure(name, drawn.cells, drawn.note)
-    wide = save(figure, folder / name, title, f"{name_in_full}. {kind.reading_of(drawn.cells)}.")
-    if kind.against is None:  # the names of its rows leave no room for bars
-        return wide
-    narrow = build_figure(name, drawn.cells, drawn.note, NARROW_INCHES)
-    return replace(wide, narrow=data_address(svg_bytes(narrow)))
+    figures = Figures(
+        *(build_figure(name, cells, drawn.note, each) for each in (WIDTH_INCHES, NARROW_INCHES))
+    )
+    areas = [*kind.areas(cells)]
+    narrow_areas = areas if kind.narrow_areas is None else [*kind.narrow_areas(cells)]
+    file = save(figures, folder / name, title, f"{name_in_full}. {kind.reading_of(cells)}.")
+    return replace(
+        file,
+        wide=replace(file.wide, spots=spots_of(figures.wide, areas)),
+        narrow=replace(file.narrow, spots=spots_of(figures.narrow, narrow_areas)),
+    )
 
 
-def save(figure: Figure, place: Path, title: str, alternative: str) -> FigureFile:
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The same figure for wide and for narrow screens."""
+
+    wide: Figure
+    narrow: Figure
+
+
+def save(figures: Figures, place: Path, title: str, alternative: str) -> FigureFile:
     """Write a figure as PNG and SVG; the page shows it, and `alternative` to readers who cannot see it."""
+    svg = write_files(figures.wide, place)
+    wide, narrow = _drawing(figures.wide, svg), _drawing(figures.narrow, svg_bytes(figures.narrow))
+    return FigureFile(title, alternative, wide, narrow)
+
+
+def write_files(figure: Figure, place: Path) -> bytes:
+    """Write a figure as PNG and SVG; the latter comes back."""
     svg = svg_bytes(figure)
     write_whole(place.with_name(f"{place.name}.png"), png_bytes(figure))
     write_whole(place.with_name(f"{place.name}.svg"), svg)
-    return FigureFile(title, alternative, data_address(svg))
+    return svg
+
+
+def _drawing(figure: Figure, svg: bytes) -> Drawing:
+    return Drawing(data_address(svg), _thousandths_high(figure))
+
+
+def _thousandths_high(figure: Figure) -> int:
+    width, height = map(float, figure.get_size_inches())
+    return round(1000 * height / width)
+
+
+def spots_of(figure: Figure, areas: Sequence[Area]) -> tuple[Spot, ...]:
+    """Where these areas of the first panel's data stand in the figure; a point reaches POINT_REACH around."""
+    axes, high = figure.axes[1], _thousandths_high(figure)
+    if not areas:
+        return ()
+    corners = [corner for area in areas for corner in zip(area.x, area.y, strict=True)]
+    places = figure.transFigure.inverted().transform(axes.transData.transform(corners)) * [1000, high]
+    spots = []
+    for area, (one, other) in zip(areas, places.reshape(-1, 2, 2), strict=True):
+        is_point = area.x[0] == area.x[1]
+        reach = POINT_REACH if is_point else 0
+        left, right = sorted((one[0], other[0]))
+        bottom, top = sorted((one[1], other[1]))
+        spots.append(
+            Spot(
+                round(left - reach), round(high - top - reach),
+                max(1, round(right - left + 2 * reach)), max(1, round(top - bottom + 2 * reach)), area.text,
+            )
+        )  # fmt: skip
+    return tuple(spots)
 
 
 def data_address(svg: bytes) -> str:

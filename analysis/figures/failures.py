@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.cells.statuses import RUNS_OUT, UNDECIDED, shown_statuses
-from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, x_limits
+from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, is_narrow, x_limits
 from analysis.labels import status_label
 from analysis.metrics.traced_shares import is_void
 
@@ -30,8 +30,6 @@ GLYPH_FRACTION, LETTER_FRACTION = 0.02, 0.015
 """Half of a glyph with its gap, and a letter of its text, as fractions of the axes; rather too wide."""
 RIGHT_END = 0.95
 """Texts end here, so that they stand apart from the names of series on their right."""
-NARROW_INCHES = 4.5
-"""A figure under this has no room for names of series beside its axes; the page's tables name them."""
 MAX_LANE = 0.6
 """The lane never takes more than this fraction of the axes, however many rows it has."""
 
@@ -146,21 +144,27 @@ def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
     """Make room above the data and draw the marks there; call it when the data's limits are final."""
     if not marks:
         return
-    rows = 1 + max(mark.row for mark in marks)
-    row_height = min(ROW_INCHES / height_inches(axes), MAX_LANE / (rows + 1))
-    lane = row_height * (rows + 0.5)
+    narrow = is_narrow(axes)
+    lines = lines_per_row(narrow=narrow) * (1 + max(mark.row for mark in marks))
+    line_height = min(ROW_INCHES / height_inches(axes), MAX_LANE / (lines + 1))
+    lane = line_height * (lines + 0.5)
     _make_room(axes, lane)
     axes.plot([0, 1], [1 - lane] * 2, color=MUTED_COLOR, lw=0.6, transform=axes.transAxes)
-    y_of = {mark.row: 1 - row_height * (mark.row + 0.75) for mark in marks}
+    last_lines = {mark.row: lines_per_row(narrow=narrow) * (mark.row + 1) for mark in marks}
+    y_of = {row: 1 - line_height * (line - 0.25) for row, line in last_lines.items()}
     for mark in marks:
         _draw_mark(axes, mark, y_of[mark.row])
-    if _is_narrow(axes):
-        return
     first_rows: dict[str, int] = {}
     for mark in marks:
         first_rows.setdefault(mark.series, mark.row)
     for name, row in first_rows.items():
-        axes.text(1.01, y_of[row], name, transform=axes.transAxes, va="center", **TEXT)
+        x, y = (0.01, y_of[row] + line_height) if narrow else (1.01, y_of[row])
+        axes.text(x, y, name, transform=axes.transAxes, va="center", **TEXT)
+
+
+def lines_per_row(*, narrow: bool) -> int:
+    """A series has its name beside its marks, or in a line of its own above them."""
+    return 2 if narrow else 1
 
 
 def count_failures(cells: Cells) -> str:
@@ -192,11 +196,6 @@ def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
         va="center",
         **TEXT,
     )
-
-
-def _is_narrow(axes: Axes) -> bool:
-    figure = axes.get_figure(root=True)
-    return figure is not None and float(figure.get_size_inches()[0]) < NARROW_INCHES
 
 
 def height_inches(axes: Axes) -> float:

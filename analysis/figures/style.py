@@ -23,6 +23,16 @@ MAX_TICKS = 10
 EDGE_OCTAVES = 0.35
 
 
+NARROW_BELOW_INCHES = 4.5
+"""A figure under this is drawn for narrow screens: names stand above what they name, not beside it."""
+
+
+def is_narrow(axes: Axes) -> bool:
+    """Whether the figure of these axes is drawn for narrow screens."""
+    figure = axes.get_figure(root=True)
+    return figure is not None and float(figure.get_size_inches()[0]) < NARROW_BELOW_INCHES
+
+
 def line_of(variant_number: int) -> dict[str, Any]:
     """Line style and marker filling that tell the variants of one strategy apart."""
     return {

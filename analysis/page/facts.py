@@ -14,10 +14,11 @@ from msgspec import convert
 from analysis.cells.capacity import capacity_label
 from analysis.cells.comparison import BASE
 from analysis.figures.waterfall import step_ms, waterfall_of
-from analysis.frame.load import Record
+from analysis.frame.load import NodeLink, Record
 from analysis.labels import SHARED_CORES, bytes_label, count_label, number_label, status_label
 from analysis.metrics.definitions import text_of
 from analysis.metrics.recorded import Check
+from analysis.page.exchange import exchange_rate
 from analysis.page.prediction import prediction_facts
 from bench.config import UNKNOWN_HARDWARE
 from bench.record import Provenance
@@ -35,6 +36,7 @@ CHECKPOINTING: Mapping[tuple[bool, str], str] = {
     (False, "cpu"): "off, as by default on a CPU: all activations are kept for backward",
 }
 """What a training cell does on a device, and why where it is the default."""
+NO_LINKS: Mapping[str, NodeLink] = {}
 THROTTLED: Mapping[str, str] = {"True": "yes", "False": "no"}
 
 
@@ -150,8 +152,8 @@ def _with_unit(text: str, unit: str) -> str:
     return f"{text} {unit}" if text else ""
 
 
-def attempt(record: Record) -> Attempt:
-    """What the page says of one record."""
+def attempt(record: Record, links: Mapping[str, NodeLink] = NO_LINKS) -> Attempt:
+    """What the page says of one record; `links` are those within a node, by hardware name."""
     failure, ran_nothing = record.get("failure") or {}, record["provenance"] == Provenance.PREDICTED
     where = [
         f"rank {failure['rank']}" if failure.get("rank") is not None else None,
@@ -171,6 +173,7 @@ def attempt(record: Record) -> Attempt:
         "loss and gradient norm": None if record.get("checks") else _held(record.get("losses")),
         "tokens x query heads x KV heads in attention, by rank": _shapes(engagement.get("attention_shapes")),
         "bytes sent per step, by purpose and rank": _sent(engagement.get("sent_bytes")),
+        "attention exchange against the link": exchange_rate(record, links),
         "packed documents": _documents(record.get("documents")),
         **prediction_facts(record),
         **({} if ran_nothing else _traced(record.get("trace") or {})),

@@ -22,7 +22,7 @@ from analysis.cells.length_cost import LengthCosts
 from analysis.cells.selection import Selection, for_pages
 from analysis.figures.figure_file import FigureFile
 from analysis.frame.archive import Archive
-from analysis.frame.load import Record
+from analysis.frame.load import Record, node_links
 from analysis.labels import count_label, more_label
 from analysis.metrics.definitions import meanings_of
 from analysis.page.facts import CHECK_HEADINGS, Attempt, as_text, attempt, cell_facts
@@ -188,7 +188,7 @@ def shown_cells(
     archive: Archive, shown: Cells, rows_behind: RowsBehind, shared: Mapping[str, str]
 ) -> list[ShownCell]:
     """The cells, each with its own settings and its records."""
-    cells = []
+    cells, links = [], node_links()
     for number, (identity, name, row) in enumerate(
         zip(_identities(shown.frame), shown.names, rows_of(shown), strict=True)
     ):
@@ -203,7 +203,7 @@ def shown_cells(
                 values=_sort_values(shown.rows[number]),
                 facts=cell_facts(shown.rows[number], is_ranked=shown.caveat is None),
                 settings=_own_settings(records[0], shared),
-                attempts=[attempt(record) for record in records],
+                attempts=[attempt(record, links) for record in records],
             )
         )
     return cells

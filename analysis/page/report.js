@@ -15,6 +15,22 @@
   mark();
 })();
 
+// Below a figure stands what is pointed at or touched: browsers show an SVG's own title late, and on touch never.
+(() => {
+  document.querySelectorAll(".drawing").forEach((drawing) => {
+    const caption = drawing.parentElement.querySelector(".pointed");
+    const show = (event) => {
+      const spot = event.target.closest(".spots rect");
+      if (!spot) return;
+      drawing.querySelectorAll(".shown").forEach((each) => each.classList.remove("shown"));
+      spot.classList.add("shown");
+      caption.textContent = spot.querySelector("title").textContent;
+    };
+    drawing.addEventListener("pointerover", show);
+    drawing.addEventListener("click", show);
+  });
+})();
+
 // The table of cells: sorted by a click on a heading, narrowed by words, its links open what they point at.
 // Without this script the page shows the same, in its first order.
 (() => {
