@@ -13,9 +13,9 @@ from matplotlib.ticker import NullFormatter
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.figures.failures import count_failures, draw_failures, failure_marks
-from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis
+from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis, width_inches
 
-REMARK_LETTERS_PER_INCH = 11.5
+REMARK_LETTERS_PER_INCH, SENTENCE_LETTERS_PER_INCH = 11.5, 7.5
 LOG_FROM_RATIO = 20
 """A y axis is logarithmic when its largest value is this many times the smallest."""
 
@@ -40,10 +40,7 @@ def finish_axes(
 
 def write_remarks(axes: Axes, remarks: Sequence[str]) -> None:
     """What a reader must know of this figure's cells, above its axes and no wider than the figure."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    letters = int(REMARK_LETTERS_PER_INCH * figure.get_size_inches()[0])
-    text = textwrap.fill("; ".join(remarks), letters)
+    text = textwrap.fill("; ".join(remarks), int(REMARK_LETTERS_PER_INCH * width_inches(axes)))
     axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
 
 
@@ -53,7 +50,8 @@ def say_empty(axes: Axes, cells: Cells, noun: str) -> None:
     why = f" ({failures})" if failures else ""
     article = "an" if noun.startswith(tuple("aeiou")) else "a"
     text = f"No cell has {article} {noun}{why}" if len(cells) else "No records"
-    axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center", color=MUTED_COLOR)
+    text = textwrap.fill(text, int(SENTENCE_LETTERS_PER_INCH * width_inches(axes)))
+    axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center", va="center", color=MUTED_COLOR)
     axes.set_yticks([])
     axes.set_ylim(0, 1)
 

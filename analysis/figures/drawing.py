@@ -20,7 +20,7 @@ from matplotlib.transforms import blended_transform_factory
 
 from analysis.cells.cells import Cells
 from analysis.cells.selection import Selection
-from analysis.figures.failures import ROW_INCHES, lines_per_row
+from analysis.figures.failures import ROW_INCHES, lane_lines
 from analysis.figures.figure_file import Drawing, FigureFile, Spot
 from analysis.figures.figures import FIGURES, Handle, legend_entries
 from analysis.figures.quantity import Area
@@ -28,11 +28,13 @@ from analysis.figures.style import BANNER_COLOR, MUTED_COLOR, NARROW_BELOW_INCHE
 
 WIDTH_INCHES = 6.4
 """At 1400 px a page has two figures in a row; as wide as this their smallest text is 11 px high."""
-NARROW_INCHES = 3.6
+NARROW_INCHES = 3.4
 """The same at 390 px, where a figure is as wide as the page."""
 LINE_INCHES = 0.19
+LEGEND_INCHES = 0.25
+"""A legend may be so much wider than a line of the header: it begins left of the axes."""
 LETTERS_PER_INCH = 16.5
-AXIS_INCHES = 0.85
+AXIS_INCHES = 1.05
 """What stands on the left of the axes, where a header begins."""
 BESIDE_ROWS = 0.62
 """Where the names of rows stand on the left, the header begins right of them: its part of the width."""
@@ -55,7 +57,7 @@ class Frame:
     def finish(self, entries: Mapping[str, Handle]) -> Figure:
         """The figure with its legend, laid out once and not again for each of its files."""
         width = float(self.figure.get_size_inches()[0])
-        columns, legend_rows = _legend_shape([*entries], letters_in(width))
+        columns, legend_rows = _legend_shape([*entries], letters_in(width + LEGEND_INCHES))
         self.heights[-1] = LINE_INCHES * (legend_rows + 0.5)
         self.grid.set_height_ratios(self.heights)
         self.figure.set_size_inches(width, sum(self.heights))
@@ -90,9 +92,8 @@ def build_figure(name: str, cells: Cells, note: str | None = None, width: float 
     kind, narrow = FIGURES[name], width < NARROW_BELOW_INCHES
     letters = letters_in(width if kind.against or narrow else BESIDE_ROWS * width)
     lines = header_lines(cells.subtitle, kind.reading_of(cells), note, cells.banner, letters)
-    rows = 1 + max((mark.row for mark in kind.marks(cells)), default=-1)
     inches = kind.inches(cells) * (kind.narrow_lines if narrow else 1)
-    lane = ROW_INCHES * lines_per_row(narrow=narrow) * rows
+    lane = ROW_INCHES * lane_lines(kind.marks(cells), narrow=narrow)
     frame = framed(kind.title_of(cells), lines, [inches + lane], width)
     (axes,) = frame.panels
     axes.set_ylabel(kind.y_label_of(cells))

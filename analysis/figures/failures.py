@@ -144,27 +144,41 @@ def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
     """Make room above the data and draw the marks there; call it when the data's limits are final."""
     if not marks:
         return
-    narrow = is_narrow(axes)
-    lines = lines_per_row(narrow=narrow) * (1 + max(mark.row for mark in marks))
+    lines = lane_lines(marks, narrow=is_narrow(axes))
     line_height = min(ROW_INCHES / height_inches(axes), MAX_LANE / (lines + 1))
     lane = line_height * (lines + 0.5)
     _make_room(axes, lane)
     axes.plot([0, 1], [1 - lane] * 2, color=MUTED_COLOR, lw=0.6, transform=axes.transAxes)
-    last_lines = {mark.row: lines_per_row(narrow=narrow) * (mark.row + 1) for mark in marks}
-    y_of = {row: 1 - line_height * (line - 0.25) for row, line in last_lines.items()}
-    for mark in marks:
-        _draw_mark(axes, mark, y_of[mark.row])
+    y_of = [1 - line_height * (line + 0.75) for line in range(lines)]
+    (_draw_named_above if is_narrow(axes) else _draw_named_beside)(axes, marks, y_of)
+
+
+def lane_lines(marks: Sequence[Mark], *, narrow: bool) -> int:
+    """How many lines of text the marks take; on a narrow figure two for each series and status."""
+    if narrow:
+        return 2 * len({(mark.series, mark.status) for mark in marks})
+    return 1 + max((mark.row for mark in marks), default=-1)
+
+
+def _draw_named_beside(axes: Axes, marks: Sequence[Mark], y_of: Sequence[float]) -> None:
+    """Each mark with its status beside it, and the name of its series right of the axes."""
     first_rows: dict[str, int] = {}
     for mark in marks:
+        _draw_glyphs(axes, mark, y_of[mark.row])
+        _write_status(axes, mark, y_of[mark.row])
         first_rows.setdefault(mark.series, mark.row)
     for name, row in first_rows.items():
-        x, y = (0.01, y_of[row] + line_height) if narrow else (1.01, y_of[row])
-        axes.text(x, y, name, transform=axes.transAxes, va="center", **TEXT)
+        axes.text(1.01, y_of[row], name, transform=axes.transAxes, va="center", **TEXT)
 
 
-def lines_per_row(*, narrow: bool) -> int:
-    """A series has its name beside its marks, or in a line of its own above them."""
-    return 2 if narrow else 1
+def _draw_named_above(axes: Axes, marks: Sequence[Mark], y_of: Sequence[float]) -> None:
+    """All marks of a series and status in a line, with both named in the line above."""
+    kinds = [*dict.fromkeys((mark.series, mark.status) for mark in marks)]
+    for mark in marks:
+        _draw_glyphs(axes, mark, y_of[2 * kinds.index((mark.series, mark.status)) + 1])
+    for number, (name, status) in enumerate(kinds):
+        text = f"{name}: {status_label(status)}"
+        axes.text(0.02, y_of[2 * number], text, transform=axes.transAxes, va="center", **TEXT)
 
 
 def count_failures(cells: Cells) -> str:
@@ -173,23 +187,26 @@ def count_failures(cells: Cells) -> str:
     return ", ".join(f"{count} {status_label(str(status))}" for status, count in counts.items())
 
 
-def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
-    """A mark in its strategy's colour, its text on the side that has room; `y` in axes fractions."""
-    transform = axes.get_xaxis_transform()
-    glyph, color = GLYPHS.get(mark.status, OTHER_GLYPH), mark.color
-    heights = [y] * len(mark.places)
+def _draw_glyphs(axes: Axes, mark: Mark, y: float) -> None:
+    """A mark at its places, in its strategy's colour; `y` in axes fractions."""
+    glyph = GLYPHS.get(mark.status, OTHER_GLYPH)
     look: dict[str, Any] = {
-        "color": color,
+        "color": mark.color,
         "marker": glyph,
         "ms": 6,
         "mew": 0.4 if glyph == QUESTION else 1.5,
     }
-    axes.plot(mark.places, heights, linestyle="none", transform=transform, zorder=4, **look)
+    heights = [y] * len(mark.places)
+    axes.plot(mark.places, heights, linestyle="none", transform=axes.get_xaxis_transform(), zorder=4, **look)
+
+
+def _write_status(axes: Axes, mark: Mark, y: float) -> None:
+    """A mark's text on the side that has room."""
     place, on_left = _text_place(mark.places, mark.status, axes.get_xlim())
     axes.annotate(
         status_label(mark.status),
         (place, y),
-        xycoords=transform,
+        xycoords=axes.get_xaxis_transform(),
         xytext=(-6 if on_left else 6, 0),
         textcoords="offset points",
         ha="right" if on_left else "left",

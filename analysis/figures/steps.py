@@ -90,7 +90,7 @@ def plot_waterfall(cells: Cells, axes: Axes) -> None:
     whole = len(split) - int((split[EFFICIENCY] >= 0).sum())
     if whole:
         text = f"no ideal attention for {count_label(whole, 'cell')}: local did not run, or was no faster"
-        axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
+        write_remarks(axes, [text])
     narrow = is_narrow(axes)
     for y, row in enumerate(rows):
         _draw_row(axes, row, y, narrow=narrow)
@@ -118,9 +118,12 @@ def _draw_row(axes: Axes, row: _Row, y: int, *, narrow: bool) -> None:
                 row.text_at_bar, (max(start, start + share), y), xytext=(4, 0),
                 textcoords="offset points", va="center", fontsize=8, color=MUTED_COLOR,
             )  # fmt: skip
-    if narrow:
+    if narrow and row.bars:
         what = ": ".join(filter(None, [row.label, row.text_at_bar]))
-        axes.text(0.01, y - 0.25 if row.bars else y, what, va="center", fontsize=8)
+        axes.text(0.01, y - 0.25, what, va="center", fontsize=8)
+    elif narrow:
+        axes.text(0.01, y - 0.25, row.label, va="center", fontsize=8)
+        axes.text(0.01, y + 0.2, row.text_at_bar, va="center", fontsize=8, color=MUTED_COLOR)
     elif not row.bars:
         axes.text(0.01, y, row.text_at_bar, va="center", fontsize=8, color=MUTED_COLOR)
 
