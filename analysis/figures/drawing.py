@@ -83,7 +83,7 @@ def framed(
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     header, *panels, legend = (figure.add_subplot(grid[row]) for row in range(len(heights)))
-    _write_header(header, title, lines)
+    _write_header(header, title, lines, 11 if width < NARROW_BELOW_INCHES else 13)
     return Frame(figure, panels, legend, grid, heights)
 
 
@@ -211,10 +211,10 @@ def header_lines(
     return lines + [(line, BANNER_COLOR) for line in textwrap.wrap(warning or "", letters)]
 
 
-def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]]) -> None:
+def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]], title_size: int) -> None:
     axes.axis("off")
     axes.set_ylim(len(lines) + 2, 0)
-    axes.text(0, 0.8, title, size=13, weight="bold", va="center")
+    axes.text(0, 0.8, title, size=title_size, weight="bold", va="center")
     for number, (text, color) in enumerate(lines):
         axes.text(0, number + 2, text, size=8, color=color, va="center")
 

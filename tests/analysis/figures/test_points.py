@@ -3,8 +3,9 @@
 import pytest
 
 from analysis.cells.selection import for_figures
-from analysis.figures.drawing import WIDTH_INCHES, build_figure, spots_of, write_figure
+from analysis.figures.drawing import NARROW_INCHES, WIDTH_INCHES, build_figure, spots_of, write_figure
 from analysis.figures.figures import FIGURES
+from tests.analysis.figures.test_figures import is_cut_off
 from tests.analysis.predictions import make_predicted
 from tests.analysis.records import grid, make_record, make_timing
 
@@ -49,10 +50,14 @@ def test_what_is_pointed_at_stands_where_it_is_drawn(cells_of):
     assert middles == [pytest.approx((x, high - y), abs=1.5) for x, y in drawn]
 
 
-def test_a_narrow_drawing_has_its_own_shape_and_places(cells_of, tmp_path):
-    tmp_path.joinpath("figures").mkdir()
+def test_a_narrow_waterfall_names_its_bars_above_them_and_is_pointed_at_where_they_are(cells_of, tmp_path):
     drawn = for_figures(cells_of([make_record()]))
-    file = write_figure("waterfall", drawn, tmp_path / "figures")
-    assert file.narrow.height > 1.2 * file.wide.height
+    file = write_figure("waterfall", drawn, tmp_path)
+    figure = build_figure("waterfall", drawn.cells, width=NARROW_INCHES)
+    assert not is_cut_off(figure)
     assert [spot.text for spot in file.narrow.spots] == [spot.text for spot in file.wide.spots]
-    assert all(0 <= spot.top <= file.narrow.height - spot.height for spot in file.narrow.spots)
+    bars = [bar.get_window_extent() for bar in figure.axes[1].patches if bar.get_width() > 0]
+    assert (bars[0].y1 - bars[1].y1) / figure.dpi > 24 / 72  # room for a bar and 8 points of text above it
+    scale = 1000 / figure.bbox.width
+    tops = [file.narrow.height - bar.y1 * scale for bar in bars]
+    assert [spot.top for spot in file.narrow.spots] == [pytest.approx(top, abs=1.5) for top in tops]
