@@ -25,6 +25,7 @@ from analysis.figures.figure_file import Drawing, FigureFile, Spot
 from analysis.figures.figures import FIGURES, Handle, legend_entries
 from analysis.figures.quantity import Area
 from analysis.figures.style import BANNER_COLOR, MUTED_COLOR, NARROW_BELOW_INCHES
+from bench.store import write_whole
 
 WIDTH_INCHES = 6.4
 """At 1400 px a page has two figures in a row; as wide as this their smallest text is 11 px high."""
