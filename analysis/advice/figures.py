@@ -10,7 +10,7 @@ from matplotlib.container import BarContainer
 
 from analysis.advice.maps import LINKS, LONGEST, Leader, Reach
 from analysis.cells.series import Style, styles_of
-from analysis.figures.drawing import framed, header_lines, save
+from analysis.figures.drawing import framed, header_lines, write_files
 from analysis.figures.figures import Handle
 from analysis.figures.style import LENGTH, MUTED_COLOR, style_x_axis
 from bench.labels import KIB, length_label
@@ -51,13 +51,13 @@ def write_map(leaders: Sequence[Leader], subtitle: str, folder: Path) -> None:
         others = [name for name in each.level if name != each.strategy]
         _write_in(axes, lengths.index(each.seq_len), rows[each.bytes_per_s], others)
     axes.set_xticks(range(len(lengths)), map(length_label, lengths))
-    axes.set_yticks(range(len(LINKS)), [f"{name}\n{rate / 1e9:g} GB/s" for rate, name in LINKS], size=7)
+    axes.set_yticks(range(len(LINKS)), [f"{name}\n{rate / 1e9:g} GB/s" for rate, name in LINKS], size=8)
     axes.set_xlabel(LENGTH.title)
     axes.set_xlim(-0.5, len(lengths) - 0.5)
     axes.set_ylim(-0.5, len(LINKS) - 0.5)
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
-    save(frame.finish(handles), folder / "crossover", MAP_TITLE, MAP_READING)
+    write_files(frame.finish(handles), folder / "crossover")
 
 
 def _draw_field(axes: Axes, column: int, row: int, style: Style, is_open: bool) -> None:
@@ -70,7 +70,7 @@ def _draw_field(axes: Axes, column: int, row: int, style: Style, is_open: bool) 
 def _write_in(axes: Axes, column: int, row: int, others: Sequence[str]) -> None:
     if others:
         box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
-        axes.text(column, row, "\n".join(others), ha="center", va="center", size=6, bbox=box)
+        axes.text(column, row, "\n".join(others), ha="center", va="center", size=7, bbox=box)
 
 
 def write_reach(reaches: Iterable[Reach], seq_len: int, subtitle: str, folder: Path) -> None:
@@ -92,7 +92,7 @@ def write_reach(reaches: Iterable[Reach], seq_len: int, subtitle: str, folder: P
     style_x_axis(axes, LENGTH, ticks)
     axes.set_xlim(LEAST_LENGTH, max(longest, seq_len) * 2)
     axes.spines[["top", "right"]].set_visible(False)
-    save(frame.finish(handles), folder / "longest", REACH_TITLE, REACH_READING)
+    write_files(frame.finish(handles), folder / "longest")
 
 
 def _bar(axes: Axes, place: int, reach: Reach, style: Style) -> BarContainer:
@@ -106,7 +106,7 @@ def _bar(axes: Axes, place: int, reach: Reach, style: Style) -> BarContainer:
         )  # fmt: skip
     axes.annotate(
         _reach_label(reach), (max(reach.perhaps, LEAST_LENGTH), place), xytext=(4, 0),
-        textcoords="offset points", va="center", size=7, color=MUTED_COLOR,
+        textcoords="offset points", va="center", size=8, color=MUTED_COLOR,
     )  # fmt: skip
     return bar
 

@@ -13,9 +13,9 @@ from matplotlib.ticker import NullFormatter
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.figures.failures import count_failures, draw_failures, failure_marks
-from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis
+from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis, width_inches
 
-REMARK_LETTERS = 95
+REMARK_LETTERS_PER_INCH, SENTENCE_LETTERS_PER_INCH = 11.5, 7.5
 LOG_FROM_RATIO = 20
 """A y axis is logarithmic when its largest value is this many times the smallest."""
 
@@ -40,7 +40,7 @@ def finish_axes(
 
 def write_remarks(axes: Axes, remarks: Sequence[str]) -> None:
     """What a reader must know of this figure's cells, above its axes and no wider than the figure."""
-    text = textwrap.fill("; ".join(remarks), REMARK_LETTERS)
+    text = textwrap.fill("; ".join(remarks), int(REMARK_LETTERS_PER_INCH * width_inches(axes)))
     axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
 
 
@@ -50,15 +50,18 @@ def say_empty(axes: Axes, cells: Cells, noun: str) -> None:
     why = f" ({failures})" if failures else ""
     article = "an" if noun.startswith(tuple("aeiou")) else "a"
     text = f"No cell has {article} {noun}{why}" if len(cells) else "No records"
-    axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center", color=MUTED_COLOR)
+    text = textwrap.fill(text, int(SENTENCE_LETTERS_PER_INCH * width_inches(axes)))
+    axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center", va="center", color=MUTED_COLOR)
     axes.set_yticks([])
     axes.set_ylim(0, 1)
 
 
-def scale_y(axes: Axes, values: pd.Series[float], *, is_linear: bool = False) -> None:
+def scale_y(
+    axes: Axes, values: pd.Series[float], *, is_linear: bool = False, log_from: float = LOG_FROM_RATIO
+) -> None:
     """From zero on a linear axis; logarithmic where the values span more than a linear one can show."""
     low, high = values.min(), values.max()
-    if not is_linear and low > 0 and high / low > LOG_FROM_RATIO:
+    if not is_linear and low > 0 and high / low > log_from:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(
             NullFormatter()

@@ -90,7 +90,7 @@ def draw_capacities(axes: Axes, drawn: Sequence[Capacity]) -> None:
             continue
         axes.annotate(
             ", ".join(labels), (LABEL_X, each.size_bytes), xycoords=axes.get_yaxis_transform(),
-            xytext=(0, 2), textcoords="offset points", va="bottom", fontsize=7, color=MUTED_COLOR,
+            xytext=(0, 2), textcoords="offset points", va="bottom", fontsize=8, color=MUTED_COLOR,
         )  # fmt: skip
         labels = []
 

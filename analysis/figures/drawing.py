@@ -7,7 +7,7 @@ import io
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -20,19 +20,29 @@ from matplotlib.transforms import blended_transform_factory
 
 from analysis.cells.cells import Cells
 from analysis.cells.selection import Selection
-from analysis.figures.failures import ROW_INCHES
-from analysis.figures.figure_file import FigureFile
+from analysis.figures.failures import ROW_INCHES, lane_lines
+from analysis.figures.figure_file import Drawing, FigureFile, Spot
 from analysis.figures.figures import FIGURES, Handle, legend_entries
-from analysis.figures.style import BANNER_COLOR, MUTED_COLOR
+from analysis.figures.quantity import Area
+from analysis.figures.style import BANNER_COLOR, MUTED_COLOR, NARROW_BELOW_INCHES
 from bench.store import write_whole
 
-WIDTH_INCHES = 8.0
+WIDTH_INCHES = 6.4
+"""At 1400 px a page has two figures in a row; as wide as this their smallest text is 11 px high."""
+NARROW_INCHES = 3.4
+"""The same at 390 px, where a figure is as wide as the page."""
 LINE_INCHES = 0.19
-LETTERS_PER_LINE = 115
-LETTERS_BESIDE_ROWS = 76
-"""Where the names of rows stand on the left, the header begins to the right of them."""
+LEGEND_INCHES = 0.25
+"""A legend may be so much wider than a line of the header: it begins left of the axes."""
+LETTERS_PER_INCH = 16.5
+AXIS_INCHES = 1.05
+"""What stands on the left of the axes, where a header begins."""
+BESIDE_ROWS = 0.62
+"""Where the names of rows stand on the left, the header begins right of them: its part of the width."""
 LETTERS_PER_HANDLE = 8
 DPI = 150
+POINT_REACH = 10
+"""In thousandths of a figure's width: a little more than half of a marker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +57,11 @@ class Frame:
 
     def finish(self, entries: Mapping[str, Handle]) -> Figure:
         """The figure with its legend, laid out once and not again for each of its files."""
-        columns, legend_rows = _legend_shape([*entries])
+        width = float(self.figure.get_size_inches()[0])
+        columns, legend_rows = _legend_shape([*entries], letters_in(width + LEGEND_INCHES))
         self.heights[-1] = LINE_INCHES * (legend_rows + 0.5)
         self.grid.set_height_ratios(self.heights)
-        self.figure.set_size_inches(WIDTH_INCHES, sum(self.heights))
+        self.figure.set_size_inches(width, sum(self.heights))
         _write_legend(self.figure, self.legend, entries, columns)
         layout = self.figure.get_layout_engine()
         assert layout is not None
@@ -59,24 +70,32 @@ class Frame:
         return self.figure
 
 
-def framed(title: str, lines: list[tuple[str, str]], panel_inches: Sequence[float]) -> Frame:
-    """An empty figure with panels of these heights."""
+def letters_in(inches: float) -> int:
+    """How many letters of a figure's small text stand in a line of this width."""
+    return int(LETTERS_PER_INCH * (inches - AXIS_INCHES))
+
+
+def framed(
+    title: str, lines: list[tuple[str, str]], panel_inches: Sequence[float], width: float = WIDTH_INCHES
+) -> Frame:
+    """An empty figure with panels of these heights, in inches as its width."""
     heights = [LINE_INCHES * (len(lines) + 2), *panel_inches, LINE_INCHES]
-    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout=ConstrainedLayoutEngine())
+    figure = Figure(figsize=(width, sum(heights)), layout=ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     header, *panels, legend = (figure.add_subplot(grid[row]) for row in range(len(heights)))
-    _write_header(header, title, lines)
+    _write_header(header, title, lines, 11 if width < NARROW_BELOW_INCHES else 13)
     return Frame(figure, panels, legend, grid, heights)
 
 
-def build_figure(name: str, cells: Cells, note: str | None = None) -> Figure:
+def build_figure(name: str, cells: Cells, note: str | None = None, width: float = WIDTH_INCHES) -> Figure:
     """The figure of this name in FIGURES, complete; `note` says which cells are left out."""
-    kind = FIGURES[name]
-    letters = LETTERS_PER_LINE if kind.against else LETTERS_BESIDE_ROWS
+    kind, narrow = FIGURES[name], width < NARROW_BELOW_INCHES
+    letters = letters_in(width if kind.against or narrow else BESIDE_ROWS * width)
     lines = header_lines(cells.subtitle, kind.reading_of(cells), note, cells.banner, letters)
-    rows = 1 + max((mark.row for mark in kind.marks(cells)), default=-1)
-    frame = framed(kind.title, lines, [kind.inches(cells) + ROW_INCHES * rows])
+    inches = kind.inches(cells) * (kind.narrow_lines if narrow else 1)
+    lane = ROW_INCHES * lane_lines(kind.marks(cells), narrow=narrow)
+    frame = framed(kind.title_of(cells), lines, [inches + lane], width)
     (axes,) = frame.panels
     axes.set_ylabel(kind.y_label_of(cells))
     kind.draw(cells, axes)
@@ -104,34 +123,99 @@ def svg_bytes(figure: Figure) -> bytes:
 
 def write_figure(name: str, drawn: Selection, folder: Path) -> FigureFile:
     """The figure as PNG and SVG in the folder, and as the page shows it."""
-    kind = FIGURES[name]
-    name_in_full = f"{kind.title} against {kind.against}" if kind.against else kind.title
-    figure = build_figure(name, drawn.cells, drawn.note)
-    return save(figure, folder / name, kind.title, f"{name_in_full}. {kind.reading_of(drawn.cells)}.")
+    kind, cells = FIGURES[name], drawn.cells
+    title = kind.title_of(cells)
+    name_in_full = f"{title} against {kind.against}" if kind.against else title
+    figures = Figures(
+        *(build_figure(name, cells, drawn.note, each) for each in (WIDTH_INCHES, NARROW_INCHES))
+    )
+    areas = [*kind.areas(cells)]
+    narrow_areas = areas if kind.narrow_areas is None else [*kind.narrow_areas(cells)]
+    file = save(figures, folder / name, title, f"{name_in_full}. {kind.reading_of(cells)}.")
+    return replace(
+        file,
+        wide=replace(file.wide, spots=spots_of(figures.wide, areas)),
+        narrow=replace(file.narrow, spots=spots_of(figures.narrow, narrow_areas)),
+    )
 
 
-def save(figure: Figure, place: Path, title: str, alternative: str) -> FigureFile:
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The same figure for wide and for narrow screens."""
+
+    wide: Figure
+    narrow: Figure
+
+
+def save(figures: Figures, place: Path, title: str, alternative: str) -> FigureFile:
     """Write a figure as PNG and SVG; the page shows it, and `alternative` to readers who cannot see it."""
+    svg = write_files(figures.wide, place)
+    wide, narrow = _drawing(figures.wide, svg), _drawing(figures.narrow, svg_bytes(figures.narrow))
+    return FigureFile(title, alternative, wide, narrow)
+
+
+def write_files(figure: Figure, place: Path) -> bytes:
+    """Write a figure as PNG and SVG; the latter comes back."""
     svg = svg_bytes(figure)
     write_whole(place.with_name(f"{place.name}.png"), png_bytes(figure))
     write_whole(place.with_name(f"{place.name}.svg"), svg)
-    return FigureFile(title, alternative, "data:image/svg+xml;base64," + base64.b64encode(svg).decode())
+    return svg
+
+
+def _drawing(figure: Figure, svg: bytes) -> Drawing:
+    return Drawing(data_address(svg), _thousandths_high(figure))
+
+
+def _thousandths_high(figure: Figure) -> int:
+    width, height = map(float, figure.get_size_inches())
+    return round(1000 * height / width)
+
+
+def spots_of(figure: Figure, areas: Sequence[Area]) -> tuple[Spot, ...]:
+    """Where these areas of the first panel's data stand in the figure; a point reaches POINT_REACH around."""
+    axes, high = figure.axes[1], _thousandths_high(figure)
+    if not areas:
+        return ()
+    corners = [corner for area in areas for corner in zip(area.x, area.y, strict=True)]
+    places = figure.transFigure.inverted().transform(axes.transData.transform(corners)) * [1000, high]
+    spots = []
+    for area, (one, other) in zip(areas, places.reshape(-1, 2, 2), strict=True):
+        is_point = area.x[0] == area.x[1]
+        reach = POINT_REACH if is_point else 0
+        left, right = sorted((one[0], other[0]))
+        bottom, top = sorted((one[1], other[1]))
+        spots.append(
+            Spot(
+                round(left - reach), round(high - top - reach),
+                max(1, round(right - left + 2 * reach)), max(1, round(top - bottom + 2 * reach)), area.text,
+            )
+        )  # fmt: skip
+    return tuple(spots)
+
+
+def data_address(svg: bytes) -> str:
+    """An SVG as an address that needs no file."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
 def header_lines(
-    subtitle: str, reading: str, note: str | None, warning: str | None, letters: int = LETTERS_PER_LINE
+    subtitle: str,
+    reading: str,
+    note: str | None,
+    warning: str | None,
+    letters: int = letters_in(WIDTH_INCHES),
 ) -> list[tuple[str, str]]:
     """The lines under the title with their colours."""
     lines = [(line, "black") for line in textwrap.wrap(subtitle, letters)]
     lines += [(line, MUTED_COLOR) for line in textwrap.wrap(reading, letters)]
     lines += [(line, BANNER_COLOR) for line in textwrap.wrap(note or "", letters)]
-    return [*lines, (warning, BANNER_COLOR)] if warning else lines
+    return lines + [(line, BANNER_COLOR) for line in textwrap.wrap(warning or "", letters)]
 
 
-def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]]) -> None:
+def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]], title_size: int) -> None:
     axes.axis("off")
     axes.set_ylim(len(lines) + 2, 0)
-    axes.text(0, 0.8, title, size=13, weight="bold", va="center")
+    axes.text(0, 0.8, title, size=title_size, weight="bold", va="center")
     for number, (text, color) in enumerate(lines):
         axes.text(0, number + 2, text, size=8, color=color, va="center")
 
@@ -154,9 +238,9 @@ def _write_legend(figure: Figure, axes: Axes, entries: Mapping[str, Handle], col
     legend.set_in_layout(False)
 
 
-def _legend_shape(labels: list[str]) -> tuple[int, int]:
+def _legend_shape(labels: list[str], letters_per_line: int) -> tuple[int, int]:
     """Columns and rows of a legend whose longest label still fits."""
     letters = [len(label) + LETTERS_PER_HANDLE for label in labels] or [1]
-    fits_one_row = sum(letters) <= LETTERS_PER_LINE
-    columns = max(1, len(labels) if fits_one_row else LETTERS_PER_LINE // max(letters))
+    fits_one_row = sum(letters) <= letters_per_line
+    columns = max(1, len(labels) if fits_one_row else letters_per_line // max(letters))
     return columns, -(-len(labels) // columns)

@@ -15,7 +15,15 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.cells.equivalence import FACTOR, Comparison, Training
 from analysis.cells.series import styles_of
-from analysis.figures.drawing import framed, header_lines, save
+from analysis.figures.drawing import (
+    NARROW_INCHES,
+    WIDTH_INCHES,
+    Figures,
+    framed,
+    header_lines,
+    letters_in,
+    save,
+)
 from analysis.figures.figure_file import FigureFile
 from analysis.figures.figures import legend_entries
 from analysis.figures.style import MUTED_COLOR, line_of
@@ -46,7 +54,7 @@ def write_equivalence(
 ) -> list[FigureFile]:
     """A figure for each comparison, as PNG and SVG in the folder, and as the page shows them."""
     folder.mkdir(exist_ok=True)
-    return [save(_figure(each, banner), folder / name_of(each), TITLE, READING) for each in comparisons]
+    return [save(_figures(each, banner), folder / name_of(each), TITLE, READING) for each in comparisons]
 
 
 def name_of(comparison: Comparison) -> str:
@@ -54,9 +62,14 @@ def name_of(comparison: Comparison) -> str:
     return "loss_equivalence_" + re.sub(r"[^\w.=-]+", "_", comparison.name)
 
 
-def _figure(comparison: Comparison, banner: str | None) -> Figure:
+def _figures(comparison: Comparison, banner: str | None) -> Figures:
+    return Figures(*(_figure(comparison, banner, each) for each in (WIDTH_INCHES, NARROW_INCHES)))
+
+
+def _figure(comparison: Comparison, banner: str | None, width: float) -> Figure:
     subtitle = f"{comparison.machine}: {comparison.name}"
-    frame = framed(TITLE, header_lines(subtitle, READING, None, banner), PANEL_INCHES)
+    lines = header_lines(subtitle, READING, None, banner, letters_in(width))
+    frame = framed(TITLE, lines, PANEL_INCHES, width)
     losses, loss_apart, norm_apart = frame.panels
     curves = [*_curves(comparison)]
     for curve in curves:

@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.cells.statuses import RUNS_OUT, UNDECIDED, shown_statuses
-from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, x_limits
+from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, is_narrow, x_limits
 from analysis.labels import status_label
 from analysis.metrics.traced_shares import is_void
 
@@ -23,13 +23,13 @@ VOID, NOT_KNOWN = "void", "not known"
 QUESTION = "$?$"
 GLYPHS: Mapping[str, str] = {"out_of_memory": "x", RUNS_OUT: "x", UNDECIDED: QUESTION}
 OTHER_GLYPH = "*"
-TEXT: Mapping[str, Any] = {"fontsize": 7, "color": MUTED_COLOR}
+TEXT: Mapping[str, Any] = {"fontsize": 8, "color": MUTED_COLOR}
 ROW_INCHES = 0.17
 MAX_ROWS = 12
-TEXT_TURNS_AT = 0.7
-"""Beyond this part of the x axis a text stands on the left of its glyph."""
-GLYPH_FRACTION, LETTER_FRACTION = 0.018, 0.011
+GLYPH_FRACTION, LETTER_FRACTION = 0.02, 0.015
 """Half of a glyph with its gap, and a letter of its text, as fractions of the axes; rather too wide."""
+RIGHT_END = 0.95
+"""Texts end here, so that they stand apart from the names of series on their right."""
 MAX_LANE = 0.6
 """The lane never takes more than this fraction of the axes, however many rows it has."""
 
@@ -94,10 +94,28 @@ def _in_rows(
 def _extent(run: Sequence[int], status: str, limits: tuple[float, float]) -> tuple[float, float]:
     """Where glyphs and text of a mark begin and end, as fractions of the axes."""
     first, last = (_fraction(place, limits) for place in (run[0], run[-1]))
-    text = GLYPH_FRACTION + LETTER_FRACTION * len(status_label(status))
-    if last > TEXT_TURNS_AT:
+    text = _text_fraction(status)
+    place, is_left = _text_place(run, status, limits)
+    if is_left:
         return first - text, last + GLYPH_FRACTION
-    return first - GLYPH_FRACTION, last + text
+    return first - GLYPH_FRACTION, max(last + GLYPH_FRACTION, _fraction(place, limits) + text)
+
+
+def _text_fraction(status: str) -> float:
+    return GLYPH_FRACTION + LETTER_FRACTION * len(status_label(status))
+
+
+def _text_place(run: Sequence[int], status: str, limits: tuple[float, float]) -> tuple[int, bool]:
+    """Beside which glyph a text stands, and whether on its left: where it stays within the axes.
+
+    A run across all of the axes has its text between the two glyphs that are furthest apart.
+    """
+    text = _text_fraction(status)
+    if _fraction(run[-1], limits) + text <= RIGHT_END:
+        return run[-1], False
+    if _fraction(run[0], limits) - text >= 0:
+        return run[0], True
+    return max(pairwise(run), key=lambda pair: pair[1] / pair[0], default=(run[0],))[0], False
 
 
 def _fraction(place: float, limits: tuple[float, float]) -> float:
@@ -126,19 +144,41 @@ def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:
     """Make room above the data and draw the marks there; call it when the data's limits are final."""
     if not marks:
         return
-    rows = 1 + max(mark.row for mark in marks)
-    row_height = min(ROW_INCHES / height_inches(axes), MAX_LANE / (rows + 1))
-    lane = row_height * (rows + 0.5)
+    lines = lane_lines(marks, narrow=is_narrow(axes))
+    line_height = min(ROW_INCHES / height_inches(axes), MAX_LANE / (lines + 1))
+    lane = line_height * (lines + 0.5)
     _make_room(axes, lane)
     axes.plot([0, 1], [1 - lane] * 2, color=MUTED_COLOR, lw=0.6, transform=axes.transAxes)
-    y_of = {mark.row: 1 - row_height * (mark.row + 0.75) for mark in marks}
-    for mark in marks:
-        _draw_mark(axes, mark, y_of[mark.row])
+    y_of = [1 - line_height * (line + 0.75) for line in range(lines)]
+    (_draw_named_above if is_narrow(axes) else _draw_named_beside)(axes, marks, y_of)
+
+
+def lane_lines(marks: Sequence[Mark], *, narrow: bool) -> int:
+    """How many lines of text the marks take; on a narrow figure two for each series and status."""
+    if narrow:
+        return 2 * len({(mark.series, mark.status) for mark in marks})
+    return 1 + max((mark.row for mark in marks), default=-1)
+
+
+def _draw_named_beside(axes: Axes, marks: Sequence[Mark], y_of: Sequence[float]) -> None:
+    """Each mark with its status beside it, and the name of its series right of the axes."""
     first_rows: dict[str, int] = {}
     for mark in marks:
+        _draw_glyphs(axes, mark, y_of[mark.row])
+        _write_status(axes, mark, y_of[mark.row])
         first_rows.setdefault(mark.series, mark.row)
     for name, row in first_rows.items():
         axes.text(1.01, y_of[row], name, transform=axes.transAxes, va="center", **TEXT)
+
+
+def _draw_named_above(axes: Axes, marks: Sequence[Mark], y_of: Sequence[float]) -> None:
+    """All marks of a series and status in a line, with both named in the line above."""
+    kinds = [*dict.fromkeys((mark.series, mark.status) for mark in marks)]
+    for mark in marks:
+        _draw_glyphs(axes, mark, y_of[2 * kinds.index((mark.series, mark.status)) + 1])
+    for number, (name, status) in enumerate(kinds):
+        text = f"{name}: {status_label(status)}"
+        axes.text(0.02, y_of[2 * number], text, transform=axes.transAxes, va="center", **TEXT)
 
 
 def count_failures(cells: Cells) -> str:
@@ -147,23 +187,26 @@ def count_failures(cells: Cells) -> str:
     return ", ".join(f"{count} {status_label(str(status))}" for status, count in counts.items())
 
 
-def _draw_mark(axes: Axes, mark: Mark, y: float) -> None:
-    """A mark in its strategy's colour, its text on the side that has room; `y` in axes fractions."""
-    transform = axes.get_xaxis_transform()
-    glyph, color = GLYPHS.get(mark.status, OTHER_GLYPH), mark.color
-    heights = [y] * len(mark.places)
+def _draw_glyphs(axes: Axes, mark: Mark, y: float) -> None:
+    """A mark at its places, in its strategy's colour; `y` in axes fractions."""
+    glyph = GLYPHS.get(mark.status, OTHER_GLYPH)
     look: dict[str, Any] = {
-        "color": color,
+        "color": mark.color,
         "marker": glyph,
         "ms": 6,
         "mew": 0.4 if glyph == QUESTION else 1.5,
     }
-    axes.plot(mark.places, heights, linestyle="none", transform=transform, zorder=4, **look)
-    on_left = _fraction(mark.places[-1], axes.get_xlim()) > TEXT_TURNS_AT
+    heights = [y] * len(mark.places)
+    axes.plot(mark.places, heights, linestyle="none", transform=axes.get_xaxis_transform(), zorder=4, **look)
+
+
+def _write_status(axes: Axes, mark: Mark, y: float) -> None:
+    """A mark's text on the side that has room."""
+    place, on_left = _text_place(mark.places, mark.status, axes.get_xlim())
     axes.annotate(
         status_label(mark.status),
-        (mark.places[0 if on_left else -1], y),
-        xycoords=transform,
+        (place, y),
+        xycoords=axes.get_xaxis_transform(),
         xytext=(-6 if on_left else 6, 0),
         textcoords="offset points",
         ha="right" if on_left else "left",

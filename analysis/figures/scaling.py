@@ -13,8 +13,10 @@ from analysis.cells.comparison import BASE, within_strategy, work_keys
 from analysis.cells.series import Series, styles_of, variant
 from analysis.figures.axes import finish_axes, scale_y, write_remarks
 from analysis.figures.failures import Mark, failure_marks
+from analysis.figures.quantity import Area
 from analysis.figures.style import LENGTH, MUTED_COLOR, RANKS, dodge, line_of
 from analysis.labels import SHARED_CORES, count_label
+from analysis.metrics.definitions import text_of
 from bench.labels import length_label
 
 EFFICIENCY = "scaling_efficiency"
@@ -31,22 +33,41 @@ def plot_scaling(cells: Cells, axes: Axes) -> None:
     """Tokens per second and rank over those of the base, of which 1 is ideal."""
     shown, remarks = scaling_cells(cells)
     series = list(_series(shown.frame))
-    ranks = RANKS.values(shown.frame)
-    drawn = [each for each in series if each.rows[EFFICIENCY].notna().any()]
+    drawn = [*_placed(series, RANKS.values(shown.frame))]
     if drawn:
         axes.axhline(1, color=MUTED_COLOR, linestyle="--", linewidth=1.1, label=IDEAL_LABEL, zorder=1.5)
-    for number, each in enumerate(drawn):
-        points = _fastest_per_ranks(each.rows)
+    for each, points, x in drawn:
         style = each.style
         axes.plot(
-            points[RANKS.column] * dodge(number, len(drawn), ranks), points[EFFICIENCY],
-            color=style.color, marker=style.marker, markersize=6, linewidth=1.4, alpha=0.9, label=each.label,
-            **line_of(each.variant_number),
+            x, points[EFFICIENCY], color=style.color, marker=style.marker, markersize=6, linewidth=1.4,
+            alpha=0.9, label=each.label, **line_of(each.variant_number),
         )  # fmt: skip
     scale_y(axes, pd.concat([shown.frame[EFFICIENCY], pd.Series([1.0])]))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    write_remarks(axes, [*_bases(drawn), *remarks])
+    write_remarks(axes, [*_bases([each for each, _, _ in drawn]), *remarks])
     finish_axes(axes, shown, series, column=EFFICIENCY, noun=NOUN, scale=RANKS)
+
+
+def scaling_areas(cells: Cells) -> Iterator[Area]:
+    """What can be pointed at: every point, with its ranks."""
+    shown, _ = scaling_cells(cells)
+    for each, points, places in _placed(list(_series(shown.frame)), RANKS.values(shown.frame)):
+        for x, cell in zip(places, points.to_dict("records"), strict=True):
+            value = float(cell[EFFICIENCY])
+            if pd.notna(value):
+                ranks = count_label(int(cell[RANKS.column]), "rank")
+                text = f"{each.label}, {ranks}: {text_of(cell, EFFICIENCY)} of the base's per rank"
+                yield Area((x, x), (value, value), text)
+
+
+def _placed(
+    series: Sequence[Series], ranks: Sequence[int]
+) -> Iterator[tuple[Series, pd.DataFrame, pd.Series[float]]]:
+    """Each line that has a point, its cells by ranks, and where on the x axis they stand."""
+    drawn = [each for each in series if each.rows[EFFICIENCY].notna().any()]
+    for number, each in enumerate(drawn):
+        points = _fastest_per_ranks(each.rows)
+        yield each, points, points[RANKS.column] * dodge(number, len(drawn), ranks)
 
 
 def scaling_marks(cells: Cells) -> list[Mark]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import log2
@@ -17,7 +17,8 @@ from analysis.cells.series import Series
 from analysis.cells.statuses import shown_status, shown_statuses
 from analysis.figures.axes import finish_length_axes, say_empty, write_remarks
 from analysis.figures.failures import with_void
-from analysis.figures.style import MUTED_COLOR, of_step
+from analysis.figures.quantity import Area
+from analysis.figures.style import MUTED_COLOR, is_narrow, line_of, of_step
 from analysis.figures.waterfall import WHOLE_STEP, PartStyle, parts_of, step_ms, waterfall_of
 from analysis.labels import count_label, more_label, number_label, percent_label, status_label
 from analysis.metrics.step_parts import EFFICIENCY
@@ -34,11 +35,13 @@ BAR_ROOM = 0.6
 """The part of the gap between two lengths that their bars may fill."""
 MARKER_Y = -0.045
 TEXT_ROOM = 1.25
-"""How far a waterfall's axis reaches, so that the last bar's text has room."""
+"""How far a waterfall's axis reaches where texts stand beside its bars; its ticks end with the data."""
+MIN_SHARE_POINTED_AT = 0.002
+"""A part that took less of its step is too thin to be pointed at."""
 VOID_REASON = (
     f"the traced step took over {MAX_TRACED_TO_TIMED} or under {MIN_TRACED_TO_TIMED} times the timed step"
 )
-VOID = f"void: no trace, or {VOID_REASON}"
+VOID = "void: no trace that describes it"
 SPLIT = "part_attention_ms"
 """The column that has a value wherever a step is split."""
 WATERFALL_NOUN = "split of its step"
@@ -46,17 +49,23 @@ WATERFALL_NOUN = "split of its step"
 
 def plot_step_parts(cells: Cells, axes: Axes) -> None:
     """The whole traced step of every cell as one bar, each part a share of it."""
-    lengths = sorted({int(length) for length in cells.frame["seq_len"]})
-    drawn = [each for each in cells.series if each.rows[SPLIT].notna().any()]
     axes.set_ylim(2 * MARKER_Y, 1)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    left, remarks = MAX_BARS, _void_remarks(cells)
-    for number, each in enumerate(drawn):
-        left -= _draw_bars(axes, each, number, len(drawn), lengths, most=left)
-    if left == 0:
-        remarks.append(f"only the first {MAX_BARS} cells")
-    write_remarks(axes, remarks)
+    for bar in _step_bars(cells):
+        axes.bar(
+            bar.left, bar.top - bar.bottom, bar.right - bar.left, bar.bottom, align="edge",
+            color=bar.part.color, label=bar.part.label,
+        )  # fmt: skip
+    for each, rows, middle, _ in _shown_series(cells):
+        axes.plot(
+            rows["seq_len"] * middle, [MARKER_Y] * len(rows),
+            color=each.style.color, marker=each.style.marker, markersize=5, label=each.label,
+            **(line_of(each.variant_number) | {"linestyle": "none"}),
+        )  # fmt: skip
+    is_cut = cells.frame[SPLIT].notna().sum() > MAX_BARS
+    remarks = [f"only the first {MAX_BARS} cells"] if is_cut else []
+    write_remarks(axes, _void_remarks(cells) + remarks)
     finish_length_axes(axes, with_void(cells, SPLIT), column=SPLIT, noun=WATERFALL_NOUN)
     axes.grid(visible=False, axis="x")
 
@@ -81,25 +90,75 @@ def plot_waterfall(cells: Cells, axes: Axes) -> None:
     whole = len(split) - int((split[EFFICIENCY] >= 0).sum())
     if whole:
         text = f"no ideal attention for {count_label(whole, 'cell')}: local did not run, or was no faster"
-        axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
+        write_remarks(axes, [text])
+    narrow = is_narrow(axes)
     for y, row in enumerate(rows):
-        for start, share, style in row.bars:
-            bar = axes.barh(y, share, left=start, height=0.72, color=style.color, label=style.label)
-            if row.text_at_bar:
-                axes.annotate(
-                    row.text_at_bar, (max(start, start + share), y), xytext=(4, 0),
-                    textcoords="offset points", va="center", fontsize=7, color=MUTED_COLOR,
-                )  # fmt: skip
-            bar.set_label(style.label)
-        if not row.bars:
-            axes.text(0.01, y, row.text_at_bar, va="center", fontsize=8, color=MUTED_COLOR)
-    axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
+        _draw_row(axes, row, y, narrow=narrow)
+    axes.set_yticks(*(([], []) if narrow else (range(len(rows)), [row.label for row in rows])), fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, max(1.0, *(start + share for row in rows for start, share, _ in row.bars)) * TEXT_ROOM)
+    end = max(1.0, *(start + share for row in rows for start, share, _ in row.bars))
+    has_text = not narrow and any(row.bars and row.text_at_bar for row in rows)
+    axes.set_xlim(0, end * TEXT_ROOM if has_text else end)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
     axes.set_xlabel(of_step("share of the traced step", cells))
     axes.grid(visible=True, axis="x", color="#E0E0E0", linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def _draw_row(axes: Axes, row: _Row, y: int, *, narrow: bool) -> None:
+    """Bars with their text beside them, or on a narrow figure beneath the row's name and text."""
+    begin, end = _bar_ends(y, narrow=narrow)
+    for start, share, style in row.bars:
+        axes.barh(
+            (begin + end) / 2, share, left=start, height=end - begin, color=style.color, label=style.label
+        )
+        if row.text_at_bar and not narrow:
+            axes.annotate(
+                row.text_at_bar, (max(start, start + share), y), xytext=(4, 0),
+                textcoords="offset points", va="center", fontsize=8, color=MUTED_COLOR,
+            )  # fmt: skip
+    if narrow and row.bars:
+        what = ": ".join(filter(None, [row.label, row.text_at_bar]))
+        axes.text(0.01, y - 0.25, what, va="center", fontsize=8)
+    elif narrow:
+        axes.text(0.01, y - 0.25, row.label, va="center", fontsize=8)
+        axes.text(0.01, y + 0.2, row.text_at_bar, va="center", fontsize=8, color=MUTED_COLOR)
+    elif not row.bars:
+        axes.text(0.01, y, row.text_at_bar, va="center", fontsize=8, color=MUTED_COLOR)
+
+
+def _bar_ends(y: int, *, narrow: bool) -> tuple[float, float]:
+    """The top and the bottom of a row's bars; a narrow figure has text in the row's upper half."""
+    return (y, y + 0.4) if narrow else (y - 0.36, y + 0.36)
+
+
+def waterfall_areas(cells: Cells, *, narrow: bool = False) -> Iterator[Area]:
+    """What can be pointed at in a waterfall: every part of every bar."""
+    if cells.frame[SPLIT].isna().all():
+        return
+    for y, row in enumerate(_waterfall_rows(cells)):
+        for start, share, part in row.bars:
+            if share >= MIN_SHARE_POINTED_AT:
+                text = (
+                    f"{row.of}: {part.label} {number_label(share * row.step_ms)} ms, {percent_label(share)}"
+                )
+                yield Area((start, start + share), _bar_ends(y, narrow=narrow), text)
+
+
+def step_part_areas(cells: Cells) -> Iterator[Area]:
+    """What can be pointed at in the bars of whole steps: every part."""
+    for bar in _step_bars(cells):
+        if bar.top - bar.bottom >= MIN_SHARE_POINTED_AT:
+            share = bar.top - bar.bottom
+            ms = f"{number_label(share * bar.step_ms)} ms"
+            text = f"{bar.name}: {bar.part.label} {ms}, {percent_label(share)}"
+            yield Area((bar.left, bar.right), (bar.bottom, bar.top), text)
+
+
+def has_ideal(cells: Cells) -> bool:
+    """Whether any cell's attention is split into an ideal and the rest."""
+    return bool((cells.frame[EFFICIENCY] >= 0).any())
 
 
 def waterfall_inches(cells: Cells) -> float:
@@ -116,6 +175,10 @@ class _Row:
     label: str
     bars: tuple[tuple[float, float, PartStyle], ...]
     text_at_bar: str
+    of: str = ""
+    """The cell, with its length."""
+    step_ms: float = 0.0
+    """Its traced step."""
 
 
 def _waterfall_rows(cells: Cells) -> Iterator[_Row]:
@@ -126,12 +189,13 @@ def _waterfall_rows(cells: Cells) -> Iterator[_Row]:
             continue
         bars = _bars(cell)
         if len(cells) > FEW_CELLS:
-            yield _Row(f"{name}, {number_label(step_ms(cell))} ms", bars, "")
+            yield _Row(f"{name}, {number_label(step_ms(cell))} ms", bars, "", name, step_ms(cell))
             continue
         yield _Row(f"{name}: {number_label(step_ms(cell))} ms", (), "")
         for bar in bars:
             ms = bar[1] * step_ms(cell)
-            yield _Row(bar[2].label, (bar,), f"{number_label(ms)} ms, {percent_label(bar[1])}")
+            text = f"{number_label(ms)} ms, {percent_label(bar[1])}"
+            yield _Row(bar[2].label, (bar,), text, name, step_ms(cell))
     if len(cells) > MAX_ROWS:
         yield _Row("", (), f"{more_label(len(cells) - MAX_ROWS, 'cell')} in summary.csv")
 
@@ -144,26 +208,45 @@ def _bars(cell: Mapping[Any, Any]) -> tuple[tuple[float, float, PartStyle], ...]
     return tuple(zip(starts, shares, (style for style, _ in parts), strict=False))
 
 
-def _draw_bars(
-    axes: Axes, each: Series, number: int, count: int, lengths: Sequence[int], *, most: int
-) -> int:
-    """The bars of one series, with its marker below each; how many there are."""
+@dataclass(frozen=True, slots=True)
+class _StepBar:
+    """One part of a whole step against length, in the data of the axes."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+    part: PartStyle
+    name: str
+    step_ms: float
+
+
+def _step_bars(cells: Cells) -> Iterator[_StepBar]:
+    for each, rows, middle, step in _shown_series(cells):
+        for cell in rows.to_dict("records"):
+            x, bottom = float(cell["seq_len"]) * middle, 0.0
+            left, right = x * 2 ** (-step * 0.45), x * 2 ** (step * 0.45)
+            name, whole_ms = f"{each.label}, {length_label(int(cell['seq_len']))}", step_ms(cell)
+            for part, ms in parts_of(cell, WHOLE_STEP):
+                top = bottom + ms / whole_ms
+                yield _StepBar(left, right, bottom, top, part, name, whole_ms)
+                bottom = top
+
+
+def _shown_series(cells: Cells) -> Iterator[tuple[Series, pd.DataFrame, float, float]]:
+    """Each series with its first cells that have a split, MAX_BARS of all; and where its bars stand.
+
+    That is the factor from a length to the middle of its bar, and the bar's room in octaves.
+    """
+    lengths = sorted({int(length) for length in cells.frame["seq_len"]})
+    drawn = [each for each in cells.series if each.rows[SPLIT].notna().any()]
     octaves = min([log2(longer / shorter) for shorter, longer in pairwise(lengths)], default=1.0)
-    step = min(octaves, 1.0) * BAR_ROOM / count
-    style, rows = each.style, each.rows[each.rows[SPLIT].notna()].head(most)
-    middle = 2 ** ((number - (count - 1) / 2) * step)
-    for _, cell in rows.iterrows():
-        x, bottom = float(cell["seq_len"]) * middle, 0.0
-        left, right = x * 2 ** (-step * 0.45), x * 2 ** (step * 0.45)
-        for part, ms in parts_of(cell, WHOLE_STEP):
-            share = ms / step_ms(cell)
-            axes.bar(left, share, right - left, bottom, align="edge", color=part.color, label=part.label)
-            bottom += share
-    axes.plot(
-        rows["seq_len"] * middle, [MARKER_Y] * len(rows),
-        color=style.color, marker=style.marker, markersize=5, linestyle="none", label=each.label,
-    )  # fmt: skip
-    return len(rows)
+    step = min(octaves, 1.0) * BAR_ROOM / max(len(drawn), 1)
+    left = MAX_BARS
+    for number, each in enumerate(drawn):
+        rows = each.rows[each.rows[SPLIT].notna()].head(left)
+        left -= len(rows)
+        yield each, rows, 2 ** ((number - (len(drawn) - 1) / 2) * step), step
 
 
 def _write_failures(axes: Axes, cells: Cells) -> None:

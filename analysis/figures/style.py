@@ -20,7 +20,25 @@ VARIANT_FILLS = ("full", "none", "left", "bottom", "right", "top")
 BANNER_COLOR = "#A63603"
 MUTED_COLOR = "#595959"
 MAX_TICKS = 10
+NARROW_TICK_GAP = 0.135
+"""Labels on a narrow figure stand at least so far apart, as a fraction of its axes."""
 EDGE_OCTAVES = 0.35
+
+
+NARROW_BELOW_INCHES = 4.5
+"""A figure under this is drawn for narrow screens: names stand above what they name, not beside it."""
+
+
+def is_narrow(axes: Axes) -> bool:
+    """Whether the figure of these axes is drawn for narrow screens."""
+    return width_inches(axes) < NARROW_BELOW_INCHES
+
+
+def width_inches(axes: Axes) -> float:
+    """How wide the figure of these axes is, in inches."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return float(figure.get_size_inches()[0])
 
 
 def line_of(variant_number: int) -> dict[str, Any]:
@@ -67,16 +85,28 @@ def of_step(text: str, cells: Cells) -> str:
 def style_x_axis(axes: Axes, scale: Scale, values: Sequence[int]) -> None:
     """A logarithmic x axis with a tick such as `8k` at each value, thinned where they are many."""
     axes.set_xscale("log", base=2)
-    axes.set_xlabel(scale.title)
+    axes.set_xlabel(scale.title, size=9 if is_narrow(axes) else None)
     if values:
         every = math.ceil(len(values) / MAX_TICKS)
         shown = sorted(values, reverse=True)[::every]
+        if is_narrow(axes):
+            shown = _apart(shown, x_limits(values))
         axes.xaxis.set_major_locator(FixedLocator(shown))
         axes.xaxis.set_major_formatter(FixedFormatter([scale.label(value) for value in shown]))
         axes.set_xlim(*x_limits(values))
     else:
         axes.set_xticks([])
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _apart(values: Sequence[int], limits: tuple[float, float]) -> list[int]:
+    """The first of these values, and of the others those far enough from the one before."""
+    left, right = limits
+    found = [*values[:1]]
+    for value in values:
+        if math.log(found[-1] / value) / math.log(right / left) >= NARROW_TICK_GAP:
+            found.append(value)
+    return found
 
 
 def x_limits(values: Sequence[int]) -> tuple[float, float]:

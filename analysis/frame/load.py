@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -152,6 +153,22 @@ def hardware_facts(key: str, folder: Path = HARDWARE_FOLDER) -> dict[str, float]
     """One number per hardware name, for the hardware of which it is known."""
     known = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml"))]
     return {each["name"]: float(each[key]) for each in known if key in each}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLink:
+    """What joins devices of one node."""
+
+    name: str
+    bytes_per_s: float
+    """Of one device in one direction."""
+
+
+def node_links(folder: Path = HARDWARE_FOLDER) -> dict[str, NodeLink]:
+    """Per hardware name the link within a node, for the hardware of which it is known."""
+    contents = (yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml")))
+    nodes = {each["name"]: each["links"]["node"] for each in contents if "links" in each}
+    return {name: NodeLink(node["name"], float(node["bytes_per_s"])) for name, node in nodes.items()}
 
 
 def device_names(folder: Path = HARDWARE_FOLDER) -> dict[str, tuple[str, ...]]:

@@ -14,10 +14,11 @@ from msgspec import convert
 from analysis.cells.capacity import capacity_label
 from analysis.cells.comparison import BASE
 from analysis.figures.waterfall import step_ms, waterfall_of
-from analysis.frame.load import Record
+from analysis.frame.load import NodeLink, Record
 from analysis.labels import SHARED_CORES, bytes_label, count_label, number_label, status_label
 from analysis.metrics.definitions import text_of
 from analysis.metrics.recorded import Check
+from analysis.page.exchange import exchange_rate
 from analysis.page.prediction import prediction_facts
 from bench.config import UNKNOWN_HARDWARE
 from bench.record import Provenance
@@ -35,6 +36,7 @@ CHECKPOINTING: Mapping[tuple[bool, str], str] = {
     (False, "cpu"): "off, as by default on a CPU: all activations are kept for backward",
 }
 """What a training cell does on a device, and why where it is the default."""
+NO_LINKS: Mapping[str, NodeLink] = {}
 THROTTLED: Mapping[str, str] = {"True": "yes", "False": "no"}
 
 
@@ -63,14 +65,17 @@ class Attempt:
     """Empty where the record does not say."""
 
 
-def cell_facts(cell: Mapping[Any, Any]) -> list[tuple[str, str]]:
-    """Names and texts of what no column of the table shows, without those that are not known."""
+def cell_facts(cell: Mapping[Any, Any], *, is_ranked: bool = True) -> list[tuple[str, str]]:
+    """Names and texts of what no column of the table shows, without those that are not known.
+
+    No speed-up where nothing is ranked.
+    """
     facts = {
         "tokens/s per rank": text_of(cell, "tokens_per_s_per_rank"),
         "tokens/s over the whole window": text_of(cell, "window_tokens_per_s"),
         "MFU (causal / full)": _percents(cell, MODEL_UTILISATION) or _no_peak(cell),
         "HFU (causal / full)": _percents(cell, HARDWARE_UTILISATION),
-        "speed-up": _speed_up(cell),
+        "speed-up": _speed_up(cell) if is_ranked else "",
         "strong scaling": _scaling(cell),
         "memory one rank may use": capacity_label(cell),
         "checkpointing": _checkpointing(cell),
@@ -147,8 +152,8 @@ def _with_unit(text: str, unit: str) -> str:
     return f"{text} {unit}" if text else ""
 
 
-def attempt(record: Record) -> Attempt:
-    """What the page says of one record."""
+def attempt(record: Record, links: Mapping[str, NodeLink] = NO_LINKS) -> Attempt:
+    """What the page says of one record; `links` are those within a node, by hardware name."""
     failure, ran_nothing = record.get("failure") or {}, record["provenance"] == Provenance.PREDICTED
     where = [
         f"rank {failure['rank']}" if failure.get("rank") is not None else None,
@@ -166,8 +171,9 @@ def attempt(record: Record) -> Attempt:
         "parity with float64": _parity(record.get("parity")),
         "attention at the measured length": _full_length(record.get("full_length")),
         "loss and gradient norm": None if record.get("checks") else _held(record.get("losses")),
-        "[tokens, query heads, KV heads] in attention": as_text(engagement.get("attention_shapes", "")),
-        "bytes sent per step, by purpose and rank": as_text(engagement.get("sent_bytes", "")),
+        "tokens x query heads x KV heads in attention, by rank": _shapes(engagement.get("attention_shapes")),
+        "bytes sent per step, by purpose and rank": _sent(engagement.get("sent_bytes")),
+        "attention exchange against the link": exchange_rate(record, links),
         "packed documents": _documents(record.get("documents")),
         **prediction_facts(record),
         **({} if ran_nothing else _traced(record.get("trace") or {})),
@@ -197,6 +203,16 @@ def _shown(check: Check, status: str) -> ShownCheck:
 
 def _count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
+
+
+def _shapes(shapes: Sequence[Sequence[Sequence[int]]] | None) -> str:
+    """`4096 x 4 x 2; 4096 x 4 x 2` of two ranks, all shapes of a rank with commas."""
+    return "; ".join(", ".join(" x ".join(map(str, each)) for each in rank) for rank in shapes or ())
+
+
+def _sent(sent: Mapping[str, Sequence[int]] | None) -> str:
+    """`attention 1.5 MiB, 1.5 MiB; gradients 24.0 KiB, 24.0 KiB`."""
+    return "; ".join(f"{name} {', '.join(map(bytes_label, ranks))}" for name, ranks in (sent or {}).items())
 
 
 def _documents(section: Mapping[str, Any] | None) -> str | None:
@@ -239,7 +255,9 @@ def _traced(trace: Mapping[str, Any]) -> dict[str, str | None]:
         "waiting unknown": trace.get("waiting_unknown"),
         "compute, ms by part and rank": _times(trace.get("compute_ms")),
         "device copies, ms by part and rank": _times(trace.get("copies_ms")),
-        "causal (query, key, head) triples by rank": as_text(trace.get("causal_area") or ""),
+        "causal (query, key, head) triples by rank": ", ".join(
+            f"{area:,}" for area in trace.get("causal_area") or ()
+        ),
         "purposes unknown": "; ".join(filter(None, trace.get("unjoined", ()))),
     }
 
@@ -284,9 +302,13 @@ def _number(value: float | None, form: str) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value as a reader would write it: lists and mappings as JSON, nothing as `none`."""
+    """A value as a reader would write it: lists with commas, mappings as `name value; name value`."""
     if value is None:
         return "none"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name} {as_text(each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(as_text, value))
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from analysis.answers.equivalence import equivalence_line
 from analysis.answers.length_cost import length_cost_lines
@@ -20,11 +20,11 @@ from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import Comparison
 from analysis.cells.length_cost import LengthCosts
-from analysis.cells.selection import for_pages
+from analysis.cells.selection import Selection, for_pages
 from analysis.figures.figure_file import FigureFile
 from analysis.frame.archive import Archive
-from analysis.frame.load import Record
-from analysis.labels import count_label
+from analysis.frame.load import Record, node_links
+from analysis.labels import count_label, more_label
 from analysis.metrics.definitions import meanings_of
 from analysis.page.facts import CHECK_HEADINGS, Attempt, as_text, attempt, cell_facts
 from analysis.tables.ablation import HEADINGS as ABLATION_HEADINGS
@@ -37,12 +37,23 @@ from analysis.tables.equivalence import POST, PUBLISHED_HEADINGS, equivalence_ro
 from analysis.tables.length_cost import HEADINGS as COST_HEADINGS
 from analysis.tables.length_cost import READING as COST_READING
 from analysis.tables.length_cost import length_cost_rows
-from analysis.tables.rows import SORTED_BY, Row, headings_of, rows_of
+from analysis.tables.rows import (
+    MAX_NUMBERS,
+    NUMBER_HEADINGS,
+    SORTED_BY,
+    Row,
+    headings_of,
+    number_rows,
+    rows_of,
+)
 from analysis.tables.score import COLUMNS as SCORE_COLUMNS
 from analysis.tables.score import HEADINGS as SCORE_HEADINGS
 from analysis.tables.score import score_rows
 
 BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "together")
+FEW_DETAILS = 8
+"""So many comparisons stand on the first screen; the others are folded away."""
+SPEED_UP_HEADING = "speed-up"
 MAX_VALUES = 4
 """More different values than this are counted, not listed."""
 ONE_BY_ONE: Mapping[str, str] = {"packages": "package", "inherited_env": "variable"}
@@ -86,6 +97,23 @@ def render(
 
     `figures` are asked for last, so that they may still be drawn while the cells are put into words.
     """
+    shared = {key: as_text(value) for key, value in archive.shared.items()}
+    shown = for_pages(cells)
+    rows_behind = _rows_behind(archive.frame, shown.cells.frame)
+    words = {
+        **_answer(cells, found),
+        **_compared(compared, claims),
+        **_tables(cells, shown, costs),
+        "count": f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
+        "figures_note": figures_note,
+        "cells": shown_cells(archive, shown.cells, rows_behind, shared),
+        "shared": [*shared.items()],
+        "environment": distinct_values(map(_one_by_one, archive.environments)),
+    }
+    return _template().render(figures=figures(), **words)
+
+
+def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("analysis.page", "."),
         autoescape=True,
@@ -93,45 +121,62 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shared = {key: as_text(value) for key, value in archive.shared.items()}
-    shown = for_pages(cells)
-    rows_behind = _rows_behind(archive.frame, shown.cells.frame)
-    return environment.get_template("report.html.jinja").render(
-        figures=figures(),
-        subtitle=cells.subtitle,
-        banner=cells.banner,
-        equivalence=[(each.name, equivalence_line(each), equivalence_rows(each)) for each in compared],
-        equivalence_headings=EQUIVALENCE_HEADINGS,
-        published=published_rows(),
-        published_headings=PUBLISHED_HEADINGS,
-        published_source=POST,
-        claims=claims,
-        claim_headings=CLAIM_HEADINGS,
-        count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
-        verdict=found,
-        figures_note=figures_note,
-        headings=with_meanings(headings_of(cells), SORTED_BY),
-        has_predicted=bool(cells.are_predicted.any()),
-        score_lines=score_lines(cells),
-        score_headings=with_meanings(SCORE_HEADINGS, SCORE_COLUMNS),
-        score_rows=score_rows(shown.cells),
-        cost_lines=length_cost_lines(costs),
-        cost_headings=[(heading, None) for heading in COST_HEADINGS],
-        cost_rows=length_cost_rows(costs.split),
-        cost_reading=COST_READING,
-        block_headings=BLOCK_HEADINGS,
-        check_headings=[(heading, None) for heading in CHECK_HEADINGS],
-        reasons=failure_reasons(cells),
-        next_steps=next_steps(cells),
-        cells=shown_cells(archive, shown.cells, rows_behind, shared),
-        cells_note=shown.note,
-        attention_headings=with_meanings(ATTENTION_HEADINGS, ATTENTION_COLUMNS),
-        attention_rows=attention_rows(shown.cells),
-        ablation_headings=[(heading, None) for heading in ABLATION_HEADINGS],
-        ablation_rows=ablation_rows(cells),
-        shared=[*shared.items()],
-        environment=distinct_values(map(_one_by_one, archive.environments)),
-    )
+    return environment.get_template("report.html.jinja")
+
+
+def _answer(cells: Cells, found: Verdict) -> dict[str, Any]:
+    """What the first screen shows: numbers in the table's order where nothing is ranked, else who leads."""
+    is_ranked = cells.caveat is None
+    rest = len(cells) - MAX_NUMBERS
+    more = f"{more_label(rest, 'cell')} in the table of cells" if rest > 0 else ""
+    return {
+        "subtitle": cells.subtitle,
+        "banner": cells.banner,
+        "verdict": found,
+        "is_ranked": is_ranked,
+        "few_details": FEW_DETAILS,
+        "numbers": [] if is_ranked else number_rows(cells),
+        "number_headings": [(heading, None) for heading in NUMBER_HEADINGS],
+        "numbers_note": more,
+    }
+
+
+def _compared(compared: Sequence[Comparison], claims: Decided | None) -> dict[str, Any]:
+    """Trainings beside one another, and published numbers beside these records."""
+    return {
+        "equivalence": [(each.name, equivalence_line(each), equivalence_rows(each)) for each in compared],
+        "equivalence_headings": EQUIVALENCE_HEADINGS,
+        "published": published_rows(),
+        "published_headings": PUBLISHED_HEADINGS,
+        "published_source": POST,
+        "claims": claims,
+        "claim_headings": CLAIM_HEADINGS,
+    }
+
+
+def _tables(cells: Cells, shown: Selection, costs: LengthCosts) -> dict[str, Any]:
+    """The tables below the figures, with their headings; speed-up is none where nothing is ranked."""
+    headings = with_meanings(headings_of(cells), SORTED_BY)
+    return {
+        "headings": [each for each in headings if cells.caveat is None or each[0] != SPEED_UP_HEADING],
+        "has_predicted": bool(cells.are_predicted.any()),
+        "score_lines": score_lines(cells),
+        "score_headings": with_meanings(SCORE_HEADINGS, SCORE_COLUMNS),
+        "score_rows": score_rows(shown.cells),
+        "cost_lines": length_cost_lines(costs),
+        "cost_headings": [(heading, None) for heading in COST_HEADINGS],
+        "cost_rows": length_cost_rows(costs.split),
+        "cost_reading": COST_READING,
+        "block_headings": BLOCK_HEADINGS,
+        "check_headings": [(heading, None) for heading in CHECK_HEADINGS],
+        "reasons": failure_reasons(cells),
+        "next_steps": next_steps(cells),
+        "cells_note": shown.note,
+        "attention_headings": with_meanings(ATTENTION_HEADINGS, ATTENTION_COLUMNS),
+        "attention_rows": attention_rows(shown.cells),
+        "ablation_headings": [(heading, None) for heading in ABLATION_HEADINGS],
+        "ablation_rows": ablation_rows(cells),
+    }
 
 
 def with_meanings(headings: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str | None]]:
@@ -143,7 +188,7 @@ def shown_cells(
     archive: Archive, shown: Cells, rows_behind: RowsBehind, shared: Mapping[str, str]
 ) -> list[ShownCell]:
     """The cells, each with its own settings and its records."""
-    cells = []
+    cells, links = [], node_links()
     for number, (identity, name, row) in enumerate(
         zip(_identities(shown.frame), shown.names, rows_of(shown), strict=True)
     ):
@@ -156,9 +201,9 @@ def shown_cells(
                 status=shown.rows[number]["status"],
                 row=row,
                 values=_sort_values(shown.rows[number]),
-                facts=cell_facts(shown.rows[number]),
+                facts=cell_facts(shown.rows[number], is_ranked=shown.caveat is None),
                 settings=_own_settings(records[0], shared),
-                attempts=[attempt(record) for record in records],
+                attempts=[attempt(record, links) for record in records],
             )
         )
     return cells

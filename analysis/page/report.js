@@ -1,5 +1,36 @@
 "use strict";
 
+// Tables that are wider than the page say that they can be scrolled.
+(() => {
+  const wide = [...document.querySelectorAll(".wide")];
+  wide.forEach((each) => {
+    const hint = document.createElement("p");
+    hint.className = "hint";
+    hint.textContent = "Scroll the table sideways: more columns stand on the right.";
+    each.after(hint);
+  });
+  const mark = () => wide.forEach((each) => each.classList.toggle("scrolls", each.scrollWidth > each.clientWidth));
+  window.addEventListener("resize", mark);
+  document.addEventListener("toggle", mark, true);
+  mark();
+})();
+
+// Below a figure stands what is pointed at or touched: browsers show an SVG's own title late, and on touch never.
+(() => {
+  document.querySelectorAll(".drawing").forEach((drawing) => {
+    const caption = drawing.parentElement.querySelector(".pointed");
+    const show = (event) => {
+      const spot = event.target.closest(".spots rect");
+      if (!spot) return;
+      drawing.querySelectorAll(".shown").forEach((each) => each.classList.remove("shown"));
+      spot.classList.add("shown");
+      caption.textContent = spot.querySelector("title").textContent;
+    };
+    drawing.addEventListener("pointerover", show);
+    drawing.addEventListener("click", show);
+  });
+})();
+
 // The table of cells: sorted by a click on a heading, narrowed by words, its links open what they point at.
 // Without this script the page shows the same, in its first order.
 (() => {

@@ -102,6 +102,33 @@ def headings_of(cells: Cells) -> list[str]:
     return [OF_PREDICTIONS.get(each, each) if cells.is_all_predicted else each for each in HEADINGS]
 
 
+NUMBER_HEADINGS = (
+    "strategy",
+    "length",
+    "status",
+    "tokens/s",
+    "peak allocated",
+    "exchange: transfer",
+    "waiting",
+)
+MAX_NUMBERS = 24
+
+
+def number_rows(cells: Cells) -> list[list[str]]:
+    """The numbers of the first MAX_NUMBERS cells under NUMBER_HEADINGS, in the table's order: no ranking."""
+    return [
+        [
+            row.strategy,
+            row.length,
+            row.status,
+            row.tokens_per_s,
+            row.peak_allocated,
+            *(text_of(cell, f"attention_{part}_share") for part in ("transfer", "waiting")),
+        ]
+        for row, cell in zip(rows_of(cells)[:MAX_NUMBERS], cells.rows, strict=False)
+    ]
+
+
 def markdown_text(cells: Cells) -> str:
     """The human columns as a Markdown table."""
     return markdown_table(headings_of(cells), [row.texts() for row in rows_of(cells)])

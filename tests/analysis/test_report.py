@@ -312,3 +312,21 @@ def test_a_loop_of_one_s_own_is_not_told_to_run_our_command(tmp_path, capsys, ar
     sweep = write_sweep(tmp_path / "out", grid(["ulysses", "ring"], [8192], environment=environment))
     assert main([str(sweep)]) == 0
     assert "would decide: run one sweep with measure.repeats=6.\n" in capsys.readouterr().out
+
+
+def test_a_page_that_ranks_nothing_shows_the_numbers_first_and_no_speed_up(page_of):
+    source = page_of(
+        [*grid(["local"], [8192]), make_record(config=CPU), make_record(config={"strategy": "ring"} | CPU)]
+    )
+    answer = source[source.index('id="answer"') : source.index('id="figures"')]
+    assert "<details>" not in answer
+    assert answer.count("81,920") == 3
+    assert "speed-up" not in source
+
+
+def test_a_page_that_ranks_shows_who_leads_unfolded(page_of):
+    source = page_of(grid(["local", "ulysses"], [8192]))
+    answer = source[source.index('id="answer"') : source.index('id="figures"')]
+    assert "<li>8k" in answer
+    assert "<details>" not in answer
+    assert "speed-up" in source

@@ -119,7 +119,7 @@ def test_a_figure_shows_every_training_once_and_controls_together(compared, tmp_
     found = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE)
     (file,) = write_equivalence(found, tmp_path, None)
     svg = (tmp_path / f"{name_of(found[0])}.svg").read_text()
-    assert file.address.startswith("data:image/svg+xml")
+    assert file.wide.address.startswith("data:image/svg+xml")
     for label in ("data parallelism", "ulysses contiguous", "controls", "mistake: mask_off_by_one"):
         assert svg.count(f"<!-- {label} -->") == 1
     assert "zigzag" not in equivalence_markdown(found)

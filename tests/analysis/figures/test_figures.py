@@ -10,10 +10,11 @@ from matplotlib.text import Text
 from analysis.cells.cells import CPU_BANNER, SHARED_GPU_BANNER, Cells
 from analysis.cells.selection import for_figures
 from analysis.cells.series import STRATEGY_STYLES, styles_of
-from analysis.figures.drawing import build_figure, png_bytes, svg_bytes
+from analysis.figures.drawing import NARROW_INCHES, WIDTH_INCHES, build_figure, png_bytes, svg_bytes
 from analysis.figures.failures import failure_marks
 from analysis.figures.figures import AGAINST_LENGTH, FIGURES, figures_for, legend_entries
 from analysis.figures.style import dodge
+from analysis.labels import status_label
 from tests.analysis.predictions import make_predicted, with_prediction
 from tests.analysis.records import (
     CPU,
@@ -31,6 +32,9 @@ from tests.analysis.synthetic import synthetic_records
 
 LENGTHS = [8192, 16384, 32768, 65536, 98304]
 MANY = 30
+LEGIBLE_PX = 11
+WIDE_PX, NARROW_PX = 640, 340
+"""How wide a page of 1400 px shows one of two figures in a row, and one of 390 px each, less a scroll bar."""
 
 
 def texts(figure):
@@ -119,13 +123,15 @@ def test_error_bars_stand_only_where_an_interval_does(cells_of):
 
 
 def test_every_figure_of_cells_that_rank_nothing_says_so_and_no_other_does(cells_of, drawn_once, name):
-    banners = {CPU_BANNER, SHARED_GPU_BANNER}
+    def banners_in(figure):
+        return {each for each in (CPU_BANNER, SHARED_GPU_BANNER) if each in " ".join(texts(figure))}
+
     cells = {CPU_BANNER: CPU, SHARED_GPU_BANNER: SHARED_GPU}
     for expected, config in cells.items():
-        assert banners & {*texts(build_figure(name, cells_of([make_record(config=config)])))} == {expected}
+        assert banners_in(build_figure(name, cells_of([make_record(config=config)]))) == {expected}
     alone = build_figure(name, cells_of([make_record(config={"cluster.ranks_per_gpu": 1})]))
     for figure in (alone, drawn_once(name, 1)):
-        assert not banners & {*texts(figure)}
+        assert not banners_in(figure)
 
 
 def test_every_figure_says_what_was_measured_on_what(drawn_once, name):
@@ -142,6 +148,23 @@ def test_a_line_does_not_run_across_a_failed_length(cells_of):
     records = [*grid(["ulysses"], [8192, 32768]), make_failure("error", "no", config={"seq_len": 16384})]
     line = axes_of("throughput", cells_of(records)).containers[0].lines[0]
     assert [value == value for value in line.get_ydata()] == [True, False, True]  # noqa: PLR0124  NaN
+
+
+@pytest.mark.parametrize(("lengths", "scale"), [([8192, 32768], "linear"), ([8192, 65536], "log")])
+def test_tokens_per_s_over_many_lengths_are_on_a_logarithmic_axis(cells_of, lengths, scale):
+    records = on_ranks(["ulysses"], lengths, [2], lambda length, _: length**2 / 1e6)
+    assert axes_of("throughput", cells_of(records)).get_yscale() == scale
+
+
+@pytest.mark.parametrize("name", ["throughput", "step_parts"])
+def test_the_second_engine_of_a_strategy_has_hollow_markers(cells_of, name):
+    records = [make_record(config={"engine": engine}) for engine in ("ddp", "zero3")]
+    drawn = [
+        line
+        for line in axes_of(name, cells_of(records)).lines
+        if line.get_marker() == "s" and len(line.get_xdata())
+    ]
+    assert [each.get_fillstyle() for each in drawn] == ["full", "none"]
 
 
 def test_no_two_strategies_look_alike():
@@ -249,7 +272,28 @@ def test_no_text_is_cut_off_at_the_edge_of_a_figure(cells_of, name, config):
     records = on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **config)
     slow = {"trace": make_record()["trace"] | {"step_ms": [1e9] * 2}}
     records += [of_attention(make_record(config=config, **slow)), make_failure("error", "no", config=config)]
-    assert not is_cut_off(build_figure(name, cells_of(records)))
+    for width in (WIDTH_INCHES, NARROW_INCHES):
+        assert not is_cut_off(build_figure(name, cells_of(records), width=width))
+
+
+def test_for_narrow_screens_a_figure_s_texts_are_all_there_legible_and_apart(cells_of, name):
+    drawn = for_figures(cells_of(synthetic_records(30)))
+    figure = build_figure(name, drawn.cells, drawn.note, NARROW_INCHES)
+    assert overlaps_in(figure) == []
+    assert not is_cut_off(figure)
+    assert smallest_text_px(figure, NARROW_PX) >= LEGIBLE_PX
+    failed = {f"{mark.series}: {status_label(mark.status)}" for mark in FIGURES[name].marks(drawn.cells)}
+    assert failed <= {*texts(figure)}
+
+
+def test_no_text_of_a_figure_is_small_where_two_share_a_page_1400_px_wide(drawn_once, name):
+    assert smallest_text_px(drawn_once(name, MANY), WIDE_PX) >= LEGIBLE_PX
+
+
+def smallest_text_px(figure, width_px):
+    """How high the smallest letters are on a page that shows the figure so wide."""
+    shown = [each for each in figure.findobj(Text) if each.get_visible() and each.get_text().strip()]
+    return min(each.get_fontsize() for each in shown) / 72 * width_px / figure.get_size_inches()[0]
 
 
 def is_cut_off(figure):

@@ -7,8 +7,9 @@ from analysis.answers.verdict import verdict
 from analysis.cells.cells import Cells
 from analysis.figures.waterfall import step_ms
 from analysis.frame.archive import read_archive
+from analysis.frame.load import node_links
 from analysis.labels import SHARED_CORES, number_label
-from analysis.page.facts import attempt, cell_facts
+from analysis.page.facts import as_text, attempt, cell_facts
 from analysis.page.page import render
 from analysis.tables.csv_text import csv_text
 from analysis.tables.rows import rows_of
@@ -178,3 +179,27 @@ def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(summary):
     assert sum(found_ms) == pytest.approx(step_ms(cell), abs=0.01 * len(found_ms))
     assert whole == f"{number_label(step_ms(cell))} ms"
     assert "attention exchange, transfer" in said
+
+
+LINK = "attention exchange against the link"
+NVLINKS = {"gpu_p2p": {"0-1": "NVLink"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "expected"),
+    [
+        ({}, NVLINKS, "0.90 GB/s a rank while in flight, waiting left out; 0.2 % of NVLink 4 (450 GB/s)"),
+        ({}, {"gpu_p2p": {"0-1": "NVLink", "0-2": "ok"}}, None),
+        ({}, {}, None),
+        ({"cluster.ranks_per_gpu": 2}, NVLINKS, None),
+        ({"hardware": "cpu"}, NVLINKS, None),
+    ],
+)
+def test_the_exchange_is_held_against_the_link_where_that_is_known(config, environment, expected):
+    record = make_record(config=config, environment=environment)
+    record["engagement"]["sent_bytes"] = {"attention": [8_100_000] * 2}  # in 14 ms, of which 5 are waited
+    assert dict(attempt(record, node_links()).facts).get(LINK) == expected
+
+
+def test_a_value_with_parts_is_words_not_json():
+    assert as_text({"ring": ["a", 1], "none": None}) == "ring a, 1; none none"

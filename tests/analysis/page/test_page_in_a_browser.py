@@ -10,6 +10,7 @@ import pytest
 
 from analysis.metrics.definitions import BY_COLUMN
 from analysis.report import write_report
+from tests.analysis.figures.test_figures import NARROW_PX, WIDE_PX
 from tests.analysis.records import make_failure, write_sweep
 from tests.analysis.synthetic import synthetic_records
 
@@ -45,6 +46,25 @@ def page(tmp_path_factory):
     records = [*synthetic_records(60), make_failure("out_of_memory", long_reason, long_reason)]
     write_report(write_sweep(folder, records))
     return folder / "report.html"
+
+
+POINTED = """
+const drawing = document.querySelector(".drawing"), picture = drawing.querySelector("img");
+const spots = [...drawing.querySelectorAll("svg")].find((each) => getComputedStyle(each).display !== "none");
+const spot = spots.querySelector("rect");
+spot.scrollIntoView();
+const [one, two, place] = [picture, spots, spot].map((each) => each.getBoundingClientRect());
+const [x, y] = [place.x + place.width / 2, place.y + place.height / 2];
+document.elementFromPoint(x, y).dispatchEvent(new Event("pointerover", {bubbles: true}));
+const said = document.querySelector(".pointed").textContent;
+const hints = [...document.querySelectorAll(".scrolls + .hint")];
+return {
+  said, titles: [...spots.querySelectorAll("title")].map((each) => each.textContent),
+  apart: Math.max(Math.abs(one.width - two.width), Math.abs(one.height - two.height)),
+  picture: one.width, shape: one.height / one.width,
+  hints: hints.map((each) => getComputedStyle(each).display),
+};
+"""
 
 
 def browse(page, script, *, width=1200):
@@ -144,6 +164,17 @@ def test_everything_that_acts_is_reached_with_the_keyboard(page):
         """,
     )
     assert reached == focused > 61
+
+
+def test_a_point_says_its_numbers_in_the_drawing_that_fits_the_page(page):
+    wide, narrow = (browse(page, POINTED, width=width) for width in (1400, 390))
+    for found in (wide, narrow):
+        assert found["said"] in found["titles"]
+        assert found["apart"] < 4  # the picture's border is 1 px
+        assert set(found["hints"]) == {"block"}
+    assert wide["picture"] >= WIDE_PX
+    assert narrow["picture"] >= NARROW_PX
+    assert narrow["shape"] > 1.1 * wide["shape"]
 
 
 @pytest.mark.parametrize("width", [320, 360, 768])
