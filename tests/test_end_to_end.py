@@ -159,10 +159,12 @@ def test_a_scheduler_s_signal_ends_a_sweep_as_ctrl_c_does(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.05)
 
+    before_s = signal.signal(signal.SIGTERM, lambda *_: None)  # for one that comes when the sweep has ended
     with ThreadPoolExecutor(1) as scheduler:
         scheduler.submit(end_it_once_a_rank_runs)
         words = ("seq_len=16k", "strategy=local", "engine=ddp", "sweep_dir=out", "measure.budget_s=100")
         done = typed_here(tmp_path, "-m", *words)
+    signal.signal(signal.SIGTERM, before_s)
     assert done.returncode == 130
     assert "resume=true" in done.stdout.splitlines()[-1]
     _, alive = psutil.wait_procs(ranks, timeout=10)
