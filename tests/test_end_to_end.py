@@ -96,6 +96,7 @@ def test_a_trace_that_is_kept_is_one_of_each_cell_and_rank_that_perfetto_opens(s
         assert any(event["name"].startswith("gloo:") for event in events) or not parallel
 
 
+@pytest.mark.slow  # tests/test_terminal.py resumes as the terminal says
 @pytest.mark.usefixtures("launcher")
 def test_resume_runs_only_what_is_missing(tmp_path):
     words = ("-m", "strategy=local", "engine=ddp", "sweep_dir=out", *QUICK)

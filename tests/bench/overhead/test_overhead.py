@@ -77,6 +77,7 @@ def test_a_slowed_timed_step_and_its_added_collective_are_found_within_the_least
     assert len(costs.missed(SHORT)) == 2
 
 
+@pytest.mark.slow  # `.ci/run` types the command
 def test_the_short_command_ends_with_what_became_of_its_goal(launcher, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--short", "--minutes", "0.001"], launcher)

@@ -64,7 +64,7 @@ def test_who_waits_for_a_sleeper_transfers_next_to_nothing_in_every_traced_step(
     assert 0 <= shares.exchange.transfer.low <= shares.exchange.transfer.high < TOLERANCE / 2
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_communication_behind_compute_is_total_and_not_exposed(traced, ranks):
     trace, _, _ = traced(Case.hide_an_exchange_behind_compute, ranks)
     for rank in range(ranks):
@@ -108,7 +108,7 @@ TRACED_OF_CELL = {LONG: 1}
 CELLS[LONG] = ("strategy=ring", "engine=fsdp2", "measure.budget_s=0.001")
 
 
-COVERED = ("usp", "ring_flash_attn ", "ulysses ddp")
+COVERED = ("usp", "ring_flash_attn ", "ulysses ddp", "ulysses checkpointing")
 """Of the collectives that these make, others have each kind."""
 
 
