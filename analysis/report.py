@@ -41,17 +41,10 @@ from analysis.tables.length_cost import HEADINGS as COST_HEADINGS
 from analysis.tables.length_cost import READING as COST_READING
 from analysis.tables.length_cost import SHORT_HEADINGS as SHORT_COST_HEADINGS
 from analysis.tables.length_cost import length_cost_rows, length_cost_short_rows
-from analysis.tables.rows import (
-    TERMINAL_ROWS,
-    Fitted,
-    markdown_cell,
-    markdown_table,
-    markdown_text,
-    terminal_table,
-    text_table,
-)
+from analysis.tables.rows import markdown_cell, markdown_table, markdown_text
 from analysis.tables.score import HEADINGS as SCORE_HEADINGS
 from analysis.tables.score import score_rows
+from analysis.tables.terminal import TERMINAL_ROWS, Fitted, terminal_table, text_table
 from bench.command import again_command, is_sweep, tool_words
 from bench.config import ExitCode
 from bench.record import Role

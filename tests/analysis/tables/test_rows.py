@@ -4,14 +4,8 @@ import pytest
 from rich.console import Console
 
 from analysis.answers.reasons import failure_reasons
-from analysis.tables.rows import (
-    HEADINGS,
-    TERMINAL_HEADINGS,
-    markdown_text,
-    rows_of,
-    terminal_table,
-    text_table,
-)
+from analysis.tables.rows import HEADINGS, markdown_text, rows_of
+from analysis.tables.terminal import TERMINAL_HEADINGS, terminal_table, text_table
 from tests.analysis.predictions import make_predicted
 from tests.analysis.records import (
     ATTENTION_CHECKED,
