@@ -31,7 +31,7 @@ def launcher():
 @pytest.fixture
 def short_grace(monkeypatch):
     """A rank that fails alone is waited for less long; those in `tests.faults` that clean up take longer."""
-    monkeypatch.setattr("bench.cell.launcher.GRACE_S", 1.0)
+    monkeypatch.setattr("bench.cell.watch.GRACE_S", 1.0)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cell.launcher import SILENT, Launcher, Listener
+from bench.cell.launcher import Launcher
 from bench.cell.outcome import interrupted, record_of, refused
 from bench.cell.planned import PlannedCell
 from bench.cell.predicted import predicted
+from bench.cell.watch import SILENT, Listener
 from bench.config import RunConfig
 from bench.passes import PASSES, Sections
 from bench.record import Record, Role, Status

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cell.launcher import Launcher, Silent
+from bench.cell.launcher import Launcher
+from bench.cell.watch import Silent
 from bench.config import RunConfig
 from bench.overhead.goal import Estimate, Goal, Verdict, estimated, minutes_needed
 from bench.statistics import median_interval

@@ -21,10 +21,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bench.cell.launcher import Listener
 from bench.cell.outcome import outcome
 from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS
+from bench.cell.watch import Listener
 from bench.config import RunConfig
 from bench.labels import duration_label, length_label
 from bench.ranks.log import Stage

@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from bench.cell.launcher import SILENT, Launcher, Listener
+from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.cell.run import CellInterrupted, SharedSections, run
 from bench.cell.trajectory import REFERENCE_STRATEGY, Trajectories, is_base, work_of
+from bench.cell.watch import SILENT, Listener
 from bench.config import RunConfig
 from bench.labels import duration_label, length_label
 from bench.passes.timing.section import MAX_WARM_UP_STEPS

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from bench.cell.compilation import LOOK_S, ONCE, CompilationWatch, compiled_by
-from bench.cell.launcher import Silent
+from bench.cell.watch import Silent
 from tests.cells import tiny_cell
 
 BUILD = """

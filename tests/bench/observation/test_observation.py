@@ -15,7 +15,7 @@ from torch import nn
 import bench
 from bench.attention.layouts import LAYOUTS
 from bench.cell.ends import lost_a_peer
-from bench.cell.launcher import GRACE_S
+from bench.cell.watch import GRACE_S
 from bench.cell.worker import join
 from bench.config import OWN, ConfigError
 from bench.environment import REPOSITORY
