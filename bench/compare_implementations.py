@@ -29,7 +29,7 @@ from bench.statistics import median_interval
 from bench.strategies import STRATEGIES, runnable
 
 if TYPE_CHECKING:
-    from bench.cell.worker import RankJob
+    from bench.node.worker import RankJob
     from bench.ranks.log import RankLog
     from bench.strategies.strategy import Strategy
 
@@ -77,7 +77,7 @@ def main() -> None:
 
 def in_turns(job: RankJob, log: RankLog) -> dict[str, Any]:
     """A rank's whole life: the cell and the folder's `package`, call by call in alternating order."""
-    from bench.cell.worker import join
+    from bench.node.worker import join
     from bench.passes.parity.attention import random_inputs
     from bench.ranks.groups import make_groups
 

@@ -63,7 +63,7 @@ def cover(strategies, world_size):
 
 def check_cases(job, log):
     """A rank's whole life: every case of the folder's `cases.json`, to `errors.json` and `limits.json`."""
-    from bench.cell.worker import join
+    from bench.node.worker import join
 
     device = join(job)
     outcomes, waits = [], {}

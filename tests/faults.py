@@ -16,7 +16,7 @@ import bench.strategies.ulysses.attention as ulysses
 import bench.training.trainers.native
 from bench.attention.kernels import call, math
 from bench.attention.merge import Partial
-from bench.cell.worker import join, run_cell
+from bench.node.worker import join, run_cell
 from bench.overhead.turns import compare
 from bench.passes.objective import rank as objective
 from bench.passes.objective import section as objective_section

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from bench.cell.worker import run_cell
+from bench.node.worker import run_cell
 from bench.passes.objective.section import MAX_TOKENS
 from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention

@@ -6,8 +6,8 @@ import json
 import numpy as np
 
 from bench.attention.watch import AttentionWatch
-from bench.cell.worker import join
 from bench.config import RunConfig
+from bench.node.worker import join
 from bench.passes.gradients import rank as gradients
 from bench.passes.memory.allocations import AllocationTracker
 from bench.passes.tap import CommunicationTap

@@ -86,7 +86,7 @@ class Case:
 
 def trace_case(job, log):
     """A rank's whole life: the case named by the folder, tapped once, then traced."""
-    from bench.cell.worker import join
+    from bench.node.worker import join
 
     if job.folder.name == Case.pass_on_late.__name__:
         trace.profile = LateProfiler

@@ -1,4 +1,4 @@
-"""How each rank ended, and what follows for the cell."""
+"""What follows for a cell from how its ranks ended."""
 
 from __future__ import annotations
 
@@ -9,61 +9,14 @@ from typing import Any
 
 import msgspec
 
+from bench.node.end import LOST_PEER_TEXTS, RankEnd, lost_a_peer
 from bench.ranks.log import RefusedError, WrongResultError
 from bench.ranks.out_of_memory import KINDS, memory_of_text
-from bench.ranks.place import Place
 from bench.record import Failure, OutOfMemory, Status
-
-LOST_PEER_TEXTS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Application timeout caused pair closure",
-    "Connection closed by remote peer",
-    "remote process exited",
-    "remote process exiting",
-    "NCCL communicator was aborted",
-)
-
 
 BEFORE_THE_LIMIT = ("start", "join")
 """Phases in which a memory limit does not count yet."""
 UNCHECKED_ENDS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
-
-
-@dataclass(frozen=True, slots=True)
-class RankFailed:
-    """A rank's message to the launcher as soon as its failure is on the disk, before any cleanup."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankEnd:
-    """How one rank ended, and what it left."""
-
-    rank: int
-    exit_code: int | None
-    """Negative for a signal; None for a rank that had to be stopped."""
-    report: dict[str, Any] | None
-    """There only when every pass was done."""
-    failure: dict[str, Any] | None
-    """There only when an error ended the rank, and it could still write it."""
-    log_tail: str
-    found_after_s: float | None = None
-    """Seconds from its failure, or else its own end, to the end of all ranks."""
-    place: Place | None = None
-    """Where it was last, as it noted itself; None where it never did."""
-    hang: str | None = None
-    """What it did while the others waited for it; of one rank at the most, and only where the cell was ended
-    for it or at its deadline."""
-
-    @property
-    def why(self) -> str:
-        """Why there is no report, in one line, for commands that keep no record."""
-        text = self.failure["message"] if self.failure is not None else self.log_tail
-        last = (text.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
-        return f"rank {self.rank}: {last}; try one such cell in a sweep, whose record says more"
 
 
 def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status, Failure | None]:
@@ -79,11 +32,6 @@ def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status,
         if first is not None:
             return status, _failure(first, status, ranks)
     return Status.ERROR, _failure(ends[0], Status.ERROR, ranks)
-
-
-def lost_a_peer(failure: Mapping[str, Any]) -> bool:
-    """Whether a rank failed only because another rank was gone."""
-    return any(text in failure["message"] for text in LOST_PEER_TEXTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cell.activity import Activity, is_stopped_now
-from bench.cell.stacks import STACK_S, Doing, ask_for_stacks
+from bench.node.activity import Activity, is_stopped_now
+from bench.node.stacks import STACK_S, Doing, ask_for_stacks
 
 PATIENT_STACK_S = 5 * STACK_S
 """How long ranks have to write their stacks where nobody waits for them to end."""

@@ -22,20 +22,20 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bench.cell.ends import RankEnd, RankFailed
 from bench.cell.hang import HangWatch
-from bench.cell.lifeline import die_with_launcher
-from bench.cell.rank_files import failure_path, log_path
 from bench.cell.watch import SILENT, Listener, Watch
 from bench.config import ConfigError, RunConfig
 from bench.environment import REPOSITORY
+from bench.node.end import RankEnd, RankFailed
+from bench.node.lifeline import die_with_launcher
+from bench.node.rank_files import failure_path, log_path
 from bench.ranks.log import Stage
 
 if TYPE_CHECKING:
-    from bench.cell.worker import RankEntry
+    from bench.node.worker import RankEntry
 
-PRELOAD = "bench.cell.preload"
-PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "bench.cell.preload_deepspeed"}
+PRELOAD = "bench.node.preload"
+PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "bench.node.preload_deepspeed"}
 """What the server imports of packages that only some cells need."""
 SAFE_PATH = "PYTHONSAFEPATH"
 
@@ -163,7 +163,7 @@ def _enter(job_fields: tuple[Any, ...], sender: Connection, entry: RankEntry | N
     """The first function of a rank: everything it needs is imported in the server already."""
     die_with_launcher()
     try:
-        from bench.cell.worker import RankJob, live, run_cell
+        from bench.node.worker import RankJob, live, run_cell
     except BaseException as error:  # noqa: BLE001  a broken package may raise anything, SystemExit too
         _cannot_start(job_fields[1], job_fields[2], error)
     job = RankJob(*job_fields)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from bench.cell.ends import RankEnd, classify
+from bench.cell.ends import classify
 from bench.cell.planned import PlannedCell
 from bench.config import RunConfig
 from bench.cost.engine_memory import ENGINE_MEMORY
@@ -25,6 +25,7 @@ from bench.cost.traffic import payload
 from bench.environment import describe, this_machine
 from bench.finite import not_finite
 from bench.labels import size_label
+from bench.node.end import RankEnd
 from bench.passes import PASSES, Sections, checks, decoded, evidence, first_failure, merge, own_work_s
 from bench.passes.documents.section import PackedDocuments
 from bench.passes.facts import RankReport

@@ -19,7 +19,7 @@ from bench.record import Record, Role, Status
 from bench.request.legality import refusal
 
 if TYPE_CHECKING:
-    from bench.cell.worker import RankEntry
+    from bench.node.worker import RankEntry
 
 
 class SharedSections:

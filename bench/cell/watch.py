@@ -10,11 +10,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol
 
-from bench.cell.compilation import CompilationWatch
-from bench.cell.ends import RankEnd, RankFailed, lost_a_peer
 from bench.cell.hang import Blame, HangWatch, LiveRank, blamed_at_deadline
-from bench.cell.rank_files import failure_path, log_path, read_file, report_path, tail_of, take_file
-from bench.cell.stacks import ask_for_stacks
+from bench.node.compilation import CompilationWatch
+from bench.node.end import RankEnd, RankFailed, lost_a_peer
+from bench.node.rank_files import failure_path, log_path, read_file, report_path, tail_of, take_file
+from bench.node.stacks import ask_for_stacks
 from bench.ranks.log import Stage
 from bench.ranks.place import Place, place_path, read_place
 

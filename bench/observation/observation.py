@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.cell.ends import RankEnd, lost_a_peer
-from bench.cell.failure import describe_failure
 from bench.cell.outcome import outcome
 from bench.config import OWN, ClusterConfig, ConfigError, ExitCode
 from bench.labels import checks_label
+from bench.node.end import RankEnd, lost_a_peer
+from bench.node.failure import describe_failure
 from bench.observation.fed_tokens import FedTokens
 from bench.observation.loop import Loop, LoopFullLength, LoopParity
 from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0, sigterm_held_back

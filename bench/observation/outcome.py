@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.cell.ends import RankEnd, classify
+from bench.cell.ends import classify
 from bench.cell.outcome import failed, judged, not_finite_on_a_rank, refused, with_software
 from bench.cell.planned import PlannedCell
 from bench.config import (
@@ -25,6 +25,7 @@ from bench.config import (
     WorkloadConfig,
 )
 from bench.environment import REPOSITORY, this_machine
+from bench.node.end import RankEnd
 from bench.observation.checks import checks_of_loop, forgotten_group
 from bench.observation.objective import wrong_objective
 from bench.observation.script import this_script

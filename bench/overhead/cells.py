@@ -88,7 +88,7 @@ def _under_torchrun(cell: RunConfig, folder: Path) -> float:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     start = time.monotonic()
     subprocess.run(  # noqa: S603  fixed arguments, no shell
-        [*command, "-m", "bench.cell.worker", str(path), str(folder)], check=True, capture_output=True
+        [*command, "-m", "bench.node.worker", str(path), str(folder)], check=True, capture_output=True
     )
     wall_s = time.monotonic() - start
     reports = [decoded(json.loads(report.read_text())) for report in folder.glob("rank_*.report.json")]

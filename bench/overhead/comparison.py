@@ -18,7 +18,7 @@ from bench.overhead.goal import Estimate, Goal, Verdict, estimated, minutes_need
 from bench.statistics import median_interval
 
 if TYPE_CHECKING:
-    from bench.cell.worker import RankEntry
+    from bench.node.worker import RankEntry
     from bench.ranks.log import Stage
 
 INSTRUMENTS = {

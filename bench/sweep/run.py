@@ -27,7 +27,7 @@ from bench.sweep.references import References
 from bench.sweep.stored_plan import CONFIG, Resumed, resumed_cells
 
 if TYPE_CHECKING:
-    from bench.cell.worker import RankEntry
+    from bench.node.worker import RankEntry
 
 TRACES_FOLDER = "traces"
 WRITING = "writing the report"

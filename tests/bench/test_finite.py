@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import pytest
 import torch
 
-from bench.cell.ends import RankEnd
 from bench.cell.outcome import judged, record_of
 from bench.cell.planned import PlannedCell
 from bench.finite import finite, not_finite, worst
+from bench.node.end import RankEnd
 from bench.passes.parity.exact import relative_error
 from bench.passes.parity.limits import limit_of
 from bench.passes.timing.section import Timing

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import dropout
 
-from bench.cell.worker import run_cell
+from bench.node.worker import run_cell
 from bench.training.engines import DDP, FSDP2, Zero3
 from tests.fault_classes.tampering import change_the_model, wrap
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from bench.cell.worker import run_cell
 from bench.config import OptimizerConfig
+from bench.node.worker import run_cell
 from bench.training.engines import DDP, FSDP2, Zero3
 from bench.training.optimizer import Updater
 from bench.training.trainers.native import NativeTrainer

@@ -9,7 +9,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 import bench.strategies.ring.attention as ring
 import bench.strategies.ulysses.attention as ulysses
 from bench.attention.rotation import Arriving
-from bench.cell.worker import run_cell
+from bench.node.worker import run_cell
 from bench.passes.objective.section import MAX_TOKENS
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.loss import ModelWithLoss

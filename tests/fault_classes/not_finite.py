@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from bench.cell.worker import run_cell
+from bench.node.worker import run_cell
 from bench.training.engines import DDP, FSDP2
 from bench.training.trainers.native import NativeTrainer
 from tests.fault_classes.tampering import steps_begun, wrap

@@ -5,7 +5,7 @@ import torch
 import bench.strategies.ring.attention as ring
 import bench.strategies.ulysses.attention as ulysses
 from bench.attention.merge import Partial
-from bench.cell.worker import run_cell
+from bench.node.worker import run_cell
 from tests.fault_classes.tampering import replace_attention, wrap
 
 FEW_ROWS = 4

@@ -2,7 +2,7 @@
 
 import torch
 
-from bench.cell.worker import run_cell
+from bench.node.worker import run_cell
 from bench.strategies.local.attention import LocalAttention
 from bench.workloads.attention import Attention
 from tests.fault_classes.tampering import replace_attention, steps_begun, wrap

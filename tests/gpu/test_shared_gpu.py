@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.cell.worker import join
+from bench.node.worker import join
 from bench.request.legality import ENGINE_DTYPES, refusal
 from bench.strategies import STRATEGIES
 from tests.attention_cases import check_cases

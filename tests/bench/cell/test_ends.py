@@ -2,8 +2,9 @@
 
 import pytest
 
-from bench.cell.ends import RankEnd, classify
+from bench.cell.ends import classify
 from bench.cell.outcome import shortage
+from bench.node.end import RankEnd
 from bench.ranks.place import Place
 from bench.record import OutOfMemory
 

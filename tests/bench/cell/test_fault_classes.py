@@ -9,7 +9,7 @@ from inspect import isfunction, signature
 
 import pytest
 
-from bench.cell.worker import run_cell as run_cell_of_ranks
+from bench.node.worker import run_cell as run_cell_of_ranks
 from tests.cells import make_cell, run_cell
 from tests.fault_classes import engine, late, long, not_finite, small, unwatched
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from bench.cell.activity import Activity
 from bench.cell.hang import HangWatch, LiveRank, blamed
-from bench.cell.stacks import STACK_SIGNAL, Doing, doing
+from bench.node.activity import Activity
+from bench.node.stacks import STACK_SIGNAL, Doing, doing
 
 WINDOW_S = 0.5
 WITH_STACK = f"""
@@ -126,8 +126,8 @@ Current thread 0x00007e (most recent call first):
   File "{C10D}", line 2023 in _new_process_group_helper
   File "{C10D}", line 1800 in init_process_group
   File "/x/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 95 in wrapper
-  File "/home/me/bench/cell/worker.py", line 209 in join
-  File "/home/me/bench/cell/worker.py", line 90 in run_cell
+  File "/home/me/bench/node/worker.py", line 209 in join
+  File "/home/me/bench/node/worker.py", line 90 in run_cell
 """
 
 

@@ -14,7 +14,7 @@ from bench.environment import REPOSITORY
 from bench.sweep.plan import Plan
 from tests.cells import make_cell, tiny_cell
 
-DEEPSPEED = "bench.cell.preload_deepspeed"
+DEEPSPEED = "bench.node.preload_deepspeed"
 PLANS = {
     "none needs DeepSpeed": ([("strategy=local", "engine=ddp"), ("strategy=ring", "engine=fsdp2")], False),
     "an engine does": ([("strategy=ring", "engine=ddp"), ("strategy=ring", "engine=zero3")], True),
@@ -38,12 +38,12 @@ def test_the_server_imports_deepspeed_only_where_a_cell_needs_it(imported, case)
     words, needs_it = PLANS[case]
     cells = tuple(PlannedCell(make_cell(*each), repeat=0, order=0) for each in words)
     Launcher(Plan(cells, Path(), resume=False).packages).warm()
-    assert imported == [[*([DEEPSPEED] if needs_it else []), "bench.cell.preload"]]
+    assert imported == [[*([DEEPSPEED] if needs_it else []), "bench.node.preload"]]
 
 
 def test_without_a_plan_it_imports_what_any_cell_may_need(imported):
     Launcher().warm()
-    assert imported == [[DEEPSPEED, "bench.cell.preload"]]
+    assert imported == [[DEEPSPEED, "bench.node.preload"]]
 
 
 RUN = """

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 import bench
-from bench.cell.worker import join
+from bench.node.worker import join
 from bench.observation import meetings
 from bench.observation.meetings import LONGEST_WAIT_S, Meetings, PeerMissingError, PeerStoppedError
 from tests.cells import make_cell

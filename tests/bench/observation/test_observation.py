@@ -16,9 +16,9 @@ import bench
 from bench.attention.layouts import LAYOUTS
 from bench.cell.ends import lost_a_peer
 from bench.cell.watch import GRACE_S
-from bench.cell.worker import join
 from bench.config import OWN, ConfigError
 from bench.environment import REPOSITORY
+from bench.node.worker import join
 from bench.observation import parity
 from bench.observation.checks import UNKNOWN, checks_of_loop
 from bench.observation.observation import LOST_PEER_WAIT_S

@@ -10,7 +10,7 @@ import pytest
 from transformers import trainer
 
 import bench
-from bench.cell.worker import join
+from bench.node.worker import join
 from tests.cells import make_cell
 from tests.scripts.other_loops import LOOPS
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import bench
 from bench.attention import watch
-from bench.cell.worker import join
+from bench.node.worker import join
 from bench.observation import attention, observation, outcome, parity, replicas, trained_tokens
 from bench.observation.fed_tokens import FedTokens
 from bench.observation.loop import Loop

@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
-from bench.cell.worker import run_cell as run_in_rank
 from bench.cost.memory import memory_need
+from bench.node.worker import run_cell as run_in_rank
 from bench.passes.memory.allocations import AllocationTracker
 from bench.ranks.log import StepPhase
 from bench.training.engines import ENGINES

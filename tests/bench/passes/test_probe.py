@@ -10,10 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import bench
-from bench.cell.worker import join
 from bench.config import ConfigError, RunConfig
 from bench.experiments.probe import probed_cells
 from bench.experiments.probe_table import write_probe
+from bench.node.worker import join
 from bench.passes import PASSES
 from bench.passes.parity.cut_model import cut_cell
 from bench.passes.probe import leaks

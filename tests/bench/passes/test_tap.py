@@ -9,7 +9,7 @@ import torch.distributed.tensor
 from torch.profiler import ProfilerActivity, profile
 
 from bench.attention.watch import AttentionWatch
-from bench.cell.worker import join
+from bench.node.worker import join
 from bench.passes.calls import COLLECTIVES, COMMUNICATION, WITHOUT_PAYLOAD, collective_of
 from bench.passes.tap import CommunicationTap
 from bench.passes.trace.cpu_timeline import GLOO_EVENTS

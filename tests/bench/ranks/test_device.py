@@ -9,8 +9,8 @@ import weakref
 import pytest
 import torch
 
-from bench.cell.worker import join
 from bench.environment import Machine
+from bench.node.worker import join
 from bench.ranks.device import SHARED_GPU_NCCL, claim_device, finish_together, release_unused
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
@@ -151,7 +151,7 @@ def refuse(name):
 for name in ("is_available", "device_count", "_lazy_init", "current_device", "get_device_properties"):
     setattr(torch.cuda, name, refuse(name))
 pynvml.nvmlInit = refuse("nvmlInit")
-import bench.cell.preload
+import bench.node.preload
 sys.exit("\\n".join(asked) or 0)
 """
 

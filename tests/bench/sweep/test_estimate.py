@@ -8,7 +8,7 @@ import torch
 import bench.passes.timing.rank as timing_rank
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
-from bench.cell.worker import join
+from bench.node.worker import join
 from bench.passes import planned_stages
 from bench.passes.rank_pass import Measurement
 from bench.passes.timing.rank import TimingPass

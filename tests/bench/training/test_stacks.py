@@ -45,7 +45,7 @@ def test_a_stack_with_ulysses_has_the_native_loops_losses_and_norms(launcher, tm
 
 def train_without_the_process_group(job, log):
     """Accelerate as it comes: on CPU ranks it finds no process group."""
-    from bench.cell.worker import run_cell as run_in_rank
+    from bench.node.worker import run_cell as run_in_rank
     from bench.training.trainers import stack_accelerator
 
     stack_accelerator.name_the_cpu_ranks = lambda *_: None

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench.cell.worker import join
 from bench.config import RunConfig
 from bench.cost.weights import head_parameters, layer_parameters, matrix_parameters
+from bench.node.worker import join
 from bench.passes.memory.allocations import AllocationTracker
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups

@@ -8,7 +8,7 @@ import gc
 from contextlib import suppress
 
 with suppress(BaseException):
-    import bench.cell.preloaded
+    import bench.node.preloaded
 
 # What imports made lives for ever. Frozen, it is skipped when a rank looks for its tensors: milliseconds.
 gc.collect()

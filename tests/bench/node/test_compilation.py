@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from bench.cell.compilation import LOOK_S, ONCE, CompilationWatch, compiled_by
 from bench.cell.watch import Silent
+from bench.node.compilation import LOOK_S, ONCE, CompilationWatch, compiled_by
 from tests.cells import tiny_cell
 
 BUILD = """

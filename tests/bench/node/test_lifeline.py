@@ -12,7 +12,7 @@ from bench.environment import REPOSITORY
 LAUNCHER = """
 import multiprocessing, os, time
 from multiprocessing import forkserver
-from bench.cell.lifeline import die_with_launcher
+from bench.node.lifeline import die_with_launcher
 
 def rank():
     die_with_launcher()

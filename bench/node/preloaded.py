@@ -9,7 +9,7 @@ import transformers.models.llama.modeling_llama
 import transformers.models.qwen2.modeling_qwen2
 import transformers.models.qwen3.modeling_qwen3
 
-import bench.cell.worker
+import bench.node.worker
 from bench.passes import PASSES, rank_code
 from bench.strategies import STRATEGIES
 

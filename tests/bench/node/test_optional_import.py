@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from bench.cell.optional_import import try_to_import
+from bench.node.optional_import import try_to_import
 
 BROKEN = {
     "an error": "raise RuntimeError('CUDA_HOME is not set')",

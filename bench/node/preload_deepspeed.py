@@ -3,6 +3,6 @@
 ZeRO's first optimizer check imports Muon, and with it torch's whole compiler: seconds per rank.
 """
 
-from bench.cell.optional_import import try_to_import
+from bench.node.optional_import import try_to_import
 
 try_to_import("deepspeed.runtime.zero.muon.muon_optimizer")

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.cell.ends import RankFailed
-from bench.cell.failure import describe_failure
-from bench.cell.lifeline import die_with_parent
-from bench.cell.stacks import STACK_SIGNAL
 from bench.config import RunConfig
 from bench.mistakes import mistaken
+from bench.node.end import RankFailed
+from bench.node.failure import describe_failure
+from bench.node.lifeline import die_with_parent
+from bench.node.stacks import STACK_SIGNAL
 from bench.passes.rank_pass import Measurement
 from bench.ranks.allocator import refuse_without_effect, set_allocator
 from bench.ranks.device import claim_device, finish_together, nccl_version, prepare_environment
@@ -190,7 +190,7 @@ def _path(job: RankJob, kind: str) -> Path:
 
 
 def main() -> None:
-    """Run one rank of a cell that torchrun started: `-m bench.cell.worker CELL.json FOLDER`."""
+    """Run one rank of a cell that torchrun started: `-m bench.node.worker CELL.json FOLDER`."""
     cell = RunConfig.from_json(json.loads(Path(sys.argv[1]).read_text()))
     job = RankJob(cell, int(os.environ["RANK"]), Path(sys.argv[2]), rendezvous=None)
     live(job, lambda _: None, run_cell)

@@ -1,0 +1,60 @@
+"""How one rank ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench.ranks.place import Place
+
+LOST_PEER_TEXTS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Application timeout caused pair closure",
+    "Connection closed by remote peer",
+    "remote process exited",
+    "remote process exiting",
+    "NCCL communicator was aborted",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """A rank's message to the launcher as soon as its failure is on the disk, before any cleanup."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank ended, and what it left."""
+
+    rank: int
+    exit_code: int | None
+    """Negative for a signal; None for a rank that had to be stopped."""
+    report: dict[str, Any] | None
+    """There only when every pass was done."""
+    failure: dict[str, Any] | None
+    """There only when an error ended the rank, and it could still write it."""
+    log_tail: str
+    found_after_s: float | None = None
+    """Seconds from its failure, or else its own end, to the end of all ranks."""
+    place: Place | None = None
+    """Where it was last, as it noted itself; None where it never did."""
+    hang: str | None = None
+    """What it did while the others waited for it; of one rank at the most, and only where the cell was ended
+    for it or at its deadline."""
+
+    @property
+    def why(self) -> str:
+        """Why there is no report, in one line, for commands that keep no record."""
+        text = self.failure["message"] if self.failure is not None else self.log_tail
+        last = (text.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
+        return f"rank {self.rank}: {last}; try one such cell in a sweep, whose record says more"
+
+
+def lost_a_peer(failure: Mapping[str, Any]) -> bool:
+    """Whether a rank failed only because another rank was gone."""
+    return any(text in failure["message"] for text in LOST_PEER_TEXTS)
