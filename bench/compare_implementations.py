@@ -29,7 +29,7 @@ from bench.statistics import median_interval
 from bench.strategies import STRATEGIES, runnable
 
 if TYPE_CHECKING:
-    from bench.node.worker import RankJob
+    from bench.node.job import RankJob
     from bench.ranks.log import RankLog
     from bench.strategies.strategy import Strategy
 

@@ -20,7 +20,8 @@ from bench.calibrate.exchanges import exchange_cases, hidden_cases
 from bench.calibrate.grid import Grid
 from bench.calibrate.heap import keep_freed_memory
 from bench.calibrate.products import product_cases
-from bench.node.worker import RankJob, join
+from bench.node.job import RankJob
+from bench.node.worker import join
 from bench.ranks.groups import make_groups
 from bench.ranks.log import RankLog, Stage
 

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from pathlib import Path
 
-from bench.node.activity import Activity, is_stopped_now
-from bench.node.stacks import STACK_S, Doing, ask_for_stacks
+from bench.config import RunConfig
+from bench.node.ranks import Answers, Look, NodeRanks
+from bench.node.stacks import STACK_S, Doing
 
 PATIENT_STACK_S = 5 * STACK_S
 """How long ranks have to write their stacks where nobody waits for them to end."""
@@ -30,60 +30,46 @@ class Blame:
     """What it does, and what the others wait in."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRank:
-    """A rank that has not ended."""
-
-    rank: int
-    pid: int
-    log: Path
-    answers: bool
-    """Whether it has said where it is, and so can be asked for its stack."""
-
-
 class HangWatch:
     """Looks whether a cell's ranks still do something."""
 
-    def __init__(self, silence_s: float, *, waiting_spins: bool) -> None:
-        """`silence_s` of 0 for a watch that never finds anything; `waiting_spins` of ranks on a GPU."""
-        self._silence_s = silence_s
-        self._waiting_spins = waiting_spins
-        self._activity = Activity(silence_s)
+    def __init__(self, cell: RunConfig) -> None:
+        """With `measure.silence_s` of 0 it finds nothing. On a GPU ranks that wait for another spin."""
+        self._silence_s = cell.measure.silence_s
+        self._waiting_spins = cell.cluster.device == "cuda"
 
-    def found(self, now_s: float, live: Sequence[LiveRank]) -> Blame | None:
-        """The rank that the others wait for in vain; None as long as there may be none."""
-        if self._silence_s == 0 or not self._activity.look(now_s, [each.pid for each in live]):
+    def found(self, nodes: Sequence[NodeRanks], looks: Sequence[Look]) -> Blame | None:
+        """The rank that the others wait for in vain, by the last look at each node; None without one."""
+        live = [rank for look in looks for rank in look.live]
+        quiet = [rank for look in looks for rank in look.quiet]
+        stopped = any(look.stopped for look in looks)
+        if not stopped and (not quiet or (len(quiet) < len(live) and not self._waiting_spins)):
             return None
-        quiet = [each for each in live if self._activity.is_quiet(each.pid)]
-        is_stopped = any(self._activity.is_stopped(each.pid) for each in quiet)
-        if not is_stopped and (not quiet or (len(quiet) < len(live) and not self._waiting_spins)):
-            return None
-        stopped = {each.rank for each in quiet if is_stopped_now(each.pid)}
-        doing = _asked(live, stopped)
-        blame = self._judged(doing, stopped, [each.rank for each in quiet])
+        answers = _asked(nodes)
+        blame = self._judged(answers, sorted(quiet))
         if blame is None:
-            self._activity.forget()
+            for each in nodes:
+                each.look_anew()
         return blame
 
-    def _judged(
-        self, doing: Mapping[int, Doing], stopped: AbstractSet[int], ranks: Sequence[int]
-    ) -> Blame | None:
+    def _judged(self, answers: Answers, quiet: Sequence[int]) -> Blame | None:
         """The one of these quiet ranks that is to blame; None where they may only be waiting."""
+        doing, stopped = answers.doing, answers.stopped & set(quiet)
         if not stopped and any(each.is_elsewhere for each in doing.values()):
             return None
         if self._waiting_spins:
-            ranks = [rank for rank in ranks if rank not in doing or doing[rank].collective is None]
-            if not ranks:
+            quiet = [rank for rank in quiet if rank not in doing or doing[rank].collective is None]
+            if not quiet:
                 return None
-        blame = blamed(doing, stopped, ranks) or _indistinct(doing, ranks[0])
+        blame = blamed(doing, stopped, quiet) or _indistinct(doing, quiet[0])
         since = f"has done nothing for {self._silence_s:.0f} s, {blame.what}"
         return Blame(blame.rank, f"{since}; measure.silence_s=0 waits until measure.timeout_s")
 
 
-def blamed_at_deadline(live: Sequence[LiveRank]) -> Blame | None:
+def blamed_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame | None:
     """The rank of these that keeps the others waiting now; None where none can be told from the others."""
-    stopped = {each.rank for each in live if is_stopped_now(each.pid)}
-    blame = blamed(_asked(live, stopped), stopped, [each.rank for each in live])
+    answers = _asked(nodes)
+    blame = blamed(answers.doing, answers.stopped, live)
     if blame is None:
         return None
     return Blame(
@@ -91,11 +77,11 @@ def blamed_at_deadline(live: Sequence[LiveRank]) -> Blame | None:
     )
 
 
-def _asked(live: Sequence[LiveRank], stopped: AbstractSet[int]) -> dict[int, Doing]:
-    answering = {
-        each.rank: (each.pid, each.log) for each in live if each.answers and each.rank not in stopped
-    }
-    return ask_for_stacks(answering, PATIENT_STACK_S)
+def _asked(nodes: Sequence[NodeRanks]) -> Answers:
+    """What the ranks of all nodes were doing; each node is asked after the other."""
+    answers = [each.ask(PATIENT_STACK_S) for each in nodes]
+    doing = {rank: what for each in answers for rank, what in each.doing.items()}
+    return Answers(doing, {rank for each in answers for rank in each.stopped})
 
 
 def _indistinct(doing: Mapping[int, Doing], rank: int) -> Blame:

@@ -1,87 +1,34 @@
-"""Fresh ranks for every cell, forked from a server that has imported everything already.
-
-The standard library's fork server, not torch elastic's agent: its ranks may leave by `os._exit` (see
-`worker`), and a rank's end wakes the launcher at once instead of at the next poll.
-"""
+"""Runs the ranks of one cell at a time, on the nodes it has."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
-import signal
-import sys
-import tempfile
-import threading
 import time
-import traceback
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from bench.cell.hang import HangWatch
 from bench.cell.watch import SILENT, Listener, Watch
-from bench.config import ConfigError, RunConfig
-from bench.environment import REPOSITORY
-from bench.node.end import RankEnd, RankFailed
-from bench.node.lifeline import die_with_launcher
-from bench.node.rank_files import failure_path, log_path
-from bench.ranks.log import Stage
+from bench.config import RunConfig
+from bench.node.end import RankEnd
+from bench.node.job import NodeJob
+from bench.node.local import LocalNode
+from bench.node.ranks import NodeRanks
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry
-
-PRELOAD = "bench.node.preload"
-PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "bench.node.preload_deepspeed"}
-"""What the server imports of packages that only some cells need."""
-SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class Launcher:
     """Starts the ranks of one cell at a time. Imports no torch and never touches CUDA."""
 
     def __init__(self, packages: Collection[str] | None = None) -> None:
-        """The server will import what needs these packages of others; by default all that any cell may need.
-
-        A cell for which that was not enough imports the rest in its ranks.
-        """
-        self._preload = [
-            *(
-                module
-                for package, module in PRELOADED_OF_PACKAGES.items()
-                if packages is None or package in packages
-            ),
-            PRELOAD,
-        ]
-        # A server once started keeps its environment.
-        os.environ.setdefault("DS_LOG_LEVEL", "warning")
-        # When it is imported, DeepSpeed starts CUDA to see whether there is any, unless it is told which
-        # accelerator to use. `join_deepspeed` corrects it in ranks on a GPU.
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        # Nor may another library start CUDA while the server imports it: no rank forked after that could use
-        # a GPU. With this, torch asks NVML.
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        # What packages read, such as their own sources, is UTF-8 whatever the locale says.
-        os.environ["PYTHONUTF8"] = "1"
-        # OpenMP complains about a value that is not a number, and needs none: ranks are told their threads.
-        if not os.environ.get("OMP_NUM_THREADS", "1").strip("0").isdigit():
-            del os.environ["OMP_NUM_THREADS"]
-        # The server finds modules by its environment alone, and must not find another installed copy of ours.
-        known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if str(REPOSITORY) not in known:
-            os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, known)])
-        self._context = multiprocessing.get_context("forkserver")
+        """`packages` of others are imported before ranks start, by default all that any cell may need."""
+        self._node = LocalNode(packages)
 
     def warm(self) -> None:
-        """Start the server now, which imports in the background; one that runs stays as it is."""
-        from multiprocessing import forkserver
-
-        self._context.set_forkserver_preload(self._preload)
-        with _signals_ignored(), _folder_not_searched():
-            forkserver.ensure_running()
+        """Have what ranks need imported, in the background; what has been stays as it is."""
+        self._node.warm()
 
     def run(
         self,
@@ -93,111 +40,14 @@ class Launcher:
         known: frozenset[str] = frozenset(),
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
-        self.warm()
-        folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob("rank_*.json"):
-            leftover.unlink()
         deadline = time.monotonic() + cell.measure.timeout_s
-        receiver, sender = self._context.Pipe(duplex=False)
-        with tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-") as scratch:
-            jobs = [
-                (cell, rank, folder, Path(scratch) / "store", known)
-                for rank in range(cell.cluster.world_size)
-            ]
-            ranks = [self._context.Process(target=_enter, args=(job, sender, entry)) for job in jobs]
-            watch = Watch(ranks, folder, Path(scratch), _hang_watch(cell))
-            try:
-                for process in ranks:
-                    process.start()
-                sender.close()
-                watch.follow(receiver, deadline, listener)
-            finally:
-                for process in ranks:
-                    _kill(process)
-                receiver.close()
-            return watch.ends(time.monotonic())
-
-
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """What is started here never answers a terminal's signals: those are the launcher's to answer.
-
-    The server would ignore Ctrl-C only once it serves, and a lost connection would end it and with it all
-    ranks, before the launcher can say what ended them.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may say so
-        return
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-def refuse_no_docstrings() -> None:
-    """Raises ConfigError where Python drops docstrings, which transformers reads when it is imported."""
-    if sys.flags.optimize > 1:
-        raise ConfigError(
-            f"PYTHONOPTIMIZE={sys.flags.optimize}: drops the docstrings that transformers reads; unset it, or"
-            " write PYTHONOPTIMIZE=1"
-        )
-
-
-@contextmanager
-def _folder_not_searched() -> Iterator[None]:
-    """What is started finds no modules in the folder it starts in: somebody's own `bench/` may be there."""
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SAFE_PATH]
-        else:
-            os.environ[SAFE_PATH] = before
-
-
-def _enter(job_fields: tuple[Any, ...], sender: Connection, entry: RankEntry | None) -> None:
-    """The first function of a rank: everything it needs is imported in the server already."""
-    die_with_launcher()
-    try:
-        from bench.node.worker import RankJob, live, run_cell
-    except BaseException as error:  # noqa: BLE001  a broken package may raise anything, SystemExit too
-        _cannot_start(job_fields[1], job_fields[2], error)
-    job = RankJob(*job_fields)
-
-    def tell(message: Stage | RankFailed) -> None:
-        if job.rank == 0 or isinstance(message, RankFailed):
-            sender.send(message)
-
-    live(job, tell, entry or run_cell)
-
-
-def _cannot_start(rank: int, folder: Path, error: BaseException) -> NoReturn:
-    """End a rank that cannot even import its own code, with a failure as `live` would write it."""
-    failure: dict[str, Any] = {
-        "phase": "import",
-        "kind": type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-        "failed_at_s": time.monotonic(),
-    }
-    log_path(folder, rank).write_text(failure["traceback"])
-    failure_path(folder, rank).write_text(json.dumps(failure))
-    os._exit(1)
-
-
-def _hang_watch(cell: RunConfig) -> HangWatch:
-    return HangWatch(cell.measure.silence_s, waiting_spins=cell.cluster.device == "cuda")
-
-
-def _kill(process: BaseProcess) -> None:
-    """End a rank and whatever it started; a rank leads its own process group."""
-    if process.pid is None:
-        return
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.join()
+        job = NodeJob(cell, 0, tuple(range(cell.cluster.world_size)), known=known)
+        started: list[NodeRanks] = []
+        try:
+            started.append(self._node.start(job, folder, entry))
+            watch = Watch(started, HangWatch(cell))
+            watch.follow(deadline, listener)
+        finally:
+            for each in started:
+                each.stop()
+        return watch.ends()

@@ -14,17 +14,18 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from bench.config import RunConfig
 from bench.mistakes import mistaken
 from bench.node.end import RankFailed
 from bench.node.failure import describe_failure
+from bench.node.job import RankJob, StoreAddress
 from bench.node.lifeline import die_with_parent
 from bench.node.stacks import STACK_SIGNAL
 from bench.passes.rank_pass import Measurement
@@ -43,19 +44,6 @@ OTHER_LAUNCHERS = (
     "TORCHELASTIC_",
 )  # fmt: skip
 """How the variables begin that mpirun, srun or a torchrun around the sweep leave behind."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankJob:
-    """What one rank is told."""
-
-    cell: RunConfig
-    rank: int
-    folder: Path
-    rendezvous: Path | None
-    """A file shared by the cell's ranks, or None for env://."""
-    known: frozenset[str] = frozenset()
-    """Passes whose sections an equal cell of the sweep has: they are not run again."""
 
 
 RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
@@ -109,9 +97,9 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
 
 def _keep_place(job: RankJob, log: RankLog) -> None:
     """From now on the launcher can tell where this rank is, and ask for its stack."""
-    if job.rendezvous is not None:
+    if job.scratch is not None:
         with suppress(OSError):  # a disk without room for it: the rank is no worse for that
-            log.keep(PlaceFile(place_path(job.rendezvous.parent, job.rank)).note)
+            log.keep(PlaceFile(place_path(job.scratch, job.rank)).note)
 
 
 def _fail(
@@ -144,11 +132,14 @@ def _prepare(job: RankJob) -> None:
             del os.environ[name]
         ranks = {
             "RANK": job.rank,
-            "LOCAL_RANK": job.rank,
+            "LOCAL_RANK": job.local_rank,
             "WORLD_SIZE": job.cell.cluster.world_size,
-            "LOCAL_WORLD_SIZE": job.cell.cluster.world_size,
+            "LOCAL_WORLD_SIZE": job.local_world_size,
         }
         os.environ.update({name: str(value) for name, value in ranks.items()})
+    if job.interface is not None:
+        # Else gloo takes the one of the address that the host's name resolves to, often the loopback's.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", job.interface)
     prepare_environment(job.cell.cluster)
     torch.set_num_threads(job.cell.cluster.threads_per_rank)
 
@@ -157,21 +148,32 @@ def join(job: RankJob) -> torch.device:
     """Meet the other ranks, and claim this rank's device."""
     cluster = job.cell.cluster
     device = claim_device(cluster)
-    rendezvous: dict[str, Any] = {"init_method": "env://"}
-    if job.rendezvous is not None:
-        # A file needs no port, so no second sweep or leftover can hold it.
-        rendezvous = {
-            "init_method": f"file://{job.rendezvous}",
-            "rank": job.rank,
-            "world_size": cluster.world_size,
-        }
     dist.init_process_group(
         cluster.backend,
         timeout=deadline(job.cell),
         device_id=device if device.type == "cuda" else None,
-        **rendezvous,
+        **_rendezvous(job),
     )
     return device
+
+
+def _rendezvous(job: RankJob) -> dict[str, Any]:
+    """How torch is told where ranks meet."""
+    if job.rendezvous is None:
+        return {"init_method": "env://"}
+    place = {"rank": job.rank, "world_size": job.cell.cluster.world_size}
+    if isinstance(job.rendezvous, StoreAddress):
+        address = job.rendezvous
+        shared = TCPStore(
+            address.host,
+            address.port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=deadline(job.cell),
+        )
+        return {"store": PrefixStore(address.prefix, shared), **place}
+    # A file needs no port, so no second sweep or leftover can hold it.
+    return {"init_method": f"file://{job.rendezvous}", **place}
 
 
 def _write(job: RankJob, kind: str, content: dict[str, Any]) -> None:
@@ -192,7 +194,8 @@ def _path(job: RankJob, kind: str) -> Path:
 def main() -> None:
     """Run one rank of a cell that torchrun started: `-m bench.node.worker CELL.json FOLDER`."""
     cell = RunConfig.from_json(json.loads(Path(sys.argv[1]).read_text()))
-    job = RankJob(cell, int(os.environ["RANK"]), Path(sys.argv[2]), rendezvous=None)
+    rank = int(os.environ["RANK"])
+    job = RankJob(cell, rank, Path(sys.argv[2]), scratch=None, rendezvous=None)
     live(job, lambda _: None, run_cell)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.node.worker import RankJob, join
+from bench.node.job import RankJob
+from bench.node.worker import join
 from bench.overhead.goal import Goal, until_narrow
 from bench.overhead.steps import Kinds, TimeMs
 from bench.ranks.groups import make_groups

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from bench.cell.launcher import Launcher, refuse_no_docstrings
+from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS, CellInterrupted, SharedSections, run
 from bench.cell.trajectory import Trajectories
 from bench.command import again_command, tool_words
 from bench.config import ConfigError, ExitCode
+from bench.node.server import refuse_no_docstrings
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import Record, Status, is_finding
 from bench.request.legality import refusal

@@ -21,7 +21,7 @@ SCRIPTS = {
         "frame = own_module('analysis.frame.load')\n"
         "passes = own_module('bench.passes').PASSES\n"
         "assert frame.HARDWARE_FOLDER.is_dir() and 'parity' in passes\n"
-        "assert own_module('bench.cell.launcher').PRELOAD == 'ulysses_ring_bench.bench.node.preload'\n"
+        "assert own_module('bench.node.server').PRELOAD == 'ulysses_ring_bench.bench.node.preload'\n"
         "assert [n for n in sys.modules if n.partition('.')[0] in ('bench', 'analysis')] == ['bench']"
     ),
     "only analysis is theirs": (

@@ -1,14 +1,25 @@
 """What tells a hanging rank from a working one, by processes that do what ranks do."""
 
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
+from multiprocessing import Pipe
+from pathlib import Path
 
 import pytest
 
-from bench.cell.hang import HangWatch, LiveRank, blamed
+from bench.cell.hang import HangWatch, blamed
 from bench.node.activity import Activity
+from bench.node.job import NodeJob
+from bench.node.local import LocalRanks
+from bench.node.rank_files import log_path
 from bench.node.stacks import STACK_SIGNAL, Doing, doing
+from bench.ranks.place import place_path
+from tests.cells import make_cell
 
 WINDOW_S = 0.5
 WITH_STACK = f"""
@@ -22,31 +33,59 @@ SLEEP = "time.sleep(60)"
 OF_A_CHILD = "subprocess.run([sys.executable, '-c', {code!r}])"
 
 
-@pytest.fixture
-def started(tmp_path):
-    """Starts sessions that run some code, and ends them."""
-    processes = []
+class Session:
+    """A process that runs some code as a rank does: a session of its own, with a log and a place."""
 
-    def start(*codes):
-        for code in codes:
-            log = tmp_path / f"stacks_{len(processes)}"
-            words = [sys.executable, "-c", WITH_STACK + code, log]
-            processes.append(subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE))
-            processes[-1].stdout.readline()
-        return [LiveRank(n, p.pid, tmp_path / f"stacks_{n}", answers=True) for n, p in enumerate(processes)]
+    def __init__(self, code, log):
+        words = [sys.executable, "-c", WITH_STACK + code, log]
+        self._process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)
+        self._process.stdout.readline()
+        self.pid = self._process.pid
+        self.sentinel = os.pidfd_open(self.pid)
+
+    def start(self):
+        """It runs already."""
+
+    def kill(self):
+        subprocess.run(["pkill", "-KILL", "-s", str(self.pid)], check=False)
+
+    def join(self):
+        with self._process:
+            os.close(self.sentinel)
+
+
+@pytest.fixture
+def started(tmp_path_factory):
+    """Starts sessions as the ranks of a cell, and ends them."""
+    nodes, logs = [], tmp_path_factory.mktemp("sessions")
+
+    def start(*codes, waiting_spins=False):
+        cell = make_cell()
+        cell = replace(
+            cell,
+            measure=replace(cell.measure, silence_s=WINDOW_S),
+            cluster=replace(cell.cluster, device="cuda" if waiting_spins else "cpu"),
+        )
+        scratch = tempfile.TemporaryDirectory()
+        ranks = LocalRanks(NodeJob(cell, 0, tuple(range(len(codes)))), logs, scratch, Pipe()[0])
+        for rank, code in enumerate(codes):
+            place_path(Path(scratch.name), rank).write_text("timing")
+            ranks.add(rank, Session(code, log_path(logs, rank)))
+        nodes.append(ranks)
+        return cell, ranks
 
     yield start
-    for process in processes:
-        with process:
-            subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
+    for each in nodes:
+        each.stop()
 
 
-def look(watch, live):
-    """What the watch finds while it looks for two windows and a half."""
-    until_s = time.monotonic() + 2.5 * WINDOW_S
+def look(cell, ranks):
+    """What a watch finds that looks for two windows and a half."""
+    watch, until_s = HangWatch(cell), time.monotonic() + 2.5 * WINDOW_S
     while time.monotonic() < until_s:
         time.sleep(WINDOW_S / 6)
-        found = watch.found(time.monotonic(), live)
+        seen = ranks.look()
+        found = None if seen is None else watch.found([ranks], [seen])
         if found is not None:
             return found
     return None
@@ -70,22 +109,21 @@ def look(watch, live):
     ],
 )
 def test_only_ranks_that_neither_work_nor_wait_for_others_work_hang(started, codes, waiting_spins, rank):
-    found = look(HangWatch(WINDOW_S, waiting_spins=waiting_spins), started(*codes))
+    found = look(*started(*codes, waiting_spins=waiting_spins))
     assert (found and found.rank) == rank
     assert found is None or "has done nothing for 0 s, in <module> (<string>:" in found.what
 
 
 def test_a_stopped_rank_hangs_even_while_another_computes(started):
-    live = started(SPIN, SPIN)
-    subprocess.run(["kill", "-STOP", str(live[1].pid)], check=True)
-    found = look(HangWatch(WINDOW_S, waiting_spins=False), live)
+    cell, ranks = started(SPIN, SPIN)
+    os.kill(ranks.pids[1], signal.SIGSTOP)
+    found = look(cell, ranks)
     assert found.rank == 1
     assert "stopped by a signal" in found.what
 
 
 def test_a_launcher_that_was_suspended_does_not_count_that_time(started):
-    live, activity = started(SLEEP), Activity(window_s=30.0)
-    pids = [each.pid for each in live]
+    pids, activity = [started(SLEEP)[1].pids[0]], Activity(window_s=30.0)
     for now_s in (0.0, 1.0, 2.0, 3600.0):
         activity.look(now_s, pids)
     assert not activity.is_quiet(pids[0])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.environment import REPOSITORY
+from bench.node.server import ForkServer
 from bench.sweep.plan import Plan
 from tests.cells import make_cell, tiny_cell
 
@@ -27,7 +27,7 @@ PLANS = {
 def imported(monkeypatch):
     """The modules that a server is told to import, which is not started."""
     told = []
-    context = type(Launcher()._context)
+    context = type(ForkServer()._context)
     monkeypatch.setattr(context, "set_forkserver_preload", lambda _, modules: told.append(modules))
     monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: None)
     return told
@@ -37,12 +37,12 @@ def imported(monkeypatch):
 def test_the_server_imports_deepspeed_only_where_a_cell_needs_it(imported, case):
     words, needs_it = PLANS[case]
     cells = tuple(PlannedCell(make_cell(*each), repeat=0, order=0) for each in words)
-    Launcher(Plan(cells, Path(), resume=False).packages).warm()
+    ForkServer(Plan(cells, Path(), resume=False).packages).warm()
     assert imported == [[*([DEEPSPEED] if needs_it else []), "bench.node.preload"]]
 
 
 def test_without_a_plan_it_imports_what_any_cell_may_need(imported):
-    Launcher().warm()
+    ForkServer().warm()
     assert imported == [[DEEPSPEED, "bench.node.preload"]]
 
 

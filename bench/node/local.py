@@ -1,0 +1,228 @@
+"""This machine as a node: its ranks are processes of its fork server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.node.activity import Activity, is_stopped_now
+from bench.node.compilation import CompilationWatch
+from bench.node.end import RankEnd, RankFailed, lost_a_peer
+from bench.node.job import NodeJob, RankJob
+from bench.node.rank_files import failure_path, log_path, read_file, report_path, tail_of, take_file
+from bench.node.ranks import Answers, Failing, Left, Look, News
+from bench.node.server import ForkServer
+from bench.node.stacks import ask_for_stacks
+from bench.ranks.log import Stage
+from bench.ranks.place import Place, place_path, read_place
+
+if TYPE_CHECKING:
+    from bench.node.worker import RankEntry
+
+
+class LocalNode:
+    """Starts ranks on this machine."""
+
+    name: str | None = None
+
+    def __init__(self, packages: Collection[str] | None = None, interface: str | None = None) -> None:
+        """`packages` of others are imported before ranks start, by default all that any cell may need.
+
+        `interface` is the network's that leads to other nodes, where there are any.
+        """
+        self._server = ForkServer(packages)
+        self._interface = interface
+
+    def warm(self) -> None:
+        self._server.warm()
+
+    def start(self, job: NodeJob, folder: Path, entry: RankEntry | None = None) -> LocalRanks:
+        self.warm()
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob("rank_*.json"):
+            leftover.unlink()
+        scratch = tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-")
+        receiver, sender = self._server.pipe()
+        started = LocalRanks(job, folder, scratch, receiver)
+        try:
+            for local_rank, rank in enumerate(job.ranks):
+                told = RankJob(
+                    cell=job.cell,
+                    rank=rank,
+                    folder=folder,
+                    scratch=Path(scratch.name),
+                    rendezvous=job.store or Path(scratch.name) / "store",
+                    node=job.node,
+                    local_rank=local_rank,
+                    local_world_size=len(job.ranks),
+                    interface=None if job.store is None else self._interface,
+                    known=job.known,
+                )
+                started.add(rank, self._server.rank(told, sender, entry))
+            sender.close()
+        except BaseException:
+            started.stop()
+            raise
+        return started
+
+    def host_store(self) -> tuple[str, int]:
+        """Raises NotImplementedError: ranks of one machine meet in a file."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The end of a rank that was not stopped."""
+
+    code: int
+    at_s: float
+    """By the monotonic clock."""
+
+
+class LocalRanks:
+    """Ranks of one cell that are processes of this machine."""
+
+    def __init__(
+        self, job: NodeJob, folder: Path, scratch: tempfile.TemporaryDirectory[str], receiver: Connection
+    ) -> None:
+        """`scratch` holds the ranks' notes of their places, `receiver` is where they tell of themselves."""
+        self.ranks = job.ranks
+        self._folder = folder
+        self._scratch = scratch
+        self._receiver: Connection | None = receiver
+        self._processes: dict[int, BaseProcess] = {}
+        self._exits: dict[int, Exit] = {}
+        self._places: dict[int, Place | None] = {}
+        self._over_s = 0.0
+        self._silence_s = job.cell.measure.silence_s
+        self._activity = Activity(self._silence_s)
+        self._compilation = CompilationWatch()
+
+    def add(self, rank: int, process: BaseProcess) -> None:
+        """Start a rank as one of these."""
+        process.start()
+        self._processes[rank] = process
+
+    def waits(self) -> list[Connection | int]:
+        pipe = [] if self._receiver is None else [self._receiver]
+        return [*pipe, *(process.sentinel for _, process in self._running())]
+
+    def news(self) -> list[News]:
+        ready = wait(self.waits(), timeout=0)
+        found = self._told() if self._receiver in ready else []
+        for rank, process in self._running():
+            if process.sentinel in ready:
+                self._exits[rank] = Exit(_exit_code(process), time.monotonic())
+                if not report_path(self._folder, rank).exists():
+                    found.append(self._failing(rank))
+                found.append(Left(rank))
+        return found
+
+    def look(self) -> Look | None:
+        now_s, live = time.monotonic(), self.pids
+        watches = self._silence_s > 0
+        if watches and not self._activity.look(now_s, live.values()):
+            return None
+        quiet = {rank for rank, pid in live.items() if watches and self._activity.is_quiet(pid)}
+        return Look(
+            live=tuple(live),
+            quiet=quiet,
+            stopped={rank for rank in quiet if self._activity.is_stopped(live[rank])},
+            compiles=self._compilation.found(now_s, live.values()),
+        )
+
+    def look_anew(self) -> None:
+        self._activity.forget()
+
+    def ask(self, wait_s: float) -> Answers:
+        live = self.pids
+        stopped = {rank for rank, pid in live.items() if is_stopped_now(pid)}
+        answering = {
+            rank: (pid, log_path(self._folder, rank))
+            for rank, pid in live.items()
+            if rank not in stopped and self._place(rank) is not None
+        }
+        return Answers(ask_for_stacks(answering, wait_s), stopped)
+
+    def stop(self) -> None:
+        for process in self._processes.values():
+            _kill(process)
+        self._over_s = time.monotonic()
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+        self._places = {rank: self._place(rank) for rank in self._processes}
+        self._scratch.cleanup()
+
+    def ends(self) -> list[RankEnd]:
+        return [self._end(rank) for rank in self.ranks]
+
+    def _running(self) -> list[tuple[int, BaseProcess]]:
+        return [(rank, each) for rank, each in self._processes.items() if rank not in self._exits]
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each rank that has not ended."""
+        return {rank: process.pid for rank, process in self._running() if process.pid is not None}
+
+    def _place(self, rank: int) -> Place | None:
+        """It is there once a rank can be asked for its stack."""
+        return read_place(place_path(Path(self._scratch.name), rank))
+
+    def _told(self) -> list[News]:
+        """What ranks have told by now; nothing more is told once the last one has ended."""
+        found: list[News] = []
+        while self._receiver is not None and self._receiver.poll():
+            try:
+                message: Stage | RankFailed = self._receiver.recv()
+            except EOFError:
+                self._receiver.close()
+                self._receiver = None
+                break
+            found.append(self._failing(message.rank) if isinstance(message, RankFailed) else message)
+        return found
+
+    def _failing(self, rank: int) -> Failing:
+        failure = read_file(failure_path(self._folder, rank))
+        return Failing(rank, failure is not None and lost_a_peer(failure))
+
+    def _end(self, rank: int) -> RankEnd:
+        left = self._exits.get(rank)
+        report = take_file(report_path(self._folder, rank))
+        failure = take_file(failure_path(self._folder, rank))
+        failed_at_s = left.at_s if left is not None else None
+        if failure is not None:
+            failed_at_s = failure.pop("failed_at_s")
+        return RankEnd(
+            rank,
+            None if left is None else left.code,
+            report,
+            failure,
+            tail_of(log_path(self._folder, rank)),
+            None if failed_at_s is None else self._over_s - failed_at_s,
+            self._places.get(rank),
+        )
+
+
+def _exit_code(process: BaseProcess) -> int:
+    process.join()
+    return process.exitcode if process.exitcode is not None else 1
+
+
+def _kill(process: BaseProcess) -> None:
+    """End a rank and whatever it started; a rank leads its own process group."""
+    if process.pid is None:
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()

@@ -1,0 +1,110 @@
+"""The ranks of a cell on one node, as whoever follows a cell sees them: on this machine or on another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Protocol
+
+from bench.node.end import RankEnd
+from bench.node.job import NodeJob
+from bench.node.stacks import Doing
+from bench.ranks.log import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A rank has failed, or left without a report."""
+
+    rank: int
+    lost_a_peer: bool
+    """Whether only because another rank was gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A rank is no more."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The node is out of reach, and all its ranks with it."""
+
+    why: str
+
+
+News = Stage | Failing | Left | Lost
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at a node's live ranks found."""
+
+    live: tuple[int, ...] = ()
+    quiet: AbstractSet[int] = field(default_factory=frozenset)
+    """Those that did nothing for as long as the cell allows."""
+    stopped: AbstractSet[int] = field(default_factory=frozenset)
+    """Of these, those that a signal had stopped all that time."""
+    compiles: str | None = None
+    """What a rank waits for a compiler for, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the ranks of a node were doing when they were asked."""
+
+    doing: Mapping[int, Doing] = field(default_factory=dict)
+    """Lacks ranks that did not write their stack in time."""
+    stopped: AbstractSet[int] = field(default_factory=frozenset)
+    """Those that a signal has stopped."""
+
+
+class NodeRanks(Protocol):
+    """The ranks of a cell on one node. None is left once they were stopped."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Their numbers in the cell."""
+
+    def waits(self) -> Sequence[Connection | int]:
+        """What becomes ready when there is news."""
+
+    def news(self) -> Sequence[News]:
+        """What has happened since the last call; does not wait."""
+
+    def look(self) -> Look | None:
+        """What the ranks do; None where the last look was a moment ago."""
+
+    def look_anew(self) -> None:
+        """Forget what was seen of them: whether one is quiet is told from now on."""
+
+    def ask(self, wait_s: float) -> Answers:
+        """What each rank is doing, written into its log too; waits for their answers at most so long."""
+
+    def stop(self) -> None:
+        """End those that have not ended."""
+
+    def ends(self) -> list[RankEnd]:
+        """How each rank ended; after `stop`."""
+
+
+class Node(Protocol):
+    """A machine that runs ranks."""
+
+    @property
+    def name(self) -> str | None:
+        """Its host's name; None for the machine that this process runs on, where no other has ranks."""
+
+    def warm(self) -> None:
+        """Have it import what ranks need, in the background; one that has stays as it is."""
+
+    def start(self, job: NodeJob, folder: Path) -> NodeRanks:
+        """Start the ranks of a cell that are to run there; what they leave comes into the folder."""
+
+    def host_store(self) -> tuple[str, int]:
+        """Where ranks of all nodes may meet: host and port of a store that it keeps for the sweep."""
