@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from bench.cell.launcher import Launcher
 from bench.command import again_command
 from bench.config import ConfigError, ExitCode
 from bench.environment import this_machine
@@ -35,6 +34,7 @@ from bench.sweep.estimate import Estimate
 from bench.sweep.expected import ExpectedSteps, earlier_records
 from bench.sweep.forecast import Forecast
 from bench.sweep.interrupts import Interrupts
+from bench.sweep.machines import launcher_of
 from bench.sweep.plan import plan
 from bench.sweep.plan_lines import answered_by_arithmetic, short_lines, whole_plan
 from bench.sweep.progress import Progress
@@ -68,12 +68,11 @@ def run_cells(
             print(*whole_plan(forecast, raws, machine), sep="\n")
             sys.exit(ExitCode.OK)
         planned = replace(planned, notes=(*planned.notes, *short_lines(forecast)))
-        launcher = Launcher(planned.packages)
         from analysis.report import write_report
 
         progress = Progress(Console(), estimate=estimate)
         interrupts = Interrupts.installed()
-        with room_for(planned.folder):
+        with launcher_of(planned, raws[0], progress.say) as launcher, room_for(planned.folder):
             code = run_plan(planned, launcher, progress, write_report=write_report, interrupts=interrupts)
         records = planned.folder / "records.jsonl"
         if experiment.conclude is not None and records.exists():  # none before the first cell has ended

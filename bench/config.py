@@ -126,16 +126,38 @@ class ClusterConfig:
     threads_per_rank: int
     memory_limit_gib: float | None
     """What one rank may allocate: on a GPU in all, on a CPU beyond what it holds once libraries are used."""
+    nodes: int = 1
+    """Machines that the ranks are on, as many on each; neighbours in rank share one."""
 
     def __post_init__(self) -> None:
+        if self.nodes > 0 and self.world_size % self.nodes:
+            raise ConfigError(
+                f"cluster.world_size={self.world_size}: each of cluster.nodes={self.nodes} has as many ranks;"
+                f" write for example cluster.world_size={self.nodes * -(-self.world_size // self.nodes)}"
+            )
         _refuse_below(
             1,
             {
                 "cluster.world_size": self.world_size,
                 "cluster.ranks_per_gpu": self.ranks_per_gpu,
                 "cluster.threads_per_rank": self.threads_per_rank,
+                "cluster.nodes": self.nodes,
             },
         )
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.world_size // self.nodes
+
+    def nodes_of(self, ranks: int) -> int:
+        """The fewest nodes that hold so many ranks, as many on each and no more than on those of this one."""
+        return next(
+            each for each in range(1, ranks + 1) if ranks % each == 0 and ranks // each <= self.ranks_per_node
+        )
+
+    def ranks_of(self, node: int) -> range:
+        """The ranks that are on a node."""
+        return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
 
     def device_index(self, local_rank: int) -> int:
         """Which of a host's visible GPUs a rank is on; neighbours in rank share one."""
@@ -144,7 +166,7 @@ class ClusterConfig:
     def ranks_beside(self, local_rank: int) -> int:
         """How many other ranks of one host are on this rank's GPU."""
         first = self.device_index(local_rank) * self.ranks_per_gpu
-        return min(self.ranks_per_gpu, self.world_size - first) - 1
+        return min(self.ranks_per_gpu, self.ranks_per_node - first) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from bench.ranks.log import RefusedError, WrongResultError
 from bench.ranks.out_of_memory import KINDS, memory_of_text
 from bench.record import Failure, OutOfMemory, Status
 
+NODE_LOST = "NODE_LOST"
+"""The kind of failure of a node that is out of reach."""
 BEFORE_THE_LIMIT = ("start", "join")
 """Phases in which a memory limit does not count yet."""
 UNCHECKED_ENDS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
@@ -65,6 +67,10 @@ class Ranks:
 
 def _ran_out_of_memory(end: RankEnd, ranks: Ranks) -> bool:
     return ranks.memory(end) is not None
+
+
+def _node_was_lost(end: RankEnd, _: Ranks) -> bool:
+    return end.node_lost is not None
 
 
 def _was_killed(end: RankEnd, _: Ranks) -> bool:
@@ -119,6 +125,7 @@ CAUSES = (
     (Status.UNSUPPORTED, _refused),
     (Status.WRONG_RESULT, _gate_failed),
     (Status.OUT_OF_MEMORY, _ran_out_of_memory),
+    (Status.KILLED, _node_was_lost),
     (Status.KILLED, _was_killed),
     (Status.CRASHED, _crashed),
     (Status.ERROR, _raised),
@@ -136,12 +143,18 @@ def _failure(end: RankEnd, status: Status, ranks: Ranks) -> Failure:
         rank=end.rank,
         phase=written.get("phase"),
         kind=written.get("kind") or _exit_kind(end, status),
-        message=written.get("message") or end.hang or _exit_message(end, status),
+        message=_message(end, written, status),
         log_tail=end.log_tail,
         step_phase=written.get("step_phase"),
         found_after_s=end.found_after_s,
         out_of_memory=_out_of_memory(written.get("out_of_memory"), ranks.memory(end)),
     )
+
+
+def _message(end: RankEnd, written: Mapping[str, Any], status: Status) -> str:
+    if end.node_lost is not None:
+        return f"its node is lost: {end.node_lost}"
+    return written.get("message") or end.hang or _exit_message(end, status)
 
 
 def _place(end: RankEnd) -> Mapping[str, Any]:
@@ -158,6 +171,8 @@ def _out_of_memory(written: Mapping[str, Any] | None, memory: str | None) -> Out
 
 
 def _exit_kind(end: RankEnd, status: Status) -> str:
+    if end.node_lost is not None:
+        return NODE_LOST
     if end.exit_code is not None and end.exit_code < 0:
         return signal.Signals(-end.exit_code).name
     return status.value

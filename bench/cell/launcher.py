@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,9 @@ from bench.cell.hang import HangWatch
 from bench.cell.watch import SILENT, Listener, Watch
 from bench.config import RunConfig
 from bench.node.end import RankEnd
-from bench.node.job import NodeJob
+from bench.node.job import NodeJob, StoreAddress
 from bench.node.local import LocalNode
-from bench.node.ranks import NodeRanks
+from bench.node.ranks import Node, NodeRanks
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry
@@ -22,13 +24,21 @@ if TYPE_CHECKING:
 class Launcher:
     """Starts the ranks of one cell at a time. Imports no torch and never touches CUDA."""
 
-    def __init__(self, packages: Collection[str] | None = None) -> None:
-        """`packages` of others are imported before ranks start, by default all that any cell may need."""
-        self._node = LocalNode(packages)
+    def __init__(self, packages: Collection[str] | None = None, nodes: Sequence[Node] | None = None) -> None:
+        """Ranks run on these nodes, by default on this machine.
+
+        There `packages` of others are imported before ranks start, by default all that any cell may need.
+        """
+        self._nodes: Sequence[Node] = [LocalNode(packages)] if nodes is None else nodes
 
     def warm(self) -> None:
         """Have what ranks need imported, in the background; what has been stays as it is."""
-        self._node.warm()
+        for node in self._nodes:
+            node.warm()
+
+    def nodes_for(self, cell: RunConfig) -> list[Node]:
+        """The first of the nodes that are left, as many as the cell needs, or all."""
+        return [node for node in self._nodes if node.lost is None][: cell.cluster.nodes]
 
     def run(
         self,
@@ -41,13 +51,26 @@ class Launcher:
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
         deadline = time.monotonic() + cell.measure.timeout_s
-        job = NodeJob(cell, 0, tuple(range(cell.cluster.world_size)), known=known)
-        started: list[NodeRanks] = []
-        try:
-            started.append(self._node.start(job, folder, entry))
+        nodes = self.nodes_for(cell)
+        if len(nodes) < cell.cluster.nodes:
+            why = f"{len(nodes)} of {len(self._nodes)} nodes are left, the cell needs {cell.cluster.nodes}"
+            return [RankEnd.of_lost_node(rank, why) for rank in range(cell.cluster.world_size)]
+        store = StoreAddress(*nodes[0].store(), secrets.token_hex(8)) if len(nodes) > 1 else None
+        with _stopped_at_last() as started:
+            for number, node in enumerate(nodes):
+                job = NodeJob(cell, number, tuple(cell.cluster.ranks_of(number)), store, known)
+                started.append(node.start(job, folder, entry))
             watch = Watch(started, HangWatch(cell))
             watch.follow(deadline, listener)
-        finally:
-            for each in started:
-                each.stop()
         return watch.ends()
+
+
+@contextmanager
+def _stopped_at_last() -> Iterator[list[NodeRanks]]:
+    """Ends all ranks that are put into the list."""
+    started: list[NodeRanks] = []
+    try:
+        yield started
+    finally:
+        for each in started:
+            each.stop()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Protocol
 
 from bench.cell.hang import Blame, HangWatch, blamed_at_deadline
 from bench.node.end import RankEnd
-from bench.node.ranks import Failing, Left, Look, NodeRanks
+from bench.node.ranks import Failing, Left, Look, Lost, NodeRanks
 from bench.node.stacks import STACK_S
 from bench.ranks.log import Stage
 
@@ -67,9 +67,9 @@ class Watch:
                 self._ask_for_stacks(has_time=not has_failed)
                 return
             wait([each for node in self._nodes for each in node.waits()], timeout=min(left_s, TICK_S))
-            for news in self._news(listener):
+            for grace_s in self._news(listener):
                 has_failed = True
-                deadline = min(deadline, time.monotonic() + _grace_s(news))
+                deadline = min(deadline, time.monotonic() + grace_s)
             if self._look(listener) and not has_failed:
                 self._blame = self._hang_watch.found(self._nodes, [*self._looks.values()])
             listener.tick()
@@ -85,18 +85,21 @@ class Watch:
             for end in sorted(ends, key=lambda end: end.rank)
         ]
 
-    def _news(self, listener: Listener) -> list[Failing]:
-        """The failures among what has happened; the listener and the list of live ranks have the rest."""
-        failures = []
-        for each in (each for node in self._nodes for each in node.news()):
-            match each:
-                case Stage():
-                    listener.tell(each)
-                case Left(rank):
-                    self._live.discard(rank)
-                case Failing():
-                    failures.append(each)
-        return failures
+    def _news(self, listener: Listener) -> Iterator[float]:
+        """Take in what has happened; of each failure how long the other ranks still have."""
+        for node in self._nodes:
+            for each in node.news():
+                match each:
+                    case Stage():
+                        listener.tell(each)
+                    case Left(rank):
+                        self._live.discard(rank)
+                    case Failing():
+                        # A rank that lost a peer may fail before the one that it lost has reported.
+                        yield LOST_PEER_GRACE_S if each.lost_a_peer else GRACE_S
+                    case Lost():
+                        self._live.difference_update(node.ranks)
+                        yield GRACE_S
 
     def _look(self, listener: Listener) -> bool:
         """Look at the nodes that are due; whether any was."""
@@ -113,8 +116,3 @@ class Watch:
         else:
             for each in self._nodes:
                 each.ask(STACK_S)
-
-
-def _grace_s(failing: Failing) -> float:
-    """How long to wait for the other ranks, by why this one failed."""
-    return LOST_PEER_GRACE_S if failing.lost_a_peer else GRACE_S

@@ -43,9 +43,16 @@ class RankEnd:
     """Seconds from its failure, or else its own end, to the end of all ranks."""
     place: Place | None = None
     """Where it was last, as it noted itself; None where it never did."""
+    node_lost: str | None = None
+    """Why nothing is known of it: its node is out of reach."""
     hang: str | None = None
     """What it did while the others waited for it; of one rank at the most, and only where the cell was ended
     for it or at its deadline."""
+
+    @classmethod
+    def of_lost_node(cls, rank: int, why: str) -> RankEnd:
+        """The end of a rank of which nothing is known."""
+        return cls(rank, None, None, None, "", node_lost=why)
 
     @property
     def why(self) -> str:

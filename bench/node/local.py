@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from bench.node.activity import Activity, is_stopped_now
 from bench.node.compilation import CompilationWatch
 from bench.node.end import RankEnd, RankFailed, lost_a_peer
 from bench.node.job import NodeJob, RankJob
+from bench.node.meeting import MeetingPlace, keep_store
 from bench.node.rank_files import failure_path, log_path, read_file, report_path, tail_of, take_file
 from bench.node.ranks import Answers, Failing, Left, Look, News
 from bench.node.server import ForkServer
@@ -32,18 +33,23 @@ if TYPE_CHECKING:
 class LocalNode:
     """Starts ranks on this machine."""
 
-    name: str | None = None
+    lost = None
 
-    def __init__(self, packages: Collection[str] | None = None, interface: str | None = None) -> None:
-        """`packages` of others are imported before ranks start, by default all that any cell may need.
-
-        `interface` is the network's that leads to other nodes, where there are any.
-        """
+    def __init__(self, packages: Collection[str] | None = None) -> None:
+        """`packages` of others are imported before ranks start, by default all that any cell may need."""
         self._server = ForkServer(packages)
-        self._interface = interface
+        self.interface: str | None = None
+        """Of the network that leads to other nodes, where there are any."""
 
     def warm(self) -> None:
         self._server.warm()
+
+    def import_all(self) -> None:
+        """The same, and wait until it is done: a rank then starts in a moment."""
+        self.warm()
+        process = self._server.process(int)
+        process.start()
+        process.join()
 
     def start(self, job: NodeJob, folder: Path, entry: RankEntry | None = None) -> LocalRanks:
         self.warm()
@@ -64,7 +70,7 @@ class LocalNode:
                     node=job.node,
                     local_rank=local_rank,
                     local_world_size=len(job.ranks),
-                    interface=None if job.store is None else self._interface,
+                    interface=None if job.store is None else self.interface,
                     known=job.known,
                 )
                 started.add(rank, self._server.rank(told, sender, entry))
@@ -74,9 +80,17 @@ class LocalNode:
             raise
         return started
 
-    def host_store(self) -> tuple[str, int]:
-        """Raises NotImplementedError: ranks of one machine meet in a file."""
+    def store(self) -> NoReturn:
+        """Raises NotImplementedError: the ranks of one machine meet in a file."""
         raise NotImplementedError
+
+    def meeting_place(self, address: str) -> MeetingPlace:
+        """A store at an address of this machine, for ranks of several nodes."""
+        self.warm()
+        receiver, sender = self._server.pipe()
+        place = MeetingPlace(self._server.process(keep_store, address, sender), receiver)
+        sender.close()
+        return place
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +116,7 @@ class LocalRanks:
         self._processes: dict[int, BaseProcess] = {}
         self._exits: dict[int, Exit] = {}
         self._places: dict[int, Place | None] = {}
+        self._is_over = False
         self._over_s = 0.0
         self._silence_s = job.cell.measure.silence_s
         self._activity = Activity(self._silence_s)
@@ -154,8 +169,13 @@ class LocalRanks:
         return Answers(ask_for_stacks(answering, wait_s), stopped)
 
     def stop(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
         for process in self._processes.values():
             _kill(process)
+        for process in self._processes.values():
+            process.join()
         self._over_s = time.monotonic()
         if self._receiver is not None:
             self._receiver.close()
@@ -225,4 +245,3 @@ def _kill(process: BaseProcess) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()
-    process.join()

@@ -7,12 +7,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from bench.node.end import RankEnd
 from bench.node.job import NodeJob
 from bench.node.stacks import Doing
 from bench.ranks.log import Stage
+
+if TYPE_CHECKING:
+    from bench.node.worker import RankEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,17 @@ class Node(Protocol):
     """A machine that runs ranks."""
 
     @property
-    def name(self) -> str | None:
-        """Its host's name; None for the machine that this process runs on, where no other has ranks."""
+    def lost(self) -> str | None:
+        """Why it is out of reach; None while it is not."""
 
     def warm(self) -> None:
         """Have it import what ranks need, in the background; one that has stays as it is."""
 
-    def start(self, job: NodeJob, folder: Path) -> NodeRanks:
-        """Start the ranks of a cell that are to run there; what they leave comes into the folder."""
+    def start(self, job: NodeJob, folder: Path, entry: RankEntry | None = None) -> NodeRanks:
+        """Start the ranks of a cell that are to run there; what they leave comes into the folder.
 
-    def host_store(self) -> tuple[str, int]:
-        """Where ranks of all nodes may meet: host and port of a store that it keeps for the sweep."""
+        Ranks run `entry`, by default the cell's passes.
+        """
+
+    def store(self) -> tuple[str, int]:
+        """Host and port of a store that it keeps for the sweep, in which ranks of all nodes may meet."""

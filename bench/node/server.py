@@ -84,7 +84,7 @@ class ForkServer:
         """Two ends, of which the second is for the processes to send by."""
         return self._context.Pipe(duplex=False)
 
-    def process(self, target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    def process(self, target: Callable[..., object], *arguments: Any) -> BaseProcess:
         """A process that will call this and end with the server; not started yet."""
         return self._context.Process(target=target, args=arguments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,13 @@ CPU_RANKS = 2
 MIN_CPU_LIMIT_GIB = 0.02
 MAX_CPU_RANKS = 64
 """Where there are fewer cores: every rank is a process of some hundred megabytes."""
+SLURM_NODES = "SLURM_JOB_NUM_NODES"
 MAX_RANKS_PER_GPU = 16
 """Each has a CUDA context of half a gigabyte, and a collective waits for the GPU's time slices of all."""
+
+
+GATHERED = ("nodes", "slurm")
+"""Clusters of machines that agents run on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,12 @@ class Place:
     ranks_per_gpu: int
     world_size: int
     """How many there may be."""
+    nodes: int = 1
+    """On so many machines, as many on each."""
+
+    @property
+    def is_one_machine(self) -> bool:
+        return self.name not in GATHERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +64,15 @@ def place(raw: Raw, machine: Machine) -> Place:
     device = _device(raw, machine)
     backend = _backend(raw, device)
     ranks_per_gpu = _ranks_per_gpu(raw, device)
+    name = values.choice("cluster", raw["name"], options("cluster"))
+    nodes = _nodes(raw, name)
     world_size = raw["world_size"]
     if world_size == "auto":
-        world_size = len(machine.gpus) * ranks_per_gpu if device == "cuda" else CPU_RANKS
+        world_size = nodes * (len(machine.gpus) * ranks_per_gpu if device == "cuda" else CPU_RANKS)
     world_size = values.whole("cluster.world_size", world_size)
-    name = values.choice("cluster", raw["name"], options("cluster"))
     if name == "auto":
         name = "gpu" if device == "cuda" else "cpu"
-    where = Place(name, device, backend, ranks_per_gpu, world_size)
+    where = Place(name, device, backend, ranks_per_gpu, world_size, nodes)
     _refuse_too_many("cluster.world_size", world_size, where, machine)
     return where
 
@@ -67,8 +80,22 @@ def place(raw: Raw, machine: Machine) -> Place:
 def most_ranks(where: Place, machine: Machine) -> int:
     """How many ranks a cell may have: `ranks_per_gpu` a GPU; on the CPU one a core, or MAX_CPU_RANKS."""
     if where.device == "cuda":
-        return len(machine.gpus) * where.ranks_per_gpu
-    return max(MAX_CPU_RANKS, machine.cores)
+        return where.nodes * len(machine.gpus) * where.ranks_per_gpu
+    return where.nodes * max(MAX_CPU_RANKS, machine.cores)
+
+
+def _nodes(raw: Raw, name: str) -> int:
+    """The number of machines; all of the allocation's under Slurm where it is left open."""
+    nodes = raw["nodes"]
+    if name == "slurm" and nodes == "auto":
+        nodes = os.environ.get(SLURM_NODES) or 1  # outside of an allocation the sweep says so
+    nodes = values.whole("cluster.nodes", nodes)
+    if nodes > 1 and name not in GATHERED:
+        raise ConfigError(
+            f"cluster.nodes={nodes}: cluster={name} is this machine; take cluster=slurm inside of a Slurm"
+            " allocation, or cluster=nodes"
+        )
+    return nodes
 
 
 def _ranks_per_gpu(raw: Raw, device: str) -> int:
@@ -87,13 +114,18 @@ def _refuse_too_many(key: str, ranks: int, where: Place, machine: Machine) -> No
     most = most_ranks(where, machine)
     if ranks <= most:
         return
+    on_nodes = f" on {where.nodes} nodes" if where.nodes > 1 else ""
     if where.device != "cuda":
-        raise ConfigError(f"{key}={ranks}: {most} CPU ranks are the most here; write {key}={most}, or less")
+        raise ConfigError(
+            f"{key}={ranks}: {most} CPU ranks are the most{on_nodes or ' here'}; write {key}={most}, or less"
+        )
     gpus = f"{len(machine.gpus)} {'GPU is' if len(machine.gpus) == 1 else 'GPUs are'} visible"
+    if where.nodes > 1:
+        gpus += f" here, as on each of {where.nodes} nodes"
     if where.ranks_per_gpu > 1:
         gpus += f" and cluster.ranks_per_gpu={where.ranks_per_gpu}"
     way_out = f"write {key}={most}, or less"
-    needed = math.ceil(ranks / len(machine.gpus))
+    needed = math.ceil(ranks / where.nodes / len(machine.gpus))
     if needed <= MAX_RANKS_PER_GPU:
         way_out += f", or let ranks share GPUs, for correctness only, with cluster.ranks_per_gpu={needed}"
     raise ConfigError(f"{key}={ranks}: {gpus}; {way_out}")
@@ -160,10 +192,10 @@ def unshared_degrees(raw: Raw, where: Place, machine: Machine) -> Degrees:
     return Degrees(1, replicate, shard)
 
 
-def threads_per_rank(raw: Raw, machine: Machine, world_size: int) -> int:
-    """The requested number, or an equal share of the cores, at least one."""
+def threads_per_rank(raw: Raw, machine: Machine, ranks: int) -> int:
+    """The requested number, or an equal share of the cores for so many ranks a machine, at least one."""
     if raw["threads_per_rank"] == "auto":
-        return max(1, machine.cores // world_size)
+        return max(1, machine.cores // ranks)
     threads = values.whole("cluster.threads_per_rank", raw["threads_per_rank"])
     if threads > machine.cores:
         raise ConfigError(

@@ -60,6 +60,8 @@ WORKLOADS = ("train", "attention")
 """The names in the tables of `training`, `workloads` and `cell`, which the request must not import."""
 
 
+AGENT_KEYS = ("address", "port", "wait_s")
+"""Keys of `cluster` that say how agents are met: no cell's business."""
 RESOLVED = ("options", "padding")
 """Fields of a cell that have no key of their name."""
 
@@ -76,7 +78,7 @@ KNOWN_KEYS: Mapping[str, list[str]] = {
     "trainer": ["name"],
     "workload": _names(WorkloadConfig),
     "data": _names(DataConfig),
-    "cluster": _names(ClusterConfig),
+    "cluster": [*_names(ClusterConfig), *AGENT_KEYS],
     "measure": _names(MeasureConfig),
     "offload": _names(OffloadConfig),
     "experiment": ["name"],
@@ -176,14 +178,23 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
 
 
 def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> ClusterConfig:
-    return ClusterConfig(
+    all_ranks = ClusterConfig(
         name=where.name,
-        world_size=world_size,
-        ranks_per_gpu=min(where.ranks_per_gpu, world_size),
+        world_size=where.world_size,
+        nodes=where.nodes,
+        ranks_per_gpu=where.ranks_per_gpu,
         device=where.device,
         backend=where.backend,
-        threads_per_rank=threads_per_rank(raw, machine, world_size),
+        threads_per_rank=1,
         memory_limit_gib=memory_limit_gib(raw, where.device),
+    )
+    nodes = all_ranks.nodes_of(world_size) if world_size != where.world_size else where.nodes
+    return replace(
+        all_ranks,
+        world_size=world_size,
+        nodes=nodes,
+        ranks_per_gpu=min(where.ranks_per_gpu, world_size),
+        threads_per_rank=threads_per_rank(raw, machine, world_size // nodes),
     )
 
 

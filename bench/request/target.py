@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Any
 
 from bench.environment import Machine
 from bench.request import values
@@ -24,7 +24,7 @@ def target_machine(raw: Raw, machine: Machine) -> Machine:
     facts = _facts(raw["hardware"])
     if facts is None:
         return replace(machine, gpus=(), gpu_memory_bytes=(), gpu_error=None)
-    count = _ranks(raw["cluster"]["world_size"], facts)
+    count = _ranks_of_node(raw["cluster"], facts)
     described = (next(iter(facts["device_names"]), name),) * count
     return replace(
         machine, gpus=described, gpu_memory_bytes=(int(facts["memory_bytes"]),) * count, gpu_error=None
@@ -40,7 +40,9 @@ def _facts(raw: Raw) -> Raw | None:
     return facts if facts["device_names"] else None
 
 
-def _ranks(world_size: Any, facts: Raw) -> int:
-    if world_size == "auto":
+def _ranks_of_node(cluster: Raw, facts: Raw) -> int:
+    if cluster["world_size"] == "auto":
         return int(facts.get("devices_per_node", 8))
-    return values.whole("cluster.world_size", world_size)
+    ranks = values.whole("cluster.world_size", cluster["world_size"])
+    nodes = cluster["nodes"] if isinstance(cluster["nodes"], int) else 1
+    return math.ceil(ranks / max(1, nodes))

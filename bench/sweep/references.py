@@ -106,6 +106,7 @@ def reference_of(cell: RunConfig) -> RunConfig | None:
         cluster=replace(
             cell.cluster,
             world_size=cell.dp_degree,
+            nodes=cell.cluster.nodes_of(cell.dp_degree),
             ranks_per_gpu=min(cell.cluster.ranks_per_gpu, cell.dp_degree),
             threads_per_rank=threads,
         ),

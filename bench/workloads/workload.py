@@ -43,7 +43,8 @@ class Workload(Subject):
         self.device = rank.device
         self.attention_name = rank.wiring.attention_name
         self.attention_code = f"{rank.strategy.package_name}."
-        self.ranks_beside = self.cell.cluster.ranks_beside(rank.strategy.groups.rank)
+        cluster = self.cell.cluster
+        self.ranks_beside = cluster.ranks_beside(rank.strategy.groups.rank % cluster.ranks_per_node)
 
     @abstractmethod
     def step(self, number: int) -> Any:

@@ -1,0 +1,90 @@
+"""`python -m bench.nodes ADDRESS:PORT`: this machine runs ranks for the launcher at that address."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+
+from bench.config import ConfigError, ExitCode
+from bench.environment import describe, this_machine
+from bench.node.local import LocalNode
+from bench.nodes.agent import Agent
+from bench.nodes.interface import interface_of
+from bench.nodes.link import Link, LinkLostError, key_from_environment
+from bench.nodes.messages import Hello, ToAgent
+from bench.nodes.slurm import NODE_ID
+
+TRIES_S = 60.0
+"""For a launcher that is not there yet."""
+TERM_GRACE_S = 5.0
+"""After SIGTERM, which a scheduler sends to all at once: the launcher ends the sweep first."""
+
+
+def main() -> int:
+    """Connect, say hello, and do what the launcher says; the exit code."""
+    parser = argparse.ArgumentParser(prog="bench.nodes", description=__doc__)
+    parser.add_argument("launcher", metavar="ADDRESS:PORT", help="as the launcher printed it")
+    try:
+        return serve(*_address(parser.parse_args().launcher), key_from_environment())
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return ExitCode.REQUEST_WRONG
+    except LinkLostError as error:
+        print(f"launcher: {error}; left, no rank runs here", file=sys.stderr)
+        return ExitCode.FAILED
+    except KeyboardInterrupt:
+        print("interrupted; no rank runs here", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+
+
+def serve(host: str, port: int, key: bytes) -> ExitCode:
+    """Be the agent of the launcher at this address until it says that the sweep is over."""
+    node = LocalNode()
+    node.import_all()  # before it connects: the launcher talks to one at a time
+    link = Link(_connected(host, port), key, ToAgent, is_launcher=False)
+    node.interface = interface_of(link.address)
+    link.send(
+        Hello(
+            host=socket.gethostname(),
+            address=link.address,
+            slurm_node=int(os.environ[NODE_ID]) if NODE_ID in os.environ else None,
+            machine=this_machine(),
+            environment=describe({}),
+        )
+    )
+    agent = Agent(link, node)
+    signal.signal(signal.SIGTERM, lambda *_: agent.leave_within(TERM_GRACE_S))
+    agent.serve()
+    return ExitCode.OK
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{text}: must be ADDRESS:PORT, as the launcher printed it")
+    return host.strip("[]"), int(port)
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    until_s = time.monotonic() + TRIES_S
+    while True:
+        try:
+            connected = socket.create_connection((host, port), timeout=TRIES_S)
+        except OSError as error:
+            if time.monotonic() > until_s:
+                raise ConfigError(
+                    f"{host}:{port}: cannot be reached ({error.strerror or error}); check that the launcher"
+                    " waits there and that no firewall is between"
+                ) from None
+            time.sleep(1)
+        else:
+            connected.settimeout(None)
+            return connected
+
+
+if __name__ == "__main__":
+    sys.exit(main())

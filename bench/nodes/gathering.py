@@ -1,0 +1,161 @@
+"""The nodes of a sweep: waits for their agents, and tells them all along that the launcher is there."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from bench.command import tool_words
+from bench.config import ConfigError
+from bench.environment import describe
+from bench.node.meeting import family_of
+from bench.nodes.agent import BEAT_S
+from bench.nodes.link import KEY, Link, LinkLostError
+from bench.nodes.messages import Hello, Leave, ToLauncher
+from bench.nodes.remote import RemoteNode
+
+HELLO_S = 10.0
+"""From the connection to the hello."""
+SAME_ON_ALL = ("python", "packages", "git_commit", "source")
+"""Of an environment what all nodes must have in common with the launcher."""
+
+
+class Gathering:
+    """Listens for agents, and has the nodes of those that came."""
+
+    def __init__(self, address: str, port: int, key: bytes | None = None) -> None:
+        """At this numeric address and nowhere else; port 0 for any that is free.
+
+        Raises ConfigError where it cannot listen there.
+        """
+        self._key = key or secrets.token_hex(16).encode()
+        try:
+            self._listener = socket.create_server((address, port), family=family_of(address))
+        except OSError as error:
+            raise ConfigError(
+                f"cluster.address={address} cluster.port={port}: cannot be listened at"
+                f" ({error.strerror or error}); name an address of this machine and a free port, or port 0"
+            ) from None
+        self._listener.settimeout(BEAT_S)
+        self.address = address
+        self.port: int = self._listener.getsockname()[1]
+        self.nodes: list[RemoteNode] = []
+        self._is_over = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="beats", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._beats.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+        self._listener.close()
+
+    def leave(self) -> None:
+        """Tell the agents that the sweep is over."""
+        self._is_over.set()
+        for node in self.nodes:
+            node.tell(Leave())
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What an agent needs in its environment."""
+        return {KEY: self._key.decode()}
+
+    @property
+    def words(self) -> list[str]:
+        """What starts an agent, given that environment."""
+        return [*shlex.split(tool_words("bench.nodes")), f"{self.address}:{self.port}"]
+
+    @property
+    def command(self) -> str:
+        """What a person types on each node."""
+        return f"{KEY}={self._key.decode()} {shlex.join(self.words)}"
+
+    def wait_for(
+        self, count: int, within_s: float, say: Callable[[str], None], check: Callable[[], None]
+    ) -> None:
+        """Until the agents of so many nodes are there. Raises ConfigError where they do not come in time.
+
+        `check` is called now and then; it may raise for an agent that will not come.
+        """
+        until_s = time.monotonic() + within_s
+        while len(self.nodes) < count:
+            if time.monotonic() > until_s:
+                raise ConfigError(
+                    f"cluster.nodes={count}: {len(self.nodes)} came within cluster.wait_s={within_s:g};"
+                    f" start on each of the others: {self.command}"
+                )
+            check()
+            self._admit(say, until_s)
+        self.nodes.sort(key=_order)
+
+    def _admit(self, say: Callable[[str], None], until_s: float) -> None:
+        """Take in whoever comes within a moment and knows the key."""
+        try:
+            connected, (host, *_) = self._listener.accept()
+        except TimeoutError:
+            return
+        connected.settimeout(None)
+        try:
+            link = Link(connected, self._key, ToLauncher, is_launcher=True)
+            hello = _hello(link, min(time.monotonic() + HELLO_S, until_s))
+        except LinkLostError as error:
+            say(f"{host}: {error}; not taken in")
+            return
+        _refuse_other_software(hello)
+        self.nodes.append(RemoteNode(link, hello))
+        say(f"node {hello.host} ({hello.address}): {len(self.nodes)} here")
+
+    def _beat(self) -> None:
+        while not self._is_over.wait(BEAT_S):
+            for node in [*self.nodes]:
+                node.beat()
+
+
+def _hello(link: Link, until_s: float) -> Hello:
+    """The first thing that an agent says."""
+    while not link.has_message():
+        if time.monotonic() > until_s:
+            link.close()
+            raise LinkLostError("connected and did not say hello")
+        time.sleep(BEAT_S / 10)
+    said = link.receive()
+    if not isinstance(said, Hello):
+        link.close()
+        raise LinkLostError(f"said {type(said).__name__} before hello")
+    return said
+
+
+def _refuse_other_software(hello: Hello) -> None:
+    """Raises ConfigError for a node whose results could not stand beside the others'."""
+    own = describe({})
+    for name in SAME_ON_ALL:
+        if hello.environment.get(name) != own.get(name):
+            differs = _difference(hello.environment.get(name), own.get(name))
+            raise ConfigError(
+                f"node {hello.host}: {name} differs: {differs}; install the same versions on every node"
+            )
+
+
+def _difference(there: Any, here: Any) -> str:
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        name = next(key for key in {**here, **there} if there.get(key) != here.get(key))
+        return f"{name} {there.get(name)} there, {here.get(name)} here"
+    return f"{there} there, {here} here"
+
+
+def _order(node: RemoteNode) -> tuple[int, list[int | str], str]:
+    """As Slurm counts them, else by name: node2 before node10."""
+    hello = node.hello
+    name = [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", hello.host)]
+    return hello.slurm_node or 0, name, hello.address

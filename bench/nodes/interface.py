@@ -1,0 +1,36 @@
+"""Which network interface an address is of, and which address other machines reach this one by."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+import psutil
+
+from bench.config import ConfigError
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface with this numeric address, such as `eth0`; None where there is none."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return name
+    return None
+
+
+def address_of_this_machine() -> str:
+    """What this machine's name resolves to; raises ConfigError where other machines cannot use that."""
+    name = socket.gethostname()
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []
+    addresses = [str(address[0]) for *_, address in found]
+    usable = [each for each in addresses if not ipaddress.ip_address(each.partition("%")[0]).is_loopback]
+    if not usable:
+        said = f"resolves to {addresses[0]}, which is this machine's own" if addresses else "does not resolve"
+        raise ConfigError(
+            f"cluster.address=auto: the name {name} {said}; write cluster.address= and the address by which"
+            " the other nodes reach this machine"
+        )
+    return usable[0]
