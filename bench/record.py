@@ -110,6 +110,8 @@ class Failure:
     found_after_s: float | None = None
     """Seconds from the error, or the rank's death, to the end of all ranks."""
     out_of_memory: OutOfMemory | None = None
+    node: str | None = None
+    """The host that the rank was on, where ranks ran on other machines than the launcher's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,6 +148,7 @@ def _failure(end: RankEnd, status: Status, ranks: Ranks) -> Failure:
         step_phase=written.get("step_phase"),
         found_after_s=end.found_after_s,
         out_of_memory=_out_of_memory(written.get("out_of_memory"), ranks.memory(end)),
+        node=end.node,
     )
 
 

@@ -39,6 +39,9 @@ PROVENANCE_OF_MODE: Mapping[str, Provenance] = {
     "measure": Provenance.MEASURED,
     "predict": Provenance.PREDICTED,
 }
+OF_SWEEP = ("packages", "strategy_package", "argv")
+"""Of an environment what holds of the whole sweep, whatever machine its launcher is on."""
+NAMES_OF_NODE = ("host", "address")
 NAMED_BY_KIND = frozenset({Status.ERROR})
 """Where the message of an exception may say little without its class."""
 
@@ -80,7 +83,8 @@ def failed(
 ) -> Record:
     """The record of a cell that did not reach its end."""
     where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
-    reason = f"rank {failure.rank}, {where}: {_what(status, failure).strip() or failure.kind}"
+    on_node = "" if failure.node is None else f" on {failure.node}"
+    reason = f"rank {failure.rank}{on_node}, {where}: {_what(status, failure).strip() or failure.kind}"
     return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
 
 
@@ -127,6 +131,24 @@ def with_software(record: Record, reports: Sequence[RankReport]) -> Record:
     version = reports[0].nccl_version
     found = {} if version is None else {"nccl_version": version}
     return replace(record, environment=record.environment | found)
+
+
+def on_nodes(record: Record, nodes: Sequence[Mapping[str, Any]]) -> Record:
+    """The same record where ranks ran on other machines: its environment is the first one's, and by node
+    what differs from that.
+
+    Software is the same on all, or they would not have been taken in.
+    """
+    if not nodes:
+        return record
+    of_sweep = {name: record.environment[name] for name in OF_SWEEP if name in record.environment}
+    of_machine = [{name: value for name, value in node.items() if name not in OF_SWEEP} for node in nodes]
+    first = {name: value for name, value in of_machine[0].items() if name not in NAMES_OF_NODE}
+    by_node = [
+        {name: value for name, value in node.items() if name in NAMES_OF_NODE or first.get(name) != value}
+        for node in of_machine
+    ]
+    return replace(record, environment={**first, **of_sweep, "nodes": by_node})
 
 
 def found_wrong(record: Record, reason: str) -> Record:

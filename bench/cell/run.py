@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cell.launcher import Launcher
-from bench.cell.outcome import interrupted, record_of, refused
+from bench.cell.outcome import interrupted, on_nodes, record_of, refused
 from bench.cell.planned import PlannedCell
 from bench.cell.predicted import predicted
 from bench.cell.watch import SILENT, Listener
@@ -94,14 +94,15 @@ def measure(
 ) -> Record:
     """Run all ranks of the cell, and put together what they report."""
     start, started_at = time.monotonic(), datetime.now(UTC)
-    own = folder / planned.folder_name
+    own, nodes = folder / planned.folder_name, launcher.nodes_for(planned.cell)
     try:
         left_out = frozenset(known) | LEFT_OUT.get(planned.role, frozenset())
         ends = launcher.run(planned.cell, own, entry=entry, listener=listener, known=left_out)
     except KeyboardInterrupt as stop:
         record = interrupted(planned, stop, time.monotonic() - start, started_at)
         raise CellInterrupted(record) from None
-    return record_of(planned, ends, time.monotonic() - start, started_at, known)
+    record = record_of(planned, ends, time.monotonic() - start, started_at, known)
+    return on_nodes(record, [node.description for node in nodes if node.description is not None])
 
 
 def predict(

@@ -43,6 +43,8 @@ class RankEnd:
     """Seconds from its failure, or else its own end, to the end of all ranks."""
     place: Place | None = None
     """Where it was last, as it noted itself; None where it never did."""
+    node: str | None = None
+    """The host that it was on, where that is another machine."""
     node_lost: str | None = None
     """Why nothing is known of it: its node is out of reach."""
     hang: str | None = None
@@ -50,9 +52,9 @@ class RankEnd:
     for it or at its deadline."""
 
     @classmethod
-    def of_lost_node(cls, rank: int, why: str) -> RankEnd:
+    def of_lost_node(cls, rank: int, why: str, node: str | None = None) -> RankEnd:
         """The end of a rank of which nothing is known."""
-        return cls(rank, None, None, None, "", node_lost=why)
+        return cls(rank, None, None, None, "", node=node, node_lost=why)
 
     @property
     def why(self) -> str:

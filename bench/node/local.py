@@ -34,6 +34,7 @@ class LocalNode:
     """Starts ranks on this machine."""
 
     lost = None
+    description = None
 
     def __init__(self, packages: Collection[str] | None = None) -> None:
         """`packages` of others are imported before ranks start, by default all that any cell may need."""

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.node.end import RankEnd
 from bench.node.job import NodeJob
@@ -102,6 +102,10 @@ class Node(Protocol):
     @property
     def lost(self) -> str | None:
         """Why it is out of reach; None while it is not."""
+
+    @property
+    def description(self) -> Mapping[str, Any] | None:
+        """Its host, its address and its environment; None for the machine that this process runs on."""
 
     def warm(self) -> None:
         """Have it import what ranks need, in the background; one that has stays as it is."""

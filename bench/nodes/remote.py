@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,11 @@ class RemoteNode:
         self._heard_s = time.monotonic()
         self._runs = itertools.count()
         self._store: tuple[str, int] | None = None
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        hello = self.hello
+        return {"host": hello.host, "address": hello.address, **hello.environment}
 
     @property
     def connection(self) -> Connection:
@@ -179,11 +185,12 @@ class RemoteRanks:
 
     def ends(self) -> list[RankEnd]:
         """How each rank ended; of a node that is lost, that it is."""
+        host = self._node.hello.host
         found = None if self._why is not None else self._wait_for(Ended, ANSWER_S)
         if found is not None:
-            return list(found.ends)
+            return [replace(end, node=host) for end in found.ends]
         why = self._why or self._node.lost or "did not say how its ranks ended"
-        return [RankEnd.of_lost_node(rank, why) for rank in self.ranks]
+        return [RankEnd.of_lost_node(rank, why, host) for rank in self.ranks]
 
     def _messages(self, patience_s: float = SILENT_S) -> list[Message]:
         """What has come of this run; files are put where they belong."""

@@ -37,6 +37,8 @@ class Subject(ABC):
     """How the names of the Python modules begin that hold the attention's own code."""
     ranks_beside: int = 0
     """How many other ranks are on this rank's GPU."""
+    nodes: int = 1
+    """How many machines the ranks are on, where that is known."""
     causal: bool = True
     step_period: int = 1
     """After so many steps the same calls come again, as those of a loader that fetches for several steps."""

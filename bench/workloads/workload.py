@@ -44,6 +44,7 @@ class Workload(Subject):
         self.attention_name = rank.wiring.attention_name
         self.attention_code = f"{rank.strategy.package_name}."
         cluster = self.cell.cluster
+        self.nodes = cluster.nodes
         self.ranks_beside = cluster.ranks_beside(rank.strategy.groups.rank % cluster.ranks_per_node)
 
     @abstractmethod

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from bench.passes.rank_pass import RankPass, Steps
+from bench.passes.trace.node_clocks import NodeClocks, between
 from bench.passes.trace.quiet_kineto import without_kineto_lines
 from bench.passes.trace.section import RankSteps, traced_steps
 from bench.passes.trace.trace import StepTracer, keep_trace, read_step, warm_profiler
@@ -39,15 +40,21 @@ class TracePass(RankPass):
                 measurement.meet,
                 switching=switching,
             )
+            clocks = NodeClocks(subject.nodes) if subject.nodes > 1 else None
             warm_profiler(subject.device, switching)
             read = []
             for _ in range(steps):
                 if not shares:
                     yield from self._up_to_a_step_like_the_inspected_one()
+                before = None if clocks is None else clocks.offset()
                 yield from measurement.step(tracer.step)
+                after = None if clocks is None else clocks.offset()
                 # The calls of an inspected step tell what each transfer was for.
                 traced = tracer.traced[-1]
-                read.append(read_step(traced, measurement.tap.calls, subject.device.type))
+                found = read_step(traced, measurement.tap.calls, subject.device.type)
+                if before is not None and after is not None:
+                    found = found.by_clock_of_rank_0(between(before, after))
+                read.append(found)
                 if not keep:
                     traced.path.unlink()
             median = tracer.median()

@@ -13,7 +13,7 @@ from bench.passes.engagement.section import will_share_traced_step
 from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
 from bench.passes.trace.intervals import length
 from bench.passes.trace.split import Split
-from bench.passes.trace.waiting import RankTrace, waiting
+from bench.passes.trace.waiting import RankTrace, clock_bound_us, waiting
 from bench.ranks.log import Stage
 from bench.record import Check
 from bench.strategies import STRATEGIES
@@ -96,6 +96,9 @@ class Trace:
     """Which of `steps` all the other fields are of, from 0; the trace that is kept is of it too."""
     is_inspected: bool = False
     """Whether the only traced step was the inspected one too, for want of time; older records lack it."""
+    clock_bound_us: float | None = None
+    """By how much the comparison of clocks between hosts may be wrong, on the worst rank: lateness below
+    that counts as none. Null where all ranks read one clock."""
     waiting_unknown: str | None = None
     """Why waiting is null; older records do not say."""
     copies_ms: dict[str, list[float]] = field(default_factory=dict)
@@ -141,6 +144,7 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
             steps=[*map(_traced_step, steps)],
             median_step=ranks[0].median,
             is_inspected=ranks[0].is_inspected,
+            clock_bound_us=clock_bound_us(traces),
             waiting_unknown=found if isinstance(found, str) else None,
         )
 

@@ -33,6 +33,7 @@ from bench.passes.trace.waiting import RankTrace
 
 CLOCK_MARKS = 5
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+TIME_NAMESPACE = Path("/proc/self/ns/time")
 
 MakeTimeline = Callable[[Mapping[str, Track], Regions, Sequence[Call] | None], Timeline]
 TIMELINES: Mapping[str, MakeTimeline] = {"cpu": cpu_timeline, "cuda": cuda_timeline}
@@ -122,7 +123,7 @@ def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> Ra
     return RankTrace(
         split=split(timeline),
         flights=flights_ms(timeline),
-        clock=BOOT_ID.read_text().strip() if BOOT_ID.exists() else "",
+        clock=_clock(),
         unjoined=unjoined,
         unmatched=unjoined or timeline.unmatched,
         other_calls=other_calls(tracks, traced.regions, calls),
@@ -142,6 +143,13 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
     """What the profiler looks at: a GPU's kernels and copies beside the operators."""
     on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
     return [ProfilerActivity.CPU, *on_gpu]
+
+
+def _clock() -> str:
+    """What processes have in common that read the same monotonic clock: the boot, and any shift of it."""
+    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+    shift = TIME_NAMESPACE.readlink().name if TIME_NAMESPACE.is_symlink() else ""
+    return f"{boot} {shift}"
 
 
 def _mark_clock() -> int:
