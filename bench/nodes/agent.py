@@ -45,11 +45,13 @@ FILE_BYTES = 32 << 20
 class Agent:
     """Does what the launcher says until that is gone."""
 
+    ranks: NodeRanks | None = None
+    """Those that it runs now."""
+
     def __init__(self, link: Link, node: LocalNode) -> None:
         self._link = link
         self._node = node
         self._run = -1
-        self._ranks: NodeRanks | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._store: MeetingPlace | None = None
         self._is_over = False
@@ -83,7 +85,7 @@ class Agent:
         self._leave_by_s = time.monotonic() + seconds
 
     def _waits(self) -> list[Connection | int]:
-        ranks = [] if self._ranks is None else self._ranks.waits()
+        ranks = [] if self.ranks is None else self.ranks.waits()
         return [self._link.connection, *ranks]
 
     def _obey(self, message: Message) -> None:
@@ -94,8 +96,8 @@ class Agent:
                 self._stop()
             case Ask():
                 self._ask(message)
-            case LookAnew() if self._ranks is not None:
-                self._ranks.look_anew()
+            case LookAnew() if self.ranks is not None:
+                self.ranks.look_anew()
             case HostStore():
                 self._host_store()
             case Leave():
@@ -104,9 +106,9 @@ class Agent:
                 """A beat: it was heard."""
 
     def _tell_news(self) -> None:
-        if self._ranks is None:
+        if self.ranks is None:
             return
-        for each in self._ranks.news():
+        for each in self.ranks.news():
             match each:
                 case Stage():
                     self._link.send(Began(run=self._run, stage=each))
@@ -114,7 +116,7 @@ class Agent:
                     self._link.send(Failed(run=self._run, failing=each))
                 case Left():
                     self._link.send(Gone(run=self._run, left=each))
-        look = self._ranks.look()
+        look = self.ranks.look()
         if look is not None and look != Look():
             self._link.send(Seen(run=self._run, look=look))
 
@@ -123,29 +125,29 @@ class Agent:
         self._run = message.run
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-")
-            self._ranks = self._node.start(message.job, Path(self._folder.name))
+            self.ranks = self._node.start(message.job, Path(self._folder.name))
         except OSError as error:
             self._link.send(CannotStart(run=self._run, why=str(error)))
 
     def _ask(self, message: Ask) -> None:
-        if self._ranks is not None:
-            self._link.send(Answered(run=self._run, answers=self._ranks.ask(message.wait_s)))
+        if self.ranks is not None:
+            self._link.send(Answered(run=self._run, answers=self.ranks.ask(message.wait_s)))
 
     def _stop(self) -> None:
-        if self._ranks is not None and self._folder is not None:
-            self._ranks.stop()
-            ends = self._ranks.ends()
-            for path in sorted(Path(self._folder.name).iterdir()):
+        if self.ranks is not None and self._folder is not None:
+            self.ranks.stop()
+            ends = self.ranks.ends()
+            for path in sorted(filter(Path.is_file, Path(self._folder.name).iterdir())):
                 self._send_file(path)
             self._link.send(Ended(run=self._run, ends=ends))
         self._end_ranks()
 
     def _send_file(self, path: Path) -> None:
         """A rank's log, or its end; another file that is not too large."""
-        content = path.read_bytes() if path.is_file() else b""
+        content = path.read_bytes()
         if path.suffix == ".log":
             content = content[-LOG_BYTES:]
-        if 0 < len(content) <= FILE_BYTES:
+        if len(content) <= FILE_BYTES:
             self._link.send(Kept(run=self._run, name=path.name, content=content))
 
     def _host_store(self) -> None:
@@ -155,9 +157,9 @@ class Agent:
 
     def _end_ranks(self) -> None:
         """End them, and remove what they left."""
-        if self._ranks is not None:
-            self._ranks.stop()
-            self._ranks = None
+        if self.ranks is not None:
+            self.ranks.stop()
+            self.ranks = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

@@ -1,19 +1,23 @@
 """Agents, as threads of this process on its loopback: cells over two nodes, and what becomes of lost ones."""
 
+import os
+import signal
 import socket
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import pytest
 
 from bench.cell.launcher import Launcher
+from bench.config import ConfigError
 from bench.environment import describe, this_machine
 from bench.node.local import LocalNode
 from bench.nodes.agent import Agent
 from bench.nodes.gathering import Gathering
 from bench.nodes.link import Link, LinkLostError
 from bench.nodes.messages import Hello, ToAgent
-from tests.cells import counted_and_computed, run_cell, tiny_cell
+from tests.cells import counted_and_computed, make_cell, run_cell, tiny_cell
 
 NODES = ("cluster=nodes", "cluster.nodes=2", "cluster.world_size=4", "engine=ddp")
 
@@ -39,8 +43,15 @@ class Host(threading.Thread):
                 environment=describe({}),
             )
         )
+        self.agent = Agent(link, node)
         with suppress(LinkLostError):
-            Agent(link, node).serve()
+            self.agent.serve()
+
+    def runs(self, rank):
+        """The process of a rank, once it runs."""
+        while self.agent.ranks is None or rank not in self.agent.ranks.pids:
+            time.sleep(0.05)
+        return self.agent.ranks.pids[rank]
 
 
 @contextmanager
@@ -61,6 +72,8 @@ def test_a_cell_on_two_nodes_gives_the_losses_and_bytes_of_one(launcher, tmp_pat
     with two_nodes() as (on_nodes, _):
         one, _ = run_cell(launcher, tiny_cell(*NODES, "cluster=cpu", "cluster.nodes=1"), tmp_path / "one")
         two, folder = run_cell(on_nodes, tiny_cell(*NODES), tmp_path / "two")
+        with pytest.raises(ConfigError, match="runs its ranks on one machine"):
+            on_nodes.run(tiny_cell(*NODES), tmp_path, entry=print)
     assert (one.status, two.status) == ("ok", "ok"), two.reason
     assert two.sections["losses"].loss == one.sections["losses"].loss
     assert two.sections["engagement"] == one.sections["engagement"]
@@ -68,3 +81,44 @@ def test_a_cell_on_two_nodes_gives_the_losses_and_bytes_of_one(launcher, tmp_pat
     assert counted == computed
     assert [node["host"] for node in two.environment["nodes"]] == ["node2", "node10"]
     assert sorted(path.name for path in folder.iterdir()) == [f"rank_{rank}.log" for rank in range(4)]
+
+
+def long_cell(*words):
+    """One that is not over before a test has made something happen to it."""
+    return make_cell(
+        *NODES, "seq_len=4k", "measure.steps=500", "measure.budget_s=600", "measure.trace=false", *words
+    )
+
+
+def while_it_runs(act):
+    """Call this beside a cell, and return when it is over."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.usefixtures("launcher", "short_grace")
+def test_a_rank_that_dies_is_named_with_its_node_and_a_lost_node_costs_only_cells_that_need_it(tmp_path):
+    with two_nodes() as (launcher, hosts):
+        while_it_runs(lambda: os.kill(hosts["node10"].runs(3), signal.SIGKILL))
+        record, _ = run_cell(launcher, long_cell(), tmp_path / "killed")
+        assert (record.status, record.failure.rank, record.failure.node) == ("killed", 3, "node10")
+        assert record.reason.startswith("rank 3 on node10, ")
+
+        def cut_off():
+            hosts["node2"].runs(0)
+            hosts["node2"].connected.shutdown(socket.SHUT_RDWR)
+
+        while_it_runs(cut_off)
+        started_s = time.monotonic()
+        record, _ = run_cell(launcher, long_cell(), tmp_path / "lost")
+        assert (record.status, record.failure.kind, record.failure.node) == ("killed", "NODE_LOST", "node2")
+        assert "its node is lost: connection" in record.reason
+        assert time.monotonic() - started_s < 10
+
+        record, _ = run_cell(launcher, tiny_cell(*NODES), tmp_path / "needs both")
+        assert record.status == "killed"
+        assert "1 of 2 nodes are left, the cell needs 2" in record.reason
+        record, _ = run_cell(launcher, tiny_cell("cluster=nodes", "strategy=local"), tmp_path / "needs one")
+        assert record.status == "ok", record.reason
+        assert [node["host"] for node in record.environment["nodes"]] == ["node10"]
