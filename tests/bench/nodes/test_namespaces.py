@@ -1,0 +1,108 @@
+"""Whole sweeps over two nodes that have nothing but a network in common."""
+
+import time
+
+import psutil
+import pytest
+
+from bench.store import read_records
+from bench.strategies import STRATEGIES
+from tests.command import typed
+from tests.namespaces import Cluster, namespaces
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+FAST = ("measure.repeats=1", "measure.trace=false", "measure.warmup_steps=0")
+SHARING = [facts.name for facts in STRATEGIES.usable() if facts.shares_sequences]
+HEADS = {"nano": (), "16 query and 2 KV heads": ("model.num_heads=16", "model.num_kv_heads=2")}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with namespaces(2, tmp_path_factory.mktemp("nodes")) as nodes:
+        yield Cluster(nodes)
+
+
+def test_every_strategy_gives_on_two_nodes_the_losses_gradients_and_bytes_of_one(cluster, tmp_path):
+    words = (*FAST, "seq_len=1k", "measure.steps=3", "cluster.world_size=4", f"strategy={','.join(SHARING)}")
+    two = {record["config"]["strategy"]: record for record in cluster.records(tmp_path / "two", *words)}
+    typed(tmp_path, "-m", "cluster=cpu", *words, f"sweep_dir={tmp_path / 'one'}", OMP_NUM_THREADS="1")
+    one = read_records(tmp_path / "one" / "records.jsonl")
+    assert {record["config"]["strategy"] for record in one} == set(two) == set(SHARING)
+    for record in one:
+        other = two[record["config"]["strategy"]]
+        assert (record["status"], other["status"]) == ("ok", "ok"), (record["reason"], other["reason"])
+        assert [node["host"] for node in other["environment"]["nodes"]] == cluster.nodes.names
+        for name in ("loss", "grad_norm"):
+            assert other["losses"][name] == record["losses"][name]
+        assert other["engagement"]["sent_bytes"] == record["engagement"]["sent_bytes"]
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("strategy", ["ulysses", "ring"])
+def test_the_bytes_on_the_link_are_those_of_the_formula(cluster, tmp_path, strategy, heads):
+    """Of so many steps more; what else a cell sends is the same however many steps it has."""
+    few, many, counted = 2, 42, {}
+    for steps in (few, many):
+        words = ("workload=attention", "seq_len=2k", "dtype=fp32", "cluster.world_size=4", *HEADS[heads])
+        before = cluster.nodes.sent_bytes(0)
+        [record] = cluster.records(
+            tmp_path / str(steps), *FAST, *words, f"strategy={strategy}", f"measure.steps={steps}",
+            "measure.budget_s=300",
+        )  # fmt: skip
+        assert (record["status"], len(record["timing"]["step_ms"][0])) == ("ok", steps), record["reason"]
+        counted[steps] = cluster.nodes.sent_bytes(0) - before
+    a_rank = record["engagement"]["sent_bytes"]["attention"][0]
+    leaves = {"ulysses": 2 * a_rank * 2 / 3, "ring": a_rank}[strategy]
+    """Two ranks send to three others, of which two are elsewhere; of a ring one rank's next one is."""
+    assert (counted[many] - counted[few]) / (many - few) == pytest.approx(leaves, rel=0.01)
+
+
+LONG = (
+    "seq_len=8k",
+    "cluster.world_size=4",
+    "strategy=ring,local",
+    "measure.steps=400",
+    "measure.budget_s=600",
+)
+
+
+def rank_processes():
+    return [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if "forkserver" in " ".join(each.info["cmdline"] or [])
+    ]
+
+
+def until(happens, within_s):
+    until_s = time.monotonic() + within_s
+    while not happens():
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+
+
+HARMS = {
+    "a killed agent": lambda _, agents: agents[1].kill(),
+    "a cut link": lambda nodes, _: nodes.set_link(1, "down"),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_lost_node_is_a_record_within_ten_seconds_and_the_sweep_goes_on(cluster, tmp_path, harm):
+    records = tmp_path / "records.jsonl"
+    with cluster.sweep(tmp_path, *FAST, *LONG, "measure.reference_budget_s=0") as (launcher, agents):
+        until(lambda: [*tmp_path.glob("cells/*")], 120)
+        time.sleep(15)
+        HARMS[harm](cluster.nodes, agents)
+        harmed_s = time.monotonic()
+        until(records.exists, 10)
+        print(f"{harm}: a record after {time.monotonic() - harmed_s:.1f} s")
+        said, _ = launcher.communicate(timeout=600)
+        cluster.nodes.set_link(1, "up")
+        assert launcher.returncode == 1, said
+    lost, alone = read_records(records)
+    assert (lost["status"], lost["failure"]["kind"]) == ("killed", "NODE_LOST"), lost["reason"]
+    assert lost["failure"]["node"] == "host1"
+    assert (alone["status"], alone["config"]["strategy"]) == ("ok", "local"), alone["reason"]
+    until(lambda: not rank_processes(), 30)
