@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bench.node.worker import RankEntry
 
 SILENT_S = 6.0
-"""A node of which nothing was heard for so long is lost: its agent sends every second."""
+"""A node of which nothing was heard for so long is lost: while it has ranks, its agent sends every second."""
 ANSWER_S = 30.0
 """For an answer that takes an agent some work."""
 POLL_S = 0.05
@@ -75,11 +75,13 @@ class RemoteNode:
             raise ConfigError("cluster.nodes: this command runs its ranks on one machine; leave out cluster")
         folder.mkdir(parents=True, exist_ok=True)
         run = next(self._runs)
+        self._heard_s = time.monotonic()
         self.tell(Start(run=run, job=job))
         return RemoteRanks(self, job, folder, run)
 
     def store(self) -> tuple[str, int]:
         if self._store is None:
+            self._heard_s = time.monotonic()
             self.tell(HostStore())
             found = self.wait_for(lambda message: isinstance(message, StoreAt), ANSWER_S)
             if found is None:
