@@ -66,7 +66,7 @@ def roles_of(cells: Sequence[RunConfig]) -> dict[str, Role]:
 
 
 def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConfig]:
-    """Plain data parallelism, and the controls: data dealt otherwise, fewer ranks, other kernels.
+    """Plain data parallelism, and the controls: data dealt otherwise, other kernels, fewer ranks, and both.
 
     Of another trainer than ours its own data parallelism too: what it logs is compared with that.
     """
@@ -75,12 +75,14 @@ def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConf
     of_all = {**local, "dp_shard": ranks, "grad_accum": micro_steps, "trainer": {"name": "native"}}
     yield resolve(of_all, machine)
     yield resolve({**of_all, "data": {**raw["data"], "deal": "reversed"}}, machine)
-    for kernel in [name for name in OTHER_KERNELS if name != base.kernel][:2]:
+    kernels = [name for name in OTHER_KERNELS if name != base.kernel][:2]
+    for kernel in kernels:
         yield resolve({**of_all, "kernel": kernel}, machine)
-    for fewer in {ranks // 2, 1} if ranks % 2 == 0 else {1}:
+    for fewer, kernel in zip((ranks // 2, 1) if ranks % 2 == 0 and ranks > 2 else (1,), kernels, strict=False):
         cluster = {**raw["cluster"], "world_size": fewer}
         of_fewer = {"cluster": cluster, "dp_shard": fewer, "grad_accum": micro_steps * ranks // fewer}
         yield resolve({**of_all, **of_fewer}, machine)
+        yield resolve({**of_all, **of_fewer, "kernel": kernel}, machine)
     if base.trainer != "native":
         yield resolve({**of_all, "trainer": raw["trainer"]}, machine)
 
