@@ -11,7 +11,7 @@ from analysis.labels import count_label
 from bench.equivalence.noise import FALSE_ALARMS
 from bench.record import Role
 
-CROSSED = f"equivalent ones cross it in {FALSE_ALARMS:.0%} of comparisons"
+CROSSED = f"equivalent ones cross it in {FALSE_ALARMS * 100:g} % of comparisons"
 
 
 def with_equivalence(found: Verdict, comparisons: Sequence[Comparison], *, alone: bool) -> Verdict:

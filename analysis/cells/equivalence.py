@@ -70,8 +70,10 @@ class Training:
     @property
     def way(self) -> str:
         """How it does the work: what is equal in trainings that differ in their seed alone."""
-        config = {key: each for key, each in self.record["config"].items() if key != "seed"}
-        return json.dumps([self.role, self.record.get("repeat"), config], sort_keys=True)
+        free, groups = FREE.union(APART) - {"seed"}, tuple({*FREE_GROUPS} - {"measure."})
+        config = self.record["config"].items()
+        chosen = {key: each for key, each in config if key in free or key.startswith(groups)}
+        return json.dumps([self.role, self.record.get("repeat"), chosen], sort_keys=True)
 
     @property
     def label(self) -> str:

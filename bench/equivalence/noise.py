@@ -75,7 +75,7 @@ def distance_of(draws: Sequence[Draw]) -> Limit:
 
 
 def _rounded(training: Trajectory) -> Limit:
-    """The distance of a training that is another's by one rounding of float32, which no two can tell apart."""
+    """The distance of a training that is off by one rounding of float32 in every step."""
     off = [[(1 + ROUNDING) * each for each in getattr(training, name)] for name in NAMES]
     return distance(Signals(*off), training)
 
