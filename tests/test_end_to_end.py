@@ -33,7 +33,7 @@ STALE = {
 def swept(tmp_path_factory):
     """The README's command, shorter, from a cold start in odd surroundings; its traces are kept."""
     folder = tmp_path_factory.mktemp("swept")
-    words = ("-m", "seq_len=512,1k,1024", "sweep_dir=out", "measure.keep_traces=true", *QUICK)
+    words = ("-m", "seq_len=1k,1024", "sweep_dir=out", "measure.keep_traces=true", *QUICK)
     done = typed(folder, *words, **STALE)
     assert (done.returncode, done.stderr) == (0, "")
     return done, folder / "out"
@@ -48,24 +48,22 @@ def records(swept):
 @pytest.mark.ranks
 def test_a_sweep_ends_in_records_tables_figures_and_a_page(swept, records):
     done, out = swept
-    strategies, lengths = ("local", "deepspeed_ulysses", "ring_flash_attn"), (512, 1024)
-    assert set(records) == {(strategy, length) for strategy in strategies for length in lengths}
+    strategies = ("local", "deepspeed_ulysses", "ring_flash_attn")
+    assert set(records) == {(strategy, 1024) for strategy in strategies}
     for (strategy, _), record in records.items():
         assert record["status"] == "ok"
         assert record["losses"]["tokens_digest"] == record["losses"]["expected_digest"]
         assert min(record["memory"]["peak_allocated_bytes"]) > 0
         assert strategy == "local" or min(record["trace"]["purpose_total_ms"]["attention"]) > 0
         assert len(record["timing"]["step_times_ms"]) == record["config"]["cluster.world_size"]
-    for length in lengths:
-        digests = {tuple(records[s, length]["losses"]["tokens_digest"]) for s in strategies}
-        assert len(digests) == 1
+    assert len({tuple(record["losses"]["tokens_digest"]) for record in records.values()}) == 1
     with (out / "summary.csv").open() as file:
         assert all(float(row["tokens_per_s"]) > 0 for row in csv.DictReader(file))
     written = ("summary.md", "report.html", "config.yaml", "figures/waterfall.png", "figures/throughput.svg")
     assert all((out / name).stat().st_size > 0 for name in written)
-    assert "6/6" in done.stdout
+    assert "3/3" in done.stdout
     logs = [path.read_text() for path in out.glob("cells/*/rank_0.log")]
-    assert len(logs) == 6
+    assert len(logs) == 3
     # torch 2.11 says of every profiler that it "clears events at the end of each cycle".
     assert not any(
         "Warning" in log.replace("UserWarning: Warning: Profiler clears events", "") for log in logs

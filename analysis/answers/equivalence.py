@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.answers.verdict import Verdict
-from analysis.cells.equivalence import FACTOR, LEAST_CONTROLS, LEAST_FALL, Compared, Comparison
+from analysis.cells.equivalence import LEAST_CONTROLS, LEAST_FALL, Compared, Comparison
 from analysis.labels import count_label
+from bench.equivalence.noise import FALSE_ALARMS
 from bench.record import Role
+
+CROSSED = f"equivalent ones cross it in {FALSE_ALARMS * 100:g} % of comparisons"
 
 
 def with_equivalence(found: Verdict, comparisons: Sequence[Comparison], *, alone: bool) -> Verdict:
@@ -35,8 +38,8 @@ def _answer(comparisons: Sequence[Comparison]) -> str:
     largest = max((max(row.noise.loss, row.noise.grad_norm) for row in sound), default=0.0)
     return (
         f"{count_label(len(sound), 'training')} in {count_label(len(comparisons), 'comparison')} trained what"
-        f" data parallelism trains, at most {largest:.2g} times the noise floor away (limit {FACTOR:g}); all"
-        " known mistakes that were made lie beyond."
+        f" data parallelism trains, at most {largest:.2g} times the noise floor away ({CROSSED}); all known"
+        " mistakes that were made lie beyond."
     )
 
 
@@ -77,7 +80,7 @@ def _shortcomings(comparison: Comparison) -> list[str]:
         said.append("Nothing is compared: no sequence parallelism ran.")
     if Role.MISTAKE not in roles:
         said.append("No known mistake was made, so nothing shows that one would be found.")
-    controls = len(comparison.controls)
+    controls = comparison.least_controls
     if controls < LEAST_CONTROLS:
         few = count_label(controls, "control")
         said.append(f"Only {few} ended well, under {LEAST_CONTROLS}: that shows little of the noise.")
@@ -94,11 +97,11 @@ def _within(rows: Sequence[Compared], comparison: Comparison) -> str:
     names = ", ".join(dict.fromkeys(map(_name, rows)))
     mean, norm = max(row.mean_loss for row in rows), max(row.max_grad_norm for row in rows)
     largest = max(max(row.noise.loss, row.noise.grad_norm) for row in rows)
-    controls = count_label(len(comparison.controls), "control")
+    controls = count_label(comparison.controls, "control")
     return (
         f"{names} trained what data parallelism trains: over {comparison.steps} steps, in which the loss fell"
         f" by {comparison.fall:.2f} nats, losses are {mean:.1e} nats apart on average and gradient norms"
-        f" {norm:.1e} at most; at most {largest:.2g} times the noise floor of {controls} (limit {FACTOR:g})."
+        f" {norm:.1e} at most; at most {largest:.2g} times the noise floor of {controls} ({CROSSED})."
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -104,8 +105,11 @@ def build_figure(name: str, cells: Cells, note: str | None = None, width: float 
 
 def png_bytes(figure: Figure) -> bytes:
     """The figure as PNG, 150 dots per inch."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    buffer, dpi = io.BytesIO(), figure.dpi
+    figure.set_dpi(DPI)
+    # savefig would draw it twice, once only to lay it out
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})  # type: ignore[no-untyped-call]
+    figure.set_dpi(dpi)
     return buffer.getvalue()
 
 
@@ -113,7 +117,9 @@ def svg_bytes(figure: Figure) -> bytes:
     """The figure as SVG; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "analysis"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        canvas = FigureCanvasSVG(figure)
+        canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
+    FigureCanvasAgg(figure)  # what measures texts
     svg = buffer.getvalue()
     # matplotlib names clip paths after memory addresses
     for number, name in enumerate(dict.fromkeys(re.findall(rb'<clipPath id="(\w+)"', svg))):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.cells.equivalence import FACTOR, Comparison, Training
-from analysis.cells.series import styles_of
+from analysis.cells.equivalence import Comparison, Training
+from analysis.cells.series import Style, styles_of
 from analysis.figures.drawing import (
     NARROW_INCHES,
     WIDTH_INCHES,
@@ -27,16 +27,16 @@ from analysis.figures.drawing import (
 from analysis.figures.figure_file import FigureFile
 from analysis.figures.figures import legend_entries
 from analysis.figures.style import MUTED_COLOR, line_of
-from bench.equivalence.trajectory import units
 from bench.record import Role
 
 PANEL_INCHES = (2.6, 2.2, 2.2)
 MISTAKE_COLORS = ("#8B0000", "#C04000", "#A0522D", "#B8860B", "#7B3F00", "#CD5C5C")
 TITLE = "Loss equivalence"
 READING = (
-    "Top: loss of each step. Beneath: how far it is from plain data parallelism, and how far the gradient"
-    " norm is, relative; shaded: the noise floor, the largest distance between any two of the reference and"
-    f" its controls (dotted: {FACTOR:g} times that). Dotted curves are known mistakes, made on purpose."
+    "Top: loss of each step, of several seeds that of the first. Beneath: how far it is from the mean of"
+    " equivalent trainings, plain data parallelism and its controls, and how far the gradient norm is,"
+    " relative; of several seeds the root mean square. Shaded: the noise floor; a training is the same whose"
+    " mean over all steps lies in it. Dotted curves are known mistakes, made on purpose."
 )
 
 
@@ -44,9 +44,11 @@ READING = (
 class Curve:
     """One training as a line."""
 
-    training: Training
+    loss: Sequence[float]
     label: str
     look: dict[str, Any]
+    apart: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By signal and step, from the mean of the equivalent ones; empty for the reference."""
 
 
 def write_equivalence(
@@ -73,16 +75,12 @@ def _figure(comparison: Comparison, banner: str | None, width: float) -> Figure:
     losses, loss_apart, norm_apart = frame.panels
     curves = [*_curves(comparison)]
     for curve in curves:
-        losses.plot(curve.training.loss, label=curve.label, **curve.look)
+        losses.plot(curve.loss, label=curve.label, **curve.look)
     losses.set_ylabel("loss (nats)")
-    reference = comparison.reference
-    unit, floor = units(reference), comparison.floor
-    of_loss = [floor.loss * each for each in unit["loss"]]
-    _draw_apart(loss_apart, curves[1:], _loss_apart(reference), of_loss)
+    floor = comparison.floor_by_step()
+    for axes, signal in ((loss_apart, "loss"), (norm_apart, "grad_norm")):
+        _draw_apart(axes, [(each.apart[signal], each.look) for each in curves if each.apart], floor[signal])
     loss_apart.set_ylabel("|difference| (nats)")
-    pairs = zip(unit["grad_norm"], reference.grad_norm, strict=True)
-    of_norm = [floor.grad_norm * each / (abs(norm) or 1.0) for each, norm in pairs]
-    _draw_apart(norm_apart, curves[1:], _norm_apart(reference), of_norm)
     norm_apart.set_ylabel("gradient norm, relative")
     norm_apart.set_xlabel("step")
     for axes in frame.panels:
@@ -95,46 +93,38 @@ def _figure(comparison: Comparison, banner: str | None, width: float) -> Figure:
 
 def _curves(comparison: Comparison) -> Iterator[Curve]:
     """The reference first, mistakes last, so that sound ones are not hidden."""
-    rows = [row.training for row in comparison.rows]
-    styles = styles_of(str(each.setting("strategy")) for each in rows)
-    yield Curve(comparison.reference, "data parallelism", {"color": "black", "linewidth": 2.6, "alpha": 0.4})
+    styles = styles_of(str(row.training.setting("strategy")) for row in comparison.rows)
+    plain = {"color": "black", "linewidth": 2.6, "alpha": 0.4}
+    yield Curve(comparison.reference.loss, "data parallelism", plain)
     drawn: Counter[str] = Counter()
-    for training in rows:
+    for row in comparison.rows:
+        training = row.training
         kind = str(training.role if training.role == Role.MISTAKE else training.setting("strategy"))
         number = drawn[kind]
         drawn[kind] += training.role != Role.CONTROL
-        if training.role == Role.MISTAKE:
-            color = MISTAKE_COLORS[number % len(MISTAKE_COLORS)]
-            look: dict[str, Any] = {"color": color, "linestyle": ":", "linewidth": 1.3}
-            yield Curve(training, training.label, look)
-        elif training.role == Role.CONTROL:
-            yield Curve(training, "controls", {"color": MUTED_COLOR, "linewidth": 0.8, "alpha": 0.7})
-        else:
-            style = styles[kind]
-            look = {"color": style.color, "marker": style.marker, "markersize": 4, "linewidth": 1.2}
-            yield Curve(training, training.label, look | line_of(number))
+        label = "controls" if training.role == Role.CONTROL else training.label
+        look = _look(training, number, styles)
+        yield Curve(row.trainings[0].loss, label, look, comparison.apart(row))
 
 
-Apart = Callable[[Training], list[float]]
+def _look(training: Training, number: int, styles: Mapping[str, Style]) -> dict[str, Any]:
+    if training.role == Role.MISTAKE:
+        color = MISTAKE_COLORS[number % len(MISTAKE_COLORS)]
+        return {"color": color, "linestyle": ":", "linewidth": 1.3}
+    if training.role == Role.CONTROL:
+        return {"color": MUTED_COLOR, "linewidth": 0.8, "alpha": 0.7}
+    style = styles[str(training.setting("strategy"))]
+    look = {"color": style.color, "marker": style.marker, "markersize": 4, "linewidth": 1.2}
+    return look | line_of(number)
 
 
-def _loss_apart(reference: Training) -> Apart:
-    return lambda own: [abs(a - b) for a, b in zip(own.loss, reference.loss, strict=False)]
-
-
-def _norm_apart(reference: Training) -> Apart:
-    return lambda own: [
-        abs(a - b) / (abs(b) or 1.0) for a, b in zip(own.grad_norm, reference.grad_norm, strict=False)
-    ]
-
-
-def _draw_apart(axes: Axes, curves: Sequence[Curve], apart: Apart, floor: Sequence[float]) -> None:
-    drawn = [(apart(curve.training), curve) for curve in curves]
-    known = [each for values, _ in drawn for each in values if each > 0] or [1.0]
+def _draw_apart(
+    axes: Axes, curves: Sequence[tuple[Sequence[float], dict[str, Any]]], floor: Sequence[float]
+) -> None:
+    known = [each for values, _ in curves for each in values if each > 0] or [1.0]
     least = min(*known, *floor) / 3
     axes.set_yscale("log")
-    for values, curve in drawn:
-        axes.plot([max(each, least) for each in values], **curve.look)
+    for values, look in curves:
+        axes.plot([max(each, least) for each in values], **look)
     axes.fill_between(range(len(floor)), least, floor, color="#D0D0D0", alpha=0.6, linewidth=0)
-    axes.plot([FACTOR * each for each in floor], color=MUTED_COLOR, linestyle=":", linewidth=1)
     axes.set_ylim(bottom=least)

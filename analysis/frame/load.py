@@ -151,7 +151,7 @@ def peak_flops_per_s(folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
 
 def hardware_facts(key: str, folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
     """One number per hardware name, for the hardware of which it is known."""
-    known = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml"))]
+    known = [yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted(folder.glob("*.yaml"))]
     return {each["name"]: float(each[key]) for each in known if key in each}
 
 
@@ -166,14 +166,14 @@ class NodeLink:
 
 def node_links(folder: Path = HARDWARE_FOLDER) -> dict[str, NodeLink]:
     """Per hardware name the link within a node, for the hardware of which it is known."""
-    contents = (yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml")))
+    contents = (yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted(folder.glob("*.yaml")))
     nodes = {each["name"]: each["links"]["node"] for each in contents if "links" in each}
     return {name: NodeLink(node["name"], float(node["bytes_per_s"])) for name, node in nodes.items()}
 
 
 def device_names(folder: Path = HARDWARE_FOLDER) -> dict[str, tuple[str, ...]]:
     """Per hardware name what NVML calls such a device."""
-    contents = (yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml")))
+    contents = (yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted(folder.glob("*.yaml")))
     return {each["name"]: tuple(each["device_names"]) for each in contents if "device_names" in each}
 
 

@@ -8,9 +8,10 @@ one number a signal says how far apart they are, whatever their length and learn
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import accumulate, combinations
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
 from typing import Protocol
 
 NAMES: Mapping[str, str] = {"loss": "loss", "grad_norm": "gradient norm"}
@@ -29,6 +30,14 @@ class Trajectory(Protocol):
 
     @property
     def grad_norm(self) -> Sequence[float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """A trajectory that no record holds."""
+
+    loss: Sequence[float]
+    grad_norm: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +76,18 @@ def first_departure(found: Trajectory, reference: Trajectory, limit: Limit) -> s
 
 
 def distance(found: Trajectory, reference: Trajectory) -> Limit:
-    """The least limit under which one does not leave the other."""
-    largest = dict.fromkeys(NAMES, 0.0)
+    """The mean over all steps of how far one is from the other, each in multiples of what its step allows."""
+    apart: dict[str, list[float]] = {name: [] for name in NAMES}
     for each in _pairs(found, reference):
-        apart = abs(each.own - each.other) / (each.unit or 1.0)
-        largest[each.name] = max(largest[each.name], apart if math.isfinite(apart) else math.inf)
-    return Limit(**largest)
+        off = abs(each.own - each.other) / (each.unit or 1.0)
+        apart[each.name].append(off if math.isfinite(off) else math.inf)
+    return Limit(**{name: sum(each) / len(each) for name, each in apart.items()})
 
 
-def noise_floor(equivalent: Iterable[Trajectory]) -> Limit:
-    """The largest distance between any two trainings that do the same work in different ways."""
-    apart = [asdict(distance(one, other)) for one, other in combinations(equivalent, 2)]
-    largest = {name: max((each[name] for each in apart), default=0.0) for name in NAMES}
-    return Limit(max(largest["loss"], ROUNDING), max(largest["grad_norm"], ROUNDING))
+def mean_of(trajectories: Sequence[Trajectory]) -> Trajectory:
+    """Their mean in every step that all of them have."""
+    losses, norms = (zip(*(getattr(each, name) for each in trajectories), strict=False) for name in NAMES)
+    return Signals([*map(fmean, losses)], [*map(fmean, norms)])
 
 
 def units(reference: Trajectory) -> Mapping[str, list[float]]:

@@ -26,6 +26,8 @@ CPU_RANKS = 4
 SUBJECTS = ("ulysses", "ring", "deepspeed_ulysses", "ring_flash_attn")
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"bf16": ("adamw",), "fp16": ("adamw",)}
 """Where not all are taken: under SGD the noise of bf16 hides a mask that is off by one in a small model."""
+NOISY = ("bf16", "fp16")
+"""Where a mistake may hide in the noise of one seed, so that those of the experiment are taken together."""
 OTHER_KERNELS = ("math", "flash_blocks", "torch_flash")
 """Of these the first two that are not the cells' own; `flash_blocks` rounds blocks of keys as a ring does."""
 
@@ -66,7 +68,7 @@ def roles_of(cells: Sequence[RunConfig]) -> dict[str, Role]:
 
 
 def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConfig]:
-    """Plain data parallelism, and the controls: data dealt otherwise, fewer ranks, other kernels.
+    """Plain data parallelism, and the controls: data dealt otherwise, other kernels, fewer ranks, and both.
 
     Of another trainer than ours its own data parallelism too: what it logs is compared with that.
     """
@@ -75,12 +77,15 @@ def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConf
     of_all = {**local, "dp_shard": ranks, "grad_accum": micro_steps, "trainer": {"name": "native"}}
     yield resolve(of_all, machine)
     yield resolve({**of_all, "data": {**raw["data"], "deal": "reversed"}}, machine)
-    for kernel in [name for name in OTHER_KERNELS if name != base.kernel][:2]:
+    kernels = [name for name in OTHER_KERNELS if name != base.kernel][:2]
+    for kernel in kernels:
         yield resolve({**of_all, "kernel": kernel}, machine)
-    for fewer in {ranks // 2, 1} if ranks % 2 == 0 else {1}:
+    fewer_ranks = sorted({ranks // 2, 1} if ranks % 2 == 0 else {1}, reverse=True)
+    for fewer, kernel in zip(fewer_ranks, kernels, strict=False):
         cluster = {**raw["cluster"], "world_size": fewer}
         of_fewer = {"cluster": cluster, "dp_shard": fewer, "grad_accum": micro_steps * ranks // fewer}
         yield resolve({**of_all, **of_fewer}, machine)
+        yield resolve({**of_all, **of_fewer, "kernel": kernel}, machine)
     if base.trainer != "native":
         yield resolve({**of_all, "trainer": raw["trainer"]}, machine)
 
@@ -128,7 +133,8 @@ def _closed(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
         cluster["world_size"] = CPU_RANKS
     for dtype in _dtypes(raw):
         for optimizer in [raw["optimizer"]] if "optimizer" in raw else _optimizers(dtype):
-            yield {**raw, "cluster": cluster, "dtype": dtype, "optimizer": optimizer}
+            for seed in _seeds(raw, dtype):
+                yield {**raw, "cluster": cluster, "dtype": dtype, "optimizer": optimizer, "seed": seed}
 
 
 def _dtypes(raw: Raw) -> list[Any]:
@@ -138,6 +144,13 @@ def _dtypes(raw: Raw) -> list[Any]:
     name = raw.get("strategy", {}).get("name")
     takes = STRATEGIES[name].dtypes if name in STRATEGIES else raw["dtype"]
     return [dtype for dtype in raw["dtype"] if dtype in takes] or raw["dtype"]
+
+
+def _seeds(raw: Raw, dtype: str) -> list[Any]:
+    """The one that is asked for; else those of the experiment, the first alone where all show the same."""
+    if not isinstance(raw["seed"], list):
+        return [raw["seed"]]
+    return raw["seed"] if dtype in NOISY else raw["seed"][:1]
 
 
 def _optimizers(dtype: str) -> list[Raw]:

@@ -35,6 +35,8 @@ CONTROLS = [
 SOUND = training("cell", strategy="ulysses", loss=3e-4, norm=1e-4)
 MISTAKE = training("mistake", strategy="ulysses", loss=1e-1, mistake="mask_off_by_one")
 
+WRONG = {"status": "wrong_result", "reason": "a gate found it"}
+
 
 @pytest.fixture
 def compared(tmp_path):
@@ -48,14 +50,18 @@ def test_the_floor_is_between_controls_and_rows_are_multiples_of_it(compared):
     sound, first, *_ = found.rows
     assert sound.max_loss == pytest.approx(3e-4)
     assert sound.mean_loss == pytest.approx(3e-4 / 4)
-    assert sound.noise.loss == pytest.approx(1.5, rel=1e-3)  # the controls are 2e-4 apart
-    assert first.noise.grad_norm == pytest.approx(1.0)
+    of_four = found.noise.deviation.loss  # the last step of the reference and its controls: 0, 1, -1, 0 e-4
+    assert of_four / found.noise.floor(1, 1).loss < of_four / found.floor().loss * 2
+    assert sound.noise.loss * found.floor().loss / of_four == pytest.approx(
+        3 / (2 / 3 * 5 / 4) ** 0.5, rel=1e-3
+    )
+    assert 0 < first.noise.loss < sound.noise.loss < 1
     assert found.fall == pytest.approx(0.8)
     assert is_as_expected(found)
 
 
 def test_trainings_of_other_work_are_not_compared(compared):
-    other = [{"dtype": "bf16"}, {"optimizer": "adamw"}, {"engine": "ddp"}, {"seq_len": 1024}, {"seed": 1}]
+    other = [{"dtype": "bf16"}, {"optimizer": "adamw"}, {"engine": "ddp"}, {"seq_len": 1024}]
     records = [training("reference", **each) for each in other]
     records += [training("cell", strategy="ring", **each) for each in other]
     assert [len(each.others) for each in compared(REFERENCE, SOUND, *records)] == [1] * (1 + len(other))
@@ -82,10 +88,39 @@ def test_the_answer_says_who_trained_what(compared, cells_of, records, said):
     assert with_equivalence(plain, [], alone=True) is plain
 
 
+def shifted(record, by):
+    """The same of another seed, whose loss lies elsewhere."""
+    losses = {**record["losses"], "loss": [each + by for each in record["losses"]["loss"]]}
+    config = {**record["config"], "seed": 7}
+    return {**record, "cell_id": record["cell_id"][::-1], "losses": losses, "config": config}
+
+
+def test_seeds_are_compared_each_with_its_own_and_judged_together(compared):
+    alone = [REFERENCE, *CONTROLS, SOUND, MISTAKE]
+    (one,) = compared(*alone)
+    (both,) = compared(*alone, *(shifted(each, 0.5) for each in alone))
+    assert both.name == f"{one.name}, 2 seeds"
+    assert [len(row.trainings) for row in both.rows] == [2] * len(one.rows)
+    assert (both.least_controls, both.controls, both.compared) == (3, 6, 1)
+    assert both.rows[0].mean_loss == pytest.approx(one.rows[0].mean_loss)
+    assert both.floor().loss < one.floor().loss  # as more is known of the noise
+    assert both.rows[0].noise.loss > one.rows[0].noise.loss
+    wrong = training("cell", strategy="ring", loss=1e-1)
+    (found,) = compared(*alone, *(shifted(each, 0.5) for each in alone), shifted(wrong, 0.5))
+    assert "ring contiguous trains something else: seed 7, step 3: the loss is" in equivalence_line(found)
+
+
+def test_a_seed_without_a_sound_reference_or_control_is_left_out(compared):
+    others = [shifted(each, 0.5) for each in (REFERENCE | WRONG, SOUND)]
+    (found,) = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE, *others)
+    assert len(found.seeds) == 1
+
+
 def test_a_loss_that_hardly_falls_vouches_for_nothing(compared):
     (found,) = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE)
+    (seed,) = found.seeds
     flat = replace(found.reference, loss=[5.0, 4.9, 4.8, 4.7])
-    assert not is_as_expected(replace(found, reference=flat))
+    assert not is_as_expected(replace(found, seeds=[replace(seed, reference=flat)]))
 
 
 def test_what_a_stack_logs_is_compared_with_what_it_logs_of_data_parallelism(compared):
@@ -125,9 +160,6 @@ def test_a_figure_shows_every_training_once_and_controls_together(compared, tmp_
     assert "zigzag" not in equivalence_markdown(found)
 
 
-WRONG = {"status": "wrong_result", "reason": "a gate found it"}
-
-
 @pytest.mark.parametrize(
     ("records", "said"),
     [
@@ -144,9 +176,9 @@ def test_what_would_vouch_for_nothing_is_said(compared, records, said):
 
 
 def test_a_control_that_failed_its_gates_does_not_widen_the_floor(compared):
-    wide = training("control", loss=1.0, **{"cluster.world_size": 1})
+    wide = training("control", loss=1.0, **{"cluster.world_size": 2})
     (found,) = compared(REFERENCE, *CONTROLS, wide | WRONG, SOUND)
-    assert found.floor == compared(REFERENCE, *CONTROLS, SOUND)[0].floor
+    assert found.floor() == compared(REFERENCE, *CONTROLS, SOUND)[0].floor()
 
 
 def test_a_control_stands_in_for_a_reference_that_failed(compared):

@@ -267,7 +267,9 @@ def test_no_two_texts_overlap_where_ranks_and_capacities_are_many_and_cells_fail
     assert not is_cut_off(figure)
 
 
-@pytest.mark.parametrize("config", [{}, CPU | {"cluster.memory_limit_gib": 4.0}])
+@pytest.mark.parametrize(
+    "config", [pytest.param({}, marks=pytest.mark.slow, id="gpu"), CPU | {"cluster.memory_limit_gib": 4.0}]
+)
 def test_no_text_is_cut_off_at_the_edge_of_a_figure(cells_of, name, config):
     records = on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **config)
     slow = {"trace": make_record()["trace"] | {"step_ms": [1e9] * 2}}

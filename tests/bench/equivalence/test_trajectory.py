@@ -7,11 +7,9 @@ import pytest
 from bench.equivalence.trajectory import (
     LIMITS,
     MOVED,
-    ROUNDING,
-    Limit,
     distance,
     first_departure,
-    noise_floor,
+    mean_of,
 )
 
 
@@ -37,13 +35,16 @@ def test_the_first_departure_is_named(found, said):
     assert (departure is None) if said is None else departure.startswith(said)
 
 
-def test_a_distance_is_the_least_limit_that_lets_a_training_pass():
-    found, reference = made_up([5.0, 4.1, 3.2], (1.0, 1.1, 1.3)), made_up([5.0, 4.0, 3.0], (1.0, 1.0, 1.2))
-    apart = distance(found, reference)
-    assert first_departure(found, reference, apart.times(1.001)) is None
-    for name in ("loss", "grad_norm"):
-        least = {"loss": 1.0, "grad_norm": 1.0} | {name: 0.999 * getattr(apart, name)}
-        assert name.split("_")[-1] in first_departure(found, reference, Limit(**least))
+def test_a_distance_is_the_mean_over_steps_in_multiples_of_what_a_step_allows():
+    found = made_up([4.0, 4.1, 4.0], (1.0, 1.0, 1.1))
+    apart = distance(found, STEADY)
+    assert apart.loss == pytest.approx(0.1 / (2**0.5 * 4.0) / 3)
+    assert apart.grad_norm == pytest.approx(0.1 / 3**0.5 / 3)
+
+
+def test_a_mean_is_of_the_steps_that_all_have():
+    mean = mean_of([STEADY, made_up([5.0, 6.0], (1.0, 3.0))])
+    assert (mean.loss, mean.grad_norm) == ([4.5, 5.0], [1.0, 2.0])
 
 
 def test_what_is_not_finite_is_infinitely_far():
@@ -54,14 +55,6 @@ def test_a_loss_that_moves_may_be_further_apart():
     """By MOVED times as much a nat, from the step in which it moved."""
     falls = made_up([4.0, 2.0, 3.0])
     apart = distance(made_up([4.0, 2.1, 3.0]), falls)
-    assert apart.loss == pytest.approx(0.1 / (2**0.5 * 2.0 + MOVED * 2.0))
+    assert apart.loss == pytest.approx(0.1 / (2**0.5 * 2.0 + MOVED * 2.0) / 3)
     later = distance(made_up([4.0, 2.0, 3.1]), falls)
-    assert later.loss == pytest.approx(0.1 / (3**0.5 * 3.0 + MOVED * 2.0))
-
-
-def test_the_floor_is_the_largest_distance_of_any_two_and_no_less_than_one_rounding():
-    near, far = made_up([4.0, 4.0, 4.1]), made_up([4.0, 4.0, 3.9], (1.0, 1.0, 1.2))
-    floor = noise_floor([STEADY, near, far])
-    assert floor.loss == distance(near, far).loss > distance(near, STEADY).loss
-    assert floor.grad_norm == distance(STEADY, far).grad_norm
-    assert noise_floor([STEADY, STEADY]) == Limit(ROUNDING, ROUNDING)
+    assert later.loss == pytest.approx(0.1 / (3**0.5 * 3.0 + MOVED * 2.0) / 3)

@@ -47,7 +47,9 @@ def test_all_cells_do_the_same_work_in_equivalent_ways():
         (4, 1, "math", "in_order"),
         (4, 1, "flash_blocks", "in_order"),
         (2, 2, "torch_flash", "in_order"),
+        (2, 2, "math", "in_order"),
         (1, 4, "torch_flash", "in_order"),
+        (1, 4, "flash_blocks", "in_order"),
     }
     assert [cell.mistake for cell in cells[Role.MISTAKE]] == [*MISTAKES]
     assert all(refusal(cell) is None for cell in cells[Role.MISTAKE])
@@ -55,8 +57,11 @@ def test_all_cells_do_the_same_work_in_equivalent_ways():
 
 def test_what_is_left_open_takes_every_dtype_and_optimizer_that_it_lists():
     subjects = planned("experiment=loss_equivalence", "strategy=ulysses")[Role.CELL]
-    found = {(cell.dtype, cell.optimizer.name) for cell in subjects}
-    assert found == {("fp32", "adamw"), ("fp32", "sgd"), ("bf16", "adamw")}
+    found = {(cell.dtype, cell.optimizer.name, cell.seed) for cell in subjects}
+    in_bf16 = {("bf16", "adamw", seed) for seed in (0, 1, 2)}
+    assert found == {("fp32", "adamw", 0), ("fp32", "sgd", 0), *in_bf16}
+    of_one = planned("experiment=loss_equivalence", "strategy=ulysses", "dtype=bf16", "seed=3")
+    assert {cell.seed for group in of_one.values() for cell in group} == {3}
 
 
 def test_fewer_ranks_in_a_sequence_take_more_sequences_at_once():

@@ -1,0 +1,121 @@
+"""How far one more training may be from trainings that do the same work in equivalent ways.
+
+Rounding puts each of them somewhere about their mean. A new one is as far from that mean as they are, times
+sqrt(1 + 1/m) for a mean of m, if it is equivalent: its mean square over theirs, each taken over one draw a
+seed, then follows an F distribution. Steps of one training depend on each other, so a training counts as one
+draw, whatever its length: that is exact where all steps move together, and wide where they do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+
+from bench.equivalence.trajectory import NAMES, ROUNDING, Limit, Signals, Trajectory, distance, mean_of
+
+FALSE_ALARMS = 0.05
+"""In how many comparisons of equivalent trainings, at most, any of them crosses the floor by chance."""
+LEAST_FACTOR = 2.0
+"""Of the deviation: the floor is no less, however many seeds there are. Sequence parallelism sums sp times as
+many rounded pieces of a gradient as its controls do, whose errors add up to sqrt(sp) times theirs."""
+FRACTION_TERMS = 200
+"""Of the continued fraction; 40 are enough for a few hundred degrees of freedom."""
+BISECTIONS = 100
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What equivalent trainings of one or more seeds show of it."""
+
+    seeds: Sequence[Sequence[Trajectory]]
+    """The equivalent trainings of each seed."""
+
+    @cached_property
+    def freedom(self) -> int:
+        """Degrees of freedom: of each seed one fewer than its trainings, as one goes into their mean."""
+        return sum(len(each) - 1 for each in self.seeds)
+
+    @cached_property
+    def deviation(self) -> Limit:
+        """Of one training from the mean of all, root mean square; no less than one rounding in every step."""
+        apart = [distance(one, mean_of(each)) for each in self.seeds if len(each) > 1 for one in each]
+        found = _each(lambda *each: _root(sum(x * x for x in each) / max(self.freedom, 1)), apart)
+        return _each(max, [found, *(_rounded(each[0]) for each in self.seeds)])
+
+    def floor(self, seeds: int, trainings: int) -> Limit:
+        """What the distance of each of so many compared trainings, over so many seeds, stays below."""
+        chance = FALSE_ALARMS / (max(trainings, 1) * len(NAMES))
+        by_chance = math.sqrt(f_quantile(chance, seeds, max(self.freedom, 1)))
+        return self.deviation.times(max(LEAST_FACTOR, by_chance))
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One training of one seed beside equivalent ones, itself not among them."""
+
+    found: Trajectory
+    others: Sequence[Trajectory]
+
+    @property
+    def centre(self) -> Trajectory:
+        return mean_of(self.others)
+
+    @property
+    def widening(self) -> float:
+        """By how much the mean of so few is itself uncertain."""
+        return math.sqrt(1 + 1 / len(self.others))
+
+
+def distance_of(draws: Sequence[Draw]) -> Limit:
+    """Of one training from the mean of its equivalents, root mean square over its seeds."""
+    apart = [distance(each.found, each.centre).times(1 / each.widening) for each in draws]
+    return _each(lambda *found: _root(sum(x * x for x in found) / len(found)), apart)
+
+
+def _rounded(training: Trajectory) -> Limit:
+    """The distance of a training that is off by one rounding of float32 in every step."""
+    off = [[(1 + ROUNDING) * each for each in getattr(training, name)] for name in NAMES]
+    return distance(Signals(*off), training)
+
+
+@cache
+def f_quantile(chance: float, above: int, below: int) -> float:
+    """What an F variable of so many degrees of freedom, of its two mean squares, exceeds by this chance."""
+    low, high = 0.0, 1.0
+    while _exceeds(high, above, below) > chance:
+        high *= 2
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _exceeds(middle, above, below) > chance else (low, middle)
+    return high
+
+
+def _exceeds(value: float, above: int, below: int) -> float:
+    """How probably an F variable is larger (DLMF 8.17.2)."""
+    return _beta_share(below / (below + above * value), below / 2, above / 2)
+
+
+def _beta_share(x: float, a: float, b: float) -> float:
+    """The regularized incomplete beta function, by its continued fraction (DLMF 8.17.22)."""
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta_share(1 - x, b, a)
+    if x == 0:
+        return 0.0
+    fraction = 1.0
+    for n in range(FRACTION_TERMS, 0, -1):
+        m = n // 2
+        top = -(a + m) * (a + b + m) if n % 2 else m * (b - m)
+        fraction = 1 + top * x / ((a + n - 1) * (a + n) * fraction)
+    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    return math.exp(scale + a * math.log(x) + b * math.log1p(-x)) / (a * fraction)
+
+
+def _each(reduce: Callable[..., float], limits: Sequence[Limit]) -> Limit:
+    """Both signals' numbers, each reduced to one."""
+    return Limit(**{name: reduce(*(asdict(each)[name] for each in limits)) for name in NAMES})
+
+
+def _root(value: float) -> float:
+    return math.sqrt(value) if math.isfinite(value) else math.inf
