@@ -1,0 +1,165 @@
+"""Every fault of the matrix in a sweep: a record that says what happened, a sound cell next, nothing left.
+
+`pytest -m fault` runs this and all other tests of the matrix, and prints its table.
+"""
+
+import json
+import os
+import re
+import signal
+import tempfile
+import time
+import warnings
+from contextlib import suppress
+
+import psutil
+import pytest
+from rich.console import Console
+
+from bench.config import ExitCode
+from bench.environment import REPOSITORY
+from bench.store import RECORDS, read_records
+from bench.sweep.interrupts import SIGNALS, Interrupts
+from bench.sweep.plan import plan
+from bench.sweep.progress import Progress
+from bench.sweep.run import run_plan
+from tests import fault_acts
+from tests.cells import TINY, TWO_CORES, make_raw
+from tests.fault_matrix import FAULTS
+from tests.fault_table import MATRIX
+
+FAULTY, SOUND = "seq_len=256", "seq_len=512"
+FOLDER = "a sweep, naïve"
+
+
+def row(fault):
+    marks = [pytest.mark.fault(fault.number), *([pytest.mark.slow] if fault.is_slow else [])]
+    return pytest.param(fault, marks=marks, id=f"F{fault.number} {fault.what}")
+
+
+class Timed(Progress):
+    """Notes when each record was on the disk."""
+
+    def __init__(self):
+        super().__init__(Console(quiet=True))
+        self.stored_s = []
+
+    def end(self, planned, record):
+        super().end(planned, record)
+        self.stored_s.append(time.monotonic())
+
+
+@pytest.fixture
+def nothing_left(launcher, tmp_path, monkeypatch):
+    """Afterwards there is no process, port, lock or temporary file that was not there before."""
+    launcher.warm()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    before = family(), ports()
+    yield
+    assert (family(), ports()) == before
+    _, ids = fault_acts.struck(tmp_path)
+    assert in_sessions(ids) == []
+    assert [*tmp_path.rglob(".lock"), *scratch.iterdir()] == []
+
+
+@pytest.fixture
+def handled():
+    """Signals are handled as the command does."""
+    before = {caught: signal.getsignal(caught) for caught in SIGNALS}
+    Interrupts().install()
+    yield
+    for caught, handler in before.items():
+        signal.signal(caught, handler)
+
+
+def family():
+    """Our children and theirs that have not ended."""
+    children = psutil.Process().children(recursive=True)
+    return {each.pid for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE}
+
+
+def ports():
+    """Where we and our children listen."""
+    ours = [psutil.Process(), *map(psutil.Process, family())]
+    return {each.laddr for process in ours for each in process.net_connections("inet") if not each.raddr}
+
+
+def in_sessions(ids):
+    """Processes that ranks with these ids have started: a rank leads its own session."""
+    found = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(pid) in ids and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
+def sweep(launcher, folder, fault, *, resumes=False):
+    """The exit code of a sweep of a faulty cell and a sound one, and when each record was on the disk."""
+    raws = [
+        make_raw(*TINY, "engine=ddp", length, *more) | {"sweep_dir": str(folder), "resume": resumes}
+        for length, more in ((FAULTY, fault.words), (SOUND, ()))
+    ]
+    progress = Timed()
+    with fault.around():
+        code = run_plan(
+            plan(raws, TWO_CORES, single=False),
+            launcher,
+            progress,
+            write_report=lambda _: True,
+            entry=lambda planned: fault.entry if planned.cell.seq_len == 256 and not resumes else None,
+            interrupts=Interrupts.installed(),
+        )
+    return code, progress.stored_s or [time.monotonic()]
+
+
+def strictly_read(folder):
+    """The records, whose every line is whole and strict JSON."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = read_records(folder / RECORDS)
+    lines = (folder / RECORDS).read_text().splitlines()
+    assert [json.loads(line, parse_constant=pytest.fail) for line in lines] == found
+    return found
+
+
+@pytest.mark.parametrize("fault", [*map(row, FAULTS)])
+@pytest.mark.usefixtures("nothing_left", "handled")
+def test_a_fault_is_a_record_and_the_sweep_goes_on(launcher, tmp_path, record_property, fault):
+    folder = tmp_path / FOLDER
+    code, stored_s = sweep(launcher, folder, fault)
+    faulty, *others = strictly_read(folder)
+    assert (faulty["status"], code) == (fault.status, fault.code), faulty["reason"]
+    assert re.fullmatch(fault.reason or "None", str(faulty["reason"])), faulty["reason"]
+    phase = None if fault.rank is None else blamed(fault, faulty["failure"])
+    assert (faulty["timing"] is None) == (fault.status != "ok")
+    assert fault.holds(faulty)
+    if code == ExitCode.INTERRUPTED:
+        assert others == []
+        assert sweep(launcher, folder, fault, resumes=True)[0] == ExitCode.OK
+        _, *others = strictly_read(folder)
+        assert [each["config"]["seq_len"] for each in others] == [256, 512]
+    assert {(each["status"], each["reason"]) for each in others} == {("ok", None)}
+    detected_s = None
+    if fault.within_s is not None:
+        detected_s = stored_s[0] - fault_acts.struck(folder)[0]
+        assert 0 < detected_s < fault.within_s
+    record_property("found", [fault.status, fault.rank, phase, detected_s])
+
+
+def blamed(fault, failure):
+    """The phase in which the rank to blame failed, once all that is known of it is as it should be."""
+    phase = " ".join(filter(None, (failure["phase"], failure["step_phase"])))
+    told = failure["out_of_memory"]
+    assert (failure["rank"], phase) == (fault.rank, fault.phase)
+    assert (told and (told["memory"], told["requested_bytes"])) == fault.memory
+    assert fault.log in failure["log_tail"]
+    return phase
+
+
+def test_every_fault_of_the_matrix_has_a_test():
+    texts = [path.read_text() for path in (REPOSITORY / "tests").rglob("*.py")]
+    marked = {int(number) for text in texts for number in re.findall(r"mark\.fault\((\d+)\b", text)}
+    assert marked | {fault.number for fault in FAULTS} == {*MATRIX}
