@@ -15,10 +15,12 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch.profiler import profile
 
 from bench.node.worker import run_cell
 from bench.passes.telemetry import rank as telemetry_rank
 from bench.passes.telemetry.telemetry import Telemetry, open_nvml
+from bench.passes.trace import trace
 from bench.training.trainers.native import NativeTrainer
 from tests.faults import sleep_for_an_hour
 from tests.nvml_driver import Driver
@@ -145,6 +147,31 @@ def with_nvml(driver, job, log):
     telemetry_rank.open_nvml = lambda *_, **__: open_nvml(torch.device("cuda", 0), stand_in)
     telemetry_rank.Telemetry = partial(Telemetry, period_s=1e-3)
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid="1234")
+    return run_cell(job, log)
+
+
+class DeadProfiler(profile):
+    """Never starts."""
+
+    def start(self):
+        raise RuntimeError("kineto is not there")
+
+
+class EmptyTrace(profile):
+    def export_chrome_trace(self, path):
+        Path(path).write_text("{}")
+
+
+class TornTrace(profile):
+    def export_chrome_trace(self, path):
+        super().export_chrome_trace(path)
+        os.truncate(path, Path(path).stat().st_size // 2)
+
+
+def with_profiler(profiler, job, log):
+    """On one rank of two: the other one has its own."""
+    if job.rank == 1:
+        trace.profile = profiler
     return run_cell(job, log)
 
 

@@ -102,6 +102,16 @@ def is_throttled(record):
     return record["telemetry"]["throttled"] and "throttled while timed (hardware_thermal)" in note
 
 
+def is_not_traced(reason, record):
+    """The clock's figures are there, and the trace's are not, for this reason."""
+    found = measured(as_recorded(record), {})
+    assert found.steps.median_ms > 0
+    assert (found.trace, found.exchange_shares, found.communication) == (None, None, None)
+    (check,) = (each for each in record["checks"] if each["what"] == "collective calls of traced steps")
+    said = (record["trace"]["failure"], check["reason"], found.note.rpartition("shares: ")[2])
+    return all(each.startswith(reason) for each in said)
+
+
 IN_A_STEP = "rank 1, objective forward: "
 ALLOCATOR = "no room for 1073741824.0 GiB more of host memory"
 SILENT = "has done nothing for 2 s, "
@@ -109,6 +119,7 @@ WAITS = "while rank 0 waits in all_reduce; measure.silence_s=0 waits until measu
 LOOKS_OFTEN = ("measure.silence_s=2",)
 AT_ONCE_S, AFTER_SILENCE_S = 6.0, 12.0
 SOUND = {"status": "ok", "reason": None, "rank": None, "code": ExitCode.OK}
+TRACED = SOUND | {"words": ("measure.trace=true",)}
 FINDING = {"status": "out_of_memory", "code": ExitCode.OK}
 
 FAULTS = (
@@ -137,7 +148,6 @@ FAULTS = (
     Fault(
         number=4, what="only the word memory", entry=in_a_step(fault_acts.speak_of_memory), status="error",
         reason=IN_A_STEP + "RuntimeError: tensors must be in contiguous memory format", within_s=AT_ONCE_S,
-        is_slow=True,
     ),
     Fault(
         number=5, what="SIGKILL", entry=in_a_step(fault_acts.be_killed), status="killed",
@@ -194,6 +204,18 @@ FAULTS = (
     Fault(
         number=22, what="too hot", entry=partial(fault_acts.with_nvml, {"events": 0x40}), **SOUND,
         holds=is_throttled,
+    ),
+    Fault(
+        number=23, what="does not start", entry=partial(fault_acts.with_profiler, fault_acts.DeadProfiler),
+        **TRACED, holds=partial(is_not_traced, "rank 1: the profiler did not start: kineto is not there"),
+    ),
+    Fault(
+        number=23, what="an empty trace", entry=partial(fault_acts.with_profiler, fault_acts.EmptyTrace),
+        **TRACED, holds=partial(is_not_traced, "rank 1: the trace cannot be read: "), is_slow=True,
+    ),
+    Fault(
+        number=23, what="a torn trace", entry=partial(fault_acts.with_profiler, fault_acts.TornTrace),
+        **TRACED, holds=partial(is_not_traced, "rank 1: the trace cannot be read: "),
     ),
     Fault(
         number=24, what="ring-flash-attn", entry=None, words=("strategy=ring_flash_attn",), rank=None,

@@ -43,10 +43,13 @@ LEGEND = (
 
 
 def fault_rows(reports):
-    """The rows of the table, in the order of the matrix, from the reports of a run's tests."""
-    told = {name: report for report in sorted(reports, key=_moment) for name in [report.nodeid]}
-    rows = [_row(dict(report.user_properties), report) for report in told.values() if _is_of_a_fault(report)]
-    return [TITLES, *(row for _, row in sorted(rows, key=lambda each: each[0]))]
+    """The rows of the table, in the order of the matrix, from the reports of a run's tests.
+
+    A test that tells nothing of a record has one row, however often it ran.
+    """
+    told = {report.nodeid: report for report in sorted(reports, key=_moment) if _is_of_a_fault(report)}
+    rows = dict(_row(report) for report in sorted(told.values(), key=_seconds))
+    return [TITLES, *(rows[key] for key in sorted(rows))]
 
 
 def aligned(rows):
@@ -65,16 +68,22 @@ def _moment(report):
     return report.failed, report.when == "call"
 
 
-def _row(properties, report):
+def _seconds(report):
+    """The longest case of a test counts, and before it one that failed."""
+    return report.failed, report.duration
+
+
+def _row(report):
+    properties = dict(report.user_properties)
     number = properties[NUMBER]
-    name = report.nodeid.rpartition("::")[2].removeprefix("test_")
-    found = properties.get(FOUND) or ("", None, None, None)
-    status, rank, phase, detected_s = found
+    test, _, case = report.nodeid.rpartition("::")[2].removeprefix("test_").partition("[")
+    name = case[:-1].removeprefix(f"F{number} ") if FOUND in properties else test.replace("_", " ")
+    status, rank, phase, detected_s = properties.get(FOUND) or ("passed", None, None, None)
     seconds = f"< {report.duration:.1f}" if detected_s is None else f"{detected_s:.1f}"
     cells = (
         f"F{number}",
         MATRIX[number],
-        name.partition("[")[2].rstrip("]").removeprefix(f"F{number} ") or name.replace("_", " "),
+        name,
         status if report.passed else report.outcome,
         "" if rank is None else str(rank),
         phase or "",

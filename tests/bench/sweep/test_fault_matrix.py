@@ -7,24 +7,29 @@ import json
 import os
 import re
 import signal
+import socket
+import subprocess
 import tempfile
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import psutil
 import pytest
 from rich.console import Console
 
-from bench.config import ExitCode
+from bench.config import ConfigError, ExitCode
 from bench.environment import REPOSITORY
-from bench.store import RECORDS, read_records
+from bench.store import RECORDS, Store, read_records
 from bench.sweep.interrupts import SIGNALS, Interrupts
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
 from bench.sweep.run import run_plan
 from tests import fault_acts
 from tests.cells import TINY, TWO_CORES, make_raw
+from tests.command import COMMAND, NO_GPU, typed_here
 from tests.fault_matrix import FAULTS
 from tests.fault_table import MATRIX
 
@@ -157,6 +162,52 @@ def blamed(fault, failure):
     assert (told and (told["memory"], told["requested_bytes"])) == fault.memory
     assert fault.log in failure["log_tail"]
     return phase
+
+
+@pytest.mark.fault(13)
+@pytest.mark.usefixtures("nothing_left")
+def test_two_sweeps_at_once_finish_while_somebody_holds_the_usual_port(launcher, tmp_path):
+    nothing = replace(FAULTS[0], entry=None, words=())
+    with socket.create_server(("127.0.0.1", 29500)), ThreadPoolExecutor(2) as both:
+        sweeps = [both.submit(sweep, launcher, tmp_path / name, nothing) for name in ("a", "b")]
+        codes = [each.result()[0] for each in sweeps]
+    assert codes == [ExitCode.OK, ExitCode.OK]
+    found = [[each["status"] for each in strictly_read(tmp_path / name)] for name in ("a", "b")]
+    assert found == [["ok", "ok"], ["ok", "ok"]]
+
+
+@pytest.mark.fault(14)
+@pytest.mark.usefixtures("nothing_left")
+def test_a_second_sweep_in_a_folder_is_refused_while_the_first_goes_on(launcher, tmp_path):
+    nothing = replace(FAULTS[0], entry=None, words=())
+    with Store(tmp_path / FOLDER), pytest.raises(ConfigError, match="another sweep is writing here"):
+        sweep(launcher, tmp_path / FOLDER, nothing)
+    assert not (tmp_path / FOLDER / RECORDS).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.fault(11)
+@pytest.mark.ranks
+def test_a_killed_launcher_takes_its_ranks_along_and_the_next_sweep_resumes(tmp_path, record_property):
+    words = ("-m", "seq_len=256,16k", "strategy=ulysses", "engine=ddp", "measure.trace=false", "sweep_dir=out",
+             "measure.repeats=1", "measure.steps=2", "measure.budget_s=0", "measure.reference_budget_s=0")  # fmt: skip
+    with subprocess.Popen([*COMMAND, *words], cwd=tmp_path, env=os.environ | NO_GPU) as command:
+        until_s = time.monotonic() + 120
+        while len([*tmp_path.glob("out/cells/*/rank_1.log")]) < 2 and time.monotonic() < until_s:
+            time.sleep(0.05)
+        ours = psutil.Process(command.pid).children(recursive=True)
+        command.kill()
+        killed_s = time.monotonic()
+    assert len(ours) >= 4
+    assert psutil.wait_procs(ours, timeout=10)[1] == []
+    gone_s = time.monotonic() - killed_s
+    (kept,) = strictly_read(tmp_path / "out")
+    done = typed_here(tmp_path, "resume=true", "sweep_dir=out")
+    assert done.returncode == 0, done.stderr
+    found = strictly_read(tmp_path / "out")
+    assert found[0] == kept
+    assert [(each["config"]["seq_len"], each["status"]) for each in found] == [(256, "ok"), (2**14, "ok")]
+    record_property("found", ["gone", None, None, gone_s])
 
 
 def test_every_fault_of_the_matrix_has_a_test():
