@@ -71,8 +71,10 @@ def nothing_left(launcher, tmp_path, monkeypatch):
 
 @pytest.fixture
 def handled():
-    """Signals are handled as the command does."""
+    """Signals are handled as the command does, also where a shell has these tests ignore them."""
     before = {caught: signal.getsignal(caught) for caught in SIGNALS}
+    for caught in SIGNALS:
+        signal.signal(caught, signal.default_int_handler)
     Interrupts().install()
     yield
     for caught, handler in before.items():
