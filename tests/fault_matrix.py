@@ -187,6 +187,7 @@ FAULTS = (
     Fault(
         number=10, what="another order", entry=in_a_step(fault_acts.meet_in_another_order), words=LOOKS_OFTEN,
         status="timed_out", reason=IN_A_STEP + SILENT + "in barrier, " + WAITS, within_s=AFTER_SILENCE_S,
+        is_slow=True,
     ),
     Fault(
         number=12, what="twice", entry=in_a_step(fault_acts.interrupt_the_launcher), status="interrupted",
@@ -194,7 +195,7 @@ FAULTS = (
     ),
     Fault(
         number=21, what="no NVML", entry=partial(fault_acts.with_nvml, {"without": ("nvml",)}), **SOUND,
-        holds=partial(has_no_figures, "no NVML figures: NVML Shared Library Not Found"),
+        holds=partial(has_no_figures, "no NVML figures: NVML Shared Library Not Found"), is_slow=True,
     ),
     Fault(
         number=21, what="lost after some samples", entry=partial(fault_acts.with_nvml, {"dies_after": 1}),
@@ -215,7 +216,7 @@ FAULTS = (
     ),
     Fault(
         number=23, what="a torn trace", entry=partial(fault_acts.with_profiler, fault_acts.TornTrace),
-        **TRACED, holds=partial(is_not_traced, "rank 1: the trace cannot be read: "),
+        **TRACED, holds=partial(is_not_traced, "rank 1: the trace cannot be read: "), is_slow=True,
     ),
     Fault(
         number=24, what="ring-flash-attn", entry=None, words=("strategy=ring_flash_attn",), rank=None,
