@@ -44,8 +44,9 @@ def pytest_collection_modifyitems(config, items):
         for fault in item.iter_markers("fault"):
             item.user_properties.append((NUMBER, *fault.args))
     wanted = config.getoption("markexpr")
-    if not any(word in wanted for word in ("slow", "fault")):
-        slow = [item for item in items if item.get_closest_marker("slow")]
+    if "slow" not in wanted:
+        named = {item for item in items if "fault" in wanted and item.get_closest_marker("fault")}
+        slow = [item for item in items if item.get_closest_marker("slow") and item not in named]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in set(slow)]
     _one_worker_for_the_server(items)
