@@ -76,7 +76,8 @@ def _seconds(report):
 def _row(report):
     properties = dict(report.user_properties)
     number = properties[NUMBER]
-    test, _, case = report.nodeid.rpartition("::")[2].removeprefix("test_").partition("[")
+    named = report.nodeid.rpartition("::")[2].partition("@")[0]  # after which xdist names the worker's group
+    test, _, case = named.removeprefix("test_").partition("[")
     name = case[:-1].removeprefix(f"F{number} ") or test.replace("_", " ")
     if FOUND not in properties and report.passed:  # how often it ran does not matter
         name = test.replace("_", " ")
