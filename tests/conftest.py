@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from bench.cell.launcher import Launcher
+from tests.fault_table import LEGEND, NUMBER, aligned, fault_rows
 
 SERVER = "server"
 """The group of tests that share a fork server: a second one would import everything again."""
@@ -40,8 +41,12 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "launcher" in getattr(item, "fixturenames", ()):
             item.add_marker("ranks")
-    if "slow" not in config.getoption("markexpr"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
+        for fault in item.iter_markers("fault"):
+            item.user_properties.append((NUMBER, *fault.args))
+    wanted = config.getoption("markexpr")
+    if "slow" not in wanted:
+        named = {item for item in items if "fault" in wanted and item.get_closest_marker("fault")}
+        slow = [item for item in items if item.get_closest_marker("slow") and item not in named]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in set(slow)]
     _one_worker_for_the_server(items)
@@ -79,3 +84,14 @@ def _only_marked_tests_start_ranks(request, monkeypatch):
     yield
     if folder is not None and [*folder.rglob("rank_*.log")]:
         refuse()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Whoever asks for the tests of faults is shown what was found of each."""
+    if "fault" not in config.getoption("markexpr"):
+        return
+    stats = terminalreporter.stats
+    reports = [each for name in ("passed", "failed", "error", "skipped") for each in stats.get(name, ())]
+    terminalreporter.section("faults")
+    for line in [*aligned(fault_rows(reports)), LEGEND]:
+        terminalreporter.write_line(line)

@@ -1,9 +1,6 @@
 """What can go wrong in a rank, as entries the launcher runs in place of `run_cell`."""
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -36,49 +33,15 @@ def raise_in_rank_1(job, log):
     return run_cell(job, log)
 
 
-def kill_rank_1(job, log):
-    if job.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return run_cell(job, log)
-
-
-def segfault_in_rank_1(job, log):
-    if job.rank == 1:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    return run_cell(job, log)
-
-
 def sleep_in_rank_1(job, log):
     if job.rank == 1:
         time.sleep(3600)
     return run_cell(job, log)
 
 
-def leave_rank_1(job, log):
-    if job.rank == 1:
-        os._exit(0)
-    return run_cell(job, log)
-
-
 def run_out_of_memory_in_rank_1(job, log):
     if job.rank == 1:
         bytearray(2**60)
-    return run_cell(job, log)
-
-
-def run_out_of_device_memory_in_rank_1(job, log):
-    if job.rank == 1:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total")
-    return run_cell(job, log)
-
-
-def run_out_of_memory_in_rank_1_and_clean_up(job, log):
-    """The others sit in their first collective all that time."""
-    if job.rank == 1:
-        try:
-            run_out_of_memory_in_rank_1(job, log)
-        finally:
-            time.sleep(1.5)
     return run_cell(job, log)
 
 
@@ -115,11 +78,6 @@ def run_out_of_memory_and_never_leave(job, log):
         finally:
             time.sleep(3600)
     return run_cell(job, log)
-
-
-def run_out_of_memory_everywhere(job, log):
-    with log.during("build"):
-        bytearray(2**60)
 
 
 def abort_like_a_limit_in_rank_1(job, log):
@@ -451,27 +409,5 @@ def _replace_a_full_step_of_rank_1(job, log, fault):
     return run_cell(job, log)
 
 
-def sleep_in_a_step_of_rank_1(job, log):
-    """In place of its collectives."""
-    return _replace_a_full_step_of_rank_1(job, log, sleep_for_an_hour)
-
-
 def sleep_for_an_hour():
     time.sleep(3600)
-
-
-def stop_in_a_step_of_rank_1(job, log):
-    """What SIGSTOP of somebody else does."""
-    return _replace_a_full_step_of_rank_1(job, log, lambda: os.kill(os.getpid(), signal.SIGSTOP))
-
-
-def wait_for_a_child_that_computes_in_rank_1(job, log):
-    """As a rank does that compiles: seconds without CPU time of its own."""
-    busy = "import time; end = time.monotonic() + 6\nwhile time.monotonic() < end: pass"
-    if job.rank == 1:
-        subprocess.run([sys.executable, "-c", busy], check=True)
-    return run_cell(job, log)
-
-
-def kill_in_a_step_of_rank_1(job, log):
-    return _replace_a_full_step_of_rank_1(job, log, lambda: os.kill(os.getpid(), signal.SIGKILL))

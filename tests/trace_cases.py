@@ -2,7 +2,6 @@
 
 import json
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -15,7 +14,7 @@ from bench.passes.optimizer_spans import method_spans
 from bench.passes.tap import CommunicationTap
 from bench.passes.trace import trace
 from bench.passes.trace.section import RankSteps
-from bench.passes.trace.trace import StepTracer, read_step, warm_profiler
+from bench.passes.trace.trace import StepTracer, read_step
 
 SLEEP_S = 0.4
 PROFILER_STARTS_LATE_S = 0.2
@@ -95,11 +94,11 @@ def trace_case(job, log):
     run_step = getattr(case, job.folder.name)
     with CommunicationTap(case.watch) as tap:
         run_step()
-    warm_profiler(torch.device("cpu"), nullcontext)
     again = CommunicationTap(case.watch)
     with log.during("trace"):
         optimizing = partial(method_spans, case.optimizer, "update")
         tracer = StepTracer(case.watch, optimizing, lambda: again, device, job.folder)
+        tracer.warm()
         for _ in range(TRACED):
             with tracer.step():
                 run_step()

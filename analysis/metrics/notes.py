@@ -28,6 +28,7 @@ def note_of(record: Recorded, steps_ms: Sequence[float], shares: TracedShares | 
         "warmed up with shorter steps only" if record.timing and record.timing.warmup == "short" else None,
         void_note(shares) if shares else None,
         _other_calls(record.trace) if record.trace else None,
+        f"no communication shares: {record.untraced}" if record.untraced else None,
         _throttling(record.telemetry) if record.telemetry else None,
         load_note(record),
         _uncompared(record.parity) if record.parity else None,

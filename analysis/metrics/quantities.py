@@ -69,7 +69,10 @@ OUT_OF_MEMORY = Quantity(
 COMMUNICATION_SHARE = Quantity(
     "communication_share", "Communication share", "fraction 0..1",
     "The part of the traced steps in which data moved for any purpose and no compute hid it.",
-    ("trace.step_ms", "trace.total_ms", "trace.exposed_ms", "trace.communication_ms", "trace.calls"),
+    (
+        "trace.step_ms", "trace.total_ms", "trace.exposed_ms", "trace.communication_ms", "trace.calls",
+        "trace.failure",
+    ),
 )  # fmt: skip
 ATTENTION_EXCHANGE_SHARE = Quantity(
     "attention_exchange_share", "Attention exchange share", "fraction 0..1",

@@ -125,9 +125,9 @@ class Trace(Struct):
     A record of schema version 2 may lack all from `purpose_total_ms` on.
     """
 
-    step_ms: Times
-    total_ms: Amounts
-    exposed_ms: Amounts
+    step_ms: list[Positive]
+    total_ms: list[Amount]
+    exposed_ms: list[Amount]
     purpose_total_ms: ByPurpose = None
     purpose_exposed_ms: ByPurpose = None
     purpose_exposed_waiting_ms: ByPurpose = None
@@ -136,8 +136,12 @@ class Trace(Struct):
     idle_ms: PerRank | None = None
     unjoined: list[str | None] = []
     steps: list[TracedStep] = []
+    failure: str | None = None
+    """Why there are no traced steps; null where there are."""
 
     def __post_init__(self) -> None:
+        if self.failure is None and not (self.step_ms and self.total_ms and self.exposed_ms):
+            raise ValueError("a trace without a failure needs times of every rank")
         known = [self.step_ms, self.total_ms, self.exposed_ms, self.idle_ms, self.unjoined]
         for by_name in (
             self.purpose_total_ms,
@@ -232,11 +236,16 @@ class Recorded(Struct):
     attention: AttentionCalls | None = None
     memory: Memory | None = None
     trace: Trace | None = None
+    """None also where it failed: `untraced` then says why."""
+    untraced: str | None = None
     telemetry: Telemetry | None = None
     checks: list[Check] | None = None
     """Null also of an older record, which does not say what was checked."""
 
     def __post_init__(self) -> None:
+        if self.trace is not None and self.trace.failure is not None:
+            self.untraced = self.trace.failure
+            self.trace = None
         _check(self.config, Config, "config")
         if self.environment is not None:
             _check(self.environment, Environment, "environment")

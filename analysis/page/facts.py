@@ -249,6 +249,7 @@ def _held(losses: Mapping[str, Any] | None) -> str | None:
 def _traced(trace: Mapping[str, Any]) -> dict[str, str | None]:
     """What a traced step spent on others, in ms by purpose and rank, and how evenly work was spread."""
     return {
+        "not traced": trace.get("failure"),
         "exposed communication, ms by purpose and rank": _times(trace.get("purpose_exposed_ms")),
         "attention's transfer, ms by rank, traced step by traced step": _transfers(trace.get("steps") or ()),
         "waiting for other ranks, ms by purpose and rank": _times(trace.get("purpose_waiting_ms")),

@@ -138,7 +138,9 @@ CAUSES = (
 
 
 def _failure(end: RankEnd, status: Status, ranks: Ranks) -> Failure:
-    written = end.failure or _place(end)
+    # A rank that was ended for keeping others waiting may have lost the others first, whose end is no cause.
+    hung = status is Status.TIMED_OUT and end.hang is not None
+    written = _place(end) if hung else end.failure or _place(end)
     return Failure(
         rank=end.rank,
         phase=written.get("phase"),

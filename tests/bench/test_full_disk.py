@@ -22,6 +22,7 @@ def largest_file(size_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.fault(15)
 def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):
     path = tmp_path / "report.html"
     write_whole(path, "before")
@@ -32,6 +33,7 @@ def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):
     assert [*tmp_path.iterdir()] == [path]
 
 
+@pytest.mark.fault(15)
 def test_a_sweep_says_which_file_and_goes_on_by_the_command_it_prints(tmp_path, monkeypatch):
     monkeypatch.setattr("analysis.report.write_report", lambda _: True)
     words = ("-m", "mode=predict", "hardware=h100_80gb", "cluster.world_size=8", "strategy=ulysses,ring")

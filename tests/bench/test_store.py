@@ -29,6 +29,7 @@ def test_what_was_appended_is_read_back(tmp_path):
     assert [record["cell_id"] for record in read_records(tmp_path / "records.jsonl")] == ["a", "b"]
 
 
+@pytest.mark.fault(16)
 def test_a_line_torn_at_any_byte_costs_only_itself(tmp_path):
     with Store(tmp_path) as store:
         store.append(make_record("a"))
@@ -44,6 +45,7 @@ def test_a_line_torn_at_any_byte_costs_only_itself(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES])
+@pytest.mark.fault(16)
 def test_a_torn_line_of_any_length_is_cut_off(tmp_path, torn):
     with Store(tmp_path) as store:
         store.append(make_record("a"))
@@ -96,6 +98,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
+@pytest.mark.fault(17)
 def test_a_corrupt_line_is_named_by_its_number(tmp_path, line):
     path = tmp_path / "records.jsonl"
     good = json.dumps(WHOLE)
@@ -105,6 +108,7 @@ def test_a_corrupt_line_is_named_by_its_number(tmp_path, line):
 
 
 @pytest.mark.parametrize("duplicates", ['{"a":1,"a":2}', '[{"b":{"a": 1, "a": 1}}]'])
+@pytest.mark.fault(17)
 def test_a_key_that_stands_twice_anywhere_is_refused(tmp_path, duplicates):
     path = tmp_path / "records.jsonl"
     path.write_text(f'{{"schema_version":{SCHEMA_VERSION},"config":{duplicates}}}\n')
@@ -125,11 +129,13 @@ def test_bytes_of_a_path_that_are_no_text_do_not_spoil_the_file(tmp_path):
         assert store.read()[0]["reason"] == "no /folder?"
 
 
+@pytest.mark.fault(17)
 def test_numbers_that_json_cannot_hold_are_refused(tmp_path):
     with Store(tmp_path) as store, pytest.raises(ValueError, match="JSON"):
         store.append(make_record(wall_s=float("nan")))
 
 
+@pytest.mark.fault(14)
 def test_one_writer_at_a_time(tmp_path):
     with Store(tmp_path), pytest.raises(ConfigError, match="another sweep is writing"), Store(tmp_path):
         pass

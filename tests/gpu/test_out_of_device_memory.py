@@ -51,6 +51,7 @@ def assert_ran_out_of_its_scores(record, cell):
     return told
 
 
+@pytest.mark.fault(27)
 def test_a_length_that_cannot_fit_is_found_and_the_device_is_given_back(launcher, tmp_path, used_bytes):
     total_bytes = torch.cuda.get_device_properties(0).total_memory
     words = ("strategy=local", "kernel=math", *QUICK)

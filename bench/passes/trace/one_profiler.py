@@ -12,23 +12,25 @@ import torch.autograd.profiler
 from torch.profiler import profile
 
 from bench.config import ConfigError
+from bench.ranks.out_of_memory import memory_of_error
 
 Switching = Callable[[], AbstractContextManager[None]]
 STARTS = ("_prepare_profiler", "_enable_profiler")
 """What of torch starts every profiler."""
 
 
-class _RoomMaker:
-    """Starts a profiler, and ends it before anybody else's is started."""
+class Traced:
+    """A profiler that was started, and is ended before anybody else's is started."""
 
     def __init__(self, profiler: profile, switching: Switching) -> None:
-        self.is_on = True
+        self.failure: str | None = None
+        """What the profiler said when it failed to start or to stop; None as long as it has not."""
         self._profiler = profiler
         self._switching = switching
         self._plain = {name: getattr(torch.autograd.profiler, name) for name in STARTS}
-        with switching():
-            profiler.start()
-        for name in STARTS:
+        self._switch(profiler.start, "start")
+        self.is_on = self.failure is None
+        for name in STARTS if self.is_on else ():
             setattr(torch.autograd.profiler, name, partial(self._start_another, name))
 
     def end(self) -> None:
@@ -38,8 +40,17 @@ class _RoomMaker:
         self.is_on = False
         for name, start in self._plain.items():
             setattr(torch.autograd.profiler, name, start)
-        with self._switching():
-            self._profiler.stop()
+        self._switch(self._profiler.stop, "stop")
+
+    def _switch(self, switch: Callable[[], None], what: str) -> None:
+        """Memory that runs out is the cell's own end; any other error costs the trace alone."""
+        try:
+            with self._switching():
+                switch()
+        except Exception as error:  # kineto and its libraries may raise anything
+            if memory_of_error(error) is not None:
+                raise
+            self.failure = f"the profiler did not {what}: {error}"
 
     def _start_another(self, name: str, *args: Any, **named: Any) -> Any:
         self.end()
@@ -47,9 +58,10 @@ class _RoomMaker:
 
 
 @contextmanager
-def tracing(profiler: profile, switching: Switching = nullcontext) -> Iterator[None]:
+def tracing(profiler: profile, switching: Switching = nullcontext) -> Iterator[Traced]:
     """Trace while the context lasts, and only while nobody else does; start and stop within `switching`.
 
+    A profiler that fails to start or to stop is no error: `failure` of what is yielded says so.
     Raises ConfigError where another profiler is on, which is not touched, and at the end where one was
     started meanwhile, for which this one made room.
     """
@@ -57,12 +69,12 @@ def tracing(profiler: profile, switching: Switching = nullcontext) -> Iterator[N
         raise ConfigError(
             "steps cannot be traced while another profiler is on; end it before, or start later"
         )
-    room = _RoomMaker(profiler, switching)
+    traced = Traced(profiler, switching)
     try:
-        yield
-        made_room = not room.is_on
+        yield traced
+        made_room = not traced.is_on and traced.failure is None
     finally:
-        room.end()
+        traced.end()
     if made_room:
         raise ConfigError("a profiler was started in a step that was traced; start it before, or later")
 

@@ -11,7 +11,8 @@ from bench.passes.rank_pass import RankPass, Steps
 from bench.passes.trace.node_clocks import NodeClocks, between
 from bench.passes.trace.quiet_kineto import without_kineto_lines
 from bench.passes.trace.section import RankSteps, traced_steps
-from bench.passes.trace.trace import StepTracer, keep_trace, read_step, warm_profiler
+from bench.passes.trace.trace import StepTracer, keep_trace
+from bench.passes.trace.waiting import RankTrace
 
 
 class TracePass(RankPass):
@@ -41,8 +42,8 @@ class TracePass(RankPass):
                 switching=switching,
             )
             clocks = NodeClocks(subject.nodes) if subject.nodes > 1 else None
-            warm_profiler(subject.device, switching)
-            read = []
+            tracer.warm()
+            read = list[RankTrace]()
             for _ in range(steps):
                 if not shares:
                     yield from self._up_to_a_step_like_the_inspected_one()
@@ -50,16 +51,16 @@ class TracePass(RankPass):
                 yield from measurement.step(tracer.step)
                 after = None if clocks is None else clocks.offset()
                 # The calls of an inspected step tell what each transfer was for.
-                traced = tracer.traced[-1]
-                found = read_step(traced, measurement.tap.calls, subject.device.type)
-                if before is not None and after is not None:
+                found = tracer.read(measurement.tap.calls)
+                if found is not None and before is not None and after is not None:
                     found = found.by_clock_of_rank_0(between(before, after))
-                read.append(found)
+                read += [] if found is None else [found]
                 if not keep:
-                    traced.path.unlink()
+                    tracer.traced[-1].path.unlink(missing_ok=True)
             median = tracer.median()
-            self.steps = RankSteps(steps=read, median=median, is_inspected=shares)
-            if keep:
+            whole = read if tracer.failure is None else []
+            self.steps = RankSteps(steps=whole, median=median, is_inspected=shares, failure=tracer.failure)
+            if keep and tracer.failure is None:
                 keep_trace(tracer.traced, median, folder)
 
     def _up_to_a_step_like_the_inspected_one(self) -> Steps:

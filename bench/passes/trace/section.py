@@ -36,6 +36,8 @@ class RankSteps:
     """Which of them is of median length, by its slowest rank; all ranks agree."""
     is_inspected: bool = False
     """Whether there is one alone, which was the inspected step too; all ranks agree."""
+    failure: str | None = None
+    """Why this rank has none: what the profiler said, or the reader of its trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class Trace:
     """
 
     step_ms: list[float]
-    """The traced step by rank: the denominator of shares."""
+    """The traced step by rank: the denominator of shares. Empty, as all else, where there is a `failure`."""
     total_ms: list[float]
     """By rank the union of all communication's intervals."""
     exposed_ms: list[float]
@@ -81,10 +83,10 @@ class Trace:
     cannot be compared, for the reason in `waiting_unknown`."""
     purpose_exposed_waiting_ms: dict[str, list[float]] | None
     """The exposed part of that."""
-    compute_ms: dict[str, list[float]]
+    compute_ms: dict[str, list[float]] | None
     """By part and rank: `attention` is its kernels and arithmetic, `packing` the copies and conversions in
-    attention, `optimizer` clipping and the update, `other` the rest."""
-    idle_ms: list[float]
+    attention, `optimizer` clipping and the update, `other` the rest; null with a `failure`."""
+    idle_ms: list[float] | None
     causal_area: list[int] | None
     """By rank the (query, key, head) triples that the mask leaves it, of one sequence and layer, the mean one
     where documents are packed; null where it is not known how a strategy shares them."""
@@ -105,6 +107,8 @@ class Trace:
     """By part and rank what a GPU copied or filled without a kernel and neither compute nor communication
     covers: `packing` in attention, `optimizer`, `other`. Empty on a CPU; older records count it as compute.
     """
+    failure: str | None = None
+    """Why nothing is known of any traced step: on which rank the profiler failed, or its trace is no good."""
 
 
 class TraceFacts(PassFacts[RankSteps, Trace]):
@@ -121,6 +125,9 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Trace:
         """Waiting needs the arrivals of all ranks, so it is found here."""
         ranks = self.parts(reports)
+        failed = next((rank for rank, part in enumerate(ranks) if part.failure is not None), None)
+        if failed is not None:
+            return _untraced(f"rank {failed}: {ranks[failed].failure}")
         steps = [*zip(*(rank.steps for rank in ranks), strict=True)]
         traces = steps[ranks[0].median]
         splits: Sequence[Split] = [trace.split for trace in traces]
@@ -170,7 +177,8 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
         if section is None:
             return [replace(check, reason=NOT_RUN if cell.measure.trace else "measure.trace=false")]
         differences = [next(filter(None, step.other_calls), None) for step in section.steps]
-        unknown = INSPECTED if section.is_inspected else next(filter(None, section.unjoined), None)
+        unjoined = INSPECTED if section.is_inspected else next(filter(None, section.unjoined), None)
+        unknown = section.failure or unjoined
         equal = 0 if unknown else differences.count(None)
         reason = unknown or next(filter(None, differences), None)
         traced = len(section.steps)
@@ -182,6 +190,28 @@ def traced_steps(measure: MeasureConfig, step_s: float) -> int:
     if measure.budget_s == 0:
         return TRACED_STEPS
     return max(1, min(TRACED_STEPS, int(TRACED_PART * measure.budget_s / step_s)))
+
+
+def _untraced(failure: str) -> Trace:
+    """What is left where a rank has no trace: the timed steps are as good as ever, and the reason is kept."""
+    return Trace(
+        step_ms=[],
+        total_ms=[],
+        exposed_ms=[],
+        communication_ms={},
+        calls={},
+        purpose_total_ms={},
+        purpose_exposed_ms={},
+        purpose_waiting_ms=None,
+        purpose_exposed_waiting_ms=None,
+        compute_ms=None,
+        idle_ms=None,
+        causal_area=None,
+        unjoined=[],
+        steps=[],
+        median_step=0,
+        failure=failure,
+    )
 
 
 def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:

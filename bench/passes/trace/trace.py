@@ -53,7 +53,8 @@ class StepTracer:
 
     `attention` tells attention's borders, `optimizing` notes when the optimizer was at work. `looking` is on
     during the step and no longer: a tap must not see the barrier before it. `meet` is called before every
-    collective; the profiler is started and stopped within `switching`.
+    collective; the profiler is started and stopped within `switching`. Steps run on after a profiler that
+    failed, as the other ranks' do, and `failure` says why; none of this rank is traced any more.
 
     The barrier is inside the profiler: rank by rank this takes more or less long to start, and the difference
     would pass for waiting in the step.
@@ -67,13 +68,23 @@ class StepTracer:
     meet: Callable[[], None] = lambda: None
     switching: Switching = nullcontext
     traced: list[TracedStep] = field(default_factory=list)
+    failure: str | None = None
+
+    def warm(self) -> None:
+        """Pay for the profiler's first use, without a training step: a shorter one would make ZeRO-3 record
+        its order of parameters anew, and the next step would hold calls that no other has.
+        """
+        with tracing(profile(activities=_activities(self.device)), self.switching) as traced:
+            torch.ones(1, device=self.device).add(1)
+            synchronise(self.device)
+        self.failure = traced.failure
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Run one step under the profiler, its Chrome trace written to the folder."""
         attention_before = len(self.attention.spans_ns)
-        profiler = profile(activities=_activities(self.device))
-        with tracing(profiler, self.switching):
+        path = self.folder / f"trace-{dist.get_rank()}-{len(self.traced)}.json"
+        with self._written(path):
             self.meet()
             dist.barrier()
             synchronise(self.device)
@@ -83,12 +94,39 @@ class StepTracer:
                 yield
                 synchronise(self.device)
                 end_ns = time.monotonic_ns()
-        path = self.folder / f"trace-{dist.get_rank()}-{len(self.traced)}.json"
-        profiler.export_chrome_trace(str(path))
         attention_ns = self.attention.spans_ns[attention_before:]
         self.traced.append(
             TracedStep(path, Regions((start_ns, end_ns), marks_ns, attention_ns, optimizer_ns))
         )
+
+    @contextmanager
+    def _written(self, path: Path) -> Iterator[None]:
+        """Under the profiler, whose Chrome trace is then in this file; without either once it has failed."""
+        if self.failure is not None:
+            yield
+            return
+        profiler = profile(activities=_activities(self.device))
+        with tracing(profiler, self.switching) as traced:
+            yield
+        self.failure = traced.failure
+        if self.failure is None:
+            try:
+                profiler.export_chrome_trace(str(path))
+            except (OSError, RuntimeError) as error:
+                self.failure = f"the trace was not written: {error}"
+
+    def read(self, calls: Sequence[Call]) -> RankTrace | None:
+        """What the last step's trace says; None, and `failure`, where it is not there or no good.
+
+        `calls` are those of an inspected step.
+        """
+        if self.failure is not None:
+            return None
+        try:
+            return read_step(self.traced[-1], calls, self.device.type)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.failure = f"the trace cannot be read: {error}"
+            return None
 
     def median(self) -> int:
         """Which of the steps is of median length, by its slowest rank; of two in the middle the shorter.
@@ -100,15 +138,6 @@ class StepTracer:
         self.meet()
         dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
         return int(slowest_ms.argsort()[(len(self.traced) - 1) // 2])
-
-
-def warm_profiler(device: torch.device, switching: Switching) -> None:
-    """Pay for the profiler's first use, without a training step: a shorter one would make ZeRO-3 record its
-    order of parameters anew, and the next step would hold calls that no other has.
-    """
-    with tracing(profile(activities=_activities(device)), switching):
-        torch.ones(1, device=device).add(1)
-        synchronise(device)
 
 
 def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> RankTrace:
@@ -136,7 +165,7 @@ def keep_trace(traced: Sequence[TracedStep], kept: int, folder: Path) -> None:
     with traced[kept].path.open("rb") as plain, gzip.open(packed_path, "wb", compresslevel=6) as packed:
         shutil.copyfileobj(plain, packed)
     for step in traced:
-        step.path.unlink()
+        step.path.unlink(missing_ok=True)
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:

@@ -128,6 +128,13 @@ def test_a_rank_that_is_silent_after_others_lost_a_peer_is_an_error_and_no_timeo
     assert "stopped" in failure.message
 
 
+def test_a_rank_that_kept_others_waiting_is_not_excused_by_the_end_that_they_were_given_for_it():
+    hangs = RankEnd(1, 1, None, PEER_GONE, "", place=Place("timing", "forward"), hang="in barrier")
+    status, failure = classify([RankEnd(0, None, None, None, ""), hangs])
+    assert (status, failure.rank, failure.step_phase) == ("timed_out", 1, "forward")
+    assert (failure.kind, failure.message) == ("timed_out", "in barrier")
+
+
 def test_ranks_without_memory_are_blamed_before_those_that_were_killed_for_waiting():
     oom = failed(1, "DefaultCPUAllocator: can't allocate memory", exit_code=None)
     assert classify([RankEnd(0, None, None, None, ""), oom])[0] == "out_of_memory"

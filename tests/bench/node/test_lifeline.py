@@ -39,6 +39,7 @@ def launched(tmp_path):
                 each.kill()
 
 
+@pytest.mark.fault(11)
 def test_no_rank_and_no_server_outlives_a_killed_launcher(launched):
     launcher, rank, server = launched
     launcher.send_signal(signal.SIGKILL)

@@ -54,7 +54,7 @@ PARTS = {
     "live tensors": (1, allocations, "_tensors_in", fail),
     "one head of parity": (1, parity, "_one_head", fail),
     "parity on the rank that compares": (0, parity, "_errors", fail),
-    "reading the trace": (1, trace, "read_step", fail),
+    "reading the trace": (1, trace.StepTracer, "read", fail),
     "logits before backward": (1, trained_tokens, "_before_backward", fail),
     "gradients of logits": (1, trained_tokens, "_after_backward", fail),
     "what the loop says of its loss": (1, Loop, "note_objective", fail),

@@ -39,6 +39,7 @@ def planned(folder):
     return yaml.safe_load((folder / "out" / "config.yaml").read_text())["cells"]
 
 
+@pytest.mark.fault(18)
 def test_alone_it_runs_what_is_missing_of_its_own_plan(half):
     before = planned(half)
     done = typed_here(half, *GO_ON)

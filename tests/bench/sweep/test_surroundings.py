@@ -21,6 +21,7 @@ def refused(type_, folder, *words, **environment):
 
 
 @pytest.mark.parametrize("place", ["a file", "below a file", "/proc/sweep"])
+@pytest.mark.fault(20)
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, place):
     (tmp_path / "taken").touch()
     folder = {"a file": tmp_path / "taken", "below a file": tmp_path / "taken" / "x"}.get(place, place)

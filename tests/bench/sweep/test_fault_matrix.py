@@ -1,0 +1,228 @@
+"""Every fault of the matrix in a sweep: a record that says what happened, a sound cell next, nothing left.
+
+`pytest -m fault` runs this and all other tests of the matrix, and prints its table.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+import psutil
+import pytest
+from rich.console import Console
+
+from bench.config import ConfigError, ExitCode
+from bench.environment import REPOSITORY
+from bench.store import RECORDS, Store, read_records
+from bench.sweep.interrupts import SIGNALS, Interrupts
+from bench.sweep.plan import plan
+from bench.sweep.progress import Progress
+from bench.sweep.run import run_plan
+from tests import fault_acts
+from tests.cells import TINY, TWO_CORES, make_raw
+from tests.command import COMMAND, NO_GPU, typed_here
+from tests.fault_matrix import FAULTS
+from tests.fault_table import MATRIX
+
+FAULTY, SOUND = "seq_len=256", "seq_len=512"
+FOLDER = "a sweep, naïve"
+
+
+def row(fault):
+    marks = [pytest.mark.fault(fault.number), *([pytest.mark.slow] if fault.is_slow else [])]
+    return pytest.param(fault, marks=marks, id=f"F{fault.number} {fault.what}")
+
+
+class Timed(Progress):
+    """Notes when each record was on the disk."""
+
+    def __init__(self):
+        super().__init__(Console(quiet=True))
+        self.stored_s = []
+
+    def end(self, planned, record):
+        super().end(planned, record)
+        self.stored_s.append(time.monotonic())
+
+
+@pytest.fixture
+def nothing_left(launcher, tmp_path, monkeypatch):
+    """Afterwards there is no process, port, lock or temporary file that was not there before."""
+    launcher.warm()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    before = family(), ports()
+    yield
+    assert (family(), ports()) == before
+    _, ids = fault_acts.struck(tmp_path)
+    assert in_sessions(ids) == []
+    assert [*tmp_path.rglob(".lock"), *scratch.iterdir()] == []
+
+
+@pytest.fixture
+def handled():
+    """Signals are handled as the command does, also where a shell has these tests ignore them."""
+    before = {caught: signal.getsignal(caught) for caught in SIGNALS}
+    for caught in SIGNALS:
+        signal.signal(caught, signal.default_int_handler)
+    Interrupts().install()
+    yield
+    for caught, handler in before.items():
+        signal.signal(caught, handler)
+
+
+def family():
+    """Our children and theirs that have not ended."""
+    children = psutil.Process().children(recursive=True)
+    return {each.pid for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE}
+
+
+def ports():
+    """Where we and our children listen."""
+    ours = [psutil.Process(), *map(psutil.Process, family())]
+    return {each.laddr for process in ours for each in process.net_connections("inet") if not each.raddr}
+
+
+def in_sessions(ids):
+    """Processes that ranks with these ids have started: a rank leads its own session."""
+    found = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(pid) in ids and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
+def requests(fault):
+    """A cell that meets the fault, and a sound one."""
+    return [
+        make_raw(*TINY, "engine=ddp", FAULTY, *fault.words),
+        make_raw(*TINY, "engine=ddp", SOUND),
+    ]
+
+
+def sweep(launcher, folder, fault, *, resumes=False):
+    """The exit code of a sweep of a faulty cell and a sound one, and when each record was on the disk."""
+    raws = [raw | {"sweep_dir": str(folder), "resume": resumes} for raw in requests(fault)]
+    progress = Timed()
+    with fault.around():
+        code = run_plan(
+            plan(raws, TWO_CORES, single=False),
+            launcher,
+            progress,
+            write_report=lambda _: True,
+            entry=lambda planned: fault.entry if planned.cell.seq_len == 256 and not resumes else None,
+            interrupts=Interrupts.installed(),
+        )
+    return code, progress.stored_s or [time.monotonic()]
+
+
+def strictly_read(folder):
+    """The records, whose every line is whole and strict JSON."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = read_records(folder / RECORDS)
+    lines = (folder / RECORDS).read_text().splitlines()
+    assert [json.loads(line, parse_constant=pytest.fail) for line in lines] == found
+    return found
+
+
+@pytest.mark.parametrize("fault", [*map(row, FAULTS)])
+@pytest.mark.usefixtures("nothing_left", "handled")
+def test_a_fault_is_a_record_and_the_sweep_goes_on(launcher, tmp_path, record_property, fault):
+    folder = tmp_path / FOLDER
+    code, stored_s = sweep(launcher, folder, fault)
+    faulty, *others = strictly_read(folder)
+    assert (faulty["status"], code) == (fault.status, fault.code), faulty["reason"]
+    assert re.fullmatch(fault.reason or "None", str(faulty["reason"])), faulty["reason"]
+    phase = None if fault.rank is None else blamed(fault, faulty["failure"])
+    assert (faulty["timing"] is None) == (fault.status != "ok")
+    assert fault.holds(faulty)
+    if code == ExitCode.INTERRUPTED:
+        assert others == []
+        assert sweep(launcher, folder, fault, resumes=True)[0] == ExitCode.OK
+        _, *others = strictly_read(folder)
+        assert [each["config"]["seq_len"] for each in others] == [256, 512]
+    assert {(each["status"], each["reason"]) for each in others} == {("ok", None)}
+    detected_s = None
+    if fault.within_s is not None:
+        detected_s = stored_s[0] - fault_acts.struck(folder)[0]
+        assert 0 < detected_s < fault.within_s
+    record_property("found", [fault.status, fault.rank, phase, detected_s])
+
+
+def blamed(fault, failure):
+    """The phase in which the rank to blame failed, once all that is known of it is as it should be."""
+    phase = " ".join(filter(None, (failure["phase"], failure["step_phase"])))
+    told = failure["out_of_memory"]
+    assert (failure["rank"], phase) == (fault.rank, fault.phase)
+    assert (told and (told["memory"], told["requested_bytes"])) == fault.memory
+    assert fault.log in failure["log_tail"]
+    return phase
+
+
+@pytest.mark.fault(13)
+@pytest.mark.usefixtures("nothing_left")
+def test_two_sweeps_at_once_finish_while_somebody_holds_the_usual_port(launcher, tmp_path):
+    nothing = replace(FAULTS[0], entry=None, words=())
+    requests(nothing)  # Hydra composes one request at a time; these are kept
+    with socket.create_server(("127.0.0.1", 29500)), ThreadPoolExecutor(2) as both:
+        sweeps = [both.submit(sweep, launcher, tmp_path / name, nothing) for name in ("a", "b")]
+        codes = [each.result()[0] for each in sweeps]
+    assert codes == [ExitCode.OK, ExitCode.OK]
+    found = [[each["status"] for each in strictly_read(tmp_path / name)] for name in ("a", "b")]
+    assert found == [["ok", "ok"], ["ok", "ok"]]
+
+
+@pytest.mark.fault(14)
+@pytest.mark.usefixtures("nothing_left")
+def test_a_second_sweep_in_a_folder_is_refused_while_the_first_goes_on(launcher, tmp_path):
+    nothing = replace(FAULTS[0], entry=None, words=())
+    with Store(tmp_path / FOLDER), pytest.raises(ConfigError, match="another sweep is writing here"):
+        sweep(launcher, tmp_path / FOLDER, nothing)
+    assert not (tmp_path / FOLDER / RECORDS).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.fault(11)
+@pytest.mark.ranks
+def test_a_killed_launcher_takes_its_ranks_along_and_the_next_sweep_resumes(tmp_path, record_property):
+    words = ("-m", *TINY[1:], "seq_len=256,4k", "strategy=ulysses", "engine=ddp", "sweep_dir=out")
+    with subprocess.Popen([*COMMAND, *words], cwd=tmp_path, env=os.environ | NO_GPU) as command:
+        until_s = time.monotonic() + 120
+        while not is_second(tmp_path / "out") and command.poll() is None and time.monotonic() < until_s:
+            time.sleep(0.05)
+        ours = psutil.Process(command.pid).children(recursive=True)
+        command.kill()
+        killed_s = time.monotonic()
+    assert len(ours) >= 4
+    assert psutil.wait_procs(ours, timeout=10)[1] == []
+    gone_s = time.monotonic() - killed_s
+    (kept,) = strictly_read(tmp_path / "out")
+    done = typed_here(tmp_path, "resume=true", "sweep_dir=out")
+    assert done.returncode == 0, done.stderr
+    found = strictly_read(tmp_path / "out")
+    assert found[0] == kept
+    assert [(each["config"]["seq_len"], each["status"]) for each in found] == [(256, "ok"), (2**12, "ok")]
+    record_property("found", ["gone", None, None, gone_s])
+
+
+def is_second(folder):
+    """Whether ranks of a sweep's second cell run."""
+    return len([*folder.glob("cells/*/rank_1.log")]) == 2
+
+
+def test_every_fault_of_the_matrix_has_a_test():
+    texts = [path.read_text() for path in (REPOSITORY / "tests").rglob("*.py")]
+    marked = {int(number) for text in texts for number in re.findall(r"mark\.fault\((\d+)\b", text)}
+    assert marked | {fault.number for fault in FAULTS} == {*MATRIX}

@@ -1,0 +1,235 @@
+"""The faults of the matrix that happen to ranks, each with all that its record has to say."""
+
+import importlib.metadata
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+import pytest
+
+from analysis.metrics.measured import measured
+from analysis.metrics.recorded import as_recorded
+from bench.config import ExitCode
+from tests import fault_acts, faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One way in which a fault of the matrix happens to ranks, and what the record has to say."""
+
+    number: int
+    what: str
+    entry: Callable
+    status: str
+    reason: str | None
+    """A pattern that matches the whole reason; None where there is none."""
+    rank: int | None = 1
+    """None where no rank failed, and so there is no phase."""
+    phase: str | None = "objective forward"
+    """Of the rank's life and of its step."""
+    within_s: float | None = None
+    """The record is on the disk so soon after the fault; None where no rank meets a fault of its own."""
+    words: tuple[str, ...] = ()
+    memory: tuple[str, int | None] | None = None
+    """Which memory had no room, and for how many bytes."""
+    log: str = ""
+    """What the failing rank's log ends with, among other things."""
+    code: ExitCode = ExitCode.FAILED
+    around: Callable = nullcontext
+    """What is done to the launcher's own process, as a context."""
+    holds: Callable = lambda record: True
+    """What else is true of the record."""
+    is_slow: bool = False
+
+
+def in_a_step(act, ranks=(1,)):
+    return partial(fault_acts.in_a_step, act, ranks)
+
+
+def from_the_start(entry):
+    return partial(fault_acts.from_the_start, entry)
+
+
+@contextmanager
+def a_wall_clock_that_goes_back():
+    """By an hour at every look, in the launcher."""
+    looks = iter(range(10**9))
+
+    class Backwards(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.fromtimestamp(time.time(), zone)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1e9 - 3600.0 * next(looks))
+        patch.setattr("bench.cell.run.datetime", Backwards)
+        yield
+
+
+@contextmanager
+def without_ring_flash_attn():
+    """As if it had never been installed."""
+    version = importlib.metadata.version
+
+    def asked(name):
+        if name == "ring-flash-attn":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", asked)
+        yield
+
+
+def took_as_long_as_it_took(record):
+    """Of a cell that takes a second or two, whatever the wall clock says."""
+    assert datetime.fromisoformat(record["started_at"]) < datetime(2002, 1, 1, tzinfo=UTC)
+    steps_ms = [time_ms for rank in record["timing"]["step_times_ms"] for time_ms in rank]
+    return 0 < max(steps_ms) / 1e3 < record["wall_s"] < 60
+
+
+def has_no_figures(reason, record):
+    telemetry = record["telemetry"]
+    figures = [telemetry[name] for name in ("power_w", "sm_clock_mhz", "utilisation", "throttled")]
+    return figures == [None] * 4 and reason in telemetry["reason"]
+
+
+def is_throttled(record):
+    note = measured(as_recorded(record), {}).note
+    return record["telemetry"]["throttled"] and "throttled while timed (hardware_thermal)" in note
+
+
+def is_not_traced(reason, record):
+    """The clock's figures are there, and the trace's are not, for this reason."""
+    found = measured(as_recorded(record), {})
+    assert found.steps.median_ms > 0
+    assert (found.trace, found.exchange_shares, found.communication) == (None, None, None)
+    (check,) = (each for each in record["checks"] if each["what"] == "collective calls of traced steps")
+    said = (record["trace"]["failure"], check["reason"], found.note.rpartition("shares: ")[2])
+    return all(each.startswith(reason) for each in said)
+
+
+IN_A_STEP = "rank 1, objective forward: "
+ALLOCATOR = "no room for 1073741824.0 GiB more of host memory"
+SILENT = "has done nothing for 2 s, "
+WAITS = "while rank 0 waits in all_reduce; measure.silence_s=0 waits until measure.timeout_s"
+LOOKS_OFTEN = ("measure.silence_s=2",)
+AT_ONCE_S, AFTER_SILENCE_S = 6.0, 12.0
+SOUND = {"status": "ok", "reason": None, "rank": None, "code": ExitCode.OK}
+TRACED = SOUND | {"words": ("measure.trace=true",)}
+FINDING = {"status": "out_of_memory", "code": ExitCode.OK}
+
+FAULTS = (
+    Fault(
+        number=1, what="out of memory", entry=in_a_step(fault_acts.ask_for_too_much), **FINDING,
+        reason=IN_A_STEP + ALLOCATOR, memory=("host", 2**60), within_s=AT_ONCE_S,
+    ),
+    Fault(
+        number=2, what="and cleans up", entry=in_a_step(fault_acts.ask_for_too_much_and_clean_up), **FINDING,
+        reason=IN_A_STEP + ALLOCATOR, memory=("host", 2**60), within_s=AT_ONCE_S,
+    ),
+    Fault(
+        number=3, what="on every rank", entry=in_a_step(fault_acts.ask_for_too_much, (0, 1)), **FINDING,
+        reason="rank 0, objective forward: " + ALLOCATOR, rank=0, memory=("host", 2**60), within_s=AT_ONCE_S,
+    ),
+    Fault(
+        number=4, what="of a device", entry=in_a_step(fault_acts.run_out_of_device_memory), **FINDING,
+        reason=IN_A_STEP + "no room for 2.0 GiB more of device memory", memory=("device", 2 * 2**30),
+        within_s=AT_ONCE_S,
+    ),
+    Fault(
+        number=4, what="in cuBLAS", entry=in_a_step(fault_acts.fail_as_cublas_does_without_memory), **FINDING,
+        reason=IN_A_STEP + "CUDA error: CUBLAS_STATUS_ALLOC_FAILED .*", memory=("device", None),
+        within_s=AT_ONCE_S, is_slow=True,
+    ),
+    Fault(
+        number=4, what="only the word memory", entry=in_a_step(fault_acts.speak_of_memory), status="error",
+        reason=IN_A_STEP + "RuntimeError: tensors must be in contiguous memory format", within_s=AT_ONCE_S,
+    ),
+    Fault(
+        number=5, what="SIGKILL", entry=in_a_step(fault_acts.be_killed), status="killed",
+        reason=IN_A_STEP + "killed by another process; .*", within_s=AT_ONCE_S,
+    ),
+    Fault(
+        number=6, what="SIGSEGV", entry=in_a_step(fault_acts.segfault), status="crashed",
+        reason=IN_A_STEP + "ended by a signal; .*", log="in segfault", within_s=AT_ONCE_S,
+    ),
+    Fault(
+        number=6, what="SIGABRT", entry=in_a_step(fault_acts.abort), status="crashed",
+        reason=IN_A_STEP + "ended by a signal; .*", log="in abort", within_s=AT_ONCE_S, is_slow=True,
+    ),
+    Fault(
+        number=7, what="asleep", entry=in_a_step(fault_acts.sleep), words=LOOKS_OFTEN, status="timed_out",
+        reason=IN_A_STEP + SILENT + r"in sleep_for_an_hour \(faults.py:\d+\), " + WAITS,
+        log="in sleep_for_an_hour", within_s=AFTER_SILENCE_S,
+    ),
+    Fault(
+        number=7, what="SIGSTOP", entry=in_a_step(fault_acts.be_stopped), words=LOOKS_OFTEN,
+        status="timed_out", reason=IN_A_STEP + SILENT + "stopped by a signal, such as SIGSTOP, " + WAITS,
+        within_s=AFTER_SILENCE_S,
+    ),
+    Fault(
+        number=8, what="and so does its child", entry=in_a_step(fault_acts.ignore_sigterm_with_a_child),
+        words=LOOKS_OFTEN, status="timed_out", reason=IN_A_STEP + SILENT + "in sleep_for_an_hour .*" + WAITS,
+        within_s=AFTER_SILENCE_S,
+    ),
+    Fault(
+        number=9, what="exit code 0", entry=in_a_step(fault_acts.leave), status="error",
+        reason=IN_A_STEP + "error: exited with code 0 and no result; .*", within_s=AT_ONCE_S,
+    ),
+    Fault(
+        number=10, what="another size", entry=in_a_step(fault_acts.reduce_another_size), status="crashed",
+        reason=IN_A_STEP + "ended by a signal; .*", within_s=AT_ONCE_S,
+    ),
+    Fault(
+        number=10, what="another order", entry=in_a_step(fault_acts.meet_in_another_order), words=LOOKS_OFTEN,
+        status="timed_out", reason=IN_A_STEP + SILENT + "in barrier, " + WAITS, within_s=AFTER_SILENCE_S,
+        is_slow=True,
+    ),
+    Fault(
+        number=12, what="twice", entry=in_a_step(fault_acts.interrupt_the_launcher), status="interrupted",
+        reason=r"stopped by Ctrl-C after \d+ s", rank=None, within_s=AT_ONCE_S, code=ExitCode.INTERRUPTED,
+    ),
+    Fault(
+        number=21, what="no NVML", entry=partial(fault_acts.with_nvml, {"without": ("nvml",)}), **SOUND,
+        holds=partial(has_no_figures, "no NVML figures: NVML Shared Library Not Found"), is_slow=True,
+    ),
+    Fault(
+        number=21, what="lost after some samples", entry=partial(fault_acts.with_nvml, {"dies_after": 1}),
+        words=("measure.steps=20",), **SOUND,
+        holds=partial(has_no_figures, "sm_clock_mhz lost after 1 samples: GPU is lost"),
+    ),
+    Fault(
+        number=22, what="too hot", entry=partial(fault_acts.with_nvml, {"events": 0x40}), **SOUND,
+        holds=is_throttled,
+    ),
+    Fault(
+        number=23, what="does not start", entry=partial(fault_acts.with_profiler, fault_acts.DeadProfiler),
+        **TRACED, holds=partial(is_not_traced, "rank 1: the profiler did not start: kineto is not there"),
+    ),
+    Fault(
+        number=23, what="an empty trace", entry=partial(fault_acts.with_profiler, fault_acts.EmptyTrace),
+        **TRACED, holds=partial(is_not_traced, "rank 1: the trace cannot be read: "), is_slow=True,
+    ),
+    Fault(
+        number=23, what="a torn trace", entry=partial(fault_acts.with_profiler, fault_acts.TornTrace),
+        **TRACED, holds=partial(is_not_traced, "rank 1: the trace cannot be read: "), is_slow=True,
+    ),
+    Fault(
+        number=24, what="ring-flash-attn", entry=None, words=("strategy=ring_flash_attn",), rank=None,
+        status="unsupported", around=without_ring_flash_attn, code=ExitCode.OK,
+        reason="strategy=ring_flash_attn needs the package ring-flash-attn; install it with: pip install .*",
+    ),
+    Fault(
+        number=26, what="back by an hour at every look", entry=fault_acts.set_the_wall_clock_back, **SOUND,
+        around=a_wall_clock_that_goes_back, holds=took_as_long_as_it_took,
+    ),
+    Fault(
+        number=25, what="partial outputs that are not rescaled",
+        entry=from_the_start(faults.skip_the_lse_rescale), words=("strategy=ring",), status="wrong_result",
+        reason="rank 0, parity: attention parity: out is off .*", rank=0, phase="parity", within_s=AT_ONCE_S,
+    ),
+)  # fmt: skip
