@@ -44,7 +44,7 @@ def _texts(error: BaseException | None) -> list[str]:
 
 def _unreadable(override: str) -> str:
     word = shown(override)
-    key, is_pair, value = override.partition("=")
+    key, is_pair, value = "".join(filter(str.isprintable, override)).partition("=")
     if not is_pair:
         return f"{word}: is not of the form key=value; write for example seq_len=8k"
     name = re.sub(r"[^\w.].*", "", key.strip(" +"))

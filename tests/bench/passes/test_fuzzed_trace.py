@@ -1,0 +1,84 @@
+"""Whatever a trace holds, its reader gives columns or its own error in one line, in little time and memory."""
+
+import gzip
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.passes.trace.reader import TRACKS, TraceError, read_events, read_tracks
+from tests.bench.passes.traces import event, mark
+from tests.fuzzing import as_line, changed_bytes, changed_json, few_and_many, fuzz
+
+SOUND = {"schemaVersion": 1, "traceEvents": [mark(0), event("aten::mm", 1, 2)], "traceName": "a.json"}
+CONTENT = as_line(SOUND)
+CONTENTS = {
+    "bytes": st.binary(max_size=200),
+    "events of any bytes": st.binary(max_size=100).map(b'{"traceEvents": ['.__add__),
+    "changed bytes": changed_bytes(CONTENT),
+    "changed values": changed_json(SOUND).map(as_line),
+}
+GZIPPED = {
+    "bytes": st.binary(max_size=200),
+    "changed gzip": changed_bytes(gzip.compress(CONTENT, mtime=0)),
+    "gzip of changed bytes": changed_bytes(CONTENT).map(gzip.compress),
+}
+NAMED = {
+    **{f"{kind}, plain": ("t.json", strategy) for kind, strategy in CONTENTS.items()},
+    **{f"{kind}, gzipped": ("t.json.gz", strategy) for kind, strategy in GZIPPED.items()},
+}
+
+
+def read(path):
+    return read_tracks(read_events(path))
+
+
+@few_and_many()
+@pytest.mark.parametrize("kind", NAMED)
+def test_any_content_is_columns_or_one_line(tmp_path, kind, examples):
+    name, contents = NAMED[kind]
+    path = tmp_path / name
+
+    @given(contents)
+    def check(content):
+        path.write_bytes(content)
+        try:
+            tracks = read(path)
+        except TraceError as error:
+            assert str(error).count("\n") == 0
+            assert str(error).startswith((str(path), "no Chrome trace: "))
+        else:
+            assert tracks.keys() == {*TRACKS.values()}
+            assert all(len(track.spans) == len(track.name) for track in tracks.values())
+
+    fuzz(examples, check)
+
+
+EVENTS = CONTENT.partition(b"[")[0] + b"["
+ENDLESS = {
+    "spaces": b" ",
+    "brackets": b"[",
+    "empty lists": b"[],",
+    "digits": b"1",
+    "letters": b'"' + b"a" * 1000,
+    "events": json.dumps(event("aten::mm", 1, 2)).encode() + b",",
+}
+MOST_S = 30
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_a_small_file_that_unpacks_to_a_long_one_is_refused_soon(tmp_path, monkeypatch, what):
+    """40 MB of it, so that a test takes no longer; the length that is allowed is as much shorter."""
+    monkeypatch.setattr("bench.passes.trace.reader.MAX_TRACE_LETTERS", 2**24)
+    monkeypatch.setattr("bench.passes.trace.reader.CHUNK_LETTERS", 2**20)
+    path = tmp_path / "t.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(EVENTS)
+        for _ in range(40):
+            file.write(ENDLESS[what] * (10**6 // len(ENDLESS[what])))
+    begun = time.monotonic()
+    with pytest.raises(TraceError):
+        read(path)
+    assert time.monotonic() - begun < MOST_S
