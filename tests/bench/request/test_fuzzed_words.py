@@ -24,10 +24,12 @@ KEYS = sorted(
     {key for key in all_keys() if not key.startswith(("model.", "strategy.")) and key not in GROUPS}
 )
 TYPED = st.sampled_from([*KEYS, *groups(), "env.A", "hydra.run.dir", "_target_", "model._target_"])
-VALUE = st.text(max_size=12) | st.sampled_from(
-    ["8k", "1,2", "[1,2]", "{a:1}", "null", "${seq_len}", "${oc.env:HOME}", "range(1,10)", "glob(*)", "'", '"',
-     "1e400", "-1", "auto", "9" * 5000, "choice(a,b)", "\\", "=", "a\nb", "\x00", "${", "../x", "!!python/name:os"]
+ODD = (
+    "8k", "1,2", "[1,2]", "{a:1}", "null", "${seq_len}", "${oc.env:HOME}", "range(1,10)", "glob(*)", "'", '"',
+    "1e400", "-1", "auto", "9" * 5000, "choice(a,b)", "\\", "=", "a\nb", "\x00", "${", "../x",
+    "!!python/name:os", "[" * 2000 + "]" * 2000, "1k," * 500 + "2k",
 )  # fmt: skip
+VALUE = st.text(max_size=12) | st.sampled_from(ODD)
 WORD = st.text(max_size=15) | st.builds("{}{}={}".format, st.sampled_from(["", "+", "++", "~"]), TYPED, VALUE)
 
 
