@@ -44,6 +44,11 @@ def readable_by_hydra(arguments: Sequence[str]) -> list[str]:
     Raises ConfigError for an option or a word that no cell can be made of, and Hydra's
     OverrideParseException for a word that cannot be read.
     """
+    for word in arguments:
+        if not word.isprintable():
+            raise ConfigError(
+                f"{ascii(word)[1:-1]}: is not of one line and printable; leave those letters out"
+            )
     given, asked = _split(arguments)
     is_sweep = given[:1] == ["-m"]
     if is_sweep and len(given) > 1:

@@ -31,7 +31,11 @@ def record_of(strategy, kilo, status, order, experiment="max_length"):
     broken = {} if status == "ok" else FAILED | {"status": status, "reason": NO_ROOM}
     config = {"strategy": strategy, "seq_len": 1024 * kilo, "cluster.memory_limit_gib": 4.0}
     return make_record(
-        config=config | {"experiment": experiment}, experiment=experiment, order=order, **broken
+        config=config | {"experiment": experiment},
+        experiment=experiment,
+        order=order,
+        environment={"device_name": "NVIDIA H100 80GB HBM3", "argv": ["run_sweep.py", "-m"]},
+        **broken,
     )
 
 

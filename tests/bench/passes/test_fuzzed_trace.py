@@ -65,27 +65,27 @@ def test_any_content_is_columns_or_one_line(tmp_path, kind, examples):
 
 EVENTS = CONTENT.partition(b"[")[0] + b"["
 ENDLESS = {
-    "spaces": b" ",
-    "brackets": b"[",
-    "empty lists": b"[],",
-    "digits": b"1",
-    "letters": b'"' + b"a" * 1000,
-    "events": json.dumps(event("aten::mm", 1, 2)).encode() + b",",
+    "spaces": (b" ", "too long for a Chrome trace"),
+    "brackets": (b"[", "recursion"),
+    "digits": (b"1", "Exceeds the limit"),
+    "letters": (b"a" * 1000, "an event has no end"),
+    "events": (json.dumps(event("aten::mm", 1, 2)).encode() + b",", "too long for a Chrome trace"),
 }
 MOST_S = 30
 
 
 @pytest.mark.parametrize("what", ENDLESS)
 def test_a_small_file_that_unpacks_to_a_long_one_is_refused_soon(tmp_path, monkeypatch, what):
-    """24 MB of it, so that a test takes no longer; the length that is allowed is as much shorter."""
+    """24 MB of it, so that a test takes no longer; the lengths that are allowed are as much shorter."""
     monkeypatch.setattr("bench.passes.trace.reader.MAX_TRACE_LETTERS", 2**24)
+    monkeypatch.setattr("bench.passes.trace.reader.MAX_EVENT_LETTERS", 2**22)
     monkeypatch.setattr("bench.passes.trace.reader.CHUNK_LETTERS", 2**20)
-    path = tmp_path / "t.json.gz"
+    path, (unit, said) = tmp_path / "t.json.gz", ENDLESS[what]
     with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(EVENTS)
+        file.write(EVENTS + (b'"' if what == "letters" else b""))
         for _ in range(24):
-            file.write(ENDLESS[what] * (10**6 // len(ENDLESS[what])))
+            file.write(unit * (10**6 // len(unit)))
     begun = time.monotonic()
-    with pytest.raises(TraceError):
+    with pytest.raises(TraceError, match=said):
         read(path)
     assert time.monotonic() - begun < MOST_S
