@@ -29,6 +29,7 @@ from bench.request.choices import CONF, plain, refuse_no_conf, register_plugins_
 from bench.request.command_line import readable_by_hydra
 from bench.request.help import help_text
 from bench.request.hydra_errors import translated
+from bench.request.variables import refuse_secret_variables
 from bench.store import StoreError, read_records, warn_in_one_line
 from bench.sweep.estimate import Estimate
 from bench.sweep.expected import ExpectedSteps, earlier_records
@@ -130,6 +131,7 @@ def main() -> None:
     Interrupts().install()
     folder = f"results/sweeps/{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
     OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
+    refuse_secret_variables()
     warn_in_one_line()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
     with tempfile.TemporaryDirectory() as scratch, refusals():

@@ -41,6 +41,17 @@ from analysis.tables.length_cost import HEADINGS as COST_HEADINGS
 from analysis.tables.length_cost import READING as COST_READING
 from analysis.tables.length_cost import SHORT_HEADINGS as SHORT_COST_HEADINGS
 from analysis.tables.length_cost import length_cost_rows, length_cost_short_rows
+from analysis.tables.max_length import EXPERIMENT as LONGEST
+from analysis.tables.max_length import HEADINGS as LONGEST_HEADINGS
+from analysis.tables.max_length import READING as LONGEST_READING
+from analysis.tables.max_length import SHORT_HEADINGS as SHORT_LONGEST_HEADINGS
+from analysis.tables.max_length import (
+    Found,
+    longest_lengths,
+    max_length_lines,
+    max_length_rows,
+    max_length_short_rows,
+)
 from analysis.tables.rows import markdown_cell, markdown_table, markdown_text
 from analysis.tables.score import HEADINGS as SCORE_HEADINGS
 from analysis.tables.score import score_rows
@@ -85,7 +96,7 @@ def _write(archive: Archive, output: Path) -> bool:
     alone = bool(archive.frame["experiment"].eq(EXPERIMENT).all())
     cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
     drawn = for_figures(cells)
-    costs = length_costs(drawn.cells)
+    costs, longest = length_costs(drawn.cells), longest_lengths(cells, archive.frame)
     draw: Callable[[], Sequence[FigureFile]] = partial(write_figures, drawn, output / "figures", compared)
     with ExitStack() as stack:
         if CAN_FORK and len(archive.frame) > MANY_RECORDS:
@@ -94,12 +105,12 @@ def _write(archive: Archive, output: Path) -> bool:
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         everything = Cells.of_records(archive.frame) if compared else cells
         write_whole(output / "summary.csv", csv_text(everything.frame))
-        write_whole(output / "summary.md", _markdown_page(cells, costs, found, compared))
+        write_whole(output / "summary.md", _markdown_page(cells, costs, longest, found, compared))
         page = output / "report.html"
         claims = decided_claims(archive.frame)
-        shown = render(archive, cells, found, draw, drawn.note, compared, costs, claims)
+        shown = render(archive, cells, found, draw, drawn.note, compared, costs, claims, longest)
         write_whole(page, shown)
-    _print_summary(cells, costs, found, compared, page)
+    _print_summary(cells, costs, longest, found, compared, page)
     return all(map(is_as_expected, compared))
 
 
@@ -107,6 +118,8 @@ def _deciding_command(archive: Archive) -> str | None:
     """What runs every cell of a sweep in MIN_PROCESSES processes; None for records of several commands."""
     folders = {path.parent for path, _ in archive.places}
     given = [environment.get("argv") or [""] for environment in archive.environments]
+    if archive.frame["experiment"].eq(LONGEST).any():
+        return None  # each length runs once there, and it says whether it trains, not how fast
     if len(folders) != 1 or not all(is_sweep(words[0]) for words in given):
         return None
     repeats = f"measure.repeats={MIN_PROCESSES}"
@@ -132,7 +145,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return ExitCode.OK
 
 
-def _markdown_page(cells: Cells, costs: LengthCosts, found: Verdict, compared: Sequence[Comparison]) -> str:
+def _markdown_page(
+    cells: Cells,
+    costs: LengthCosts,
+    longest: Sequence[Found],
+    found: Verdict,
+    compared: Sequence[Comparison],
+) -> str:
     answer = _bullets(_answer(found))
     rest = len(cells) - MAX_SHOWN_CELLS
     more = f"\n{more_label(rest, 'cell')}; {ALL_IN}\n" if rest > 0 else ""
@@ -142,8 +161,18 @@ def _markdown_page(cells: Cells, costs: LengthCosts, found: Verdict, compared: S
     losses = f"## Loss equivalence\n\n{equivalence_markdown(compared)}\n" if compared else ""
     saved = ablation_rows(cells)
     ablation = f"\n## What each switch saves\n\n{markdown_table(ABLATION_HEADINGS, saved)}" if saved else ""
-    tables = f"{losses}{table}{more}{attention}{ablation}{_score(shown)}{_length_costs(costs)}"
+    tables = (
+        f"{losses}{_longest(longest)}{table}{more}{attention}{ablation}{_score(shown)}{_length_costs(costs)}"
+    )
     return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{tables}"
+
+
+def _longest(longest: Sequence[Found]) -> str:
+    """The longest lengths that trained, as Markdown; empty where none was looked for."""
+    if not longest:
+        return ""
+    table = markdown_table(LONGEST_HEADINGS, max_length_rows(longest))
+    return f"## The longest sequence that trains\n\n{table}\n{LONGEST_READING}\n\n"
 
 
 def _score(shown: Cells) -> str:
@@ -184,7 +213,12 @@ def _print_table(console: Console, fitted: Fitted) -> None:
 
 
 def _print_summary(
-    cells: Cells, costs: LengthCosts, found: Verdict, compared: Sequence[Comparison], page: Path
+    cells: Cells,
+    costs: LengthCosts,
+    longest: Sequence[Found],
+    found: Verdict,
+    compared: Sequence[Comparison],
+    page: Path,
 ) -> None:
     console = Console(highlight=False)
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
@@ -198,9 +232,18 @@ def _print_summary(
         _print_table(
             console, text_table(SHORT_COST_HEADINGS, length_cost_short_rows(costs.split), console.width)
         )
+    if longest:
+        rows = max_length_short_rows(longest)
+        _print_table(console, text_table(SHORT_LONGEST_HEADINGS, rows, console.width))
     for each in compared:
         console.print(Text(f"{each.name}: {equivalence_line(each)}"))
-    lines = [*failure_reasons(cells), *next_steps(cells), *score_lines(cells), *_answer(found)]
+    lines = [
+        *failure_reasons(cells),
+        *next_steps(cells),
+        *score_lines(cells),
+        *max_length_lines(longest),
+        *_answer(found),
+    ]
     if not cells.are_predicted.any():  # the reasons have said which cells failed, and how
         lines = [line for line in lines if line not in found.failures]
     for line in lines:

@@ -37,6 +37,10 @@ from analysis.tables.equivalence import POST, PUBLISHED_HEADINGS, equivalence_ro
 from analysis.tables.length_cost import HEADINGS as COST_HEADINGS
 from analysis.tables.length_cost import READING as COST_READING
 from analysis.tables.length_cost import length_cost_rows
+from analysis.tables.max_length import HEADINGS as LONGEST_HEADINGS
+from analysis.tables.max_length import READING as LONGEST_READING
+from analysis.tables.max_length import Found as Longest
+from analysis.tables.max_length import max_length_lines, max_length_rows
 from analysis.tables.rows import (
     MAX_NUMBERS,
     NUMBER_HEADINGS,
@@ -92,6 +96,7 @@ def render(
     compared: Sequence[Comparison] = (),
     costs: LengthCosts = NO_COSTS,
     claims: Decided | None = None,
+    longest: Sequence[Longest] = (),
 ) -> str:
     """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed.
 
@@ -104,6 +109,7 @@ def render(
         **_answer(cells, found),
         **_compared(compared, claims),
         **_tables(cells, shown, costs),
+        **_longest(longest),
         "count": f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         "figures_note": figures_note,
         "cells": shown_cells(archive, shown.cells, rows_behind, shared),
@@ -176,6 +182,16 @@ def _tables(cells: Cells, shown: Selection, costs: LengthCosts) -> dict[str, Any
         "attention_rows": attention_rows(shown.cells),
         "ablation_headings": [(heading, None) for heading in ABLATION_HEADINGS],
         "ablation_rows": ablation_rows(cells),
+    }
+
+
+def _longest(longest: Sequence[Longest]) -> dict[str, Any]:
+    """The longest lengths that trained, where they were looked for."""
+    return {
+        "longest_headings": [(heading, None) for heading in LONGEST_HEADINGS],
+        "longest_rows": max_length_rows(longest),
+        "longest_lines": max_length_lines(longest),
+        "longest_reading": LONGEST_READING,
     }
 
 

@@ -16,12 +16,14 @@ from bench.experiments.alst_ablation import ablation_cells
 from bench.experiments.head_limits import hypothetical_cells
 from bench.experiments.head_limits_table import write_head_limits
 from bench.experiments.loss_equivalence import cells_side_by_side, roles_of
+from bench.experiments.max_length import Grow, first_cells, growing, told
 from bench.experiments.memory_fit import cells_on_described_gpus
 from bench.experiments.memory_fit_table import write_memory_fit
 from bench.experiments.probe import probed_cells
 from bench.experiments.probe_table import write_probe
 from bench.experiments.published import opening, published_cells
 from bench.experiments.published_table import write_published_memory, write_published_throughput
+from bench.labels import shown
 from bench.record import Role
 from bench.request import values
 from bench.request.choices import Raw
@@ -42,6 +44,8 @@ class Experiment:
     """What is written of the records' lines into the sweep's folder, beside the report; None for nothing."""
     opening: Callable[[Sequence[Raw], Machine], str] | None = None
     """What is said first of all; None for nothing."""
+    growing: Callable[[Sequence[Raw], Machine], Grow] | None = None
+    """What the records so far lead to, beyond the first cells; None where all cells are known at once."""
     needs_sharing: bool = True
     """Whether strategies that nobody named are kept also where no ranks can share a sequence."""
 
@@ -56,6 +60,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "alst_ablation": Experiment(ablation_cells),
     "head_limits": Experiment(hypothetical_cells, answer=write_head_limits),
     "loss_equivalence": Experiment(cells_side_by_side, roles_of),
+    "max_length": Experiment(first_cells, opening=told, growing=growing),
     "memory_fit": Experiment(cells_on_described_gpus, answer=write_memory_fit),
     "probe": Experiment(probed_cells, conclude=write_probe),
     "published_memory": Experiment(published_cells, conclude=write_published_memory, opening=opening),
@@ -64,10 +69,19 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 
 
 def experiment_of(raws: Sequence[Raw]) -> Experiment:
-    """The one experiment of a request; raises ConfigError for none that exists and for several."""
+    """The one experiment of a request.
+
+    Raises ConfigError for none that exists, for several and for a key that belongs to another.
+    """
     names = {values.choice("experiment", raw["experiment"]["name"], EXPERIMENTS) for raw in raws}
     if len(names) > 1:
         raise ConfigError(
             f"experiment={','.join(sorted(names))}: a command takes one experiment; choose one of them"
         )
-    return EXPERIMENTS[names.pop()]
+    name = names.pop()
+    for raw in raws:
+        if raw["length_step"] is not None and EXPERIMENTS[name].growing is None:
+            raise ConfigError(
+                f"length_step={shown(raw['length_step'])}: belongs to experiment=max_length; leave it out"
+            )
+    return EXPERIMENTS[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,9 @@ def take_file(path: Path) -> dict[str, Any] | None:
 
 
 def tail_of(path: Path) -> str:
-    """The end of a log; empty where there is none."""
+    """The end of a log, however long it is; empty where there is none."""
     if not path.exists():
         return ""
-    return path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+        return file.read(LOG_TAIL_BYTES).decode(errors="replace")

@@ -17,6 +17,7 @@ from bench.environment import REPOSITORY
 from bench.request import values
 from bench.request.experts import MODELS as MODELS_WITH_EXPERTS
 from bench.request.experts import experts_refused
+from bench.request.variables import refuse_secret_variables
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
 
@@ -49,6 +50,7 @@ def plain(composed: DictConfig) -> Raw:
 
 def composed(*overrides: str) -> Raw:
     """What the command line would compose of these words, for a cell that belongs to no sweep."""
+    refuse_secret_variables()
     for name in SWEEP_PATHS:
         OmegaConf.register_new_resolver(name, lambda: "", replace=True)
     register_plugins_with_hydra()

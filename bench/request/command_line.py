@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 
 from bench.command import sweep_words
 from bench.config import ConfigError
+from bench.labels import shown
 from bench.request import values
 from bench.request.choices import groups, option, options
 from bench.request.resolve import all_keys
@@ -43,14 +44,18 @@ def readable_by_hydra(arguments: Sequence[str]) -> list[str]:
     Raises ConfigError for an option or a word that no cell can be made of, and Hydra's
     OverrideParseException for a word that cannot be read.
     """
+    for word in arguments:
+        if not word.isprintable():
+            raise ConfigError(
+                f"{ascii(word)[1:-1]}: is not of one line and printable; leave those letters out"
+            )
     given, asked = _split(arguments)
     is_sweep = given[:1] == ["-m"]
     if is_sweep and len(given) > 1:
         raise ConfigError(f"{' '.join(given)}: {given[1]} shows settings and runs nothing; leave out -m")
     # An experiment is a sweep by itself: its file in conf/ says so to Hydra.
     asks_a_question = any(word.startswith("experiment=") and word != "experiment=none" for word in asked)
-    parser = OverridesParser.create()
-    overrides = {word: parser.parse_overrides([word])[0] for word in asked}
+    overrides = {word: parsed(word) for word in asked}
     for word, override in overrides.items():
         _refuse_other_than_values(override, word)
         _refuse_sweep(override, word, is_sweep=is_sweep or asks_a_question)
@@ -59,6 +64,19 @@ def readable_by_hydra(arguments: Sequence[str]) -> list[str]:
                 option(override.key_or_group, value)
     refuse_too_many([len(_values(override)) for override in overrides.values()])
     return [*given, *(f"++{word}" if word.startswith("env.") else word for word in asked)]
+
+
+def parsed(word: str) -> Override:
+    """A word as Hydra's grammar has it.
+
+    Raises Hydra's OverrideParseException for one that it has not, and ConfigError for a number or brackets
+    that are too long for Python.
+    """
+    try:
+        return OverridesParser.create().parse_overrides([word])[0]
+    except (ValueError, RecursionError) as error:
+        too = "too deep" if isinstance(error, RecursionError) else "too long"
+        raise ConfigError(f"{shown(word)}: cannot be read, it is {too}; write a shorter value") from None
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

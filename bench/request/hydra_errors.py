@@ -44,7 +44,7 @@ def _texts(error: BaseException | None) -> list[str]:
 
 def _unreadable(override: str) -> str:
     word = shown(override)
-    key, is_pair, value = override.partition("=")
+    key, is_pair, value = "".join(filter(str.isprintable, override)).partition("=")
     if not is_pair:
         return f"{word}: is not of the form key=value; write for example seq_len=8k"
     name = re.sub(r"[^\w.].*", "", key.strip(" +"))
@@ -103,10 +103,15 @@ def _unresolved(match: re.Match[str]) -> str:
     return f"{match[2]}: cannot be filled in ({match[1].strip()}); write a value"
 
 
+def _secret(match: re.Match[str]) -> str:
+    return f"${{oc.env:{match[1]}}}: {match[1]} may be a secret, and records would hold it; write a value"
+
+
 TRANSLATIONS: Sequence[tuple[str, Callable[[re.Match[str]], str]]] = (
     (r"Could not find '([^/']+)/([^']+)'", _unknown_choice),
     (r"Could not override '([^']+)'", _unknown_key),
     (r"Key '([^']+)' is not in struct", _unknown_key),
+    (r"(\S+) may be a secret", _secret),
     (r"Environment variable '([^']*)' not found", _no_variable),
     (r"Interpolation key '([^']*)' not found", _no_such_reference),
     (r"Unsupported interpolation type (\S+)", _no_such_resolver),

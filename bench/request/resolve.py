@@ -71,7 +71,14 @@ def _names(section: type[Any]) -> list[str]:
 
 
 KNOWN_KEYS: Mapping[str, list[str]] = {
-    "": [*(name for name in _names(RunConfig) if name not in RESOLVED), "pad", "plan", "resume", "sweep_dir"],
+    "": [
+        *(name for name in _names(RunConfig) if name not in RESOLVED),
+        "length_step",
+        "pad",
+        "plan",
+        "resume",
+        "sweep_dir",
+    ],
     "model": _names(ModelConfig),
     "engine": ["name"],
     "optimizer": _names(OptimizerConfig),

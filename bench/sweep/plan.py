@@ -11,6 +11,7 @@ from bench.cell.planned import PlannedCell
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.experiments import experiment_of
+from bench.experiments.max_length import Grow
 from bench.record import Role
 from bench.request import values
 from bench.request.choices import Raw
@@ -44,6 +45,8 @@ class Plan:
     """Whether the folder may have records already, of which the final ones are kept."""
     open_cells: tuple[RunConfig, ...] = ()
     """Those that may be repeated, once each has run."""
+    grow: Grow | None = None
+    """What gives of the records so far all cells up to the next ones, where those depend on them."""
     note: str | None = None
     """What a person should know of the repeats."""
     notes: tuple[str, ...] = ()
@@ -59,6 +62,19 @@ class Plan:
     def roles(self) -> dict[str, Role]:
         """Each cell's role by its id."""
         return {planned.cell.cell_id: planned.role for planned in self.cells}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether records may add to it."""
+        return self.grow is not None or bool(self.open_cells)
+
+    def grown(self, records: Sequence[Mapping[str, Any]]) -> Plan:
+        """The plan with what the records so far add to it: cells that depend on them, or repeats."""
+        if self.grow is None:
+            return self.repeated(records)
+        planned = {each.cell.cell_id for each in self.cells}
+        more = [(cell, 0) for cell in self.grow(records) if cell.cell_id not in planned]
+        return replace(self, cells=(*self.cells, *_in_order(more, len(self.cells), {})), note=None)
 
     def repeated(self, records: Sequence[Mapping[str, Any]]) -> Plan:
         """The plan with more of the repeats that were left open, chosen by what ran so far.
@@ -113,6 +129,7 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
         folder=Path(values.text("sweep_dir", first["sweep_dir"])),
         resume=resume,
         open_cells=left_open,
+        grow=None if experiment.growing is None else experiment.growing(raws, machine),
         note=planned_line(left_open),
         notes=(
             *([] if left_out is None else [left_out]),

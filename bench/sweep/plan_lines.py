@@ -29,7 +29,8 @@ def short_lines(forecast: Forecast) -> list[str]:
     """What a sweep says before its first cell: how long, what is skipped, and what would buy more."""
     if not any(each.runs for each in forecast.cells):
         return []
-    lines = [f"expected: {forecast.duration}{_by(forecast)}; --plan lists every cell and runs none"]
+    first = "" if forecast.plan.grow is None else " for these first cells"
+    lines = [f"expected: {forecast.duration}{first}{_by(forecast)}; --plan lists every cell and runs none"]
     illegal = {each.cell.cell_id for each in forecast.illegal}
     if illegal:
         reasons = {str(each.reason) for each in forecast.illegal}
@@ -44,7 +45,7 @@ def whole_plan(forecast: Forecast, raws: Sequence[Raw], machine: Machine) -> lis
     done = max(0, planned - len(forecast.cells))
     already = f", {done} of them done" if done else ""
     return [
-        f"plan of {_cells(planned)}{already}: nothing runs, nothing is written",
+        f"plan of {_cells(planned)}{already}{_further(forecast)}: nothing runs, nothing is written",
         *_picked(raws, [each.cell for each in forecast.plan.cells], machine),
         *_table(forecast),
         *_illegal(forecast),
@@ -52,6 +53,10 @@ def whole_plan(forecast: Forecast, raws: Sequence[Raw], machine: Machine) -> lis
         *_notes(forecast, raws, machine),
         *_section("advice", [*_advice(forecast), *_too_long(forecast)]),
     ]
+
+
+def _further(forecast: Forecast) -> str:
+    return "" if forecast.plan.grow is None else ", the first ones, and further ones by their records"
 
 
 def answered_by_arithmetic(raws: Sequence[Raw], cells: Sequence[RunConfig]) -> str:

@@ -94,6 +94,7 @@ class Progress:
         """Say what is planned beyond what was said at the start."""
         self._left.extend(cells)
         self._total += len(cells)
+        self._labels.add(planned.cell for planned in cells)
         if note is not None:
             self.say(note)
 
@@ -240,8 +241,14 @@ class CellLabels:
     def __init__(self, cells: Iterable[RunConfig] = ()) -> None:
         self._alike: dict[str, dict[int, RunConfig]] = {}
         self._keys: dict[str, Sequence[str]] = {}
+        self.add(cells)
+
+    def add(self, cells: Iterable[RunConfig]) -> None:
+        """Tell these apart too, from one another and from those before."""
         for cell in cells:  # the repeats of a cell are one object
-            self._alike.setdefault(_short_label(cell), {})[id(cell)] = cell
+            short = _short_label(cell)
+            self._alike.setdefault(short, {})[id(cell)] = cell
+            self._keys.pop(short, None)
 
     def of(self, cell: RunConfig) -> str:
         """This cell's label."""

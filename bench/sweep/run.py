@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,17 +60,18 @@ def run_plan(
     interrupts: Interrupts | None = None,
 ) -> ExitCode:
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
-    resumed = _resumed(plan)
+    _resumed(plan)
     interrupts = interrupts or Interrupts()
     if any(each.cell.mode in RUNS for each in plan.cells):
         refuse_no_docstrings()
     with Store(plan.folder) as store:
         before = store.read()
+        _refuse_records(plan, before)
+        plan, pending = _whatever_is_missing(plan, before)
+        resumed = _resumed(plan)
         cells = [planned.cell for planned in plan.cells]
         trajectories = Trajectories()
         trajectories.keep_finished(cells, before)
-        _refuse_records(plan, before)
-        plan, pending = _whatever_is_missing(plan, before)
         if any(each.cell.mode in RUNS for each in pending):
             launcher.warm()
         if resumed.is_whole:
@@ -78,14 +79,15 @@ def run_plan(
         progress.start(pending, plan.folder, [*plan.notes, *([] if plan.note is None else [plan.note])])
         references = References(cells, launcher, plan.folder, progress.say, progress.beside)
         sweep = Sweep(launcher, progress, store, SharedSections(), trajectories, references)
-        findings = list[bool]()
+        findings, ran = list[bool](), set[str]()
         is_interrupted = False
         try:
             while pending:
                 for planned in pending:
                     interrupts.raise_swallowed()
+                    ran.add(planned.folder_name)
                     findings.append(_run_one(planned, sweep, entry(planned)))
-                plan, pending = _repeats(plan, store, progress, resumed)
+                plan, pending = _more(plan, store, progress, resumed, ran)
         except KeyboardInterrupt as interrupted:
             interrupts.begin_to_close()
             is_interrupted = True
@@ -161,25 +163,32 @@ def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
             kept.rename(traces / f"{planned.folder_name}-{rank}.json.gz")
 
 
-def _repeats(
-    plan: Plan, store: Store, progress: Progress, resumed: Resumed
+def _more(
+    plan: Plan, store: Store, progress: Progress, resumed: Resumed, ran: Collection[str]
 ) -> tuple[Plan, list[PlannedCell]]:
-    """The plan with more of the repeats that were left open, and what of it is missing."""
-    if not plan.open_cells:
+    """The plan with what the records add to it, and what of it is missing and did not run just now."""
+    if not plan.is_open:
         return plan, []
-    whole, pending = _whatever_is_missing(plan, store.read())
+    whole, pending = _whatever_is_missing(plan, store.read(), ran)
     if resumed.is_whole:
         _write_config(whole)
     progress.add(pending, whole.note)
     return whole, pending
 
 
-def _whatever_is_missing(plan: Plan, records: Sequence[dict[str, Any]]) -> tuple[Plan, list[PlannedCell]]:
-    """The plan, with more repeats as long as nothing of it is missing, and what then is."""
-    pending = _missing(plan, records)
-    while not pending and plan.open_cells:
-        plan = plan.repeated(records)
-        pending = _missing(plan, records)
+def _whatever_is_missing(
+    plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str] = ()
+) -> tuple[Plan, list[PlannedCell]]:
+    """The plan, with more cells as long as nothing of it is missing, and what then is.
+
+    A cell that `ran` just now is not run again, however it ended.
+    """
+    pending = _missing(plan, records, ran)
+    while not pending and plan.is_open:
+        before, plan = plan, plan.grown(records)
+        pending = _missing(plan, records, ran)
+        if plan.grow is not None and len(plan.cells) == len(before.cells):
+            break
     return plan, pending
 
 
@@ -212,14 +221,15 @@ def _refuse_records(plan: Plan, before: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def _missing(plan: Plan, records: Sequence[dict[str, Any]]) -> list[PlannedCell]:
-    """Cells without a final record."""
+def _missing(plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str]) -> list[PlannedCell]:
+    """Cells without a final record that did not run just now."""
     done = {
         (line["cell_id"], line["repeat"])
         for line in records
         if is_finding(line["role"], Status(line["status"]))
     }
-    return [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
+    missing = [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
+    return [each for each in missing if each.folder_name not in ran]
 
 
 def _write_config(plan: Plan) -> None:

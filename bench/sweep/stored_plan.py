@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bench.config import ConfigError, MeasureConfig, RunConfig
 from bench.labels import shown
 from bench.request import values
+from bench.request.command_line import parsed
 from bench.store import read_records
 
 CONFIG = "config.yaml"
@@ -46,7 +46,7 @@ def whole_request(arguments: Sequence[str]) -> list[str]:
     typed = {word.partition("=")[0]: word for word in words}
     if not typed.keys() >= RESUMING or typed.keys() - GOING_ON:
         return [*arguments]
-    given = {key: OverridesParser.create().parse_overrides([typed[key]])[0].value() for key in RESUMING}
+    given = {key: parsed(typed[key]).value() for key in RESUMING}
     if not values.flag("resume", given["resume"]):
         return [*arguments]
     own = read_plan(_existing(Path(str(given["sweep_dir"]))))

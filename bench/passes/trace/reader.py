@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,8 +25,15 @@ Event = Mapping[str, Any]
 KEPT_TRACE = "rank_{rank}.trace.json.gz"
 """What a rank leaves in its folder where traces are kept."""
 CHUNK_LETTERS = 1 << 22
-MAX_EVENT_LETTERS = 1 << 26
+MAX_EVENT_LETTERS = 1 << 24
 """No event is longer: a file in which one seems to be is broken, and must not be read into memory whole."""
+MAX_TRACE_LETTERS = 1 << 32
+"""No trace is longer, once unpacked: columns of as many events take a GiB or two. A few MB of gzip may hold
+more."""
+NOT_WHOLE = (gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError)
+"""What reading a file raises that is no text, or not all of one."""
+NOT_AN_EVENT = (KeyError, TypeError, AttributeError, ValueError, OverflowError)
+"""What columns raise of an event that lacks something, or has it of another type."""
 
 TRACKS: Mapping[str, str] = {
     "cpu_op": "operators",
@@ -80,7 +88,8 @@ class Track:
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a Chrome trace, plain or gzipped, one by one; raises TraceError where it is broken."""
-    with _opened(path) as file:
+    with _opened(path) as opened:
+        file = _Letters(opened, path)
         buffer, at = _to_first_event(file, path)
         decode, skip = json.JSONDecoder().raw_decode, _GAP.match
         while True:
@@ -91,23 +100,36 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 event, at = decode(buffer, at)
             except json.JSONDecodeError:
-                more = file.read(CHUNK_LETTERS)
+                more = file.more()
                 if not more or len(buffer) - at > MAX_EVENT_LETTERS:
                     raise TraceError(f"{path}: no complete Chrome trace: an event has no end") from None
                 buffer, at = buffer[at:] + more, 0
+            except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets as many
+                raise TraceError(f"{path}: no Chrome trace: {error}") from None
             else:
+                if not isinstance(event, dict):
+                    raise TraceError(f"{path}: no Chrome trace: an event is no object")
                 yield event
 
 
 def read_tracks(events: Iterable[Event]) -> dict[str, Track]:
-    """The complete events by track; every track of TRACKS is there."""
+    """The complete events by track; every track of TRACKS is there.
+
+    Raises TraceError for an event that is not as torch's profiler writes it.
+    """
     threads: dict[Any, int] = {}
     columns = {track: _Columns(threads) for track in TRACKS.values()}
-    for event in events:
+    for number, event in enumerate(events, start=1):
         if event.get("ph") == "X":
-            track = TRACKS.get(event.get("cat", ""))
-            if track is not None:
-                columns[track].add(event)
+            try:
+                track = TRACKS.get(event.get("cat", ""))
+                if track is not None:
+                    columns[track].add(event)
+            except NOT_AN_EVENT as error:
+                what = f"{type(error).__name__}: {error}"
+                raise TraceError(
+                    f"no Chrome trace: event {number} is not as torch writes it: {what}"
+                ) from None
     return {track: found.track() for track, found in columns.items()}
 
 
@@ -143,20 +165,39 @@ class _Columns:
         )
 
 
+class _Letters:
+    """A file's text in pieces; raises TraceError where it is none, ends too early or has no end."""
+
+    def __init__(self, file: TextIO, path: Path) -> None:
+        self._file, self._path, self._left = file, path, MAX_TRACE_LETTERS
+
+    def more(self) -> str:
+        """The next piece; empty at the end."""
+        try:
+            piece = self._file.read(CHUNK_LETTERS)
+        except NOT_WHOLE as error:
+            raise TraceError(f"{self._path}: no complete Chrome trace: {error}") from None
+        self._left -= len(piece)
+        if self._left < 0:
+            most = f"{MAX_TRACE_LETTERS:,} letters"
+            raise TraceError(f"{self._path}: too long for a Chrome trace: more than {most}")
+        return piece
+
+
 def _opened(path: Path) -> TextIO:
     opener: Any = gzip.open if path.suffix == ".gz" else open
     file: TextIO = opener(path, "rt", encoding="utf-8", newline="")
     return file
 
 
-def _to_first_event(file: TextIO, path: Path) -> tuple[str, int]:
+def _to_first_event(file: _Letters, path: Path) -> tuple[str, int]:
     """What has been read so far, and where in it the events begin."""
     buffer = ""
     while len(buffer) < MAX_EVENT_LETTERS:
         found = _EVENTS_START.search(buffer)
         if found is not None:
             return buffer, found.end()
-        more = file.read(CHUNK_LETTERS)
+        more = file.more()
         if not more:
             break
         buffer += more

@@ -111,6 +111,9 @@ HYDRAS_ERRORS = {
     "no variable": ("env.=3", "cannot be read"),
     "a nested variable": ("env.NCCL_ALGO.x=3", "must be text"),
     "a null variable": ("env.NCCL_ALGO=null", "must be text"),
+    "a number that Python does not read": (f"seq_len={'9' * 5000}", "cannot be read, it is too long"),
+    "brackets without end": (f"seed={'[' * 3000}{']' * 3000}", "cannot be read, it is too deep"),
+    "a letter that no terminal prints": ("'--seq\x1b[2J'", "--seq\\x1b[2J: is not of one line"),
     "an illegal combination": ("strategy=ring_flash_attn dtype=fp32", "dtype=bf16 or fp16"),
 }  # fmt: skip
 

@@ -144,11 +144,12 @@ def test_a_number_of_repeats_is_kept_whatever_it_takes():
 @pytest.fixture
 def swept(tmp_path, monkeypatch):
     """Runs a sweep whose cells take no time: what it said, and the (length, repeat) of its cells in order."""
-    ran = []
+    ran, failing = [], []
 
     def run_one(each, sweep, _):
         ran.append((each.cell.seq_len, each.repeat))
-        (record,) = ended([each], {1024: 10.0, 2048: 40.0})
+        status = "crashed" if each.cell.strategy in failing else "ok"
+        (record,) = ended([each], {1024: 10.0, 2048: 40.0}, status=status)
         with sweep.store.path.open("a") as file:
             file.write(json.dumps({"schema_version": 3} | record) + "\n")
         return record["status"] == "ok"
@@ -159,12 +160,13 @@ def swept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sweep_run, "_run_one", run_one)
 
-    def sweep(*words):
+    def sweep(*words, fails=()):
         ran.clear()
+        failing[:] = fails
         out = io.StringIO()
         found = planned(f"sweep_dir={tmp_path}", *words)
         code = run_plan(found, Idle(), Progress(Console(file=out, width=200)), write_report=lambda _: True)
-        assert code == 0
+        assert code == (1 if fails else 0)
         return out.getvalue(), [*ran]
 
     return sweep
@@ -196,3 +198,10 @@ def test_one_process_each_becomes_six_by_the_command_that_decides(swept):
     assert sorted(ran) == sorted(
         (n, repeat) for n in (1024, 2048) for repeat in range(1, 6) for _ in STRATEGIES
     )
+
+
+def test_a_cell_that_fails_is_not_run_again_in_the_same_sweep_but_when_it_is_resumed(swept):
+    _, ran = swept(fails=["ring"])
+    assert sorted(ran) == [(1024, 0), (1024, 0), (2048, 0), (2048, 0)]
+    _, ran = swept("resume=true")
+    assert sorted(ran[:2]) == [(1024, 0), (2048, 0)]

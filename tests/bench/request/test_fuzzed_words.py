@@ -1,0 +1,95 @@
+"""Whatever is typed, it becomes a cell or one line that says what is wrong; nothing else comes out."""
+
+import contextlib
+
+import pytest
+from hydra.errors import HydraException
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf.errors import OmegaConfBaseException
+
+from bench.config import ConfigError, RunConfig
+from bench.request.choices import composed, groups
+from bench.request.command_line import readable_by_hydra
+from bench.request.hydra_errors import translated
+from bench.request.legality import refusal
+from bench.request.resolve import all_keys, resolve
+from bench.sweep.stored_plan import whole_request
+from tests.cells import TWO_CORES, make_raw, raw_with
+from tests.fuzzing import VALUES, few_and_many, fuzz
+
+GROUPS = {*groups(), "offload"}
+"""Keys that hold others: a word adds to them, and never takes their place."""
+KEYS = sorted(
+    {key for key in all_keys() if not key.startswith(("model.", "strategy.")) and key not in GROUPS}
+)
+TYPED = st.sampled_from([*KEYS, *groups(), "env.A", "hydra.run.dir", "_target_", "model._target_"])
+ODD = (
+    "8k", "1,2", "[1,2]", "{a:1}", "null", "${seq_len}", "${oc.env:HOME}", "range(1,10)", "glob(*)", "'", '"',
+    "1e400", "-1", "auto", "9" * 5000, "choice(a,b)", "\\", "=", "a\nb", "\x00", "${", "../x",
+    "!!python/name:os", "[" * 2000 + "]" * 2000, "1k," * 500 + "2k",
+)  # fmt: skip
+VALUE = st.text(max_size=12) | st.sampled_from(ODD)
+WORD = st.text(max_size=15) | st.builds("{}{}={}".format, st.sampled_from(["", "+", "++", "~"]), TYPED, VALUE)
+
+
+def one_line(said):
+    assert said.strip()
+    assert len(said.splitlines()) == 1, said
+
+
+@contextlib.contextmanager
+def refused_in_one_line():
+    """As the command does it: errors of ours as they are, Hydra's in our words."""
+    try:
+        yield
+    except ConfigError as error:
+        one_line(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        one_line(translated(error))
+
+
+@few_and_many()
+def test_words_are_read_or_refused_in_one_line(examples):
+    @given(st.lists(WORD, min_size=1, max_size=3), st.booleans())
+    def check(words, is_sweep):
+        with refused_in_one_line():
+            readable_by_hydra(whole_request([*(["-m"] if is_sweep else []), *words]))
+
+    fuzz(examples, check)
+
+
+@few_and_many({"few": 8, "many": 150})
+def test_a_word_that_can_be_read_is_a_cell_or_one_line(examples):
+    @given(WORD)
+    def check(word):
+        with refused_in_one_line():
+            words = readable_by_hydra([word])
+            if words[:1] and words[0].startswith("-"):
+                return
+            assert isinstance(resolve(composed(*words), TWO_CORES), RunConfig)
+
+    fuzz(examples, check)
+
+
+@few_and_many({"few": 60, "many": 1500})
+def test_any_value_of_any_key_is_a_cell_or_one_line(examples):
+    make_raw()
+
+    @given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=2))
+    def check(changed):
+        with refused_in_one_line():
+            cell = resolve(raw_with(changed), TWO_CORES)
+            assert cell == RunConfig.from_json(cell.to_json())
+            said = refusal(cell)
+            if said is not None:
+                one_line(said)
+
+    fuzz(examples, check)
+
+
+def test_a_sound_word_is_a_cell():
+    """So that the others cannot pass by refusing everything."""
+    assert resolve(composed(*readable_by_hydra(["seq_len=4k"])), TWO_CORES).seq_len == 4096
+    with pytest.raises(ConfigError):
+        readable_by_hydra(["--config-dir=/"])

@@ -1,0 +1,96 @@
+"""What a stranger may have written: bytes, JSON and changed copies of a sound file, for hypothesis."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+RULES = {
+    "derandomize": True,  # the same examples each time: a failure of the default run is no chance
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": [*HealthCheck],
+}
+LENGTHS = {"few": 60, "many": 1500}
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from([2**63, -(2**63) - 1, 10**400, 1e308, "", "ok", "\ud800", "a\nb", "x" * 5000])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+"""Any value of JSON, with numbers that JSON has no word for."""
+
+
+def few_and_many(examples=LENGTHS):
+    """The test twice: with few examples, and with many where slow tests are asked for."""
+    return pytest.mark.parametrize(
+        "examples", [examples["few"], pytest.param(examples["many"], marks=pytest.mark.slow)]
+    )
+
+
+def fuzz(examples, check):
+    """Run a check, decorated with `given`, on so many examples."""
+    settings(max_examples=examples, **RULES)(check)()
+
+
+@st.composite
+def changed_json(draw, sound):
+    """A copy of a JSON value in which something, at any depth, is another value, missing or new."""
+    copy = json.loads(json.dumps(sound))
+    holder, key = _place(draw, copy)
+    change = draw(st.sampled_from(["value", "gone", "new"]))
+    if holder is None:
+        return draw(VALUES)
+    if change == "gone":
+        del holder[key]
+    elif change == "new" and isinstance(holder, dict):
+        holder[draw(st.text(max_size=8))] = draw(VALUES)
+    else:
+        holder[key] = draw(VALUES)
+    return copy
+
+
+def _place(draw, value):
+    """A random place in a value: what holds it and by which key; (None, None) where it holds nothing."""
+    holder, key = None, None
+    while isinstance(value, dict | list) and value:
+        if holder is not None and draw(st.booleans()):
+            break
+        holder = value
+        key = draw(st.sampled_from([*value])) if isinstance(value, dict) else draw(_index(value))
+        value = holder[key]
+    return holder, key
+
+
+def _index(value):
+    return st.integers(0, len(value) - 1)
+
+
+@st.composite
+def changed_bytes(draw, sound):
+    """A copy of a file with a few bytes replaced, cut out, put in or repeated, or cut off."""
+    content = sound
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(content)))
+        end = draw(st.integers(start, min(len(content), start + 40)))
+        change = draw(st.sampled_from(["replace", "repeat", "cut off"]))
+        middle = {
+            "replace": draw(st.binary(max_size=12)),
+            "repeat": content[start:end] * 2,
+            "cut off": b"",
+        }[change]
+        content = content[:start] + middle + (b"" if change == "cut off" else content[end:])
+    return content
+
+
+def as_line(value):
+    """A value as a line that Python's own writer would make of it, NaN and all."""
+    return json.dumps(value).encode() + b"\n"
