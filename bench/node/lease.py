@@ -39,8 +39,8 @@ MOST_BYTES = 8192
 """Of a holder's own words, which anybody may have written."""
 MOST_WORDS = 1000
 """Characters of a command that are kept."""
-OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""No child inherits the lock, no link leads elsewhere, and no pipe in a file's place is waited for."""
+OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+"""No child inherits the lock, and no link leads elsewhere."""
 TAKEN = frozenset({errno.EWOULDBLOCK, errno.EACCES})
 
 
@@ -96,8 +96,7 @@ class Lease:
         for file in self._files:
             with suppress(OSError):
                 os.ftruncate(file, 0)
-            os.close(file)
-        self._files.clear()
+        self._let_go()
 
     def _take(self) -> None:
         folder, said = _made(leases_folder()), ""
@@ -125,13 +124,17 @@ class Lease:
             try:
                 fcntl.flock(file, mode | fcntl.LOCK_NB)
             except OSError as error:
-                for each in self._files:
-                    os.close(each)
-                self._files.clear()
+                self._let_go()
                 if error.errno not in TAKEN:
                     raise
                 return name
         return None
+
+    def _let_go(self) -> None:
+        for file in self._files:
+            fcntl.flock(file, fcntl.LOCK_UN)  # also for a child that was forked and is about to exec
+            os.close(file)
+        self._files.clear()
 
     def _write_holder(self, file: int) -> None:
         """What was there is of somebody who is gone: they did not have the time to take it away."""
