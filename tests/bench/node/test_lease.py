@@ -88,8 +88,12 @@ def test_whoever_waits_says_so_once_and_goes_on_when_it_is_free(leases):
     assert (leases / MACHINE).read_bytes() == b""
 
 
-def test_neighbours_on_other_gpus_run_and_a_cpu_s_sweep_takes_the_machine_alone():
+def test_neighbours_on_other_gpus_run_and_a_cpu_s_sweep_takes_the_machine_alone(leases):
+    gone = '{"pid": 0, "user": "", "words": "killed", "folder": "", "since": ""}'
     with Lease(("a", "b"), WhenTaken.REFUSE, print):
+        for name in (MACHINE, "gpu-0"):
+            (leases / name).write_text(gone)
+        assert f"(pid {os.getpid()}, " in refused()
         assert refused("c") is None
         assert "GPU b is in use by" in refused("b", "c")
         assert refused("c") is None, "what was held on the way to the refusal is free again"
