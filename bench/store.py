@@ -115,7 +115,7 @@ def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> l
     for number, record in enumerate(records, start=1):
         _refuse_other_fields(path, number, record)
     if torn:
-        warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
+        warnings.warn(f"{path}:{len(lines) + 1}: dropped a torn last line", stacklevel=2)
     return records
 
 

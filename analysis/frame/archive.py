@@ -232,7 +232,8 @@ def _pieces_of(path: Path) -> Iterator[Piece]:
         refuse_other_formats(path, content[:4])
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
-            warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
+            number = Piece(path, whole, len(content), is_all=False).line_number(0)
+            warnings.warn(f"{path}:{number}: dropped a torn last line", stacklevel=2)
         start = 0
         while start < whole:
             end = min(whole, content.find(b"\n", min(start + PIECE_BYTES, whole - 1)) + 1)

@@ -31,7 +31,11 @@ CELLS = (
 COUNT = 60
 LIVES = 6
 """So often the launcher is started and killed before it may end by itself."""
-LIFE_S = (0.5, 40.0)
+MORE_RECORDS = (0, 12)
+"""Of a life, before the launcher is ended: by time alone, a busy machine would never come to its cells."""
+THEN_S = (0.0, 4.0)
+"""After the last of them, anywhere in a cell, between cells or, of a life without any, while it starts."""
+LIFE_S = 300.0
 KILL_EVERY_S = (1.0, 8.0)
 """Between the deaths of two ranks."""
 ENDINGS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
@@ -58,10 +62,15 @@ class Sweep:
 
     def live(self) -> None:
         """One life of the launcher, with deaths among its ranks, to its own sudden end."""
-        launcher, end_s = self.start(), time.monotonic() + self.numbers.uniform(*LIFE_S)
-        while launcher.poll() is None and time.monotonic() < end_s:
-            time.sleep(min(self.numbers.uniform(*KILL_EVERY_S), max(0.0, end_s - time.monotonic())))
-            self.kill_a_rank(launcher.pid)
+        launcher, enough = self.start(), self.lines() + self.numbers.randint(*MORE_RECORDS)
+        end_s, next_s = time.monotonic() + LIFE_S, self.numbers.uniform(*KILL_EVERY_S)
+        while launcher.poll() is None and self.lines() < enough and time.monotonic() < end_s:
+            time.sleep(0.1)
+            next_s -= 0.1
+            if next_s < 0:
+                self.kill_a_rank(launcher.pid)
+                next_s = self.numbers.uniform(*KILL_EVERY_S)
+        time.sleep(self.numbers.uniform(*THEN_S))
         how = self.numbers.choice(ENDINGS)
         if launcher.poll() is None:
             launcher.send_signal(how)
@@ -100,6 +109,10 @@ class Sweep:
             patch.setenv(VARIABLE, str(self.folder / "leases"))
             with Lease((), WhenTaken.REFUSE, print):
                 pass
+
+    def lines(self) -> int:
+        path = self.folder / "out" / "records.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def said(self) -> str:
         return (self.folder / "said").read_text()
