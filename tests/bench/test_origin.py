@@ -48,5 +48,6 @@ def test_what_is_above_cells_is_what_the_layers_say():
         "contracts"
     ]
     layers = next(each["layers"] for each in contracts if each["id"] == "bench")
-    above = " | ".join(layers[: layers.index("cell")]).split(" | ")
-    assert {*above} == ABOVE_CELLS
+    rooms = [layer.split(" | ") for layer in layers]
+    above = rooms[: next(place for place, its in enumerate(rooms) if "cell" in its)]
+    assert {name for its in above for name in its} == ABOVE_CELLS

@@ -36,7 +36,7 @@ MORE_RECORDS = (0, 12)
 THEN_S = (0.0, 4.0)
 """After the last of them, anywhere in a cell, between cells or, of a life without any, while it starts."""
 LIFE_S = 300.0
-KILL_EVERY_S = (1.0, 8.0)
+KILL_EVERY_S = (3.0, 20.0)
 """Between the deaths of two ranks."""
 ENDINGS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
 """No SIGINT: what a shell starts in the background ignores it, and with it all that is started from there."""
