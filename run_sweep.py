@@ -39,7 +39,7 @@ from bench.sweep.machines import launcher_of
 from bench.sweep.plan import plan
 from bench.sweep.plan_lines import answered_by_arithmetic, short_lines, whole_plan
 from bench.sweep.progress import Progress
-from bench.sweep.run import pending_cells, run_plan
+from bench.sweep.run import kept_lines, pending_cells, run_plan
 from bench.sweep.stored_plan import whole_request
 
 ASKS_FOR_HELP = (["--help"], ["-h"])
@@ -66,7 +66,7 @@ def run_cells(
         estimate = Estimate(ExpectedSteps(machine, earlier_records()).of)
         forecast = Forecast(planned, pending_cells(planned), machine, estimate)
         if plans_only:
-            print(*whole_plan(forecast, raws, machine), sep="\n")
+            print(*whole_plan(forecast, raws, machine), *kept_lines(planned), sep="\n")
             sys.exit(ExitCode.OK)
         planned = replace(planned, notes=(*planned.notes, *short_lines(forecast)))
         from analysis.report import write_report

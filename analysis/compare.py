@@ -83,6 +83,7 @@ def _print_comparison(before: Archive, after: Archive, console: Console) -> None
 def _names(before: Archive, after: Archive) -> Mapping[Key, str]:
     """Each cell by its strategy, length and whatever sets it apart; by length and then strategy."""
     both = pd.concat([each.frame for each in (before, after) if len(each.frame)] or [before.frame])
+    both = both.assign(code=None, torch=None)  # that they differ is what the two sides are compared for
     cells = both.drop_duplicates([*CELL]).sort_values(["seq_len", "strategy"], kind="stable")
     cells = cells.reset_index(drop=True)
     keys = zip(*(cells[name] for name in CELL), strict=True)

@@ -6,9 +6,10 @@ import argparse
 import gc
 import multiprocessing
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rich.text import Text
 from analysis.answers.equivalence import equivalence_line, is_as_expected, with_equivalence
 from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
+from analysis.answers.origins import origin_lines
 from analysis.answers.published import decided_claims
 from analysis.answers.reasons import failure_reasons
 from analysis.answers.score import score_lines
@@ -30,6 +32,7 @@ from analysis.figures.figure_file import FigureFile
 from analysis.figures.files import write_figures
 from analysis.frame.archive import CAN_FORK, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
+from analysis.frame.origins import ORIGINS, mixed
 from analysis.labels import count_label, more_label
 from analysis.page.page import render
 from analysis.tables.ablation import HEADINGS as ABLATION_HEADINGS
@@ -89,9 +92,14 @@ def _some_records(folders: Sequence[Path]) -> Archive:
     return archive
 
 
-def _write(archive: Archive, output: Path) -> bool:
-    """Write and print everything; whether what has one right answer has it."""
+def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
+    """Write and print everything, records of other origins put together where `mix` names what differs.
+
+    Whether what has one right answer has it.
+    """
     output.mkdir(parents=True, exist_ok=True)
+    origins = origin_lines(archive, archive.frame, mix)
+    archive = mixed(archive, mix)
     compared = comparisons(archive)
     alone = bool(archive.frame["experiment"].eq(EXPERIMENT).all())
     cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
@@ -103,6 +111,7 @@ def _write(archive: Archive, output: Path) -> bool:
             process = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("fork")))
             draw = process.submit(draw).result
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
+        found = replace(found, origins=origins)
         everything = Cells.of_records(archive.frame) if compared else cells
         write_whole(output / "summary.csv", csv_text(everything.frame))
         write_whole(output / "summary.md", _markdown_page(cells, costs, longest, found, compared))
@@ -131,11 +140,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code."""
     parser = argparse.ArgumentParser(prog=tool_words("analysis.report"), description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder")
+    parser.add_argument(
+        "--mix",
+        action="append",
+        choices=[*ORIGINS],
+        default=[],
+        help="set records beside one another that differ in it, in series and speed-ups; may be repeated",
+    )
     parser.add_argument("--output", type=Path, help="where to write (default: the first FOLDER)")
     chosen = parser.parse_args(arguments)
     warn_in_one_line()
     try:
-        _write(_some_records(chosen.folders), chosen.output or chosen.folders[0])
+        _write(_some_records(chosen.folders), chosen.output or chosen.folders[0], dict.fromkeys(chosen.mix))
     except StoreError as error:
         print(error, file=sys.stderr)
         return ExitCode.REQUEST_WRONG
@@ -200,7 +216,8 @@ def _bullets(lines: Sequence[str]) -> str:
 def _answer(found: Verdict) -> list[str]:
     caveat = [found.caveat] if found.caveat else []
     way = [found.to_decide] if found.to_decide else []
-    lines = [found.answer, *found.unchecked, *caveat, *found.failures, *found.fits, found.certainty, *way]
+    lines = [found.answer, *found.unchecked, *caveat, *found.failures, *found.fits, found.certainty]
+    lines += [*found.origins, *way]
     return [line for line in lines if line]
 
 

@@ -12,6 +12,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 SCRIPT = "run_sweep.py"
 COMMAND = "ulysses-ring-bench"
 """What an installed copy puts on the path."""
+KEEP_ANY = "resume=any"
+"""A choice that whoever goes on with a sweep has made already."""
 TOOLS: Mapping[str, str] = {
     "report": "analysis.report",
     "compare": "analysis.compare",
@@ -60,10 +62,11 @@ def again_command(arguments: Sequence[str], folder: Path, *words: str) -> str:
 
     `arguments` are those of the sweep, as in `sys.argv`.
     """
-    program, *given = arguments
-    added = [*words, "resume=true", f"sweep_dir={folder}"]
+    program, *typed = arguments
+    given = [word.removeprefix("++") for word in typed]
+    added = [*words, KEEP_ANY if KEEP_ANY in given else "resume=true", f"sweep_dir={folder}"]
     replaced = {*map(_key, added)}
-    kept = [word for word in (word.removeprefix("++") for word in given) if _key(word) not in replaced]
+    kept = [word for word in given if _key(word) not in replaced]
     return shlex.join([*sweep_command(program), *kept, *added])
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, Final, Literal
 
 import msgspec
@@ -44,6 +44,29 @@ class ExitCode(IntEnum):
     """The request cannot be carried out, as one line said."""
     INTERRUPTED = 130
     """Ctrl-C, or a scheduler's SIGTERM."""
+
+
+class Resume(StrEnum):
+    """Which of a folder's records a sweep keeps."""
+
+    NEVER = "false"
+    """There may be none."""
+    MATCHING = "true"
+    """Final ones that were made with the code, the packages and the device at hand."""
+    ANY = "any"
+    """Final ones, whatever they were made with."""
+
+
+class WhenTaken(StrEnum):
+    """What a sweep does while another runs on the same devices."""
+
+    WAIT = "wait"
+    REFUSE = "refuse"
+    NONE = "none"
+    """Take no lease, and run beside whoever holds it."""
+
+
+LEASES = tuple(WhenTaken)
 
 
 class ConfigError(ValueError):

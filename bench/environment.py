@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from bench.nvml import gpu_facts, visible_gpus
+from bench.origin import sources_digest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = (
@@ -34,6 +35,8 @@ PACKAGES = (
     "nvidia-cudnn-cu13",
     "nvidia-cudnn-cu12",
 )
+CUDA_PACKAGES = tuple(name for name in PACKAGES if name.startswith("nvidia-"))
+"""Those of PACKAGES that only a GPU's ranks use."""
 INHERITED = ("CUDA_", "GLOO_", "NCCL_", "OMP_", "TORCH_NCCL_")
 """How the variables begin that change what a cell does and were set before the command."""
 
@@ -96,6 +99,7 @@ def describe(strategy_package: Mapping[str, str]) -> dict[str, Any]:
         **({"strategy_package": min(strategy_package)} if strategy_package else {}),
         "git_commit": commit,
         "git_dirty": None if commit is None else bool(git(REPOSITORY, "status", "--porcelain")),
+        "sources": sources_digest(),
         "load_average": os.getloadavg()[0],
         "argv": sys.argv,
         "inherited_env": inherited_env(os.environ),

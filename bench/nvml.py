@@ -83,6 +83,17 @@ def visible_gpus() -> VisibleGpus:
     return VisibleGpus(tuple(found))
 
 
+def visible_uuids() -> list[str]:
+    """The UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves, in their order; none where NVML shows none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in _visible_handles(pynvml)]
+    except pynvml.NVMLError:
+        return []
+
+
 def gpu_facts() -> GpuFacts:
     """What the driver says now of the visible GPUs."""
     import pynvml

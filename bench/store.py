@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -56,10 +57,12 @@ class Store:
         self.folder = folder
         self.wait_s = wait_s
         self.path = folder / RECORDS
+        self._is_new = False
         self._lock = FileLock(folder / ".lock")
 
     def __enter__(self) -> Self:
         try:
+            self._is_new = not self.folder.exists()
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=self.wait_s)
         except Timeout:
@@ -76,6 +79,9 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
         Path(self._lock.lock_file).unlink(missing_ok=True)
+        if self._is_new:
+            with suppress(OSError):  # there are records
+                self.folder.rmdir()
 
     def append(self, record: Record) -> None:
         """Add one line and wait until it is on the disk. A torn line before it is cut off first."""
@@ -109,7 +115,7 @@ def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> l
     for number, record in enumerate(records, start=1):
         _refuse_other_fields(path, number, record)
     if torn:
-        warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
+        warnings.warn(f"{path}:{len(lines) + 1}: dropped a torn last line", stacklevel=2)
     return records
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from bench.cell.launcher import Launcher
+from bench.node.lease import VARIABLE
 from tests.fault_table import LEGEND, NUMBER, aligned, fault_rows
 
 SERVER = "server"
@@ -16,6 +17,12 @@ LAST = ("test_training_equivalence.py", "test_traced_ranks.py", "test_allocation
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers have a core each
     os.environ["OMP_WAIT_POLICY"] = "passive"  # ranks with two threads wait without taking the other's core
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_leases(tmp_path_factory):
+    """Tests do not wait for whoever measures on this machine, nor for those of another worker."""
+    os.environ[VARIABLE] = str(tmp_path_factory.mktemp("leases"))
 
 
 @pytest.fixture(scope="session")

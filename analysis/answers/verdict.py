@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -59,6 +59,8 @@ class Verdict:
     """What would decide the comparisons that are undecided, and how long that takes; None without any."""
     caveat: str | None
     """Why nothing is ranked; None where something is."""
+    origins: list[str] = field(default_factory=list)
+    """Which records count, and what is kept apart; empty of a sweep of one code, torch and device."""
 
 
 def verdict(cells: Cells, command: str | None = None) -> Verdict:

@@ -12,7 +12,7 @@ from analysis.frame.load import config_columns
 from analysis.metrics.step_parts import EFFICIENCY, IDEAL
 
 BASE = "local"
-SAME_MACHINE = ("provenance", "device_name")
+SAME_ORIGIN = ("provenance", "device_name", "code", "torch")
 FREE = frozenset(
     {
         *("strategy", "layout", "kernel", "sp_degree", "ulysses_degree", "ring_degree"),
@@ -46,7 +46,7 @@ def work_keys(summary: pd.DataFrame) -> list[str]:
     A key that is new to the configuration counts, so a comparison gets lost rather than goes wrong.
     """
     config = [key for key in config_columns(summary) if key not in FREE and not key.startswith(FREE_GROUPS)]
-    keys = [*SAME_MACHINE, "sequences_per_step", *dict.fromkeys(config)]
+    keys = [*SAME_ORIGIN, "sequences_per_step", *dict.fromkeys(config)]
     return [key for key in keys if varies(summary, key)]
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from analysis.cells.comparison import FREE, FREE_GROUPS
-from analysis.frame.archive import Archive
+from analysis.frame.archive import MADE_WITH, Archive
 from analysis.frame.load import Record
 from analysis.labels import count_label
 from bench.equivalence.noise import Draw, Noise, distance_of
@@ -38,6 +38,8 @@ class Training:
     """One record's steps."""
 
     record: Record
+    origin: Mapping[str, str | None]
+    """The code, torch and device that it was made with."""
     loss: Sequence[float] = field(default=())
     """Sum of token losses over the number of valid tokens."""
     grad_norm: Sequence[float] = field(default=())
@@ -59,9 +61,8 @@ class Training:
         config = self.record["config"]
         free = FREE.union(APART)
         kept = {key: each for key, each in config.items() if not (key in free or key.startswith(FREE_GROUPS))}
-        device = (self.record.get("environment") or {}).get("device_name")
         sequences = math.prod(config.get(key) or 1 for key in SPREAD)
-        return {**kept, "sequences": sequences, "device": device, "provenance": self.record["provenance"]}
+        return {**kept, "sequences": sequences, **self.origin, "provenance": self.record["provenance"]}
 
     @property
     def seed(self) -> int:
@@ -341,8 +342,10 @@ def comparisons(archive: Archive) -> list[Comparison]:
 
     Where the reference did not end well a control takes its place; without either a work is left out.
     """
-    rows = archive.frame.index[archive.frame["experiment"] == EXPERIMENT]
-    return [*_comparisons(map(_training, map(archive.record, rows)))]
+    rows = archive.frame[archive.frame["experiment"] == EXPERIMENT]
+    columns = [rows[name].astype("object").where(rows[name].notna(), None) for name in MADE_WITH.values()]
+    origins = [dict(zip(MADE_WITH, each, strict=True)) for each in zip(*columns, strict=True)]
+    return [*_comparisons(map(_training, map(archive.record, rows.index), origins))]
 
 
 def _comparisons(trainings: Iterable[Training]) -> Iterator[Comparison]:
@@ -377,10 +380,14 @@ def _telling(works: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(keys[len(TOLD) :])
 
 
-def _training(record: Record) -> Training:
+def _training(record: Record, origin: Mapping[str, str | None]) -> Training:
     losses: Mapping[str, Any] = record.get("losses") or {}
     if None in (*losses.get("loss", ()), *losses.get("grad_norm", ())):
-        return Training(record)  # null stands for a number that is not finite
+        return Training(record, origin)  # null stands for a number that is not finite
     return Training(
-        record, losses.get("loss", ()), losses.get("grad_norm", ()), losses.get("logged_loss") or None
+        record,
+        origin,
+        losses.get("loss", ()),
+        losses.get("grad_norm", ()),
+        losses.get("logged_loss") or None,
     )

@@ -15,7 +15,9 @@ from analysis.cells.comparison import FREE, FREE_GROUPS, varies
 from analysis.frame.load import config_columns
 from bench.config import NOT_USED
 
-FIRST = ("provenance", "hardware", "device_name", "sp_degree", "cluster.world_size", "layout")
+SOFTWARE = ("code", "torch")
+"""Where they differ anywhere, they are named everywhere."""
+FIRST = ("provenance", "hardware", "device_name", *SOFTWARE, "sp_degree", "cluster.world_size", "layout")
 """The order in which settings are tried: the sooner one tells cells apart, the fewer are needed."""
 NEVER = frozenset(
     {
@@ -40,6 +42,8 @@ WORDING: Mapping[str, str] = {
     "provenance": "{}",
     "hardware": "{}",
     "device_name": "{}",
+    "code": "code {}",
+    "torch": "torch {}",
     "layout": "{}",
     "strategy.rotation": "{}",
     "kernel": "{}",

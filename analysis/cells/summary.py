@@ -10,8 +10,8 @@ from analysis.metrics.definitions import Reduction, columns_reduced
 from analysis.metrics.measured import tokens_per_s
 from bench.statistics import median_interval
 
-CELL = ["cell_id", "provenance", "hardware", "device_name"]
-"""What makes two records repeats of one another: the same request on the same machine."""
+CELL = ["cell_id", "provenance", "hardware", "device_name", "code", "torch"]
+"""What makes two records repeats of one another: the same request on the same machine and software."""
 
 MEDIANS, RATES, FIRSTS = map(columns_reduced, (Reduction.MEDIAN, Reduction.RATE, Reduction.FIRST))
 LOWEST, HIGHEST, TOTALS = map(columns_reduced, (Reduction.LOWEST, Reduction.HIGHEST, Reduction.TOTAL))

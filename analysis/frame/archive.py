@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from analysis.frame.load import (
     row_of,
 )
 from analysis.metrics.recorded import Recorded, flaw, read_line
-from bench.record import READABLE_VERSIONS
+from bench.record import READABLE_VERSIONS, Status, is_finding
 from bench.store import CHECK_PATH, DELETE_LINE, StoreError, parse_record, refuse_other_formats
 
 PIECE_BYTES = 16 * 2**20
@@ -37,6 +38,10 @@ CAN_FORK = sys.platform == "linux"
 """Elsewhere a forked process may not use the system's own libraries."""
 VOLATILE = {"load_average": None, "gpu_temperature_c": None}
 """What of an environment changes by the minute."""
+
+
+MADE_WITH: Mapping[str, str] = {"code": "code", "torch": "torch", "device": "device_name"}
+"""What a finished cell runs again for, and the column that says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,8 @@ class Archive:
     """The settings that all records have in common."""
     environments: Sequence[Mapping[str, Any]]
     """The different ones that they ran in."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """How many attempts are not among the rows, by why their cell ran again."""
 
     def record(self, row: int) -> Record:
         """The whole record behind a row of the frame."""
@@ -139,6 +146,7 @@ def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive
     places = [(piece.path, start) for piece, read in zip(pieces, reads, strict=True) for start in read.starts]
     last = _last_attempts(places, columns)
     frame = frame_of(columns)
+    left_out = _left_out(frame, places, last)
     frame = frame if len(last) == len(frame) else frame.iloc[last].reset_index(drop=True)
     places = [places[row] for row in last]
     return Archive(
@@ -146,6 +154,7 @@ def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive
         places=places,
         shared=shared.settings or {},
         environments=[*environments.met.values()],
+        left_out=left_out,
     )
 
 
@@ -223,7 +232,8 @@ def _pieces_of(path: Path) -> Iterator[Piece]:
         refuse_other_formats(path, content[:4])
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
-            warnings.warn(f"{path}: dropped a torn last line", stacklevel=2)
+            number = Piece(path, whole, len(content), is_all=False).line_number(0)
+            warnings.warn(f"{path}:{number}: dropped a torn last line", stacklevel=2)
         start = 0
         while start < whole:
             end = min(whole, content.find(b"\n", min(start + PIECE_BYTES, whole - 1)) + 1)
@@ -241,6 +251,25 @@ def _read_all(pieces: Sequence[Piece], peaks: Mapping[str, float]) -> Iterator[R
     # Forked, they need no second import; nothing in here has started a thread that could hold a lock.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
         yield from pool.map(work, pieces)
+
+
+def _left_out(frame: pd.DataFrame, places: Sequence[tuple[Path, int]], last: Sequence[int]) -> Counter[str]:
+    """By why their cell ran again, how many rows do not count."""
+    if len(last) == len(frame):
+        return Counter()
+    keys = [*zip((path for path, _ in places), frame["cell_id"], frame["repeat"], strict=True)]
+    counts = {keys[row]: row for row in last}
+    dropped = {row: counts[key] for row, key in enumerate(keys) if row != counts[key]}
+    told = frame[["role", "status", *MADE_WITH.values()]].to_dict("records")
+    return Counter(_why(told[row], told[newer]) for row, newer in dropped.items())
+
+
+def _why(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
+    """What of an attempt made its cell run again."""
+    if not is_finding(str(before["role"]), Status(before["status"])):
+        return "failed or were interrupted"
+    others = [name for name, column in MADE_WITH.items() if before[column] != after[column]]
+    return f"of other {' and '.join(others)}" if others else "stand twice"
 
 
 def _last_attempts(places: Sequence[tuple[Path, int]], columns: Columns) -> list[int]:

@@ -16,6 +16,7 @@ import yaml
 
 from analysis.metrics.definitions import BY_COLUMN, OF_RECORD, of_record
 from analysis.metrics.recorded import Recorded
+from bench.origin import code_label
 
 Record = Mapping[str, Any]
 Columns = dict[str, Any]
@@ -41,7 +42,7 @@ RECORD_COLUMNS = (
 )  # fmt: skip
 IDENTITY = attrgetter(*RECORD_COLUMNS)
 NO_SCALAR = frozenset({list, dict})
-DERIVED_COLUMNS = ("device_name", "device_memory_bytes", "sequences_per_step")
+DERIVED_COLUMNS = ("code", "torch", "device_name", "device_memory_bytes", "sequences_per_step")
 METRIC_COLUMNS = tuple(each.column for each in OF_RECORD)
 NUMBER_COLUMNS = frozenset({"device_memory_bytes", *(each.column for each in OF_RECORD if not each.is_text)})
 NO_SETTING = frozenset({*RECORD_COLUMNS, *DERIVED_COLUMNS, *BY_COLUMN})
@@ -131,6 +132,12 @@ def device_name(record: Recorded) -> str | None:
     return record.environment.get("device_name") if ran_here and record.environment else None
 
 
+def _software(record: Recorded) -> tuple[str | None, str | None]:
+    """The code and the torch that a record was made with."""
+    environment = record.environment or {}
+    return code_label(environment), (environment.get("packages") or {}).get("torch")
+
+
 def device_memory_bytes(record: Recorded) -> int | None:
     """What one GPU of the machine has; None on a CPU and where the numbers belong to another machine."""
     if record.provenance not in RAN_HERE or not record.environment:
@@ -182,7 +189,12 @@ def row_of(record: Recorded, peaks: Mapping[str, float]) -> Row:
     return Row(
         identity=IDENTITY(record),
         config=record.config,
-        derived=(device_name(record), device_memory_bytes(record), _sequences_per_step(record.config)),
+        derived=(
+            *_software(record),
+            device_name(record),
+            device_memory_bytes(record),
+            _sequences_per_step(record.config),
+        ),
         metrics=of_record(record, peaks),
     )
 

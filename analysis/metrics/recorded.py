@@ -50,6 +50,9 @@ class Environment(Struct):
     device_name: str | None = None
     gpu_memory_bytes: list[Whole] | None = None
     cores: Count | None = None
+    packages: dict[str, str | None] | None = None
+    git_commit: str | None = None
+    sources: str | None = None
 
 
 class Band(Struct):

@@ -21,6 +21,7 @@ from analysis.cells.cells import Cells
 from analysis.cells.equivalence import Comparison
 from analysis.cells.length_cost import LengthCosts
 from analysis.cells.selection import Selection, for_pages
+from analysis.cells.summary import CELL
 from analysis.figures.figure_file import FigureFile
 from analysis.frame.archive import Archive
 from analysis.frame.load import Record, node_links
@@ -240,8 +241,8 @@ def _rows_behind(frame: pd.DataFrame, shown: pd.DataFrame) -> RowsBehind:
 
 
 def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
-    """What each row is of: the request, its provenance and machine."""
-    columns = (frame[key].fillna("").tolist() for key in ("cell_id", "provenance", "device_name"))
+    """What each row is of: the request, its provenance, machine and software."""
+    columns = (frame[key].fillna("").tolist() for key in CELL)
     return zip(*columns, strict=True)
 
 

@@ -34,7 +34,10 @@ MOVED: Mapping[str, str] = {
 }
 """The column that says what a switch moves to host memory and back."""
 NO_SAVING = "none: a CPU rank has one memory"
-SAME_WORK = ("seq_len", "model", "engine", "dtype", "kernel", "hardware", "device_name", "provenance")
+SAME_WORK = (
+    *("seq_len", "model", "engine", "dtype", "kernel", "hardware"),
+    *("device_name", "provenance", "code", "torch"),
+)
 On = frozenset[str]
 
 

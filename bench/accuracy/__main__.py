@@ -18,8 +18,9 @@ from bench.accuracy.comparison import Score, compared, score_lines, table
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.command import tool_words
-from bench.config import ConfigError, ExitCode, RunConfig
+from bench.config import ConfigError, ExitCode, Resume, RunConfig, WhenTaken
 from bench.environment import this_machine
+from bench.node.lease import add_lease_option
 from bench.request import values
 from bench.request.hardware import calibrated_hardware
 from bench.store import StoreError, read_records
@@ -38,7 +39,8 @@ def main(words: Sequence[str] | None = None) -> None:
         hardware = calibrated_hardware(arguments.hardware)
         lines, cells = command_lines(arguments.cells), listed_cells(arguments.cells, this_machine())
         if not arguments.only_compare:
-            _measure(cells, arguments.folder, values.whole("--repeats", arguments.repeats))
+            repeats = values.whole("--repeats", arguments.repeats)
+            _measure(cells, arguments.folder, repeats, WhenTaken(arguments.lease))
         records = read_records(arguments.folder / RECORDS)
     except (ConfigError, StoreError) as error:
         print(error, file=sys.stderr)
@@ -66,15 +68,17 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
         default=Path("results/sweeps/accuracy"),
         help="its records; what is there stays",
     )
+    add_lease_option(parser)
     parser.add_argument("--only-compare", action="store_true", help="measure nothing: the folder has it all")
     return parser.parse_args(words)
 
 
-def _measure(cells: Sequence[RunConfig], folder: Path, repeats: int) -> None:
+def _measure(cells: Sequence[RunConfig], folder: Path, repeats: int, lease: WhenTaken) -> None:
     """Run what the folder does not have yet."""
     turns = in_turns(cells, range(repeats))
     planned = tuple(PlannedCell(cell, repeat, order) for order, (cell, repeat) in enumerate(turns))
-    plan = Plan(planned, folder, resume=folder.exists())
+    resume = Resume.MATCHING if folder.exists() else Resume.NEVER
+    plan = Plan(planned, folder, resume, lease)
     code = run_plan(plan, Launcher(plan.packages), Progress(Console()), write_report=lambda _: True)
     if code is ExitCode.INTERRUPTED:
         sys.exit(code)

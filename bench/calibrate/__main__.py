@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.calibrate.entry import Request, calibrate
 from bench.calibrate.file import calibration_text, exchange_lines
@@ -19,6 +20,7 @@ from bench.cell.launcher import Launcher
 from bench.command import sweep_words, tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
+from bench.node.lease import add_lease_option, lease_of
 from bench.request import values
 from bench.request.choices import composed
 from bench.request.legality import refusal
@@ -32,19 +34,11 @@ def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -
     arguments = _arguments(words)
     try:
         cell = _cell(arguments)
+        with lease_of(arguments, [cell]):
+            reports = _reports(cell, arguments, launcher or Launcher())
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
-    grid = QUICK_GRID if arguments.quick else GRIDS[cell.cluster.device]
-    request = Request(DTYPES, (cell.kernel,), ENGINES, grid)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        request.write(folder)
-        ends = (launcher or Launcher()).run(cell, folder, entry=calibrate)
-    reports = [end.report for end in ends if end.report is not None]
-    if len(reports) < len(ends):
-        failed = next(end for end in ends if end.report is None)
-        sys.exit(f"calibration failed on rank {failed.rank}: {failed.why}")
     output = Path(arguments.output)
     output.write_text(calibration_text(output.stem, cell, reports))
     print("\n".join(exchange_lines(reports, cell.cluster.world_size)))
@@ -52,11 +46,27 @@ def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -
     print(f"use it: {sweep_words()} mode=predict hardware=calibrated hardware.path={output}")
 
 
+def _reports(cell: RunConfig, arguments: argparse.Namespace, launcher: Launcher) -> list[dict[str, Any]]:
+    """What each rank measured; ends the process where one has failed."""
+    grid = QUICK_GRID if arguments.quick else GRIDS[cell.cluster.device]
+    request = Request(DTYPES, (cell.kernel,), ENGINES, grid)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        request.write(folder)
+        ends = launcher.run(cell, folder, entry=calibrate)
+    reports = [end.report for end in ends if end.report is not None]
+    if len(reports) < len(ends):
+        failed = next(end for end in ends if end.report is None)
+        sys.exit(f"calibration failed on rank {failed.rank}: {failed.why}")
+    return reports
+
+
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=tool_words("bench.calibrate"), description=__doc__)
     parser.add_argument("--ranks", type=int, help="all GPUs of this machine, or 2 on the CPU")
     parser.add_argument("--output", default="calibrated.yaml", help="the hardware file to write")
     parser.add_argument("--quick", action="store_true", help="few sizes: to see that it works")
+    add_lease_option(parser)
     parser.add_argument("words", nargs="*", help="the cluster, e.g. cluster=cpu kernel=torch_flash")
     return parser.parse_args(words)
 

@@ -18,6 +18,7 @@ from bench.cell.launcher import Launcher
 from bench.command import tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
+from bench.node.lease import add_lease_option, lease_of
 from bench.overhead.cells import CELL_WORDS, fixed_costs
 from bench.overhead.comparison import step_costs
 from bench.overhead.goal import FULL, SHORT, Goal
@@ -60,11 +61,16 @@ def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
-    deadline_s = time.monotonic() + 60 * minutes
     # Steps run under DDP: DeepSpeed, which takes long to import, is for cells.
     launcher = launcher or Launcher(None if form.with_cells else ())
-    missed = _report_cells(cell, launcher, repeats) if form.with_cells else []
-    costs = step_costs(step_cell, launcher, form.goal, deadline_s, form.instrument_rounds)
+    try:
+        with lease_of(arguments, [cell, step_cell]):
+            deadline_s = time.monotonic() + 60 * minutes
+            missed = _report_cells(cell, launcher, repeats) if form.with_cells else []
+            costs = step_costs(step_cell, launcher, form.goal, deadline_s, form.instrument_rounds)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(ExitCode.REQUEST_WRONG)
     print("\n".join(costs.lines(step_cell)))
     sys.exit(_end([*missed, *costs.missed(form.goal)], costs.undecided(form.goal, minutes)))
 
@@ -82,6 +88,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="timed and bare steps only, held to wider limits: after every change",
     )
+    add_lease_option(parser)
     parser.add_argument("words", nargs="*", help="the cell, e.g. strategy=ulysses engine=fsdp2")
     return parser.parse_args(words)
 

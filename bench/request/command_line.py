@@ -35,7 +35,7 @@ SHOWING: Mapping[str, tuple[str, ...]] = {
 
 Hydra's others would read another configuration, or a pickle.
 """
-ONE_A_SWEEP = ("plan", "resume", "sweep_dir")
+ONE_A_SWEEP = ("lease", "plan", "resume", "sweep_dir")
 
 
 def readable_by_hydra(arguments: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.command import sweep_words
-from bench.config import DEALS, DTYPE_BYTES, MASKS, NO_MISTAKE, PACKING, SCHEDULES, ConfigError
+from bench.config import DEALS, DTYPE_BYTES, LEASES, MASKS, NO_MISTAKE, PACKING, SCHEDULES, ConfigError
 from bench.mistakes import MISTAKES
 from bench.request.choices import CONF, default_strategies, groups, options
 from bench.request.hardware import PRICE
@@ -40,6 +40,7 @@ WORDS: Mapping[str, Sequence[str]] = {
     "dtype": tuple(DTYPE_BYTES),
     "layout": tuple(LAYOUTS),
     "kernel": tuple(KERNEL_FACTS),
+    "lease": LEASES,
     "loss": LOSSES,
     "mistake": (NO_MISTAKE, *MISTAKES),
     "optimizer.schedule": SCHEDULES,

@@ -10,7 +10,7 @@ from bench.config import ConfigError, RunConfig
 from bench.cost.band import End
 from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.hardware import Hardware
-from bench.environment import installed
+from bench.environment import CUDA_PACKAGES, installed
 from bench.mistakes import mistake_refusals
 from bench.request.hardware import hardware_of, known_hardware
 from bench.request.target import PREDICT
@@ -144,6 +144,23 @@ def needed_packages(cell: RunConfig) -> dict[str, str]:
         f"trainer={cell.trainer}": _trainer_package(cell),
     }
     return {choice: package for choice, package in needed.items() if package is not None}
+
+
+def used_packages(cell: RunConfig) -> frozenset[str]:
+    """The distributions that may change what a cell measures, torch among them; none for a prediction."""
+    if cell.mode == PREDICT:
+        return frozenset()
+    kernel = KERNEL_FACTS[cell.kernel].package
+    return frozenset(
+        [
+            "torch",
+            *needed_packages(cell).values(),
+            *([] if kernel is None else [kernel]),
+            *(["transformers"] if cell.workload.name == "train" else []),
+            *(CUDA_PACKAGES if cell.cluster.device == "cuda" else ()),
+            *STRATEGIES.packages(cell.strategy),
+        ]
+    )
 
 
 def _missing_packages(cell: RunConfig) -> list[str]:

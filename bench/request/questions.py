@@ -18,6 +18,7 @@ from bench.request.target import PREDICT
 
 NOT_ASKED: Mapping[str, str] = {
     "experiment": "plans cells of its own",
+    "lease": "belongs to a sweep",
     "length_step": "belongs to experiment=max_length",
     "mode": "is predict here, and measured records count by themselves",
     "plan": "belongs to a sweep",

@@ -66,19 +66,16 @@ RESOLVED = ("options", "padding")
 """Fields of a cell that have no key of their name."""
 
 
+OF_A_SWEEP = ("lease", "plan", "resume", "sweep_dir")
+"""Keys that decide nothing of a cell."""
+
+
 def _names(section: type[Any]) -> list[str]:
     return [field.name for field in fields(section)]
 
 
 KNOWN_KEYS: Mapping[str, list[str]] = {
-    "": [
-        *(name for name in _names(RunConfig) if name not in RESOLVED),
-        "length_step",
-        "pad",
-        "plan",
-        "resume",
-        "sweep_dir",
-    ],
+    "": [*(name for name in _names(RunConfig) if name not in RESOLVED), "length_step", "pad", *OF_A_SWEEP],
     "model": _names(ModelConfig),
     "engine": ["name"],
     "optimizer": _names(OptimizerConfig),

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.config import ConfigError
+from bench.config import ConfigError, Resume
 from bench.labels import LENGTH_UNITS, MAX_SHOWN, shown
 
 MAX_CELLS = 10_000
@@ -107,6 +107,14 @@ def flag(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{key}={shown(value)}: must be true or false; write {key}=true")
     return value
+
+
+def resume(key: str, value: Any) -> Resume:
+    """NEVER for false, MATCHING for true, ANY for `any`."""
+    named = {False: Resume.NEVER, True: Resume.MATCHING, Resume.ANY.value: Resume.ANY}
+    if not isinstance(value, bool | str) or value not in named:
+        raise ConfigError(f"{key}={shown(value)}: must be true, false or any; write {key}=true")
+    return named[value]
 
 
 def choice(key: str, value: Any, known: Collection[str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cell.planned import PlannedCell
-from bench.config import ConfigError, RunConfig
+from bench.config import LEASES, ConfigError, Resume, RunConfig, WhenTaken
 from bench.environment import Machine
 from bench.experiments import experiment_of
 from bench.experiments.max_length import Grow
@@ -41,8 +41,10 @@ class Plan:
     """In the order in which they run."""
     folder: Path
     """Where records and report go."""
-    resume: bool
-    """Whether the folder may have records already, of which the final ones are kept."""
+    resume: Resume
+    """Which of the records that the folder has already are kept."""
+    lease: WhenTaken = WhenTaken.WAIT
+    """What to do while another sweep runs on the same devices."""
     open_cells: tuple[RunConfig, ...] = ()
     """Those that may be repeated, once each has run."""
     grow: Grow | None = None
@@ -122,12 +124,14 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     refuse_too_many([len(cells), most])
     turns = [turn for turn in in_turns([*cells.values()], range(most)) if turn[1] < least_repeats(turn[0])]
     first = raws[0]
-    resume = values.flag("resume", first["resume"])
+    resume = values.resume("resume", first["resume"])
+    lease = WhenTaken(values.choice("lease", first["lease"], LEASES))
     left_open = tuple(open_cells(cells.values()))
     return Plan(
         cells=tuple(_in_order(turns, 0, experiment.roles([*cells.values()]))),
         folder=Path(values.text("sweep_dir", first["sweep_dir"])),
         resume=resume,
+        lease=lease,
         open_cells=left_open,
         grow=None if experiment.growing is None else experiment.growing(raws, machine),
         note=planned_line(left_open),

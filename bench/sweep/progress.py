@@ -76,6 +76,8 @@ class Progress:
         self._started_s = self._now_s()
         if not cells:
             self.say(f"nothing is missing in {folder}; name another sweep_dir to run all again")
+            for note in notes:
+                self.say(note)
             return
         self.say(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, records in {folder}")
         for line in sorted({placed_line(planned.cell) for planned in cells}):

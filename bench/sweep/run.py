@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,15 @@ from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS, CellInterrupted, SharedSections, run
 from bench.cell.trajectory import Trajectories
 from bench.command import again_command, tool_words
-from bench.config import ConfigError, ExitCode
+from bench.config import ConfigError, ExitCode, Resume
+from bench.node.lease import Lease, gpus_of
 from bench.node.server import refuse_no_docstrings
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import Record, Status, is_finding
 from bench.request.legality import refusal
 from bench.store import RECORDS, Store, read_records, write_whole
 from bench.sweep.interrupts import Interrupts
+from bench.sweep.kept import Kept, kept_records
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 from bench.sweep.references import References
@@ -64,19 +67,24 @@ def run_plan(
     interrupts = interrupts or Interrupts()
     if any(each.cell.mode in RUNS for each in plan.cells):
         refuse_no_docstrings()
-    with Store(plan.folder) as store:
+    with Store(plan.folder) as store, ExitStack() as held:
         before = store.read()
         _refuse_records(plan, before)
-        plan, pending = _whatever_is_missing(plan, before)
+        kept = kept_records(plan, before)
+        plan, pending = _whatever_is_missing(plan, kept.records)
         resumed = _resumed(plan)
         cells = [planned.cell for planned in plan.cells]
         trajectories = Trajectories()
-        trajectories.keep_finished(cells, before)
-        if any(each.cell.mode in RUNS for each in pending):
+        trajectories.keep_finished(cells, kept.records)
+        ranked = [each.cell for each in pending if each.cell.mode in RUNS]
+        if ranked:
+            # Before the server's imports, which would take the cores of whoever measures.
+            held.enter_context(Lease(gpus_of(ranked), plan.lease, progress.say, folder=plan.folder))
             launcher.warm()
         if resumed.is_whole:
             _write_config(plan)
-        progress.start(pending, plan.folder, [*plan.notes, *([] if plan.note is None else [plan.note])])
+        notes = [*kept.lines, *plan.notes, *([] if plan.note is None else [plan.note])]
+        progress.start(pending, plan.folder, notes)
         references = References(cells, launcher, plan.folder, progress.say, progress.beside)
         sweep = Sweep(launcher, progress, store, SharedSections(), trajectories, references)
         findings, ran = list[bool](), set[str]()
@@ -169,7 +177,7 @@ def _more(
     """The plan with what the records add to it, and what of it is missing and did not run just now."""
     if not plan.is_open:
         return plan, []
-    whole, pending = _whatever_is_missing(plan, store.read(), ran)
+    whole, pending = _whatever_is_missing(plan, kept_records(plan, store.read()).records, ran)
     if resumed.is_whole:
         _write_config(whole)
     progress.add(pending, whole.note)
@@ -198,23 +206,32 @@ def pending_cells(plan: Plan) -> list[PlannedCell]:
     Raises ConfigError, as running it would, for a folder that does not go with `resume`.
     """
     _resumed(plan)
-    path = plan.folder / "records.jsonl"
+    return _whatever_is_missing(plan, _kept_so_far(plan).records)[1]
+
+
+def kept_lines(plan: Plan) -> tuple[str, ...]:
+    """How many records of the plan's folder were made with something else, and what becomes of them."""
+    return _kept_so_far(plan).lines
+
+
+def _kept_so_far(plan: Plan) -> Kept:
+    path = plan.folder / RECORDS
     before = read_records(path) if path.exists() else []
     _refuse_records(plan, before)
-    return _whatever_is_missing(plan, before)[1]
+    return kept_records(plan, before)
 
 
 def _resumed(plan: Plan) -> Resumed:
     """The plan beside that of the sweep it goes on with; raises ConfigError for no sweep and for another."""
     cells = [planned.cell for planned in plan.cells]
-    resumed = Resumed(plan.folder, cells, resumed_cells(plan.folder) if plan.resume else [])
+    resumed = Resumed(plan.folder, cells, [] if plan.resume is Resume.NEVER else resumed_cells(plan.folder))
     resumed.refuse_others()
     return resumed
 
 
 def _refuse_records(plan: Plan, before: Sequence[dict[str, Any]]) -> None:
     """Raises ConfigError for a folder with records without `resume`."""
-    if before and not plan.resume:
+    if before and plan.resume is Resume.NEVER:
         raise ConfigError(
             f"sweep_dir={plan.folder}: contains records already; add resume=true to run only what is missing,"
             " or name another folder"

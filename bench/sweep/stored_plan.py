@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from bench.config import ConfigError, MeasureConfig, RunConfig
+from bench.config import ConfigError, MeasureConfig, Resume, RunConfig
 from bench.labels import shown
 from bench.request import values
 from bench.request.command_line import parsed
@@ -18,7 +18,7 @@ from bench.store import read_records
 
 CONFIG = "config.yaml"
 RESUMING = frozenset({"resume", "sweep_dir"})
-GOING_ON = frozenset({*RESUMING, "plan"})
+GOING_ON = frozenset({*RESUMING, "lease", "plan"})
 """Words that name a sweep and ask for no cell."""
 PAIRS = ("env.", "strategy.")
 """Beginnings of keys that a cell may have or not; another that is missing was not known yet."""
@@ -47,7 +47,7 @@ def whole_request(arguments: Sequence[str]) -> list[str]:
     if not typed.keys() >= RESUMING or typed.keys() - GOING_ON:
         return [*arguments]
     given = {key: parsed(typed[key]).value() for key in RESUMING}
-    if not values.flag("resume", given["resume"]):
+    if values.resume("resume", given["resume"]) is Resume.NEVER:
         return [*arguments]
     own = read_plan(_existing(Path(str(given["sweep_dir"]))))
     words = [word.removeprefix("++") for word in own.words]

@@ -245,6 +245,6 @@ def test_lines_may_end_as_on_windows(tmp_path):
 
 def test_a_torn_last_line_is_dropped_with_one_warning(tmp_path):
     (tmp_path / "records.jsonl").write_text(f"{GOOD}\n{GOOD[:50]}")
-    with pytest.warns(UserWarning, match=r"records\.jsonl: dropped a torn last line") as warned:
+    with pytest.warns(UserWarning, match=r"records\.jsonl:2: dropped a torn last line") as warned:
         assert main([str(tmp_path)]) == 0
     assert len(warned) == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.cell.planned import PlannedCell
+from bench.config import Resume
 from bench.environment import REPOSITORY
 from bench.node.server import ForkServer
 from bench.sweep.plan import Plan
@@ -37,7 +38,7 @@ def imported(monkeypatch):
 def test_the_server_imports_deepspeed_only_where_a_cell_needs_it(imported, case):
     words, needs_it = PLANS[case]
     cells = tuple(PlannedCell(make_cell(*each), repeat=0, order=0) for each in words)
-    ForkServer(Plan(cells, Path(), resume=False).packages).warm()
+    ForkServer(Plan(cells, Path(), resume=Resume.NEVER).packages).warm()
     assert imported == [[*([DEEPSPEED] if needs_it else []), "bench.node.preload"]]
 
 

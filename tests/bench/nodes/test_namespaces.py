@@ -59,7 +59,8 @@ def test_the_bytes_on_the_link_are_those_of_the_formula(cluster, tmp_path, strat
 
 
 LONG = (
-    "seq_len=4k,8k", "cluster.world_size=4", "strategy=local,ring", "measure.steps=100", "measure.budget_s=60",
+    "seq_len=4k,8k", "cluster.world_size=4", "strategy=local,ring", "measure.steps=100",
+    "measure.budget_s=60",
 )  # fmt: skip
 
 

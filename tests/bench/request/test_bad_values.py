@@ -15,7 +15,7 @@ from bench.nvml import visible_devices
 from bench.request.choices import groups
 from bench.request.legality import refusal
 from bench.request.placement import MAX_CPU_RANKS
-from bench.request.resolve import all_keys, resolve
+from bench.request.resolve import AGENT_KEYS, OF_A_SWEEP, all_keys, resolve
 from bench.request.values import MAX_SECONDS, MAX_WHOLE
 from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw
 
@@ -262,7 +262,7 @@ def test_a_folder_without_text_and_a_circle_of_links_are_refused(tmp_path):
 def test_every_key_refuses_a_table_as_its_value():
     for key in all_keys():
         section, _, name = key.rpartition(".")
-        if name in ("length_step", "plan", "resume", "sweep_dir") or key in groups():
+        if name in (*OF_A_SWEEP, *AGENT_KEYS, "length_step") or key in groups():
             continue
         if key == "env" or section == "model":
             continue

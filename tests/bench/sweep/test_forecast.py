@@ -11,7 +11,7 @@ import pytest
 import run_sweep
 from bench.cell.launcher import Launcher
 from bench.config import AUTO, ConfigError
-from bench.environment import REPOSITORY, Machine
+from bench.environment import REPOSITORY, Machine, describe
 from bench.request.choices import default_strategies, read_option
 from bench.sweep.estimate import START_S, Estimate
 from bench.sweep.expected import Expected, ExpectedSteps, earlier_records, modelled
@@ -257,7 +257,9 @@ def test_a_sweep_that_is_resumed_is_planned_without_what_is_done(tmp_path):
 
     done = planned().cells[0].cell
     record = next(each for each in records() if each["config"]["seq_len"] == done.seq_len)
-    (tmp_path / "records.jsonl").write_text(json.dumps(record | {"cell_id": done.cell_id}) + "\n")
+    (tmp_path / "records.jsonl").write_text(
+        json.dumps(record | {"cell_id": done.cell_id, "environment": describe({})}) + "\n"
+    )
     with pytest.raises(ConfigError, match="resume=true"):
         pending_cells(planned())
     resumed = planned(resume=True)

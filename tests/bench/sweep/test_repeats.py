@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from bench.config import AUTO
+from bench.environment import describe
 from bench.statistics import MAX_PROCESSES, MIN_PROCESSES
 from bench.store import read_records
 from bench.sweep import run as sweep_run
@@ -150,6 +151,7 @@ def swept(tmp_path, monkeypatch):
         ran.append((each.cell.seq_len, each.repeat))
         status = "crashed" if each.cell.strategy in failing else "ok"
         (record,) = ended([each], {1024: 10.0, 2048: 40.0}, status=status)
+        record |= {"environment": describe({})}
         with sweep.store.path.open("a") as file:
             file.write(json.dumps({"schema_version": 3} | record) + "\n")
         return record["status"] == "ok"

@@ -1,13 +1,20 @@
 """A sweep is gone on with by its own plan; what is no sweep, or another one, is left as it is."""
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
 
-from bench.config import ConfigError
+from bench.cell.planned import PlannedCell
+from bench.config import ConfigError, Resume
+from bench.environment import describe
 from bench.store import read_records
+from bench.sweep.kept import kept_records
+from bench.sweep.plan import Plan
 from bench.sweep.stored_plan import read_plan
+from tests.cells import make_cell
 from tests.command import typed_here
 
 ASKED = ("-m", "mode=predict", "hardware=h100_80gb", "cluster.world_size=8", "strategy=ulysses,ring")
@@ -106,3 +113,89 @@ def test_a_plan_that_cannot_be_read_is_named(tmp_path, content):
     (tmp_path / "out" / "config.yaml").write_text(content)
     with pytest.raises(ConfigError, match=r"out/config\.yaml: is no sweep's plan \(.*\); add the words"):
         read_plan(tmp_path / "out")
+
+
+def remade(folder, change):
+    """The folder's records with another environment."""
+    path = folder / "out" / "records.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        record["environment"] |= change
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+
+
+OTHER_COMMIT = {"git_commit": "0" * 40}
+
+
+def test_records_of_another_commit_are_not_reused_and_stay_in_the_file(half):
+    remade(half, OTHER_COMMIT)
+    done = typed_here(half, *GO_ON)
+    assert done.returncode == 0, done.stderr
+    (said,) = (line for line in done.stdout.splitlines() if "other code" in line)
+    assert said.startswith("2 records of other code (")
+    assert said.endswith("): those cells run again; resume=any keeps them")
+    records = read_records(half / "out" / "records.jsonl")
+    assert len(records) == 6
+    assert len({record["cell_id"] for record in records[2:]}) == 4
+    assert typed_here(half, *GO_ON).stdout.startswith("nothing is missing")
+
+
+def test_resume_any_keeps_records_of_other_code_and_says_so(half):
+    remade(half, OTHER_COMMIT)
+    planned = typed_here(half, *GO_ON[1:], "resume=any", "--plan")
+    done = typed_here(half, *GO_ON[1:], "resume=any")
+    assert (planned.returncode, done.returncode) == (0, 0), done.stderr
+    for said in (planned.stdout, done.stdout):
+        assert "2 records of other code (0000000-" in said
+        assert "): kept, as resume=any asks" in said
+    assert len(read_records(half / "out" / "records.jsonl")) == 4
+
+
+def kept(cell, *environments, status="ok", resume=Resume.MATCHING):
+    planned = Plan((PlannedCell(cell, 0, 0),), Path(), resume)
+    lines = [
+        {"cell_id": cell.cell_id, "repeat": 0, "role": "cell", "status": status, "environment": each}
+        for each in environments
+    ]
+    return kept_records(planned, lines)
+
+
+HERE = describe({})
+ELSEWHERE = {
+    "code": HERE | OTHER_COMMIT,
+    "code, by an edit": HERE | {"sources": "0" * 12},
+    "device": HERE | {"device_name": "another"},
+    "torch": HERE | {"packages": HERE["packages"] | {"torch": "1.0"}},
+    "deepspeed": HERE | {"packages": HERE["packages"] | {"deepspeed": "0.1"}},
+}
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
+def test_a_measurement_is_reused_only_where_all_that_made_it_is_the_same(what):
+    found = kept(make_cell("engine=zero3"), ELSEWHERE[what])
+    assert (len(found.records), len(found.lines)) == (0, 1)
+    assert found.lines[0].startswith(f"1 record of other {what.partition(',')[0]} (")
+    assert kept(make_cell("engine=zero3"), HERE).lines == ()
+
+
+def test_what_a_cell_does_not_use_does_not_make_its_record_stale():
+    assert len(kept(make_cell("engine=ddp"), ELSEWHERE["deepspeed"]).records) == 1
+    predicted = make_cell("mode=predict", "hardware=h100_80gb", "cluster.world_size=8")
+    for what in ("device", "torch"):
+        assert len(kept(predicted, ELSEWHERE[what]).records) == 1
+    assert len(kept(predicted, ELSEWHERE["code"]).records) == 0
+
+
+@pytest.mark.parametrize("unsaid", [("git_commit", "sources"), ("device_name",)])
+def test_a_record_that_does_not_say_what_made_it_is_not_reused(unsaid):
+    assert kept(make_cell(), {key: value for key, value in HERE.items() if key not in unsaid}).records == []
+
+
+def test_a_failure_of_other_code_is_run_again_without_a_word():
+    assert kept(make_cell(), ELSEWHERE["code"], status="crashed").lines == ()
+
+
+def test_of_a_cell_that_ran_again_the_newest_record_counts():
+    """Code that comes back does not bring its records back: every analysis reads the later ones."""
+    assert kept(make_cell(), HERE, ELSEWHERE["code"]).records == []
+    assert len(kept(make_cell(), ELSEWHERE["code"], HERE).records) == 1

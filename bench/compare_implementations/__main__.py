@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from bench.cell.launcher import Launcher
 from bench.command import tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
+from bench.labels import length_label
+from bench.node.lease import add_lease_option, lease_of
 from bench.request import values
 from bench.request.choices import composed
 from bench.request.legality import refusal
@@ -56,23 +59,31 @@ def main() -> None:
     parser.add_argument("--lengths", default="1k,4k,16k")
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--repeats", type=int, default=20)
+    add_lease_option(parser)
     parser.add_argument("words", nargs="*", help="the cell, e.g. model.num_heads=8 model=qwen3_nano")
     arguments = parser.parse_args()
+    axes = product(arguments.ranks.split(","), arguments.lengths.split(","), PAIRS)
+    try:
+        pairs = [_cells(ours, theirs, length, ranks, arguments) for ranks, length, (ours, theirs) in axes]
+        with lease_of(arguments, [cell for cell, _ in pairs]):
+            slower = _compare(pairs, arguments.repeats)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(ExitCode.REQUEST_WRONG)
+    sys.exit(ExitCode.FAILED if slower else ExitCode.OK)
+
+
+def _compare(pairs: Sequence[tuple[RunConfig, RunConfig]], repeats: int) -> int:
+    """Print a line a pair of cells; how many of ours are slower."""
     launcher, slower = Launcher(), 0
     print("package time / our time, median and 95 % interval of paired ratios; above 1 ours is faster")
-    for ranks in arguments.ranks.split(","):
-        for length in arguments.lengths.split(","):
-            for ours, theirs in PAIRS:
-                try:
-                    cell, package = _cells(ours, theirs, length, ranks, arguments)
-                except ConfigError as error:
-                    print(error, file=sys.stderr)
-                    sys.exit(ExitCode.REQUEST_WRONG)
-                ratios, ours_ms = _ratios(launcher, cell, package, arguments.repeats)
-                line, is_slower = _line(ratios, ours_ms)
-                slower += is_slower
-                print(f"{ranks} ranks {length:>4} {package.strategy:17} / {ours:7} {line}", flush=True)
-    sys.exit(ExitCode.FAILED if slower else ExitCode.OK)
+    for cell, package in pairs:
+        ratios, ours_ms = _ratios(launcher, cell, package, repeats)
+        line, is_slower = _line(ratios, ours_ms)
+        slower += is_slower
+        where = f"{cell.cluster.world_size} ranks {length_label(cell.seq_len):>4}"
+        print(f"{where} {package.strategy:17} / {cell.strategy:7} {line}", flush=True)
+    return slower
 
 
 def in_turns(job: RankJob, log: RankLog) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.compare_implementations import PAIRS, _line
+from bench.compare_implementations.__main__ import PAIRS, _line
 
 
 def compare(*words):

@@ -1,0 +1,1 @@
+"""Ours against the packages, on one attention call. May import cell and all below."""

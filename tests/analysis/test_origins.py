@@ -1,0 +1,93 @@
+"""Records made with other code or torch are neither repeats of one another nor compared, unless asked for."""
+
+import json
+
+import pytest
+
+from analysis import report
+from analysis.answers.origins import origin_lines
+from analysis.cells.cells import Cells
+from analysis.frame.archive import read_archive
+from analysis.frame.origins import mixed
+from tests.analysis.records import make_record, write_sweep
+
+HERE = {
+    "device_name": "NVIDIA H100 80GB HBM3",
+    "packages": {"torch": "2.13.0"},
+    "git_commit": "a" * 40,
+    "sources": "b" * 12,
+}
+OTHER = {
+    "code": HERE | {"git_commit": "c" * 40},
+    "torch": HERE | {"packages": {"torch": "2.12.0"}},
+    "device": HERE | {"device_name": "NVIDIA H200"},
+}
+NAMED = {"code": "code aaaaaaa-bbbbbb", "torch": "torch 2.13.0", "device": "NVIDIA H100 80GB HBM3"}
+
+
+def archive_of(folder, records):
+    return read_archive([write_sweep(folder, records)], {})
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_no_speed_up_and_no_series_holds_two_origins(tmp_path, kind):
+    ulysses = [make_record(environment=each, repeat=at) for at, each in enumerate((HERE, OTHER[kind]))]
+    records = [make_record(config={"strategy": "local"}, environment=OTHER[kind]), *ulysses]
+    archive = archive_of(tmp_path, records)
+    apart, together = (Cells.of_records(each.frame) for each in (archive, mixed(archive, [kind])))
+    rows = apart.frame[apart.frame["strategy"] == "ulysses"]
+    assert rows["repeats"].tolist() == [1, 1]
+    assert sorted(rows["speed_up"].notna()) == [False, True]
+    assert any(NAMED[kind] in name for name in apart.names)
+    row = together.frame[together.frame["strategy"] == "ulysses"].iloc[0]
+    assert (row["repeats"], row["speed_up"] > 0) == (2, True)
+
+
+def test_trainings_of_other_torch_are_not_held_against_one_another(tmp_path):
+    losses = {"loss": [5.0, 4.0], "grad_norm": [1.0, 1.0]}
+    roles = ("reference", "control", "control", "control", "cell")
+    trainings = [
+        make_record(
+            experiment="loss_equivalence", role=role, losses=losses, environment=environment, repeat=at,
+            config={"seed": 0, "layout": f"{number}"},
+        )
+        for at, environment in enumerate((HERE, OTHER["torch"]))
+        for number, role in enumerate(roles)
+    ]  # fmt: skip
+    archive = archive_of(tmp_path, trainings)
+    found = report.comparisons(archive)
+    assert [each.name.partition("torch=")[2] for each in found] == ["2.13.0", "2.12.0"]
+    assert len(report.comparisons(mixed(archive, ["torch"]))) == 1
+
+
+def test_the_report_says_what_is_apart_what_was_left_out_and_what_mix_put_together(tmp_path, capsys):
+    old = [
+        make_record(environment=OTHER["code"]),
+        make_record(environment=OTHER["code"], config={"batch": 2}),
+    ]
+    folder = write_sweep(tmp_path, [*old, make_record(environment=HERE)])
+    archive = read_archive([folder], {})
+    apart, left_out = origin_lines(archive, archive.frame, ())
+    assert "made with 2 values of code (aaaaaaa-bbbbbb, ccccccc-bbbbbb): no series and no speed-up" in apart
+    assert report.main([str(folder), "--mix", "code"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    together = "Put together by --mix: code aaaaaaa-bbbbbb and ccccccc-bbbbbb."
+    assert left_out == "Left out: 1 earlier record of cells that ran again (1 of other code)."
+    for text in (said, (folder / "report.html").read_text()):
+        assert together in text
+        assert left_out in text
+
+
+LEFT_OUT = {
+    "of other torch": {"environment": OTHER["torch"]},
+    "failed or were interrupted": {"status": "crashed", "environment": OTHER["code"]},
+    "stand twice": {"environment": HERE},
+}
+
+
+@pytest.mark.parametrize("why", LEFT_OUT)
+def test_of_a_cell_that_ran_again_the_last_record_counts(tmp_path, why):
+    before, after = make_record(**LEFT_OUT[why], wall_s=1.0), make_record(environment=HERE, wall_s=2.0)
+    archive = archive_of(tmp_path, [json.loads(json.dumps(each)) for each in (before, after)])
+    assert archive.frame["wall_s"].tolist() == [2.0]
+    assert archive.left_out == {why: 1}
