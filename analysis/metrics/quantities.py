@@ -82,7 +82,12 @@ ATTENTION_EXCHANGE_SHARE = Quantity(
 WAITING = Quantity(
     "waiting", "Waiting and load imbalance", "ms, fraction 0..1",
     "Time in which a rank was there and the last of those that had to meet it was not.",
-    ("trace.purpose_waiting_ms", "trace.purpose_exposed_waiting_ms", "trace.waiting_unknown", "trace.clock_bound_us"),
+    (
+        "trace.purpose_waiting_ms",
+        "trace.purpose_exposed_waiting_ms",
+        "trace.waiting_unknown",
+        "trace.clock_bound_us",
+    ),
 )  # fmt: skip
 PACKING = Quantity(
     "packing", "Packing", "ms",

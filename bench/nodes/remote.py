@@ -39,7 +39,7 @@ from bench.nodes.messages import (
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry
 
-SILENT_S = 6.0
+SILENT_S = 5.0
 """A node of which nothing was heard for so long is lost: while it has ranks, its agent sends every second."""
 ANSWER_S = 30.0
 """For an answer that takes an agent some work."""
