@@ -125,7 +125,10 @@ class Cluster:
     def sweep(self, folder, *words):
         """A running sweep over all nodes: its launcher, and the agent of each. All are gone afterwards."""
         address = f"{self.nodes.addresses[0]}:{self.PORT}"
-        agents = [self.start(number, "-m", "bench.nodes", address) for number in range(len(self.nodes.names))]
+        agents = [
+            self.start(number, "-m", "bench.nodes", address, "--lease=none")
+            for number in range(len(self.nodes.names))
+        ]
         count = f"cluster.nodes={len(agents)}"
         launcher = self.start(
             0,

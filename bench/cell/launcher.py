@@ -29,6 +29,7 @@ class Launcher:
 
         There `packages` of others are imported before ranks start, by default all that any cell may need.
         """
+        self.is_local = nodes is None
         self._nodes: Sequence[Node] = [LocalNode(packages)] if nodes is None else nodes
 
     def warm(self) -> None:

@@ -8,15 +8,19 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
-from bench.config import ConfigError, ExitCode
+from bench.config import ConfigError, ExitCode, WhenTaken
 from bench.environment import describe, this_machine
+from bench.node.lease import Lease, add_lease_option
 from bench.node.local import LocalNode
 from bench.nodes.agent import Agent
 from bench.nodes.interface import interface_of
 from bench.nodes.link import Link, LinkLostError, key_from_environment
 from bench.nodes.messages import Hello, ToAgent
 from bench.nodes.slurm import NODE_ID
+from bench.nvml import visible_uuids
 
 TRIES_S = 60.0
 """For a launcher that is not there yet."""
@@ -28,8 +32,13 @@ def main() -> int:
     """Connect, say hello, and do what the launcher says; the exit code."""
     parser = argparse.ArgumentParser(prog="bench.nodes", description=__doc__)
     parser.add_argument("launcher", metavar="ADDRESS:PORT", help="as the launcher printed it")
+    add_lease_option(parser)
+    arguments = parser.parse_args()
+    lease = Lease(visible_uuids(), WhenTaken(arguments.lease), partial(print, flush=True), folder=Path.cwd())
     try:
-        return serve(*_address(parser.parse_args().launcher), key_from_environment())
+        address, key = _address(arguments.launcher), key_from_environment()
+        with lease:
+            return serve(*address, key)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return ExitCode.REQUEST_WRONG

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench.command import tool_words
-from bench.config import ConfigError
+from bench.config import ConfigError, WhenTaken
 from bench.environment import describe
 from bench.node.meeting import family_of
 from bench.nodes.agent import BEAT_S
@@ -23,15 +23,19 @@ from bench.nodes.remote import RemoteNode
 
 HELLO_S = 10.0
 """From the connection to the hello."""
-SAME_ON_ALL = ("python", "packages", "git_commit", "source")
+SAME_ON_ALL = ("python", "packages", "git_commit", "sources")
 """Of an environment what all nodes must have in common with the launcher."""
 
 
 class Gathering:
     """Listens for agents, and has the nodes of those that came."""
 
-    def __init__(self, address: str, port: int, key: bytes | None = None) -> None:
+    def __init__(
+        self, address: str, port: int, key: bytes | None = None, lease: WhenTaken = WhenTaken.WAIT
+    ) -> None:
         """At this numeric address and nowhere else; port 0 for any that is free.
+
+        `lease` is what agents do where another sweep measures on their machine.
 
         Raises ConfigError where it cannot listen there.
         """
@@ -45,6 +49,7 @@ class Gathering:
             ) from None
         self._listener.settimeout(BEAT_S)
         self.address = address
+        self._lease = lease
         self.port: int = self._listener.getsockname()[1]
         self.nodes: list[RemoteNode] = []
         self._is_over = threading.Event()
@@ -74,7 +79,8 @@ class Gathering:
     @property
     def words(self) -> list[str]:
         """What starts an agent, given that environment."""
-        return [*shlex.split(tool_words("bench.nodes")), f"{self.address}:{self.port}"]
+        lease = [] if self._lease is WhenTaken.WAIT else [f"--lease={self._lease}"]
+        return [*shlex.split(tool_words("bench.nodes")), f"{self.address}:{self.port}", *lease]
 
     @property
     def command(self) -> str:

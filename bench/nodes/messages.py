@@ -155,4 +155,5 @@ def decoded(content: bytes, kind: Any) -> Any:
     try:
         return msgspec.convert(json.loads(content), kind, str_keys=True)
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"{type(error).__name__}: {str(error)[:200]}") from None
+        said = " ".join(str(error)[:200].split())
+        raise MessageError(f"{type(error).__name__}: {said}") from None

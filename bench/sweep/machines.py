@@ -43,7 +43,7 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
     meeting = _meeting(raw["cluster"], max(each.cell.cluster.nodes for each in plan.cells))
     key = os.environ.get(KEY, "").encode()
     with (
-        Gathering(meeting.address, meeting.port, key or None) as gathering,
+        Gathering(meeting.address, meeting.port, key or None, plan.lease) as gathering,
         STARTS[cluster](gathering, meeting, say),
     ):
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS, CellInterrupted, SharedSections, run
 from bench.cell.trajectory import Trajectories
 from bench.command import again_command, tool_words
-from bench.config import ConfigError, ExitCode, Resume
+from bench.config import ConfigError, ExitCode, Resume, RunConfig
 from bench.node.lease import Lease, gpus_of
 from bench.node.server import refuse_no_docstrings
 from bench.passes.trace.reader import KEPT_TRACE
@@ -79,7 +79,7 @@ def run_plan(
         ranked = [each.cell for each in pending if each.cell.mode in RUNS]
         if ranked:
             # Before the server's imports, which would take the cores of whoever measures.
-            held.enter_context(Lease(gpus_of(ranked), plan.lease, progress.say, folder=plan.folder))
+            held.enter_context(_lease(launcher, ranked, plan, progress))
             launcher.warm()
         if resumed.is_whole:
             _write_config(plan)
@@ -104,6 +104,15 @@ def run_plan(
         finally:
             progress.stop()
         return _conclude(plan, progress, write_report, findings, interrupts, is_interrupted=is_interrupted)
+
+
+def _lease(
+    launcher: Launcher, cells: Sequence[RunConfig], plan: Plan, progress: Progress
+) -> AbstractContextManager[object]:
+    """That of the devices which these cells use here; on other machines agents hold theirs."""
+    if not launcher.is_local:
+        return nullcontext()
+    return Lease(gpus_of(cells), plan.lease, progress.say, folder=plan.folder)
 
 
 def _conclude(
