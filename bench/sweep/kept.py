@@ -46,8 +46,9 @@ def kept_records(plan: Plan, records: Iterable[dict[str, Any]]) -> Kept:
     here = cache(lambda strategy: Origin.of(describe(STRATEGIES.packages(strategy))))
     kept, departed = [], Counter[str]()
     for record in newest.values():
-        strategy = str(record["config"].get("strategy"))
-        departures = _departures(cells.get(record["cell_id"]), record, here(strategy))
+        cell = cells.get(record["cell_id"])
+        strategy = str(record["config"].get("strategy")) if cell is None else cell.strategy
+        departures = _departures(cell, record, here(strategy))
         if not departures or plan.resume is Resume.ANY:
             kept.append(record)
         if departures and is_finding(record["role"], Status(record["status"])):
@@ -64,6 +65,8 @@ def _departures(cell: RunConfig | None, record: Mapping[str, Any], here: Origin)
 
     Of a cell that a plan has not come to yet it is not known which packages it would use.
     """
-    is_computed = record["config"].get("mode") == PREDICT
-    packages = None if is_computed else frozenset[str]() if cell is None else used_packages(cell)
+    if cell is None:
+        packages = None if record["config"].get("mode") == PREDICT else frozenset[str]()
+    else:
+        packages = None if cell.mode == PREDICT else used_packages(cell)
     return Origin.of(record.get("environment") or {}).departures(here, packages)

@@ -199,3 +199,14 @@ def test_of_a_cell_that_ran_again_the_newest_record_counts():
     """Code that comes back does not bring its records back: every analysis reads the later ones."""
     assert kept(make_cell(), HERE, ELSEWHERE["code"]).records == []
     assert len(kept(make_cell(), ELSEWHERE["code"], HERE).records) == 1
+
+
+@pytest.mark.parametrize(("environment", "counts"), [("HERE", 1), ("code", 0), ("torch", 0)])
+def test_of_a_cell_that_a_search_has_not_come_to_yet_only_a_record_of_this_code_counts(environment, counts):
+    found = HERE if environment == "HERE" else ELSEWHERE[environment]
+    line = {
+        "cell_id": "of another cell", "repeat": 0, "role": "cell", "status": "ok",
+        "config": make_cell().flat(), "environment": found,
+    }  # fmt: skip
+    searching = Plan((PlannedCell(make_cell(), 0, 0),), Path(), Resume.MATCHING)
+    assert len(kept_records(searching, [line]).records) == counts
