@@ -128,7 +128,7 @@ class Agent:
             self._folder = tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-")
             self.ranks = self._node.start(message.job, Path(self._folder.name))
         except OSError as error:
-            self._link.send(CannotStart(run=self._run, why=str(error)))
+            self._link.send(CannotStart(run=self._run, why=f"could not start ranks: {error}"))
 
     def _ask(self, message: Ask) -> None:
         if self.ranks is not None:
