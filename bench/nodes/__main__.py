@@ -19,7 +19,7 @@ from bench.nodes.agent import Agent
 from bench.nodes.interface import interface_of
 from bench.nodes.link import Link, LinkLostError, key_from_environment
 from bench.nodes.messages import Hello, ToAgent
-from bench.nodes.slurm import NODE_ID
+from bench.nodes.slurm import NODE_ID, NODE_NAME
 from bench.nvml import visible_uuids
 
 TRIES_S = 60.0
@@ -52,13 +52,15 @@ def main() -> int:
 
 def serve(host: str, port: int, key: bytes) -> ExitCode:
     """Be the agent of the launcher at this address until it says that the sweep is over."""
+    # A scheduler sends SIGTERM to all processes at once. Ranks are the launcher's to end, and inherit this.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     node = LocalNode()
     node.import_all()  # before it connects: the launcher talks to one at a time
     link = Link(_connected(host, port), key, ToAgent, is_launcher=False)
     node.interface = interface_of(link.address)
     link.send(
         Hello(
-            host=socket.gethostname(),
+            host=os.environ.get(NODE_NAME) or socket.gethostname(),
             address=link.address,
             slurm_node=int(os.environ[NODE_ID]) if NODE_ID in os.environ else None,
             machine=this_machine(),

@@ -77,10 +77,15 @@ class Gathering:
         return {KEY: self._key.decode()}
 
     @property
+    def arguments(self) -> list[str]:
+        """Of an agent: where it comes to, and what it does where another sweep measures."""
+        lease = [] if self._lease is WhenTaken.WAIT else [f"--lease={self._lease}"]
+        return [f"{self.address}:{self.port}", *lease]
+
+    @property
     def words(self) -> list[str]:
         """What starts an agent, given that environment."""
-        lease = [] if self._lease is WhenTaken.WAIT else [f"--lease={self._lease}"]
-        return [*shlex.split(tool_words("bench.nodes")), f"{self.address}:{self.port}", *lease]
+        return [*shlex.split(tool_words("bench.nodes")), *self.arguments]
 
     @property
     def command(self) -> str:

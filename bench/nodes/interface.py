@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from contextlib import suppress
 
 import psutil
 
@@ -18,9 +19,14 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def address_of_this_machine() -> str:
-    """What this machine's name resolves to; raises ConfigError where other machines cannot use that."""
-    name = socket.gethostname()
+def address_of_this_machine(named: str | None = None) -> str:
+    """What this machine's name resolves to; raises ConfigError where other machines cannot use that.
+
+    `named` is the name or numeric address that others are known to reach it by, where one is.
+    """
+    name = named or socket.gethostname()
+    with suppress(ValueError):
+        return str(ipaddress.ip_address(name))
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:

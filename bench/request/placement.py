@@ -17,6 +17,10 @@ MIN_CPU_LIMIT_GIB = 0.02
 MAX_CPU_RANKS = 64
 """Where there are fewer cores: every rank is a process of some hundred megabytes."""
 SLURM_NODES = "SLURM_JOB_NUM_NODES"
+SLURM_GPUS = tuple(
+    f"SLURM_{name}" for name in ("GPUS_ON_NODE", "JOB_GPUS", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK")
+)
+"""Of these one is set in a job that has GPUs, whatever way it asked for them."""
 MAX_RANKS_PER_GPU = 16
 """Each has a CUDA context of half a gigabyte, and a collective waits for the GPU's time slices of all."""
 
@@ -138,12 +142,24 @@ def _device(raw: Raw, machine: Machine) -> str:
             f"cluster.device={device}: {machine.gpu_error}; see what nvidia-smi says, or take cluster=cpu"
         )
     if device == "auto":
+        _refuse_unseen_gpus(raw, machine)
         device = "cuda" if machine.gpus else "cpu"
     values.choice("cluster.device", device, ("cpu", "cuda"))
     if device == "cuda" and not machine.gpus:
         asked = "cluster=gpu" if raw["name"] == "gpu" else "cluster.device=cuda"
         raise ConfigError(f"{asked}: no GPU is visible here; take cluster=cpu, or check CUDA_VISIBLE_DEVICES")
     return device
+
+
+def _refuse_unseen_gpus(raw: Raw, machine: Machine) -> None:
+    """Raises ConfigError on a login node: the sweep would take the CPUs of nodes that have GPUs."""
+    of_job = [f"{name}={os.environ[name]}" for name in SLURM_GPUS if os.environ.get(name, "0") != "0"]
+    if raw["name"] == "slurm" and of_job and not machine.gpus:
+        raise ConfigError(
+            f"cluster=slurm: the job has GPUs ({of_job[0]}), none of which is visible here; start the"
+            " sweep on one of its nodes, by sbatch or srun --overlap --nodes=1 --ntasks=1 --gpus-per-node=,"
+            " or write cluster.device=cpu"
+        )
 
 
 def _backend(raw: Raw, device: str) -> str:

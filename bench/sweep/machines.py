@@ -12,7 +12,7 @@ from bench.config import ConfigError
 from bench.nodes.gathering import Gathering
 from bench.nodes.interface import address_of_this_machine
 from bench.nodes.link import KEY
-from bench.nodes.slurm import SlurmAgents, allocated_nodes
+from bench.nodes.slurm import SlurmAgents, allocated_nodes, own_address
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.placement import GATHERED
@@ -57,10 +57,12 @@ def _meeting(raw: Raw, nodes: int) -> Meeting:
     if port >= 1 << 16:
         raise ConfigError(f"cluster.port={port}: the largest port is 65535; write cluster.port=0 for any")
     address = values.text("cluster.address", raw["address"])
+    if address == "auto":
+        address = address_of_this_machine(KNOWN_ADDRESS[raw["name"]](os.environ))
     return Meeting(
         cluster=raw["name"],
         nodes=nodes,
-        address=address_of_this_machine() if address == "auto" else address,
+        address=address,
         port=port,
         wait_s=values.positive("cluster.wait_s", raw["wait_s"], example="600"),
     )
@@ -80,9 +82,12 @@ def _by_slurm(gathering: Gathering, meeting: Meeting, say: Say) -> Iterator[None
             f"cluster.nodes={meeting.nodes}: the allocation has {len(names)}; write cluster.nodes=auto, or"
             f" allocate {meeting.nodes}"
         )
-    with SlurmAgents(names[: meeting.nodes], gathering.words, gathering.environment) as agents:
-        gathering.wait_for(meeting.nodes, meeting.wait_s, say, agents.refuse_ended)
-        yield
+    with SlurmAgents(names[: meeting.nodes], gathering.arguments, gathering.environment) as agents:
+        try:
+            gathering.wait_for(meeting.nodes, meeting.wait_s, say, agents.refuse_ended)
+            yield
+        finally:
+            gathering.leave()
 
 
 STARTS: Mapping[str, Callable[[Gathering, Meeting, Say], AbstractContextManager[object]]] = {
@@ -90,3 +95,8 @@ STARTS: Mapping[str, Callable[[Gathering, Meeting, Say], AbstractContextManager[
     "slurm": _by_slurm,
 }
 """What starts the agents of a cluster, and waits for them; they leave when it is closed."""
+KNOWN_ADDRESS: Mapping[str, Callable[[Mapping[str, str]], str | None]] = {
+    "nodes": lambda _: None,
+    "slurm": own_address,
+}
+"""By which others are known to reach this machine; None where its own name has to tell."""
