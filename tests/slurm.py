@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import tempfile
@@ -100,15 +99,19 @@ class Slurm:
             time.sleep(0.1)
 
     def down(self):
-        """End it and what it runs."""
-        found = [each for path in self.folder.glob("*.pid") for each in _process(path)]
-        children = [child for each in found for child in each.children(recursive=True)]
-        for each in found:
-            each.send_signal(signal.SIGTERM)
-        _, late = psutil.wait_procs([*found, *children], timeout=5)
-        for each in late:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+        """End it and what it runs, also steps that an interrupted test left."""
+        found = [each for each in psutil.process_iter() if self._started(each)]
+        for signalled in (psutil.Process.terminate, psutil.Process.kill):
+            for each in found:
+                with suppress(psutil.NoSuchProcess):
+                    signalled(each)
+            _, found = psutil.wait_procs(found, timeout=5)
+
+    def _started(self, process):
+        """Whether it has this Slurm's configuration from whoever started it."""
+        with suppress(psutil.Error):
+            return process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
+        return False
 
     def run(self, *words, **keywords):
         """What a command says; asserts that it succeeds."""
@@ -130,13 +133,6 @@ class Slurm:
             assert time.monotonic() < until_s, f"still {job['JobState']}"
             time.sleep(0.2)
         return job
-
-
-def _process(path):
-    """That of a pid file, where it still runs."""
-    with suppress(psutil.NoSuchProcess, ValueError):
-        return [psutil.Process(int(path.read_text()))]
-    return []
 
 
 @contextmanager
