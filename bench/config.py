@@ -382,6 +382,29 @@ class RunConfig:
         return self.sp_degree // self.ulysses_degree
 
     @property
+    def ring_is_inner(self) -> bool:
+        """Whether neighbours in rank, which share a node, are of one ring; else they share heads."""
+        return ("inner", "ring") in self.options
+
+    @property
+    def ring_stride(self) -> int:
+        """The difference in rank of neighbours in a ring."""
+        return 1 if self.ring_is_inner else self.ulysses_degree
+
+    @property
+    def ulysses_stride(self) -> int:
+        """The same of those that share heads."""
+        return self.ring_degree if self.ring_is_inner else 1
+
+    def ring_rank(self, sequence_rank: int) -> int:
+        """A rank's place in its ring, by its place among the ranks of its sequence."""
+        return sequence_rank // self.ring_stride % self.ring_degree
+
+    def ulysses_rank(self, sequence_rank: int) -> int:
+        """The same among those that share its heads."""
+        return sequence_rank // self.ulysses_stride % self.ulysses_degree
+
+    @property
     def padded_len(self) -> int:
         """Tokens of a whole sequence as the model is fed it."""
         return self.seq_len + self.padding

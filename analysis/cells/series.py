@@ -45,6 +45,7 @@ WORDING: Mapping[str, str] = {
     "code": "code {}",
     "torch": "torch {}",
     "layout": "{}",
+    "strategy.inner": "{} inner",
     "strategy.rotation": "{}",
     "kernel": "{}",
     "engine": "{}",
