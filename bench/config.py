@@ -151,6 +151,8 @@ class ClusterConfig:
     """What one rank may allocate: on a GPU in all, on a CPU beyond what it holds once libraries are used."""
     nodes: int = 1
     """Machines that the ranks are on, as many on each; neighbours in rank share one."""
+    network: str | None = None
+    """What the user calls the network between them; None on one machine."""
 
     def __post_init__(self) -> None:
         if self.nodes > 0 and self.world_size % self.nodes:
@@ -434,6 +436,8 @@ class RunConfig:
         del fields["experiment"]
         for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces", "silence_s"):
             del fields["measure"][name]
+        if self.cluster.network is None:  # as in records of before there was a name for it
+            del fields["cluster"]["network"]
         return fields
 
     def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:

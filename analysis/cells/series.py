@@ -36,6 +36,7 @@ WORDING: Mapping[str, str] = {
     "cluster.world_size": "{} ranks",
     "cluster.memory_limit_gib": "limit {} GiB",
     "cluster.ranks_per_gpu": "{} ranks a GPU",
+    "cluster.network": "{}",
     "batch": "batch {}",
     "grad_accum": "{} micro-steps",
     "sequences_per_step": "{} sequences",

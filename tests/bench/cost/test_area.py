@@ -21,7 +21,9 @@ def areas(*words):
 
 @pytest.mark.parametrize(("strategy", "layout", "options"), CASES)
 def test_the_ranks_areas_are_the_whole_triangle_of_every_head(strategy, layout, options):
-    cell, found = areas(f"strategy={strategy}", f"layout={layout}", *(f"strategy.{k}={v}" for k, v in options))
+    cell, found = areas(
+        f"strategy={strategy}", f"layout={layout}", *(f"strategy.{k}={v}" for k, v in options)
+    )
     assert sum(found) == cell.model.num_heads * 64 * 65 // 2
 
 
