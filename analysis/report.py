@@ -243,6 +243,13 @@ def _print_table(console: Console, fitted: Fitted) -> None:
         console.print(Text(f"{more} in summary.md: {', '.join(fitted.left_out)}"))
 
 
+def _print_node_traffic(console: Console, cells: Cells) -> None:
+    """What crossed the network between nodes; nothing where every cell ran on one."""
+    rows = node_traffic_rows(cells.first(TERMINAL_ROWS))
+    if rows:
+        _print_table(console, text_table(SHORT_NODE_HEADINGS, rows, console.width))
+
+
 def _print_summary(
     cells: Cells,
     costs: LengthCosts,
@@ -266,9 +273,7 @@ def _print_summary(
     if longest:
         rows = max_length_short_rows(longest)
         _print_table(console, text_table(SHORT_LONGEST_HEADINGS, rows, console.width))
-    crossed = node_traffic_rows(cells.first(TERMINAL_ROWS))
-    if crossed:
-        _print_table(console, text_table(SHORT_NODE_HEADINGS, crossed, console.width))
+    _print_node_traffic(console, cells)
     for each in compared:
         console.print(Text(f"{each.name}: {equivalence_line(each)}"))
     lines = [

@@ -25,6 +25,8 @@ OWN = "own"
 """A choice that is somebody's own code, not one of the tables'."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 LOW_PRECISION = ("bf16", "fp16")
+ONE_MACHINE: Mapping[str, Any] = {"nodes": 1, "network": None}
+"""Fields of a cluster that records of before there were several nodes lack, and what they were then."""
 MASKS = ("causal", "full")
 DEALS = ("in_order", "reversed")
 OPTIMIZERS = ("adamw", "sgd")
@@ -436,8 +438,9 @@ class RunConfig:
         del fields["experiment"]
         for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces", "silence_s"):
             del fields["measure"][name]
-        if self.cluster.network is None:  # as in records of before there was a name for it
-            del fields["cluster"]["network"]
+        for name, of_one in ONE_MACHINE.items():
+            if fields["cluster"][name] == of_one:
+                del fields["cluster"][name]
         return fields
 
     def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:
