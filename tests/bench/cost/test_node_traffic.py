@@ -58,6 +58,15 @@ def test_of_usp_the_inner_groups_messages_stay_on_the_node(inner):
     assert node_payload(cell)[ATTENTION] == crossing > 0
 
 
+@pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
+def test_either_rotation_of_torch_leaves_a_node_as_our_ring_does(rotation):
+    ours, torchs = (
+        node_payload(on_nodes(2, *words, "layout=zigzag", "seq_len=2k"))
+        for words in (("strategy=ring",), ("strategy=torch_cp", f"strategy.rotation={rotation}"))
+    )
+    assert torchs == ours
+
+
 @pytest.mark.parametrize(
     ("exchange", "left"),
     [
