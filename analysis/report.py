@@ -19,6 +19,7 @@ from rich.text import Text
 from analysis.answers.equivalence import equivalence_line, is_as_expected, with_equivalence
 from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
+from analysis.answers.node_traffic import node_traffic_lines
 from analysis.answers.origins import origin_lines
 from analysis.answers.published import decided_claims
 from analysis.answers.reasons import failure_reasons
@@ -55,6 +56,10 @@ from analysis.tables.max_length import (
     max_length_rows,
     max_length_short_rows,
 )
+from analysis.tables.node_traffic import HEADINGS as NODE_HEADINGS
+from analysis.tables.node_traffic import READING as NODE_READING
+from analysis.tables.node_traffic import SHORT_HEADINGS as SHORT_NODE_HEADINGS
+from analysis.tables.node_traffic import node_traffic_rows
 from analysis.tables.rows import markdown_cell, markdown_table, markdown_text
 from analysis.tables.score import HEADINGS as SCORE_HEADINGS
 from analysis.tables.score import score_rows
@@ -177,9 +182,8 @@ def _markdown_page(
     losses = f"## Loss equivalence\n\n{equivalence_markdown(compared)}\n" if compared else ""
     saved = ablation_rows(cells)
     ablation = f"\n## What each switch saves\n\n{markdown_table(ABLATION_HEADINGS, saved)}" if saved else ""
-    tables = (
-        f"{losses}{_longest(longest)}{table}{more}{attention}{ablation}{_score(shown)}{_length_costs(costs)}"
-    )
+    crossed, fitted = _node_traffic(shown), f"{_score(shown)}{_length_costs(costs)}"
+    tables = f"{losses}{_longest(longest)}{table}{more}{crossed}{attention}{ablation}{fitted}"
     return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{tables}"
 
 
@@ -209,6 +213,16 @@ def _length_costs(costs: LengthCosts) -> str:
     return f"\n## Fixed, linear and quadratic cost\n\n{_bullets(lines)}{table}\n"
 
 
+def _node_traffic(shown: Cells) -> str:
+    """What crossed the network between nodes, as Markdown; empty where every cell ran on one."""
+    rows = node_traffic_rows(shown)
+    if not rows:
+        return ""
+    table = markdown_table(NODE_HEADINGS, rows)
+    lines = _bullets(node_traffic_lines(shown))
+    return f"\n## What crossed the slow link\n\n{lines}\n\n{table}\n{NODE_READING}\n"
+
+
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {markdown_cell(line)}" for line in lines)
 
@@ -227,6 +241,13 @@ def _print_table(console: Console, fitted: Fitted) -> None:
     if fitted.left_out:
         more = count_label(len(fitted.left_out), "more column")
         console.print(Text(f"{more} in summary.md: {', '.join(fitted.left_out)}"))
+
+
+def _print_node_traffic(console: Console, cells: Cells) -> None:
+    """What crossed the network between nodes; nothing where every cell ran on one."""
+    rows = node_traffic_rows(cells.first(TERMINAL_ROWS))
+    if rows:
+        _print_table(console, text_table(SHORT_NODE_HEADINGS, rows, console.width))
 
 
 def _print_summary(
@@ -252,6 +273,7 @@ def _print_summary(
     if longest:
         rows = max_length_short_rows(longest)
         _print_table(console, text_table(SHORT_LONGEST_HEADINGS, rows, console.width))
+    _print_node_traffic(console, cells)
     for each in compared:
         console.print(Text(f"{each.name}: {equivalence_line(each)}"))
     lines = [
@@ -259,6 +281,7 @@ def _print_summary(
         *next_steps(cells),
         *score_lines(cells),
         *max_length_lines(longest),
+        *node_traffic_lines(cells),
         *_answer(found),
     ]
     if not cells.are_predicted.any():  # the reasons have said which cells failed, and how

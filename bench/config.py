@@ -25,6 +25,8 @@ OWN = "own"
 """A choice that is somebody's own code, not one of the tables'."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 LOW_PRECISION = ("bf16", "fp16")
+ONE_MACHINE: Mapping[str, Any] = {"nodes": 1, "network": None}
+"""Fields of a cluster that records of before there were several nodes lack, and what they were then."""
 MASKS = ("causal", "full")
 DEALS = ("in_order", "reversed")
 OPTIMIZERS = ("adamw", "sgd")
@@ -151,6 +153,8 @@ class ClusterConfig:
     """What one rank may allocate: on a GPU in all, on a CPU beyond what it holds once libraries are used."""
     nodes: int = 1
     """Machines that the ranks are on, as many on each; neighbours in rank share one."""
+    network: str | None = None
+    """What the user calls the network between them; None on one machine."""
 
     def __post_init__(self) -> None:
         if self.nodes > 0 and self.world_size % self.nodes:
@@ -382,6 +386,29 @@ class RunConfig:
         return self.sp_degree // self.ulysses_degree
 
     @property
+    def ring_is_inner(self) -> bool:
+        """Whether neighbours in rank, which share a node, are of one ring; else they share heads."""
+        return ("inner", "ring") in self.options
+
+    @property
+    def ring_stride(self) -> int:
+        """The difference in rank of neighbours in a ring."""
+        return 1 if self.ring_is_inner else self.ulysses_degree
+
+    @property
+    def ulysses_stride(self) -> int:
+        """The same of those that share heads."""
+        return self.ring_degree if self.ring_is_inner else 1
+
+    def ring_rank(self, sequence_rank: int) -> int:
+        """A rank's place in its ring, by its place among the ranks of its sequence."""
+        return sequence_rank // self.ring_stride % self.ring_degree
+
+    def ulysses_rank(self, sequence_rank: int) -> int:
+        """The same among those that share its heads."""
+        return sequence_rank // self.ulysses_stride % self.ulysses_degree
+
+    @property
     def padded_len(self) -> int:
         """Tokens of a whole sequence as the model is fed it."""
         return self.seq_len + self.padding
@@ -411,6 +438,9 @@ class RunConfig:
         del fields["experiment"]
         for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces", "silence_s"):
             del fields["measure"][name]
+        for name, of_one in ONE_MACHINE.items():
+            if fields["cluster"][name] == of_one:
+                del fields["cluster"][name]
         return fields
 
     def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from analysis.cells.cells import Cells
@@ -43,6 +44,7 @@ def a_record():
     """A cell of which every rank, step and part differs from every other."""
     steps_ms = [[100.0 + step * (rank + 1) for step in range(9)] for rank in range(3)]
     cell = make_cell(*LOOKED_UP, machine=FOUR_H100)
+    cell = replace(cell, cluster=replace(cell.cluster, nodes=2))
     record = make_record(
         config={"cluster.world_size": 3, "sp_degree": 3},
         timing=make_timing(steps_ms),

@@ -76,6 +76,15 @@ class Calls(Struct, frozen=True, kw_only=True):
     error_ulps: Ulps
 
 
+class NodeTraffic(Struct, frozen=True, kw_only=True):
+    """What leaves one node in a step, by the formula."""
+
+    attention_bytes: int
+    other_bytes: int
+    bytes_per_s: float | None
+    """All of it over the step's time; None where no step was timed."""
+
+
 class Share(NamedTuple):
     """Communication of one traced step as a fraction of that step: the worst rank's, each by itself."""
 
@@ -91,6 +100,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     needed_bytes: int | None = None
     """By the formula, of one rank."""
+    node_traffic: NodeTraffic | None = None
+    """None on one node."""
     traced_to_timed: float | None = None
     trace: Trace | None = None
     """None also where its median step is void, as are the next three."""
@@ -134,6 +145,7 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         utilisation=_utilisation(record, steps, peaks) if steps else None,
         memory=record.memory,
         needed_bytes=record.analytic.needed_bytes if record.analytic else None,
+        node_traffic=_node_traffic(record, steps),
         traced_to_timed=ratio,
         trace=trace,
         communication=communication_share(trace) if trace else None,
@@ -244,6 +256,18 @@ def _steps(timing: Timing) -> Steps:
         tokens_per_s_high=tokens_per_s(tokens, interval.low) if interval else None,
         tokens_per_s_per_rank=rate / len(timing.step_times_ms),
         window_tokens_per_s=tokens_per_s(tokens * len(steps_ms), max(timing.window_ms)),
+    )
+
+
+def _node_traffic(record: Recorded, steps: Steps | None) -> NodeTraffic | None:
+    by_purpose = record.analytic.node_payload_bytes if record.analytic else None
+    if by_purpose is None:
+        return None
+    attention, total = by_purpose.get("attention", 0), sum(by_purpose.values())
+    return NodeTraffic(
+        attention_bytes=attention,
+        other_bytes=total - attention,
+        bytes_per_s=total / steps.median_ms * 1e3 if steps else None,
     )
 
 

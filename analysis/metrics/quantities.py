@@ -133,6 +133,10 @@ PAYLOAD = Quantity(
     ("engagement.sent_bytes", "engagement.calls", "engagement.attention_shapes", "engagement.modules",
      "engagement.attention_name"),
 )  # fmt: skip
+NODE_PAYLOAD = Quantity(
+    "node_payload", "Bytes that leave a node", "bytes per step and node",
+    "What one node's ranks send to ranks of other nodes in one step, by the formula.",
+)  # fmt: skip
 ATTENTION_PARITY = Quantity(
     "attention_parity", "Attention parity", "relative error",
     "How far the strategy's attention is from plain float64 attention, relative to the exact maximum.",

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from analysis.answers.equivalence import equivalence_line
 from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
+from analysis.answers.node_traffic import node_traffic_lines
 from analysis.answers.published import HEADINGS as CLAIM_HEADINGS
 from analysis.answers.published import Decided
 from analysis.answers.reasons import failure_reasons
@@ -42,6 +43,10 @@ from analysis.tables.max_length import HEADINGS as LONGEST_HEADINGS
 from analysis.tables.max_length import READING as LONGEST_READING
 from analysis.tables.max_length import Found as Longest
 from analysis.tables.max_length import max_length_lines, max_length_rows
+from analysis.tables.node_traffic import COLUMNS as NODE_COLUMNS
+from analysis.tables.node_traffic import HEADINGS as NODE_HEADINGS
+from analysis.tables.node_traffic import READING as NODE_READING
+from analysis.tables.node_traffic import node_traffic_rows
 from analysis.tables.rows import (
     MAX_NUMBERS,
     NUMBER_HEADINGS,
@@ -174,6 +179,10 @@ def _tables(cells: Cells, shown: Selection, costs: LengthCosts) -> dict[str, Any
         "cost_headings": [(heading, None) for heading in COST_HEADINGS],
         "cost_rows": length_cost_rows(costs.split),
         "cost_reading": COST_READING,
+        "node_lines": node_traffic_lines(cells),
+        "node_headings": with_meanings(NODE_HEADINGS, NODE_COLUMNS),
+        "node_rows": node_traffic_rows(shown.cells),
+        "node_reading": NODE_READING,
         "block_headings": BLOCK_HEADINGS,
         "check_headings": [(heading, None) for heading in CHECK_HEADINGS],
         "reasons": failure_reasons(cells),

@@ -23,7 +23,7 @@ def packed_area(cell: RunConfig, documents: Documents, group_rank: int) -> int:
 
 
 def _queries(cell: RunConfig, group_rank: int) -> tuple[slice, ...]:
-    return LAYOUTS[cell.layout].slices(cell.padded_len, cell.ring_degree, group_rank // cell.ulysses_degree)
+    return LAYOUTS[cell.layout].slices(cell.padded_len, cell.ring_degree, cell.ring_rank(group_rank))
 
 
 def _keys_seen(queries: range) -> int:

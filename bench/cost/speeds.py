@@ -98,7 +98,8 @@ class DatasheetSpeeds:
         part, a ring passes all through every link.
         """
         inside = min(exchange.span, self.hardware.devices_per_node)
-        share = 1 - inside / exchange.span if exchange.kind == "all_to_all" else 1.0
+        here = max(1, inside // exchange.stride)
+        share = (exchange.ranks - here) / (exchange.ranks - 1) if exchange.is_even else 1.0
         times = [self._bytes_over_s(self.hardware.node, exchange.sent_bytes)]
         if exchange.span > inside:
             times.append(self._bytes_over_s(self.hardware.network, round(exchange.sent_bytes * share)))

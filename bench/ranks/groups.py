@@ -31,7 +31,7 @@ class RankGroups:
     """The ranks that share a sequence."""
     sequence_rank: int
     ulysses: dist.ProcessGroup
-    """Of these, the ranks that share its heads: neighbours in rank."""
+    """Of these, the ranks that share its heads: neighbours in rank, unless those of a ring are."""
     ring: dist.ProcessGroup
     """Of these, the ranks of one ring."""
     data_rank: int
@@ -43,7 +43,7 @@ class RankGroups:
 def make_groups(cell: RunConfig) -> RankGroups:
     """The groups of this rank; the default process group must exist."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    ranks_DRU = torch.arange(world_size).view(cell.dp_degree, cell.ring_degree, cell.ulysses_degree)
+    ranks_DP = torch.arange(world_size).view(cell.dp_degree, cell.sp_degree)
     made: dict[str, dist.ProcessGroup] = {}
 
     def group(rows: Tensor) -> dist.ProcessGroup:
@@ -52,13 +52,19 @@ def make_groups(cell: RunConfig) -> RankGroups:
     return RankGroups(
         rank=rank,
         world_size=world_size,
-        sequence=group(ranks_DRU.flatten(1)),
+        sequence=group(ranks_DP),
         sequence_rank=rank % cell.sp_degree,
-        ulysses=group(ranks_DRU.flatten(0, 1)),
-        ring=group(ranks_DRU.transpose(1, 2).flatten(0, 1)),
+        ulysses=group(_strided(ranks_DP, cell.ulysses_degree, cell.ulysses_stride)),
+        ring=group(_strided(ranks_DP, cell.ring_degree, cell.ring_stride)),
         data_rank=rank // cell.sp_degree,
         shard_mesh=_shard_mesh(cell),
     )
+
+
+def _strided(ranks_DP: Tensor, size: int, stride: int) -> Tensor:
+    """The ranks of each sequence in groups of `size`, neighbours `stride` apart: a group a row."""
+    blocks = ranks_DP.reshape(-1, size, stride)
+    return blocks.transpose(1, 2).flatten(0, 1)
 
 
 def _group(rows: Tensor, made: dict[str, dist.ProcessGroup], timeout: timedelta) -> dist.ProcessGroup:

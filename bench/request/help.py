@@ -49,6 +49,7 @@ WORDS: Mapping[str, Sequence[str]] = {
     "cluster.device": ("cpu", "cuda"),
     "cluster.backend": ("nccl", "gloo"),
     "workload.mask": MASKS,
+    "strategy.inner": STRATEGIES["usp"].options["inner"],
     "strategy.rotation": STRATEGIES["torch_cp"].options["rotation"],
 }
 """Keys whose values are one of some words."""

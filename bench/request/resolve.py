@@ -193,13 +193,27 @@ def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> Clust
         memory_limit_gib=memory_limit_gib(raw, where.device),
     )
     nodes = all_ranks.nodes_of(world_size) if world_size != where.world_size else where.nodes
+    network = _network(raw["network"], where)
     return replace(
         all_ranks,
         world_size=world_size,
         nodes=nodes,
+        network=network if nodes > 1 else None,
         ranks_per_gpu=min(where.ranks_per_gpu, world_size),
         threads_per_rank=threads_per_rank(raw, machine, world_size // nodes),
     )
+
+
+def _network(raw: Any, where: Place) -> str | None:
+    """The user's word for it, in which a number is a word too; refused where no node is beside another."""
+    if raw is None:
+        return None
+    label = values.text("cluster.network", raw)
+    if where.nodes == 1:
+        raise ConfigError(
+            f"cluster.network={label}: names the network between nodes, and cluster.nodes=1; leave it out"
+        )
+    return label
 
 
 def _refuse_unknown(raw: Raw) -> None:

@@ -50,11 +50,18 @@ class Exchange:
     """How many meet, in a send all those of the ring."""
     stride: int = 1
     """The difference of neighbours' ranks: those of a ring around Ulysses groups lie apart."""
+    to_next: bool = False
+    """Whether all goes to the next rank of those that meet, though the kind does not say so."""
 
     @property
     def span(self) -> int:
         """How many consecutive ranks hold all that meet."""
         return self.ranks * self.stride
+
+    @property
+    def is_even(self) -> bool:
+        """Whether each rank sends the same to every other; else all goes to the next, as round a ring."""
+        return self.kind == "all_to_all" and not self.to_next
 
 
 @dataclass(frozen=True, slots=True)

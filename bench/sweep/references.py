@@ -16,7 +16,7 @@ from bench.cell.planned import PlannedCell
 from bench.cell.run import CellInterrupted, SharedSections, run
 from bench.cell.trajectory import REFERENCE_STRATEGY, Trajectories, is_base, work_of
 from bench.cell.watch import SILENT, Listener
-from bench.config import RunConfig
+from bench.config import ClusterConfig, RunConfig
 from bench.labels import duration_label, length_label
 from bench.passes.timing.section import MAX_WARM_UP_STEPS
 from bench.record import Role, Status
@@ -87,6 +87,19 @@ def missing_references(cells: Sequence[RunConfig]) -> list[RunConfig]:
     return [*found.values()]
 
 
+def _fewer_ranks(cluster: ClusterConfig, ranks: int, threads_per_rank: int) -> ClusterConfig:
+    """The cluster that so many ranks need."""
+    nodes = cluster.nodes_of(ranks)
+    return replace(
+        cluster,
+        world_size=ranks,
+        nodes=nodes,
+        network=cluster.network if nodes > 1 else None,
+        ranks_per_gpu=min(cluster.ranks_per_gpu, ranks),
+        threads_per_rank=threads_per_rank,
+    )
+
+
 def reference_of(cell: RunConfig) -> RunConfig | None:
     """The native loop's cell of `local` that does the same work on one rank a sequence; None where none can.
 
@@ -103,13 +116,7 @@ def reference_of(cell: RunConfig) -> RunConfig | None:
         ulysses_degree=1,
         padding=0,
         trainer=NATIVE,
-        cluster=replace(
-            cell.cluster,
-            world_size=cell.dp_degree,
-            nodes=cell.cluster.nodes_of(cell.dp_degree),
-            ranks_per_gpu=min(cell.cluster.ranks_per_gpu, cell.dp_degree),
-            threads_per_rank=threads,
-        ),
+        cluster=_fewer_ranks(cell.cluster, cell.dp_degree, threads),
         measure=replace(
             cell.measure,
             steps=cell.measure.steps + MORE_STEPS + (MAX_WARM_UP_STEPS if cell.measure.warmup_s else 0),

@@ -40,7 +40,7 @@ class Ring(ScheduledFacts):
 
     def hop(self, cell: RunConfig, sent_bytes: int) -> Exchange:
         """One tensor to the next rank of the ring."""
-        return Exchange("send", sent_bytes, cell.ring_degree, stride=cell.ulysses_degree)
+        return Exchange("send", sent_bytes, cell.ring_degree, stride=cell.ring_stride)
 
 
 def _forward(cell: RunConfig, blocks: list[Block], kv: Exchange) -> Stages:

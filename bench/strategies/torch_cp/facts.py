@@ -34,7 +34,7 @@ class TorchCP(Ring):
 
     def hop(self, cell: RunConfig, sent_bytes: int) -> Exchange:
         """An all-to-all in which each rank sends to one: so torch permutes."""
-        return replace(super().hop(cell, sent_bytes), kind="all_to_all")
+        return replace(super().hop(cell, sent_bytes), kind="all_to_all", to_next=True)
 
 
 def _gathered(stages: Stages) -> Stages:
@@ -42,7 +42,7 @@ def _gathered(stages: Stages) -> Stages:
     hops = [stage.exchanges[0] for stage in stages[: _blocks(stages) - 1]]
     if not hops:
         return stages
-    gathered = replace(hops[0], kind="all_gather", sent_bytes=sum(hop.sent_bytes for hop in hops))
+    gathered = Exchange("all_gather", sum(hop.sent_bytes for hop in hops), hops[0].ranks, hops[0].stride)
     first, *rest = stages
     kept = [replace(stage, exchanges=stage.exchanges[1:]) for stage in rest[: len(hops) - 1]]
     return (replace(first, exchanges=(gathered,)), *kept, *rest[len(hops) - 1 :])

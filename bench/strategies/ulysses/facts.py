@@ -34,5 +34,5 @@ class Ulysses(ScheduledFacts):
 
 def exchange_heads(cell: RunConfig, heads: int) -> Stage:
     """One all-to-all for `heads` heads of a shard, between copies that order what is sent and received."""
-    sent = Exchange("all_to_all", head_exchange_bytes(cell, heads), cell.ulysses_degree)
+    sent = Exchange("all_to_all", head_exchange_bytes(cell, heads), cell.ulysses_degree, cell.ulysses_stride)
     return Stage(exchanges=(sent,), packed_bytes=2 * activation_bytes(cell, heads))

@@ -1,4 +1,4 @@
-"""USP (arXiv:2405.07719): Ulysses inside, ring outside; ulysses_degree x ring_degree ranks a sequence."""
+"""USP (arXiv:2405.07719): ulysses_degree x ring_degree ranks a sequence, one of them among neighbours."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class USP(Ring):
     name = "usp"
     is_hybrid = True
     kept_copies = (1, 2)
+    options = {"inner": ("ulysses", "ring")}  # noqa: RUF012  a class's own constant, as in torch_cp
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:
         """As many ranks as KV heads can be split over without repeating any."""
@@ -33,9 +34,8 @@ class USP(Ring):
 
     def slices(self, cell: RunConfig, seq_len: int, group_rank: int) -> tuple[slice, ...]:
         """A ring shard, cut in its local order among the ranks that share its heads."""
-        ring_rank, ulysses_rank = divmod(group_rank, cell.ulysses_degree)
-        ring_shard = LAYOUTS[cell.layout].slices(seq_len, cell.ring_degree, ring_rank)
-        shard_len = seq_len // cell.sp_degree
+        ring_shard = LAYOUTS[cell.layout].slices(seq_len, cell.ring_degree, cell.ring_rank(group_rank))
+        shard_len, ulysses_rank = seq_len // cell.sp_degree, cell.ulysses_rank(group_rank)
         return cut(ring_shard, seq_len, ulysses_rank * shard_len, (ulysses_rank + 1) * shard_len)
 
     def head_refusals(self, cell: RunConfig) -> list[str]:

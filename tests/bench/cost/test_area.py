@@ -4,9 +4,14 @@ import pytest
 
 from bench.cost.area import causal_area
 from bench.strategies import STRATEGIES
-from tests.cells import make_cell
+from tests.cells import make_cell, variants
 
-CASES = [(name, layout) for name, facts in STRATEGIES.items() for layout in facts.layouts if name != "local"]
+CASES = [
+    (name, layout, options)
+    for name, facts in STRATEGIES.items()
+    for layout, options in variants(facts)
+    if name != "local"
+]
 
 
 def areas(*words):
@@ -14,9 +19,11 @@ def areas(*words):
     return cell, [causal_area(cell, rank) for rank in range(4)]
 
 
-@pytest.mark.parametrize(("strategy", "layout"), CASES)
-def test_the_ranks_areas_are_the_whole_triangle_of_every_head(strategy, layout):
-    cell, found = areas(f"strategy={strategy}", f"layout={layout}")
+@pytest.mark.parametrize(("strategy", "layout", "options"), CASES)
+def test_the_ranks_areas_are_the_whole_triangle_of_every_head(strategy, layout, options):
+    cell, found = areas(
+        f"strategy={strategy}", f"layout={layout}", *(f"strategy.{k}={v}" for k, v in options)
+    )
     assert sum(found) == cell.model.num_heads * 64 * 65 // 2
 
 
@@ -36,3 +43,11 @@ def test_contiguous_leaves_the_last_rank_most_of_the_work_and_zigzag_all_the_sam
     _, zigzag = areas("strategy=ring", "layout=zigzag")
     assert contiguous[3] / contiguous[0] > 6
     assert len(set(zigzag)) == 1
+
+
+def test_ranks_that_share_heads_have_one_area_wherever_they_stand():
+    words = ("strategy=usp", "ulysses_degree=2", "layout=contiguous")
+    by_inner = {inner: areas(*words, f"strategy.inner={inner}")[1] for inner in ("ulysses", "ring")}
+    first, _, last, _ = by_inner["ulysses"]
+    assert by_inner == {"ulysses": [first, first, last, last], "ring": [first, last, first, last]}
+    assert first < last

@@ -28,3 +28,20 @@ NODE, NETWORK = H100.hardware.node, H100.hardware.network
 )
 def test_a_collective_starts_once_and_hops_from_rank_to_rank(exchange, latency_s):
     assert H100.exchange_s(exchange, 2) == pytest.approx(latency_s)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "elsewhere"),
+    [
+        (Exchange("all_to_all", 1 << 30, 16), 8 / 15),
+        (Exchange("all_to_all", 1 << 30, 2, stride=8), 1),
+        (Exchange("all_to_all", 1 << 30, 4, stride=4), 2 / 3),
+        (Exchange("all_to_all", 1 << 30, 16, to_next=True), 1),
+    ],
+)
+def test_an_all_to_all_sends_over_the_network_what_is_for_ranks_of_other_nodes(exchange, elsewhere):
+    """Eight GPUs a node; a rank's own part is not sent."""
+    rate = NETWORK.bytes_per_s * H100.hardware.link.at(End.EXPECTED)
+    assert H100.exchange_s(exchange, 2) == pytest.approx(
+        NETWORK.latency_s + elsewhere * (1 << 30) / rate, rel=1e-6
+    )

@@ -14,9 +14,12 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 FAST = ("measure.repeats=1", "measure.trace=false", "measure.warmup_steps=0")
 SHARING = [facts.name for facts in STRATEGIES.usable() if facts.shares_sequences]
-HEADS = {
-    "nano": (),
-    "16 query and 2 KV heads": ("model=qwen3_nano", "model.num_heads=16", "model.num_kv_heads=2"),
+HEADS = {"nano": (), "16 query and 2 KV heads": ("model.num_heads=16", "model.num_kv_heads=2")}
+PLACED = {
+    "ulysses": ("strategy=ulysses",),
+    "ring": ("strategy=ring",),
+    "usp, ulysses inner": ("strategy=usp", "strategy.inner=ulysses"),
+    "usp, ring inner": ("strategy=usp", "strategy.inner=ring"),
 }
 
 
@@ -42,24 +45,21 @@ def test_every_strategy_gives_on_two_nodes_the_losses_gradients_and_bytes_of_one
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("strategy", ["ulysses", "ring"])
-def test_the_bytes_on_the_link_are_those_of_the_formula(cluster, tmp_path, strategy, heads):
+@pytest.mark.parametrize("placed", PLACED)
+def test_the_bytes_on_the_link_are_those_of_the_formula(cluster, tmp_path, placed, heads):
     """Of so many steps more; what else a cell sends is the same however many steps it has."""
     few, many, counted = 2, 42, {}
+    words = ("workload=attention", "model=qwen3_nano", "seq_len=2k", "dtype=fp32", "cluster.world_size=4")
     for steps in (few, many):
-        words = ("workload=attention", "seq_len=2k", "dtype=fp32", "cluster.world_size=4", *HEADS[heads])
         before = cluster.nodes.sent_bytes(0)
         [record] = cluster.records(
-            tmp_path / str(steps), *FAST, *words, f"strategy={strategy}", f"measure.steps={steps}",
+            tmp_path / str(steps), *FAST, *words, *HEADS[heads], *PLACED[placed], f"measure.steps={steps}",
             "measure.budget_s=300",
         )  # fmt: skip
-        assert (record["status"], len(record["timing"]["step_times_ms"][0])) == ("ok", steps), record[
-            "reason"
-        ]
+        assert record["status"] == "ok", record["reason"]
+        assert len(record["timing"]["step_times_ms"][0]) == steps
         counted[steps] = cluster.nodes.sent_bytes(0) - before
-    a_rank = record["engagement"]["sent_bytes"]["attention"][0]
-    leaves = {"ulysses": 2 * a_rank * 2 / 3, "ring": a_rank}[strategy]
-    """Two ranks send to three others, of which two are elsewhere; of a ring one rank's next one is."""
+    leaves = sum(record["analytic"]["node_payload_bytes"].values())
     assert (counted[many] - counted[few]) / (many - few) == pytest.approx(leaves, rel=0.01)
 
 

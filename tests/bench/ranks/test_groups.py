@@ -18,6 +18,19 @@ def last_of_eight():
     dist.destroy_process_group()
 
 
+def ranks_of(groups):
+    names = ("sequence", "ulysses", "ring")
+    return {name: dist.get_process_group_ranks(getattr(groups, name)) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("inner", "ulysses", "ring"), [("ulysses", [6, 7], [5, 7]), ("ring", [5, 7], [6, 7])]
+)
+def test_neighbours_in_rank_are_of_the_inner_group(last_of_eight, inner, ulysses, ring):
+    cell = make_cell(*WORDS, f"strategy.inner={inner}")
+    assert ranks_of(make_groups(cell)) == {"sequence": [4, 5, 6, 7], "ulysses": ulysses, "ring": ring}
+
+
 def test_groups_of_some_ranks_wait_as_long_as_the_cell_may_take(last_of_eight, monkeypatch):
     told = []
     new_group = dist.new_group
@@ -28,10 +41,6 @@ def test_groups_of_some_ranks_wait_as_long_as_the_cell_may_take(last_of_eight, m
 
     monkeypatch.setattr("torch.distributed.distributed_c10d.new_group", noted)
     cell = make_cell(*WORDS, "measure.timeout_s=5000")
-    groups = make_groups(cell)
-    ranks = {
-        name: dist.get_process_group_ranks(getattr(groups, name)) for name in ("sequence", "ulysses", "ring")
-    }
-    assert ranks == {"sequence": [4, 5, 6, 7], "ulysses": [6, 7], "ring": [5, 7]}
+    make_groups(cell)
     assert told == [deadline(cell)] * 10
     assert deadline(cell).total_seconds() > 5000

@@ -23,6 +23,7 @@ WORDS = {
     "cluster.device": ("cpu", "cuda"),
     "cluster.backend": ("nccl", "gloo"),
     "workload.mask": ("causal", "full"),
+    "strategy.inner": STRATEGIES["usp"].options["inner"],
     "strategy.rotation": STRATEGIES["torch_cp"].options["rotation"],
 }
 

@@ -221,3 +221,16 @@ def test_an_invalid_value_is_refused_in_the_users_words(case):
     with pytest.raises(ConfigError, match=message) as refused:
         make_cell(*words)
     assert "\n" not in str(refused.value)
+
+
+def test_the_networks_name_is_of_cells_on_several_nodes_and_tells_them_apart():
+    words = ("cluster=nodes", "cluster.nodes=2")
+    unnamed, named, other = (
+        make_cell(*words, *more) for more in ((), ("cluster.network=1gbit",), ("cluster.network=100",))
+    )
+    assert [cell.cluster.network for cell in (unnamed, named, other)] == [None, "1gbit", "100"]
+    assert len({cell.cell_id for cell in (unnamed, named, other)}) == 3
+    on_one = make_cell(*words, "cluster.network=1gbit", "strategy=local")
+    assert (on_one.cluster.nodes, on_one.cluster.network) == (1, None)
+    with pytest.raises(ConfigError, match=r"cluster\.network=1gbit: .* cluster\.nodes=1; leave it out"):
+        make_cell("cluster.network=1gbit")

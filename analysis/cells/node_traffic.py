@@ -1,0 +1,27 @@
+"""Which cells sent something from node to node, and what they are called whatever the network was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis.cells.cells import Cells
+from analysis.cells.series import variants
+
+NETWORK = "cluster.network"
+SENT = "node_attention_bytes"
+
+
+def crossing(summary: pd.DataFrame) -> pd.Series[bool]:
+    """Per cell whether it ran on several nodes and it is known what left them."""
+    return summary[SENT].notna()
+
+
+def names_without_network(cells: Cells) -> Sequence[str]:
+    """Per cell its strategy and what sets it apart from others, the network's name left out."""
+    keys = [key for key in cells.keys if key != NETWORK] if len(cells) else []
+    return [
+        f"{strategy}, {variant}" if variant else str(strategy)
+        for strategy, variant in zip(cells.frame["strategy"], variants(cells.frame, keys), strict=True)
+    ]
