@@ -112,7 +112,7 @@ SECOND_LINES = {
     "a name that is a list": (section(cell_id=[1]), "Expected `str`, got `array` at `cell_id`"),
     "a repeat in words": (section(repeat="a"), "Expected `int`, got `str` at `repeat`"),
     "a traced step of no time": (trace_with(step_ms=[0.0]), "Expected `float` > 0.0 at `trace.step_ms[0]`"),
-    "a trace of no ranks": (trace_with(step_ms=[]), "Expected `array` of length >= 1 at `trace.step_ms`"),
+    "a trace of no ranks": (trace_with(step_ms=[]), "without a failure needs times of every rank at `trace`"),
     "a trace of unequal ranks": (trace_with(idle_ms=[1.0, 1.0]), "values of equally many ranks at `trace`"),
     "parts of unequal ranks": (
         trace_with(compute_ms={part: [1.0, 1.0] for part in ("attention", "packing", "optimizer", "other")}),

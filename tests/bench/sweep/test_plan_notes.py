@@ -160,6 +160,8 @@ def test_the_command_knows_whether_somebody_named_a_strategy(tmp_path, monkeypat
 
 
 class Idle:
+    is_local = True
+
     def warm(self):
         pass
 

@@ -157,6 +157,8 @@ def swept(tmp_path, monkeypatch):
         return record["status"] == "ok"
 
     class Idle:
+        is_local = True
+
         def warm(self):
             pass
 
