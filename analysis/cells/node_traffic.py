@@ -18,10 +18,14 @@ def crossing(summary: pd.DataFrame) -> pd.Series[bool]:
     return summary[SENT].notna()
 
 
-def names_without_network(cells: Cells) -> Sequence[str]:
-    """Per cell its strategy and what sets it apart from others, the network's name left out."""
-    keys = [key for key in cells.keys if key != NETWORK] if len(cells) else []
+def keys_but_network(cells: Cells) -> list[str]:
+    """The columns that tell the series apart, beside strategy, length and the network's name."""
+    return [key for key in cells.keys if key != NETWORK] if len(cells) else []
+
+
+def named(cells: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Per cell its strategy and what these keys say of it."""
     return [
         f"{strategy}, {variant}" if variant else str(strategy)
-        for strategy, variant in zip(cells.frame["strategy"], variants(cells.frame, keys), strict=True)
+        for strategy, variant in zip(cells["strategy"], variants(cells, keys), strict=True)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.cells.cells import Cells
-from analysis.cells.node_traffic import NETWORK, crossing, names_without_network
+from analysis.cells.node_traffic import NETWORK, crossing, keys_but_network, named
 from analysis.metrics.definitions import text_of
 from bench.labels import length_label
 
@@ -29,7 +29,7 @@ READING = (
 def node_traffic_rows(cells: Cells) -> list[tuple[str, ...]]:
     """In the order of HEADINGS; none where every cell ran on one node."""
     shown = cells.part(crossing(cells.frame))
-    names = names_without_network(shown)
+    names = named(shown.frame, keys_but_network(shown))
     return [
         (
             name,

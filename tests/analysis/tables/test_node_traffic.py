@@ -10,12 +10,19 @@ LEFT = {"ulysses": 4, "usp, ulysses inner": 3, "usp, ring inner": 1}
 """MiB of attention that leave a node."""
 
 
-def crossed(name, network="1gbit", step_ms=100.0, length=8192):
+def crossed(name, network="1gbit", step_ms=100.0, length=8192, **config):
     strategy, _, inner = name.partition(", ")
     placed = {"strategy.inner": inner.split()[0]} if inner else {}
     left = {"attention": LEFT[name] * MIB, "gradients": MIB // 2, "parameters": MIB // 2}
     return make_record(
-        config={**ON_NODES, "strategy": strategy, "seq_len": length, "cluster.network": network} | placed,
+        config={
+            **ON_NODES,
+            "strategy": strategy,
+            "seq_len": length,
+            "cluster.network": network,
+            **placed,
+            **config,
+        },
         timing=make_timing([[step_ms] * 8] * 4, length),
         analytic={"node_payload_bytes": left},
     )
@@ -49,3 +56,15 @@ def test_sweeps_over_several_networks_are_series_of_their_own_and_one_sentence(c
         "Over the slow link at 8k on 2 nodes of 2 ranks: least leaves a node with usp, ring inner, 2.0 MiB a"
         " step (50.0 % of it attention's), most with ulysses, 5.0 MiB, 2.50 times as much."
     )
+
+
+def test_the_sentence_is_of_the_longest_length_and_says_what_all_that_it_compares_have_in_common(cells_of):
+    heads = {"model.num_heads": 16}, {"model.num_heads": 4}
+    records = [
+        crossed(name, length=length, **each) for each in heads for length in (4096, 8192) for name in LEFT
+    ]
+    lines = node_traffic_lines(cells_of(records))
+    assert [line.partition(" on 2")[0] for line in lines] == [
+        f"Over the slow link at 8k, model.num_heads={number}" for number in (16, 4)
+    ]
+    assert all("least leaves a node with usp, ring inner, 2.0 MiB" in line for line in lines)
