@@ -14,6 +14,7 @@ from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
 from bench.strategies.ring_flash_attn.facts import RingFlashAttn
 from bench.strategies.ring_flash_attn_llama3.facts import RingFlashAttnLlama3
+from bench.strategies.ring_self_attention.facts import RingSelfAttention
 from bench.strategies.table import StrategyTable
 from bench.strategies.torch_cp.facts import TorchCP
 from bench.strategies.ulysses.facts import Ulysses
@@ -32,6 +33,7 @@ STRATEGIES = StrategyTable(
         RingFlashAttn(),
         RingFlashAttnLlama3(),
         TorchCP(),
+        RingSelfAttention(),
     )
 )
 
