@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
+from bench.strategies.distflash_attn.facts import DistFlashAttn
 from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
 from bench.strategies.ring_flash_attn.facts import RingFlashAttn
@@ -34,6 +35,7 @@ STRATEGIES = StrategyTable(
         RingFlashAttnLlama3(),
         TorchCP(),
         RingSelfAttention(),
+        DistFlashAttn(),
     )
 )
 
