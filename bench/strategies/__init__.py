@@ -10,11 +10,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
+from bench.strategies.distflash_attn.facts import DistFlashAttn
 from bench.strategies.gather_kv.facts import GatherKV
 from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
 from bench.strategies.ring_flash_attn.facts import RingFlashAttn
 from bench.strategies.ring_flash_attn_llama3.facts import RingFlashAttnLlama3
+from bench.strategies.ring_self_attention.facts import RingSelfAttention
 from bench.strategies.table import StrategyTable
 from bench.strategies.torch_cp.facts import TorchCP
 from bench.strategies.ulysses.facts import Ulysses
@@ -30,6 +32,8 @@ STRATEGIES = StrategyTable(
         Ring(),
         USP(),
         GatherKV(),
+        RingSelfAttention(),
+        DistFlashAttn(),
         DeepSpeedUlysses(),
         RingFlashAttn(),
         RingFlashAttnLlama3(),

@@ -36,6 +36,8 @@ class Facts(ABC):
     """The reason, where it does not."""
     kept_copies: ClassVar[tuple[int, int]] = (0, 0)
     """How many tensors of all query heads, and of all KV heads, are saved beyond Q, K, V and the output."""
+    sends_unevenly: ClassVar[bool] = False
+    """Whether ranks that share a sequence send different amounts: `rank_schedule` has each rank's."""
 
     @property
     def default_layout(self) -> str:
@@ -109,13 +111,29 @@ class Facts(ABC):
     def head_refusals(self, cell: RunConfig) -> list[str]:  # noqa: ARG002  most strategies take any heads
         return []
 
+    def recomputes_attention(self, cell: RunConfig) -> bool:
+        """Whether attention runs forward once more in backward."""
+        return cell.checkpointing
+
+    def forwards_per_step(self, cell: RunConfig) -> int:
+        """How often attention runs forward in one step."""
+        return (2 if self.recomputes_attention(cell) else 1) * backwards_per_step(cell)
+
     @abstractmethod
     def exchange_bytes(self, cell: RunConfig) -> int:
-        """Attention-exchange payload that one rank sends in one optimizer step, in bytes."""
+        """Attention-exchange payload in one optimizer step, in bytes, of the rank that sends most."""
+
+    def rank_exchange_bytes(self, cell: RunConfig, rank: int) -> int:  # noqa: ARG002
+        """The same of one of the ranks that share a sequence."""
+        return self.exchange_bytes(cell)
 
     def schedule(self, cell: RunConfig) -> Schedule | None:  # noqa: ARG002
         """What one call of attention computes and sends; None where that is not known, and no time either."""
         return None
+
+    def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule | None:  # noqa: ARG002
+        """The same of one of the ranks that share a sequence, where they send unevenly."""
+        return self.schedule(cell)
 
 
 class ScheduledFacts(Facts):
@@ -125,10 +143,18 @@ class ScheduledFacts(Facts):
     def schedule(self, cell: RunConfig) -> Schedule:
         """What one call of attention computes and sends, on the rank that has most to do."""
 
+    def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule:  # noqa: ARG002
+        """The same of one of the ranks that share a sequence, where they send unevenly."""
+        return self.schedule(cell)
+
     def exchange_bytes(self, cell: RunConfig) -> int:
-        """Those of all layers and micro-steps, and of forward once more where it is computed again."""
-        once = self.schedule(cell)
-        forward = once.forward_bytes * forwards_per_step(cell)
+        """That of all layers and micro-steps, and of forward once more where it is computed again."""
+        ranks = cell.sp_degree if self.sends_unevenly else 1
+        return max(self.rank_exchange_bytes(cell, rank) for rank in range(ranks))
+
+    def rank_exchange_bytes(self, cell: RunConfig, rank: int) -> int:
+        once = self.rank_schedule(cell, rank)
+        forward = once.forward_bytes * self.forwards_per_step(cell)
         return forward + once.backward_bytes * backwards_per_step(cell)
 
 

@@ -50,8 +50,9 @@ def inside(launcher, tmp_path_factory, cells):
 @pytest.mark.parametrize("words", CASES_AND_FLAGS)
 def test_attention_exchanges_the_bytes_of_its_formula(cells, inside, words):
     cell, ranks = cells[" ".join(words)], inside[" ".join(words)]
-    sent = [rank["sent_bytes"].get("attention", 0) for rank in ranks]
-    assert set(sent) == {STRATEGIES[cell.strategy].exchange_bytes(cell)}
+    sent, facts = [rank["sent_bytes"].get("attention", 0) for rank in ranks], STRATEGIES[cell.strategy]
+    assert sent == [facts.rank_exchange_bytes(cell, rank % cell.sp_degree) for rank in range(len(ranks))]
+    assert max(sent) == facts.exchange_bytes(cell)
     assert (sent[0] > 0) == (cell.sp_degree > 1)
     given = [cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]
     assert [rank["shapes"] for rank in ranks] == [[given]] * cell.cluster.world_size

@@ -1,0 +1,84 @@
+"""Our DistFlashAttn: contiguous shards; ranks that have no keys left compute for later ranks (2310.03294)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bench.config import DTYPE_BYTES, RunConfig
+from bench.strategies.distflash_attn.balance import Lent, Round, rounds
+from bench.strategies.facts import ScheduledFacts, activation_bytes
+from bench.strategies.schedule import WIDE_BYTES, Block, Exchange, Schedule, Stage, Stages, wide
+
+
+class DistFlashAttn(ScheduledFacts):
+    name = "distflash_attn"
+    sends_unevenly = True
+
+    def schedule(self, cell: RunConfig) -> Schedule:
+        """That of the last rank, which computes in every round."""
+        return self.rank_schedule(cell, cell.sp_degree - 1)
+
+    def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule:
+        """Keys go to later ranks, queries to earlier ones that help; what is found comes back.
+
+        Forward a helper gives back output and LSE. Backward it is lent the output's gradient, the output and
+        the LSE too, and gives back dq; keys come back as their gradients, in their own dtype: each is of one
+        block, and added up at home. arXiv:2310.03294, section 3.2 and appendix.
+        """
+        heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
+        q, kv = activation_bytes(cell, heads), activation_bytes(cell, 2 * kv_heads)
+        lse = cell.batch * heads * cell.shard_len * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])
+        forward = Sizes(
+            lent={Lent.KEYS: kv, Lent.QUERIES: q},
+            given_back={Lent.KEYS: 0, Lent.QUERIES: q + lse},
+            merged=wide(cell, q),
+        )
+        backward = Sizes(
+            lent={Lent.KEYS: kv, Lent.QUERIES: 3 * q + lse},
+            given_back={Lent.KEYS: kv, Lent.QUERIES: q},
+            merged=wide(cell, q + kv),
+        )
+        return Schedule(_stages(cell, rank, forward), _stages(cell, rank, backward))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of one direction."""
+
+    lent: Mapping[Lent, int]
+    given_back: Mapping[Lent, int]
+    """For what was lent."""
+    merged: int
+    """Of wide tensors that a block's results are taken into."""
+
+
+def _stages(cell: RunConfig, rank: int, sizes: Sizes) -> Stages:
+    """The rank's own block and one a round, beside what the next round needs and what the last one found."""
+    is_causal = cell.workload.mask == "causal"
+    heads, kv_heads, tokens = cell.model.num_heads, cell.model.num_kv_heads, cell.shard_len
+    own, whole = (Block(cell.batch, heads, kv_heads, tokens, tokens, masked) for masked in (is_causal, False))
+    todo = rounds(rank, cell.sp_degree, causal=is_causal)
+    blocks = ((own,), *(() if each.takes is None else (whole,) for each in todo), ())
+    lent = (*(_lent(each, sizes, cell) for each in todo), (), ())
+    found = ((), (), *(_found(each, sizes, cell) for each in todo))
+    stages = zip(blocks, lent, found, strict=True)
+    return tuple(
+        Stage(block, (*out, *back), is_hidden=bool(block), merged_bytes=sizes.merged if block else 0)
+        for block, out, back in stages
+        if block or out or back
+    )
+
+
+def _lent(each: Round, sizes: Sizes, cell: RunConfig) -> tuple[Exchange, ...]:
+    return _sent(0 if each.gives is None else sizes.lent[each.gives], each.distance, cell)
+
+
+def _found(each: Round, sizes: Sizes, cell: RunConfig) -> tuple[Exchange, ...]:
+    return _sent(
+        0 if each.takes is None else sizes.given_back[each.takes], cell.sp_degree - each.distance, cell
+    )
+
+
+def _sent(sent_bytes: int, hops: int, cell: RunConfig) -> tuple[Exchange, ...]:
+    return (Exchange("send", sent_bytes, cell.sp_degree, hops=hops),) if sent_bytes else ()
