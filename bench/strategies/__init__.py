@@ -18,6 +18,7 @@ from bench.strategies.ring_flash_attn_llama3.facts import RingFlashAttnLlama3
 from bench.strategies.table import StrategyTable
 from bench.strategies.torch_cp.facts import TorchCP
 from bench.strategies.ulysses.facts import Ulysses
+from bench.strategies.ulysses_chunked.facts import UlyssesChunked
 from bench.strategies.usp.facts import USP
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ STRATEGIES = StrategyTable(
         Ulysses(),
         Ring(),
         USP(),
+        UlyssesChunked(),
         GatherKV(),
         DeepSpeedUlysses(),
         RingFlashAttn(),
