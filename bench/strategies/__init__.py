@@ -20,6 +20,7 @@ from bench.strategies.ring_self_attention.facts import RingSelfAttention
 from bench.strategies.table import StrategyTable
 from bench.strategies.torch_cp.facts import TorchCP
 from bench.strategies.ulysses.facts import Ulysses
+from bench.strategies.ulysses_chunked.facts import UlyssesChunked
 from bench.strategies.usp.facts import USP
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ STRATEGIES = StrategyTable(
         Ulysses(),
         Ring(),
         USP(),
+        UlyssesChunked(),
         GatherKV(),
         RingSelfAttention(),
         DistFlashAttn(),

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
+from bench.strategies.options import Option
 from bench.strategies.schedule import Schedule
 
 
@@ -26,7 +27,7 @@ class Facts(ABC):
     """Whether ranks share a sequence at all; false only for `local`."""
     is_hybrid: ClassVar[bool] = False
     """Whether `ulysses_degree` is a choice: some of the ranks share heads, and groups of them form a ring."""
-    options: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    options: ClassVar[Mapping[str, Option]] = {}
     """Choices of this strategy alone, `strategy.<key>` on the command line; the YAML names the default."""
     kernels: ClassVar[tuple[str, ...] | None] = None
     """The kernels it can run on; None where any will do."""
