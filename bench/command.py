@@ -20,6 +20,7 @@ TOOLS: Mapping[str, str] = {
     "false-differences": "analysis.false_differences",
     "claims": "analysis.claims",
     "advise": "analysis.advise",
+    "implementations": "analysis.implementations",
     "calibrate": "bench.calibrate",
     "accuracy": "bench.accuracy",
     "overhead": "bench.overhead",

@@ -48,6 +48,10 @@ class Facts(ABC):
         """How many of the ranks that share a sequence share its heads, unless the user says so."""
         return 1
 
+    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
+        """The strategy of ours that sends the same in the same way; None of ours, and where there is none."""
+        return None
+
     def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002
         """Whether attention can be causal (True) and full (False) in this layout."""
         return (True, False)
