@@ -100,9 +100,8 @@ def test_settings_are_all_combinations():
     [(1.2, "ours is faster", False), (1.0, "no clear difference", False), (0.8, "slower by 25.0%", True)],
 )
 def test_the_verdict_follows_the_interval(ratio, words, slower):
-    row = Row(
-        ranks=2, seq_len=1024, num_heads=4, num_kv_heads=2, dtype="bf16", implementation="torch_cp", package="torch",
-        counterpart="ring", reason=None, ratios=tuple([ratio - 0.01, ratio, ratio + 0.01] * 3),
-    )  # fmt: skip
+    whose = {"implementation": "torch_cp", "package": "torch", "counterpart": "ring", "reason": None}
+    ratios = tuple([ratio - 0.01, ratio, ratio + 0.01] * 3)
+    row = Row(ranks=2, seq_len=1024, num_heads=4, num_kv_heads=2, dtype="bf16", ratios=ratios, **whose)
     assert words in row.verdict
     assert row.is_ours_slower == slower
