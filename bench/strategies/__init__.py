@@ -18,6 +18,9 @@ from bench.strategies.table import StrategyTable
 from bench.strategies.torch_cp.facts import TorchCP
 from bench.strategies.ulysses.facts import Ulysses
 from bench.strategies.usp.facts import USP
+from bench.strategies.yunchang_ring.facts import YunchangRing
+from bench.strategies.yunchang_ulysses.facts import YunchangUlysses
+from bench.strategies.yunchang_usp.facts import YunchangUSP
 
 if TYPE_CHECKING:
     from bench.strategies.strategy import Strategy
@@ -32,6 +35,9 @@ STRATEGIES = StrategyTable(
         RingFlashAttn(),
         RingFlashAttnLlama3(),
         TorchCP(),
+        YunchangUlysses(),
+        YunchangRing(),
+        YunchangUSP(),
     )
 )
 
