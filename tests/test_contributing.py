@@ -20,22 +20,22 @@ walked = pytest.mark.slow
 """What follows the page with a sweep of its own: `.ci/run` asks for it by name."""
 
 PAGE = (REPOSITORY / "CONTRIBUTING.md").read_text()
-FILE = re.compile(r"^`(gather_kv/[\w./]+)`.+?```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^`(gather_twice/[\w./]+)`.+?```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
 MISTAKE = re.compile(r"^\| `(\w+\.py)` \| `(.+?)` \| `(.+?)` \| `(.+?)` \|$", re.MULTILINE)
-SWEEP = re.search(r"^python (run_sweep\.py .*strategy=gather_kv.*)$", PAGE, re.MULTILINE)[1]
-PYTEST = re.search(r"^pytest (-k gather_kv)$", PAGE, re.MULTILINE)[1]
+SWEEP = re.search(r"^python (run_sweep\.py .*strategy=gather_twice.*)$", PAGE, re.MULTILINE)[1]
+PYTEST = re.search(r"^pytest (-k gather_twice)$", PAGE, re.MULTILINE)[1]
 QUICK = ("measure.steps=2", "measure.warmup_steps=1", "measure.repeats=1", "sweep_dir=out",
          "measure.reference_budget_s=0")  # fmt: skip
 FILES = dict(FILE.findall(PAGE))
-MISTAKES = {f"gather_kv_{number}": mistake for number, mistake in enumerate(MISTAKE.findall(PAGE))}
+MISTAKES = {f"gather_twice_{number}": mistake for number, mistake in enumerate(MISTAKE.findall(PAGE))}
 
 
 def write_package(folder, name, files):
     """The page's package, under another name where a test needs several of it."""
     for path, text in files.items():
-        file = folder / path.replace("gather_kv", name)
+        file = folder / path.replace("gather_twice", name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text.replace("gather_kv", name).replace("gather-kv", name.replace("_", "-")))
+        file.write_text(text.replace("gather_twice", name).replace("gather-twice", name.replace("_", "-")))
     (folder / name / name / "__init__.py").touch()
     return folder / name
 
@@ -43,7 +43,7 @@ def write_package(folder, name, files):
 def with_mistake(mistake):
     """The page's files with one line wrong, as the page suggests."""
     file, wrong, right, _ = mistake
-    path = f"gather_kv/gather_kv/{file}"
+    path = f"gather_twice/gather_twice/{file}"
     assert FILES[path].count(right) == 1
     return {**FILES, path: FILES[path].replace(right, wrong)}
 
@@ -53,7 +53,7 @@ def environment(tmp_path_factory):
     """A process environment in which the page's package is installed, and one more for each mistake."""
     sources, site = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("site")
     packages = [
-        write_package(sources, "gather_kv", FILES),
+        write_package(sources, "gather_twice", FILES),
         *(write_package(sources, name, with_mistake(mistake)) for name, mistake in MISTAKES.items()),
     ]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
@@ -81,43 +81,43 @@ def test_the_page_holds_a_whole_package_and_some_mistakes():
 def test_every_path_that_the_page_names_is_there():
     named = set(re.findall(r"`((?:bench|analysis|tests|docs|conf)/[\w./]+)`", PAGE))
     assert len(named) > 20
-    assert not [path for path in named if "gather_kv" not in path and not (REPOSITORY / path).exists()]
+    assert not [path for path in named if "gather_twice" not in path and not (REPOSITORY / path).exists()]
 
 
 @walked
 def test_the_pages_strategy_passes_the_gates_and_is_measured_beside_ours(swept):
-    record = swept[1]["gather_kv"]
+    record = swept[1]["gather_twice"]
     assert record["status"] == swept[1]["ulysses"]["status"] == "ok", record["reason"]
     parity = record["parity"]
     assert {"out", "dq", "dk", "dv", "loss", "gradients"} <= parity["errors"].keys()
     assert all(error <= parity["limits"][name] for name, error in parity["errors"].items())
     assert record["losses"]["tokens_digest"] == swept[1]["ulysses"]["losses"]["tokens_digest"]
     assert set(record["engagement"]["sent_bytes"]["attention"]) == {record["analytic"]["exchange_bytes"]}
-    assert record["engagement"]["calls"]["attention all_gather"] == 1
-    assert record["engagement"]["calls"]["attention reduce_scatter"] == 1
+    assert record["engagement"]["calls"]["attention all_gather"] == 2
+    assert record["engagement"]["calls"]["attention reduce_scatter"] == 2
 
 
 @walked
 def test_the_record_says_whose_code_ran_in_which_version(swept):
     records = swept[1]
-    assert records["gather_kv"]["environment"]["strategy_package"] == "gather-kv"
-    assert records["gather_kv"]["environment"]["packages"]["gather-kv"] == "0.1.0"
-    assert "gather_kv.attention" in records["gather_kv"]["engagement"]["modules"]
+    assert records["gather_twice"]["environment"]["strategy_package"] == "gather-twice"
+    assert records["gather_twice"]["environment"]["packages"]["gather-twice"] == "0.1.0"
+    assert "gather_twice.attention" in records["gather_twice"]["engagement"]["modules"]
     assert "strategy_package" not in records["ulysses"]["environment"]
-    assert "gather-kv" not in records["ulysses"]["environment"]["packages"]
+    assert "gather-twice" not in records["ulysses"]["environment"]["packages"]
 
 
 @walked
 def test_it_is_in_the_report_beside_ours(swept):
     with (swept[0] / "summary.csv").open() as file:
         speeds = {row["strategy"]: row["tokens_per_s"] for row in csv.DictReader(file)}
-    assert float(speeds["gather_kv"]) > 0
+    assert float(speeds["gather_twice"]) > 0
     assert float(speeds["ulysses"]) > 0
     page = (swept[0] / "report.html").read_text()
-    assert ">gather_kv<" in page
-    assert "package gather-kv" in page
-    assert "gather_kv" in (swept[0] / "summary.md").read_text()
-    assert "gather_kv" in (swept[0] / "figures" / "throughput.svg").read_text()
+    assert ">gather_twice<" in page
+    assert "package gather-twice" in page
+    assert "gather_twice" in (swept[0] / "summary.md").read_text()
+    assert "gather_twice" in (swept[0] / "figures" / "throughput.svg").read_text()
 
 
 @walked
@@ -125,7 +125,7 @@ def test_it_is_in_the_report_beside_ours(swept):
 def test_each_mistake_of_the_page_is_a_wrong_result_in_the_pages_words(swept, name):
     record = swept[1][name]
     assert record["status"] == "wrong_result"
-    assert MISTAKES[name][-1] in record["reason"].replace(name, "gather_kv")
+    assert MISTAKES[name][-1] in record["reason"].replace(name, "gather_twice")
     assert record["timing"] is None
 
 
@@ -136,7 +136,7 @@ def test_its_attention_is_plain_attention_to_the_digits_of_every_dtype(
 ):
     see_what_is_installed_now(monkeypatch)
     monkeypatch.setattr(sys, "path", [*environment["PYTHONPATH"].split(os.pathsep), *sys.path])
-    cases = cover(["gather_kv"], world_size)
+    cases = cover(["gather_twice"], world_size)
     assert {case[3] for case in cases} == {"fp64", "fp32", "bf16"}
     assert not beyond_their_limits(errors_of(launcher, tmp_path, cases, entry=check_installed_attention))
 
@@ -164,4 +164,4 @@ def test_the_pages_pytest_command_finds_it_in_the_tests_of_strategies(environmen
     assert done.returncode == 0, done.stdout
     found = [line for line in done.stdout.splitlines() if "::" in line]
     assert {line.partition("::")[0] for line in found} == set(files)
-    assert all("gather_kv" in line for line in found)
+    assert all("gather_twice" in line for line in found)

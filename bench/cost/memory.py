@@ -16,7 +16,7 @@ from bench.cost.precision import FLOAT32_BYTES, is_autocast, stream_bytes
 from bench.cost.weights import HEAD_NORM_FAMILIES, head_parameters, kv_size, q_size
 from bench.labels import GIB
 from bench.strategies import STRATEGIES
-from bench.strategies.facts import exchanged_kv_heads
+from bench.strategies.facts import kv_heads_held
 from bench.strategies.schedule import Stage
 
 TOKEN_BYTES = 8
@@ -132,12 +132,9 @@ def _mlp_bytes_per_token(cell: RunConfig) -> int:
 def _attention_bytes_per_token(cell: RunConfig) -> int:
     """Q, K, V, the output and its LSE, and what a strategy keeps of them beside that."""
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
-    kv = kv_size(model)
-    if cell.ulysses_degree > 1:
-        kv = exchanged_kv_heads(cell) * model.head_dim
-    q_copies, kv_copies = STRATEGIES[cell.strategy].kept_copies
     lse = max(FLOAT32_BYTES, e) * model.num_heads
-    return e * ((2 + q_copies) * q_size(model) + (2 + kv_copies) * kv) + lse
+    held = 2 * e * (q_size(model) + kv_heads_held(cell) * model.head_dim)
+    return held + lse + STRATEGIES[cell.strategy].kept_bytes_per_token(cell)
 
 
 def _last_norm_bytes_per_token(cell: RunConfig) -> int:

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
+from bench.strategies.gather_kv.facts import GatherKV
 from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
 from bench.strategies.ring_flash_attn.facts import RingFlashAttn
@@ -31,6 +32,7 @@ STRATEGIES = StrategyTable(
         Ulysses(),
         Ring(),
         USP(),
+        GatherKV(),
         DeepSpeedUlysses(),
         RingFlashAttn(),
         RingFlashAttnLlama3(),

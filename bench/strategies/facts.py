@@ -56,6 +56,12 @@ class Facts(ABC):
         """Whether attention can be causal (True) and full (False) in this layout."""
         return (True, False)
 
+    def kept_bytes_per_token(self, cell: RunConfig) -> int:
+        """Bytes of each of a rank's tokens that attention saves beyond Q, K, V, the output and its LSE."""
+        q_copies, kv_copies = self.kept_copies
+        heads = q_copies * cell.model.num_heads + kv_copies * kv_heads_held(cell)
+        return heads * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
+
     def slices(self, cell: RunConfig, seq_len: int, group_rank: int) -> tuple[slice, ...]:
         """The pieces of a whole sequence that a rank of the sequence group holds, in its local order."""
         return LAYOUTS[cell.layout].slices(seq_len, cell.sp_degree, group_rank)
@@ -173,6 +179,11 @@ def head_exchange_bytes(cell: RunConfig, heads: int) -> int:
 def exchanged_kv_heads(cell: RunConfig) -> int:
     """KV heads that are sent: repeated up to one per rank where there are fewer heads than ranks."""
     return max(cell.model.num_kv_heads, cell.ulysses_degree)
+
+
+def kv_heads_held(cell: RunConfig) -> int:
+    """KV heads of a token that a rank computes with: repeated where several ranks share heads."""
+    return exchanged_kv_heads(cell) if cell.ulysses_degree > 1 else cell.model.num_kv_heads
 
 
 def _kv_fits(kv_heads: int, degree: int, repeats: bool) -> bool:

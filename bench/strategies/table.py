@@ -159,7 +159,7 @@ def in_one_line(error: BaseException) -> str:
 def _faults(name: str, facts: Facts) -> Iterator[str]:
     """What is wrong with a strategy's names, its place, its choices; each ends `<class> of <package> ...`."""
     if not name.isidentifier():
-        yield "has a name that cannot be typed; use letters, digits and underscores, as in gather_kv"
+        yield "has a name that cannot be typed; use letters, digits and underscores, as in gather_twice"
     own_name = getattr(facts, "name", None)
     if own_name != name:
         yield f"has name = {own_name!r}, but its entry point is named {name!r}"
