@@ -15,6 +15,9 @@ from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
 from bench.strategies.ring_flash_attn.facts import RingFlashAttn
 from bench.strategies.ring_flash_attn_llama3.facts import RingFlashAttnLlama3
+from bench.strategies.ringmaster_ring.facts import RingmasterRing
+from bench.strategies.ringmaster_ulysses.facts import RingmasterUlysses
+from bench.strategies.ringmaster_usp.facts import RingmasterUSP
 from bench.strategies.table import StrategyTable
 from bench.strategies.torch_cp.facts import TorchCP
 from bench.strategies.ulysses.facts import Ulysses
@@ -37,6 +40,9 @@ STRATEGIES = StrategyTable(
         RingFlashAttn(),
         RingFlashAttnLlama3(),
         TorchCP(),
+        RingmasterUlysses(),
+        RingmasterRing(),
+        RingmasterUSP(),
         YunchangUlysses(),
         YunchangRing(),
         YunchangUSP(),
