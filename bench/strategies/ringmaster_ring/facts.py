@@ -14,6 +14,8 @@ from bench.strategies.schedule import (
 )
 
 FLOAT32_BYTES = 4
+OWN_KERNEL = "math"
+"""Ours that does the same as the package's own attention for CPUs."""
 
 
 class RingmasterRing(ScheduledFacts):
@@ -31,22 +33,20 @@ class RingmasterRing(ScheduledFacts):
 
 
 def kernel_refusals(cell: RunConfig) -> list[str]:
-    """Passing keys on a CPU, the package asks for no kernel: all scores are in memory at once, as in `math`.
-
-    It computes them in float32, also of float64 inputs, of which `out` is off by 1e-7 of its maximum.
-    """
+    """Passing keys on a CPU, the package calls no kernel: it computes all scores at once, and in float32."""
     if cell.option("rotation") != "p2p" or cell.cluster.device != "cpu":
         return []
+    who = f"{cell.strategy} with strategy.rotation=p2p on CPU ranks"
     reasons = []
-    if cell.kernel != "math":
+    if cell.kernel != OWN_KERNEL:
         reasons.append(
-            f"kernel={cell.kernel} is not for {cell.strategy} with strategy.rotation=p2p on CPU ranks, where it"
-            " computes all scores itself; take kernel=math, or strategy.rotation=allgather"
+            f"kernel={cell.kernel} is not for {who}, which computes all scores itself; take"
+            f" kernel={OWN_KERNEL}, or strategy.rotation=allgather"
         )
     if cell.dtype == "fp64":
         reasons.append(
-            f"dtype=fp64 is not for {cell.strategy} with strategy.rotation=p2p on CPU ranks, which computes in"
-            " float32; take dtype=fp32, or strategy.rotation=allgather"
+            f"dtype=fp64 is not for {who}, which computes in float32; take dtype=fp32, or"
+            " strategy.rotation=allgather"
         )
     return reasons
 

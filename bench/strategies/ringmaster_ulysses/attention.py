@@ -19,7 +19,7 @@ from bench.strategies.shipped import parts_of_package
 from bench.strategies.strategy import Strategy
 
 Attention = Callable[..., tuple[Tensor, None]]
-"""`attention(module, q_BNSD, k_BKSD, v_BKSD, mask, **keywords)`, as transformers calls one: out_BSND, None."""
+"""`attention(module, q_BNSD, k_BKSD, v_BKSD, mask, **keywords)`, as transformers calls one."""
 
 
 class Ringmaster(Strategy):
