@@ -20,6 +20,9 @@ TINY = (
 )  # fmt: skip
 
 
+SHARE_EVERY_HEAD = ("ringmaster_ulysses", "yunchang_ulysses")
+"""Strategies that repeat no KV head: there have to be as many as ranks."""
+
 make_raw = cache(composed)
 
 
@@ -51,6 +54,13 @@ def variants(facts):
     """Every layout of a strategy with every choice that is its own."""
     choices = [[(key, value) for value in values] for key, values in facts.options.items()]
     return itertools.product(facts.layouts, itertools.product(*choices))
+
+
+def words_for(strategy, options=()):
+    """What a strategy with these choices has to be told to run on up to four CPU ranks."""
+    heads = ("model.num_kv_heads=4",) if strategy in SHARE_EVERY_HEAD else ()
+    kernel = ("kernel=math",) if dict(options).get("rotation") == "p2p" else ()
+    return *heads, *kernel
 
 
 def run_cell(launcher, cell, folder, entry=None):

@@ -85,9 +85,10 @@ def _passed(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
     A CPU has no flash kernel for the package: there it sends K and V of all query heads, in float32.
     """
     ranks, stride = cell.ring_degree, cell.ring_stride
-    sent_bytes = tensor_bytes(cell, 2 * kv_heads, cell.padded_len // ranks)
+    shard_len = cell.padded_len // ranks
+    sent_bytes = tensor_bytes(cell, 2 * kv_heads, shard_len)
     if cell.cluster.device == "cpu":
-        sent_bytes = sent_bytes // kv_heads * heads // DTYPE_BYTES[cell.dtype] * FLOAT32_BYTES
+        sent_bytes = tensor_bytes(cell, 2 * heads, shard_len) // DTYPE_BYTES[cell.dtype] * FLOAT32_BYTES
     hop = Exchange("send", sent_bytes, ranks, stride)
     *blocks, last = ring_blocks(cell, heads, kv_heads)
     if not blocks:

@@ -29,6 +29,7 @@ from bench.training.loss import CHUNK_TOKENS, ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 from bench.training.tiled_mlp import tile_mlps
 from tests.cells import FOUR_H100, TWO_CORES, raw_with
+from tests.installed import INSTALLED
 
 WIDTHS = {
     "model.hidden_size": 48, "model.intermediate_size": 136, "model.num_heads": 8, "model.num_kv_heads": 2,
@@ -100,9 +101,7 @@ SAVED = {
     "only inputs": {"checkpointing": True},
     "only inputs, under autocast": {"checkpointing": True, "engine": {"name": "ddp"}},
     "ulysses with repeated KV heads": {"strategy": {"name": "ulysses"}, "cluster.world_size": 4},
-    **{
-        name: {"strategy": read_option("strategy", name)} for name in STRATEGIES.ours if name not in NOT_FAKED
-    },
+    **{name: {"strategy": read_option("strategy", name)} for name in INSTALLED if name not in NOT_FAKED},
 }
 
 
