@@ -7,7 +7,7 @@ heads, K KV heads, D head size. A causal mask is aligned to the bottom right: qu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def flash_attn_func_on(kernel: Kernel) -> Callable[..., Attended]:
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         if causal and q.shape[1] < k.shape[1]:
             alone = [_last_of_a_sequence(kernel, *qkv, scale) for qkv in zip(q, k, v, strict=True)]
-            out_BSND, lse_BNS = (torch.stack(parts) for parts in zip(*alone, strict=True))
+            out_BSND, lse_BNS = (_stacked(parts) for parts in zip(*alone, strict=True))
         else:
             out_BSND, lse_BNS = _Attend.apply(q, k, v, kernel, causal, scale)  # type: ignore[no-untyped-call]
         return (out_BSND, lse_BNS, None) if return_attn_probs else out_BSND
@@ -75,6 +75,11 @@ def flash_attn_varlen_func_on(kernel: Kernel) -> Callable[..., Attended]:
         return (out_QND, lse_NQ, None) if return_attn_probs else out_QND
 
     return flash_attn_varlen_func
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """One alone without a copy: it is saved for backward already."""
+    return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
 
 def _last_of_a_sequence(

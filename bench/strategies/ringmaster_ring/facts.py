@@ -27,6 +27,9 @@ class RingmasterRing(ScheduledFacts):
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *kernel_refusals(cell)]
 
+    def kept_bytes_per_token(self, cell: RunConfig) -> int:
+        return kept_by_ring(cell)
+
     def schedule(self, cell: RunConfig) -> Schedule:
         heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
         return ring_schedule(cell, heads // cell.ulysses_degree, kv_heads // cell.ulysses_degree)
@@ -49,6 +52,24 @@ def kernel_refusals(cell: RunConfig) -> list[str]:
             " strategy.rotation=allgather"
         )
     return reasons
+
+
+def kept_by_ring(cell: RunConfig) -> int:
+    """What a ring's last rank saves beside its own, per token: all that it gathered.
+
+    Passing keys on a CPU, those of all query heads, and the output in float32 beside the one it returns.
+    """
+    model, number_bytes = cell.model, DTYPE_BYTES[cell.dtype]
+    if cell.ring_degree == 1:
+        return 0
+    if cell.option("rotation") == "allgather":
+        heads_bytes = (cell.ring_degree - 1) * 2 * model.num_kv_heads * number_bytes
+    elif cell.cluster.device == "cpu":
+        repeated = 2 * (model.num_heads - model.num_kv_heads) * number_bytes
+        heads_bytes = repeated + model.num_heads * FLOAT32_BYTES
+    else:
+        heads_bytes = 0
+    return heads_bytes * model.head_dim
 
 
 def ring_schedule(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:

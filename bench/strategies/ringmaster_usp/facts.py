@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from bench.config import RunConfig
 from bench.strategies.facts import head_exchange_refusals
-from bench.strategies.ringmaster_ring.facts import RingmasterRing, kernel_refusals, ring_schedule
+from bench.strategies.ringmaster_ring.facts import (
+    RingmasterRing,
+    kept_by_ring,
+    kernel_refusals,
+    ring_schedule,
+)
 from bench.strategies.ringmaster_ulysses.facts import trade_heads
 from bench.strategies.schedule import Schedule
 from bench.strategies.usp.facts import USP
@@ -13,6 +18,7 @@ from bench.strategies.usp.facts import USP
 class RingmasterUSP(USP):
     name = "ringmaster_usp"
     packs = False
+    kept_copies = (1, 0)
     layouts = ("contiguous",)
     package = "axolotl-ringmaster"
     tried = "0.2.7"
@@ -23,6 +29,9 @@ class RingmasterUSP(USP):
 
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *kernel_refusals(cell)]
+
+    def kept_bytes_per_token(self, cell: RunConfig) -> int:
+        return super().kept_bytes_per_token(cell) + kept_by_ring(cell)
 
     def schedule(self, cell: RunConfig) -> Schedule:
         """Q, then K with V, then the output are traded for heads, also where heads are equally many."""

@@ -13,6 +13,7 @@ from bench.strategies.yunchang_ulysses.facts import YunchangUlysses
 class YunchangUSP(USP):
     name = "yunchang_usp"
     packs = False
+    kept_copies = (1, 0)
     why_it_packs_not = YunchangRing.why_it_packs_not
     package = "yunchang"
     tried = YunchangRing.tried
