@@ -7,7 +7,7 @@ heads, K KV heads, D head size. A causal mask is aligned to the bottom right: qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ def flash_attn_varlen_func_on(kernel: Kernel) -> Callable[..., Attended]:
     return flash_attn_varlen_func
 
 
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
+def _stacked(parts: tuple[Tensor, ...]) -> Tensor:
     """One alone without a copy: it is saved for backward already."""
     return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
