@@ -21,6 +21,9 @@ TINY = (
 )  # fmt: skip
 
 
+SHARE_EVERY_HEAD = ("ringmaster_ulysses", "yunchang_ulysses")
+"""Strategies that repeat no KV head: there have to be as many as ranks."""
+
 make_raw = cache(composed)
 
 
@@ -59,6 +62,13 @@ def texts_of(option, numbers):
     if isinstance(option, WholeNumber):
         return [str(option.least + more) for more in range(numbers)]
     return [*map(flag_text, (True, False))] if isinstance(option, Flag) else option
+
+
+def words_for(strategy, options=()):
+    """What a strategy with these choices has to be told to run on up to four CPU ranks."""
+    heads = ("model.num_kv_heads=4",) if strategy in SHARE_EVERY_HEAD else ()
+    kernel = ("kernel=math",) if dict(options).get("rotation") == "p2p" else ()
+    return *heads, *kernel
 
 
 def run_cell(launcher, cell, folder, entry=None):

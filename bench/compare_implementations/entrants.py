@@ -138,17 +138,33 @@ def _label(facts: Facts, chosen: Sequence[str]) -> str:
 def _counterpart(
     facts: Facts, cell: RunConfig, setting: Setting, words: Sequence[str], machine: Machine
 ) -> Entrant | None:
-    """Ours that does the same, in the layout of the package."""
+    """Ours that does the same, in the layout and with the kernel and degrees of the package."""
     name = facts.counterpart(cell)
     if name is None:
         return None
     ours = STRATEGIES[name]
     layout = cell.layout if cell.layout in ours.layouts else ours.default_layout
-    same = _cell([f"strategy={name}", f"layout={layout}"], setting, words, machine)
+    same = _cell(
+        [f"strategy={name}", f"layout={layout}", f"kernel={cell.kernel}", *_degree(ours, cell)],
+        setting,
+        words,
+        machine,
+    )
     reason = refusal(same)
     if reason is not None:
         return None
-    return Entrant(same, name if layout == ours.default_layout else f"{name} {layout}", None)
+    default = _cell([f"strategy={name}"], setting, words, machine)
+    own = [
+        *([layout] if layout != default.layout else []),
+        *([cell.kernel] if cell.kernel != default.kernel else []),
+        *(_degree(ours, cell) if same.ulysses_degree != default.ulysses_degree else []),
+    ]
+    return Entrant(same, " ".join([name, *own]), None)
+
+
+def _degree(ours: Facts, cell: RunConfig) -> list[str]:
+    """The words for the degrees of a hybrid."""
+    return [f"ulysses_degree={cell.ulysses_degree}"] if ours.is_hybrid else []
 
 
 def _cell(own: Sequence[str], setting: Setting, words: Sequence[str], machine: Machine) -> RunConfig:

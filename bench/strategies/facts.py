@@ -23,6 +23,8 @@ class Facts(ABC):
     """The dtypes it can run in."""
     package: ClassVar[str | None] = None
     """The distribution whose code runs; None where it is ours."""
+    tried: ClassVar[str | None] = None
+    """The version of it that passed the gates, where it is no requirement of ours; None where any will do."""
     shares_sequences: ClassVar[bool] = True
     """Whether ranks share a sequence at all; false only for `local`."""
     is_hybrid: ClassVar[bool] = False
@@ -43,6 +45,11 @@ class Facts(ABC):
     @property
     def default_layout(self) -> str:
         return self.layouts[0]
+
+    @property
+    def install(self) -> str:
+        """The command that installs its package."""
+        return f"pip install {self.package}" + ("" if self.tried is None else f"=={self.tried}")
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:  # noqa: ARG002
         """How many of the ranks that share a sequence share its heads, unless the user says so."""
@@ -178,12 +185,15 @@ def backwards_per_step(cell: RunConfig) -> int:
     return cell.model.num_layers * cell.grad_accum
 
 
-def head_exchange_refusals(cell: RunConfig) -> list[str]:
-    """Ulysses gives each rank whole heads, so their number sets its limit."""
+def head_exchange_refusals(cell: RunConfig, *, repeats: bool = True) -> list[str]:
+    """Ulysses gives each rank whole heads, so their number sets its limit.
+
+    KV heads may be fewer than ranks where the strategy `repeats` them.
+    """
     heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.ulysses_degree
     key = "ulysses_degree" if cell.ring_degree > 1 else "sp_degree"
-    divisors = [d for d in range(1, heads + 1) if heads % d == 0 and _kv_fits(kv_heads, d)]
-    if heads % degree == 0 and _kv_fits(kv_heads, degree):
+    divisors = [d for d in range(1, heads + 1) if heads % d == 0 and _kv_fits(kv_heads, d, repeats)]
+    if degree in divisors:
         return []
     reason = (
         f"{cell.strategy} cannot split {heads} query and {kv_heads} KV heads evenly over {key}={degree}"
@@ -207,8 +217,8 @@ def kv_heads_held(cell: RunConfig) -> int:
     return exchanged_kv_heads(cell) if cell.ulysses_degree > 1 else cell.model.num_kv_heads
 
 
-def _kv_fits(kv_heads: int, degree: int) -> bool:
-    return kv_heads % degree == 0 or degree % kv_heads == 0
+def _kv_fits(kv_heads: int, degree: int, repeats: bool) -> bool:
+    return kv_heads % degree == 0 or (repeats and degree % kv_heads == 0)
 
 
 def _not_among(key: str, value: str, known: tuple[str, ...], strategy: str) -> list[str]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.attention import flash_attn_bridge
-from bench.attention.flash_attn_bridge import ring_flash_attn_on
+from bench.attention.flash_attn_bridge import package_on
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
 from tests.recorded_signatures import FLASH_ATTN_2, SOURCES, forget_packages, parameters, write_package
 
@@ -31,10 +31,10 @@ def installed(tmp_path, monkeypatch):
 
     monkeypatch.syspath_prepend(tmp_path)
     forget_packages()
-    ring_flash_attn_on.cache_clear()
+    package_on.cache_clear()
     yield install
     forget_packages()
-    ring_flash_attn_on.cache_clear()
+    package_on.cache_clear()
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_an_installed_flash_attn_computes_for_its_own_kernel_and_for_no_other(in
     q, k, v, dout = (x.transpose(1, 2) for x in qkv_and_dout(torch.bfloat16))
     offsets = torch.tensor([0, 32], dtype=torch.int32)
     for kernel, called in (("flash_attn_2", [*OFFERED]), ("math", [])):
-        package = ring_flash_attn_on(KERNELS[kernel])
+        package = package_on("ring_flash_attn", KERNELS[kernel])
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         package.zigzag_ring_flash_attn_func(*leaves, causal=True).backward(dout)
         package.llama3_flash_attn_varlen_func(

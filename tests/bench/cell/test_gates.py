@@ -7,7 +7,8 @@ import pytest
 
 from bench.strategies import STRATEGIES
 from tests import faults
-from tests.cells import counted_and_computed, run_cell, tiny_cell, variants
+from tests.cells import counted_and_computed, run_cell, tiny_cell, variants, words_for
+from tests.installed import INSTALLED
 from tests.together import chosen, seen_inside
 
 CASES = {
@@ -15,9 +16,10 @@ CASES = {
         f"strategy={name}",
         f"layout={layout}",
         *(f"strategy.{key}={value}" for key, value in options),
+        *words_for(name, options),
     )
-    for name, facts in STRATEGIES.items()
-    for layout, options in variants(facts)
+    for name in INSTALLED
+    for layout, options in variants(STRATEGIES[name])
 }
 
 

@@ -29,6 +29,7 @@ from bench.training.loss import CHUNK_TOKENS, ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 from bench.training.tiled_mlp import tile_mlps
 from tests.cells import FOUR_H100, TWO_CORES, raw_with
+from tests.installed import INSTALLED
 
 WIDTHS = {
     "model.hidden_size": 48, "model.intermediate_size": 136, "model.num_heads": 8, "model.num_kv_heads": 2,
@@ -46,10 +47,12 @@ def cell_with(values, machine=TWO_CORES):
 
 @pytest.fixture
 def rank_of():
-    """Makes this process one rank of several that do not exist: shapes are right, what arrives is not."""
+    """Makes this process the last rank of several that do not exist: shapes are right, contents not."""
 
     def make(cell):
-        dist.init_process_group("fake", rank=0, world_size=cell.cluster.world_size, store=FakeStore())
+        dist.init_process_group(
+            "fake", rank=cell.cluster.world_size - 1, world_size=cell.cluster.world_size, store=FakeStore()
+        )
         return make_groups(cell)
 
     yield make
@@ -100,8 +103,16 @@ SAVED = {
     "only inputs": {"checkpointing": True},
     "only inputs, under autocast": {"checkpointing": True, "engine": {"name": "ddp"}},
     "ulysses with repeated KV heads": {"strategy": {"name": "ulysses"}, "cluster.world_size": 4},
+    **{name: {"strategy": read_option("strategy", name)} for name in INSTALLED if name not in NOT_FAKED},
     **{
-        name: {"strategy": read_option("strategy", name)} for name in STRATEGIES.ours if name not in NOT_FAKED
+        f"{name} 2 x 2": {"strategy": read_option("strategy", name), "cluster.world_size": 4}
+        for name in ("usp", "ringmaster_usp", "yunchang_usp")
+        if name in INSTALLED
+    },
+    **{
+        f"{name} p2p": {"strategy": read_option("strategy", name) | {"rotation": "p2p"}, "kernel": "math"}
+        for name in ("ringmaster_ring",)
+        if name in INSTALLED
     },
 }
 

@@ -10,13 +10,13 @@ from rich.console import Console
 from bench.config import ConfigError
 from bench.ranks.memory_limit import ROOM_BYTES, without_memory_limit
 from bench.store import read_records
-from bench.strategies import STRATEGIES
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
 from bench.sweep.run import run_plan
 from tests import faults
 from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw, run_cell, tiny_cell
 from tests.gpus import OUT_OF_MEMORY_IN
+from tests.installed import INSTALLED
 
 MIB = 2**20
 FOUND_WITHIN_S = 5
@@ -25,7 +25,7 @@ LIMIT_GIB = 0.1
 QUICK = ("measure.steps=1", "measure.warmup_steps=0", "measure.trace=false", "cluster=cpu",
          "measure.repeats=1", "measure.reference_budget_s=0")  # fmt: skip
 ENGINES = ("ddp", "fsdp2", "zero3")
-GRID = [*itertools.product(STRATEGIES, ENGINES)]
+GRID = [*itertools.product(INSTALLED, ENGINES)]
 COVER = GRID[::14]
 
 PEAKS_MIB = {
