@@ -77,7 +77,7 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
         return None
     engine = ENGINE_MEMORY[cell.engine](cell)
     rows, layers = cell.batch * cell.shard_len, cell.model.num_layers
-    saved = rows * layer_bytes_per_token(cell)
+    saved = rows * layer_bytes_per_token(cell) + STRATEGIES[cell.strategy].kept_bytes(cell)
     kept = rows * stream_bytes(cell) * cell.model.hidden_size if cell.checkpointing else saved
     last_norm = rows * _last_norm_bytes_per_token(cell)
     stay = kept if _leaves_device(cell) else layers * kept
@@ -171,7 +171,7 @@ def _loss_bytes(cell: RunConfig, rows: int) -> int:
 
 
 def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> int:
-    """What a layer's backward adds to what the layer saved; `math` takes its scores in three wide tensors.
+    """What a layer's backward adds to what the layer saved; scores that are in memory at once count as well.
 
     The fullest moment is that of the MLP, 2ef + eh. Where it is tiled, that of a tile or of the norm before.
     """
@@ -182,12 +182,8 @@ def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> i
             _tile_backward_bytes(cell, rows) + engine.layer_gradients,
             rows * _tiled_norm_backward_bytes_per_token(cell) + engine.kept_head_gradient,
         ]
-    if cell.kernel == "math":
-        # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
-        heads, block = model.num_heads // cell.ulysses_degree, cell.padded_len // max(1, cell.ring_degree)
-        scores = 3 * max(FLOAT32_BYTES, e) * cell.batch * heads * block**2
-        moments.append(scores + engine.layer_gradients)
-    return max(moments)
+    scores = STRATEGIES[cell.strategy].scores_bytes(cell)
+    return max(*moments, scores + engine.layer_gradients if scores else 0)
 
 
 def _tile_backward_bytes(cell: RunConfig, rows: int) -> int:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
 from bench.strategies.options import Option
-from bench.strategies.schedule import Schedule
+from bench.strategies.schedule import WIDE_BYTES, Schedule
 
 
 class Facts(ABC):
@@ -130,6 +130,19 @@ class Facts(ABC):
     def forwards_per_step(self, cell: RunConfig) -> int:
         """How often attention runs forward in one step."""
         return (2 if self.recomputes_attention(cell) else 1) * backwards_per_step(cell)
+
+    def kept_bytes(self, cell: RunConfig) -> int:  # noqa: ARG002
+        """What a call of attention saves beyond Q, K, V, output, LSE and `kept_copies`, in bytes."""
+        return 0
+
+    def scores_bytes(self, cell: RunConfig) -> int:
+        """Beside what it saves, scores in memory at once: of `kernel=math` a block's, three times wide."""
+        if cell.kernel != "math":
+            return 0
+        # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
+        block = cell.padded_len // max(1, cell.ring_degree)
+        scores = cell.batch * cell.model.num_heads // cell.ulysses_degree * block**2
+        return 3 * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype]) * scores
 
     @abstractmethod
     def exchange_bytes(self, cell: RunConfig) -> int:

@@ -26,6 +26,7 @@ from bench.strategies.distflash_attn.balance import Lent, Round, rounds
 from bench.strategies.strategy import Strategy
 
 Tensors = tuple[Tensor, ...]
+NOTHING = HandOver((), (), ())
 
 
 class DistFlashAttention(Strategy):
@@ -110,13 +111,13 @@ class Direction(ABC):
 def take_rounds(direction: Direction, shared: Shared) -> None:
     """All rounds of a rank; what comes back from one is taken in after the next one's block."""
     group, todo = shared.group, shared.rounds()
-    arriving = [_lend(direction, each, group) for each in todo[:1]]
+    lending = (_lend(direction, each, group) for each in todo)
+    arriving = next(lending, NOTHING)
     returning: list[tuple[Round, HandOver]] = []
     direction.compute_own()
-    for each, following in zip(todo, [*todo[1:], None], strict=True):
-        lent = arriving.pop().wait()
-        if following is not None:
-            arriving.append(_lend(direction, following, group))
+    for each in todo:
+        lent = arriving.wait()
+        arriving = next(lending, NOTHING)
         found = () if each.takes is None else direction.compute(each.takes, lent)
         returning.append((each, _give_back(direction, each, found, group)))
         if len(returning) > 1:

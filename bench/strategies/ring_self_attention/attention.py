@@ -31,8 +31,7 @@ class RingSelfAttention(Strategy):
 class _RingSelfAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> Tensor:
-        scores = ring_scores(q, k, ring)
-        probs = scores.flatten(-2).softmax(dim=-1).view_as(scores)
+        probs = ring_scores(q, k, ring).flatten(-2).softmax(dim=-1).unflatten(-1, (ring.group.size(), -1))
         out = ring_output(probs, v, ring)
         ctx.ring = ring
         ctx.save_for_backward(q, k, v, probs, out)
@@ -77,7 +76,7 @@ def ring_backward(
     Keys and values go round together. The gradients of each rank's are a sum over ranks that travels behind
     them, from the next rank to the one before it, and home: P-1 hops, as of a reduce-scatter round a ring.
     """
-    scale, wide = q.shape[-1] ** -0.5, torch.promote_types(q.dtype, torch.float32)
+    wide = torch.promote_types(q.dtype, torch.float32)
     delta = (dout.to(wide) * out).sum(dim=-1, keepdim=True)
     dq = torch.zeros(q.shape, dtype=wide, device=q.device)
     own, home = torch.zeros(kv.shape, dtype=wide, device=kv.device), None
@@ -85,15 +84,29 @@ def ring_backward(
         is_own = source == ring.group.rank()
         share = own if is_own else torch.zeros_like(own)
         for tile in ring.tiles(k.shape[2], source):
-            block, dout_rows = _block(probs, source, tile), _rows(dout, tile)
-            dprobs = _times(dout_rows, _keys(v, tile).mT)
-            dscores = (dprobs - _rows(delta, tile)).mul_(block).mul_(scale).to(q.dtype)
-            _rows(dq, tile).add_(_times(dscores, _keys(k, tile)))
-            _keys(share[0], tile).add_(_summed_over_rows(dscores, _rows(q, tile)))
-            _keys(share[1], tile).add_(_summed_over_rows(block, dout_rows))
+            queries = _rows(dout, tile), _rows(q, tile), _rows(delta, tile)
+            keys = _keys(k, tile), _keys(v, tile)
+            found = block_backward(queries, keys, _block(probs, source, tile))
+            for total, part in zip((_rows(dq, tile), *(_keys(x, tile) for x in share)), found, strict=True):
+                total.add_(part)
         if not is_own:
             home = rotate(share if home is None else share.add_(home.wait()), ring.group)
     return dq.to(q.dtype), (own if home is None else own.add_(home.wait())).to(kv.dtype)
+
+
+def block_backward(
+    queries: tuple[Tensor, Tensor, Tensor], keys: tuple[Tensor, Tensor], probs_BKGRT: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a block of probabilities adds to the gradients of its queries, keys and values.
+
+    Of softmax dS = P * (dP - delta), where delta is the sum of dout * out over each row.
+    """
+    (dout_BKGRD, q_BKGRD, delta_BKGR1), (k_BKTD, v_BKTD) = queries, keys
+    scale = q_BKGRD.shape[-1] ** -0.5
+    dscores = (_times(dout_BKGRD, v_BKTD.mT) - delta_BKGR1).mul_(probs_BKGRT).mul_(scale).to(q_BKGRD.dtype)
+    dq_BKGRD = _times(dscores, k_BKTD)
+    dk_BKTD, dv_BKTD = _summed_over_rows(dscores, q_BKGRD), _summed_over_rows(probs_BKGRT, dout_BKGRD)
+    return dq_BKGRD, dk_BKTD, dv_BKTD
 
 
 def round_trip(tensor: Tensor, ring: Ring) -> Iterator[tuple[int, Tensor]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bench.config import RunConfig
+from bench.config import DTYPE_BYTES, RunConfig
 from bench.strategies.facts import ScheduledFacts, activation_bytes
-from bench.strategies.schedule import Exchange, Schedule, Stage, Stages, ring_blocks, wide
+from bench.strategies.schedule import WIDE_BYTES, Exchange, Schedule, Stage, Stages, ring_blocks, wide
 
 
 class RingSelfAttention(ScheduledFacts):
@@ -15,6 +15,16 @@ class RingSelfAttention(ScheduledFacts):
     layouts: ClassVar[tuple[str, ...]] = ("zigzag", "contiguous", "striped")
     # It calls none: its scores are taken, masked and kept as that kernel takes its own.
     kernels = ("math",)
+
+    def kept_bytes(self, cell: RunConfig) -> int:
+        """The probabilities of all keys for each of this rank's queries, and no LSE."""
+        rows = cell.batch * cell.model.num_heads * cell.shard_len
+        return rows * (cell.padded_len * DTYPE_BYTES[cell.dtype] - _wide_number(cell))
+
+    def scores_bytes(self, cell: RunConfig) -> int:
+        """Forward as many scores, which softmax makes probabilities; backward those of a block, also wide."""
+        rows, e = cell.batch * cell.model.num_heads * cell.shard_len, DTYPE_BYTES[cell.dtype]
+        return rows * max(cell.padded_len * e, cell.shard_len * (_wide_number(cell) + e))
 
     def schedule(self, cell: RunConfig) -> Schedule:
         """K and V make P-1 hops each in forward and again in backward; so do their gradients, summed.
@@ -41,3 +51,7 @@ class RingSelfAttention(ScheduledFacts):
         )
         home: Stages = (Stage(exchanges=(dkv,)),) if last else ()
         return Schedule(forward, (*backward, *home))
+
+
+def _wide_number(cell: RunConfig) -> int:
+    return max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])

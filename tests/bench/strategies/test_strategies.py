@@ -10,7 +10,7 @@ SETS = {"ours": tuple(STRATEGIES.ours)} | {name: (name,) for name in STRATEGIES.
 """One set of ranks tests all of ours; `-k NAME` tests a package's own strategy and nothing else."""
 WAITS = {"ring_flash_attn_llama3 on documents": {"tolist"}}
 """The package tells kernels on the device where documents end; those that take one at a time read it."""
-EXPOSE_LSE = {"local", "gather_kv", "ring", "ring_flash_attn", "ring_flash_attn_llama3"}
+EXPOSE_LSE = {"local", "gather_kv", "ring", "distflash_attn", "ring_flash_attn", "ring_flash_attn_llama3"}
 
 
 def exposes_lse(strategy):
