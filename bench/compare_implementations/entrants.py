@@ -17,6 +17,9 @@ from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
 from bench.strategies.options import FALSE, TRUE, Flag, Option, WholeNumber
 
+PLACEMENT = "inner"
+"""The option that says whose ranks share a node."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -115,8 +118,15 @@ def _heads(text: str) -> tuple[int, int]:
 
 
 def _choices(facts: Facts) -> Iterator[list[str]]:
-    """The words of every combination of a strategy's own options; of a number its own choice alone."""
-    keys = [key for key, option in facts.options.items() if not isinstance(option, WholeNumber)]
+    """The words of every combination of a strategy's own options; of a number its own choice alone.
+
+    Which ranks are neighbours makes no difference on one node.
+    """
+    keys = [
+        key
+        for key, option in facts.options.items()
+        if not isinstance(option, WholeNumber) and key != PLACEMENT
+    ]
     for chosen in product(*(_values(facts.options[key]) for key in keys)):
         yield [f"strategy.{key}={value}" for key, value in zip(keys, chosen, strict=True)]
 
