@@ -77,11 +77,14 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
         return None
     engine = ENGINE_MEMORY[cell.engine](cell)
     rows, layers = cell.batch * cell.shard_len, cell.model.num_layers
-    saved = rows * layer_bytes_per_token(cell) + STRATEGIES[cell.strategy].kept_bytes(cell)
-    kept = rows * stream_bytes(cell) * cell.model.hidden_size if cell.checkpointing else saved
+    facts = STRATEGIES[cell.strategy]
+    saved = rows * layer_bytes_per_token(cell) + facts.kept_bytes(cell)
+    of_attention = facts.checkpointed_bytes(cell)
+    of_layer = rows * stream_bytes(cell) * cell.model.hidden_size + of_attention
+    kept = of_layer if cell.checkpointing else saved
     last_norm = rows * _last_norm_bytes_per_token(cell)
     stay = kept if _leaves_device(cell) else layers * kept
-    again = saved if cell.checkpointing else 0
+    again = saved - of_attention if cell.checkpointing else 0
     arrived = max(0, kept + engine.arriving - stay)  # by the last layer's backward, whose input alone is left
     return MemoryNeed(
         states=engine.states,

@@ -51,6 +51,7 @@ WORDS: Mapping[str, Sequence[str]] = {
     "workload.mask": MASKS,
     "strategy.inner": STRATEGIES["usp"].options["inner"],
     "strategy.rotation": STRATEGIES["torch_cp"].options["rotation"],
+    "strategy.checkpoints": STRATEGIES["distflash_attn"].options["checkpoints"],
 }
 """Keys whose values are one of some words."""
 ALSO: Mapping[str, str] = {

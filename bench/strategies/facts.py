@@ -109,6 +109,10 @@ class Facts(ABC):
         """Whether attention runs forward once more in backward."""
         return cell.checkpointing
 
+    def checkpointed_bytes(self, cell: RunConfig) -> int:  # noqa: ARG002
+        """What a checkpointed layer keeps of attention beside its own input, in bytes."""
+        return 0
+
     def forwards_per_step(self, cell: RunConfig) -> int:
         """How often attention runs forward in one step."""
         return (2 if self.recomputes_attention(cell) else 1) * backwards_per_step(cell)

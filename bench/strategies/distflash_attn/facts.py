@@ -10,10 +10,24 @@ from bench.strategies.distflash_attn.balance import Lent, Round, rounds
 from bench.strategies.facts import ScheduledFacts, activation_bytes
 from bench.strategies.schedule import WIDE_BYTES, Block, Exchange, Schedule, Stage, Stages, wide
 
+CHECKPOINTS, LAYER_INPUT, ATTENTION_OUTPUT = "checkpoints", "layer_input", "attention_output"
+"""What a checkpointed layer keeps: its input, or attention's output too, which is not computed again then."""
+
 
 class DistFlashAttn(ScheduledFacts):
     name = "distflash_attn"
     sends_unevenly = True
+    options = {CHECKPOINTS: (LAYER_INPUT, ATTENTION_OUTPUT)}  # noqa: RUF012  a class's own constant
+
+    def refusals(self, cell: RunConfig) -> list[str]:
+        return [*super().refusals(cell), *_checkpoint_refusals(cell)]
+
+    def recomputes_attention(self, cell: RunConfig) -> bool:
+        return cell.checkpointing and cell.option(CHECKPOINTS) == LAYER_INPUT
+
+    def checkpointed_bytes(self, cell: RunConfig) -> int:
+        """Attention's output and its LSE, where they are what is kept."""
+        return _output_bytes(cell) if cell.option(CHECKPOINTS) == ATTENTION_OUTPUT else 0
 
     def schedule(self, cell: RunConfig) -> Schedule:
         """That of the last rank, which computes in every round."""
@@ -28,7 +42,7 @@ class DistFlashAttn(ScheduledFacts):
         """
         heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
         q, kv = activation_bytes(cell, heads), activation_bytes(cell, 2 * kv_heads)
-        lse = cell.batch * heads * cell.shard_len * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])
+        lse = _output_bytes(cell) - q
         forward = Sizes(
             lent={Lent.KEYS: kv, Lent.QUERIES: q},
             given_back={Lent.KEYS: 0, Lent.QUERIES: q + lse},
@@ -40,6 +54,26 @@ class DistFlashAttn(ScheduledFacts):
             merged=wide(cell, q + kv),
         )
         return Schedule(_stages(cell, rank, forward), _stages(cell, rank, backward))
+
+
+def _output_bytes(cell: RunConfig) -> int:
+    """Of one call's output and LSE."""
+    rows = cell.batch * cell.model.num_heads * cell.shard_len
+    return activation_bytes(cell, cell.model.num_heads) + rows * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])
+
+
+def _checkpoint_refusals(cell: RunConfig) -> list[str]:
+    """Where attention's output is kept, layers have to be checkpointed, and what they keep has to stay."""
+    chosen = f"strategy.{CHECKPOINTS}={cell.option(CHECKPOINTS)}"
+    if cell.option(CHECKPOINTS) == LAYER_INPUT:
+        return []
+    if not cell.checkpointing:
+        way_out = f"take checkpointing=true, or strategy.{CHECKPOINTS}={LAYER_INPUT}"
+        return [f"{chosen} says what checkpointed layers keep, and none is checkpointed; {way_out}"]
+    if cell.offload.activations:
+        way_out = f"take offload.activations=false, or strategy.{CHECKPOINTS}={LAYER_INPUT}"
+        return [f"offload.activations=true moves layers' inputs alone, not what {chosen} keeps; {way_out}"]
+    return []
 
 
 @dataclass(frozen=True, slots=True)

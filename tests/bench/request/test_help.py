@@ -25,6 +25,7 @@ WORDS = {
     "workload.mask": ("causal", "full"),
     "strategy.inner": STRATEGIES["usp"].options["inner"],
     "strategy.rotation": STRATEGIES["torch_cp"].options["rotation"],
+    "strategy.checkpoints": STRATEGIES["distflash_attn"].options["checkpoints"],
 }
 
 
