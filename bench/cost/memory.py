@@ -17,7 +17,7 @@ from bench.cost.weights import HEAD_NORM_FAMILIES, head_parameters, kv_size, q_s
 from bench.labels import GIB
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import exchanged_kv_heads
-from bench.strategies.schedule import Stage
+from bench.strategies.schedule import Stage, Stages
 
 TOKEN_BYTES = 8
 NATIVE = "native"
@@ -222,12 +222,16 @@ def _attention_backward_bytes(cell: RunConfig, rows: int) -> int:
 
 
 def communication_bytes(cell: RunConfig) -> int:
-    """Buffers of one backward of attention at its fullest stage, as the strategy's schedule has them.
+    """Buffers of one backward of attention at its fullest stage on the rank that needs most.
 
     What is gathered at once stays until the end; where it is gathered in parts, one is there with the next.
     """
-    schedule = STRATEGIES[cell.strategy].schedule(cell)
-    stages = () if schedule is None else schedule.backward
+    facts = STRATEGIES[cell.strategy]
+    schedules = [facts.rank_schedule(cell, rank) for rank in facts.extreme_ranks(cell)]
+    return max(0 if schedule is None else _buffer_bytes(schedule.backward) for schedule in schedules)
+
+
+def _buffer_bytes(stages: Stages) -> int:
     gathered = [
         exchange.sent_bytes * exchange.ranks // max(1, exchange.ranks - 1)
         for stage in stages
@@ -239,6 +243,8 @@ def communication_bytes(cell: RunConfig) -> int:
 
 def _stage_bytes(stage: Stage) -> int:
     """Wide gradients, copies, and each message as it leaves, if it is no copy, and as another arrives."""
+    if stage.held_bytes is not None:
+        return stage.merged_bytes + stage.held_bytes
     arrives = sum(each.sent_bytes for each in stage.exchanges if each.kind in ("send", "all_to_all"))
     leaves = (
         0

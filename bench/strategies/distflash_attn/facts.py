@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.config import DTYPE_BYTES, RunConfig
@@ -32,6 +32,11 @@ class DistFlashAttn(ScheduledFacts):
     def schedule(self, cell: RunConfig) -> Schedule:
         """That of the last rank, which computes in every round."""
         return self.rank_schedule(cell, cell.sp_degree - 1)
+
+    def extreme_ranks(self, cell: RunConfig) -> Collection[int]:
+        """Where a rank's rounds of one kind begin or cease: how many it has of each grows evenly between."""
+        last, most, least = cell.sp_degree - 1, cell.sp_degree // 2, (cell.sp_degree - 1) // 2
+        return {0, least, most, last - most, last - least, last}
 
     def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule:
         """Keys go to later ranks, queries to earlier ones that help; what is found comes back.
@@ -80,8 +85,8 @@ def _checkpoint_refusals(cell: RunConfig) -> list[str]:
 class Sizes:
     """Bytes of one direction."""
 
-    lent: Mapping[Lent, int]
-    given_back: Mapping[Lent, int]
+    lent: Mapping[Lent | None, int]
+    given_back: Mapping[Lent | None, int]
     """For what was lent."""
     merged: int
     """Of wide tensors that a block's results are taken into."""
@@ -96,12 +101,25 @@ def _stages(cell: RunConfig, rank: int, sizes: Sizes) -> Stages:
     blocks = ((own,), *(() if each.takes is None else (whole,) for each in todo), ())
     lent = (*(_lent(each, sizes, cell) for each in todo), (), ())
     found = ((), (), *(_found(each, sizes, cell) for each in todo))
-    stages = zip(blocks, lent, found, strict=True)
+    stages = zip(blocks, lent, found, _held(todo, sizes), strict=True)
     return tuple(
-        Stage(block, (*out, *back), is_hidden=bool(block), merged_bytes=sizes.merged if block else 0)
-        for block, out, back in stages
+        Stage(block, (*out, *back), is_hidden=bool(block), merged_bytes=sizes.merged, held_bytes=held)
+        for block, out, back, held in stages
         if block or out or back
     )
+
+
+def _held(todo: Sequence[Round], sizes: Sizes) -> Iterator[int]:
+    """Bytes beside each block: what it needs and finds, what the next one needs, and what the last one found.
+
+    What others found for this rank in the last round arrives meanwhile.
+    """
+    at_hand = [0, *(sizes.lent.get(each.takes, 0) for each in todo), 0]
+    made = [0, *(sizes.given_back.get(each.takes, 0) for each in todo), 0]
+    returned = [0, *(sizes.given_back.get(each.gives, 0) for each in todo), 0]
+    for number in range(len(todo) + 2):
+        following, before = min(number + 1, len(todo) + 1), max(number - 1, 0)
+        yield at_hand[number] + made[number] + at_hand[following] + made[before] + returned[before]
 
 
 def _lent(each: Round, sizes: Sizes, cell: RunConfig) -> tuple[Exchange, ...]:
