@@ -1,4 +1,4 @@
-"""Attention whose blocks sleep in proportion to their area: what a schedule takes if nothing else does."""
+"""Attention whose blocks sleep in proportion to their area: what a schedule takes if all else is free."""
 
 import json
 import time

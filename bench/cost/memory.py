@@ -17,7 +17,7 @@ from bench.cost.weights import HEAD_NORM_FAMILIES, head_parameters, kv_size, q_s
 from bench.labels import GIB
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import kv_heads_held
-from bench.strategies.schedule import Stage
+from bench.strategies.schedule import Stage, Stages
 
 TOKEN_BYTES = 8
 NATIVE = "native"
@@ -77,11 +77,14 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
         return None
     engine = ENGINE_MEMORY[cell.engine](cell)
     rows, layers = cell.batch * cell.shard_len, cell.model.num_layers
-    saved = rows * layer_bytes_per_token(cell) + STRATEGIES[cell.strategy].kept_bytes(cell)
-    kept = rows * stream_bytes(cell) * cell.model.hidden_size if cell.checkpointing else saved
+    facts = STRATEGIES[cell.strategy]
+    saved = rows * layer_bytes_per_token(cell) + facts.kept_bytes(cell)
+    of_attention = facts.checkpointed_bytes(cell)
+    of_layer = rows * stream_bytes(cell) * cell.model.hidden_size + of_attention
+    kept = of_layer if cell.checkpointing else saved
     last_norm = rows * _last_norm_bytes_per_token(cell)
     stay = kept if _leaves_device(cell) else layers * kept
-    again = saved if cell.checkpointing else 0
+    again = saved - of_attention if cell.checkpointing else 0
     arrived = max(0, kept + engine.arriving - stay)  # by the last layer's backward, whose input alone is left
     return MemoryNeed(
         states=engine.states,
@@ -216,12 +219,16 @@ def _attention_backward_bytes(cell: RunConfig, rows: int) -> int:
 
 
 def communication_bytes(cell: RunConfig) -> int:
-    """Buffers of one backward of attention at its fullest stage, as the strategy's schedule has them.
+    """Buffers of one backward of attention at its fullest stage on the rank that needs most.
 
     What is gathered at once stays until the end; where it is gathered in parts, one is there with the next.
     """
-    schedule = STRATEGIES[cell.strategy].schedule(cell)
-    stages = () if schedule is None else schedule.backward
+    facts = STRATEGIES[cell.strategy]
+    schedules = [facts.rank_schedule(cell, rank) for rank in facts.extreme_ranks(cell)]
+    return max(0 if schedule is None else _buffer_bytes(schedule.backward) for schedule in schedules)
+
+
+def _buffer_bytes(stages: Stages) -> int:
     gathered = [
         exchange.sent_bytes * exchange.ranks // max(1, exchange.ranks - 1)
         for stage in stages
@@ -233,6 +240,8 @@ def communication_bytes(cell: RunConfig) -> int:
 
 def _stage_bytes(stage: Stage) -> int:
     """Wide gradients, copies, and each message as it leaves, if it is no copy, and as another arrives."""
+    if stage.held_bytes is not None:
+        return stage.merged_bytes + stage.held_bytes
     arrives = sum(each.sent_bytes for each in stage.exchanges if each.kind in ("send", "all_to_all"))
     leaves = (
         0

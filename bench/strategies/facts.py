@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from bench.attention.layouts import LAYOUTS
@@ -127,6 +127,10 @@ class Facts(ABC):
         """Whether attention runs forward once more in backward."""
         return cell.checkpointing
 
+    def checkpointed_bytes(self, cell: RunConfig) -> int:  # noqa: ARG002
+        """What a checkpointed layer keeps of attention beside its own input, in bytes."""
+        return 0
+
     def forwards_per_step(self, cell: RunConfig) -> int:
         """How often attention runs forward in one step."""
         return (2 if self.recomputes_attention(cell) else 1) * backwards_per_step(cell)
@@ -152,6 +156,10 @@ class Facts(ABC):
         """The same of one of the ranks that share a sequence."""
         return self.exchange_bytes(cell)
 
+    def extreme_ranks(self, cell: RunConfig) -> Collection[int]:  # noqa: ARG002
+        """Ranks that share a sequence, among them one that sends most and one that takes most memory."""
+        return (0,)
+
     def schedule(self, cell: RunConfig) -> Schedule | None:  # noqa: ARG002
         """What one call of attention computes and sends; None where that is not known, and no time either."""
         return None
@@ -174,8 +182,7 @@ class ScheduledFacts(Facts):
 
     def exchange_bytes(self, cell: RunConfig) -> int:
         """That of all layers and micro-steps, and of forward once more where it is computed again."""
-        ranks = cell.sp_degree if self.sends_unevenly else 1
-        return max(self.rank_exchange_bytes(cell, rank) for rank in range(ranks))
+        return max(self.rank_exchange_bytes(cell, rank) for rank in self.extreme_ranks(cell))
 
     def rank_exchange_bytes(self, cell: RunConfig, rank: int) -> int:
         once = self.rank_schedule(cell, rank)

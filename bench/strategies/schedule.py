@@ -78,6 +78,8 @@ class Stage:
     """Written by copies before and after what is sent."""
     merged_bytes: int = 0
     """Of wide partial results or gradients that the blocks' are taken into."""
+    held_bytes: int | None = None
+    """Of tensors that came from others or go to them; None where that follows from what is sent."""
 
     @property
     def sent_bytes(self) -> int:

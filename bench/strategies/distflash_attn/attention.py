@@ -22,7 +22,11 @@ from bench.attention.kernels import Kernel, kernel_backward, kernel_forward
 from bench.attention.layouts import ALL
 from bench.attention.merge import Partial
 from bench.attention.rotation import HandOver, hand_over
+from bench.config import RunConfig
+from bench.ranks.groups import RankGroups
 from bench.strategies.distflash_attn.balance import Lent, Round, rounds
+from bench.strategies.distflash_attn.checkpoint import KeptOutputs, Output
+from bench.strategies.facts import Facts
 from bench.strategies.strategy import Strategy
 
 Tensors = tuple[Tensor, ...]
@@ -30,9 +34,17 @@ NOTHING = HandOver((), (), ())
 
 
 class DistFlashAttention(Strategy):
+    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
+        super().__init__(cell, groups, facts)
+        self.kept = KeptOutputs()
+        if not facts.recomputes_attention(cell):
+            self.checkpoint_contexts = self.kept.contexts
+
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         kv_2BKSD, shared = torch.stack([k_BKSD, v_BKSD]), self.shared(causal=causal)
-        out: Tensor = _DistFlashAttention.apply(q_BNSD, kv_2BKSD, shared)  # type: ignore[no-untyped-call]
+        out: Tensor = _DistFlashAttention.apply(  # type: ignore[no-untyped-call]
+            q_BNSD, kv_2BKSD, shared, self.kept
+        )
         return out
 
     def log_sum_exp(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
@@ -57,18 +69,21 @@ class Shared:
 
 class _DistFlashAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, kv: Tensor, shared: Shared) -> Tensor:
-        partial = balanced_forward(q, kv, shared)
-        out = partial.out.to(q.dtype)
+    def forward(ctx: Any, q: Tensor, kv: Tensor, shared: Shared, kept: KeptOutputs) -> Tensor:
+        def computed() -> Output:
+            partial = balanced_forward(q, kv, shared)
+            return partial.out.to(q.dtype), partial.lse
+
+        out, lse = kept.once(computed)
         ctx.shared = shared
-        ctx.save_for_backward(q, kv, out, partial.lse)
+        ctx.save_for_backward(q, kv, out, lse)
         return out
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None, None]:
         q, kv, out, lse = ctx.saved_tensors
         dq, dkv = balanced_backward(dout, q, kv, out, lse, ctx.shared)
-        return dq, dkv, None
+        return dq, dkv, None, None
 
 
 def balanced_forward(q: Tensor, kv: Tensor, shared: Shared) -> Partial:

@@ -77,7 +77,7 @@ def ring_backward(
     them, from the next rank to the one before it, and home: P-1 hops, as of a reduce-scatter round a ring.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
-    delta = (dout.to(wide) * out).sum(dim=-1, keepdim=True)
+    delta = (dout.to(wide) * out).sum(dim=-1, keepdim=True).to(q.dtype)
     dq = torch.zeros(q.shape, dtype=wide, device=q.device)
     own, home = torch.zeros(kv.shape, dtype=wide, device=kv.device), None
     for source, (k, v) in round_trip(kv, ring):
@@ -103,7 +103,7 @@ def block_backward(
     """
     (dout_BKGRD, q_BKGRD, delta_BKGR1), (k_BKTD, v_BKTD) = queries, keys
     scale = q_BKGRD.shape[-1] ** -0.5
-    dscores = (_times(dout_BKGRD, v_BKTD.mT) - delta_BKGR1).mul_(probs_BKGRT).mul_(scale).to(q_BKGRD.dtype)
+    dscores = _times(dout_BKGRD, v_BKTD.mT).sub_(delta_BKGR1).mul_(probs_BKGRT).mul_(scale)
     dq_BKGRD = _times(dscores, k_BKTD)
     dk_BKTD, dv_BKTD = _summed_over_rows(dscores, q_BKGRD), _summed_over_rows(probs_BKGRT, dout_BKGRD)
     return dq_BKGRD, dk_BKTD, dv_BKTD

@@ -19,12 +19,12 @@ class RingSelfAttention(ScheduledFacts):
     def kept_bytes(self, cell: RunConfig) -> int:
         """The probabilities of all keys for each of this rank's queries, and no LSE."""
         rows = cell.batch * cell.model.num_heads * cell.shard_len
-        return rows * (cell.padded_len * DTYPE_BYTES[cell.dtype] - _wide_number(cell))
+        return self.scores_bytes(cell) - rows * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])
 
     def scores_bytes(self, cell: RunConfig) -> int:
-        """Forward as many scores, which softmax makes probabilities; backward those of a block, also wide."""
-        rows, e = cell.batch * cell.model.num_heads * cell.shard_len, DTYPE_BYTES[cell.dtype]
-        return rows * max(cell.padded_len * e, cell.shard_len * (_wide_number(cell) + e))
+        """In forward, of which softmax makes probabilities; backward has those of a block."""
+        rows = cell.batch * cell.model.num_heads * cell.shard_len
+        return rows * cell.padded_len * DTYPE_BYTES[cell.dtype]
 
     def schedule(self, cell: RunConfig) -> Schedule:
         """K and V make P-1 hops each in forward and again in backward; so do their gradients, summed.
@@ -51,7 +51,3 @@ class RingSelfAttention(ScheduledFacts):
         )
         home: Stages = (Stage(exchanges=(dkv,)),) if last else ()
         return Schedule(forward, (*backward, *home))
-
-
-def _wide_number(cell: RunConfig) -> int:
-    return max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])

@@ -25,14 +25,16 @@ LIMIT_GIB = 0.1
 QUICK = ("measure.steps=1", "measure.warmup_steps=0", "measure.trace=false", "cluster=cpu",
          "measure.repeats=1", "measure.reference_budget_s=0")  # fmt: skip
 ENGINES = ("ddp", "fsdp2", "zero3")
-GRID = [*itertools.product(INSTALLED, ENGINES)]
-COVER = GRID[::14]
+HUGE = ("ring_self_attention",)
+"""Of the long length's scores, all of which it keeps, ranks here would take 17 GB."""
+GRID = [*itertools.product([name for name in INSTALLED if name not in HUGE], ENGINES)]
 
 PEAKS_MIB = {
     ("local", "ddp"): (8.35, 169.03),
     ("deepspeed_ulysses", "zero3"): (3.87, 75.57),
 }
 """What tensors take in cells of both lengths without a limit; the slow test measures them again."""
+COVER = [*PEAKS_MIB]
 STEP_PHASES = ("load", "forward", "loss", "backward", "optimizer")
 
 
@@ -78,7 +80,7 @@ def check_halfway(launcher, folder, peaks_mib):
 
 
 def test_a_limit_between_two_peaks_lets_the_short_cells_run_and_ends_the_long_ones(launcher, tmp_path):
-    assert set(PEAKS_MIB) == set(COVER)
+    assert set(PEAKS_MIB) <= set(GRID)
     check_halfway(launcher, tmp_path, PEAKS_MIB)
 
 

@@ -172,6 +172,11 @@ def test_float64_gradients_of_the_ring_equal_those_of_one_rank(compared):
     assert worst_error(*compared) < FP64_LIMIT
 
 
+@compares(*in_float64(["distflash_attn"], "checkpointing=true", "strategy.checkpoints=attention_output"))
+def test_float64_gradients_with_kept_outputs_equal_those_of_one_rank(compared):
+    assert worst_error(*compared) < FP64_LIMIT
+
+
 @compares(*in_float64(["ulysses", "usp"]))
 def test_float64_gradients_of_shared_heads_equal_those_of_one_rank(compared):
     assert worst_error(*compared) < FP64_LIMIT
