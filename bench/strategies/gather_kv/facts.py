@@ -61,11 +61,12 @@ class GatherKV(ScheduledFacts):
         gathered, is_narrow = cell.sp_degree * kv, wide(cell, q) > q
         copied = wide(cell, gathered) if cell.cluster.backend == "gloo" else 0
         forward, backward = [is_narrow * q], [wide(cell, kv) + copied + is_narrow * (kv + q)]
-        for is_copy, block in (each for rank in {0, cell.sp_degree - 1} for each in blocks_of(cell, rank)):
+        for is_own, is_copy, block in _fullest_blocks(cell):
             queries = tensor_bytes(cell, block.heads, block.queries)
             keys = tensor_bytes(cell, 2 * block.kv_heads, block.keys)
             repeated = tensor_bytes(cell, 2 * block.heads, block.keys) if repeats_kv(cell) else 0
-            forward.append(queries + max(is_copy * keys + repeated, is_narrow * wide(cell, queries)))
+            before = wide(cell, q) if is_own else 0  # there is no partial output yet
+            forward.append(queries + max(is_copy * keys + repeated, is_narrow * wide(cell, queries)) - before)
             backward.append(queries + keys + is_copy * keys + 2 * repeated)
         kept = gathered + q + lse_bytes(cell)
         return CallMemory(
@@ -73,6 +74,13 @@ class GatherKV(ScheduledFacts):
             kept=kept,
             backward=wide(cell, q + gathered) + max(backward),
         )
+
+
+def _fullest_blocks(cell: RunConfig) -> Iterator[tuple[bool, bool, Block]]:
+    """Those of the first and the last rank, with whether their keys are the rank's own."""
+    for rank in {0, cell.sp_degree - 1}:
+        for number, (is_copy, block) in enumerate(blocks_of(cell, rank)):
+            yield number == 0, is_copy, block
 
 
 def blocks_of(cell: RunConfig, rank: int) -> Iterator[tuple[bool, Block]]:
