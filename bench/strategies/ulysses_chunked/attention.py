@@ -73,73 +73,67 @@ class Rounds:
     overlap: bool
 
     def run(self, given: Sequence[Tensor], results: Sequence[Tensor], compute: Compute) -> None:
-        """Exchange shards of all heads for whole sequences of some, and write back what they come to.
-
-        Of no round more is held than is needed: what is sent until it is received, what is received until it
-        is in order.
-        """
-        arriving, returning = self._send(given, 0), None
+        """Exchange shards of all heads for whole sequences of some, and what these come to for `results`."""
+        there, back = self._channel(given), self._channel(results)
+        self._send(there, given, 0)
         for number in range(self.chunks):
-            assert arriving is not None
-            whole = [in_sequences(part) for part in arriving.wait()]
-            arriving = self._send(given, number + 1) if self.overlap else None
+            whole = [in_sequences(part) for part in there.wait()]
+            if self.overlap:
+                self._send(there, given, number + 1)
             computed = compute(number, whole)
-            del whole
-            if returning is not None:
-                self._put(results, number - 1, returning)
-            returning = exchange([in_shards(x, self.group.size()) for x in computed], self.group)
-            del computed
+            if self.overlap and number > 0:
+                self._take(back, results, number - 1)
+            back.start([in_shards(x, self.group.size()) for x in computed])
+            del whole, computed  # before the next heads are put in order
             if not self.overlap:
-                self._put(results, number, returning)
-                arriving, returning = self._send(given, number + 1), None
-        if returning is not None:
-            self._put(results, self.chunks - 1, returning)
+                self._take(back, results, number)
+                self._send(there, given, number + 1)
+        if self.overlap:
+            self._take(back, results, self.chunks - 1)
 
-    def _send(self, given: Sequence[Tensor], number: int) -> Arriving | None:
-        """The heads of a round; None after the last."""
-        if number == self.chunks:
-            return None
-        return exchange([self._chunk(x, number) for x in given], self.group)
+    def _channel(self, tensors: Sequence[Tensor]) -> Channel:
+        """For these tensors' heads of one round."""
+        return Channel(self.group, [self._heads(x, 0) for x in tensors])
 
-    def _put(self, results: Sequence[Tensor], number: int, returning: Arriving) -> None:
-        for result, part in zip(results, returning.wait(), strict=True):
-            self._chunk(result, number).copy_(part)
+    def _send(self, there: Channel, given: Sequence[Tensor], number: int) -> None:
+        if number < self.chunks:
+            there.start([self._heads(x, number) for x in given])
 
-    def _chunk(self, x_BNSD: Tensor, number: int) -> Tensor:
+    def _take(self, back: Channel, results: Sequence[Tensor], number: int) -> None:
+        for result, part in zip(results, back.wait(), strict=True):
+            self._heads(result, number).copy_(part)
+
+    def _heads(self, x_BNSD: Tensor, number: int) -> Tensor:
         """[P, H, B, S, D]: of the heads that belong to each rank those of one round."""
         x_BPCHSD: Tensor = x_BNSD.unflatten(1, (self.group.size(), self.chunks, -1))
         return x_BPCHSD[:, :, number].permute(1, 2, 0, 3, 4)
 
 
-@dataclass(slots=True)
-class Arriving:
-    """An all-to-all under way, of several tensors in one."""
+class Channel:
+    """One all-to-all at a time, of several tensors in one.
 
-    sent: Tensor | None
-    """Kept alive until it has been sent."""
-    received: Tensor | None
-    heads: list[int]
-    """How many each tensor has of `received`."""
-    work: dist.Work
+    Its buffers serve all rounds: freed, they would be held until the library lets go of them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, shapes_of: Sequence[Tensor]) -> None:
+        self.group = group
+        self.heads = [each.shape[1] for each in shapes_of]
+        ranks, _, *shard = shapes_of[0].shape
+        self.sent = shapes_of[0].new_empty(ranks, sum(self.heads), *shard)
+        self.received = torch.empty_like(self.sent)
+        self.work: dist.Work | None = None
+
+    def start(self, parts_PHBSD: Sequence[Tensor]) -> None:
+        """Begin to send slice p of each tensor to rank p; what came before has been taken."""
+        torch.cat([*parts_PHBSD], dim=1, out=self.sent)
+        self.work = dist.all_to_all_single(self.received, self.sent, group=self.group, async_op=True)
 
     def wait(self) -> tuple[Tensor, ...]:
-        """What came from each rank, [P, H, B, S, D] by tensor; it can be taken once."""
+        """What came from each rank, [P, H, B, S, D] by tensor, until the next start."""
+        assert self.work is not None
         self.work.wait()
-        assert self.received is not None
         parts: tuple[Tensor, ...] = self.received.split(self.heads, dim=1)
-        self.sent = self.received = None
         return parts
-
-
-def exchange(parts_PHBSD: Sequence[Tensor], group: dist.ProcessGroup) -> Arriving:
-    """Start sending slice p of each tensor to rank p."""
-    first, heads = parts_PHBSD[0], [part.shape[1] for part in parts_PHBSD]
-    # Given and contiguous: that of `cat` would have strides of its own, which gloo does not heed.
-    sent = first.new_empty(len(first), sum(heads), *first.shape[2:])
-    torch.cat([*parts_PHBSD], dim=1, out=sent)
-    received = torch.empty_like(sent)
-    work = dist.all_to_all_single(received, sent, group=group, async_op=True)
-    return Arriving(sent, received, heads, work)
 
 
 def in_sequences(part_PHBSD: Tensor) -> Tensor:

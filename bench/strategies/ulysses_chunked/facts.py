@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.config import ModelConfig, RunConfig
-from bench.strategies.facts import exchanged_kv_heads
+from bench.strategies.facts import CallMemory, activation_bytes, exchanged_kv_heads, lse_bytes, repeats_kv
 from bench.strategies.options import Flag, WholeNumber
 from bench.strategies.schedule import Block, Schedule, Stage, Stages, whole_block
 from bench.strategies.ulysses.facts import Ulysses, exchange_heads
@@ -39,6 +39,22 @@ class UlyssesChunked(Ulysses):
         in_rounds = overlapped if cell.flag("overlap") else in_turn
         return Schedule(
             forward=in_rounds(qkv, block, out, chunks), backward=in_rounds(dout_out_qkv, block, qkv, chunks)
+        )
+
+    def call_memory(self, cell: RunConfig) -> CallMemory:
+        """Beside the output or gradients three times what one round exchanges, there and back.
+
+        Once as it leaves, once as it arrives, and once in order as the kernel takes and returns it; a CPU's
+        kernels take K and V, and return their gradients, as often as there are query heads.
+        """
+        chunks, kv_heads = cell.number("chunks"), exchanged_kv_heads(cell)
+        q, kv = activation_bytes(cell, cell.model.num_heads), activation_bytes(cell, kv_heads)
+        repeated = 2 * q // chunks if repeats_kv(cell) else 0
+        kept = q + lse_bytes(cell) + (2 * kv if kv_heads > cell.model.num_kv_heads else 0)
+        return CallMemory(
+            forward=kept + 3 * (2 * q + 2 * kv) // chunks + repeated,
+            kept=kept,
+            backward=q + 2 * kv + 3 * (4 * q + 4 * kv) // chunks + 2 * repeated,
         )
 
 

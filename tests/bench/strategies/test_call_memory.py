@@ -1,0 +1,106 @@
+"""What one call of attention takes is what its strategy's facts say; a few heads at a time take least."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.config import RunConfig
+from bench.node.worker import join
+from bench.passes.memory.allocations import AllocationTracker
+from bench.passes.parity.attention import random_input
+from bench.ranks.device import finish_together
+from bench.ranks.groups import make_groups
+from bench.ranks.log import StepPhase
+from bench.strategies import STRATEGIES, runnable
+from tests.cells import make_cell, variants
+
+pytestmark = pytest.mark.ranks
+RANKS, SEQ_LEN = 2, 512
+HEADS = {"16/16 heads": (16, 16), "16/8 heads": (16, 8)}
+CHUNKS = {"16/16 heads": "8", "16/8 heads": "4"}
+KNOWN = ("ulysses_chunked", "gather_kv")
+LETTING_GO_S = 0.1
+"""After which gloo's threads hold nothing of the last call: it would count as there when the next begins."""
+NEAR = 0.05
+NEAR_OVER_GLOO = 0.15
+"""Of a backward that reduces and scatters: how long gloo holds its copy is not ours to say."""
+
+
+def cell_of(strategy, layout, options, dtype, heads):
+    words = (f"strategy={strategy}", f"layout={layout}", f"dtype={dtype}", f"seq_len={SEQ_LEN}")
+    cell = make_cell(*words, "workload=attention", f"cluster.world_size={RANKS}", "model=qwen3_nano")
+    num_heads, num_kv_heads = HEADS[heads]
+    model = replace(cell.model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=64)
+    chosen = tuple((key, CHUNKS[heads] if key == "chunks" else value) for key, value in options)
+    return replace(cell, model=model, options=chosen)
+
+
+def watch_calls(job, log):
+    """A rank's whole life: of each cell a first call, and the bytes that a second takes."""
+    device, found = join(job), {}
+    for name, fields in json.loads((job.folder / "cells.json").read_text()).items():
+        cell = RunConfig.from_json(fields)
+        strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+        pieces = strategy.slices(SEQ_LEN)
+        q, k, v, dout = (
+            torch.cat([random_input(cell, which, SEQ_LEN, device)[:, :, piece] for piece in pieces], dim=2)
+            for which in range(4)
+        )
+        for _ in range(2):
+            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+            time.sleep(LETTING_GO_S)
+            phase = StepPhase()
+            with AllocationTracker(phase) as tracker:
+                phase.enter("forward")
+                out = strategy.attention(*leaves)
+                phase.enter("backward")
+                out.backward(dout)
+                phase.enter(None)
+            del out, leaves
+        found[name] = tracker.phases.taken
+    (job.folder / f"{job.rank}.json").write_text(json.dumps(found))
+    finish_together(device)
+    return {}
+
+
+CASES = {
+    " ".join((name, layout, *(value for _, value in options), dtype, heads)): (
+        name, layout, options, dtype, heads
+    )
+    for name in KNOWN
+    for layout, options in variants(STRATEGIES[name])
+    for dtype, heads in (("bf16", "16/16 heads"), ("fp32", "16/8 heads"))
+}  # fmt: skip
+PLAIN = ("ulysses", "contiguous", (), "bf16", "16/16 heads")
+OVERLAPPED = "ulysses_chunked contiguous 1 true bf16 16/16 heads"
+
+
+@pytest.fixture(scope="module")
+def taken(launcher, tmp_path_factory):
+    """By cell what its call takes in forward and backward, on the rank that takes most."""
+    folder = tmp_path_factory.mktemp("calls")
+    cells = {name: cell_of(*case) for name, case in {**CASES, "plain": PLAIN}.items()}
+    (folder / "cells.json").write_text(json.dumps({name: cell.to_json() for name, cell in cells.items()}))
+    ends = launcher.run(cells["plain"], folder, entry=watch_calls)
+    assert all(end.report is not None for end in ends), ends[0].failure or ends[0].log_tail
+    by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return {
+        name: {phase: max(rank[name][phase] for rank in by_rank) for phase in ("forward", "backward")}
+        for name in cells
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_call_takes_what_its_facts_say(taken, case):
+    cell = cell_of(*CASES[case])
+    said = STRATEGIES[cell.strategy].call_memory(cell)
+    assert taken[case]["forward"] == pytest.approx(said.forward, rel=NEAR)
+    near = NEAR_OVER_GLOO if cell.strategy == "gather_kv" else NEAR
+    assert taken[case]["backward"] == pytest.approx(said.backward, rel=near)
+
+
+def test_in_eight_rounds_forward_takes_under_45_percent_of_all_heads_at_once(taken):
+    assert taken[OVERLAPPED]["forward"] < 0.45 * taken["plain"]["forward"]
