@@ -19,8 +19,7 @@ OWN_KERNEL = "math"
 
 
 PACKED_OTHERWISE = (
-    "packed, it gathers all keys whatever the rotation, and CPU ranks compute with torch's masked attention, not"
-    " with the cell's kernel"
+    "it then gathers all keys whatever the rotation, and on CPU ranks computes with torch's masked attention"
 )
 
 
