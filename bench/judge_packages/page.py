@@ -18,8 +18,8 @@ each cell goes through the gates that every cell goes through. One thing at a ti
 query and 2 KV heads and a causal mask: of attention alone up to the full mask, of a training step after it.
 
 `runs`: it passed every gate. `wrong`: a gate found it. `refuses`: the package says so. `fails`: it ends
-otherwise. A dagger: it runs, and is `unsupported` here all the same. `absent`: not installed. A number is that
-of the words below.
+otherwise. A dagger: it runs, and is `unsupported` here all the same. `absent`: not installed. A number is
+that of the words below.
 """
 
 
