@@ -58,7 +58,7 @@ def variants(facts):
 
 def words_for(strategy, options=()):
     """What a strategy with these choices has to be told to run on up to four CPU ranks."""
-    heads = ("model.num_kv_heads=4",) if strategy in SHARE_EVERY_HEAD else ()
+    heads = ("model=qwen3_nano", "model.num_kv_heads=4") if strategy in SHARE_EVERY_HEAD else ()
     kernel = ("kernel=math",) if dict(options).get("rotation") == "p2p" else ()
     return *heads, *kernel
 
