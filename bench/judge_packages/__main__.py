@@ -21,7 +21,7 @@ from bench.command import tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import installed, this_machine
 from bench.judge_packages.page import Answer, Answers, page, unexpected
-from bench.judge_packages.questions import CHOICES, Subject, subjects
+from bench.judge_packages.questions import BASE, CHOICES, Subject, subjects
 from bench.judge_packages.verdict import Verdict, verdict_of
 from bench.node.lease import add_lease_option, lease_of
 from bench.request.legality import refusal
@@ -62,21 +62,15 @@ def _asked(names: str) -> list[Subject]:
 
 
 def _answers(asked: Sequence[Subject], arguments: argparse.Namespace) -> list[tuple[Subject, Answers]]:
-    machine = this_machine()
-    cells = {
-        (subject, choice): subject.cell(words, machine)
-        for subject in asked
-        for choice, words in CHOICES.items()
-    }
     judge = Judge()
-    with lease_of(arguments, [*cells.values()]):
-        return [(subject, _told(subject, cells, judge)) for subject in asked]
+    with lease_of(arguments, [judge.cell(asked[0], BASE)]):
+        return [(subject, _told(subject, judge)) for subject in asked]
 
 
-def _told(subject: Subject, cells: dict[tuple[Subject, str], RunConfig], judge: Judge) -> Answers:
+def _told(subject: Subject, judge: Judge) -> Answers:
     found = {}
     for choice in CHOICES:
-        found[choice] = judge.answer(subject, cells[subject, choice])
+        found[choice] = judge.answer(subject, choice)
         words = " ".join((subject.facts.name, *subject.words))
         verdict = found[choice].verdict
         print(f"{words}, {choice}: {verdict.word} {verdict.why}".rstrip(), flush=True)
@@ -88,11 +82,16 @@ class Judge:
 
     def __init__(self) -> None:
         self.launcher = Launcher()
+        self.machine = this_machine()
         self.order = count()
 
-    def answer(self, subject: Subject, cell: RunConfig) -> Answer:
+    def cell(self, subject: Subject, choice: str) -> RunConfig:
+        """The cell that answers, whether we would refuse it or not."""
+        return subject.cell(CHOICES[choice], self.machine)
+
+    def answer(self, subject: Subject, choice: str) -> Answer:
         """What becomes of the cell; without the package nothing runs."""
-        package = subject.facts.package
+        cell, package = self.cell(subject, choice), subject.facts.package
         if package is not None and installed(package) is None:
             return Answer(Verdict("absent", f"install it with: {subject.facts.install}"), refusal(cell))
         with tempfile.TemporaryDirectory() as folder:

@@ -19,8 +19,9 @@ COMMON = (
 ATTENTION = ("workload=attention",)
 """One call, forward and backward, in any dtype and under either mask."""
 TRAIN = ("workload=train",)
+BASE = "bf16, 4:2 heads, causal"
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "bf16, 4:2 heads, causal": ATTENTION,
+    BASE: ATTENTION,
     "fp16": (*ATTENTION, "dtype=fp16"),
     "fp32": (*ATTENTION, "dtype=fp32"),
     "4:4 heads": (*ATTENTION, "model.num_kv_heads=4"),
@@ -31,7 +32,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "fsdp2": (*TRAIN, "engine=fsdp2"),
     "zero3": (*TRAIN, "engine=zero3"),
 }
-"""What is asked, by the table's column; the first is the base, of which each other changes one thing."""
+"""What is asked, by the table's column: each changes one thing of the base, for attention or for a step."""
 RANKS, HYBRID = ("cluster.world_size=2",), ("cluster.world_size=4", "ulysses_degree=2")
 """A hybrid has two in each direction."""
 INNER = "inner"

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.record import Record, Status
 
+WORDS: Mapping[Status, str] = {
+    Status.OK: "runs",
+    Status.WRONG_RESULT: "wrong",
+    Status.UNSUPPORTED: "refuses",
+}
+"""What other ends are called depends on the error."""
 REFUSING = frozenset({"AssertionError", "NotImplementedError", "ValueError"})
 """Errors by which a package says that it cannot."""
 FRAME = re.compile(r"site-packages/(\w+)/")
-MOST_WORDS = 160
+MOST_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +36,11 @@ class Verdict:
 
 def verdict_of(record: Record) -> Verdict:
     """What became of a cell that nobody refused beforehand."""
-    if record.status is Status.OK:
-        return Verdict("runs")
-    if record.failure is None or record.status in (Status.WRONG_RESULT, Status.UNSUPPORTED):
-        word = "wrong" if record.status is Status.WRONG_RESULT else "refuses"
-        return Verdict(word, _short(record.reason or str(record.status)))
-    failure = record.failure
+    failure, why = record.failure, _short(record.reason or str(record.status))
+    if record.status in WORDS:
+        return Verdict(WORDS[record.status], "" if record.status is Status.OK else why)
+    if failure is None:
+        return Verdict("fails", why)
     word = "refuses" if failure.kind in REFUSING else "fails"
     return Verdict(word, _short(f"{_speaker(failure.log_tail)}{failure.kind}: {failure.message}"))
 
@@ -47,4 +53,4 @@ def _speaker(log: str) -> str:
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= MOST_WORDS else f"{line[:MOST_WORDS]}..."
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."
