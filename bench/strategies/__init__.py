@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from bench.strategies.deepspeed_fpdt.facts import DeepSpeedFPDT
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
 from bench.strategies.gather_kv.facts import GatherKV
 from bench.strategies.local.facts import Local
@@ -37,6 +38,7 @@ STRATEGIES = StrategyTable(
         USP(),
         GatherKV(),
         DeepSpeedUlysses(),
+        DeepSpeedFPDT(),
         RingFlashAttn(),
         RingFlashAttnLlama3(),
         TorchCP(),
