@@ -375,6 +375,14 @@ class RunConfig:
         """The value of one of the strategy's own choices."""
         return dict(self.options)[name]
 
+    def flag(self, name: str) -> bool:
+        """The same of one that is true or false."""
+        return self.option(name) == "true"
+
+    def number(self, name: str) -> int:
+        """The same of one that is a whole number."""
+        return int(self.option(name))
+
     @property
     def dp_degree(self) -> int:
         """Sequences in flight at once: data-parallel groups of `sp_degree` ranks each."""

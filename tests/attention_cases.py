@@ -32,7 +32,7 @@ def all_cases(strategies, world_size):
     cases = {}
     for strategy in strategies:
         facts = STRATEGIES[strategy]
-        for (layout, options), dtype, heads in itertools.product(variants(facts), LIMITS, HEADS):
+        for (layout, options), dtype, heads in itertools.product(variants(facts, numbers=2), LIMITS, HEADS):
             cell = attention_cell(strategy, layout, options, dtype, heads, world_size)
             if refusal(cell) is None and cell.cluster.world_size == world_size:
                 for mask in ("causal", "full"):

@@ -10,6 +10,7 @@ from bench.cell.run import SharedSections, run
 from bench.environment import Machine
 from bench.request.choices import composed
 from bench.request.resolve import resolve
+from bench.strategies.options import Flag, WholeNumber, flag_text
 
 TWO_CORES = Machine(gpus=(), cores=2, cpu="a test's processor", memory_bytes=2**34)
 FOUR_H100 = Machine(gpus=("NVIDIA H100 80GB HBM3",) * 4, cores=64, cpu="x", memory_bytes=2**40)
@@ -20,7 +21,7 @@ TINY = (
 )  # fmt: skip
 
 
-SHARE_EVERY_HEAD = ("ringmaster_ulysses", "yunchang_ulysses")
+SHARE_EVERY_HEAD = ("deepspeed_fpdt", "ringmaster_ulysses", "yunchang_ulysses")
 """Strategies that repeat no KV head: there have to be as many as ranks."""
 
 make_raw = cache(composed)
@@ -50,9 +51,9 @@ def _found_so_far():
     return SharedSections()
 
 
-def variants(facts):
-    """Every layout of a strategy with every choice that is its own."""
-    choices = [[(key, value) for value in values] for key, values in facts.options.items()]
+def variants(facts, numbers=1):
+    """Every layout of a strategy with every choice that is its own, and of a number the first few."""
+    choices = [[(key, text) for text in texts_of(option, numbers)] for key, option in facts.options.items()]
     return itertools.product(facts.layouts, itertools.product(*choices))
 
 
@@ -61,6 +62,13 @@ def words_for(strategy, options=()):
     heads = ("model=qwen3_nano", "model.num_kv_heads=4") if strategy in SHARE_EVERY_HEAD else ()
     kernel = ("kernel=math",) if dict(options).get("rotation") == "p2p" else ()
     return *heads, *kernel
+
+
+def texts_of(option, numbers):
+    """What a cell may hold of it."""
+    if isinstance(option, WholeNumber):
+        return [str(option.least + more) for more in range(numbers)]
+    return [*map(flag_text, (True, False))] if isinstance(option, Flag) else option
 
 
 def run_cell(launcher, cell, folder, entry=None):

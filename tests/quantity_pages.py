@@ -16,6 +16,8 @@ PEAK_FLOPS_PER_S = 1e15
 MEMORY = {
     "peak_allocated_bytes": [20, 40, 30],
     "whole_life_allocated_bytes": [50, 70, 60],
+    "forward_taken_bytes": [14, 16, 13],
+    "backward_taken_bytes": [15, 18, 17],
     "peak_reserved_bytes": [80, 81, 79],
     "device_used_bytes": [100, 103, 102],
     "peak_resident_bytes": [500, 650, 600],

@@ -9,6 +9,7 @@ from bench.cost.band import Band
 from bench.cost.prediction import Fit
 from bench.labels import GIB, SIZES, size_label
 from bench.strategies import STRATEGIES
+from bench.strategies.options import default_text
 
 FITS: dict[Fit | None, str] = {
     Fit.FITS: "fits",
@@ -22,7 +23,11 @@ def name_of(option: Option) -> str:
     """The strategy, with its layout and its own options where they are not its defaults."""
     cell, facts = option.cell, STRATEGIES[option.cell.strategy]
     layout = "" if cell.layout == facts.default_layout else f" {cell.layout}"
-    chosen = (f" {key}={value}" for key, value in cell.options if value != facts.options[key][0])
+    chosen = (
+        f" {key}={value}"
+        for key, value in cell.options
+        if value != default_text(facts.options[key], cell.sp_degree, cell.model)
+    )
     return f"{cell.strategy}{layout}{''.join(chosen)}"
 
 

@@ -117,6 +117,8 @@ DEFINITIONS = (
     Definition("peak_resident_bytes", q.OTHER_MEMORY, "memory.peak_resident_bytes", worst_rank),
     Definition("resident_above_base_bytes", q.OTHER_MEMORY, "memory", resident_above_base),
     Definition("whole_life_allocated_bytes", q.ALLOCATED, "memory.whole_life_allocated_bytes", worst_rank),
+    Definition("forward_taken_bytes", q.ALLOCATED, "memory.forward_taken_bytes", worst_rank),
+    Definition("backward_taken_bytes", q.ALLOCATED, "memory.backward_taken_bytes", worst_rank),
     Definition("device_used_bytes", q.OTHER_MEMORY, "memory.device_used_bytes", worst_rank),
     Definition("needed_bytes", q.SAVED_MEMORY, "needed_bytes", over_repeats=FIRST),
     Definition("node_attention_bytes", q.NODE_PAYLOAD, "node_traffic.attention_bytes", over_repeats=FIRST),

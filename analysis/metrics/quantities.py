@@ -41,7 +41,8 @@ ALLOCATED = Quantity(
     "peak_allocated", "Peak allocated memory", "bytes",
     "The most bytes that tensors held at once on the worst rank, once the cell runs at full length.",
     ("memory.peak_allocated_bytes", "memory.peak_phase", "memory.whole_life_allocated_bytes",
-     "memory.whole_life_phase"),
+     "memory.whole_life_phase", "memory.forward_taken_bytes", "memory.forward_kept_bytes",
+     "memory.backward_taken_bytes"),
 )  # fmt: skip
 OTHER_MEMORY = Quantity(
     "other_memory", "Reserved, device-used and resident memory", "bytes",

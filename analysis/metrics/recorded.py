@@ -167,6 +167,8 @@ class Memory(Struct):
     base_resident_bytes: Bytes = None
     whole_life_allocated_bytes: Bytes = None
     device_used_bytes: Bytes = None
+    forward_taken_bytes: Bytes = None
+    backward_taken_bytes: Bytes = None
     offloaded_activation_bytes: Bytes = None
     offloaded_optimizer_bytes: Bytes = None
 

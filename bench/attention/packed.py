@@ -98,7 +98,7 @@ def attend_packed(
 
 def packed_lse(q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, packing: Packing) -> Tensor:
     """LSE of the same, [B, N, T]."""
-    q, k, v = (_end_to_end(x) for x in (q_BNTD, k_BKTD, v_BKTD))
+    q, k, v = (end_to_end(x) for x in (q_BNTD, k_BKTD, v_BKTD))
     lse_NBT: Tensor = packed_forward(kernel, q, k, v, packing)[1].unflatten(1, (len(q_BNTD), -1))
     return lse_NBT.transpose(0, 1)
 
@@ -107,26 +107,27 @@ class _AttendPacked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, packing: Packing) -> Tensor:
         ctx.call = kernel, packing, len(q)
-        q, k, v = (_end_to_end(x) for x in (q, k, v))
+        q, k, v = (end_to_end(x) for x in (q, k, v))
         out_TND, lse_NT = packed_forward(kernel, q, k, v, packing)
         ctx.save_for_backward(q, k, v, out_TND, lse_NT)
-        return _in_batches(out_TND, ctx.call[-1])
+        return in_batches(out_TND, ctx.call[-1])
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         kernel, packing, batch = ctx.call
         q, k, v, out, lse = ctx.saved_tensors
         into = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        packed_backward(kernel, into, _end_to_end(dout), (q, k, v), out, lse, packing)
-        return *(_in_batches(gradient, batch) for gradient in into), None, None
+        packed_backward(kernel, into, end_to_end(dout), (q, k, v), out, lse, packing)
+        return *(in_batches(gradient, batch) for gradient in into), None, None
 
 
-def _end_to_end(x_BNTD: Tensor) -> Tensor:
+def end_to_end(x_BNTD: Tensor) -> Tensor:
     """[B * T, N, D], without a copy where the model projected it so."""
     return x_BNTD.transpose(1, 2).flatten(0, 1)
 
 
-def _in_batches(x_TND: Tensor, batch: int) -> Tensor:
+def in_batches(x_TND: Tensor, batch: int) -> Tensor:
+    """Back to [B, N, T, D]."""
     x_BTND: Tensor = x_TND.unflatten(0, (batch, -1))
     return x_BTND.transpose(1, 2)
 

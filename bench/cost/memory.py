@@ -16,7 +16,7 @@ from bench.cost.precision import FLOAT32_BYTES, is_autocast, stream_bytes
 from bench.cost.weights import HEAD_NORM_FAMILIES, head_parameters, kv_size, q_size
 from bench.labels import GIB
 from bench.strategies import STRATEGIES
-from bench.strategies.facts import kv_heads_held
+from bench.strategies.facts import activation_bytes, kv_heads_held, repeats_kv
 from bench.strategies.schedule import Stage
 
 TOKEN_BYTES = 8
@@ -212,8 +212,8 @@ def _attention_backward_bytes(cell: RunConfig, rows: int) -> int:
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     q, kv = q_size(model), kv_size(model)
     gradients = e * (model.hidden_size + 2 * q + 2 * kv)
-    is_repeated = cell.cluster.device == "cpu" and model.num_kv_heads < model.num_heads
-    repeated = 4 * e * q if is_repeated else 0
+    is_known = STRATEGIES[cell.strategy].call_memory(cell) is not None
+    repeated = 4 * e * q if repeats_kv(cell) and not is_known else 0
     gone = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES + e * model.hidden_size
     gone += 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
     return rows * (gradients + repeated - gone + _shared_bytes_per_token(cell))
@@ -223,7 +223,11 @@ def communication_bytes(cell: RunConfig) -> int:
     """Buffers of one backward of attention at its fullest stage, as the strategy's schedule has them.
 
     What is gathered at once stays until the end; where it is gathered in parts, one is there with the next.
+    Of a strategy that knows what a call takes, that without the gradients of Q, K and V.
     """
+    known = STRATEGIES[cell.strategy].call_memory(cell)
+    if known is not None:
+        return known.backward - activation_bytes(cell, cell.model.num_heads + 2 * kv_heads_held(cell))
     schedule = STRATEGIES[cell.strategy].schedule(cell)
     stages = () if schedule is None else schedule.backward
     gathered = [

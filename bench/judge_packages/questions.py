@@ -64,7 +64,8 @@ def subjects(names: tuple[str, ...] = ()) -> Iterator[Subject]:
 
 
 def _own_choices(facts: Facts) -> Iterator[tuple[str, ...]]:
-    asked = {key: values for key, values in facts.options.items() if key != INNER}
+    words = {key: option for key, option in facts.options.items() if isinstance(option, tuple)}
+    asked = {key: values for key, values in words.items() if key != INNER}
     if not asked:
         yield ()
     for key, values in asked.items():

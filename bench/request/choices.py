@@ -20,6 +20,7 @@ from bench.request.experts import experts_refused
 from bench.request.variables import refuse_secret_variables
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
+from bench.strategies.options import in_yaml
 
 CONF = REPOSITORY / "ulysses_ring_bench" / "conf"
 """In a checkout a link to conf/; an installed copy holds the files there."""
@@ -99,5 +100,5 @@ def register_plugins_with_hydra() -> None:
 
 
 def option_of(facts: Facts) -> dict[str, Any]:
-    """What a strategy's file would hold: its name, and of each of its own choices the first."""
-    return {"name": facts.name, **{key: values[0] for key, values in facts.options.items()}}
+    """What a strategy's file would hold: its name, and the default of each of its own choices."""
+    return {"name": facts.name, **{key: in_yaml(own) for key, own in facts.options.items()}}

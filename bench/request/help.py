@@ -12,11 +12,13 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.command import sweep_words
 from bench.config import DEALS, DTYPE_BYTES, LEASES, MASKS, NO_MISTAKE, PACKING, SCHEDULES, ConfigError
+from bench.labels import shown
 from bench.mistakes import MISTAKES
 from bench.request.choices import CONF, default_strategies, groups, options
 from bench.request.hardware import PRICE
 from bench.request.resolve import KNOWN_KEYS, LOSSES, MODES, strategy_keys
 from bench.strategies import STRATEGIES
+from bench.strategies.options import in_words, in_yaml
 
 COLUMNS = 110
 HEAD = "Ulysses or Ring Attention? Measures both, with local attention as the base."
@@ -49,8 +51,12 @@ WORDS: Mapping[str, Sequence[str]] = {
     "cluster.device": ("cpu", "cuda"),
     "cluster.backend": ("nccl", "gloo"),
     "workload.mask": MASKS,
-    "strategy.inner": STRATEGIES["usp"].options["inner"],
-    "strategy.rotation": STRATEGIES["torch_cp"].options["rotation"],
+    **{
+        f"strategy.{key}": option
+        for facts in STRATEGIES.ours.values()
+        for key, option in facts.options.items()
+        if isinstance(option, tuple)
+    },
 }
 """Keys whose values are one of some words."""
 ALSO: Mapping[str, str] = {
@@ -192,7 +198,7 @@ def _place(lines: Sequence[tuple[str, str, str]]) -> Callable[[tuple[str, str]],
 def _plugin_lines() -> Iterator[tuple[str, str, str]]:
     for facts in STRATEGIES.usable():
         for key, known in facts.options.items():
-            yield key, known[0], f"of strategy={facts.name}: {', '.join(known)}"
+            yield key, shown(in_yaml(known)), f"of strategy={facts.name}: {in_words(known)}"
 
 
 def _lines_of(file: str, section: str) -> Iterator[tuple[str, str, str]]:

@@ -47,6 +47,7 @@ from bench.request.placement import (
 )
 from bench.request.target import PREDICT, target_machine
 from bench.strategies import STRATEGIES
+from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text
 from bench.training.text import beginning
 from bench.training.tokenizer import refuse_tokenizer
 from bench.training.trainer_facts import TRAINER_FACTS, UNTILED
@@ -147,7 +148,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         batch=values.whole("batch", raw["batch"]),
         grad_accum=values.whole("grad_accum", raw["grad_accum"]),
         strategy=strategy,
-        options=_options(raw["strategy"], STRATEGIES[strategy].options),
+        options=_options(raw["strategy"], spread.sp_degree, model),
         layout=_layout(raw["layout"], strategy),
         kernel=_kernel(raw["kernel"]),
         dtype=values.choice("dtype", raw["dtype"], DTYPE_BYTES),
@@ -245,13 +246,27 @@ def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
     return values.whole("ulysses_degree", raw["ulysses_degree"])
 
 
-def _options(raw: Raw, known: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
+def _options(raw: Raw, sp_degree: int, model: ModelConfig) -> tuple[tuple[str, str], ...]:
+    known = STRATEGIES[raw["name"]].options
     for key in raw:
         if key not in ("name", *known):
             near = values.nearest(key, known)
             way_out = f"did you mean strategy.{near}?" if near else "leave it out"
             raise ConfigError(f"strategy.{key}: {raw['name']} has no such option; {way_out}")
-    return tuple((key, values.choice(f"strategy.{key}", raw[key], allowed)) for key, allowed in known.items())
+    with STRATEGIES.plugin_errors_named(raw["name"]):
+        return tuple((key, _option(key, raw[key], own, sp_degree, model)) for key, own in known.items())
+
+
+def _option(key: str, value: Any, option: Option, sp_degree: int, model: ModelConfig) -> str:
+    """One of a strategy's own choices, as a cell holds it."""
+    name = f"strategy.{key}"
+    if isinstance(option, Flag):
+        return flag_text(values.flag(name, value))
+    if isinstance(option, WholeNumber):
+        if value == AUTO:
+            return default_text(option, sp_degree, model)
+        return str(values.whole(name, value, least=option.least))
+    return values.choice(name, value, option)
 
 
 def _layout(raw: Any, strategy: str) -> str:

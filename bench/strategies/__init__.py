@@ -22,6 +22,7 @@ from bench.strategies.ringmaster_usp.facts import RingmasterUSP
 from bench.strategies.table import StrategyTable
 from bench.strategies.torch_cp.facts import TorchCP
 from bench.strategies.ulysses.facts import Ulysses
+from bench.strategies.ulysses_chunked.facts import UlyssesChunked
 from bench.strategies.usp.facts import USP
 from bench.strategies.yunchang_ring.facts import YunchangRing
 from bench.strategies.yunchang_ulysses.facts import YunchangUlysses
@@ -36,6 +37,7 @@ STRATEGIES = StrategyTable(
         Ulysses(),
         Ring(),
         USP(),
+        UlyssesChunked(),
         GatherKV(),
         DeepSpeedUlysses(),
         DeepSpeedFPDT(),

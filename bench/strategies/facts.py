@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
-from bench.strategies.schedule import Schedule
+from bench.strategies.options import Option
+from bench.strategies.schedule import Schedule, wide
+
+
+@dataclass(frozen=True, slots=True)
+class CallMemory:
+    """Bytes that one call of attention takes on a rank, beyond Q, K and V."""
+
+    forward: int
+    """At the fullest moment of forward."""
+    kept: int
+    """From forward to backward, the output among it."""
+    backward: int
+    """At the fullest moment of backward, beyond what is kept; the gradients of Q, K and V among it."""
 
 
 class Facts(ABC):
@@ -28,7 +42,7 @@ class Facts(ABC):
     """Whether ranks share a sequence at all; false only for `local`."""
     is_hybrid: ClassVar[bool] = False
     """Whether `ulysses_degree` is a choice: some of the ranks share heads, and groups of them form a ring."""
-    options: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    options: ClassVar[Mapping[str, Option]] = {}
     """Choices of this strategy alone, `strategy.<key>` on the command line; the YAML names the default."""
     kernels: ClassVar[tuple[str, ...] | None] = None
     """The kernels it can run on; None where any will do."""
@@ -116,6 +130,10 @@ class Facts(ABC):
     def head_refusals(self, cell: RunConfig) -> list[str]:  # noqa: ARG002  most strategies take any heads
         return []
 
+    def call_memory(self, cell: RunConfig) -> CallMemory | None:  # noqa: ARG002
+        """What one call of attention takes; None where that is not known."""
+        return None
+
     @abstractmethod
     def exchange_bytes(self, cell: RunConfig) -> int:
         """Attention-exchange payload that one rank sends in one optimizer step, in bytes."""
@@ -142,6 +160,16 @@ class ScheduledFacts(Facts):
 def activation_bytes(cell: RunConfig, heads: int) -> int:
     """Bytes of one rank's [batch, heads, shard_len, head_dim] tensor."""
     return cell.batch * heads * cell.shard_len * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
+
+
+def lse_bytes(cell: RunConfig) -> int:
+    """Bytes of the LSE of one rank's tokens and all query heads; in float32 at least."""
+    return wide(cell, activation_bytes(cell, cell.model.num_heads)) // cell.model.head_dim
+
+
+def repeats_kv(cell: RunConfig) -> bool:
+    """Whether KV heads are repeated just before the kernel, to as many as query heads: a CPU's want that."""
+    return cell.cluster.device == "cpu" and cell.model.num_kv_heads < cell.model.num_heads
 
 
 def forwards_per_step(cell: RunConfig) -> int:

@@ -15,6 +15,7 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, ConfigError
 from bench.strategies.facts import Facts
+from bench.strategies.options import Flag, WholeNumber
 
 ENTRY_POINTS = "ulysses_ring_bench.strategies"
 OUR_PACKAGE = "ulysses-ring-bench"
@@ -178,12 +179,19 @@ def _faults(name: str, facts: Facts) -> Iterator[str]:
 
 
 def _option_faults(options: Any) -> Iterator[str]:
-    if not isinstance(options, Mapping) or not all(map(_is_tuple_of_text, options.values())):
-        yield f"has options = {options!r}; each key has to have a tuple of texts, the default first"
+    if not isinstance(options, Mapping) or not all(map(_is_option, options.values())):
+        yield (
+            f"has options = {options!r}; each key has to have a tuple of texts, the default first, a Flag or"
+            " a WholeNumber"
+        )
         return
     for key in options:
         if key == "name" or not str(key).isidentifier():
             yield f"has an option {key!r}, which cannot be typed; choose another name"
+
+
+def _is_option(value: Any) -> bool:
+    return isinstance(value, Flag | WholeNumber) or _is_tuple_of_text(value)
 
 
 def _is_tuple_of_text(value: Any) -> bool:

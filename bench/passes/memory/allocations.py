@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.kept_errors import KeptErrors
+from bench.passes.memory.phases import PhaseBytes
 from bench.ranks.log import StepPhase
 
 
@@ -32,6 +33,9 @@ class AllocationTracker(TorchDispatchMode):
         self._live: WeakSet[torch.UntypedStorage] = WeakSet()
         self.peak_bytes = 0
         self.peak_phase: str | None = None
+        self.phases = PhaseBytes()
+        self._phase_name: str | None = None
+        self._phase_peak_bytes = 0
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -45,6 +49,7 @@ class AllocationTracker(TorchDispatchMode):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._next_phase()
         self.errors.raise_first()
 
     def __torch_dispatch__(
@@ -56,6 +61,9 @@ class AllocationTracker(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its operators on local tensors come by one by one
+        with self.errors:
+            if self.phase.name != self._phase_name:
+                self._next_phase()
         result = func(*args, **(kwargs or {}))
         with self.errors:
             self._note(_tensors_in((result, args)))
@@ -65,9 +73,18 @@ class AllocationTracker(TorchDispatchMode):
         for tensor in tensors:
             if tensor.device.type == "cpu":
                 self._live.add(tensor.untyped_storage())
-        live_bytes = sum(map(torch.UntypedStorage.nbytes, self._live))
+        live_bytes = self._live_bytes()
+        self._phase_peak_bytes = max(self._phase_peak_bytes, live_bytes)
         if live_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_phase = live_bytes, self.phase.name
+
+    def _next_phase(self) -> None:
+        live_bytes = self._live_bytes()
+        self.phases.end(self._phase_name, self._phase_peak_bytes, live_bytes)
+        self._phase_name, self._phase_peak_bytes = self.phase.name, live_bytes
+
+    def _live_bytes(self) -> int:
+        return sum(map(torch.UntypedStorage.nbytes, self._live))
 
 
 def _tensors_in(nested: Any) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from bench.passes.memory.allocations import AllocationTracker
+from bench.passes.memory.phases import PhaseBytes
 from bench.passes.memory.section import RankMemory
 from bench.ranks.log import StepPhase
 from bench.ranks.memory_limit import process_bytes
@@ -22,6 +23,7 @@ class PeakTracker(AbstractContextManager[Any], Protocol):
 
     peak_bytes: int
     peak_phase: str | None
+    phases: PhaseBytes
 
 
 class CudaTracker:
@@ -34,9 +36,11 @@ class CudaTracker:
         self.peak_reserved_bytes = 0
         self._phase_bytes = 0
         self.peak_phase: str | None = None
+        self.phases = PhaseBytes()
 
     def __enter__(self) -> Self:
         torch.cuda.reset_peak_memory_stats(self.device)
+        self.phases.end(None, 0, torch.cuda.memory_allocated(self.device))
         self.phase.on_change = self.note
         return self
 
@@ -50,6 +54,7 @@ class CudaTracker:
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
         if phase is not None and peak_bytes > self._phase_bytes:
             self._phase_bytes, self.peak_phase = peak_bytes, phase
+        self.phases.end(phase, peak_bytes, torch.cuda.memory_allocated(self.device))
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved(self.device))
         torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -90,6 +95,9 @@ class MemoryWatch:
             peak_allocated_bytes=self.steady.peak_bytes,
             peak_reserved_bytes=_reserved(self.steady),
             peak_phase=self.steady.peak_phase,
+            forward_taken_bytes=self.steady.phases.taken["forward"],
+            forward_kept_bytes=self.steady.phases.kept["forward"],
+            backward_taken_bytes=self.steady.phases.taken["backward"],
             whole_life_allocated_bytes=longest.peak_bytes,
             whole_life_reserved_bytes=_reserved(self.life, self.steady),
             whole_life_phase=longest.peak_phase,

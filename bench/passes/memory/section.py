@@ -24,6 +24,9 @@ class RankMemory:
     peak_resident_bytes: int
     base_resident_bytes: int
     limit_base_bytes: int | None
+    forward_taken_bytes: int | None = None
+    forward_kept_bytes: int | None = None
+    backward_taken_bytes: int | None = None
     allocator_settings: dict[str, str] | None = None
     offloaded_activation_bytes: int | None = None
     offloaded_optimizer_bytes: int | None = None
@@ -46,6 +49,12 @@ class Memory:
     base_resident_bytes: list[int] | None = None
     """What a rank holds before it builds anything."""
     peak_phase: list[str] | None = None
+    forward_taken_bytes: list[int] | None = None
+    """The peak of a forward less what was there when it began; of `workload=attention` what a call takes."""
+    forward_kept_bytes: list[int] | None = None
+    """What was there when it ended, less the same: what backward needs, and the result."""
+    backward_taken_bytes: list[int] | None = None
+    """The peak of a backward less what was there when it began."""
     whole_life_allocated_bytes: list[int] | None = None
     whole_life_reserved_bytes: list[int] | None = None
     whole_life_phase: list[str] | None = None

@@ -47,7 +47,7 @@ class DeepSpeedFPDTAttention(Strategy):
             identity_EE,
             identity_EE.new_zeros(len(identity_EE)),
             0.0,  # dropout
-            int(self.cell.option("chunks")),
+            self.cell.number("chunks"),
             False,  # offload, which needs CUDA's streams
         )
         return out_BSND.transpose(1, 2)

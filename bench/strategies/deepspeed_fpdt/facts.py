@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from bench.config import RunConfig
+from bench.config import ModelConfig, RunConfig
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
 from bench.strategies.facts import head_exchange_refusals
+from bench.strategies.options import WholeNumber
 from bench.strategies.schedule import Schedule, Stage, whole_block
 from bench.strategies.ulysses.facts import Ulysses, exchange_heads
+
+
+def four_chunks(sp_degree: int, model: ModelConfig) -> int:  # noqa: ARG001  the same for all
+    """So few that short sequences can be cut; the package's own default is a chunk of 65,536 tokens."""
+    return 4
 
 
 class DeepSpeedFPDT(Ulysses):
@@ -24,14 +30,14 @@ class DeepSpeedFPDT(Ulysses):
     # It merges chunks in float32 whatever the inputs are.
     dtypes = ("bf16", "fp16", "fp32")
     kept_copies = (2, 2)
-    options = {"chunks": ("4", "2", "8")}  # noqa: RUF012  a class's own constant, as in torch_cp
+    options = {"chunks": WholeNumber(auto=four_chunks)}  # noqa: RUF012  a class's own constant, as in torch_cp
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002
         """No chunk sees a later one."""
         return (True,)
 
     def length_multiple(self, cell: RunConfig) -> int:
-        return cell.sp_degree * int(cell.option("chunks"))
+        return cell.sp_degree * cell.number("chunks")
 
     def slices(self, cell: RunConfig, seq_len: int, group_rank: int) -> tuple[slice, ...]:
         """A piece of each chunk, as the package's `FPDT_InputConstruct` deals tokens out."""

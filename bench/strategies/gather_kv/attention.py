@@ -6,18 +6,17 @@ and V are gathered as one tensor, [P, 2, B, K, S, D].
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.attention.kernels import kernel_backward, kernel_forward
-from bench.attention.layouts import ALL, Tile
+from bench.attention.kernels import Kernel, kernel_backward, kernel_forward
+from bench.attention.layouts import ALL
 from bench.attention.merge import Partial
+from bench.strategies.gather_kv.calls import Call, calls_on_others, calls_on_own
 from bench.strategies.ring.attention import Ring, RingAttention
 
 
@@ -36,10 +35,10 @@ class GatherKVAttention(RingAttention):
 class _GatherKV(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> Tensor:
-        partial, kv = gathered_forward(q, k, v, ring)
-        out = partial.out.to(q.dtype)
+        seen, kv = gathered_forward(q, k, v, ring)
+        out = seen.out.to(q.dtype)
         ctx.ring = ring
-        ctx.save_for_backward(q, kv, out, partial.lse)
+        ctx.save_for_backward(q, kv, out, seen.lse)
         return out
 
     @staticmethod
@@ -54,19 +53,19 @@ def gathered_forward(q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> tuple[Parti
     This rank attends to its own while the others' arrive.
     """
     rank, ranks = ring.group.rank(), ring.group.size()
+    tiles_of = partial(ring.tiles, q.shape[2])
     kv = k.new_empty(ranks, 2, *k.shape)
     # In place, so that one's own are copied once; they may be read meanwhile, as they stay what they are.
     own = torch.stack([k, v], out=kv[rank])
     arriving = dist.all_gather_into_tensor(kv.flatten(0, 1), own, group=ring.group, async_op=True)
-    partial = None if ring.documents is None else Partial.nothing(q)
-    for keys in seen_keys(ring, q.shape[2], range(rank, rank + 1)):
-        partial = _attend(partial, q, kv, keys, ring)
+    seen = None if ring.documents is None else Partial.nothing(q)
+    for call in calls_on_own(tiles_of, rank):
+        seen = _attend(seen, q, kv, call, ring.kernel)
     arriving.wait()
-    for others in (range(rank), range(rank + 1, ranks)):
-        for keys in seen_keys(ring, q.shape[2], others):
-            partial = _attend(partial, q, kv, keys, ring)
-    assert partial is not None
-    return partial, kv
+    for call in calls_on_others(tiles_of, rank, ranks):
+        seen = _attend(seen, q, kv, call, ring.kernel)
+    assert seen is not None
+    return seen, kv
 
 
 def gathered_backward(
@@ -74,76 +73,58 @@ def gathered_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q and of this rank's own k and v: of its keys, those of all ranks are added up, wide."""
     rank, ranks, wide = ring.group.rank(), ring.group.size(), lse.dtype
+    tiles_of = partial(ring.tiles, q.shape[2])
     dq = torch.zeros(q.shape, dtype=wide, device=q.device)
     dkv = torch.zeros(kv.shape, dtype=wide, device=kv.device)
-    for sources in (range(rank, rank + 1), range(rank), range(rank + 1, ranks)):
-        for keys in seen_keys(ring, q.shape[2], sources):
-            share_dq, *share = kernel_backward(
-                ring.kernel,
-                *(x[keys.rows] for x in (dout, q)),
-                *keys.of(kv),
-                *(x[keys.rows] for x in (out, lse)),
-                causal=keys.tile.causal,
-                scale=q.shape[-1] ** -0.5,
-            )
-            dq[keys.rows] += share_dq
-            keys.add(dkv, *share)
+    for call in (*calls_on_own(tiles_of, rank), *calls_on_others(tiles_of, rank, ranks)):
+        _add_gradients((dq, dkv), (dout, q, kv, out, lse), call, ring.kernel)
     own = torch.empty_like(dkv[rank])
     dist.reduce_scatter_tensor(own, dkv.flatten(0, 1), group=ring.group)
     dk, dv = own.to(q.dtype)
     return dq.to(q.dtype), dk, dv
 
 
-@dataclass(frozen=True, slots=True)
-class SeenKeys:
-    """What one kernel call takes: of these ranks' keys, one after another, what the mask leaves of each."""
-
-    sources: slice
-    tile: Tile
-
-    @property
-    def rows(self) -> tuple[slice, ...]:
-        """Where in [B, N, S, ...] the queries are."""
-        return self.tile.sequences, ALL, self.tile.queries
-
-    def of(self, kv_P2BKSD: Tensor) -> Tensor:
-        """Keys and values, [2, B, K, keys, D]: a copy where they are of several ranks."""
-        kv_2BKSD: Tensor = self._places(kv_P2BKSD).movedim(0, 3).flatten(3, 4)
-        return kv_2BKSD
-
-    def add(self, dkv_P2BKSD: Tensor, dk_BKSD: Tensor, dv_BKSD: Tensor) -> None:
-        """Add the gradients of these keys and values."""
-        places = self._places(dkv_P2BKSD)
-        for which, share in enumerate((dk_BKSD, dv_BKSD)):
-            places[:, which] += share.unflatten(2, (len(places), -1)).movedim(2, 0)
-
-    def _places(self, kv_P2BKSD: Tensor) -> Tensor:
-        return kv_P2BKSD[self.sources, :, self.tile.sequences, :, self.tile.keys]
-
-
-def seen_keys(ring: Ring, shard_len: int, sources: range) -> Iterator[SeenKeys]:
-    """What this rank's queries see of these ranks' keys, in as few kernel calls as the mask allows.
-
-    Neighbours of which it leaves the same, and no triangle, are taken at once: in contiguous and zigzag
-    layout all earlier ranks are, and all later ones, whatever their number.
-    """
-    for tiles, group in groupby(sources, key=lambda source: tuple(ring.tiles(shard_len, source))):
-        first, *others = group
-        after = first + 1 + len(others)
-        for tile in tiles:
-            at_once = 1 if tile.causal else after - first
-            for start in range(first, after, at_once):
-                yield SeenKeys(slice(start, start + at_once), tile)
-
-
-def _attend(partial: Partial | None, q: Tensor, kv: Tensor, keys: SeenKeys, ring: Ring) -> Partial:
-    """The partial result with these keys taken in."""
-    scale = q.shape[-1] ** -0.5
-    block = kernel_forward(ring.kernel, q[keys.rows], *keys.of(kv), causal=keys.tile.causal, scale=scale)
-    if partial is None:
+def _attend(seen: Partial | None, q: Tensor, kv: Tensor, call: Call, kernel: Kernel) -> Partial:
+    """The partial result with this call's keys taken in."""
+    causal, scale = call.tile.causal, q.shape[-1] ** -0.5
+    block = kernel_forward(kernel, q[_rows(call)], *_keys_and_values(kv, call), causal=causal, scale=scale)
+    if seen is None:
         return Partial.first(*block)
-    partial.of(keys.tile.sequences).merge(keys.tile.queries, *block)
-    return partial
+    seen.of(call.tile.sequences).merge(call.tile.queries, *block)
+    return seen
+
+
+def _add_gradients(
+    into: tuple[Tensor, Tensor], tensors: tuple[Tensor, ...], call: Call, kernel: Kernel
+) -> None:
+    """Add this call's share to dq [B, N, S, D] and dkv [P, 2, B, K, S, D]."""
+    (dq, dkv), (dout, q, kv, out, lse), rows = into, tensors, _rows(call)
+    share_dq, *shares = kernel_backward(
+        kernel,
+        *(x[rows] for x in (dout, q)),
+        *_keys_and_values(kv, call),
+        *(x[rows] for x in (out, lse)),
+        causal=call.tile.causal,
+        scale=q.shape[-1] ** -0.5,
+    )
+    dq[rows] += share_dq
+    for which, share in enumerate(shares):
+        _places(dkv, call)[:, which] += share.unflatten(2, (call.ranks, -1)).movedim(2, 0)
+
+
+def _rows(call: Call) -> tuple[slice, ...]:
+    """Where in [B, N, S, ...] the call's queries are."""
+    return call.tile.sequences, ALL, call.tile.queries
+
+
+def _places(kv_P2BKSD: Tensor, call: Call) -> Tensor:
+    """Its keys and values, or their gradients, where they are."""
+    return kv_P2BKSD[call.sources, :, call.tile.sequences, :, call.tile.keys]
+
+
+def _keys_and_values(kv_P2BKSD: Tensor, call: Call) -> Tensor:
+    """The same as the kernel takes them, [2, B, K, keys, D]: a copy where they are of several ranks."""
+    return _places(kv_P2BKSD, call).movedim(0, 3).flatten(3, 4)
 
 
 STRATEGY = GatherKVAttention

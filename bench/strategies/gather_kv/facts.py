@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import groupby
+from collections.abc import Iterator
 
+from bench.attention.layouts import EVERYTHING, LAYOUTS, Tile
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.strategies.facts import ScheduledFacts, activation_bytes
-from bench.strategies.schedule import Block, Exchange, Schedule, Stage, ring_blocks, tensor_bytes, wide
+from bench.strategies.facts import CallMemory, ScheduledFacts, activation_bytes, lse_bytes, repeats_kv
+from bench.strategies.gather_kv.calls import calls_on_others, calls_on_own
+from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes, wide
 
 
 class GatherKV(ScheduledFacts):
@@ -20,25 +20,28 @@ class GatherKV(ScheduledFacts):
         """Forward hands a shard of K and V to P-1 ranks, backward P-1 shards of their gradients to one each.
 
         As Llama 3 was trained (arXiv:2407.21783, section 3.3.2), with all heads at once; gradients travel in
-        float32, float64 for float64. One's own keys need no gathering, so their block hides it.
+        float32, float64 for float64. One's own keys need no gathering, so their block hides it. In every
+        layout the last rank has as much to do as any other, or more.
         """
         heads, kv_heads, ranks = cell.model.num_heads, cell.model.num_kv_heads, cell.sp_degree
-        own, *others = ring_blocks(cell, heads, kv_heads)
-        blocks = (own, *in_one_call(others))
+        own, *others = (block for _, block in blocks_of(cell, ranks - 1))
         kv_bytes = activation_bytes(cell, 2 * kv_heads)
         gathered = Exchange("all_gather", (ranks - 1) * kv_bytes, ranks)
         scattered = Exchange("reduce_scatter", (ranks - 1) * wide(cell, kv_bytes), ranks)
-        merged = sum(tensor_bytes(cell, heads, block.queries) for block in blocks[1:])
+        merged = sum(tensor_bytes(cell, heads, block.queries) for block in others)
         gradients = sum(
             tensor_bytes(cell, heads, block.queries) + tensor_bytes(cell, 2 * kv_heads, block.keys)
-            for block in blocks
+            for block in (own, *others)
         )
         return Schedule(
             forward=(
                 Stage((own,), (gathered,), is_hidden=True, packed_bytes=kv_bytes),
-                Stage(blocks[1:], merged_bytes=wide(cell, merged)),
+                Stage(tuple(others), merged_bytes=wide(cell, merged)),
             ),
-            backward=(Stage(blocks, merged_bytes=wide(cell, gradients)), Stage(exchanges=(scattered,))),
+            backward=(
+                Stage((own, *others), merged_bytes=wide(cell, gradients)),
+                Stage(exchanges=(scattered,)),
+            ),
         )
 
     def kept_bytes_per_token(self, cell: RunConfig) -> int:
@@ -46,12 +49,47 @@ class GatherKV(ScheduledFacts):
         model = cell.model
         return (cell.sp_degree - 1) * 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[cell.dtype]
 
+    def call_memory(self, cell: RunConfig) -> CallMemory:
+        """All ranks' keys and values and, wide, the partial output; in backward the gradients of all, wide.
 
-def in_one_call(blocks: Sequence[Block]) -> Iterator[Block]:
-    """The same blocks, but equal ones that see all of their keys as one of all these keys."""
-    for block, equals in groupby(blocks):
-        count = len([*equals])
-        if block.is_causal:
-            yield from (block,) * count
-        else:
-            yield replace(block, keys=count * block.keys)
+        Beside these the fullest of: a block, with copies of keys that are of several ranks and what the
+        kernel returns; that as it is made wide; the results as they are made narrow, with gloo's own copy of
+        all gradients, which it reduces in place of scattering them.
+        """
+        model = cell.model
+        q, kv = activation_bytes(cell, model.num_heads), activation_bytes(cell, 2 * model.num_kv_heads)
+        gathered, is_narrow = cell.sp_degree * kv, wide(cell, q) > q
+        copied = wide(cell, gathered) if cell.cluster.backend == "gloo" else 0
+        forward, backward = [is_narrow * q], [wide(cell, kv) + copied + is_narrow * (kv + q)]
+        for is_copy, block in (each for rank in {0, cell.sp_degree - 1} for each in blocks_of(cell, rank)):
+            queries = tensor_bytes(cell, block.heads, block.queries)
+            keys = tensor_bytes(cell, 2 * block.kv_heads, block.keys)
+            repeated = tensor_bytes(cell, 2 * block.heads, block.keys) if repeats_kv(cell) else 0
+            forward.append(queries + max(is_copy * keys + repeated, is_narrow * wide(cell, queries)))
+            backward.append(queries + keys + is_copy * keys + 2 * repeated)
+        kept = gathered + q + lse_bytes(cell)
+        return CallMemory(
+            forward=kept - q + wide(cell, q) + max(forward),
+            kept=kept,
+            backward=wide(cell, q + gathered) + max(backward),
+        )
+
+
+def blocks_of(cell: RunConfig, rank: int) -> Iterator[tuple[bool, Block]]:
+    """The rank's kernel calls, its own keys first, and whether they take a copy: of keys of several ranks."""
+
+    def tiles_of(source: int) -> tuple[Tile, ...]:
+        tile = LAYOUTS[cell.layout].causal_tile(cell.shard_len, rank, source)
+        return () if tile is None else (tile,)
+
+    def all_of(source: int) -> tuple[Tile, ...]:  # noqa: ARG001  a mask that hides nothing
+        return (EVERYTHING,)
+
+    tiles = tiles_of if cell.workload.mask == "causal" else all_of
+    model = cell.model
+    for call in (*calls_on_own(tiles, rank), *calls_on_others(tiles, rank, cell.sp_degree)):
+        queries, keys = (len(range(cell.shard_len)[part]) for part in (call.tile.queries, call.tile.keys))
+        block = Block(
+            cell.batch, model.num_heads, model.num_kv_heads, queries, call.ranks * keys, call.tile.causal
+        )
+        yield call.ranks > 1, block

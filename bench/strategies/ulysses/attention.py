@@ -79,11 +79,14 @@ def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _share_heads(x_BHSD: Tensor, ranks: int) -> Tensor:
     """[B, P, H/P, S, D]: the heads that go to each rank, repeated where there are fewer heads than ranks."""
-    heads = x_BHSD.shape[1]
-    if heads < ranks:
-        x_BHSD = x_BHSD.repeat_interleave(ranks // heads, dim=1)
-    shares_BPHSD: Tensor = x_BHSD.unflatten(1, (ranks, -1))
+    shares_BPHSD: Tensor = at_least_one_head(x_BHSD, ranks).unflatten(1, (ranks, -1))
     return shares_BPHSD
+
+
+def at_least_one_head(x_BHSD: Tensor, ranks: int) -> Tensor:
+    """The same heads, each repeated for all ranks that need it where there are fewer heads than ranks."""
+    heads = x_BHSD.shape[1]
+    return x_BHSD if heads >= ranks else x_BHSD.repeat_interleave(ranks // heads, dim=1)
 
 
 STRATEGY = UlyssesAttention

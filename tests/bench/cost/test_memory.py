@@ -92,8 +92,9 @@ def saved_bytes(cell, groups, *, layers):
     return sum(tensor.untyped_storage().nbytes() for tensor in seen.values())
 
 
-NOT_FAKED = ("local", "torch_cp")
-"""The first has a case of its own; the other's collectives hand out tensors without a storage here."""
+NOT_FAKED = ("local", "torch_cp", "deepspeed_fpdt")
+"""The first has a case of its own; the second's collectives hand out tensors without a storage here; the last
+keeps tensors where torch's hooks do not see them."""
 SAVED = {
     "qwen3": {},
     "llama in float32": {"dtype": "fp32", "model.family": "llama"},

@@ -12,6 +12,7 @@ from bench.request.command_line import PLAN_OPTION, SHOWING, SWEEP_OPTIONS
 from bench.request.help import COLUMNS, OPTIONS, described, help_text, words_of
 from bench.request.resolve import LOSSES, all_keys
 from bench.strategies import STRATEGIES
+from bench.strategies.options import in_words
 from tests.command import COMMAND, typed_here
 
 KEYS = [key for key in all_keys() if not key.endswith("name") and key not in (*groups(), "offload")]
@@ -23,8 +24,12 @@ WORDS = {
     "cluster.device": ("cpu", "cuda"),
     "cluster.backend": ("nccl", "gloo"),
     "workload.mask": ("causal", "full"),
-    "strategy.inner": STRATEGIES["usp"].options["inner"],
-    "strategy.rotation": STRATEGIES["torch_cp"].options["rotation"],
+    **{
+        f"strategy.{key}": (in_words(option),)
+        for facts in STRATEGIES.ours.values()
+        for key, option in facts.options.items()
+        if isinstance(option, tuple)
+    },
 }
 
 

@@ -1,0 +1,58 @@
+"""Choices of one strategy alone, `strategy.<key>` on the command line: words, a flag or a whole number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.config import AUTO, ModelConfig
+
+TRUE, FALSE = "true", "false"
+"""A flag as a cell holds it: a strategy's own choices are texts there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    default: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WholeNumber:
+    """A whole number; `auto` in the YAML."""
+
+    auto: Callable[[int, ModelConfig], int]
+    """What `auto` is for so many ranks that share a sequence, and this model."""
+    least: int = 1
+
+
+Option = tuple[str, ...] | Flag | WholeNumber
+"""A tuple is the words that may be chosen, the default first."""
+
+
+def flag_text(flag: bool) -> str:
+    """As a cell holds it."""
+    return TRUE if flag else FALSE
+
+
+def in_yaml(option: Option) -> Any:
+    """What the strategy's file holds."""
+    if isinstance(option, Flag):
+        return option.default
+    return AUTO if isinstance(option, WholeNumber) else option[0]
+
+
+def default_text(option: Option, sp_degree: int, model: ModelConfig) -> str:
+    """What a cell holds that leaves the choice to us."""
+    if isinstance(option, WholeNumber):
+        return str(option.auto(sp_degree, model))
+    return flag_text(option.default) if isinstance(option, Flag) else option[0]
+
+
+def in_words(option: Option) -> str:
+    """The values it may have."""
+    if isinstance(option, WholeNumber):
+        return f"{AUTO}, or a whole number from {option.least}"
+    return f"{TRUE}, {FALSE}" if isinstance(option, Flag) else ", ".join(option)
