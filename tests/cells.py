@@ -60,8 +60,12 @@ def variants(facts, numbers=1):
 def words_for(strategy, options=()):
     """What a strategy with these choices has to be told to run on up to four CPU ranks."""
     heads = ("model=qwen3_nano", "model.num_kv_heads=4") if strategy in SHARE_EVERY_HEAD else ()
-    kernel = ("kernel=math",) if dict(options).get("rotation") == "p2p" else ()
-    return *heads, *kernel
+    return *heads, *words_of_choices(options)
+
+
+def words_of_choices(options):
+    """On CPU ranks a ring that passes keys from rank to rank has a kernel of its own, not under autocast."""
+    return ("kernel=math", "dtype=fp32") if dict(options).get("rotation") == "p2p" else ()
 
 
 def texts_of(option, numbers):
