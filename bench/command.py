@@ -25,6 +25,7 @@ TOOLS: Mapping[str, str] = {
     "accuracy": "bench.accuracy",
     "overhead": "bench.overhead",
     "compare-implementations": "bench.compare_implementations",
+    "judge-packages": "bench.judge_packages",
     "agent": "bench.nodes",
 }
 """What the command's first word may be, and the module that `python -m` takes for the same."""

@@ -21,7 +21,7 @@ TINY = (
 )  # fmt: skip
 
 
-SHARE_EVERY_HEAD = ("ringmaster_ulysses", "yunchang_ulysses")
+SHARE_EVERY_HEAD = ("deepspeed_fpdt", "ringmaster_ulysses", "yunchang_ulysses")
 """Strategies that repeat no KV head: there have to be as many as ranks."""
 
 make_raw = cache(composed)
@@ -57,18 +57,22 @@ def variants(facts, numbers=1):
     return itertools.product(facts.layouts, itertools.product(*choices))
 
 
+def words_for(strategy, options=()):
+    """What a strategy with these choices has to be told to run on up to four CPU ranks."""
+    heads = ("model=qwen3_nano", "model.num_kv_heads=4") if strategy in SHARE_EVERY_HEAD else ()
+    return *heads, *words_of_choices(options)
+
+
+def words_of_choices(options):
+    """On CPU ranks a ring that passes keys from rank to rank has a kernel of its own, not under autocast."""
+    return ("kernel=math", "dtype=fp32") if dict(options).get("rotation") == "p2p" else ()
+
+
 def texts_of(option, numbers):
     """What a cell may hold of it."""
     if isinstance(option, WholeNumber):
         return [str(option.least + more) for more in range(numbers)]
     return [*map(flag_text, (True, False))] if isinstance(option, Flag) else option
-
-
-def words_for(strategy, options=()):
-    """What a strategy with these choices has to be told to run on up to four CPU ranks."""
-    heads = ("model.num_kv_heads=4",) if strategy in SHARE_EVERY_HEAD else ()
-    kernel = ("kernel=math",) if dict(options).get("rotation") == "p2p" else ()
-    return *heads, *kernel
 
 
 def run_cell(launcher, cell, folder, entry=None):

@@ -78,7 +78,7 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     engine = ENGINE_MEMORY[cell.engine](cell)
     rows, layers = cell.batch * cell.shard_len, cell.model.num_layers
     facts = STRATEGIES[cell.strategy]
-    saved = rows * layer_bytes_per_token(cell) + facts.kept_bytes(cell)
+    saved = rows * layer_bytes_per_token(cell)
     of_attention = facts.checkpointed_bytes(cell)
     of_layer = rows * stream_bytes(cell) * cell.model.hidden_size + of_attention
     kept = of_layer if cell.checkpointing else saved

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from bench.strategies.deepspeed_fpdt.facts import DeepSpeedFPDT
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
 from bench.strategies.distflash_attn.facts import DistFlashAttn
 from bench.strategies.gather_kv.facts import GatherKV
@@ -43,6 +44,7 @@ STRATEGIES = StrategyTable(
         RingSelfAttention(),
         DistFlashAttn(),
         DeepSpeedUlysses(),
+        DeepSpeedFPDT(),
         RingFlashAttn(),
         RingFlashAttnLlama3(),
         TorchCP(),

@@ -148,10 +148,6 @@ class Facts(ABC):
         """How often attention runs forward in one step."""
         return (2 if self.recomputes_attention(cell) else 1) * backwards_per_step(cell)
 
-    def kept_bytes(self, cell: RunConfig) -> int:  # noqa: ARG002
-        """What a call of attention saves beyond Q, K, V, output, LSE and `kept_copies`, in bytes."""
-        return 0
-
     def scores_bytes(self, cell: RunConfig) -> int:
         """Beside what it saves, scores in memory at once: of `kernel=math` a block's, three times wide."""
         if cell.kernel != "math":

@@ -16,10 +16,10 @@ class RingSelfAttention(ScheduledFacts):
     # It calls none: its scores are taken, masked and kept as that kernel takes its own.
     kernels = ("math",)
 
-    def kept_bytes(self, cell: RunConfig) -> int:
-        """The probabilities of all keys for each of this rank's queries, and no LSE."""
-        rows = cell.batch * cell.model.num_heads * cell.shard_len
-        return self.scores_bytes(cell) - rows * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])
+    def kept_bytes_per_token(self, cell: RunConfig) -> int:
+        """The probabilities of all keys, and no LSE."""
+        number_bytes = DTYPE_BYTES[cell.dtype]
+        return cell.model.num_heads * (cell.padded_len * number_bytes - max(WIDE_BYTES, number_bytes))
 
     def scores_bytes(self, cell: RunConfig) -> int:
         """In forward, of which softmax makes probabilities; backward has those of a block."""

@@ -18,8 +18,14 @@ OWN_KERNEL = "math"
 """Ours that does the same as the package's own attention for CPUs."""
 
 
+PACKED_OTHERWISE = (
+    "it then gathers all keys whatever the rotation, and on CPU ranks computes with torch's masked attention"
+)
+
+
 class RingmasterRing(ScheduledFacts):
     name = "ringmaster_ring"
+    why_it_packs_not = PACKED_OTHERWISE
     package = "axolotl-ringmaster"
     tried = "0.2.7"
     options = {"rotation": ("allgather", "p2p")}  # noqa: RUF012  a class's own constant, as in torch_cp
@@ -39,7 +45,10 @@ class RingmasterRing(ScheduledFacts):
 
 
 def kernel_refusals(cell: RunConfig) -> list[str]:
-    """Passing keys on a CPU, the package calls no kernel: it computes all scores at once, and in float32."""
+    """Passing keys on a CPU, the package calls no kernel: it computes all scores at once, and in float32.
+
+    Under autocast, which is DDP's bf16, its products are rounded to bf16 all the same.
+    """
     if cell.option("rotation") != "p2p" or cell.cluster.device != "cpu":
         return []
     who = f"{cell.strategy} with strategy.rotation=p2p on CPU ranks"
@@ -48,6 +57,11 @@ def kernel_refusals(cell: RunConfig) -> list[str]:
         reasons.append(
             f"kernel={cell.kernel} is not for {who}, which computes all scores itself; take"
             f" kernel={OWN_KERNEL}, or strategy.rotation=allgather"
+        )
+    if cell.engine == "ddp" and cell.dtype == "bf16":
+        reasons.append(
+            f"engine=ddp with dtype=bf16 is not for {who}, whose products autocast rounds to bf16; take"
+            " engine=fsdp2 or zero3, or strategy.rotation=allgather"
         )
     if cell.dtype == "fp64":
         reasons.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.config import RunConfig
 from bench.strategies.facts import head_exchange_refusals
 from bench.strategies.ringmaster_ring.facts import (
+    PACKED_OTHERWISE,
     RingmasterRing,
     kept_by_ring,
     kernel_refusals,
@@ -18,6 +19,7 @@ from bench.strategies.usp.facts import USP
 class RingmasterUSP(USP):
     name = "ringmaster_usp"
     packs = False
+    why_it_packs_not = PACKED_OTHERWISE
     kept_copies = (1, 0)
     layouts = ("contiguous",)
     package = "axolotl-ringmaster"
