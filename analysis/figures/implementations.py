@@ -77,13 +77,14 @@ def _figure(rows: Sequence[Mapping[str, Any]], title: str, *, on_cpu: bool) -> F
 
 def _families(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Names from the top: each of ours, and below it the packages that do the same."""
-    names = [*dict.fromkeys(row["implementation"] for row in rows)]
+    names = [*dict.fromkeys(row["implementation"] for row in rows if row["reason"] is None)]
     counterpart = {row["implementation"]: row["counterpart"] for row in rows}
+    is_ours = {row["implementation"]: row["package"] is None for row in rows}
     strategies = [*dict.fromkeys(name.split()[0] for name in names)]
-    own = (name for name in names if counterpart[name] is None)
+    own = (name for name in names if is_ours[name])
     for ours in sorted(own, key=lambda name: strategies.index(name.split()[0])):
         yield ours
-        yield from (name for name in names if counterpart[name] == ours)
+        yield from (name for name in names if counterpart[name] == ours and not is_ours[name])
 
 
 def _draw(
@@ -96,7 +97,7 @@ def _draw(
         if value is None or value == []:
             continue
         shown = statistics.median(value) if isinstance(value, list) else value / unit
-        fill = colour if row["counterpart"] is None else "white"
+        fill = colour if row["package"] is None else "white"
         axes.plot(
             [shown], [names.index(row["implementation"])], marker, color=colour, markerfacecolor=fill,
             markersize=6.5, label=length_label(row["seq_len"]),

@@ -24,7 +24,7 @@ class Row:
     package: str | None
     """The distribution whose code ran, with its version; None where it is ours."""
     counterpart: str | None
-    """Ours that does the same."""
+    """Ours that it is held against."""
     reason: str | None
     """Why it did not run, or was not timed."""
     call_ms: tuple[float, ...] = ()
@@ -47,9 +47,9 @@ class Row:
 
     @property
     def verdict(self) -> str | None:
-        """What the ratio says of ours; None where there is none, or no interval."""
+        """What the ratio says of ours beside a package; None where there is none, or no interval."""
         interval = self.interval
-        if interval is None:
+        if interval is None or self.package is None:
             return None
         if interval.high < 1:
             return f"ours is slower by {1 / statistics.median(self.ratios) - 1:.1%}"
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def is_ours_slower(self) -> bool:
-        return self.interval is not None and self.interval.high < 1
+        return self.package is not None and self.interval is not None and self.interval.high < 1
 
 
 def rows_of(

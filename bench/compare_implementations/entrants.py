@@ -17,8 +17,8 @@ from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
 from bench.strategies.options import FALSE, TRUE, Flag, Option, WholeNumber
 
-PLACEMENT = "inner"
-"""The option that says whose ranks share a node."""
+WITHOUT_EFFECT = ("checkpoints", "inner")
+"""Options that one call on one node does not know: what layers keep, and whose ranks are neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,11 @@ class Entrant:
     label: str
     """Its strategy, with every choice that is not the default."""
     counterpart: str | None
-    """The label of ours that does the same; None of ours."""
+    """The label of ours that it is held against."""
+
+    @property
+    def is_ours(self) -> bool:
+        return STRATEGIES[self.cell.strategy].package is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +105,11 @@ def entrants(setting: Setting, words: Sequence[str], machine: Machine) -> tuple[
                 refused.append(Refused(label, reason))
                 continue
             counterpart = _counterpart(facts, cell, setting, words, machine)
-            found |= {each.label: each for each in (counterpart,) if each is not None}
             like = None if counterpart is None else counterpart.label
+            if counterpart is not None:
+                found.setdefault(counterpart.label, counterpart)
             found[label] = Entrant(cell, label, like)
-    if all(each.counterpart is not None for each in found.values()):
+    if not any(each.is_ours for each in found.values()):
         why = "; ".join(each.reason for each in refused) or "no strategy shares sequences"
         raise ConfigError(f"{setting.label}: none of ours runs: {why}")
     return [*found.values()], refused
@@ -118,14 +123,11 @@ def _heads(text: str) -> tuple[int, int]:
 
 
 def _choices(facts: Facts) -> Iterator[list[str]]:
-    """The words of every combination of a strategy's own options; of a number its own choice alone.
-
-    Which ranks are neighbours makes no difference on one node.
-    """
+    """The words of every combination of a strategy's own options; of a number its own choice alone."""
     keys = [
         key
         for key, option in facts.options.items()
-        if not isinstance(option, WholeNumber) and key != PLACEMENT
+        if not isinstance(option, WholeNumber) and key not in WITHOUT_EFFECT
     ]
     for chosen in product(*(_values(facts.options[key]) for key in keys)):
         yield [f"strategy.{key}={value}" for key, value in zip(keys, chosen, strict=True)]
@@ -148,14 +150,14 @@ def _label(facts: Facts, chosen: Sequence[str]) -> str:
 def _counterpart(
     facts: Facts, cell: RunConfig, setting: Setting, words: Sequence[str], machine: Machine
 ) -> Entrant | None:
-    """Ours that does the same, in the layout and with the kernel and degrees of the package."""
+    """Ours that it is held against, in the same layout, of a package with its kernel and degrees too."""
     name = facts.counterpart(cell)
     if name is None:
         return None
     ours = STRATEGIES[name]
     layout = cell.layout if cell.layout in ours.layouts else ours.default_layout
     same = _cell(
-        [f"strategy={name}", f"layout={layout}", f"kernel={cell.kernel}", *_degree(ours, cell)],
+        [f"strategy={name}", f"layout={layout}", *_kernel(facts, cell), *_degree(ours, cell)],
         setting,
         words,
         machine,
@@ -166,10 +168,15 @@ def _counterpart(
     default = _cell([f"strategy={name}"], setting, words, machine)
     own = [
         *([layout] if layout != default.layout else []),
-        *([cell.kernel] if cell.kernel != default.kernel else []),
+        *([same.kernel] if same.kernel != default.kernel else []),
         *(_degree(ours, cell) if same.ulysses_degree != default.ulysses_degree else []),
     ]
     return Entrant(same, " ".join([name, *own]), None)
+
+
+def _kernel(facts: Facts, cell: RunConfig) -> list[str]:
+    """A package's, for code to be compared with code; ours is held against ours as each runs best."""
+    return [] if facts.package is None else [f"kernel={cell.kernel}"]
 
 
 def _degree(ours: Facts, cell: RunConfig) -> list[str]:

@@ -17,7 +17,7 @@ from bench.store import write_whole
 FILE, TABLE = "implementations.json", "implementations.md"
 
 HEADINGS = (
-    "implementation", "ours of its kind", "ms", "its time / ours (95 % interval)", "sends, MiB", "peak, MiB",
+    "implementation", "held against", "ms", "its time / that (95 % interval)", "sends, MiB", "peak, MiB",
     "error of out, ulps", "of gradients, ulps",
 )  # fmt: skip
 GRADIENTS = ("dq", "dk", "dv")
@@ -85,7 +85,8 @@ def _ratio(row: Row) -> str:
     shown = f"{statistics.median(row.ratios):.2f}"
     if interval is None:
         return f"{shown}, n={len(row.ratios)}"
-    return f"{shown} ({interval.low:.2f} to {interval.high:.2f}), n={len(row.ratios)}: {row.verdict}"
+    verdict = "" if row.verdict is None else f": {row.verdict}"
+    return f"{shown} ({interval.low:.2f} to {interval.high:.2f}), n={len(row.ratios)}{verdict}"
 
 
 def _line(cells: Sequence[str]) -> str:

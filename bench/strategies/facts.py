@@ -69,7 +69,10 @@ class Facts(ABC):
         return 1
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        """The strategy of ours that sends the same in the same way; None of ours, and where there is none."""
+        """The strategy of ours that it is held against: of a package's that which does the same.
+
+        Of ours the plain form, or the one whose place it takes; None where there is neither.
+        """
         return None
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002

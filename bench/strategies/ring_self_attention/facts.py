@@ -16,6 +16,9 @@ class RingSelfAttention(ScheduledFacts):
     # It calls none: its scores are taken, masked and kept as that kernel takes its own.
     kernels = ("math",)
 
+    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
+        return "ring"
+
     def kept_bytes_per_token(self, cell: RunConfig) -> int:
         """The probabilities of all keys, and no LSE."""
         number_bytes = DTYPE_BYTES[cell.dtype]
