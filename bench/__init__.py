@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from bench.observation import observe as observe
     from bench.observation import probe as probe
     from bench.store import read_records as read_records
+    from bench.strategies.facts import CallMemory as CallMemory
     from bench.strategies.facts import Facts as Facts
     from bench.strategies.facts import ScheduledFacts as ScheduledFacts
     from bench.strategies.facts import activation_bytes as activation_bytes
     from bench.strategies.facts import backwards_per_step as backwards_per_step
     from bench.strategies.facts import forwards_per_step as forwards_per_step
+    from bench.strategies.options import Flag as Flag
+    from bench.strategies.options import WholeNumber as WholeNumber
     from bench.strategies.schedule import Block as Block
     from bench.strategies.schedule import Exchange as Exchange
     from bench.strategies.schedule import Schedule as Schedule
@@ -42,9 +45,11 @@ HOMES: Mapping[str, str] = {
     "EVERYTHING": "bench.attention.layouts",
     "LAYOUTS": "bench.attention.layouts",
     "Block": "bench.strategies.schedule",
+    "CallMemory": "bench.strategies.facts",
     "ConfigError": "bench.config",
     "Exchange": "bench.strategies.schedule",
     "Facts": "bench.strategies.facts",
+    "Flag": "bench.strategies.options",
     "Kernel": "bench.attention.kernels",
     "ObserveCallback": "bench.observation",
     "Partial": "bench.attention.merge",
@@ -54,6 +59,7 @@ HOMES: Mapping[str, str] = {
     "Stage": "bench.strategies.schedule",
     "Strategy": "bench.strategies.strategy",
     "Tile": "bench.attention.layouts",
+    "WholeNumber": "bench.strategies.options",
     "activation_bytes": "bench.strategies.facts",
     "backwards_per_step": "bench.strategies.facts",
     "forwards_per_step": "bench.strategies.facts",

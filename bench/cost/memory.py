@@ -86,6 +86,8 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     stay = kept if _leaves_device(cell) else layers * kept
     again = saved - of_attention if cell.checkpointing else 0
     arrived = max(0, kept + engine.arriving - stay)  # by the last layer's backward, whose input alone is left
+    # Less than nothing where more is gone by then than comes: that is room for what is exchanged.
+    attention = arrived + again + _attention_backward_bytes(cell, rows) + engine.kept_head_gradient
     return MemoryNeed(
         states=engine.states,
         gathered=engine.gathered,
@@ -95,8 +97,8 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
             last_norm + rows * _norm_backward_bytes_per_token(cell) + engine.layer_gradients,
             again + _layer_backward_bytes(cell, rows, engine) + arrived,
         ),
-        attention=max(0, arrived + again + _attention_backward_bytes(cell, rows) + engine.kept_head_gradient),
-        communication=communication_bytes(cell),
+        attention=max(0, attention),
+        communication=max(0, communication_bytes(cell) + min(0, attention)),
         update=engine.update,
         loading=engine.loading,
         context=CONTEXT_BYTES if cell.cluster.device == "cuda" else 0,

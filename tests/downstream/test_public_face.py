@@ -18,8 +18,9 @@ from tests.cells import make_cell, run_cell
 from tests.faults import raise_in_rank_1
 
 NAMES = {
-    "EVERYTHING", "LAYOUTS", "Block", "ConfigError", "Exchange", "Facts", "Kernel", "ObserveCallback",
-    "Partial", "RunConfig", "Schedule", "ScheduledFacts", "Stage", "Strategy", "Tile", "activation_bytes",
+    "EVERYTHING", "LAYOUTS", "Block", "CallMemory", "ConfigError", "Exchange", "Facts", "Flag", "Kernel",
+    "ObserveCallback", "Partial", "RunConfig", "Schedule", "ScheduledFacts", "Stage", "Strategy", "Tile",
+    "WholeNumber", "activation_bytes",
     "backwards_per_step", "forwards_per_step", "kernel_backward", "kernel_forward", "observe", "probe",
     "read_records", "ring_blocks",
 }  # fmt: skip

@@ -137,8 +137,8 @@ class Channel:
 
 
 def in_sequences(part_PHBSD: Tensor) -> Tensor:
-    """[B, H, T, D]: the shards of all ranks one after another."""
-    return part_PHBSD.permute(2, 1, 0, 3, 4).flatten(2, 3)
+    """[B, H, T, D]: the shards of all ranks one after another; a copy even of one rank's."""
+    return part_PHBSD.permute(2, 1, 0, 3, 4).clone(memory_format=torch.contiguous_format).flatten(2, 3)
 
 
 def in_shards(x_BHTD: Tensor, ranks: int) -> Tensor:

@@ -177,7 +177,7 @@ def test_float64_gradients_with_kept_outputs_equal_those_of_one_rank(compared):
     assert worst_error(*compared) < FP64_LIMIT
 
 
-@compares(*in_float64(["ulysses", "usp"]))
+@compares(*in_float64(["ulysses", "ulysses_chunked", "usp"]))
 def test_float64_gradients_of_shared_heads_equal_those_of_one_rank(compared):
     assert worst_error(*compared) < FP64_LIMIT
 
