@@ -30,6 +30,10 @@ def record(cell, *, times=1.0, peak=1.0, status="ok"):
     }
 
 
+NOT_MEASURED = {"deepspeed_fpdt"}
+"""Beside those whose packages are optional; the reference is older than they are."""
+
+
 def score_of(cells, records):
     return Score.of(compared([cell.cell_id for cell in cells], cells, records, HARDWARE))
 
@@ -79,7 +83,7 @@ def test_the_table_shows_measured_predicted_and_error():
 
 def test_all_strategies_are_among_the_listed_cells():
     strategies = {line.split()[0].removeprefix("strategy=") for line in command_lines(CELLS)}
-    assert strategies == {*STRATEGIES}
+    assert strategies == {name for name, facts in STRATEGIES.items() if facts.tried is None} - NOT_MEASURED
 
 
 def test_a_file_that_is_no_list_is_refused(tmp_path):
