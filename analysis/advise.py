@@ -116,9 +116,9 @@ class Advice:
     def ranking(self) -> Ranking:
         """Raises ConfigError where nothing can run, for one reason."""
         options = [self.forecast(cell) for cell in self.cells]
-        reasons = {option.refused for option in options}
-        if len(reasons) == 1 and None not in reasons:
-            raise ConfigError(str(reasons.pop()))
+        shared = _in_all([option.refused for option in options])
+        if shared:
+            raise ConfigError(shared)
         return ranked(self._with_records(options))
 
     def _with_records(self, options: list[Option]) -> list[Option]:
@@ -245,6 +245,12 @@ def _table_lines(table: Table) -> list[str]:
     with console.capture() as captured:
         console.print(table)
     return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def _in_all(reasons: Sequence[str | None]) -> str:
+    """What all of them say; nothing where one way is possible."""
+    parts = [() if reason is None else reason.split("; ") for reason in reasons]
+    return "; ".join(part for part in (parts[0] if parts else ()) if all(part in each for each in parts))
 
 
 if __name__ == "__main__":

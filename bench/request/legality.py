@@ -85,9 +85,11 @@ def _rate_refusals(cell: RunConfig, hardware: Hardware) -> list[str]:
             f" take dtype=bf16 or fp32, or measure again with {tool_words('bench.calibrate')}"
         )
     if cell.kernel not in rates:
+        bound = STRATEGIES[cell.strategy].kernels
+        others = [kernel for kernel in rates if bound is None or kernel in bound]
+        way_out = f"choose kernel={' or '.join(others)}" if others else "measure it, or take another strategy"
         reasons.append(
-            f"mode=predict knows no rate of kernel={cell.kernel} on hardware={cell.hardware}; choose"
-            f" kernel={' or '.join(rates)}"
+            f"mode=predict knows no rate of kernel={cell.kernel} on hardware={cell.hardware}; {way_out}"
         )
     return reasons
 

@@ -172,9 +172,9 @@ class Facts(ABC):
         """The same of one of the ranks that share a sequence."""
         return self.exchange_bytes(cell)
 
-    def extreme_ranks(self, cell: RunConfig) -> Collection[int]:  # noqa: ARG002
+    def extreme_ranks(self, cell: RunConfig) -> Collection[int]:
         """Ranks that share a sequence, among them one that sends most and one that takes most memory."""
-        return (0,)
+        return range(cell.sp_degree) if self.sends_unevenly else (0,)
 
     def schedule(self, cell: RunConfig) -> Schedule | None:  # noqa: ARG002
         """What one call of attention computes and sends; None where that is not known, and no time either."""
