@@ -20,10 +20,12 @@ TOOLS: Mapping[str, str] = {
     "false-differences": "analysis.false_differences",
     "claims": "analysis.claims",
     "advise": "analysis.advise",
+    "implementations": "analysis.implementations",
     "calibrate": "bench.calibrate",
     "accuracy": "bench.accuracy",
     "overhead": "bench.overhead",
     "compare-implementations": "bench.compare_implementations",
+    "judge-packages": "bench.judge_packages",
     "agent": "bench.nodes",
 }
 """What the command's first word may be, and the module that `python -m` takes for the same."""

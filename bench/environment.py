@@ -25,6 +25,8 @@ PACKAGES = (
     "torch",
     "deepspeed",
     "ring-flash-attn",
+    "axolotl-ringmaster",
+    "yunchang",
     "flash-attn",
     "flash-attn-3",
     "flash-attn-4",

@@ -13,7 +13,7 @@ from bench.ranks.groups import make_groups
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES, runnable
 from bench.training.packing import drawn_documents
-from tests.cells import make_cell, variants
+from tests.cells import make_cell, variants, words_of_choices
 from tests.covers import pairwise
 from tests.synchronisations import synchronisations
 
@@ -48,6 +48,7 @@ def attention_cell(strategy, layout, options, dtype, heads, world_size):
     cell = make_cell(
         *(f"strategy={strategy}", "engine=ddp", f"batch={BATCH}", f"seq_len={SEQ_LEN}"),
         f"cluster.world_size={world_size}",
+        *words_of_choices(options),
     )
     num_heads, num_kv_heads = HEADS[heads]
     model = replace(cell.model, num_heads=num_heads, num_kv_heads=num_kv_heads)

@@ -1,6 +1,10 @@
 """Packages that are installed while tests run."""
 
+from bench.environment import installed
 from bench.strategies import STRATEGIES
+
+INSTALLED = [name for name, facts in STRATEGIES.items() if facts.package is None or installed(facts.package)]
+"""Strategies that can run here: some are optional, and their packages seldom there."""
 
 
 def see_what_is_installed_now(monkeypatch):

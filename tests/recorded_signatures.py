@@ -36,6 +36,13 @@ FLASH_ATTN_2 = Source(
         " alibi_slopes deterministic | rng_state zero_tensors",
     },
 )
+FLASH_ATTN_2_PUBLIC = {
+    "flash_attn_func": "q k v | dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic"
+    " return_attn_probs",
+    "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k | dropout_p"
+    " softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs block_table",
+}
+"""Its differentiable functions, at 0053002."""
 SOURCES = {
     "flash_attn_2": FLASH_ATTN_2,
     "flash_attn_3": Source(

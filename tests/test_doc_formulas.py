@@ -73,6 +73,7 @@ def cell_names(cell):
         "F": forwards_per_step(cell), "B": backwards_per_step(cell),
         "A": lambda heads: activation_bytes(cell, heads),
         "wide": max(4, DTYPE_BYTES[cell.dtype]) // DTYPE_BYTES[cell.dtype],
+        "gloo": cell.cluster.backend == "gloo",
         "batch": cell.batch, "shard_len": cell.shard_len, "sequences": cell.sequences_per_step,
         "layers": model.num_layers, "heads": model.num_heads, "kv_heads": model.num_kv_heads,
         "head_dim": model.head_dim, "hidden": model.hidden_size, "vocab": model.vocab_size,
@@ -83,7 +84,12 @@ def cell_names(cell):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize(
-    "words", [(), ("checkpointing=true", "batch=2", "grad_accum=3", "model=qwen3_nano", "seq_len=1k")]
+    "words",
+    [
+        (),
+        ("checkpointing=true", "batch=2", "grad_accum=3", "model=qwen3_nano", "seq_len=1k"),
+        ("cluster=cpu",),
+    ],
 )
 def test_the_page_on_payload_says_what_each_strategy_exchanges(name, words):
     row = re.search(rf"^\| `{name}` \| `([^`]*)` \|", text_of("payload"), flags=re.MULTILINE)

@@ -1,9 +1,10 @@
 """A stand-in for the flash-attn package, on top of any of our kernels.
 
-ring-flash-attn needs four private functions of flash-attn and nothing else. Given them, its algorithms run
-unchanged where flash-attn cannot be installed. With the kernel `flash_attn_2` the installed package is used
-and there is no bridge. With any other there is one even where flash-attn is installed: the strategies of a
-comparison run on one kernel, the one that the record names.
+ring-flash-attn needs four private functions of flash-attn and nothing else; yunchang, DeepSpeed's FPDT and
+ringmaster, which asks transformers for them, need two public ones and a version as well. Given them, their
+algorithms run unchanged where flash-attn cannot be installed. With the kernel `flash_attn_2` the installed
+package is used and there is no bridge. With any other there is one even where flash-attn is installed: the
+strategies of a comparison run on one kernel, the one that the record names.
 """
 # ruff: noqa: ARG001  windows, soft caps, slopes and dropout are parameters of flash-attn that are not used here
 
@@ -16,10 +17,12 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 import transformers.modeling_flash_attention_utils as transformers_flash
 from torch import Tensor
 
+from bench.attention.flash_attn_autograd import flash_attn_func_on, flash_attn_varlen_func_on
 from bench.attention.kernels import KERNELS, Kernel, Packing, kernel_backward_into, kernel_forward
 from bench.attention.packed import packed_backward, packed_forward
 
@@ -27,37 +30,39 @@ from bench.attention.packed import packed_backward, packed_forward
 _GONE_FROM_TRANSFORMERS = "is_flash_attn_greater_or_equal_2_10"
 
 
-USER = "ring_flash_attn"
-"""The package that the bridge is for."""
+VERSION = "2.8.3"
+"""Of flash-attn, whose functions the bridge offers: packages ask for it to know their parameters."""
+INTERFACE = "flash_attn.flash_attn_interface"
 
 
 @cache
-def ring_flash_attn_on(kernel: Kernel) -> ModuleType:
-    """The package ring-flash-attn, computing with `kernel`.
+def package_on(name: str, kernel: Kernel) -> ModuleType:
+    """The package or module `name`, computing with `kernel`.
 
     It binds flash-attn's functions when it is imported: each kernel has a copy of its own, so that a second
     one in the same process does not run the first.
     """
-    for name in [name for name in sys.modules if name.partition(".")[0] == USER]:
-        del sys.modules[name]
+    for loaded in [loaded for loaded in sys.modules if f"{loaded}.".startswith(f"{name}.")]:
+        del sys.modules[loaded]
     with flash_attn_from(kernel):
-        return importlib.import_module(USER)
+        return importlib.import_module(name)
 
 
 @contextmanager
 def flash_attn_from(kernel: Kernel) -> Iterator[None]:
-    """While the context lasts, `import ring_flash_attn` succeeds and computes with `kernel`."""
+    """While the context lasts, who imports flash-attn or asks transformers for it computes with `kernel`."""
     stand_ins = {} if kernel is KERNELS["flash_attn_2"] else _stand_ins(kernel)
     before = {name: sys.modules.get(name) for name in stand_ins}
     sys.modules.update(stand_ins)
-    has_name = hasattr(transformers_flash, _GONE_FROM_TRANSFORMERS)
-    if not has_name:
-        setattr(transformers_flash, _GONE_FROM_TRANSFORMERS, lambda: True)
+    offered = _of_transformers(stand_ins)
+    had = {name: getattr(transformers_flash, name) for name in offered if hasattr(transformers_flash, name)}
+    vars(transformers_flash).update(offered)
     try:
         yield
     finally:
-        if not has_name:
-            delattr(transformers_flash, _GONE_FROM_TRANSFORMERS)
+        for name in offered.keys() - had.keys():
+            delattr(transformers_flash, name)
+        vars(transformers_flash).update(had)
         for name, module in before.items():
             if module is None:
                 del sys.modules[name]
@@ -65,19 +70,39 @@ def flash_attn_from(kernel: Kernel) -> Iterator[None]:
                 sys.modules[name] = module
 
 
+def _of_transformers(stand_ins: dict[str, ModuleType]) -> dict[str, Any]:
+    """What packages ask transformers for: a name it lacks, and how it loads flash-attn's functions."""
+    offered: dict[str, Any] = {}
+    if not hasattr(transformers_flash, _GONE_FROM_TRANSFORMERS):
+        offered[_GONE_FROM_TRANSFORMERS] = lambda: True
+    if stand_ins:
+        functions = stand_ins["flash_attn"]
+        loaded = functions.flash_attn_func, functions.flash_attn_varlen_func, None, None, None
+        offered["_lazy_imports"] = lambda *_, **__: loaded
+    return offered
+
+
+@cache
 def _stand_ins(kernel: Kernel) -> dict[str, ModuleType]:
     package = ModuleType("flash_attn")
-    interface = ModuleType("flash_attn.flash_attn_interface")
+    interface = ModuleType(INTERFACE)
     package.__spec__ = ModuleSpec("flash_attn", loader=None, is_package=True)
-    interface.__spec__ = ModuleSpec("flash_attn.flash_attn_interface", loader=None)
-    vars(package)["flash_attn_interface"] = interface
+    interface.__spec__ = ModuleSpec(INTERFACE, loader=None)
+    public = {
+        function.__name__: function
+        for function in (flash_attn_func_on(kernel), flash_attn_varlen_func_on(kernel))
+    }
+    for function in public.values():
+        function.__module__ = INTERFACE  # ringmaster looks for the private ones where the public ones are
+    vars(package).update(flash_attn_interface=interface, __version__=VERSION, **public)
     vars(interface).update(
+        **public,
         _flash_attn_forward=forward_with(kernel),
         _flash_attn_backward=backward_with(kernel),
         _flash_attn_varlen_forward=varlen_forward_with(kernel),
         _flash_attn_varlen_backward=varlen_backward_with(kernel),
     )
-    return {"flash_attn": package, "flash_attn.flash_attn_interface": interface}
+    return {"flash_attn": package, INTERFACE: interface}
 
 
 def forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, None, None]]:

@@ -1,7 +1,8 @@
-"""One hop of a ring: send to the next rank, receive from the previous one, compute in between."""
+"""Tensors that travel between ranks of a group while these compute: to any rank, or one hop round a ring."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,31 +11,49 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Arriving:
-    """A tensor that is being received."""
+class HandOver:
+    """Tensors on their way to one rank, and others that come from another."""
 
-    sent: Tensor
-    """This rank's own, kept alive until it has been sent."""
-    received: Tensor
+    sent: tuple[Tensor, ...]
+    """This rank's own, kept alive until they have been sent."""
+    received: tuple[Tensor, ...]
     works: tuple[dist.Work, ...]
 
-    def wait(self) -> Tensor:
-        """The previous rank's tensor, once it is here and this rank's has been sent."""
+    def wait(self) -> tuple[Tensor, ...]:
+        """What was received, once it is here and this rank's has been sent."""
         for work in self.works:
             work.wait()
         return self.received
 
 
+def hand_over(
+    sent: Sequence[Tensor], to: int, like: Sequence[Tensor], source: int, group: dist.ProcessGroup
+) -> HandOver:
+    """Start sending to one rank of the group, and receiving tensors `like` these from another; or neither."""
+    leaving = tuple(tensor.contiguous() for tensor in sent)
+    received = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in like)
+    receiver, sender = (dist.get_global_rank(group, rank) for rank in (to, source))
+    calls = [
+        *(dist.P2POp(dist.isend, tensor, receiver, group=group) for tensor in leaving),
+        *(dist.P2POp(dist.irecv, tensor, sender, group=group) for tensor in received),
+    ]
+    return HandOver(leaving, received, tuple(dist.batch_isend_irecv(calls)) if calls else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """A tensor that is being received."""
+
+    handed: HandOver
+
+    def wait(self) -> Tensor:
+        """The previous rank's tensor, once it is here and this rank's has been sent."""
+        return self.handed.wait()[0]
+
+
 def rotate(tensor: Tensor, group: dist.ProcessGroup) -> Arriving:
     """Start sending `tensor` to the next rank; in a ring of one it stays."""
     if group.size() == 1:
-        return Arriving(tensor, tensor, ())
-    sent = tensor.contiguous()
-    received = torch.empty_like(sent)
-    neighbours = [(group.rank() + step) % group.size() for step in (1, -1)]
-    following, previous = (dist.get_global_rank(group, rank) for rank in neighbours)
-    hops = [
-        dist.P2POp(dist.isend, sent, following, group=group),
-        dist.P2POp(dist.irecv, received, previous, group=group),
-    ]
-    return Arriving(sent, received, tuple(dist.batch_isend_irecv(hops)))
+        return Arriving(HandOver((), (tensor,), ()))
+    following, previous = ((group.rank() + step) % group.size() for step in (1, -1))
+    return Arriving(hand_over((tensor,), following, (tensor,), previous, group))

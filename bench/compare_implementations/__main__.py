@@ -1,170 +1,106 @@
-"""Ours against the packages: `python -m bench.compare_implementations`; exits 1 where ours is slower.
+"""Every implementation side by side: `python -m bench.compare_implementations`; exits 1 where ours is slower.
 
-One attention call, forward and backward, with the same inputs, kernel, layout and ranks, the two in turns in
-one set of processes. A call takes as long as its slowest rank; the ratio is taken pair by pair.
+One attention call, forward and backward, with the same inputs and kernel on the same ranks: ours and those
+of the packages that are installed here, in turns, in sets of fresh processes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import product
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from bench.cell.launcher import Launcher
 from bench.command import tool_words
-from bench.config import ConfigError, ExitCode, RunConfig
-from bench.environment import this_machine
-from bench.labels import length_label
+from bench.compare_implementations.comparison import Row, rows_of
+from bench.compare_implementations.entrants import Entrant, Refused, Setting, entrants, settings
+from bench.compare_implementations.processes import one_set
+from bench.compare_implementations.table import FILE, NOTE, markdown, write
+from bench.config import ConfigError, ExitCode
+from bench.environment import describe, installed, this_machine
 from bench.node.lease import add_lease_option, lease_of
 from bench.request import values
-from bench.request.choices import composed
-from bench.request.legality import refusal
-from bench.request.resolve import resolve
-from bench.statistics import median_interval
-from bench.strategies import STRATEGIES, runnable
+from bench.statistics import MIN_PROCESSES
+from bench.strategies import STRATEGIES
 
-if TYPE_CHECKING:
-    from bench.node.job import RankJob
-    from bench.ranks.log import RankLog
-    from bench.strategies.strategy import Strategy
-
-PAIRS = (
-    ("ulysses", ("strategy=deepspeed_ulysses",)),
-    ("ring", ("strategy=ring_flash_attn",)),
-    ("ring", ("strategy=torch_cp", "strategy.rotation=alltoall")),
-)
-"""Ours, and the words for the package that does the same."""
-WARM_UP_CALLS = 3
+Compared = tuple[Setting, list[Entrant], list[Refused]]
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Milliseconds of this rank's calls, in turns."""
-
-    ours_ms: list[float]
-    package_ms: list[float]
-
-
-def main() -> None:
-    """Print package / ours for every pair, length and degree; exit 1 where an interval lies below 1."""
-    parser = argparse.ArgumentParser(prog=tool_words("bench.compare_implementations"), description=__doc__)
-    parser.add_argument("--lengths", default="1k,4k,16k")
-    parser.add_argument("--ranks", default="2,4")
-    parser.add_argument("--repeats", type=int, default=20)
-    add_lease_option(parser)
-    parser.add_argument("words", nargs="*", help="the cell, e.g. model.num_heads=8 model=qwen3_nano")
-    arguments = parser.parse_args()
-    axes = product(arguments.ranks.split(","), arguments.lengths.split(","), PAIRS)
+def main(words: Sequence[str] | None = None) -> None:
+    """Print a table for every setting, and where ours is slower."""
+    arguments = _arguments(words)
     try:
-        pairs = [_cells(ours, theirs, length, ranks, arguments) for ranks, length, (ours, theirs) in axes]
-        with lease_of(arguments, [cell for cell, _ in pairs]):
-            slower = _compare(pairs, arguments.repeats)
+        processes = values.whole("--processes", arguments.processes, least=1)
+        budget_s = values.positive("--budget-s", arguments.budget_s, example="20")
+        _refuse_existing(arguments.output)
+        compared = _compared(arguments)
+        cells = [entrant.cell for _, playing, _ in compared for entrant in playing]
+        with lease_of(arguments, cells):
+            rows = _all_rows(compared, processes, budget_s, arguments.output)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
+    print(NOTE)
+    slower = [row for row in rows if row.is_ours_slower]
+    for row in slower:
+        print(f"{row.counterpart} is slower than {row.implementation}: {row.verdict}")
     sys.exit(ExitCode.FAILED if slower else ExitCode.OK)
 
 
-def _compare(pairs: Sequence[tuple[RunConfig, RunConfig]], repeats: int) -> int:
-    """Print a line a pair of cells; how many of ours are slower."""
-    launcher, slower = Launcher(), 0
-    print("package time / our time, median and 95 % interval of paired ratios; above 1 ours is faster")
-    for cell, package in pairs:
-        ratios, ours_ms = _ratios(launcher, cell, package, repeats)
-        line, is_slower = _line(ratios, ours_ms)
-        slower += is_slower
-        where = f"{cell.cluster.world_size} ranks {length_label(cell.seq_len):>4}"
-        print(f"{where} {package.strategy:17} / {cell.strategy:7} {line}", flush=True)
-    return slower
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=tool_words("bench.compare_implementations"), description=__doc__)
+    parser.add_argument("--lengths", default="1k,4k", help="of the whole sequence, such as 1k,4k,16k")
+    parser.add_argument("--ranks", default="2,4", help="how many share a sequence")
+    parser.add_argument("--heads", default="4/2", help="query heads and KV heads, such as 4/2,16/16")
+    parser.add_argument("--processes", type=int, default=MIN_PROCESSES, help="sets of fresh processes")
+    parser.add_argument("--budget-s", type=float, default=10.0, help="seconds of turns in each set")
+    parser.add_argument("--output", type=Path, help=f"a new folder for {FILE}")
+    add_lease_option(parser)
+    parser.add_argument("words", nargs="*", help="the cell, e.g. dtype=fp32 model=qwen3_nano")
+    return parser.parse_args(words)
 
 
-def in_turns(job: RankJob, log: RankLog) -> dict[str, Any]:
-    """A rank's whole life: the cell and the folder's `package`, call by call in alternating order."""
-    from bench.node.worker import join
-    from bench.passes.parity.attention import random_inputs
-    from bench.ranks.groups import make_groups
-
-    with log.during("compare"):
-        device = join(job)
-        request = json.loads((job.folder / "request.json").read_text())
-        groups, package = make_groups(job.cell), RunConfig.from_json(request["package"])
-        both = [
-            runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy]) for cell in (job.cell, package)
-        ]
-        inputs = random_inputs(job.cell, job.cell.seq_len, device)
-        calls = WARM_UP_CALLS + request["repeats"]
-        times_ms: list[list[float]] = [[], []]
-        for call in range(calls):
-            for which in (0, 1) if call % 2 else (1, 0):
-                times_ms[which].append(_call_ms(both[which], inputs))
-    return asdict(Comparison(*(times[WARM_UP_CALLS:] for times in times_ms)))
+def _refuse_existing(folder: Path | None) -> None:
+    if folder is not None and (folder / FILE).exists():
+        raise ConfigError(f"--output={folder}: it holds {FILE} already; name a new folder")
 
 
-def _call_ms(strategy: Strategy, inputs: Sequence[Any]) -> float:
-    """Forward and backward of this rank's shard, from a barrier to the end of the device's work."""
-    import torch
-    import torch.distributed as dist
-
-    from bench.passes.timing.clock import synchronise
-
-    pieces = strategy.slices(inputs[0].shape[2])
-    q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    dist.barrier()
-    start = time.perf_counter()
-    strategy.attention(*leaves).backward(dout)
-    synchronise(q.device)
-    return (time.perf_counter() - start) * 1e3
+def _compared(arguments: argparse.Namespace) -> list[Compared]:
+    found = settings(arguments.ranks, arguments.lengths, arguments.heads)
+    return [(setting, *entrants(setting, arguments.words, this_machine())) for setting in found]
 
 
-def _cells(
-    ours: str, theirs: Sequence[str], length: str, ranks: str, arguments: argparse.Namespace
-) -> tuple[RunConfig, RunConfig]:
-    words = [f"seq_len={length}", f"cluster.world_size={ranks}", "workload=attention", *arguments.words]
-    cells = [resolve(composed(*who, *words), this_machine()) for who in ([f"strategy={ours}"], theirs)]
-    for cell in cells:
-        reason = refusal(cell)
-        if reason is not None:
-            raise ConfigError(reason)
-    values.whole("--repeats", arguments.repeats, least=6)
-    return cells[0], cells[1]
+def _all_rows(
+    compared: Sequence[Compared], processes: int, budget_s: float, output: Path | None
+) -> list[Row]:
+    launcher, rows, environment = Launcher(), list[Row](), describe({})
+    for setting, playing, refused in compared:
+        sets = [one_set(launcher, playing, budget_s, is_first=number == 0) for number in range(processes)]
+        found = rows_of(setting, playing, sets, _packages(playing))
+        dtype = playing[0].cell.dtype
+        found += [
+            Row(
+                **asdict(setting), dtype=dtype, implementation=each.label, package=None, counterpart=None,
+                reason=each.reason,
+            )
+            for each in refused
+        ]  # fmt: skip
+        rows += found
+        print("\n".join(markdown(found)), flush=True)
+        if output is not None:
+            write(output, environment, rows)
+    return rows
 
 
-def _ratios(
-    launcher: Launcher, cell: RunConfig, package: RunConfig, repeats: int
-) -> tuple[list[float], float]:
-    """Paired ratios of the slowest ranks, and our median time in milliseconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        request = {"package": package.to_json(), "repeats": repeats}
-        (Path(folder) / "request.json").write_text(json.dumps(request))
-        ends = launcher.run(cell, Path(folder), entry=in_turns)
-    reports = [end.report for end in ends if end.report is not None]
-    if len(reports) < len(ends):
-        failed = next(end for end in ends if end.report is None)
-        sys.exit(f"{cell.strategy} against {package.strategy} failed: {failed.why}")
-    ours, theirs = (
-        [max(call) for call in zip(*(report[side] for report in reports), strict=True)]
-        for side in ("ours_ms", "package_ms")
-    )
-    return [b / a for a, b in zip(ours, theirs, strict=True)], statistics.median(ours)
-
-
-def _line(ratios: list[float], ours_ms: float) -> tuple[str, bool]:
-    interval = median_interval(ratios)
-    assert interval is not None
-    verdict = "ours is faster" if interval.low > 1 else "no clear difference"
-    if interval.high < 1:
-        verdict = f"ours is slower by {1 / statistics.median(ratios) - 1:.1%}"
-    shown = f"{statistics.median(ratios):5.2f} ({interval.low:.2f} to {interval.high:.2f})"
-    return f"{shown}, ours {ours_ms:.1f} ms, n={len(ratios)}: {verdict}", interval.high < 1
+def _packages(playing: Sequence[Entrant]) -> dict[str, str | None]:
+    """By label the package whose code runs, with its version."""
+    found = dict[str, str | None]()
+    for entrant in playing:
+        package = STRATEGIES[entrant.cell.strategy].package
+        found[entrant.label] = None if package is None else f"{package} {installed(package)}"
+    return found
 
 
 if __name__ == "__main__":

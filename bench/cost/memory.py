@@ -17,7 +17,7 @@ from bench.cost.weights import HEAD_NORM_FAMILIES, head_parameters, kv_size, q_s
 from bench.labels import GIB
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, kv_heads_held, repeats_kv
-from bench.strategies.schedule import Stage
+from bench.strategies.schedule import Stage, Stages
 
 TOKEN_BYTES = 8
 NATIVE = "native"
@@ -77,11 +77,14 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
         return None
     engine = ENGINE_MEMORY[cell.engine](cell)
     rows, layers = cell.batch * cell.shard_len, cell.model.num_layers
+    facts = STRATEGIES[cell.strategy]
     saved = rows * layer_bytes_per_token(cell)
-    kept = rows * stream_bytes(cell) * cell.model.hidden_size if cell.checkpointing else saved
+    of_attention = facts.checkpointed_bytes(cell)
+    of_layer = rows * stream_bytes(cell) * cell.model.hidden_size + of_attention
+    kept = of_layer if cell.checkpointing else saved
     last_norm = rows * _last_norm_bytes_per_token(cell)
     stay = kept if _leaves_device(cell) else layers * kept
-    again = saved if cell.checkpointing else 0
+    again = saved - of_attention if cell.checkpointing else 0
     arrived = max(0, kept + engine.arriving - stay)  # by the last layer's backward, whose input alone is left
     # Less than nothing where more is gone by then than comes: that is room for what is exchanged.
     attention = arrived + again + _attention_backward_bytes(cell, rows) + engine.kept_head_gradient
@@ -173,7 +176,7 @@ def _loss_bytes(cell: RunConfig, rows: int) -> int:
 
 
 def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> int:
-    """What a layer's backward adds to what the layer saved; `math` takes its scores in three wide tensors.
+    """What a layer's backward adds to what the layer saved; scores that are in memory at once count as well.
 
     The fullest moment is that of the MLP, 2ef + eh. Where it is tiled, that of a tile or of the norm before.
     """
@@ -184,12 +187,8 @@ def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> i
             _tile_backward_bytes(cell, rows) + engine.layer_gradients,
             rows * _tiled_norm_backward_bytes_per_token(cell) + engine.kept_head_gradient,
         ]
-    if cell.kernel == "math":
-        # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
-        heads, block = model.num_heads // cell.ulysses_degree, cell.padded_len // max(1, cell.ring_degree)
-        scores = 3 * max(FLOAT32_BYTES, e) * cell.batch * heads * block**2
-        moments.append(scores + engine.layer_gradients)
-    return max(moments)
+    scores = STRATEGIES[cell.strategy].scores_bytes(cell)
+    return max(*moments, scores + engine.layer_gradients if scores else 0)
 
 
 def _tile_backward_bytes(cell: RunConfig, rows: int) -> int:
@@ -222,16 +221,20 @@ def _attention_backward_bytes(cell: RunConfig, rows: int) -> int:
 
 
 def communication_bytes(cell: RunConfig) -> int:
-    """Buffers of one backward of attention at its fullest stage, as the strategy's schedule has them.
+    """Buffers of one backward of attention at its fullest stage on the rank that needs most.
 
     What is gathered at once stays until the end; where it is gathered in parts, one is there with the next.
     Of a strategy that knows what a call takes, that without the gradients of Q, K and V.
     """
-    known = STRATEGIES[cell.strategy].call_memory(cell)
+    facts = STRATEGIES[cell.strategy]
+    known = facts.call_memory(cell)
     if known is not None:
         return known.backward - activation_bytes(cell, cell.model.num_heads + 2 * kv_heads_held(cell))
-    schedule = STRATEGIES[cell.strategy].schedule(cell)
-    stages = () if schedule is None else schedule.backward
+    schedules = [facts.rank_schedule(cell, rank) for rank in facts.extreme_ranks(cell)]
+    return max(0 if schedule is None else _buffer_bytes(schedule.backward) for schedule in schedules)
+
+
+def _buffer_bytes(stages: Stages) -> int:
     gathered = [
         exchange.sent_bytes * exchange.ranks // max(1, exchange.ranks - 1)
         for stage in stages
@@ -243,6 +246,8 @@ def communication_bytes(cell: RunConfig) -> int:
 
 def _stage_bytes(stage: Stage) -> int:
     """Wide gradients, copies, and each message as it leaves, if it is no copy, and as another arrives."""
+    if stage.held_bytes is not None:
+        return stage.merged_bytes + stage.held_bytes
     arrives = sum(each.sent_bytes for each in stage.exchanges if each.kind in ("send", "all_to_all"))
     leaves = (
         0

@@ -13,6 +13,7 @@ from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.operations import KINDS, Operation, micro_step, step_end
 from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
 from bench.cost.traffic import messages
+from bench.strategies import STRATEGIES
 from bench.strategies.schedule import WIDE_BYTES, Schedule, Stage, Stages
 
 
@@ -57,7 +58,7 @@ def step_parts(cell: RunConfig, schedule: Schedule, speeds: Speeds) -> StepParts
     calls = cell.model.num_layers * cell.grad_accum
     forward = attention_time(cell, schedule.forward, speeds, backward=False)
     backward = attention_time(cell, schedule.backward, speeds, backward=True)
-    forwards = calls * (2 if cell.checkpointing else 1)
+    forwards = STRATEGIES[cell.strategy].forwards_per_step(cell)
 
     def of_attention(name: str) -> float:
         once: tuple[float, float] = getattr(forward, name), getattr(backward, name)

@@ -164,10 +164,14 @@ def used_packages(cell: RunConfig) -> frozenset[str]:
 
 
 def _missing_packages(cell: RunConfig) -> list[str]:
+    facts = STRATEGIES[cell.strategy]
+    missing = {
+        choice: package for choice, package in needed_packages(cell).items() if installed(package) is None
+    }
     return [
-        f"{choice} needs the package {package}; install it with: pip install {package}"
-        for choice, package in needed_packages(cell).items()
-        if installed(package) is None
+        f"{choice} needs the package {package}; install it with: "
+        + (facts.install if package == facts.package else f"pip install {package}")
+        for choice, package in missing.items()
     ]
 
 

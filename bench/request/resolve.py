@@ -150,7 +150,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         strategy=strategy,
         options=_options(raw["strategy"], spread.sp_degree, model),
         layout=_layout(raw["layout"], strategy),
-        kernel=_kernel(raw["kernel"]),
+        kernel=_kernel(raw["kernel"], STRATEGIES[strategy].kernels),
         dtype=values.choice("dtype", raw["dtype"], DTYPE_BYTES),
         model=model,
         engine=values.choice("engine", raw["engine"]["name"], ENGINES),
@@ -275,8 +275,10 @@ def _layout(raw: Any, strategy: str) -> str:
     return values.choice("layout", raw, LAYOUTS)
 
 
-def _kernel(raw: Any) -> str:
-    return values.choice("kernel", DEFAULT_KERNEL if raw == "auto" else raw, KERNEL_FACTS)
+def _kernel(raw: Any, known: tuple[str, ...] | None) -> str:
+    """One for all strategies; a strategy that cannot run on it has its own first one."""
+    default = DEFAULT_KERNEL if known is None or DEFAULT_KERNEL in known else known[0]
+    return values.choice("kernel", default if raw == "auto" else raw, KERNEL_FACTS)
 
 
 def _checkpointing(raw: Any, device: str) -> bool:

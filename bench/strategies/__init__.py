@@ -9,17 +9,26 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from bench.strategies.deepspeed_fpdt.facts import DeepSpeedFPDT
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
+from bench.strategies.distflash_attn.facts import DistFlashAttn
 from bench.strategies.gather_kv.facts import GatherKV
 from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
 from bench.strategies.ring_flash_attn.facts import RingFlashAttn
 from bench.strategies.ring_flash_attn_llama3.facts import RingFlashAttnLlama3
+from bench.strategies.ring_self_attention.facts import RingSelfAttention
+from bench.strategies.ringmaster_ring.facts import RingmasterRing
+from bench.strategies.ringmaster_ulysses.facts import RingmasterUlysses
+from bench.strategies.ringmaster_usp.facts import RingmasterUSP
 from bench.strategies.table import StrategyTable
 from bench.strategies.torch_cp.facts import TorchCP
 from bench.strategies.ulysses.facts import Ulysses
 from bench.strategies.ulysses_chunked.facts import UlyssesChunked
 from bench.strategies.usp.facts import USP
+from bench.strategies.yunchang_ring.facts import YunchangRing
+from bench.strategies.yunchang_ulysses.facts import YunchangUlysses
+from bench.strategies.yunchang_usp.facts import YunchangUSP
 
 if TYPE_CHECKING:
     from bench.strategies.strategy import Strategy
@@ -32,10 +41,19 @@ STRATEGIES = StrategyTable(
         USP(),
         UlyssesChunked(),
         GatherKV(),
+        RingSelfAttention(),
+        DistFlashAttn(),
         DeepSpeedUlysses(),
+        DeepSpeedFPDT(),
         RingFlashAttn(),
         RingFlashAttnLlama3(),
         TorchCP(),
+        RingmasterUlysses(),
+        RingmasterRing(),
+        RingmasterUSP(),
+        YunchangUlysses(),
+        YunchangRing(),
+        YunchangUSP(),
     )
 )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
 from bench.strategies.options import Option
-from bench.strategies.schedule import Schedule, wide
+from bench.strategies.schedule import WIDE_BYTES, Schedule, wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Facts(ABC):
     """The dtypes it can run in."""
     package: ClassVar[str | None] = None
     """The distribution whose code runs; None where it is ours."""
+    tried: ClassVar[str | None] = None
+    """The version of it that passed the gates, where it is no requirement of ours; None where any will do."""
     shares_sequences: ClassVar[bool] = True
     """Whether ranks share a sequence at all; false only for `local`."""
     is_hybrid: ClassVar[bool] = False
@@ -50,14 +52,28 @@ class Facts(ABC):
     """The reason, where it does not."""
     kept_copies: ClassVar[tuple[int, int]] = (0, 0)
     """How many tensors of all query heads, and of all KV heads, are saved beyond Q, K, V and the output."""
+    sends_unevenly: ClassVar[bool] = False
+    """Whether ranks that share a sequence send different amounts: `rank_schedule` has each rank's."""
 
     @property
     def default_layout(self) -> str:
         return self.layouts[0]
 
+    @property
+    def install(self) -> str:
+        """The command that installs its package."""
+        return f"pip install {self.package}" + ("" if self.tried is None else f"=={self.tried}")
+
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:  # noqa: ARG002
         """How many of the ranks that share a sequence share its heads, unless the user says so."""
         return 1
+
+    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
+        """The strategy of ours that it is held against: of a package's that which does the same.
+
+        Of ours the plain form, or the one whose place it takes; None where there is neither.
+        """
+        return None
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002
         """Whether attention can be causal (True) and full (False) in this layout."""
@@ -123,17 +139,50 @@ class Facts(ABC):
     def head_refusals(self, cell: RunConfig) -> list[str]:  # noqa: ARG002  most strategies take any heads
         return []
 
+    def recomputes_attention(self, cell: RunConfig) -> bool:
+        """Whether attention runs forward once more in backward."""
+        return cell.checkpointing
+
+    def checkpointed_bytes(self, cell: RunConfig) -> int:  # noqa: ARG002
+        """What a checkpointed layer keeps of attention beside its own input, in bytes."""
+        return 0
+
+    def forwards_per_step(self, cell: RunConfig) -> int:
+        """How often attention runs forward in one step."""
+        return (2 if self.recomputes_attention(cell) else 1) * backwards_per_step(cell)
+
+    def scores_bytes(self, cell: RunConfig) -> int:
+        """Beside what it saves, scores in memory at once: of `kernel=math` a block's, three times wide."""
+        if cell.kernel != "math":
+            return 0
+        # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
+        block = cell.padded_len // max(1, cell.ring_degree)
+        scores = cell.batch * cell.model.num_heads // cell.ulysses_degree * block**2
+        return 3 * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype]) * scores
+
     def call_memory(self, cell: RunConfig) -> CallMemory | None:  # noqa: ARG002
         """What one call of attention takes; None where that is not known."""
         return None
 
     @abstractmethod
     def exchange_bytes(self, cell: RunConfig) -> int:
-        """Attention-exchange payload that one rank sends in one optimizer step, in bytes."""
+        """Attention-exchange payload in one optimizer step, in bytes, of the rank that sends most."""
+
+    def rank_exchange_bytes(self, cell: RunConfig, rank: int) -> int:  # noqa: ARG002
+        """The same of one of the ranks that share a sequence."""
+        return self.exchange_bytes(cell)
+
+    def extreme_ranks(self, cell: RunConfig) -> Collection[int]:  # noqa: ARG002
+        """Ranks that share a sequence, among them one that sends most and one that takes most memory."""
+        return (0,)
 
     def schedule(self, cell: RunConfig) -> Schedule | None:  # noqa: ARG002
         """What one call of attention computes and sends; None where that is not known, and no time either."""
         return None
+
+    def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule | None:  # noqa: ARG002
+        """The same of one of the ranks that share a sequence, where they send unevenly."""
+        return self.schedule(cell)
 
 
 class ScheduledFacts(Facts):
@@ -143,10 +192,17 @@ class ScheduledFacts(Facts):
     def schedule(self, cell: RunConfig) -> Schedule:
         """What one call of attention computes and sends, on the rank that has most to do."""
 
+    def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule:  # noqa: ARG002
+        """The same of one of the ranks that share a sequence, where they send unevenly."""
+        return self.schedule(cell)
+
     def exchange_bytes(self, cell: RunConfig) -> int:
-        """Those of all layers and micro-steps, and of forward once more where it is computed again."""
-        once = self.schedule(cell)
-        forward = once.forward_bytes * forwards_per_step(cell)
+        """That of all layers and micro-steps, and of forward once more where it is computed again."""
+        return max(self.rank_exchange_bytes(cell, rank) for rank in self.extreme_ranks(cell))
+
+    def rank_exchange_bytes(self, cell: RunConfig, rank: int) -> int:
+        once = self.rank_schedule(cell, rank)
+        forward = once.forward_bytes * self.forwards_per_step(cell)
         return forward + once.backward_bytes * backwards_per_step(cell)
 
 
@@ -175,12 +231,15 @@ def backwards_per_step(cell: RunConfig) -> int:
     return cell.model.num_layers * cell.grad_accum
 
 
-def head_exchange_refusals(cell: RunConfig) -> list[str]:
-    """Ulysses gives each rank whole heads, so their number sets its limit."""
+def head_exchange_refusals(cell: RunConfig, *, repeats: bool = True) -> list[str]:
+    """Ulysses gives each rank whole heads, so their number sets its limit.
+
+    KV heads may be fewer than ranks where the strategy `repeats` them.
+    """
     heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.ulysses_degree
     key = "ulysses_degree" if cell.ring_degree > 1 else "sp_degree"
-    divisors = [d for d in range(1, heads + 1) if heads % d == 0 and _kv_fits(kv_heads, d)]
-    if heads % degree == 0 and _kv_fits(kv_heads, degree):
+    divisors = [d for d in range(1, heads + 1) if heads % d == 0 and _kv_fits(kv_heads, d, repeats)]
+    if degree in divisors:
         return []
     reason = (
         f"{cell.strategy} cannot split {heads} query and {kv_heads} KV heads evenly over {key}={degree}"
@@ -204,8 +263,8 @@ def kv_heads_held(cell: RunConfig) -> int:
     return exchanged_kv_heads(cell) if cell.ulysses_degree > 1 else cell.model.num_kv_heads
 
 
-def _kv_fits(kv_heads: int, degree: int) -> bool:
-    return kv_heads % degree == 0 or degree % kv_heads == 0
+def _kv_fits(kv_heads: int, degree: int, repeats: bool) -> bool:
+    return kv_heads % degree == 0 or (repeats and degree % kv_heads == 0)
 
 
 def _not_among(key: str, value: str, known: tuple[str, ...], strategy: str) -> list[str]:

@@ -52,6 +52,8 @@ class Exchange:
     """The difference of neighbours' ranks: those of a ring around Ulysses groups lie apart."""
     to_next: bool = False
     """Whether all goes to the next rank of those that meet, though the kind does not say so."""
+    hops: int = 1
+    """How many ranks further round those that meet a send goes."""
 
     @property
     def span(self) -> int:
@@ -76,6 +78,8 @@ class Stage:
     """Written by copies before and after what is sent."""
     merged_bytes: int = 0
     """Of wide partial results or gradients that the blocks' are taken into."""
+    held_bytes: int | None = None
+    """Of tensors that came from others or go to them; None where that follows from what is sent."""
 
     @property
     def sent_bytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
 from bench.strategies.keywords import refuse_unheard
 
+CheckpointContexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
 IGNORED_LABEL = -100
 # Without "flash" or "sdpa" in it: transformers treats names that hold them in a way of its own.
 ATTENTION_NAME = "bench_attention"
@@ -54,6 +55,9 @@ class Wiring:
 
 class Strategy(ABC):
     """One strategy on one rank. `attention` takes and returns [B, N, S, D] shards in the cell's layout."""
+
+    checkpoint_contexts: CheckpointContexts | None = None
+    """`context_fn` of `torch.utils.checkpoint`: what a checkpointed layer runs under, first and again."""
 
     def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
         self.cell = cell

@@ -76,6 +76,8 @@ def _model(rank: Rank) -> ModelWithLoss:
     if rank.device.type == "cpu":
         sum_embedding_gradient_in_float32(model)
     if cell.checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        contexts = rank.strategy.checkpoint_contexts
+        around = {} if contexts is None else {"context_fn": contexts}
+        model.gradient_checkpointing_enable({"use_reentrant": False, **around})
     model.train()
     return ModelWithLoss(model, cell.loss, rank.phase)

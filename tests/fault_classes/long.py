@@ -25,7 +25,7 @@ class Stale:
 
     def wait(self):
         self.arriving.wait()
-        return self.arriving.sent
+        return self.arriving.handed.sent[0]
 
 
 def keep_own_keys_instead_of_received_ones(job, log):

@@ -54,10 +54,9 @@ def test_a_cell_passes_every_gate(record):
 
 def test_every_rank_sends_the_bytes_of_the_formula(record):
     assert record.status == "ok", record.reason
-    ranks = record.config["cluster.world_size"]
-    assert (
-        record.sections["engagement"].sent_bytes["attention"] == [record.analytic["exchange_bytes"]] * ranks
-    )
+    sent, facts = record.sections["engagement"].sent_bytes["attention"], STRATEGIES[record.config["strategy"]]
+    assert max(sent) == record.analytic["exchange_bytes"]
+    assert facts.sends_unevenly or len({*sent}) == 1
 
 
 def test_every_instant_of_the_traced_step_is_booked_once_and_every_transfer_has_a_purpose(record):

@@ -11,6 +11,8 @@ ATTENTION_CODE = (
     "bench.strategies.",
     "deepspeed.runtime.sequence_parallel",
     "ring_flash_attn",
+    "ringmaster",
+    "yunchang",
     "flash_attn",
     "torch.distributed.tensor.experimental",
 )

@@ -98,8 +98,9 @@ def _wrong_shapes(cell: RunConfig, engagement: Engagement) -> str | None:
 
 def _wrong_exchange(cell: RunConfig, engagement: Engagement) -> str | None:
     """Attention handed to collectives exactly the bytes that the strategy's formula says."""
-    expected = STRATEGIES[cell.strategy].exchange_bytes(cell)
+    facts = STRATEGIES[cell.strategy]
     for rank, seen in enumerate(engagement.sent_bytes.get("attention", [0])):
+        expected = facts.rank_exchange_bytes(cell, rank % cell.sp_degree)
         if seen != expected:
             return (
                 f"rank {rank}: attention exchanged {seen} bytes in a step, {cell.strategy} over"

@@ -12,6 +12,7 @@ import torch.autograd.profiler
 from torch.profiler import profile
 
 from bench.config import ConfigError
+from bench.passes.trace.annotations import Annotations
 from bench.ranks.out_of_memory import memory_of_error
 
 Switching = Callable[[], AbstractContextManager[None]]
@@ -30,8 +31,10 @@ class Traced:
         self._plain = {name: getattr(torch.autograd.profiler, name) for name in STARTS}
         self._switch(profiler.start, "start")
         self.is_on = self.failure is None
-        for name in STARTS if self.is_on else ():
-            setattr(torch.autograd.profiler, name, partial(self._start_another, name))
+        if self.is_on:
+            self._annotations = Annotations()
+            for name in STARTS:
+                setattr(torch.autograd.profiler, name, partial(self._start_another, name))
 
     def end(self) -> None:
         """End the profiler, once."""
@@ -40,7 +43,9 @@ class Traced:
         self.is_on = False
         for name, start in self._plain.items():
             setattr(torch.autograd.profiler, name, start)
+        self._annotations.end()
         self._switch(self._profiler.stop, "stop")
+        self._annotations.renew()
 
     def _switch(self, switch: Callable[[], None], what: str) -> None:
         """Memory that runs out is the cell's own end; any other error costs the trace alone."""

@@ -19,6 +19,9 @@ class DeepSpeedUlysses(Ulysses):
     kept_copies = (1, 0)
     package = "deepspeed"
 
+    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
+        return "ulysses"
+
     def schedule(self, cell: RunConfig) -> Schedule:
         """The heads as in `ulysses`, each tensor by itself; every forward gathers the int64 position ids."""
         heads, kv_heads = cell.model.num_heads, exchanged_kv_heads(cell)

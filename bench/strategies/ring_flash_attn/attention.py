@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.attention.flash_attn_bridge import ring_flash_attn_on
+from bench.attention.flash_attn_bridge import package_on
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
@@ -23,7 +23,7 @@ FUNCTIONS: Mapping[str, str] = {
 class RingFlashAttention(Strategy):
     def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
         super().__init__(cell, groups, facts)
-        package = ring_flash_attn_on(self.kernel)
+        package = package_on("ring_flash_attn", self.kernel)
         self.function: Callable[..., Any] = getattr(package, FUNCTIONS[cell.layout])
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:

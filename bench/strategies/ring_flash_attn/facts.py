@@ -17,6 +17,9 @@ class RingFlashAttn(Ring):
     # In float32 the package's first `.to(float32)` aliases its block buffer and gradients come out wrong.
     dtypes = ("bf16", "fp16")
 
+    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
+        return "ring"
+
     def causal_masks(self, layout: str) -> tuple[bool, ...]:
         """The package's zigzag and striped rings know a causal mask only."""
         return (True, False) if layout == "contiguous" else (True,)

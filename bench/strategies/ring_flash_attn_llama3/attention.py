@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.attention.documents import Documents
-from bench.attention.flash_attn_bridge import ring_flash_attn_on
+from bench.attention.flash_attn_bridge import package_on
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
@@ -26,7 +26,7 @@ Places = tuple[Any, ...]
 class Llama3Attention(Strategy):
     def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
         super().__init__(cell, groups, facts)
-        self.package: Any = ring_flash_attn_on(self.kernel)
+        self.package: Any = package_on("ring_flash_attn", self.kernel)
         self.prepared: dict[tuple[tuple[int, ...], bool], Places] = {}
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:

@@ -13,6 +13,9 @@ class RingFlashAttnLlama3(ScheduledFacts):
     package = "ring-flash-attn"
     dtypes = ("bf16", "fp16")
 
+    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
+        return "gather_kv"
+
     def schedule(self, cell: RunConfig) -> Schedule:
         """K and V are gathered in forward and in backward, their gradients reduced and scattered.
 

@@ -8,16 +8,27 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.attention import flash_attn_bridge
-from bench.attention.flash_attn_bridge import ring_flash_attn_on
+from bench.attention import flash_attn_autograd, flash_attn_bridge
+from bench.attention.flash_attn_bridge import package_on
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
-from tests.recorded_signatures import FLASH_ATTN_2, SOURCES, forget_packages, parameters, write_package
+from tests.recorded_signatures import (
+    FLASH_ATTN_2,
+    FLASH_ATTN_2_PUBLIC,
+    SOURCES,
+    forget_packages,
+    parameters,
+    write_package,
+)
 
 OFFERED = {
     "_flash_attn_forward": flash_attn_bridge.forward_with,
     "_flash_attn_backward": flash_attn_bridge.backward_with,
     "_flash_attn_varlen_forward": flash_attn_bridge.varlen_forward_with,
     "_flash_attn_varlen_backward": flash_attn_bridge.varlen_backward_with,
+}
+PUBLIC = {
+    "flash_attn_func": flash_attn_autograd.flash_attn_func_on,
+    "flash_attn_varlen_func": flash_attn_autograd.flash_attn_varlen_func_on,
 }
 
 
@@ -31,10 +42,10 @@ def installed(tmp_path, monkeypatch):
 
     monkeypatch.syspath_prepend(tmp_path)
     forget_packages()
-    ring_flash_attn_on.cache_clear()
+    package_on.cache_clear()
     yield install
     forget_packages()
-    ring_flash_attn_on.cache_clear()
+    package_on.cache_clear()
 
 
 @pytest.fixture
@@ -64,10 +75,10 @@ def test_a_packages_functions_take_our_calls_and_are_given_what_they_expect(inst
         torch.testing.assert_close(by_package, by_formula)
 
 
-@pytest.mark.parametrize("name", OFFERED)
+@pytest.mark.parametrize("name", [*OFFERED, *PUBLIC])
 def test_the_bridge_offers_the_parameters_that_flash_attn_has(name):
-    required, optional = parameters(FLASH_ATTN_2.functions[name])
-    offered = [*inspect.signature(OFFERED[name](KERNELS["math"])).parameters]
+    required, optional = parameters((FLASH_ATTN_2.functions | FLASH_ATTN_2_PUBLIC)[name])
+    offered = [*inspect.signature((OFFERED | PUBLIC)[name](KERNELS["math"])).parameters]
     assert offered == [*required, *optional][: len(offered)]
     assert set(required) <= set(offered)
 
@@ -77,7 +88,7 @@ def test_an_installed_flash_attn_computes_for_its_own_kernel_and_for_no_other(in
     q, k, v, dout = (x.transpose(1, 2) for x in qkv_and_dout(torch.bfloat16))
     offsets = torch.tensor([0, 32], dtype=torch.int32)
     for kernel, called in (("flash_attn_2", [*OFFERED]), ("math", [])):
-        package = ring_flash_attn_on(KERNELS[kernel])
+        package = package_on("ring_flash_attn", KERNELS[kernel])
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         package.zigzag_ring_flash_attn_func(*leaves, causal=True).backward(dout)
         package.llama3_flash_attn_varlen_func(

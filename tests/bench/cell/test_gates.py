@@ -7,7 +7,9 @@ import pytest
 
 from bench.strategies import STRATEGIES
 from tests import faults
-from tests.cells import counted_and_computed, run_cell, tiny_cell, variants
+from tests.cells import counted_and_computed, run_cell, tiny_cell, variants, words_for
+from tests.fault_classes import rings
+from tests.installed import INSTALLED
 from tests.together import chosen, seen_inside
 
 CASES = {
@@ -15,12 +17,14 @@ CASES = {
         f"strategy={name}",
         f"layout={layout}",
         *(f"strategy.{key}={value}" for key, value in options),
+        *words_for(name, options),
     )
-    for name, facts in STRATEGIES.items()
-    for layout, options in variants(facts)
+    for name in INSTALLED
+    for layout, options in variants(STRATEGIES[name])
 }
 
 
+ONLY_CHECKPOINTED = "strategy.checkpoints=attention_output"
 CASES_AND_FLAGS = [
     pytest.param(
         (*words, "engine=ddp", f"checkpointing={flag}", "batch=2", "grad_accum=2"),
@@ -29,6 +33,7 @@ CASES_AND_FLAGS = [
     )
     for number, (case, words) in enumerate(CASES.items())
     for flag in ("false", "true")
+    if flag == "true" or ONLY_CHECKPOINTED not in words
 ]
 
 
@@ -50,8 +55,9 @@ def inside(launcher, tmp_path_factory, cells):
 @pytest.mark.parametrize("words", CASES_AND_FLAGS)
 def test_attention_exchanges_the_bytes_of_its_formula(cells, inside, words):
     cell, ranks = cells[" ".join(words)], inside[" ".join(words)]
-    sent = [rank["sent_bytes"].get("attention", 0) for rank in ranks]
-    assert set(sent) == {STRATEGIES[cell.strategy].exchange_bytes(cell)}
+    sent, facts = [rank["sent_bytes"].get("attention", 0) for rank in ranks], STRATEGIES[cell.strategy]
+    assert sent == [facts.rank_exchange_bytes(cell, rank % cell.sp_degree) for rank in range(len(ranks))]
+    assert max(sent) == facts.exchange_bytes(cell)
     assert (sent[0] > 0) == (cell.sp_degree > 1)
     given = [cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]
     assert [rank["shapes"] for rank in ranks] == [[given]] * cell.cluster.world_size
@@ -122,6 +128,40 @@ def test_a_strategy_that_does_not_do_what_was_asked_is_a_wrong_result(launcher, 
     cell = tiny_cell(*words, "engine=ddp", "cluster.world_size=4", "model=qwen3_nano", "model.num_heads=8")
     cell = replace(cell, model=replace(cell.model, num_kv_heads=4))
     record, _ = run_cell(launcher, cell, tmp_path, fault)
+    assert record.status == "wrong_result", record.reason
+    assert re.search(reason, record.reason)
+    assert record.sections["timing"] is None
+
+
+DISTFLASH, RSA = ("strategy=distflash_attn",), ("strategy=ring_self_attention",)
+MUTATIONS_OF_RINGS = {
+    rings.forget_what_helpers_found: (DISTFLASH, "out is off"),
+    rings.drop_the_last_round: (DISTFLASH, "ring step 2 is dropped"),
+    rings.help_with_ones_own_queries: (DISTFLASH, "out is off"),
+    rings.keep_the_gradients_of_lent_keys: (DISTFLASH, "dk is off"),
+    rings.give_back_without_gradients_of_queries: (DISTFLASH, "dq is off"),
+    rings.compute_kept_outputs_again: (
+        (*DISTFLASH, ONLY_CHECKPOINTED, "checkpointing=true"),
+        "rank 0: attention exchanged .* has to exchange",
+    ),
+    faults.skip_the_lse_rescale: (DISTFLASH, "added without rescaling by their LSE"),
+    faults.drop_a_ring_step: (RSA, "ring step 3 is dropped"),
+    rings.use_ones_own_values_all_the_way: (RSA, "out is off"),
+    rings.see_later_keys_of_a_block: (RSA, "out is off"),
+    rings.leave_gradients_a_rank_from_home: (RSA, "dk is off"),
+    rings.forget_the_sum_of_a_row: (RSA, "dq is off"),
+}
+QUICK = (rings.compute_kept_outputs_again, rings.leave_gradients_a_rank_from_home)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=() if fault in QUICK else pytest.mark.slow) for fault in MUTATIONS_OF_RINGS],
+    ids=lambda fault: fault.__name__,
+)
+def test_a_mistake_in_what_ranks_lend_or_keep_is_a_wrong_result(launcher, tmp_path, fault):
+    words, reason = MUTATIONS_OF_RINGS[fault]
+    record, _ = run_cell(launcher, tiny_cell(*words, "engine=ddp", "cluster.world_size=4"), tmp_path, fault)
     assert record.status == "wrong_result", record.reason
     assert re.search(reason, record.reason)
     assert record.sections["timing"] is None

@@ -9,6 +9,7 @@ from bench.config import DTYPE_BYTES
 from bench.request.legality import ENGINE_DTYPES
 from bench.strategies import STRATEGIES
 from tests.cells import make_cell, run_cell
+from tests.installed import INSTALLED
 
 LENGTHS = ("512", "4k")
 RANKS = {"usp": 4}
@@ -25,8 +26,8 @@ CASES = [
                            "workload=attention": tuple(DTYPE_BYTES)}.items()
     for dtype in dtypes
     for length in LENGTHS
-    for strategy, facts in STRATEGIES.items()
-    if dtype in facts.dtypes
+    for strategy in INSTALLED
+    if dtype in STRATEGIES[strategy].dtypes
 ]  # fmt: skip
 
 

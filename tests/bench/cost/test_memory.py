@@ -29,6 +29,7 @@ from bench.training.loss import CHUNK_TOKENS, ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 from bench.training.tiled_mlp import tile_mlps
 from tests.cells import FOUR_H100, TWO_CORES, raw_with
+from tests.installed import INSTALLED
 
 WIDTHS = {
     "model.hidden_size": 48, "model.intermediate_size": 136, "model.num_heads": 8, "model.num_kv_heads": 2,
@@ -46,10 +47,12 @@ def cell_with(values, machine=TWO_CORES):
 
 @pytest.fixture
 def rank_of():
-    """Makes this process one rank of several that do not exist: shapes are right, what arrives is not."""
+    """Makes this process the last rank of several that do not exist: shapes are right, contents not."""
 
     def make(cell):
-        dist.init_process_group("fake", rank=0, world_size=cell.cluster.world_size, store=FakeStore())
+        dist.init_process_group(
+            "fake", rank=cell.cluster.world_size - 1, world_size=cell.cluster.world_size, store=FakeStore()
+        )
         return make_groups(cell)
 
     yield make
@@ -89,8 +92,9 @@ def saved_bytes(cell, groups, *, layers):
     return sum(tensor.untyped_storage().nbytes() for tensor in seen.values())
 
 
-NOT_FAKED = ("local", "torch_cp")
-"""The first has a case of its own; the other's collectives hand out tensors without a storage here."""
+NOT_FAKED = ("local", "torch_cp", "deepspeed_fpdt")
+"""The first has a case of its own; the second's collectives hand out tensors without a storage here; the last
+keeps tensors where torch's hooks do not see them."""
 SAVED = {
     "qwen3": {},
     "llama in float32": {"dtype": "fp32", "model.family": "llama"},
@@ -100,24 +104,33 @@ SAVED = {
     "only inputs": {"checkpointing": True},
     "only inputs, under autocast": {"checkpointing": True, "engine": {"name": "ddp"}},
     "ulysses with repeated KV heads": {"strategy": {"name": "ulysses"}, "cluster.world_size": 4},
+    **{name: {"strategy": read_option("strategy", name)} for name in INSTALLED if name not in NOT_FAKED},
     **{
-        name: {"strategy": read_option("strategy", name)} for name in STRATEGIES.ours if name not in NOT_FAKED
+        f"{name} 2 x 2": {"strategy": read_option("strategy", name), "cluster.world_size": 4}
+        for name in ("usp", "ringmaster_usp", "yunchang_usp")
+        if name in INSTALLED
+    },
+    **{
+        f"{name} p2p": {"strategy": read_option("strategy", name) | {"rotation": "p2p"}, "kernel": "math"}
+        for name in ("ringmaster_ring",)
+        if name in INSTALLED
     },
 }
 
 
 @pytest.mark.parametrize("case", SAVED)
 def test_a_layer_saves_for_backward_what_the_formula_says_to_the_byte(rank_of, case):
-    """Of two layers less one, and of two lengths less one: what is not per token and layer is gone."""
+    """Of two layers less one; beyond that both lengths save the same, which is not per token."""
     groups, found = None, {}
     for shard_len in (128, 256):
         cell = cell_with(WIDTHS | SAVED[case])
         cell = replace(cell, seq_len=shard_len * cell.sp_degree)
         groups = groups or rank_of(cell)
         found[shard_len] = saved_bytes(cell, groups, layers=2) - saved_bytes(cell, groups, layers=1)
-    stream = 4 if cell.engine == "ddp" else DTYPE_BYTES[cell.dtype]
-    expected = stream * cell.model.hidden_size if cell.checkpointing else layer_bytes_per_token(cell)
-    assert found[256] - found[128] == 128 * expected
+        stream = 4 if cell.engine == "ddp" else DTYPE_BYTES[cell.dtype]
+        expected = stream * cell.model.hidden_size if cell.checkpointing else layer_bytes_per_token(cell)
+        found[shard_len] -= shard_len * expected
+    assert found[256] == found[128]
 
 
 def test_the_estimate_knows_every_engine_and_the_chunk_of_the_loss():

@@ -8,12 +8,13 @@ import pytest
 from bench.store import read_records
 from bench.strategies import STRATEGIES
 from tests.command import typed
+from tests.installed import INSTALLED
 from tests.namespaces import Cluster, namespaces
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 FAST = ("measure.repeats=1", "measure.trace=false", "measure.warmup_steps=0")
-SHARING = [facts.name for facts in STRATEGIES.usable() if facts.shares_sequences]
+SHARING = [name for name in INSTALLED if STRATEGIES[name].shares_sequences]
 HEADS = {"nano": (), "16 query and 2 KV heads": ("model.num_heads=16", "model.num_kv_heads=2")}
 PLACED = {
     "ulysses": ("strategy=ulysses",),

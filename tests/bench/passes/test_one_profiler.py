@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from torch.profiler import profile, schedule
+from torch.profiler import profile, record_function, schedule
 
 from bench.config import ConfigError
 from bench.passes.engagement.modules import watch_modules
@@ -43,6 +43,23 @@ def test_one_that_is_started_meanwhile_gets_the_room():
     with tracing(ours := on_cpu()):
         torch.ones(3).mul(1)
     assert "aten::mul" in names(ours)
+
+
+def test_an_annotation_that_outlasts_the_trace_ends_with_it_and_is_nothing_to_a_later_profiler():
+    """Its end would be written into memory of the first profiler, which is free: a crash, sooner or later."""
+    open_one = record_function("outlasts the trace")
+    with tracing(ours := on_cpu()):
+        begun = open_one.__enter__().record
+        with record_function("ends before"):
+            torch.ones(3).mul(1)
+    assert {"outlasts the trace", "ends before"} <= names(ours)
+    with on_cpu() as theirs:
+        assert open_one.record is not begun
+        open_one.__exit__(None, None, None)
+        with record_function("another"):
+            torch.ones(3).add(1)
+    assert "another" in names(theirs)
+    assert "outlasts the trace" not in names(theirs)
 
 
 def test_pythons_own_profiler_goes_on_after_modules_were_watched():

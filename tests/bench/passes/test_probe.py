@@ -27,9 +27,10 @@ from bench.training.data import open_data
 from bench.training.models import build_model
 from tests import faults
 from tests.cells import TWO_CORES, make_cell, make_raw, run_cell
+from tests.installed import INSTALLED
 from tests.together import CELLS, run_together
 
-PACKING = [facts for facts in STRATEGIES.values() if facts.packs]
+PACKING = [STRATEGIES[name] for name in INSTALLED if STRATEGIES[name].packs]
 MISTAKEN = ("ulysses contiguous", "ring zigzag")
 """Of these the mistakes are made, too."""
 PROBED_AS_ONES_OWN = "ring zigzag"

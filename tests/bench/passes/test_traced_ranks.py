@@ -12,8 +12,8 @@ from analysis.metrics.recorded import Trace
 from analysis.metrics.step_parts import step_parts
 from analysis.metrics.traced_shares import traced_shares
 from bench.passes import PASSES, decoded
-from bench.strategies import STRATEGIES
 from tests.cells import make_cell, run_cell, tiny_cell
+from tests.installed import INSTALLED
 from tests.trace_cases import PROFILER_STARTS_LATE_S, SLEEP_S, TRACED, Case, trace_case
 
 SLEEP_MS = SLEEP_S * 1e3
@@ -98,7 +98,7 @@ KINDS = ("data.prompt_tokens=300", "checkpointing=true", "grad_accum=2 batch=2")
 """Every kind of training step goes through every pass and gate."""
 CELLS = {
     f"{name} {kind}": (f"strategy={name}", "engine=zero3", *kind.split())
-    for name, kind in zip(STRATEGIES, itertools.cycle(KINDS), strict=False)
+    for name, kind in zip(INSTALLED, itertools.cycle(KINDS), strict=False)
 } | {
     f"ulysses {engine}": ("strategy=ulysses", f"engine={engine}", "data.prompt_tokens=300")
     for engine in ("ddp", "fsdp2")

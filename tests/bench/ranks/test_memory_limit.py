@@ -10,13 +10,13 @@ from rich.console import Console
 from bench.config import ConfigError
 from bench.ranks.memory_limit import ROOM_BYTES, without_memory_limit
 from bench.store import read_records
-from bench.strategies import STRATEGIES
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
 from bench.sweep.run import run_plan
 from tests import faults
 from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw, run_cell, tiny_cell
 from tests.gpus import OUT_OF_MEMORY_IN
+from tests.installed import INSTALLED
 
 MIB = 2**20
 FOUND_WITHIN_S = 5
@@ -25,14 +25,16 @@ LIMIT_GIB = 0.1
 QUICK = ("measure.steps=1", "measure.warmup_steps=0", "measure.trace=false", "cluster=cpu",
          "measure.repeats=1", "measure.reference_budget_s=0")  # fmt: skip
 ENGINES = ("ddp", "fsdp2", "zero3")
-GRID = [*itertools.product(STRATEGIES, ENGINES)]
-COVER = GRID[::14]
+HUGE = ("ring_self_attention",)
+"""Of the long length's scores, all of which it keeps, ranks here would take 17 GB."""
+GRID = [*itertools.product([name for name in INSTALLED if name not in HUGE], ENGINES)]
 
 PEAKS_MIB = {
     ("local", "ddp"): (8.35, 169.03),
     ("deepspeed_ulysses", "zero3"): (3.87, 75.57),
 }
 """What tensors take in cells of both lengths without a limit; the slow test measures them again."""
+COVER = [*PEAKS_MIB]
 STEP_PHASES = ("load", "forward", "loss", "backward", "optimizer")
 
 
@@ -78,7 +80,7 @@ def check_halfway(launcher, folder, peaks_mib):
 
 
 def test_a_limit_between_two_peaks_lets_the_short_cells_run_and_ends_the_long_ones(launcher, tmp_path):
-    assert set(PEAKS_MIB) == set(COVER)
+    assert set(PEAKS_MIB) <= set(GRID)
     check_halfway(launcher, tmp_path, PEAKS_MIB)
 
 

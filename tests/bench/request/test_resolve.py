@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from bench.attention.kernel_facts import DEFAULT_KERNEL
 from bench.config import ConfigError, RunConfig
 from bench.request.layer_types import attention_dropout, unplain_layers
 from bench.request.legality import refusal
@@ -63,6 +64,12 @@ def test_what_does_not_change_the_work_does_not_change_the_cell():
     assert make_cell("seed=1").cell_id != make_cell().cell_id
 
 
+def test_a_kernel_is_the_same_for_all_but_strategies_that_are_bound_to_another():
+    assert make_cell("strategy=ring").kernel == DEFAULT_KERNEL
+    assert make_cell("strategy=torch_cp").kernel == DEFAULT_KERNEL
+    assert make_cell("strategy=ring_self_attention").kernel == "math"
+
+
 def test_padding_fills_what_the_layout_needs_and_no_more():
     padding = [make_cell("pad=true", "strategy=ring", f"seq_len={n}").padding for n in (249, 250, 252)]
     assert padding == [3, 2, 0]
@@ -83,6 +90,23 @@ ILLEGAL = {
     "a length too short for zigzag": (("strategy=ring_flash_attn", "seq_len=2"), "multiple of 4"),
     "a layout of another strategy": (("layout=zigzag",), "choose layout=contiguous"),
     "ring-flash-attn in float32": (("strategy=ring_flash_attn", "dtype=fp32"), "dtype=bf16 or fp16"),
+    "kept outputs of layers that are not checkpointed": (
+        ("strategy=distflash_attn", "strategy.checkpoints=attention_output", "checkpointing=false"),
+        "take checkpointing=true",
+    ),
+    "kept outputs beside inputs that leave": (
+        (
+            "strategy=distflash_attn",
+            "strategy.checkpoints=attention_output",
+            "checkpointing=true",
+            "offload.activations=true",
+        ),
+        "take offload.activations=false",
+    ),
+    "a fused kernel for scores that are kept": (
+        ("strategy=ring_self_attention", "kernel=torch_flash"),
+        "choose kernel=math",
+    ),
     "ranks that do not multiply out": (("sp_degree=3",), "is not cluster.world_size=2"),
     "replicated ZeRO-3": (("dp_replicate=2",), "engine=fsdp2"),
     "flash-attn on a CPU": (("kernel=flash_attn_2",), "kernel=torch_flash"),

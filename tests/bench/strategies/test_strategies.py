@@ -8,9 +8,19 @@ from tests.attention_cases import WORLD_SIZES, all_cases, beyond_their_limits, c
 
 SETS = {"ours": tuple(STRATEGIES.ours)} | {name: (name,) for name in STRATEGIES.plugin_names()}
 """One set of ranks tests all of ours; `-k NAME` tests a package's own strategy and nothing else."""
-WAITS = {"ring_flash_attn_llama3 on documents": {"tolist"}}
+WAITS = {
+    "ring_flash_attn_llama3 on documents": {"tolist"},
+    "ringmaster_ulysses on documents": {
+        "tolist",
+        "aten._local_scalar_dense.default",
+        "aten.lift_fresh.default",
+    },
+}
 """The package tells kernels on the device where documents end; those that take one at a time read it."""
-EXPOSE_LSE = {"local", "gather_kv", "ring", "ring_flash_attn", "ring_flash_attn_llama3"}
+EXPOSE_LSE = {
+    "local", "gather_kv", "ring", "distflash_attn",
+    "ring_flash_attn", "ring_flash_attn_llama3", "yunchang_ring",
+}  # fmt: skip
 
 
 def exposes_lse(strategy):

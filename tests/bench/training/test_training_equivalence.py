@@ -8,7 +8,8 @@ import pytest
 from bench.request.legality import ENGINE_DTYPES
 from bench.strategies import STRATEGIES
 from tests import faults
-from tests.cells import run_cell, tiny_cell
+from tests.cells import run_cell, tiny_cell, words_for
+from tests.installed import INSTALLED
 from tests.together import chosen, gradients_of
 
 FP64_LIMIT = 1e-12
@@ -17,7 +18,7 @@ FP32_LIMIT = 1e-6
 BF16_FLOOR = 2e-2
 ENGINES = sorted(ENGINE_DTYPES)
 FP64_ENGINES = [engine for engine in ENGINES if "fp64" in ENGINE_DTYPES[engine]]
-PARALLEL = [name for name, facts in STRATEGIES.items() if facts.shares_sequences]
+PARALLEL = [name for name in INSTALLED if STRATEGIES[name].shares_sequences]
 SWITCHES = {
     "tiled_mlp": ("tiled_mlp=true",),
     "tiled_mlp, checkpointed": ("tiled_mlp=true", "checkpointing=true"),
@@ -49,7 +50,7 @@ RANKS = ("cluster.world_size=4", "measure.gradients=true")
 
 
 def words(strategy, engine, dtype, *more):
-    return (f"strategy={strategy}", f"engine={engine}", f"dtype={dtype}", *more)
+    return (f"strategy={strategy}", f"engine={engine}", f"dtype={dtype}", *words_for(strategy), *more)
 
 
 def grid(strategies, *compared):
@@ -168,6 +169,11 @@ def test_float32_gradients_equal_those_of_one_rank(compared):
 
 @compares(*(case for layout in RING_LAYOUTS for case in in_float64(["ring"], f"layout={layout}")))
 def test_float64_gradients_of_the_ring_equal_those_of_one_rank(compared):
+    assert worst_error(*compared) < FP64_LIMIT
+
+
+@compares(*in_float64(["distflash_attn"], "checkpointing=true", "strategy.checkpoints=attention_output"))
+def test_float64_gradients_with_kept_outputs_equal_those_of_one_rank(compared):
     assert worst_error(*compared) < FP64_LIMIT
 
 

@@ -9,11 +9,14 @@ from bench.passes.attention.row_errors import _rows, error_ulps, ulp
 from bench.passes.attention.section import FACTS, AttentionCalls
 from bench.passes.parity.exact import plain_attention
 from bench.request.legality import refusal
-from bench.strategies import STRATEGIES
 from tests import faults
-from tests.cells import run_cell, tiny_cell
+from tests.cells import run_cell, tiny_cell, words_for
+from tests.installed import INSTALLED
 
 WORDS = ("workload=attention", "cluster.world_size=4", "measure.steps=2", "seq_len=512")
+
+KEEPS_ROUNDED = ("ring_self_attention",)
+"""Of one row here, of two keys, terms cancel whose roundings do not."""
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +31,9 @@ def record(launcher, tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", INSTALLED)
 def test_every_strategy_is_timed_forward_and_backward_and_errs_no_more_than_its_kernel(record, strategy):
-    calls = (found := record(f"strategy={strategy}")).sections["attention"]
+    calls = (found := record(f"strategy={strategy}", *words_for(strategy))).sections["attention"]
     ranks = found.config["cluster.world_size"]
     assert len(calls.forward_ms) == ranks == len(found.sections["timing"].step_times_ms)
     for rank in range(ranks):
@@ -42,7 +45,8 @@ def test_every_strategy_is_timed_forward_and_backward_and_errs_no_more_than_its_
         assert all(forward + backward <= step for forward, backward, step in zip(*times, strict=True))
     assert calls.single_forward_ms
     assert 0 < calls.error_ulps["out"] <= 2 * calls.control_error_ulps["out"] + 1
-    assert 0 < calls.error_ulps["dq"] <= 2 * calls.control_error_ulps["dq"] + 1
+    factor = 3 if strategy in KEEPS_ROUNDED else 2
+    assert 0 < calls.error_ulps["dq"] <= factor * calls.control_error_ulps["dq"] + 1
     assert found.sections["losses"] is None
 
 

@@ -1,0 +1,104 @@
+"""What the installed packages can do: `python -m bench.judge_packages`; some ten minutes on two idle cores.
+
+Every strategy of a package runs small cells through the gates, without what we would refuse beforehand. Exits
+1 where one does not run though nothing here refuses it: then its facts are out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+from bench.cell.launcher import Launcher
+from bench.cell.planned import PlannedCell
+from bench.cell.run import measure
+from bench.cell.watch import SILENT
+from bench.command import tool_words
+from bench.config import ConfigError, ExitCode, RunConfig
+from bench.environment import installed, this_machine
+from bench.judge_packages.page import Answer, Answers, page, unexpected
+from bench.judge_packages.questions import BASE, CHOICES, Subject, subjects
+from bench.judge_packages.verdict import Verdict, verdict_of
+from bench.node.lease import add_lease_option, lease_of
+from bench.request.legality import refusal
+
+MODULE = "bench.judge_packages"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print an answer a line, write the page, and say what was not expected."""
+    arguments = _arguments(words)
+    try:
+        answers = _answers(_asked(arguments.strategies), arguments)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(ExitCode.REQUEST_WRONG)
+    if arguments.output is not None:
+        machine = f"torch {installed('torch')}, gloo"
+        arguments.output.write_text(page(answers, tool_words(MODULE), machine))
+        print(f"written to {arguments.output}")
+    faults = [*unexpected(answers)]
+    print("\n".join(faults) if faults else "what is not refused runs")
+    sys.exit(ExitCode.FAILED if faults else ExitCode.OK)
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=tool_words(MODULE), description=__doc__)
+    parser.add_argument("--strategies", default="", help="some of them, with commas; all that have a package")
+    parser.add_argument("--output", type=Path, help="the page to write, as docs/implementations.md")
+    add_lease_option(parser)
+    return parser.parse_args(words)
+
+
+def _asked(names: str) -> list[Subject]:
+    asked = [*subjects(tuple(names.split(",")) if names else ())]
+    if not asked:
+        raise ConfigError(f"--strategies {names}: none of them is a package's; leave it out for all that are")
+    return asked
+
+
+def _answers(asked: Sequence[Subject], arguments: argparse.Namespace) -> list[tuple[Subject, Answers]]:
+    judge = Judge()
+    with lease_of(arguments, [judge.cell(asked[0], BASE)]):
+        return [(subject, _told(subject, judge)) for subject in asked]
+
+
+def _told(subject: Subject, judge: Judge) -> Answers:
+    found = {}
+    for choice in CHOICES:
+        found[choice] = judge.answer(subject, choice)
+        words = " ".join((subject.facts.name, *subject.words))
+        verdict = found[choice].verdict
+        print(f"{words}, {choice}: {verdict.word} {verdict.why}".rstrip(), flush=True)
+    return found
+
+
+class Judge:
+    """Runs cells that nobody refused, in fresh ranks each."""
+
+    def __init__(self) -> None:
+        self.launcher = Launcher()
+        self.machine = this_machine()
+        self.order = count()
+
+    def cell(self, subject: Subject, choice: str) -> RunConfig:
+        """The cell that answers, whether we would refuse it or not."""
+        return subject.cell(CHOICES[choice], self.machine)
+
+    def answer(self, subject: Subject, choice: str) -> Answer:
+        """What becomes of the cell; without the package nothing runs."""
+        cell, package = self.cell(subject, choice), subject.facts.package
+        if package is not None and installed(package) is None:
+            return Answer(Verdict("absent", f"install it with: {subject.facts.install}"), refusal(cell))
+        with tempfile.TemporaryDirectory() as folder:
+            planned = PlannedCell(cell, repeat=0, order=next(self.order))
+            record = measure(planned, self.launcher, Path(folder), None, SILENT, {})
+        return Answer(verdict_of(record), refusal(cell))
+
+
+if __name__ == "__main__":
+    main()

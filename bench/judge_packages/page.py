@@ -1,0 +1,93 @@
+"""The answers as a page: a table, and below it whose words they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.environment import installed
+from bench.judge_packages.questions import CHOICES, Subject
+from bench.judge_packages.verdict import Verdict
+
+INTRODUCTION = """\
+# What the packages can do
+
+Made by `{command} --output docs/implementations.md`. To judge another version of a package, install it and
+run this. {machine}; 2 CPU ranks (4 for USP, 2 x 2), 256 tokens, 4 query heads. Nothing is refused beforehand:
+each cell goes through the gates that every cell goes through. One thing at a time is changed from bf16, 4
+query and 2 KV heads and a causal mask: of attention alone up to the full mask, of a training step after it.
+
+`runs`: it passed every gate. `wrong`: a gate found it. `refuses`: the package says so. `fails`: it ends
+otherwise. A dagger: it runs, and is `unsupported` here all the same. `absent`: not installed. A number is
+that of the words below.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was found of one cell, and what we would have said of it."""
+
+    verdict: Verdict
+    refusal: str | None
+    """Why it is `unsupported` here; None where it is not."""
+
+    @property
+    def is_unexpected(self) -> bool:
+        """Whether it does not run though nothing here refuses it."""
+        return not self.verdict.runs and self.refusal is None
+
+
+Answers = Mapping[str, Answer]
+"""By the choice."""
+
+
+def page(answers: Sequence[tuple[Subject, Answers]], command: str, machine: str) -> str:
+    """The whole page as markdown."""
+    notes: dict[str, int] = {}
+    header = ["package", "strategy", "choices", *CHOICES]
+    rows = [_row(subject, found, notes) for subject, found in answers]
+    lines = [
+        INTRODUCTION.format(command=command, machine=machine),
+        _line(header),
+        _line(["---"] * len(header)),
+        *map(_line, rows),
+        "",
+        *(f"{number}. {note}" for note, number in notes.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def unexpected(answers: Sequence[tuple[Subject, Answers]]) -> Iterator[str]:
+    """A line for each cell that does not run though nothing here refuses it."""
+    for subject, found in answers:
+        for choice, answer in found.items():
+            if answer.is_unexpected:
+                words = " ".join((subject.facts.name, *subject.words))
+                yield f"{words}, {choice}: {answer.verdict.word}, not refused here: {answer.verdict.why}"
+
+
+def _row(subject: Subject, found: Answers, notes: dict[str, int]) -> list[str]:
+    package = subject.facts.package or ""
+    version = installed(package) or ""
+    choices = ", ".join(word.rpartition("=")[2] for word in subject.words)
+    cells = [_cell(found[choice], notes) if choice in found else "" for choice in CHOICES]
+    return [f"{package} {version}".strip(), f"`{subject.facts.name}`", choices, *cells]
+
+
+def _cell(answer: Answer, notes: dict[str, int]) -> str:
+    """`runs`, `runs †3`, `wrong 4`: the number is that of the package's words, or of ours where it runs."""
+    verdict, refused = answer.verdict, answer.refusal or ""
+    note = refused if verdict.runs else verdict.why
+    mark = "†" if verdict.runs and refused else ""
+    if not note:
+        return verdict.word
+    return f"{verdict.word} {mark}{notes.setdefault(_plain(note), len(notes) + 1)}"
+
+
+def _plain(note: str) -> str:
+    """Nothing in it is markdown."""
+    return note.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,56 @@
+"""DeepSpeed's FPDT, as it is, on flash-attn or on the bridge to our kernels.
+
+Shapes: B batch, S tokens of a rank, N query heads, K KV heads, D head size, E = (N + 2K) D.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bench.attention.flash_attn_bridge import package_on
+from bench.config import RunConfig
+from bench.ranks.deepspeed import join_deepspeed
+from bench.ranks.groups import RankGroups
+from bench.strategies.facts import Facts
+from bench.strategies.shipped import parts_of_package
+from bench.strategies.strategy import Strategy
+
+SCATTER_DIM, GATHER_DIM = 2, 0
+"""As `FPDT_Attention` has them by default."""
+
+
+class DeepSpeedFPDTAttention(Strategy):
+    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
+        super().__init__(cell, groups, facts)
+        join_deepspeed(cell)
+        with parts_of_package(facts):
+            layer = package_on("deepspeed.sequence.fpdt_layer", self.kernel)
+            self.operation = layer._FPDTGPUAttentionImpl_
+
+    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:  # noqa: ARG002
+        q_size, kv_size = (x.shape[1] * x.shape[3] for x in (q_BNSD, k_BKSD))
+        qkv_BSE = torch.cat([x.transpose(1, 2).flatten(2) for x in (q_BNSD, k_BKSD, v_BKSD)], dim=-1)
+        identity_EE = torch.eye(qkv_BSE.shape[-1], dtype=qkv_BSE.dtype, device=qkv_BSE.device)
+        out_BSND: Tensor = self.operation.apply(
+            qkv_BSE.transpose(0, 1),
+            None,  # mask
+            None,  # inference parameters
+            None,  # rotary embedding
+            self.groups.sequence,
+            SCATTER_DIM,
+            GATHER_DIM,
+            qkv_BSE.shape[-1],
+            q_size,
+            q_BNSD.shape[3],
+            kv_size,
+            identity_EE,
+            identity_EE.new_zeros(len(identity_EE)),
+            0.0,  # dropout
+            self.cell.number("chunks"),
+            False,  # offload, which needs CUDA's streams
+        )
+        return out_BSND.transpose(1, 2)
+
+
+STRATEGY = DeepSpeedFPDTAttention

@@ -1,0 +1,139 @@
+"""Our DistFlashAttn: contiguous shards; ranks that have no keys left compute for later ranks (2310.03294)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.config import DTYPE_BYTES, RunConfig
+from bench.strategies.distflash_attn.balance import Lent, Round, rounds
+from bench.strategies.facts import ScheduledFacts, activation_bytes
+from bench.strategies.schedule import WIDE_BYTES, Block, Exchange, Schedule, Stage, Stages, wide
+
+CHECKPOINTS, LAYER_INPUT, ATTENTION_OUTPUT = "checkpoints", "layer_input", "attention_output"
+"""What a checkpointed layer keeps: its input, or attention's output too, which is not computed again then."""
+
+
+class DistFlashAttn(ScheduledFacts):
+    name = "distflash_attn"
+    sends_unevenly = True
+    options = {CHECKPOINTS: (LAYER_INPUT, ATTENTION_OUTPUT)}  # noqa: RUF012  a class's own constant
+
+    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
+        return "ring"
+
+    def refusals(self, cell: RunConfig) -> list[str]:
+        return [*super().refusals(cell), *_checkpoint_refusals(cell)]
+
+    def recomputes_attention(self, cell: RunConfig) -> bool:
+        return cell.checkpointing and cell.option(CHECKPOINTS) == LAYER_INPUT
+
+    def checkpointed_bytes(self, cell: RunConfig) -> int:
+        """Attention's output and its LSE, where they are what is kept."""
+        return _output_bytes(cell) if cell.option(CHECKPOINTS) == ATTENTION_OUTPUT else 0
+
+    def schedule(self, cell: RunConfig) -> Schedule:
+        """That of the last rank, which computes in every round."""
+        return self.rank_schedule(cell, cell.sp_degree - 1)
+
+    def extreme_ranks(self, cell: RunConfig) -> Collection[int]:
+        """Where a rank's rounds of one kind begin or cease: how many it has of each grows evenly between."""
+        last, most, least = cell.sp_degree - 1, cell.sp_degree // 2, (cell.sp_degree - 1) // 2
+        return {0, least, most, last - most, last - least, last}
+
+    def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule:
+        """Keys go to later ranks, queries to earlier ones that help; what is found comes back.
+
+        Forward a helper gives back output and LSE. Backward it is lent the output's gradient, the output and
+        the LSE too, and gives back dq; keys come back as their gradients, in their own dtype: each is of one
+        block, and added up at home. arXiv:2310.03294, section 3.2 and appendix.
+        """
+        heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
+        q, kv = activation_bytes(cell, heads), activation_bytes(cell, 2 * kv_heads)
+        lse = _output_bytes(cell) - q
+        forward = Sizes(
+            lent={Lent.KEYS: kv, Lent.QUERIES: q},
+            given_back={Lent.KEYS: 0, Lent.QUERIES: q + lse},
+            merged=wide(cell, q),
+        )
+        backward = Sizes(
+            lent={Lent.KEYS: kv, Lent.QUERIES: 3 * q + lse},
+            given_back={Lent.KEYS: kv, Lent.QUERIES: q},
+            merged=wide(cell, q + kv),
+        )
+        return Schedule(_stages(cell, rank, forward), _stages(cell, rank, backward))
+
+
+def _output_bytes(cell: RunConfig) -> int:
+    """Of one call's output and LSE."""
+    rows = cell.batch * cell.model.num_heads * cell.shard_len
+    return activation_bytes(cell, cell.model.num_heads) + rows * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])
+
+
+def _checkpoint_refusals(cell: RunConfig) -> list[str]:
+    """Where attention's output is kept, layers have to be checkpointed, and what they keep has to stay."""
+    chosen = f"strategy.{CHECKPOINTS}={cell.option(CHECKPOINTS)}"
+    if cell.option(CHECKPOINTS) == LAYER_INPUT:
+        return []
+    if not cell.checkpointing:
+        way_out = f"take checkpointing=true, or strategy.{CHECKPOINTS}={LAYER_INPUT}"
+        return [f"{chosen} says what checkpointed layers keep, and none is checkpointed; {way_out}"]
+    if cell.offload.activations:
+        way_out = f"take offload.activations=false, or strategy.{CHECKPOINTS}={LAYER_INPUT}"
+        return [f"offload.activations=true moves layers' inputs alone, not what {chosen} keeps; {way_out}"]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of one direction."""
+
+    lent: Mapping[Lent | None, int]
+    given_back: Mapping[Lent | None, int]
+    """For what was lent."""
+    merged: int
+    """Of wide tensors that a block's results are taken into."""
+
+
+def _stages(cell: RunConfig, rank: int, sizes: Sizes) -> Stages:
+    """The rank's own block and one a round, beside what the next round needs and what the last one found."""
+    is_causal = cell.workload.mask == "causal"
+    heads, kv_heads, tokens = cell.model.num_heads, cell.model.num_kv_heads, cell.shard_len
+    own, whole = (Block(cell.batch, heads, kv_heads, tokens, tokens, masked) for masked in (is_causal, False))
+    todo = rounds(rank, cell.sp_degree, causal=is_causal)
+    blocks = ((own,), *(() if each.takes is None else (whole,) for each in todo), ())
+    lent = (*(_lent(each, sizes, cell) for each in todo), (), ())
+    found = ((), (), *(_found(each, sizes, cell) for each in todo))
+    stages = zip(blocks, lent, found, _held(todo, sizes), strict=True)
+    return tuple(
+        Stage(block, (*out, *back), is_hidden=bool(block), merged_bytes=sizes.merged, held_bytes=held)
+        for block, out, back, held in stages
+        if block or out or back
+    )
+
+
+def _held(todo: Sequence[Round], sizes: Sizes) -> Iterator[int]:
+    """Bytes beside each block: what it needs and finds, what the next one needs, and what the last one found.
+
+    What others found for this rank in the last round arrives meanwhile.
+    """
+    at_hand = [0, *(sizes.lent.get(each.takes, 0) for each in todo), 0]
+    made = [0, *(sizes.given_back.get(each.takes, 0) for each in todo), 0]
+    returned = [0, *(sizes.given_back.get(each.gives, 0) for each in todo), 0]
+    for number in range(len(todo) + 2):
+        following, before = min(number + 1, len(todo) + 1), max(number - 1, 0)
+        yield at_hand[number] + made[number] + at_hand[following] + made[before] + returned[before]
+
+
+def _lent(each: Round, sizes: Sizes, cell: RunConfig) -> tuple[Exchange, ...]:
+    return _sent(0 if each.gives is None else sizes.lent[each.gives], each.distance, cell)
+
+
+def _found(each: Round, sizes: Sizes, cell: RunConfig) -> tuple[Exchange, ...]:
+    return _sent(
+        0 if each.takes is None else sizes.given_back[each.takes], cell.sp_degree - each.distance, cell
+    )
+
+
+def _sent(sent_bytes: int, hops: int, cell: RunConfig) -> tuple[Exchange, ...]:
+    return (Exchange("send", sent_bytes, cell.sp_degree, hops=hops),) if sent_bytes else ()

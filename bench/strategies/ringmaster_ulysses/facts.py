@@ -1,0 +1,40 @@
+"""ringmaster's Ulysses: all-to-alls of queries, of keys with values, of the output; on gloo all-gathers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bench.config import RunConfig
+from bench.strategies.facts import activation_bytes, head_exchange_refusals
+from bench.strategies.schedule import Exchange, Schedule, Stage, whole_block
+from bench.strategies.ulysses.facts import Ulysses, exchange_heads
+
+
+class RingmasterUlysses(Ulysses):
+    name = "ringmaster_ulysses"
+    package = "axolotl-ringmaster"
+    tried = "0.2.7"
+
+    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
+        return "ulysses"
+
+    def head_refusals(self, cell: RunConfig) -> list[str]:
+        return head_exchange_refusals(cell, repeats=False)
+
+    def schedule(self, cell: RunConfig) -> Schedule:
+        """The bytes of `ulysses` on NCCL; Q, K and V travel together where they have equally many heads."""
+        heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
+        attention = Stage((whole_block(cell, heads // cell.ulysses_degree, kv_heads // cell.ulysses_degree),))
+        together = [3 * heads] if heads == kv_heads else [heads, 2 * kv_heads]
+        qkv, out = [trade_heads(cell, each) for each in together], trade_heads(cell, heads)
+        return Schedule(forward=(*qkv, attention, out), backward=(out, attention, *reversed(qkv)))
+
+
+def trade_heads(cell: RunConfig, heads: int) -> Stage:
+    """One all-to-all; on gloo the package gathers all parts of all ranks instead, and keeps its own."""
+    traded = exchange_heads(cell, heads)
+    if cell.cluster.backend != "gloo":
+        return traded
+    degree, stride = cell.ulysses_degree, cell.ulysses_stride
+    sent_bytes = activation_bytes(cell, heads) * (degree - 1)
+    return replace(traded, exchanges=(Exchange("all_gather", sent_bytes, degree, stride),))

@@ -1,0 +1,46 @@
+"""ringmaster's USP: its ring between its all-to-alls."""
+
+from __future__ import annotations
+
+from bench.config import RunConfig
+from bench.strategies.facts import head_exchange_refusals
+from bench.strategies.ringmaster_ring.facts import (
+    PACKED_OTHERWISE,
+    RingmasterRing,
+    kept_by_ring,
+    kernel_refusals,
+    ring_schedule,
+)
+from bench.strategies.ringmaster_ulysses.facts import trade_heads
+from bench.strategies.schedule import Schedule
+from bench.strategies.usp.facts import USP
+
+
+class RingmasterUSP(USP):
+    name = "ringmaster_usp"
+    packs = False
+    why_it_packs_not = PACKED_OTHERWISE
+    kept_copies = (1, 0)
+    layouts = ("contiguous",)
+    package = "axolotl-ringmaster"
+    tried = "0.2.7"
+    options = {**RingmasterRing.options, **USP.options}  # noqa: RUF012  a class's own constant, as in torch_cp
+
+    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
+        return "usp"
+
+    def head_refusals(self, cell: RunConfig) -> list[str]:
+        return head_exchange_refusals(cell, repeats=False)
+
+    def refusals(self, cell: RunConfig) -> list[str]:
+        return [*super().refusals(cell), *kernel_refusals(cell)]
+
+    def kept_bytes_per_token(self, cell: RunConfig) -> int:
+        return super().kept_bytes_per_token(cell) + kept_by_ring(cell)
+
+    def schedule(self, cell: RunConfig) -> Schedule:
+        """Q, then K with V, then the output are traded for heads, also where heads are equally many."""
+        heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.ulysses_degree
+        ring = ring_schedule(cell, heads // degree, kv_heads // degree)
+        q, kv = trade_heads(cell, heads), trade_heads(cell, 2 * kv_heads)
+        return Schedule(forward=(q, kv, *ring.forward, q), backward=(q, *ring.backward, kv, q))

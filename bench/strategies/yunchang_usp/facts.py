@@ -1,0 +1,52 @@
+"""yunchang's `LongContextAttention`: USP (arXiv:2405.07719) by those who published it."""
+
+from __future__ import annotations
+
+from bench.config import ModelConfig, RunConfig
+from bench.strategies.facts import head_exchange_refusals
+from bench.strategies.schedule import Schedule
+from bench.strategies.usp.facts import USP
+from bench.strategies.yunchang_ring.facts import YunchangRing
+from bench.strategies.yunchang_ulysses.facts import YunchangUlysses
+
+
+class YunchangUSP(USP):
+    name = "yunchang_usp"
+    packs = False
+    kept_copies = (1, 0)
+    why_it_packs_not = YunchangRing.why_it_packs_not
+    package = "yunchang"
+    tried = YunchangRing.tried
+    dtypes = YunchangRing.dtypes
+
+    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
+        return "usp"
+
+    def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:
+        """Such that there is a ring, where there can be: of one rank its backward sends to itself."""
+        degree = super().ulysses_degree(sp_degree, model)
+        return degree // 2 if degree == sp_degree > 1 else degree
+
+    def causal_masks(self, layout: str) -> tuple[bool, ...]:
+        return YunchangRing().causal_masks(layout)
+
+    def degree_refusals(self, cell: RunConfig) -> list[str]:
+        """In a ring of one rank the package sends to itself, which gloo cannot do."""
+        refused = super().degree_refusals(cell)
+        if not refused and cell.ring_degree == 1 and cell.cluster.backend == "gloo":
+            way_out = "take strategy=yunchang_ulysses, or a smaller ulysses_degree"
+            return [
+                f"ulysses_degree={cell.ulysses_degree} leaves yunchang_usp a ring of one on gloo; {way_out}"
+            ]
+        return refused
+
+    def head_refusals(self, cell: RunConfig) -> list[str]:
+        return head_exchange_refusals(cell, repeats=False)
+
+    def schedule(self, cell: RunConfig) -> Schedule:
+        """Both: four all-to-alls a pass, and a ring over longer shards of fewer heads."""
+        ring, heads = super().schedule(cell), YunchangUlysses().schedule(cell)
+        return Schedule(
+            forward=(*heads.forward[:3], *ring.forward[1:-1], heads.forward[-1]),
+            backward=(heads.backward[0], *ring.backward[1:-1], *heads.backward[2:]),
+        )

@@ -1,0 +1,56 @@
+"""How evenly strategies share out blocks, and that DistFlashAttn's rounds compute each of them once."""
+
+import itertools
+
+import pytest
+
+from bench.strategies.distflash_attn.balance import Lent, rounds
+from tests.sleeping_blocks import units_of
+
+LAYOUTS = {"distflash_attn": "contiguous", "ring": "zigzag"}
+UNITS = {
+    4: {"distflash_attn": (2.5, 2.7), "ring": (2, 2.1)},
+    8: {"distflash_attn": (4.5, 5), "ring": (4, 4.3)},
+}
+"""What blocks alone take by ranks, and the most that all may; of a contiguous ring they take P - 1/2."""
+
+
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_blocks_that_sleep_take_half_the_ranks_and_in_distflash_half_a_block_more(launcher, tmp_path, ranks):
+    found = units_of(launcher, tmp_path, LAYOUTS, ranks)
+    for strategy, (least, most) in UNITS[ranks].items():
+        assert all(least <= units <= most for units in found[strategy]), found
+
+
+def blocks_of(rank, ranks, *, causal):
+    """(Whose queries, whose keys) of each block that a rank computes beside its own."""
+    for each in rounds(rank, ranks, causal=causal):
+        if each.takes is not None:
+            yield (rank, each.previous) if each.takes is Lent.KEYS else (each.previous, rank)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("ranks", range(1, 10))
+def test_every_block_below_the_diagonal_is_computed_once(ranks, causal):
+    computed = [block for rank in range(ranks) for block in blocks_of(rank, ranks, causal=causal)]
+    pairs = itertools.permutations(range(ranks), 2)
+    assert sorted(computed) == sorted((q, k) for q, k in pairs if k < q or not causal)
+
+
+@pytest.mark.parametrize("ranks", range(1, 10))
+def test_no_rank_computes_more_than_half_the_ranks_blocks(ranks):
+    counts = [len([*blocks_of(rank, ranks, causal=True)]) for rank in range(ranks)]
+    assert max(counts) == ranks // 2
+    assert min(counts) == (ranks - 1) // 2
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_what_a_rank_gives_is_what_the_other_takes(ranks, causal):
+    """In each round, so that every message that is sent is waited for by whom it goes to."""
+    by_rank = [rounds(rank, ranks, causal=causal) for rank in range(ranks)]
+    for number in range(len(by_rank[0])):
+        for rank, todo in enumerate(by_rank):
+            given = todo[number]
+            taken = by_rank[given.following][number]
+            assert (taken.previous, taken.takes) == (rank, given.gives)

@@ -1,0 +1,88 @@
+"""A package that is missing, broken or of another version makes its own strategies unsupported, no others."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+from bench.environment import installed
+from bench.request.legality import refusal
+from bench.strategies import STRATEGIES
+from tests.cells import TINY, make_cell, tiny_cell, words_for
+from tests.command import typed
+from tests.installed import INSTALLED
+from tests.together import look_inside, seen_inside
+
+OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.tried is not None}
+MODULES = {"axolotl-ringmaster": "ringmaster", "yunchang": "yunchang"}
+BROKEN = {
+    "yunchang": ("raise RuntimeError('no part of it here')", "RuntimeError: no part of it here ("),
+    "axolotl-ringmaster": ("__version__ = '9.9'", "ImportError: cannot import name 'runtime'"),
+}
+"""A module that cannot be imported, and one of another version; and what is said of them."""
+
+
+def lay_out(folder, package, code):
+    """A package as an installer leaves it: one module, and metadata that say version 9.9."""
+    (folder / f"{MODULES[package]}.py").write_text(code)
+    metadata = folder / f"{package.replace('-', '_')}-9.9.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 9.9\n")
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_without_its_package_a_strategy_is_refused_with_the_command_that_installs_it(name, monkeypatch):
+    facts = OPTIONAL[name]
+    monkeypatch.setattr("bench.request.legality.installed", lambda package: None)
+    reason = refusal(make_cell(f"strategy={name}", "engine=ddp", "cluster.world_size=2", *words_for(name)))
+    assert f"strategy={name} needs the package {facts.package}; " in reason
+    assert f"pip install {facts.package}=={facts.tried}" in reason
+
+
+@pytest.mark.parametrize("package", MODULES)
+def test_the_version_that_was_tried_is_the_one_that_the_extra_installs(package, pytestconfig):
+    tried = {facts.tried for facts in OPTIONAL.values() if facts.package == package}
+    (version,) = tried
+    assert f'["{package}=={version}"]' in (pytestconfig.rootpath / "pyproject.toml").read_text()
+    assert installed(package) in (None, version)
+
+
+@pytest.mark.ranks
+def test_beside_broken_packages_their_strategies_are_unsupported_and_ours_run(tmp_path):
+    for package, (code, _) in BROKEN.items():
+        lay_out(tmp_path, package, code)
+    names = ("ring", "ringmaster_ring", "yunchang_ring")
+    words = ("cluster=cpu", "cluster.world_size=2", "engine=fsdp2", f"strategy={','.join(names)}")
+    done = typed(tmp_path, "-m", *TINY, *words, "sweep_dir=out", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
+    found = {record["config"]["strategy"]: record for record in map(json.loads, lines)}
+    assert [found[name]["status"] for name in names] == ["ok", "unsupported", "unsupported"]
+    for name in names[1:]:
+        facts, reason = OPTIONAL[name], found[name]["reason"]
+        said = f"the package {facts.package} 9.9 cannot be used: {BROKEN[facts.package][1]}"
+        assert f"strategy={name}: {said}" in reason
+        assert reason.endswith(f"the version that was tried: {facts.install}")
+
+
+def look_inside_as_on_nccl(job, log):
+    """A rank's whole life: what ringmaster sends where it is told that its groups are NCCL's."""
+    told = dist.get_backend
+    dist.get_backend = lambda group=None: "nccl" if told(group) == "gloo" else told(group)
+    return look_inside(job, log)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("heads", ["model.num_kv_heads=4", "model.num_kv_heads=2"])
+@pytest.mark.parametrize("name", [name for name in INSTALLED if name.startswith("ringmaster")])
+def test_on_nccl_ringmaster_sends_the_bytes_of_its_formula(launcher, tmp_path, name, heads):
+    """It asks for a group's backend, and exchanges in other ways on gloo: here gloo carries NCCL's ways."""
+    ranks = 2 if name == "ringmaster_ulysses" else 4
+    words = ("model=qwen3_nano", heads, "engine=ddp", "dtype=fp32", f"cluster.world_size={ranks}")
+    cell = tiny_cell(f"strategy={name}", *words)
+    seen = seen_inside(launcher, tmp_path, {name: cell}, look_inside_as_on_nccl)[name]
+    sent = {rank["sent_bytes"]["attention"] for rank in seen}
+    on_nccl = replace(cell, cluster=replace(cell.cluster, backend="nccl"))
+    assert sent == {STRATEGIES[name].exchange_bytes(on_nccl)}
+    assert sent != {STRATEGIES[name].exchange_bytes(cell)}
