@@ -28,7 +28,7 @@ def probed_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
 
 def _closed(raw: Raw) -> Iterator[dict[str, Any]]:
     """The request with every choice made."""
-    packing = [facts.name for facts in STRATEGIES.usable() if facts.packs]
+    packing = [facts.name for facts in STRATEGIES.usable() if facts.packs and not facts.is_optional]
     named = [raw["strategy"]] if "strategy" in raw else [read_option("strategy", name) for name in packing]
     for strategy in named:
         facts = STRATEGIES.get(strategy["name"])

@@ -30,7 +30,9 @@ def spread(raw: Raw, given: Given, machine: Machine) -> list[RunConfig]:
     ranks = place(raw["cluster"], target_machine(raw, machine)).world_size
     cells = (
         resolve({**raw, **choice}, machine)
-        for name in given.get("strategy", [facts.name for facts in STRATEGIES.usable()])
+        for name in given.get(
+            "strategy", [facts.name for facts in STRATEGIES.usable() if not facts.is_optional]
+        )
         for choice in _choices(raw, STRATEGIES[values.choice("strategy", name, STRATEGIES)], ranks, given)
     )
     return [*{cell.cell_id: cell for cell in cells}.values()]

@@ -60,6 +60,11 @@ class Facts(ABC):
         return self.layouts[0]
 
     @property
+    def is_optional(self) -> bool:
+        """Whether its package is no requirement of ours: then nothing takes it that does not name it."""
+        return self.tried is not None
+
+    @property
     def install(self) -> str:
         """The command that installs its package."""
         return f"pip install {self.package}" + ("" if self.tried is None else f"=={self.tried}")

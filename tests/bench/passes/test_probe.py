@@ -30,7 +30,9 @@ from tests.cells import TWO_CORES, make_cell, make_raw, run_cell
 from tests.installed import INSTALLED
 from tests.together import CELLS, run_together
 
-PACKING = [STRATEGIES[name] for name in INSTALLED if STRATEGIES[name].packs]
+PACKING = [
+    STRATEGIES[name] for name in INSTALLED if STRATEGIES[name].packs and not STRATEGIES[name].is_optional
+]
 MISTAKEN = ("ulysses contiguous", "ring zigzag")
 """Of these the mistakes are made, too."""
 PROBED_AS_ONES_OWN = "ring zigzag"

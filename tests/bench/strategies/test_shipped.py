@@ -14,7 +14,7 @@ from tests.command import typed
 from tests.installed import INSTALLED
 from tests.together import look_inside, seen_inside
 
-OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.tried is not None}
+OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.is_optional}
 MODULES = {"axolotl-ringmaster": "ringmaster", "yunchang": "yunchang"}
 BROKEN = {
     "yunchang": ("raise RuntimeError('no part of it here')", "RuntimeError: no part of it here ("),
