@@ -95,5 +95,5 @@ def test_lists_ask_several_questions_and_limit_how(capsys):
 
 def test_what_cannot_be_spread_so_is_said_once_for_each_strategy():
     told = "\n".join(asked(*QUESTION[1:3], "seq_len=8k", "model=qwen2_5_0_5b").lines(whole=False))
-    (refused,) = [line for line in told.splitlines() if line.startswith("Not possible: ulysses")]
+    (refused,) = [line for line in told.splitlines() if line.startswith("Not possible: ulysses sp")]
     assert "ulysses sp 4, 8: ulysses cannot split 14 query and 2 KV heads" in refused
