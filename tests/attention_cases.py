@@ -38,9 +38,10 @@ def all_cases(strategies, world_size):
                 for mask in ("causal", "full"):
                     if (mask == "causal") in facts.causal_masks(layout):
                         cases[strategy, layout, options, dtype, heads, mask] = cell
-                if facts.packs:
-                    data = replace(cell.data, packing="documents")
-                    cases[strategy, layout, options, dtype, heads, "documents"] = replace(cell, data=data)
+                packed = replace(cell, data=replace(cell.data, packing="documents"))
+                trained = replace(packed, workload=replace(cell.workload, name="train"))
+                if not facts.packing_refusals(trained):
+                    cases[strategy, layout, options, dtype, heads, "documents"] = packed
     return cases
 
 

@@ -21,6 +21,13 @@ class RingmasterUlysses(Ulysses):
     def head_refusals(self, cell: RunConfig) -> list[str]:
         return head_exchange_refusals(cell, repeats=False)
 
+    def packing_refusals(self, cell: RunConfig) -> list[str]:
+        """On one rank the package hands over no boundaries; its output was off by 0.98 of its maximum."""
+        refused = super().packing_refusals(cell)
+        if refused or not cell.data.packs or cell.sp_degree > 1:
+            return refused
+        return ["data.packing=documents is not for ringmaster_ulysses on one rank; take strategy=local"]
+
     def schedule(self, cell: RunConfig) -> Schedule:
         """The bytes of `ulysses` on NCCL; Q, K and V travel together where they have equally many heads."""
         heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads

@@ -36,7 +36,7 @@ def gather_seq_scatter_heads(
     """
     ranks = group.size()
     shares = [_share_heads(x, ranks) for x in (q_BNSD, k_BKSD, v_BKSD)]
-    sent_PBHSD = torch.cat(shares, dim=2).transpose(0, 1)
+    sent_PBHSD = torch.cat([share.transpose(0, 1) for share in shares], dim=2)
     received_PBHSD = all_to_all(sent_PBHSD, group)
     whole_BHTD = received_PBHSD.permute(1, 2, 0, 3, 4).flatten(2, 3)
     q_BMTD, k_BLTD, v_BLTD = whole_BHTD.split([share.shape[2] for share in shares], dim=1)
