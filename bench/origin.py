@@ -14,7 +14,7 @@ HARDWARE = PACKAGE.parent / "ulysses_ring_bench" / "conf" / "hardware"
 """Figures that predictions are computed from; all other choices of conf/ are in a cell's configuration."""
 ABOVE_CELLS = frozenset(
     {
-        *("accuracy", "calibrate", "compare_implementations", "experiments"),
+        *("accuracy", "calibrate", "compare_implementations", "experiments", "judge_packages"),
         *("observation", "overhead", "runbook", "sweep"),
     }
 )

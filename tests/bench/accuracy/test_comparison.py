@@ -30,7 +30,7 @@ def record(cell, *, times=1.0, peak=1.0, status="ok"):
     }
 
 
-NOT_MEASURED = {"deepspeed_fpdt", "gather_kv", "ulysses_chunked"}
+NOT_MEASURED = {"deepspeed_fpdt"}
 """Beside those whose packages are optional; the reference is older than they are."""
 
 

@@ -49,8 +49,10 @@ UNEVEN = BATCHES["uneven, one rank with none"]
 RANKS = ("cluster.world_size=4", "measure.gradients=true")
 
 
-def words(strategy, engine, dtype, *more):
-    return (f"strategy={strategy}", f"engine={engine}", f"dtype={dtype}", *words_for(strategy), *more)
+def words(strategy, engine, dtype, *more, heads_of=None):
+    """With the heads that another strategy needs, where it is compared with that."""
+    heads = words_for(heads_of or strategy)
+    return (f"strategy={strategy}", f"engine={engine}", f"dtype={dtype}", *heads, *more)
 
 
 def grid(strategies, *compared):
@@ -61,7 +63,10 @@ def grid(strategies, *compared):
     axes = itertools.product(enumerate(strategies), enumerate(ENGINES), enumerate(BATCHES))
     return [
         pytest.param(
-            tuple(words(other or strategy, engine, dtype, *BATCHES[batch]) for other, dtype in compared),
+            tuple(
+                words(other or strategy, engine, dtype, *BATCHES[batch], heads_of=strategy)
+                for other, dtype in compared
+            ),
             id=f"{strategy}-{engine}-{batch}",
             marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow,
         )
