@@ -23,8 +23,14 @@ FUNCTIONS: Mapping[str, str] = {
 class RingFlashAttention(Strategy):
     def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
         super().__init__(cell, groups, facts)
-        package = package_on("ring_flash_attn", self.kernel)
-        self.function: Callable[..., Any] = getattr(package, FUNCTIONS[cell.layout])
+        self.function = self.function_of_package()
+
+    def function_of_package(self) -> Callable[..., Any]:
+        """The one for the cell's layout."""
+        function: Callable[..., Any] = getattr(
+            package_on("ring_flash_attn", self.kernel), FUNCTIONS[self.cell.layout]
+        )
+        return function
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         out_BSND: Tensor = self._call(q_BNSD, k_BKSD, v_BKSD, causal=causal)
