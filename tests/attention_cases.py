@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -11,9 +12,10 @@ from bench.passes.parity.attention import check_attention, parity_len, random_in
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.request.legality import refusal
+from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES, runnable
 from bench.training.packing import drawn_documents
-from tests.cells import make_cell, variants, words_of_choices
+from tests.cells import TWO_CORES, make_raw, variants, words_of_choices
 from tests.covers import pairwise
 from tests.synchronisations import synchronisations
 
@@ -45,12 +47,15 @@ def all_cases(strategies, world_size):
     return cases
 
 
+@cache
+def plain_cell(strategy, world_size, *words):
+    """Resolved once for all its layouts, dtypes and heads, and composed once for all ranks: it takes long."""
+    raw = make_raw(f"strategy={strategy}", "engine=ddp", f"batch={BATCH}", f"seq_len={SEQ_LEN}", *words)
+    return resolve({**raw, "cluster": {**raw["cluster"], "world_size": world_size}}, TWO_CORES)
+
+
 def attention_cell(strategy, layout, options, dtype, heads, world_size):
-    cell = make_cell(
-        *(f"strategy={strategy}", "engine=ddp", f"batch={BATCH}", f"seq_len={SEQ_LEN}"),
-        f"cluster.world_size={world_size}",
-        *words_of_choices(options),
-    )
+    cell = plain_cell(strategy, world_size, *words_of_choices(options))
     num_heads, num_kv_heads = HEADS[heads]
     model = replace(cell.model, num_heads=num_heads, num_kv_heads=num_kv_heads)
     degree = STRATEGIES[strategy].ulysses_degree(cell.sp_degree, model)

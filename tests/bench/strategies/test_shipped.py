@@ -48,6 +48,7 @@ def test_the_version_that_was_tried_is_the_one_that_the_extra_installs(package, 
     assert installed(package) in (None, version)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_beside_broken_packages_their_strategies_are_unsupported_and_ours_run(tmp_path):
     for package, (code, _) in BROKEN.items():
