@@ -95,6 +95,7 @@ def test_strategies_without_a_package_are_refused_in_one_line(capsys):
         _asked("ring")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_an_answer_is_that_of_real_ranks_whatever_we_would_refuse():
     """In float32 ring-flash-attn's gradients are wrong: refused here, and run all the same to be judged."""
