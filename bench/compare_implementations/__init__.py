@@ -1,1 +1,1 @@
-"""Ours against the packages, on one attention call. May import cell and all below."""
+"""Every implementation beside the others, on one attention call. May import cell and all below."""

@@ -71,13 +71,15 @@ def rows_of(
         entrant.label: [_slowest_ms(ranks, number) for ranks in sets]
         for number, entrant in enumerate(entrants)
     }
-    looked = {
-        entrant.label: [report["looked"][number] for report in sets[0]]
-        for number, entrant in enumerate(entrants)
-    }
     return [
-        _row(setting, entrant, calls_ms, looked[entrant.label], packages.get(entrant.label))
-        for entrant in entrants
+        _row(
+            setting,
+            entrant,
+            calls_ms,
+            [[report["looked"][number] for report in ranks] for ranks in sets],
+            packages.get(entrant.label),
+        )
+        for number, entrant in enumerate(entrants)
     ]
 
 
@@ -85,11 +87,13 @@ def _row(
     setting: Setting,
     entrant: Entrant,
     calls_ms: Mapping[str, Sequence[Sequence[float]]],
-    looked: Sequence[Mapping[str, Any]],
+    sets: Sequence[Sequence[Mapping[str, Any]]],
     package: str | None,
 ) -> Row:
-    own_ms = calls_ms[entrant.label]
-    reason = next((each["failure"] for each in looked if each["failure"] is not None), None)
+    """`sets` holds what the ranks of each set found; one that failed in any set has the reason."""
+    own_ms, looked = calls_ms[entrant.label], sets[0]
+    failures = (each["failure"] for ranks in sets for each in ranks)
+    reason = next((failure for failure in failures if failure is not None), None)
     has_times = all(own_ms)
     against = calls_ms.get(entrant.counterpart or "", ())
     return Row(

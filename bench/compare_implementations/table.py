@@ -24,9 +24,9 @@ GRADIENTS = ("dq", "dk", "dv")
 NOTE = (
     "A call is attention forward and backward on a shard, as slow as its slowest rank. All take turns in one"
     " set of processes, and every set is a fresh one. Times are medians over sets; a ratio is the median over"
-    " sets of the median over rounds, and above 1 ours is faster. Sends: what the rank that sends most hands"
-    " to others. Peak: tensors beyond the inputs. Errors at no more than 512 tokens, against float64, in"
-    " units of the last place of the exact tensor's largest element."
+    " sets of the median over rounds, and above 1 what it is held against is faster. Sends: what the rank"
+    " that sends most hands to others. Peak: tensors beyond the inputs. Errors at no more than 512 tokens,"
+    " against float64, in units of the last place of the exact tensor's largest element."
 )
 
 

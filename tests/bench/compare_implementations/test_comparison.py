@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.compare_implementations.comparison import Row
+from bench.compare_implementations.comparison import Row, rows_of
 from bench.compare_implementations.entrants import Setting, entrants, settings
 from bench.config import ConfigError
 from bench.environment import this_machine
@@ -102,3 +102,14 @@ def test_the_verdict_follows_the_interval(ratio, words, slower):
     row = Row(ranks=2, seq_len=1024, num_heads=4, num_kv_heads=2, dtype="bf16", ratios=ratios, **whose)
     assert words in row.verdict
     assert row.is_ours_slower == slower
+
+
+def test_what_fails_in_a_later_set_has_its_reason_and_no_time():
+    ring = [each for each in entrants(NANO, (), this_machine())[0] if each.label == "ring"]
+    found = {"failure": None, "errors": {"out": 1.0}, "sent_bytes": 1, "peak_bytes": 1}
+    sets = [
+        [{"looked": [found], "times_ms": [[1.0, 2.0]]}],
+        [{"looked": [found | {"failure": "RuntimeError: gone"}], "times_ms": [[]]}],
+    ]
+    (row,) = rows_of(NANO, ring, sets, {})
+    assert (row.reason, row.call_ms, row.sent_bytes) == ("RuntimeError: gone", (), None)
