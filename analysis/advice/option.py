@@ -12,8 +12,8 @@ from bench.cost.corners import parts_at_corners
 from bench.cost.hardware import Hardware
 from bench.cost.prediction import Fit, Prediction, predict
 from bench.cost.time import StepParts
+from bench.cost.work import step_work
 from bench.record import Provenance
-from bench.strategies import STRATEGIES
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention_ms",),
@@ -127,6 +127,6 @@ class Option:
 def forecast(cell: RunConfig, refused: str | None, hardware: Hardware, usable: int | None) -> Option:
     """A cell as arithmetic sees it; `usable` bytes are what one rank may take."""
     prediction = predict(cell, hardware, usable) if refused is None else None
-    schedule = STRATEGIES[cell.strategy].schedule(cell) if prediction else None
-    corners = parts_at_corners(cell, schedule, hardware) if schedule else ()
+    work = step_work(cell) if prediction else None
+    corners = parts_at_corners(cell, work, hardware) if work else ()
     return Option(cell=cell, refused=refused, prediction=prediction, corners=corners)

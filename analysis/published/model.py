@@ -16,6 +16,7 @@ from bench.cost.memory import memory_need
 from bench.cost.memory_band import needed_band
 from bench.cost.prediction import Prediction, predict
 from bench.cost.time import attention_time
+from bench.cost.work import counted
 from bench.environment import Machine
 from bench.request.choices import composed, groups, option, read_option, refuse_no_conf
 from bench.request.hardware import hardware_of, usable_bytes
@@ -66,8 +67,8 @@ class CostModel:
         forward, backward = (
             sum((time.kernels_s, time.packing_s, time.exposed_s))
             for time in (
-                attention_time(cell, schedule.forward, speeds, backward=False),
-                attention_time(cell, schedule.backward, speeds, backward=True),
+                attention_time(cell, counted(schedule.forward), speeds, backward=False),
+                attention_time(cell, counted(schedule.backward), speeds, backward=True),
             )
         )
         return {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}

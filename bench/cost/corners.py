@@ -16,7 +16,7 @@ from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.hardware import Hardware
 from bench.cost.speeds import MixedSpeeds
 from bench.cost.time import StepParts, step_parts
-from bench.strategies.schedule import Schedule
+from bench.cost.work import StepWork
 
 
 class Corner(NamedTuple):
@@ -34,9 +34,7 @@ CORNERS: Sequence[Corner] = (
 )
 
 
-def parts_at_corners(cell: RunConfig, schedule: Schedule, hardware: Hardware) -> tuple[StepParts, ...]:
+def parts_at_corners(cell: RunConfig, work: StepWork, hardware: Hardware) -> tuple[StepParts, ...]:
     """One step at each of CORNERS, the expected one first."""
     speeds = {end: speeds_of(hardware, end) for end in End}
-    return tuple(
-        step_parts(cell, schedule, MixedSpeeds(*(speeds[end] for end in corner))) for corner in CORNERS
-    )
+    return tuple(step_parts(cell, work, MixedSpeeds(*(speeds[end] for end in corner))) for corner in CORNERS)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bench.config import RunConfig
+from bench.config import ModelConfig, RunConfig
 from bench.cost.engine_memory import MAX_LIVE_PARAMETERS
 from bench.cost.memory import CHUNK_ROWS
 from bench.cost.tensors import TrainedTensor, embedding, head, last_norm, layer_modules
@@ -29,29 +29,56 @@ BARE: Module = ()
 """A module without tensors of its own: to enter it gathers for the next ones, too."""
 
 
-def stays_whole(cell: RunConfig, tensor: TrainedTensor) -> bool:
+def stays_whole(model: ModelConfig, tensor: TrainedTensor) -> bool:
     """Whether every rank keeps it, by `stage3_param_persistence_threshold` of `training`."""
-    return tensor.count <= 10 * cell.model.hidden_size
+    return tensor.count <= 10 * model.hidden_size
 
 
-def gathered_ahead(cell: RunConfig) -> int:
+def gathered_ahead(model: ModelConfig) -> int:
     """Numbers that are enough to gather for the next modules: `stage3_prefetch_bucket_size` of `training`."""
-    return int(0.9 * cell.model.hidden_size**2)
+    return int(0.9 * model.hidden_size**2)
+
+
+def gathered_together(cell: RunConfig) -> tuple[Module, ...]:
+    """The tensors of each all-gather of one micro-step."""
+    return _gathered(_MicroStep.of(cell))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MicroStep:
+    """What decides which modules follow one another; no strategy does."""
+
+    model: ModelConfig
+    chunks: int
+    """Of the loss; none where it is computed at once."""
+    tiles: int
+    """Of an MLP; none where it is not tiled."""
+    checkpointing: bool
+
+    @classmethod
+    def of(cls, cell: RunConfig) -> _MicroStep:
+        rows = cell.batch * cell.shard_len
+        return cls(
+            model=cell.model,
+            chunks=math.ceil(rows / CHUNK_ROWS) if cell.loss == "chunked" else 0,
+            tiles=math.ceil(rows / cell.model.hidden_size) if cell.tiled_mlp else 0,
+            checkpointing=bool(cell.checkpointing),
+        )
 
 
 @lru_cache(maxsize=64)
-def gathered_together(cell: RunConfig) -> tuple[Module, ...]:
-    """The tensors of each all-gather of one micro-step."""
-    calls = [*_calls(cell)]
-    return tuple(_Coordinator(cell, [module for module, enters in calls if enters]).run(calls))
+def _gathered(step: _MicroStep) -> tuple[Module, ...]:
+    """Kept, as all strategies of one degree share it."""
+    calls = [*_calls(step)]
+    return tuple(_Coordinator(step.model, [module for module, enters in calls if enters]).run(calls))
 
 
 class _Coordinator:
     """One micro-step of `PartitionedParameterCoordinator`, without its data."""
 
-    def __init__(self, cell: RunConfig, order: Sequence[Module]) -> None:
-        self.whole = {tensor for module in order for tensor in module if stays_whole(cell, tensor)}
-        self.enough = gathered_ahead(cell)
+    def __init__(self, model: ModelConfig, order: Sequence[Module]) -> None:
+        self.whole = {tensor for module in order for tensor in module if stays_whole(model, tensor)}
+        self.enough = gathered_ahead(model)
         self.queue = deque((tensor, place) for place, module in enumerate(order) for tensor in module)
         self.uses: defaultdict[TrainedTensor, list[int]] = defaultdict(list)
         for tensor, place in self.queue:
@@ -114,22 +141,21 @@ class _Coordinator:
         return self.passed[uses[following]] - self.passed[self.place] < MAX_LIVE_PARAMETERS
 
 
-def _calls(cell: RunConfig) -> Iterator[Call]:
+def _calls(step: _MicroStep) -> Iterator[Call]:
     """The modules of one micro-step, forward and backward, as hooks see them."""
-    model, rows = cell.model, cell.batch * cell.shard_len
-    layers = [_Layer.of(cell, layer) for layer in range(model.num_layers)]
-    chunks = math.ceil(rows / CHUNK_ROWS) if cell.loss == "chunked" else 1
+    model, chunks = step.model, step.chunks or 1
+    layers = [_Layer.of(step, layer) for layer in range(model.num_layers)]
     outer, norm, output = (embedding(model),), (last_norm(model),), (head(model),)
     yield from _through([BARE, BARE, outer, BARE])
     for layer in layers:
-        yield from _through([BARE, *layer.forward])
+        yield from _through([BARE, *layer.forward(step)])
     yield from _through([norm, *[output] * chunks, BARE])
     for _ in range(chunks):
-        yield from _again([output]) if cell.loss == "chunked" else _through([output])
+        yield from _again([output]) if step.chunks else _through([output])
     yield from _through([BARE, norm])
     for layer in reversed(layers):
         yield from _through([BARE, BARE])
-        yield from layer.backward(cell)
+        yield from layer.backward(step)
     yield from _through([outer])
 
 
@@ -140,26 +166,23 @@ class _Layer:
     attention: tuple[Module, ...]
     """With the norms before it and after."""
     mlp: tuple[Module, ...]
-    tiles: int
 
     @classmethod
-    def of(cls, cell: RunConfig, layer: int) -> _Layer:
-        norm, *attention, mlp_norm, gate, up, down = layer_modules(cell.model, layer)
-        tiles = math.ceil(cell.batch * cell.shard_len / cell.model.hidden_size) if cell.tiled_mlp else 1
-        return cls((norm, BARE, *attention, mlp_norm), (gate, BARE, up, down), tiles)
+    def of(cls, step: _MicroStep, layer: int) -> _Layer:
+        norm, *attention, mlp_norm, gate, up, down = layer_modules(step.model, layer)
+        return cls((norm, BARE, *attention, mlp_norm), (gate, BARE, up, down))
 
-    @property
-    def forward(self) -> list[Module]:
-        return [*self.attention, BARE, *self.mlp * self.tiles]
+    def forward(self, step: _MicroStep) -> list[Module]:
+        return [*self.attention, BARE, *self.mlp * (step.tiles or 1)]
 
-    def backward(self, cell: RunConfig) -> Iterator[Call]:
+    def backward(self, step: _MicroStep) -> Iterator[Call]:
         """Tiles of an MLP are checkpointed, too; the last is computed again with its layer."""
-        tiles = self.tiles if cell.tiled_mlp else 0
-        if cell.checkpointing:
-            yield from _into_again(self.forward)
+        tiles = step.tiles
+        if step.checkpointing:
+            yield from _into_again(self.forward(step))
             yield from _through(reversed(self.mlp[:-1]))
             tiles -= 1
-        elif not cell.tiled_mlp:
+        elif not tiles:
             yield from _through(reversed(self.mlp))
         for _ in range(tiles):
             yield from _again(self.mlp)

@@ -12,7 +12,7 @@ from bench.cost.hardware import Hardware
 from bench.cost.memory import MemoryNeed, memory_need
 from bench.cost.memory_band import Fit, allocated_band, fit_of, needed_band
 from bench.cost.time import StepParts, step_parts
-from bench.strategies import STRATEGIES
+from bench.cost.work import step_work
 
 __all__ = ["Fit", "Prediction", "predict"]
 
@@ -49,15 +49,14 @@ def predict(cell: RunConfig, hardware: Hardware, usable_bytes: int | None) -> Pr
     """The prediction for a legal cell; None where a strategy, engine or workload has no formula, or the
     hardware no figure of its kernel or dtype.
     """
-    facts = STRATEGIES.get(cell.strategy)
-    schedule = None if facts is None else facts.schedule(cell)
     memory = memory_need(cell)
-    if schedule is None or memory is None or cell.data.packs:
+    work = None if memory is None or cell.data.packs else step_work(cell)
+    if memory is None or work is None:
         return None
     speeds = {end: speeds_of(hardware, end) for end in End}
     if not speeds[End.EXPECTED].knows(cell):
         return None
-    ends = {end: step_parts(cell, schedule, speeds[end]) for end in End}
+    ends = {end: step_parts(cell, work, speeds[end]) for end in End}
     return Prediction(
         step_time_ms=Band.of(lambda end: ends[end].step_ms),
         parts=ends[End.EXPECTED],

@@ -5,16 +5,15 @@ Device and host work side by side on a GPU: a micro-step takes as long as the sl
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.operations import KINDS, Operation, micro_step, step_end
+from bench.cost.operations import KINDS, Operation
 from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
-from bench.cost.traffic import messages
+from bench.cost.work import Counted, StepWork
 from bench.strategies import STRATEGIES
-from bench.strategies.schedule import WIDE_BYTES, Schedule, Stage, Stages
+from bench.strategies.schedule import WIDE_BYTES, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,28 +52,26 @@ class AttentionTime:
     launches: int
 
 
-def step_parts(cell: RunConfig, schedule: Schedule, speeds: Speeds) -> StepParts:
+def step_parts(cell: RunConfig, work: StepWork, speeds: Speeds) -> StepParts:
     """One optimizer step of a cell that trains."""
     calls = cell.model.num_layers * cell.grad_accum
-    forward = attention_time(cell, schedule.forward, speeds, backward=False)
-    backward = attention_time(cell, schedule.backward, speeds, backward=True)
+    forward = attention_time(cell, work.forward, speeds, backward=False)
+    backward = attention_time(cell, work.backward, speeds, backward=True)
     forwards = STRATEGIES[cell.strategy].forwards_per_step(cell)
 
     def of_attention(name: str) -> float:
         once: tuple[float, float] = getattr(forward, name), getattr(backward, name)
         return forwards * once[0] + calls * once[1]
 
-    operations = [*micro_step(cell)]
-    other_s = cell.grad_accum * seconds_of(operations, speeds)
-    update = [*step_end(cell)]
-    update_s = seconds_of(update, speeds)
+    other_s = cell.grad_accum * seconds_of(work.micro_step, speeds)
+    update_s = seconds_of(work.update, speeds)
     state_s = sum(
-        each.count * speeds.state_message_s(each.exchange, state_bytes(cell)) for each in messages(cell)
+        each.count * speeds.state_message_s(each.exchange, state_bytes(cell)) for each in work.messages
     )
     kernels_s = of_attention("kernels_s")
     exposed_state_s = state_s - speeds.hidden_share * min(state_s, other_s + kernels_s)
     device_s = other_s + kernels_s + of_attention("packing_s") + of_attention("exposed_s") + exposed_state_s
-    launches = cell.grad_accum * launches_of(operations) + round(of_attention("launches"))
+    launches = cell.grad_accum * launches_of(work.micro_step) + round(of_attention("launches"))
     return StepParts(
         attention_ms=1e3 * kernels_s,
         packing_ms=1e3 * of_attention("packing_s"),
@@ -87,12 +84,9 @@ def step_parts(cell: RunConfig, schedule: Schedule, speeds: Speeds) -> StepParts
     )
 
 
-def attention_time(cell: RunConfig, stages: Stages, speeds: Speeds, *, backward: bool) -> AttentionTime:
-    """One direction of one call, stage after stage; most stages of a long ring are equal."""
-    times = [
-        (count, _stage_time(cell, stage, speeds, backward=backward))
-        for stage, count in Counter(stages).items()
-    ]
+def attention_time(cell: RunConfig, stages: Counted, speeds: Speeds, *, backward: bool) -> AttentionTime:
+    """One direction of one call, stage after stage."""
+    times = [(count, _stage_time(cell, stage, speeds, backward=backward)) for stage, count in stages.items()]
     return AttentionTime(
         *(sum(count * getattr(time, field.name) for count, time in times) for field in fields(AttentionTime))
     )

@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from bench.config import DTYPE_BYTES, NOT_USED, RunConfig
 from bench.cost.engine_memory import MAX_SUB_GROUP
@@ -67,12 +66,8 @@ def payload(cell: RunConfig) -> dict[str, int] | None:
     return {purpose: sent[purpose] for purpose in (ATTENTION, PARAMETERS, GRADIENTS, DATA_AND_LOSS)}
 
 
-@lru_cache(maxsize=16)
 def messages(cell: RunConfig) -> tuple[Messages, ...]:
-    """All of one step but attention's, equal ones together; none of an engine that is not ours.
-
-    Kept, as a prediction asks once for every end of what is not known.
-    """
+    """All of one step but attention's, equal ones together; none of an engine that is not ours."""
     if cell.engine not in OF_ENGINE:
         return ()
     counted = _all_reduce(COUNT_BYTES, cell.cluster.world_size)  # of valid tokens
@@ -168,7 +163,7 @@ def _zero3(cell: RunConfig) -> Iterator[Sent]:
     gathered = [_gather(shard(together), ranks) for together in gathered_together(cell)]
     reduced = [_reduce_scatter(shard(bucket), ranks) for bucket in _reduced_together(cell)]
     yield from (gathered + reduced) * cell.grad_accum
-    whole = (tensor for tensor in trained_tensors(cell.model) if stays_whole(cell, tensor))
+    whole = (tensor for tensor in trained_tensors(cell.model) if stays_whole(cell.model, tensor))
     yield from (_gather(shard([tensor]), ranks) for tensor in whole)
     norm_bytes = FLOAT32_BYTES if cell.offload.optimizer else FLOAT64_BYTES
     for _ in range(_updated_apart(cell)):

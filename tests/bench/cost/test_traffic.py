@@ -43,9 +43,9 @@ def test_zero3s_sizes_are_those_of_the_engine():
     cell = make_cell("model=qwen3_4b")
     zero3 = _zero3_config(cell)["zero_optimization"]
     assert zero3["reduce_bucket_size"] == reduced_at_once(cell)
-    assert zero3["stage3_prefetch_bucket_size"] == gathered_ahead(cell)
+    assert zero3["stage3_prefetch_bucket_size"] == gathered_ahead(cell.model)
     whole = zero3["stage3_param_persistence_threshold"]
-    assert [stays_whole(cell, TrainedTensor("", whole + more)) for more in (0, 1)] == [True, False]
+    assert [stays_whole(cell.model, TrainedTensor("", whole + more)) for more in (0, 1)] == [True, False]
 
 
 def test_a_small_model_is_gathered_once_a_micro_step_and_a_large_one_nearly_twice():
