@@ -50,12 +50,12 @@ def _by_band(asked: Question, metric: Metric) -> Opinion:
 def against_band(claimed: tuple[float, float], band: Band, tolerance: float) -> Verdict:
     """Inside the band consistent; further outside than its own width or the tolerance inconsistent.
 
-    All as factors, since every figure is positive.
+    All as factors; from a figure of nothing every other is infinitely far.
     """
     off = distance(claimed, (band.low, band.high))
     if off <= 1:
         return Verdict.CONSISTENT
-    edge = min(band.high / band.low, 1 + tolerance)
+    edge = min(band.high / band.low, 1 + tolerance) if band.low > 0 else 1 + tolerance
     return Verdict.UNDECIDED if off <= edge else Verdict.INCONSISTENT
 
 

@@ -71,12 +71,14 @@ def _rings(layout: str) -> Sequence[Words]:
 
 SYSTEMS: Mapping[str, Sequence[Words]] = {
     "alst-1gpu": ({"strategy": "local"},),
+    "distflashattn": ({"strategy": "distflash_attn", "strategy.checkpoints": "attention_output"},),
     "dp-baseline": ({"strategy": "local"},),
     "llama3-allgather": ({"strategy": "ring_flash_attn_llama3"},),
     "ring": _rings("contiguous"),
     "ring-allgather": TORCH_CP,
     "stripe-ring": _rings("striped"),
     "ulysses": ULYSSES,
+    "upipe": ({"strategy": "ulysses_chunked"},),
     "usp": ({"strategy": "usp"},),
     "zigzag-ring": _rings("zigzag"),
 }

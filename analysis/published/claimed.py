@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from analysis.labels import number_label
@@ -27,9 +28,9 @@ def _half_a_digit(value: float) -> float:
 
 
 def distance(claimed: tuple[float, float], found: tuple[float, float]) -> float:
-    """The factor between two ranges that do not meet, 1 for those that do."""
+    """The factor between two ranges that do not meet, 1 for those that do; from nothing it is infinite."""
     if claimed[0] > found[1]:
-        return claimed[0] / found[1]
+        return claimed[0] / found[1] if found[1] > 0 else math.inf
     return found[0] / claimed[1] if found[0] > claimed[1] else 1.0
 
 

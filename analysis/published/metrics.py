@@ -15,6 +15,7 @@ from bench.cost.flops import CausalPairs, attention_forward_flops, model_flops
 from bench.cost.operations import BACKWARD_PRODUCTS, FORWARD_PRODUCTS
 from bench.cost.prediction import Prediction
 from bench.labels import GIB
+from bench.strategies.facts import CallMemory
 from bench.strategies.schedule import Schedule
 
 SPEED_TOLERANCE = 0.10
@@ -39,6 +40,8 @@ class Model(Protocol):
     def memory(self, settings: Words) -> tuple[Band, int | None]: ...
 
     def schedule(self, settings: Words) -> Schedule: ...
+
+    def call_memory(self, settings: Words) -> CallMemory: ...
 
     def attention_s(self, settings: Words, end: End) -> Mapping[str, float]: ...
 
@@ -143,6 +146,15 @@ def _memory_ratio(asked: Question) -> Band | None:
         return None
     base, own = _peak(asked, asked.base), _peak(asked, asked.settings)
     return _ratio(lambda end: base.at(end) / own.at(end), MEMORY_TOLERANCE)
+
+
+def _intermediates_reduction(asked: Question) -> Band | None:
+    """Of what one call of attention takes in forward, beyond what it keeps for backward."""
+    if asked.base is None:
+        return None
+    own, base = (asked.model.call_memory(settings) for settings in (asked.settings, asked.base))
+    percent = 100 * (1 - (own.forward - own.kept) / (base.forward - base.kept))
+    return Band(percent, percent, percent)
 
 
 def _iterations(asked: Question) -> Band | None:
@@ -299,7 +311,7 @@ METRIC_TABLE: Mapping[str, Metric] = {
     "cp_mandatory": Metric("", why_not=OTHERS),
     "faster_than_ring_rotation": Metric("", why_not=OTHERS),
     "mfu_ratio": Metric("x", why_not=OTHERS),
-    "peak_mem_reduction": Metric("%", why_not=OTHERS),
+    "peak_mem_reduction": Metric("%", MEMORY_TOLERANCE, _intermediates_reduction, why_not=OTHERS),
     "seq_len_ratio": Metric("x", why_not=OTHERS),
 }
 """Every metric of the registry."""

@@ -23,6 +23,7 @@ from bench.request.hardware import hardware_of, usable_bytes
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
+from bench.strategies.facts import CallMemory
 from bench.strategies.schedule import Schedule
 
 NO_MACHINE = Machine(gpus=(), cores=1, cpu="described", memory_bytes=0)
@@ -58,6 +59,14 @@ class CostModel:
         found = STRATEGIES[cell.strategy].schedule(cell)
         if found is None:
             raise ConfigError(f"no schedule for strategy={cell.strategy}")
+        return found
+
+    def call_memory(self, settings: Words) -> CallMemory:
+        """What one call of attention takes."""
+        cell = self.cell(settings)
+        found = STRATEGIES[cell.strategy].call_memory(cell)
+        if found is None:
+            raise ConfigError(f"no formula for what a call of strategy={cell.strategy} takes")
         return found
 
     def attention_s(self, settings: Words, end: End) -> Mapping[str, float]:
@@ -127,7 +136,7 @@ OF_WORKLOAD: Mapping[str, Callable[[RunConfig], str | None]] = {
 def _hardware_with(cell: RunConfig) -> Hardware:
     """The cell's hardware; raises ConfigError where it has no rate of the cell's kernel."""
     found = hardware_of(cell.hardware)
-    if cell.kernel not in found.attention_forward:
+    if not speeds_of(found, End.EXPECTED).knows(cell):
         raise ConfigError(f"no rate of kernel={cell.kernel} on hardware={cell.hardware}")
     return found
 

@@ -95,10 +95,16 @@ def setup_of(claim: Claim, registry: Registry) -> Setup:
     return Setup(
         settings=settings,
         alternatives=strategies(claim.group, claim.system),
-        base={**settings, **read.baseline} if read.baseline else None,
+        base=_base(settings, read.baseline) if read.baseline else None,
         stated={**settings, **stated} if stated else None,
         differences=differences,
     )
+
+
+def _base(settings: Words, baseline: Words) -> Words:
+    """The cell that a ratio is taken to; another strategy has its own options."""
+    kept = {key: value for key, value in settings.items() if not key.startswith("strategy.")}
+    return {**(kept if "strategy" in baseline else settings), **baseline}
 
 
 def open_questions(claim: Claim, registry: Registry) -> Iterator[Difference]:

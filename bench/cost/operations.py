@@ -87,6 +87,10 @@ KINDS: Mapping[str, Kind] = {
     "angles": Kind(_nothing, _per_number(2, 6), 7),
     # Bytes that a CPU's kernel hands out page by page; a GPU's allocator keeps them.
     "fresh_memory": Kind(_nothing, _nothing, 0),
+    # Of Ring Self-Attention: -inf written, the product put in its place, masked, softmax over the row.
+    # Backward less delta, times the probabilities, times the scale.
+    "scores": Kind(_nothing, _per_number(7), 6),
+    "scores_backward": Kind(_nothing, _per_number(7), 3),
     "embedding": Kind(_nothing, _per_number(2), 1),
     "embedding_backward": Kind(_nothing, _per_number(1, 2), 2),
     # The cast, log-softmax and the gather of each row's label.
@@ -259,6 +263,19 @@ SHARDS: Mapping[str, Callable[[RunConfig], int]] = {
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 """Of a flash kernel: Q K^T and P V; backward computes the scores again (arXiv:2307.08691, section 3.1)."""
+
+
+def unfused_block(block: Block, head_dim: int, number_bytes: int, *, backward: bool) -> tuple[Operation, ...]:
+    """A block of `ring_self_attention`, all of whose scores are in memory; masked ones are computed, too."""
+    count = block.sequences * block.heads
+    queries, keys = block.queries, block.keys
+
+    def product(rows: int, columns: int, inner: int) -> Operation:
+        return Operation("product", rows, columns, inner, number_bytes, count)
+
+    scores = Operation("scores_backward" if backward else "scores", queries, keys, 1, number_bytes, count)
+    of_keys = (product(keys, head_dim, queries),) * 2 if backward else ()
+    return (product(queries, keys, head_dim), scores, product(queries, head_dim, keys), *of_keys)
 
 
 def block_flops(block: Block, head_dim: int, products: int) -> int:

@@ -9,7 +9,15 @@ from typing import Protocol
 from bench.config import RunConfig
 from bench.cost.band import Band, End
 from bench.cost.hardware import SLOWEST, Hardware, Link
-from bench.cost.operations import BACKWARD_PRODUCTS, FORWARD_PRODUCTS, KINDS, Operation, block_flops
+from bench.cost.operations import (
+    BACKWARD_PRODUCTS,
+    FORWARD_PRODUCTS,
+    KINDS,
+    Operation,
+    block_flops,
+    unfused_block,
+)
+from bench.strategies import STRATEGIES
 from bench.strategies.schedule import Block, Exchange
 
 HALF_RATE_KEYS = 350
@@ -63,7 +71,7 @@ class DatasheetSpeeds:
         return 1.0
 
     def knows(self, cell: RunConfig) -> bool:
-        return cell.kernel in self.hardware.attention_forward
+        return cell.kernel in self.hardware.attention_forward or STRATEGIES[cell.strategy].is_unfused
 
     def operation_s(self, operation: Operation) -> float:
         """The roofline: the longer of computing and moving (doi:10.1145/1498765.1498785)."""
@@ -79,9 +87,13 @@ class DatasheetSpeeds:
         head_dim: int,
         kernel: str,
         *,
-        number_bytes: int,  # noqa: ARG002  shares are those of 16 bits
+        number_bytes: int,
         backward: bool,
     ) -> float:
+        """By the shares of 16 bits; without a kernel, operation by operation."""
+        if kernel not in self.hardware.attention_forward:
+            operations = unfused_block(block, head_dim, number_bytes, backward=backward)
+            return sum(each.count * self.operation_s(each) for each in operations)
         shares = self.hardware.attention_backward if backward else self.hardware.attention_forward
         products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
         rate = self.hardware.peak_flops_per_s * self._share(shares[kernel])

@@ -77,21 +77,18 @@ def _prediction_refusals(cell: RunConfig) -> list[str]:
 
 def _rate_refusals(cell: RunConfig, hardware: Hardware) -> list[str]:
     """Which of the cell's operations the hardware's file has no figures of."""
-    reasons = []
     rates = hardware.attention_forward
-    if not speeds_of(hardware, End.EXPECTED).knows(cell) and cell.kernel in rates:
-        reasons.append(
-            f"hardware.path={cell.hardware} has no figures of dtype={cell.dtype} with engine={cell.engine};"
-            f" take dtype=bf16 or fp32, or measure again with {tool_words('bench.calibrate')}"
+    if speeds_of(hardware, End.EXPECTED).knows(cell):
+        return []
+    if cell.kernel in rates:
+        reason = (
+            f"hardware.path={cell.hardware} has no figures of dtype={cell.dtype} with engine={cell.engine}"
         )
-    if cell.kernel not in rates:
-        bound = STRATEGIES[cell.strategy].kernels
-        others = [kernel for kernel in rates if bound is None or kernel in bound]
-        way_out = f"choose kernel={' or '.join(others)}" if others else "measure it, or take another strategy"
-        reasons.append(
-            f"mode=predict knows no rate of kernel={cell.kernel} on hardware={cell.hardware}; {way_out}"
-        )
-    return reasons
+        return [f"{reason}; take dtype=bf16 or fp32, or measure again with {tool_words('bench.calibrate')}"]
+    bound = STRATEGIES[cell.strategy].kernels
+    others = [kernel for kernel in rates if bound is None or kernel in bound]
+    way_out = f"choose kernel={' or '.join(others)}" if others else "measure it, or take another strategy"
+    return [f"mode=predict knows no rate of kernel={cell.kernel} on hardware={cell.hardware}; {way_out}"]
 
 
 def _engine_refusals(cell: RunConfig) -> list[str]:

@@ -46,6 +46,8 @@ class Facts(ABC):
     """Choices of this strategy alone, `strategy.<key>` on the command line; the YAML names the default."""
     kernels: ClassVar[tuple[str, ...] | None] = None
     """The kernels it can run on; None where any will do."""
+    is_unfused: ClassVar[bool] = False
+    """Whether it calls no kernel, but takes scores itself: `unfused_block` of the cost model says how."""
     packs: ClassVar[bool] = False
     """Whether its attention stays within the documents of packed sequences, wherever they end."""
     why_it_packs_not: ClassVar[str] = "its attention is not told where documents end"

@@ -13,8 +13,9 @@ class RingSelfAttention(ScheduledFacts):
     name = "ring_self_attention"
     packs = True
     layouts: ClassVar[tuple[str, ...]] = ("zigzag", "contiguous", "striped")
-    # It calls none: its scores are taken, masked and kept as that kernel takes its own.
+    # It calls none: its scores are in memory at once, as that kernel's.
     kernels = ("math",)
+    is_unfused = True
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
         return "ring"

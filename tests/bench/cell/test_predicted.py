@@ -13,6 +13,7 @@ from bench.cell.predicted import predicted
 from bench.config import ConfigError, ExitCode
 from bench.cost.prediction import Fit
 from bench.record import Provenance, Status
+from bench.request.hardware import hardware_of
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.sweep.shortage import shortages
@@ -58,6 +59,18 @@ def test_what_has_no_room_is_out_of_memory_and_no_plan_warns_of_it():
     assert record.sections["timing"] is None
     assert shortages([cell], TWO_CORES) == []
     assert len(shortages([replace(cell, mode="measure", kernel="torch_flash")], TWO_CORES)) == 1
+
+
+def test_without_a_kernel_attention_takes_as_long_as_moving_its_scores():
+    """16 bits each: seven times beside products, forward twice and backward, and once in each of 8 products."""
+    cell = make_cell(
+        *H100, "strategy=ring_self_attention", "seq_len=32k", "layout=contiguous", "checkpointing=true"
+    )
+    model, moved = cell.model, 2 * (3 * 7 + 8)
+    scores = model.num_layers * model.num_heads * 2**30 // 8
+    h100 = hardware_of("h100_80gb")
+    least_ms = 1e3 * scores * moved / (h100.memory_bytes_per_s * h100.memory.expected)
+    assert prediction_of(cell).parts.attention_ms == pytest.approx(least_ms, rel=0.05)
 
 
 def workload(cell):

@@ -1,6 +1,8 @@
 """The list of operations computes what the FLOP formulas count."""
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from bench.cost.flops import hardware_flops
 from bench.cost.operations import (
@@ -9,8 +11,11 @@ from bench.cost.operations import (
     KINDS,
     block_flops,
     micro_step,
+    unfused_block,
 )
 from bench.strategies import STRATEGIES
+from bench.strategies.ring_self_attention.attention import block_backward
+from bench.strategies.schedule import Block
 from tests.cells import make_cell
 
 CELLS = [
@@ -42,3 +47,15 @@ def computed_flops(cell):
 def test_products_and_blocks_add_up_to_the_executed_flops(words):
     cell = make_cell("seq_len=4k", "cluster.world_size=2", *words)
     assert cell.cluster.world_size * computed_flops(cell) == hardware_flops(cell, causal=True)
+
+
+def test_an_unfused_block_computes_in_backward_the_products_of_ring_self_attention():
+    kv_heads, groups, queries, keys, head_dim = 2, 3, 8, 6, 4
+    rows = torch.randn(1, kv_heads, groups, queries, head_dim)
+    of_keys = torch.randn(1, kv_heads, keys, head_dim)
+    probs = torch.rand(1, kv_heads, groups, queries, keys)
+    with FlopCounterMode(display=False) as counted:
+        block_backward((rows, rows, rows[..., :1]), (of_keys, of_keys), probs)
+    block = Block(1, kv_heads * groups, kv_heads, queries, keys, is_causal=True)
+    operations = unfused_block(block, head_dim, 4, backward=True)
+    assert counted.get_total_flops() == sum(each.count * KINDS[each.kind].flops(each) for each in operations)
