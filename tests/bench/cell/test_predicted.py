@@ -62,7 +62,7 @@ def test_what_has_no_room_is_out_of_memory_and_no_plan_warns_of_it():
 
 
 def test_without_a_kernel_attention_takes_as_long_as_moving_its_scores():
-    """16 bits each: seven times beside products, forward twice and backward, and once in each of 8 products."""
+    """Seven times beside products, forward twice and backward, and once in each of 8 products."""
     cell = make_cell(
         *H100, "strategy=ring_self_attention", "seq_len=32k", "layout=contiguous", "checkpointing=true"
     )
