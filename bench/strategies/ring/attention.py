@@ -110,15 +110,16 @@ def ring_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and of this rank's own kv, in their dtypes.
 
-    A block's gradient follows it round the ring: it arrives while this rank computes its own share, takes
-    it in and moves on; after the last ring step one more hop brings it home.
+    A block's gradient follows it round the ring: it arrives while a rank computes its share, takes that in
+    and moves on; after the last ring step one more hop brings it home. What its own rank finds waits there,
+    so that it is sent P-1 times and not P.
     """
     scale, wide = q.shape[-1] ** -0.5, lse.dtype
     dq = torch.zeros(q.shape, dtype=wide, device=q.device)
-    dkv = torch.zeros(kv.shape, dtype=wide, device=kv.device)
+    own = torch.zeros(kv.shape, dtype=wide, device=kv.device)
     home = None
     for source in ring.sources():
-        is_last = source == ring.sources()[-1]
+        is_own, is_last = source == ring.group.rank(), source == ring.sources()[-1]
         arriving = None if is_last else rotate(kv, ring.group)
         shares = []
         for tile in ring.tiles(q.shape[2], source):
@@ -133,14 +134,13 @@ def ring_backward(
             )
             dq[rows] += share_dq
             shares.append((keys, share))
-        dkv = dkv if home is None else home.wait()
+        dkv = own if is_own else torch.zeros_like(own) if home is None else home.wait()
         for keys, (share_dk, share_dv) in shares:
             dkv[0][keys] += share_dk
             dkv[1][keys] += share_dv
-        home = rotate(dkv, ring.group)
+        home = None if is_own else rotate(dkv, ring.group)
         kv = kv if arriving is None else arriving.wait()
-    assert home is not None
-    return dq.to(q.dtype), home.wait().to(q.dtype)
+    return dq.to(q.dtype), (own if home is None else own.add_(home.wait())).to(q.dtype)
 
 
 STRATEGY = RingAttention

@@ -22,9 +22,11 @@ class Ring(ScheduledFacts):
     name = "ring"
     packs = True
     layouts: ClassVar[tuple[str, ...]] = ("zigzag", "contiguous", "striped")
+    first_gradients_wait: ClassVar[bool] = True
+    """Whether what a rank finds for its own keys stays at home: then gradients make P-1 hops, otherwise P."""
 
     def schedule(self, cell: RunConfig) -> Schedule:
-        """K and V make P-1 hops in forward and again in backward; their gradients make P, the last one home.
+        """K and V make P-1 hops in forward and again in backward, their gradients as many or one more.
 
         Gradients travel in float32, float64 for float64. The rotation is that of arXiv:2310.01889, section 3.
         """
@@ -35,12 +37,33 @@ class Ring(ScheduledFacts):
         kv = self.hop(cell, kv_bytes)
         return Schedule(
             forward=_forward(cell, blocks, kv),
-            backward=_backward(cell, blocks, kv, self.hop(cell, wide(cell, kv_bytes))),
+            backward=self._backward(cell, blocks, kv),
         )
 
     def hop(self, cell: RunConfig, sent_bytes: int) -> Exchange:
         """One tensor to the next rank of the ring."""
         return Exchange("send", sent_bytes, cell.ring_degree, stride=cell.ring_stride)
+
+    def _backward(self, cell: RunConfig, blocks: list[Block], kv: Exchange) -> Stages:
+        """Behind each block the next keys and the gradients of the last ones; the last hop home is bare."""
+        last, waits = len(blocks) - 1, int(self.first_gradients_wait)
+        dkv = self.hop(cell, wide(cell, kv.sent_bytes))
+
+        def merged_bytes(ring_step: int, block: Block) -> int:
+            gradients = tensor_bytes(cell, 2 * block.kv_heads, block.keys)
+            waiting = kv.sent_bytes if waits and ring_step else 0
+            return wide(cell, tensor_bytes(cell, block.heads, block.queries) + gradients + waiting)
+
+        stages = [
+            Stage(
+                (block,),
+                ((kv,) if ring_step < last else ()) + ((dkv,) if ring_step > waits else ()),
+                is_hidden=True,
+                merged_bytes=merged_bytes(ring_step, block),
+            )
+            for ring_step, block in enumerate(blocks)
+        ]
+        return (*stages, Stage(exchanges=(dkv,))) if last else tuple(stages)
 
 
 def _forward(cell: RunConfig, blocks: list[Block], kv: Exchange) -> Stages:
@@ -56,22 +79,3 @@ def _forward(cell: RunConfig, blocks: list[Block], kv: Exchange) -> Stages:
         )
         for ring_step, block in enumerate(blocks)
     )
-
-
-def _backward(cell: RunConfig, blocks: list[Block], kv: Exchange, dkv: Exchange) -> Stages:
-    """Behind each block the next keys and the gradients of the last ones; the last hop home is bare."""
-    last = len(blocks) - 1
-    stages = [
-        Stage(
-            (block,),
-            ((kv,) if ring_step < last else ()) + ((dkv,) if ring_step else ()),
-            is_hidden=True,
-            merged_bytes=wide(
-                cell,
-                tensor_bytes(cell, block.heads, block.queries)
-                + tensor_bytes(cell, 2 * block.kv_heads, block.keys),
-            ),
-        )
-        for ring_step, block in enumerate(blocks)
-    ]
-    return (*stages, Stage(exchanges=(dkv,))) if last else tuple(stages)

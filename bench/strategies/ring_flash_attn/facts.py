@@ -1,4 +1,4 @@
-"""The ring-flash-attn package: its ring sends what ours does, K and V apart."""
+"""The ring-flash-attn package: K and V are sent apart, and their gradients one hop further than by ours."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from bench.strategies.ring.facts import Ring
 class RingFlashAttn(Ring):
     name = "ring_flash_attn"
     packs = False
+    first_gradients_wait = False
     why_it_packs_not = (
         "the functions of its layouts take no boundaries, and its varlen ones want each"
         " document's length to be a multiple of sp_degree"

@@ -10,13 +10,14 @@ from bench.strategies.schedule import Exchange, Schedule, Stages
 
 
 class TorchCP(Ring):
-    """Either rotation sends the bytes of our ring: P-1 hops of K and V, or one all-gather of them.
+    """Either rotation sends the same bytes: P-1 hops of K and V, or one all-gather of them.
 
-    The gradients of K and V are always sent hop by hop, in float32.
+    The gradients of K and V are always sent hop by hop, in float32, and make P hops.
     """
 
     name = "torch_cp"
     packs = False
+    first_gradients_wait = False
     why_it_packs_not = "torch's ring is given a causal flag and no boundaries"
     layouts = ("zigzag", "contiguous")
     # It merges blocks in float32 whatever the inputs are, so float64 would not be float64.

@@ -14,6 +14,7 @@ class YunchangUSP(USP):
     name = "yunchang_usp"
     packs = False
     kept_copies = (1, 0)
+    first_gradients_wait = YunchangRing.first_gradients_wait
     why_it_packs_not = YunchangRing.why_it_packs_not
     package = "yunchang"
     tried = YunchangRing.tried
