@@ -16,7 +16,7 @@ from bench.cell.launcher import Launcher
 from bench.command import tool_words
 from bench.compare_implementations.comparison import Row, rows_of
 from bench.compare_implementations.entrants import Entrant, Refused, Setting, entrants, settings
-from bench.compare_implementations.processes import one_set
+from bench.compare_implementations.processes import played
 from bench.compare_implementations.table import FILE, NOTE, markdown, write
 from bench.config import ConfigError, ExitCode
 from bench.environment import describe, installed, this_machine
@@ -77,15 +77,15 @@ def _all_rows(
 ) -> list[Row]:
     launcher, rows, environment = Launcher(), list[Row](), describe({})
     for setting, playing, refused in compared:
-        sets = [one_set(launcher, playing, budget_s, is_first=number == 0) for number in range(processes)]
-        found = rows_of(setting, playing, sets, _packages(playing))
+        turns = played(launcher, playing, budget_s, processes)
+        found = rows_of(setting, turns.playing, turns.sets, _packages(turns.playing))
         dtype = playing[0].cell.dtype
         found += [
             Row(
                 **asdict(setting), dtype=dtype, implementation=each.label, package=None, counterpart=None,
                 reason=each.reason,
             )
-            for each in refused
+            for each in (*turns.refused, *refused)
         ]  # fmt: skip
         rows += found
         print("\n".join(markdown(found)), flush=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+LOOK_AT = "look_at_"
+"""The name of a phase, before the number of the cell that is looked at."""
 REQUEST = "request.json"
 """In the ranks' folder: what all are asked."""
 

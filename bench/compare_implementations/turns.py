@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from bench.attention.watch import AttentionWatch
-from bench.compare_implementations.request import Request
+from bench.compare_implementations.request import LOOK_AT, Request
 from bench.config import RunConfig
 from bench.node.job import RankJob
 from bench.node.worker import join
@@ -104,8 +104,8 @@ def in_turns(job: RankJob, log: RankLog, request: Request) -> dict[str, Any]:
         device = join(job)
         cells = [RunConfig.from_json(each) for each in request.cells]
     calls, looked = list[Call | None](), list[Looked]()
-    for cell in cells:
-        with log.during(f"look at {cell.strategy}"):
+    for number, cell in enumerate(cells):
+        with log.during(f"{LOOK_AT}{number}"):
             call, found = _looked_at(cell, device, whole=request.is_first)
             calls.append(call)
             looked.append(found)

@@ -1,16 +1,20 @@
 """The comparison runs every implementation, says what each sends and holds, and which is faster."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from bench.compare_implementations import processes
 from bench.compare_implementations.comparison import Row, rows_of
 from bench.compare_implementations.entrants import Setting, entrants, settings
 from bench.config import ConfigError
 from bench.environment import this_machine
 from bench.strategies import STRATEGIES
+from bench.strategies.ulysses.attention import UlyssesAttention
 
 NANO = Setting(2, 256, 4, 2)
 
@@ -113,3 +117,26 @@ def test_what_fails_in_a_later_set_has_its_reason_and_no_time():
     ]
     (row,) = rows_of(NANO, ring, sets, {})
     assert (row.reason, row.call_ms, row.sent_bytes) == ("RuntimeError: gone", (), None)
+
+
+take_turns = processes.take_turns
+
+
+def take_turns_until_ulysses(job, log):
+    """The second rank does not outlive a call of `ulysses`."""
+
+    def die(self, *qkv, causal=True):
+        os.kill(os.getpid(), signal.SIGKILL if job.rank == 1 else signal.SIGSTOP)
+
+    UlyssesAttention.attention = die
+    return take_turns(job, log)
+
+
+def test_who_ends_a_set_of_processes_is_left_out_with_its_reason(launcher, monkeypatch, short_grace):
+    monkeypatch.setattr(processes, "take_turns", take_turns_until_ulysses)
+    chosen = {"ring", "ulysses", "gather_kv"}
+    playing = [each for each in entrants(NANO, (), this_machine())[0] if each.label in chosen]
+    turns = processes.played(launcher, playing, budget_s=0.1, processes=1)
+    assert {each.label for each in turns.playing} == chosen - {"ulysses"}
+    assert [(each.label, "exit code -9" in each.reason) for each in turns.refused] == [("ulysses", True)]
+    assert all(times for (reports,) in [turns.sets] for report in reports for times in report["times_ms"])
