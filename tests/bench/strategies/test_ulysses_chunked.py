@@ -11,7 +11,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bench.config import ConfigError
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
-from bench.strategies.facts import head_exchange_bytes
+from bench.strategies.facts import activation_bytes, head_exchange_bytes
+from bench.strategies.schedule import wide
 from bench.strategies.ulysses_chunked import rounds
 from tests.attention_cases import attention_cell, beyond_their_limits, errors_of
 from tests.cells import make_cell
@@ -218,6 +219,28 @@ def test_the_number_of_rounds_changes_no_byte(kv_heads, overlap):
     forward = plain.schedule(cells[0]).forward_bytes
     # Backward sends what forward did, and its gradients as much again.
     assert {facts.exchange_bytes(cell) for cell in cells} == {3 * forward}
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "chunks", "of_a_round", "added"),
+    [(16, 8, (1, 1), 0), (4, 1, (8, 2), 0), (4, 4, (2, 1), 2), (2, 2, (4, 1), 2), (1, 8, (1, 1), 2)],
+)
+def test_rounds_compute_what_ulysses_computes_and_add_up_what_they_share(kv_heads, chunks, of_a_round, added):
+    """Beside each kernel call of those that share a KV head its two gradients are added, wide."""
+    cell = cell_with(16, kv_heads, chunks)
+    (whole,) = blocks_of(STRATEGIES["ulysses"].schedule(cell).forward)
+    said = STRATEGIES["ulysses_chunked"].schedule(cell)
+    for blocks in (blocks_of(said.forward), blocks_of(said.backward)):
+        assert [(block.heads, block.kv_heads) for block in blocks] == [of_a_round] * chunks
+        assert sum(block.area for block in blocks) == whole.area
+    a_gradient = wide(cell, activation_bytes(cell, cell.sp_degree))
+    merged = [stage.merged_bytes for stage in said.backward if stage.blocks]
+    assert merged == [added * a_gradient] * chunks
+    assert not any(stage.merged_bytes for stage in said.forward)
+
+
+def blocks_of(stages):
+    return [block for stage in stages for block in stage.blocks]
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 8, 16])
