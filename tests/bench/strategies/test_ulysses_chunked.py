@@ -1,5 +1,8 @@
 """Heads are exchanged in rounds: in which order, how many bytes, and which numbers of rounds there can be."""
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,7 +11,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bench.config import ConfigError
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
-from bench.strategies.ulysses_chunked import attention
+from bench.strategies.facts import activation_bytes, head_exchange_bytes
+from bench.strategies.schedule import wide
+from bench.strategies.ulysses_chunked import rounds
+from tests.attention_cases import attention_cell, beyond_their_limits, errors_of
 from tests.cells import make_cell
 
 MANY_HEADS = ("model=qwen3_nano", "model.num_heads=16", "model.num_kv_heads=8", "cluster.world_size=2")
@@ -16,6 +22,19 @@ MANY_HEADS = ("model=qwen3_nano", "model.num_heads=16", "model.num_kv_heads=8", 
 
 def cell_of(*words):
     return make_cell("strategy=ulysses_chunked", "seq_len=256", *MANY_HEADS, *words)
+
+
+@cache
+def plain_cell():
+    """Composed once: that takes long."""
+    return cell_of()
+
+
+def cell_with(heads, kv_heads, chunks, overlap="true"):
+    """The same with other heads and rounds."""
+    cell = plain_cell()
+    options = (("chunks", str(chunks)), ("overlap", overlap))
+    return replace(cell, model=replace(cell.model, num_heads=heads, num_kv_heads=kv_heads), options=options)
 
 
 @pytest.fixture
@@ -26,63 +45,227 @@ def group():
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    ("overlap", "order"),
-    [
-        (True, "heads 0, heads 1, compute 0, back, heads 2, compute 1, back, compute 2, back"),
-        (False, "heads 0, compute 0, back, heads 1, compute 1, back, heads 2, compute 2, back"),
-    ],
-)
-def test_the_next_heads_leave_before_a_round_is_computed_or_after_it(group, monkeypatch, overlap, order):
-    events = []
+@pytest.fixture
+def alone():
+    """One rank, to which all arrives that it sends."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield dist.group.WORLD
+    dist.destroy_process_group()
 
-    class Recorded(attention.Channel):
+
+def heads_of(number, dtype=torch.float32):
+    """So many heads of eight tokens, each filled with its own number."""
+    return torch.arange(number, dtype=dtype).reshape(1, -1, 1, 1).expand(1, -1, 8, 4).clone()
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What left, as the heads of each tensor and where to, and what was computed."""
+    events, channels = [], []
+
+    class Recorded(rounds.Channel):
+        def __init__(self, *given):
+            super().__init__(*given)
+            channels.append(self)
+
         def start(self, parts):
             super().start(parts)
-            events.append("heads" if len(parts) == 3 else "back")
+            where = ("there", "back")[channels.index(self) % 2]
+            events.append(f"{'+'.join(str(part.shape[1]) for part in parts)} {where}")
+
+    monkeypatch.setattr(rounds, "Channel", Recorded)
+    return events
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "overlap", "order"),
+    [
+        (6, True, "2+1+1 there, 2+1+1 there, 0, 2+1+1 back, 2+1+1 there, 1, 2+1+1 back, 2, 2+1+1 back"),
+        (6, False, "2+1+1 there, 0, 2+1+1 back, 2+1+1 there, 1, 2+1+1 back, 2+1+1 there, 2, 2+1+1 back"),
+        (2, True, "2+1+1 there, 2 there, 0, 2 back, 2 there, 1, 2 back, 2, 2+1+1 back"),
+        (2, False, "2+1+1 there, 0, 2 back, 2 there, 1, 2 back, 2 there, 2, 2+1+1 back"),
+    ],
+)
+def test_the_next_heads_leave_before_a_round_is_computed_or_after_it(group, events, kv_heads, overlap, order):
+    """K and V leave once, with the first round that they serve; their gradients once, with the last."""
 
     def compute(number, whole):
-        events.append(f"compute {number}")
-        return whole[:1]
+        events.append(str(number))
+        return [x.clone() for x in whole]
 
-    monkeypatch.setattr(attention, "Channel", Recorded)
-    q, k, v = (torch.zeros(1, heads, 8, 4) for heads in (12, 6, 6))
-    attention.Rounds(group, 3, overlap).run((q, k, v), (torch.zeros_like(q),), compute)
-    sent = iter(range(3))
-    assert ", ".join(f"heads {next(sent)}" if each == "heads" else each for each in events) == order
+    given = [torch.zeros(1, heads, 8, 4) for heads in (12, kv_heads, kv_heads)]
+    rounds.Rounds(group, 3, overlap).run(given, [x.clone() for x in given], compute)
+    assert ", ".join(events) == order
+
+
+@pytest.mark.parametrize("overlap", ["true", "false"])
+@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+@pytest.mark.parametrize("kv_heads", [16, 4, 2])
+def test_what_leaves_is_what_the_schedule_says(group, events, kv_heads, chunks, overlap):
+    """Message by message, forward and backward."""
+    cell = cell_with(16, kv_heads, chunks, overlap)
+    q, k, v = (torch.zeros(1, heads, 8, 4) for heads in (16, kv_heads, kv_heads))
+    in_rounds = rounds.Rounds(group, chunks, overlap == "true")
+    in_rounds.run((q, k, v), (q,), lambda _, whole: whole[:1])
+    in_rounds.run((q, q, k, v, q), (q, k, v), lambda _, whole: [x.clone() for x in whole[1:4]])
+    said = STRATEGIES["ulysses_chunked"].schedule(cell)
+    a_head = head_exchange_bytes(cell, cell.sp_degree)
+    assert [sum(map(int, event.split()[0].split("+"))) for event in events] == [
+        exchange.sent_bytes // a_head
+        for stage in (*said.forward, *said.backward)
+        for exchange in stage.exchanges
+    ]
 
 
 def test_rounds_take_whole_groups_and_write_each_head_where_it_was(group):
     """Nothing moves between ranks here: both ranks' heads are one's own, so each is found where it was."""
-    q = torch.arange(12.0).reshape(1, 12, 1, 1).expand(1, 12, 8, 4).clone()
-    rounds = attention.Rounds(group, 3, overlap=True)
-    heads = [rounds._heads(q, number)[:, :, 0, 0, 0].tolist() for number in range(3)]
-    assert heads == [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4, 5], [10, 11]]]
+    in_rounds = rounds.Rounds(group, 3, overlap=True)
+
+    def taken(heads):
+        return [in_rounds._heads(heads_of(heads), number)[:, :, 0, 0, 0].tolist() for number in range(3)]
+
+    assert taken(12) == [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4, 5], [10, 11]]]
+    assert taken(6) == [[[0], [3]], [[1], [4]], [[2], [5]]]
+    assert taken(2) == [[[0], [1]]] * 3
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_every_round_sees_its_query_heads_with_their_kv_heads(alone, overlap):
+    seen = {}
+
+    def compute(number, whole):
+        seen[number] = [x[0, :, :, 0].unique(dim=1).tolist() for x in whole]
+        return whole[:1]
+
+    q, kv, out = heads_of(8), heads_of(2), torch.empty(1, 8, 8, 4)
+    rounds.Rounds(alone, 4, overlap).run((q, kv, kv), (out,), compute)
+    assert seen == {
+        0: [[[0], [1]], [[0]], [[0]]],
+        1: [[[2], [3]], [[0]], [[0]]],
+        2: [[[4], [5]], [[1]], [[1]]],
+        3: [[[6], [7]], [[1]], [[1]]],
+    }
+    assert torch.equal(out, q)
+
+
+LOST_IF_NARROW = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float64: 2.0**-30}
+"""What one and this come to is one: in the dtype itself, or in float32 for float64."""
+
+
+@pytest.mark.parametrize("dtype", LOST_IF_NARROW)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_of_a_kv_head_are_added_wide_over_its_rounds(alone, overlap, dtype):
+    share = LOST_IF_NARROW[dtype]
+
+    def compute(number, whole):
+        """Of the first round of a group one, of the others too little to be seen beside it."""
+        return whole[0], torch.full_like(whole[1], share if number % 5 else 1.0)
+
+    q, kv = heads_of(10, dtype), heads_of(2, dtype)
+    dq, dkv = torch.empty_like(q), torch.empty_like(kv)
+    rounds.Rounds(alone, 10, overlap).run((q, kv), (dq, dkv), compute)
+    assert torch.equal(dkv, torch.full_like(kv, 1.0 + 4 * share))
+    assert torch.equal(dq, q)
+
+
+RANKS = 2
+PLAIN = ("ulysses", None, None, "bf16", "16/2", "causal")
+SERVED = {"16/2": (16, 2), "16/4": (16, 4), "16/1": (16, 1)}
+
+
+def parity_cell(chunks, overlap, dtype, heads, mask):
+    num_heads, num_kv_heads = SERVED[heads]
+    options = (("chunks", chunks), ("overlap", overlap))
+    cell = attention_cell("ulysses_chunked", "contiguous", options, dtype, "MHA", RANKS)
+    model = replace(cell.model, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    packing = "documents" if mask == "documents" else "none"
+    return replace(cell, model=model, data=replace(cell.data, packing=packing))
+
+
+@pytest.fixture(scope="module")
+def errors(launcher, tmp_path_factory):
+    """Where KV heads of a rank serve several of its rounds, on two ranks, and in one round."""
+    served = [("16/2", "2"), ("16/2", "8"), ("16/4", "4"), ("16/4", "8"), ("16/1", "8")]
+    cases = [
+        ("ulysses_chunked", chunks, overlap, dtype, heads, mask)
+        for heads, chunks in (*served, ("16/2", "1"))
+        for overlap in ("true", "false")
+        for dtype, mask in (("fp64", "causal"), ("fp64", "full"), ("fp64", "documents"), ("bf16", "causal"))
+    ]
+    cells = {case: parity_cell(*case[1:]) for case in cases}
+    plain = attention_cell("ulysses", "contiguous", (), "bf16", "MHA", RANKS)
+    cells[PLAIN] = replace(plain, model=cells[cases[0]].model)
+    return errors_of(launcher, tmp_path_factory.mktemp("parity"), cells)
+
+
+@pytest.mark.ranks
+def test_kv_heads_that_serve_several_rounds_give_plain_attention(errors):
+    assert not beyond_their_limits(errors)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("chunks", ["1", "8"])
+def test_one_round_and_eight_lose_as_much_as_ulysses(errors, chunks):
+    """In bf16: added up narrow, gradients of a KV head would lose half as much again in eight rounds."""
+    found = errors["ulysses_chunked", chunks, "true", "bf16", "16/2", "causal"]
+    assert found == pytest.approx(errors[PLAIN], rel=0.1)
 
 
 @pytest.mark.parametrize("overlap", ["true", "false"])
-def test_the_number_of_rounds_changes_no_byte(overlap):
+@pytest.mark.parametrize("kv_heads", [1, 2, 8, 16])
+def test_the_number_of_rounds_changes_no_byte(kv_heads, overlap):
     facts, plain = STRATEGIES["ulysses_chunked"], STRATEGIES["ulysses"]
-    found = {
-        facts.exchange_bytes(cell_of(f"strategy.chunks={n}", f"strategy.overlap={overlap}"))
-        for n in (1, 2, 4)
-    }
-    forward = plain.schedule(cell_of()).forward_bytes
-    assert found == {3 * forward}  # backward sends what forward did, and its gradients as much again
+    cells = [cell_with(16, kv_heads, chunks, overlap) for chunks in (1, 2, 4, 8)]
+    forward = plain.schedule(cells[0]).forward_bytes
+    # Backward sends what forward did, and its gradients as much again.
+    assert {facts.exchange_bytes(cell) for cell in cells} == {3 * forward}
 
 
-def test_auto_is_a_kv_head_of_each_rank_in_each_round():
-    assert cell_of().option("chunks") == "4"
-    assert cell_of("model.num_kv_heads=1").option("chunks") == "1"
+@pytest.mark.parametrize(
+    ("kv_heads", "chunks", "of_a_round", "added"),
+    [(16, 8, (1, 1), 0), (4, 1, (8, 2), 0), (4, 4, (2, 1), 2), (2, 2, (4, 1), 2), (1, 8, (1, 1), 2)],
+)
+def test_rounds_compute_what_ulysses_computes_and_add_up_what_they_share(kv_heads, chunks, of_a_round, added):
+    """Beside each kernel call of those that share a KV head its two gradients are added, wide."""
+    cell = cell_with(16, kv_heads, chunks)
+    (whole,) = blocks_of(STRATEGIES["ulysses"].schedule(cell).forward)
+    said = STRATEGIES["ulysses_chunked"].schedule(cell)
+    for blocks in (blocks_of(said.forward), blocks_of(said.backward)):
+        assert [(block.heads, block.kv_heads) for block in blocks] == [of_a_round] * chunks
+        assert sum(block.area for block in blocks) == whole.area
+    a_gradient = wide(cell, activation_bytes(cell, cell.sp_degree))
+    merged = [stage.merged_bytes for stage in said.backward if stage.blocks]
+    assert merged == [added * a_gradient] * chunks
+    assert not any(stage.merged_bytes for stage in said.forward)
 
 
-def test_what_splits_a_group_of_heads_is_refused_with_the_way_out():
-    said = refusal(cell_of("strategy.chunks=3"))
-    assert said == (
-        "strategy.chunks=3 must divide the KV heads of a rank, 4 at sp_degree=2; choose 1 or 2 or 4, or leave"
+def blocks_of(stages):
+    return [block for stage in stages for block in stage.blocks]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8, 16])
+def test_auto_is_a_query_head_of_each_rank_in_each_round(kv_heads):
+    assert cell_of(f"model.num_kv_heads={kv_heads}").option("chunks") == "8"
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "of_a_rank", "chunks", "legal"),
+    [
+        (8, 4, 3, "1 or 2 or 4 or 8"),
+        (12, 6, 4, "1 or 2 or 3 or 6 or 12"),
+        (2, 1, 8, "1 or 2 or 3 or 4 or 6 or 12"),
+        (1, 1, 24, "1 or 2 or 3 or 4 or 6 or 12"),
+    ],
+)
+def test_what_splits_a_group_of_heads_is_refused_with_the_way_out(kv_heads, of_a_rank, chunks, legal):
+    heads = 24 if "3" in legal else 16
+    assert refusal(cell_with(heads, kv_heads, chunks)) == (
+        f"strategy.chunks={chunks} must divide the KV heads of a rank, {of_a_rank} at sp_degree=2, or be a"
+        f" multiple of them that divides its query heads, {heads // 2}; choose {legal}, or leave"
         " strategy.chunks=auto"
     )
-    assert refusal(cell_of("strategy.chunks=2")) is None
+    for number in legal.split(" or "):
+        assert refusal(cell_with(heads, kv_heads, int(number))) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""In which order heads are exchanged and computed, and what stays from one round to the next.
+
+Shapes: B batch, P ranks of the sequence group, T sequence, S = T/P its shard, N heads, H of one rank in one
+round, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.strategies.ulysses_chunked.channel import Channel, in_sequences, in_shards
+
+Compute = Callable[[int, list[Tensor]], Sequence[Tensor]]
+"""From a round's number and its whole sequences, [B, H, T, D] each, to new results of such shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Chunk by chunk, with the next heads under way while some are computed, or in turn.
+
+    Of tensors with fewer heads than rounds, K and V, the same heads serve several rounds: they come with the
+    first and stay until the last. What is made of them in each is added up, and goes home with the last.
+    """
+
+    group: dist.ProcessGroup
+    chunks: int
+    overlap: bool
+
+    def run(self, given: Sequence[Tensor], results: Sequence[Tensor], compute: Compute) -> None:
+        """Exchange shards of all heads for whole sequences of some, and what these come to for `results`."""
+        there, back = (Channel(self.group, self._fullest(tensors)) for tensors in (given, results))
+        held: dict[int, Tensor] = {}
+        sums: dict[int, Tensor] = {}
+        self._send(there, given, 0)
+        for number in range(self.chunks):
+            held |= zip(self._first_used(given, number), map(in_sequences, there.wait()), strict=True)
+            if self.overlap:
+                self._send(there, given, number + 1)
+            computed = compute(number, [held[place] for place in range(len(given))])
+            for place in self._last_used(given, number):  # before the next heads are put in order
+                del held[place]
+            self._add(sums, results, computed)
+            del computed
+            if self.overlap and number > 0:
+                self._take(back, results, number - 1)
+            back.start(self._finished(sums, results, number))
+            if not self.overlap:
+                self._take(back, results, number)
+                self._send(there, given, number + 1)
+        if self.overlap:
+            self._take(back, results, self.chunks - 1)
+
+    def _send(self, there: Channel, given: Sequence[Tensor], number: int) -> None:
+        if number < self.chunks:
+            there.start([self._heads(given[place], number) for place in self._first_used(given, number)])
+
+    def _take(self, back: Channel, results: Sequence[Tensor], number: int) -> None:
+        for place, part in zip(self._last_used(results, number), back.wait(), strict=True):
+            self._heads(results[place], number).copy_(part)
+
+    def _add(self, sums: dict[int, Tensor], results: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
+        """One round's results as they are; those of several in float32 at least, to be rounded once."""
+        for place, (result, part) in enumerate(zip(results, computed, strict=True)):
+            if place in sums:
+                sums[place] += part
+            elif self._rounds_of(result) == 1:
+                sums[place] = part
+            else:
+                sums[place] = part.to(torch.promote_types(part.dtype, torch.float32))
+
+    def _finished(self, sums: dict[int, Tensor], results: Sequence[Tensor], number: int) -> list[Tensor]:
+        """Shards of what no later round adds to, [P, H, B, S, D]."""
+        return [
+            in_shards(sums.pop(place).to(results[place].dtype), self.group.size())
+            for place in self._last_used(results, number)
+        ]
+
+    def _rounds_of(self, x_BNSD: Tensor) -> int:
+        """How many rounds, one after another, take the same heads of this tensor."""
+        return max(1, self.chunks * self.group.size() // x_BNSD.shape[1])
+
+    def _first_used(self, tensors: Sequence[Tensor], number: int) -> list[int]:
+        """Which tensors' heads of this round no round before has taken."""
+        return [place for place, x in enumerate(tensors) if number % self._rounds_of(x) == 0]
+
+    def _last_used(self, tensors: Sequence[Tensor], number: int) -> list[int]:
+        """Which tensors' heads of this round no later one takes."""
+        return [place for place, x in enumerate(tensors) if (number + 1) % self._rounds_of(x) == 0]
+
+    def _fullest(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What a message of heads of all these tensors holds."""
+        return [self._heads(x, 0) for x in tensors]
+
+    def _heads(self, x_BNSD: Tensor, number: int) -> Tensor:
+        """[P, H, B, S, D]: of the heads that belong to each rank those of one round."""
+        rounds = self._rounds_of(x_BNSD)
+        x_BPCHSD: Tensor = x_BNSD.unflatten(1, (self.group.size(), self.chunks // rounds, -1))
+        return x_BPCHSD[:, :, number // rounds].permute(1, 2, 0, 3, 4)
