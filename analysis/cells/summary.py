@@ -56,6 +56,7 @@ def summarise(frame: pd.DataFrame) -> Summary:
     of_all = columns_reduced(Reduction.FIRST_OF_ALL)
     summary[of_all] = frame[of_all].groupby(cell).first()
     summary["started_at"] = _last_starts(frame["started_at"], cell)
+    summary = summary.copy()  # one block of memory again: many were replaced, and pandas warns of a hundred
     summary["repeats"] = cell.value_counts()
     summary["failed_repeats"] = failed.groupby(cell).sum()
     rows = _with_spread(summary, good, good_cell)
