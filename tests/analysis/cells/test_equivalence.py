@@ -137,7 +137,8 @@ def test_what_a_stack_logs_is_compared_with_what_it_logs_of_data_parallelism(com
     assert row[5] == "1.0e-01 / 1.0e-01"
 
 
-def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_path, capsys):
+def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("analysis.figures.figures.figures_for", lambda _: [])  # only those of trainings
     records = [REFERENCE, *CONTROLS, SOUND, MISTAKE]
     assert write_report(write_sweep(tmp_path, records))
     page, markdown = ((tmp_path / name).read_text() for name in ("report.html", "summary.md"))
