@@ -151,10 +151,11 @@ def found(page, tmp_path_factory):
 
 
 def in_page(script):
-    """A script that runs when the page is there and tells the page around it what it returns."""
+    """A script that runs when the page is there and tells the one around it what it returns, or its error."""
     return (
         f"<script>window.addEventListener('load', async () => {{ {HELPERS}\n"
-        f"parent.tell(await (async () => {{ {script} }})()); }});</script>"
+        f"const run = async () => {{ {script} }};"
+        "parent.tell(await run().catch((error) => `failed: ${error}`)); });</script>"
     )
 
 
