@@ -74,6 +74,10 @@ class Cells:
         """Cell by cell the values by column."""
         return self.frame.to_dict("records")
 
+    def rows_of(self, part: pd.DataFrame) -> list[dict[Any, Any]]:
+        """The same of some rows of the frame, in their order; to take them apart again takes long."""
+        return [self._row_at[label] for label in part.index]
+
     @property
     def keys(self) -> list[str]:
         """The columns that tell the series apart, beside strategy and length."""
@@ -141,6 +145,10 @@ class Cells:
             return ", ".join(parts)
         low, high = int(ranks.min()), int(ranks.max())
         return ", ".join([*parts, count_label(high, "rank") if low == high else f"{low} to {high} ranks"])
+
+    @cached_property
+    def _row_at(self) -> dict[Any, dict[Any, Any]]:
+        return dict(zip(self.frame.index, self.rows, strict=True))
 
     @cached_property
     def _keys_and_number(self) -> tuple[list[str], pd.Series[int]]:

@@ -35,8 +35,7 @@ def with_comparisons(
 
     `hardware_bytes` is the memory of one device by hardware name.
     """
-    whole = summary.copy()  # one block of memory again: many were inserted, and pandas warns of a hundred
-    compared = with_scaling(with_speed_up(with_capacity(whole, hardware_bytes), work), work)
+    compared = with_scaling(with_speed_up(with_capacity(summary, hardware_bytes), work), work)
     return with_score(with_ideal_attention(compared, work))
 
 

@@ -14,6 +14,7 @@ CELL = ["cell_id", "provenance", "hardware", "device_name", "code", "torch"]
 """What makes two records repeats of one another: the same request on the same machine and software."""
 
 MEDIANS, RATES, FIRSTS = map(columns_reduced, (Reduction.MEDIAN, Reduction.RATE, Reduction.FIRST))
+FIRSTS_OF_ALL = columns_reduced(Reduction.FIRST_OF_ALL)
 LOWEST, HIGHEST, TOTALS = map(columns_reduced, (Reduction.LOWEST, Reduction.HIGHEST, Reduction.TOTAL))
 INTERVALS = ["step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high"]
 OF_ONE_REPEAT = frozenset({"repeat", "order"})
@@ -46,20 +47,26 @@ def summarise(frame: pd.DataFrame) -> Summary:
         frame.loc[~failed, [*MEDIANS, *RATES, *LOWEST, *HIGHEST, *TOTALS, *FIRSTS]],
         cell[~failed],
     )
-    summary[MEDIANS] = good[MEDIANS].astype("float64").groupby(good_cell).median()
-    summary[RATES] = 1 / (1 / good[RATES].astype("float64")).groupby(good_cell).median()
-    summary[LOWEST] = good[LOWEST].groupby(good_cell).min()
-    summary[HIGHEST] = good[HIGHEST].groupby(good_cell).max()
-    summary[TOTALS] = good[TOTALS].groupby(good_cell).sum(min_count=1)
-    for name in FIRSTS:
-        summary[name] = good.groupby(good_cell)[name].first()
-    of_all = columns_reduced(Reduction.FIRST_OF_ALL)
-    summary[of_all] = frame[of_all].groupby(cell).first()
-    summary["started_at"] = _last_starts(frame["started_at"], cell)
+    reduced = [
+        good[MEDIANS].astype("float64").groupby(good_cell).median(),
+        1 / (1 / good[RATES].astype("float64")).groupby(good_cell).median(),
+        good[LOWEST].groupby(good_cell).min(),
+        good[HIGHEST].groupby(good_cell).max(),
+        good[TOTALS].groupby(good_cell).sum(min_count=1),
+        good[FIRSTS].groupby(good_cell).first(),
+        frame[FIRSTS_OF_ALL].groupby(cell).first(),
+        _last_starts(frame["started_at"], cell).to_frame(),
+    ]
+    summary = _with_columns(summary, pd.concat([each.reindex(summary.index) for each in reduced], axis=1))
     summary["repeats"] = cell.value_counts()
     summary["failed_repeats"] = failed.groupby(cell).sum()
     rows = _with_spread(summary, good, good_cell)
     return Summary(rows.reset_index(drop=True), _processes(frame, cell, rows.index))
+
+
+def _with_columns(summary: pd.DataFrame, columns: pd.DataFrame) -> pd.DataFrame:
+    """The summary with these columns in place of its own: one by one takes three times as long."""
+    return pd.concat([summary.drop(columns=columns.columns), columns], axis=1)[[*summary.columns]]
 
 
 def _processes(frame: pd.DataFrame, cell: pd.Series[int], cells_in_order: pd.Index[int]) -> pd.DataFrame:

@@ -39,7 +39,7 @@ def capacities_of(cells: Cells) -> list[Capacity]:
     known = cells.frame[cells.frame["capacity_bytes"].notna()].drop_duplicates(
         ["capacity_bytes", "capacity_source"]
     )
-    found = {Capacity(cell["capacity_bytes"], capacity_label(cell)) for cell in known.to_dict("records")}
+    found = {Capacity(cell["capacity_bytes"], capacity_label(cell)) for cell in cells.rows_of(known)}
     return sorted(found, key=lambda each: (each.size_bytes, each.label))
 
 

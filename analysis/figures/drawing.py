@@ -115,12 +115,12 @@ def png_bytes(figure: Figure) -> bytes:
 
 def svg_bytes(figure: Figure) -> bytes:
     """The figure as SVG; the same figure gives the same bytes."""
-    buffer = io.BytesIO()
+    buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": "analysis"}):
         canvas = FigureCanvasSVG(figure)
         canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
     FigureCanvasAgg(figure)  # what measures texts
-    svg = buffer.getvalue()
+    svg = buffer.getvalue().encode()
     # matplotlib names clip paths after memory addresses
     for number, name in enumerate(dict.fromkeys(re.findall(rb'<clipPath id="(\w+)"', svg))):
         svg = svg.replace(name, b"clip%d" % number)

@@ -52,11 +52,11 @@ def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]
 
     A series has one row, and more where the texts of its marks would overlap.
     """
-    failing = [(each, each.rows[each.rows["status"] != "ok"]) for each in series]
-    failing = [(each, rows) for each, rows in failing if not rows.empty]
+    failing = [each for each in series if each.rows["status"].ne("ok").any()]
     name = attrgetter("label" if len(failing) <= MAX_ROWS else "strategy")
     failed: dict[tuple[str, str], set[tuple[int, str]]] = {}
-    for each, rows in failing:
+    for each in failing:
+        rows = each.rows[each.rows["status"] != "ok"]
         found = zip(map(int, rows[scale.column]), shown_statuses(rows), strict=True)
         failed.setdefault((name(each), each.style.color), set()).update(found)
     places = sorted({place for each in series for place in scale.values(each.rows)})
@@ -128,6 +128,8 @@ def with_void(cells: Cells, column: str) -> Cells:
     """The cells, with `void` or `not known` as status where a trace left no value in this column."""
     status, ratio = cells.frame["status"], cells.frame["traced_to_timed"]
     is_missing = status.eq("ok") & ratio.notna() & cells.frame[column].isna()
+    if not is_missing.any():
+        return cells
     why = ratio[is_missing].map(lambda each: VOID if is_void(each) else NOT_KNOWN)
     return replace(cells, frame=cells.frame.assign(status=status.where(~is_missing, why)))
 
@@ -135,9 +137,10 @@ def with_void(cells: Cells, column: str) -> Cells:
 def with_undecided(cells: Cells) -> Cells:
     """The cells, with UNDECIDED as status where a prediction leaves open whether there is memory."""
     shown = shown_statuses(cells.frame)
-    return replace(
-        cells, frame=cells.frame.assign(status=shown.where(shown.eq(UNDECIDED), cells.frame["status"]))
-    )
+    is_undecided = shown.eq(UNDECIDED)
+    if not is_undecided.any():
+        return cells
+    return replace(cells, frame=cells.frame.assign(status=shown.where(is_undecided, cells.frame["status"])))
 
 
 def draw_failures(axes: Axes, marks: Sequence[Mark]) -> None:

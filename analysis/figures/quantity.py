@@ -67,7 +67,7 @@ def areas_of(*quantities: Quantity) -> Callable[[Cells], Iterator[Area]]:
 
 def _areas(cells: Cells, quantity: Quantity) -> Iterator[Area]:
     for each, rows, places in placed(cells.series, quantity.column):
-        for x, cell in zip(places, rows.to_dict("records"), strict=True):
+        for x, cell in zip(places, cells.rows_of(rows), strict=True):
             value = float(cell[quantity.column])
             if pd.notna(value):
                 yield Area((x, x), (value, value), point_text(each.label, cell, quantity))

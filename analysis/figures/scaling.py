@@ -52,7 +52,7 @@ def scaling_areas(cells: Cells) -> Iterator[Area]:
     """What can be pointed at: every point, with its ranks."""
     shown, _ = scaling_cells(cells)
     for each, points, places in _placed(list(_series(shown.frame)), RANKS.values(shown.frame)):
-        for x, cell in zip(places, points.to_dict("records"), strict=True):
+        for x, cell in zip(places, shown.rows_of(points), strict=True):
             value = float(cell[EFFICIENCY])
             if pd.notna(value):
                 ranks = count_label(int(cell[RANKS.column]), "rank")

@@ -223,7 +223,7 @@ class _StepBar:
 
 def _step_bars(cells: Cells) -> Iterator[_StepBar]:
     for each, rows, middle, step in _shown_series(cells):
-        for cell in rows.to_dict("records"):
+        for cell in cells.rows_of(rows):
             x, bottom = float(cell["seq_len"]) * middle, 0.0
             left, right = x * 2 ** (-step * 0.45), x * 2 ** (step * 0.45)
             name, whole_ms = f"{each.label}, {length_label(int(cell['seq_len']))}", step_ms(cell)

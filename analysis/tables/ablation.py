@@ -45,7 +45,7 @@ def ablation_rows(cells: Cells) -> list[tuple[str, ...]]:
     """The experiment's cells in a reader's words, in the order of HEADINGS; none of any other cells."""
     frame = cells.frame[cells.frame["experiment"].eq(EXPERIMENT)]
     groups = frame.groupby([*SAME_WORK], dropna=False, sort=False)
-    return [row for _, group in groups for row in _rows(group.to_dict("records"))]
+    return [row for _, group in groups for row in _rows(cells.rows_of(group))]
 
 
 def _rows(cells: Sequence[Row]) -> Iterator[tuple[str, ...]]:

@@ -30,7 +30,7 @@ def attention_rows(cells: Cells) -> list[tuple[str, ...]]:
     """The cells about attention alone in a reader's words, in the order of HEADINGS."""
     timed = cells.frame[cells.frame[COLUMN].notna()]
     names = cells.names[timed.index]
-    return [_row(cell, name) for cell, name in zip(timed.to_dict("records"), names, strict=True)]
+    return [_row(cell, name) for cell, name in zip(cells.rows_of(timed), names, strict=True)]
 
 
 def _row(cell: Mapping[Any, Any], name: str) -> tuple[str, ...]:

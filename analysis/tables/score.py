@@ -37,7 +37,7 @@ def score_rows(cells: Cells) -> list[tuple[str, ...]]:
     """The measured cells of which something was predicted, in the order of HEADINGS."""
     scored = cells.frame[cells.frame[[*SCORED]].notna().any(axis=1)]
     names = cells.names[scored.index]
-    return [_row(cell, name) for cell, name in zip(scored.to_dict("records"), names, strict=True)]
+    return [_row(cell, name) for cell, name in zip(cells.rows_of(scored), names, strict=True)]
 
 
 def _row(cell: Mapping[Any, Any], name: str) -> tuple[str, ...]:

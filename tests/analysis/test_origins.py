@@ -60,6 +60,7 @@ def test_trainings_of_other_torch_are_not_held_against_one_another(tmp_path):
     assert len(report.comparisons(mixed(archive, ["torch"]))) == 1
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_report_says_what_is_apart_what_was_left_out_and_what_mix_put_together(tmp_path, capsys):
     old = [
         make_record(environment=OTHER["code"]),

@@ -152,6 +152,7 @@ def test_a_peak_is_shown_with_the_part_of_the_step_that_reached_it(page_of):
 
 
 @pytest.mark.parametrize("records", [[], [make_record()], [make_failure("killed", "by whom?")]])
+@pytest.mark.usefixtures("without_figures")
 def test_any_number_of_usable_records_gives_a_report(tmp_path, records):
     write_report(write_sweep(tmp_path, records))
     assert '<table class="cells">' in (tmp_path / "report.html").read_text() or not records
@@ -222,6 +223,7 @@ def test_nan_never_appears_as_text(folder):
     assert not re.search(r"\b(nan|NaN|None|NaT)\b|<NA>", text)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_page_and_summary_say_that_a_cpu_does_not_rank_strategies_and_what_was_not_checked(tmp_path):
     write_report(write_sweep(tmp_path, [make_record(config=CPU, checks=None)]))
     for name in ("report.html", "summary.md"):
@@ -236,6 +238,7 @@ def test_the_terminal_names_the_page_and_keeps_to_100_columns(reported):
     assert all(len(line) <= 100 for line in lines[:-1])
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_several_folders_make_one_report(tmp_path):
     folders = [write_sweep(tmp_path / name, grid([name], [8192])) for name in ("ulysses", "ring")]
     assert main([*map(str, folders), "--output", str(tmp_path / "both")]) == 0
@@ -257,26 +260,28 @@ def test_a_folder_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, caps
     assert str(tmp_path) in error
 
 
-@pytest.mark.parametrize("module", ["analysis.report", "analysis.compare"])
-def test_a_command_imports_neither_torch_nor_before_it_draws_matplotlib(module):
-    code = f"import sys, {module}; assert not {{'torch', 'matplotlib'}} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_drawing_never_imports_pyplot():
-    code = "import sys, analysis.figures.drawing; assert 'matplotlib.pyplot' not in sys.modules"
+def test_a_command_imports_neither_torch_nor_before_it_draws_matplotlib_and_drawing_never_pyplot():
+    code = """
+import sys, analysis.compare, analysis.report
+assert not {"torch", "matplotlib"} & sys.modules.keys()
+import analysis.figures.drawing
+assert "matplotlib.pyplot" not in sys.modules
+"""
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_of_too_many_cells_the_page_shows_some_and_the_csv_all(tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis.report.MANY_RECORDS", 1000)
-    write_report(write_sweep(tmp_path, synthetic_records(1500)))
+    for limit in ("report.MANY_RECORDS", "report.MAX_SHOWN_CELLS", "cells.selection.MAX_SHOWN_CELLS"):
+        monkeypatch.setattr(f"analysis.{limit}", 100)
+    monkeypatch.setattr("analysis.figures.figures.figures_for", lambda _: ["throughput"])
+    write_report(write_sweep(tmp_path, synthetic_records(450)))
     page = (tmp_path / "report.html").read_text()
-    assert len(re.findall(r'<details class="cell"', page)) == 1000
-    assert "Of 1,500 cells the 1,000 that were started last are listed" in page
+    assert len(re.findall(r'<details class="cell"', page)) == 100
+    assert "Of 450 cells the 100 that were started last are listed" in page
     assert "series are drawn" in page
-    assert len((tmp_path / "summary.csv").read_text().splitlines()) == 1501
-    assert "and 500 more cells; all cells are in summary.csv" in (tmp_path / "summary.md").read_text()
+    assert page.count("<figure") == 1  # drawn by a process of its own
+    assert len((tmp_path / "summary.csv").read_text().splitlines()) == 451
+    assert "and 350 more cells; all cells are in summary.csv" in (tmp_path / "summary.md").read_text()
 
 
 def test_many_reasons_and_many_settings_are_counted_not_listed(cells_of):
@@ -292,6 +297,7 @@ def test_synthetic_records_can_never_pass_for_results():
     assert Provenance.SYNTHETIC not in RAN_HERE
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_sweep_of_one_process_each_says_which_command_decides(tmp_path, capsys):
     environment = make_record()["environment"] | {"argv": ["run_sweep.py", "-m", "seq_len=8k"]}
     sweep = write_sweep(
@@ -306,6 +312,7 @@ def test_a_sweep_of_one_process_each_says_which_command_decides(tmp_path, capsys
         assert f"{command} (about 10 min)" in (sweep / name).read_text()
 
 
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("argv", [["train.py"], None])
 def test_a_loop_of_one_s_own_is_not_told_to_run_our_command(tmp_path, capsys, argv):
     environment = make_record()["environment"] | ({"argv": argv} if argv else {})

@@ -15,7 +15,7 @@ def test_nothing_is_left_out_of_few_series(cells_of):
 
 
 def test_of_many_series_some_are_drawn_and_the_rest_is_counted(cells_of):
-    cells = cells_of(synthetic_records(3000))
+    cells = cells_of(synthetic_records(648))
     selection = for_figures(cells)
     drawn, total = len(selection.cells.series), cells.series_number.nunique()
     assert 0 < drawn <= CHOSEN_SERIES < MAX_SERIES < total

@@ -31,7 +31,6 @@ from tests.analysis.records import (
 from tests.analysis.synthetic import synthetic_records
 
 LENGTHS = [8192, 16384, 32768, 65536, 98304]
-MANY = 30
 LEGIBLE_PX = 11
 WIDE_PX, NARROW_PX = 640, 340
 """How wide a page of 1400 px shows one of two figures in a row, and one of 390 px each, less a scroll bar."""
@@ -62,31 +61,80 @@ def name_against_length(request):
     return request.param
 
 
+def of_each_kind(**config):
+    """Long names, calls of attention, a traced step of eleven days and a failure."""
+    records = on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **config)
+    slow = {"trace": make_record()["trace"] | {"step_ms": [1e9] * 2}}
+    return [
+        *records,
+        of_attention(make_record(config=config, **slow)),
+        make_failure("error", "no", config=config),
+    ]
+
+
+def crowded():
+    """Many ranks, capacities near one another, and every seventh cell without a result."""
+    records = [
+        record
+        for limit in (4.0, 4.1, 40.0)
+        for record in on_ranks(
+            [*STRATEGY_STYLES][1:6], LENGTHS, [1, 2, 4, 8], **{"cluster.memory_limit_gib": limit}
+        )
+    ]
+    failures = ("out_of_memory", "timed_out", "unsupported")
+    for record, status in zip(records[::7], itertools.cycle(failures), strict=False):
+        record.update(FAILED | {"status": status, "reason": "no"})
+    return records
+
+
+SWEEPS = {
+    "no cells": list,
+    "one cell": lambda: [make_record()],
+    "many cells": lambda: grid([*STRATEGY_STYLES][:6], LENGTHS),
+    "a failure alone": lambda: [make_failure("out_of_memory", "no room")],
+    "failures among cells": lambda: synthetic_records(30),
+    "a CPU": lambda: of_each_kind(**CPU | {"cluster.memory_limit_gib": 4.0}),
+    "all at once": crowded,
+}
+
+
 @pytest.fixture(scope="module")
-def drawn_once(tmp_path_factory):
-    """Name and number of cells to a figure; drawing takes long, so each is drawn once for all tests."""
+def selected(tmp_path_factory):
+    """What of a sweep of SWEEPS is drawn, by its name."""
 
-    @functools.cache
-    def cells(count):
-        records = grid([*STRATEGY_STYLES][:6], LENGTHS) if count == MANY else [make_record()] * count
-        return Cells.of_records(frame_of_records(tmp_path_factory.mktemp("sweeps"), records))
+    def selected(sweep):
+        folder = tmp_path_factory.mktemp("sweeps")
+        return for_figures(Cells.of_records(frame_of_records(folder, SWEEPS[sweep]())))
 
-    return functools.cache(lambda name, count: build_figure(name, cells(count)))
-
-
-@pytest.mark.parametrize("count", [0, 1, MANY])
-def test_a_figure_is_drawn_for_any_number_of_cells(drawn_once, name, count):
-    assert ("No records" in texts(drawn_once(name, count))) == (count == 0)
+    return functools.cache(selected)
 
 
-def test_a_figure_is_a_png_and_an_svg(drawn_once, name):
-    figure = drawn_once(name, MANY)
+@pytest.fixture(scope="module")
+def drawn_once(selected):
+    """Names of a figure and a sweep to it; drawing takes long, so each is drawn once for all tests."""
+
+    def drawn(name, sweep, width=WIDTH_INCHES):
+        shown = selected(sweep)
+        return build_figure(name, shown.cells, shown.note, width)
+
+    return functools.cache(drawn)
+
+
+@pytest.mark.parametrize("sweep", ["no cells", "one cell", "many cells"])
+def test_a_figure_is_drawn_for_any_number_of_cells(drawn_once, name, sweep):
+    assert ("No records" in texts(drawn_once(name, sweep))) == (sweep == "no cells")
+
+
+def test_a_figure_is_a_png_and_an_svg_of_which_the_same_records_give_the_same(cells_of, drawn_once, name):
+    figure = drawn_once(name, "one cell")
     assert png_bytes(figure).startswith(b"\x89PNG")
-    assert b"<svg" in svg_bytes(figure)
+    svg = svg_bytes(figure)
+    assert b"<svg" in svg
+    assert svg == svg_bytes(build_figure(name, cells_of([make_record()])))
 
 
-def test_a_figure_without_usable_cells_says_so_and_shows_the_failures(cells_of, name):
-    figure = build_figure(name, cells_of([make_failure("out_of_memory", "no room")]))
+def test_a_figure_without_usable_cells_says_so_and_shows_the_failures(drawn_once, name):
+    figure = drawn_once(name, "a failure alone")
     assert any(text.startswith("No cell has a") and "1 OOM" in text for text in texts(figure))
     assert "OOM" in texts(figure)
 
@@ -122,25 +170,29 @@ def test_error_bars_stand_only_where_an_interval_does(cells_of):
     assert (with_bars, without) == (True, False)
 
 
-def test_every_figure_of_cells_that_rank_nothing_says_so_and_no_other_does(cells_of, drawn_once, name):
-    def banners_in(figure):
-        return {each for each in (CPU_BANNER, SHARED_GPU_BANNER) if each in " ".join(texts(figure))}
+def banners_in(figure):
+    return {each for each in (CPU_BANNER, SHARED_GPU_BANNER) if each in " ".join(texts(figure))}
 
-    cells = {CPU_BANNER: CPU, SHARED_GPU_BANNER: SHARED_GPU}
-    for expected, config in cells.items():
-        assert banners_in(build_figure(name, cells_of([make_record(config=config)]))) == {expected}
-    alone = build_figure(name, cells_of([make_record(config={"cluster.ranks_per_gpu": 1})]))
-    for figure in (alone, drawn_once(name, 1)):
-        assert not banners_in(figure)
+
+@pytest.mark.parametrize(("sweep", "banners"), [("a CPU", {CPU_BANNER}), ("one cell", set())])
+def test_every_figure_of_cells_that_rank_nothing_says_so_and_no_other_does(drawn_once, name, sweep, banners):
+    assert banners_in(drawn_once(name, sweep)) == banners
+
+
+@pytest.mark.parametrize(
+    ("config", "banners"), [(SHARED_GPU, {SHARED_GPU_BANNER}), ({"cluster.ranks_per_gpu": 1}, set())]
+)
+def test_a_figure_says_whether_ranks_share_a_gpu(cells_of, config, banners):
+    assert banners_in(build_figure("throughput", cells_of([make_record(config=config)]))) == banners
 
 
 def test_every_figure_says_what_was_measured_on_what(drawn_once, name):
     expected = "measured, h100_80gb, NVIDIA H100 80GB HBM3, qwen3_nano, zero3, bf16, train, 2 ranks"
-    assert expected in " ".join(texts(drawn_once(name, 1)))
+    assert expected in " ".join(texts(drawn_once(name, "one cell")))
 
 
 def test_lengths_are_labelled_8k_and_96k(drawn_once, name_against_length):
-    figure = drawn_once(name_against_length, MANY)
+    figure = drawn_once(name_against_length, "many cells")
     assert {"8k", "64k", "96k"} <= {label.get_text() for label in figure.axes[1].get_xticklabels()}
 
 
@@ -192,11 +244,6 @@ def test_points_of_neighbouring_lengths_never_change_places():
     assert last < lengths[1] * dodge(0, 30, lengths)
 
 
-def test_the_same_records_give_the_same_svg(cells_of, drawn_once, name):
-    again = build_figure(name, cells_of([make_record()]))
-    assert svg_bytes(again) == svg_bytes(drawn_once(name, 1))
-
-
 def test_the_bars_of_a_step_fill_it(cells_of):
     axes = axes_of("step_parts", cells_of(grid(["local", "ulysses"], LENGTHS)))
     tops = {}
@@ -206,9 +253,10 @@ def test_the_bars_of_a_step_fill_it(cells_of):
     assert all(top == pytest.approx(1) for top in tops.values())
 
 
-def test_no_bar_of_a_step_is_cut_off(cells_of):
-    for lengths in ([8192], [8192, 16384], LENGTHS):
-        axes = axes_of("step_parts", cells_of(grid([*STRATEGY_STYLES][:6], lengths)))
+def test_no_bar_of_a_step_is_cut_off(cells_of, drawn_once):
+    few = [cells_of(grid([*STRATEGY_STYLES][:6], lengths)) for lengths in ([8192], [8192, 16384])]
+    many = drawn_once("step_parts", "many cells").axes[1]
+    for axes in (many, *(axes_of("step_parts", cells) for cells in few)):
         left, right = axes.get_xlim()
         assert all(left <= bar.get_x() and bar.get_x() + bar.get_width() <= right for bar in axes.patches)
 
@@ -224,7 +272,7 @@ def test_every_part_of_a_waterfall_begins_where_the_one_before_ends(cells_of):
 
 def test_a_waterfall_of_many_cells_says_how_many_it_leaves_out(cells_of):
     records = grid([*STRATEGY_STYLES], [2**n for n in range(10, 20)])
-    figure = build_figure("waterfall", cells_of(records))
+    figure = axes_of("waterfall", cells_of(records)).get_figure()
     assert any(text.startswith("and 20 more cells") for text in texts(figure))
 
 
@@ -237,59 +285,47 @@ def boxes_of_texts(figure):
     return found
 
 
-@pytest.mark.parametrize("count", [0, 1, MANY])
-def test_no_two_texts_of_a_figure_overlap(drawn_once, name, count):
-    assert overlaps_in(drawn_once(name, count)) == []
+@pytest.mark.parametrize("sweep", ["no cells", "one cell", "many cells", "failures among cells"])
+def test_no_two_texts_of_a_figure_overlap(drawn_once, name, sweep):
+    assert overlaps_in(drawn_once(name, sweep)) == []
 
 
-@pytest.mark.parametrize(
-    "count", [30, *(pytest.param(count, marks=pytest.mark.slow) for count in (288, 3000))]
-)
-def test_no_two_texts_overlap_where_cells_fail(cells_of, name, count):
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [288, 3000])
+def test_no_two_texts_overlap_where_many_cells_fail(cells_of, name, count):
     drawn = for_figures(cells_of(synthetic_records(count)))
     assert overlaps_in(build_figure(name, drawn.cells, drawn.note)) == []
 
 
-@pytest.mark.parametrize("limits_gib", [[4.0, 4.1, 40.0]])
-def test_no_two_texts_overlap_where_ranks_and_capacities_are_many_and_cells_fail(cells_of, name, limits_gib):
-    strategies = [*STRATEGY_STYLES][1:6]
-    records = [
-        record
-        for limit in limits_gib
-        for record in on_ranks(strategies, LENGTHS, [1, 2, 4, 8], **{"cluster.memory_limit_gib": limit})
-    ]
-    failures = ("out_of_memory", "timed_out", "unsupported")
-    for record, status in zip(records[::7], itertools.cycle(failures), strict=False):
-        record.update(FAILED | {"status": status, "reason": "no"})
-    drawn = for_figures(cells_of(records))
-    figure = build_figure(name, drawn.cells, drawn.note)
+def test_no_text_overlaps_or_is_cut_off_where_ranks_and_capacities_are_many_and_cells_fail(drawn_once, name):
+    figure = drawn_once(name, "all at once")
     assert overlaps_in(figure) == []
     assert not is_cut_off(figure)
 
 
-@pytest.mark.parametrize(
-    "config", [pytest.param({}, marks=pytest.mark.slow, id="gpu"), CPU | {"cluster.memory_limit_gib": 4.0}]
-)
-def test_no_text_is_cut_off_at_the_edge_of_a_figure(cells_of, name, config):
-    records = on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **config)
-    slow = {"trace": make_record()["trace"] | {"step_ms": [1e9] * 2}}
-    records += [of_attention(make_record(config=config, **slow)), make_failure("error", "no", config=config)]
-    for width in (WIDTH_INCHES, NARROW_INCHES):
-        assert not is_cut_off(build_figure(name, cells_of(records), width=width))
+@pytest.mark.parametrize("width", [WIDTH_INCHES, NARROW_INCHES])
+def test_no_text_is_cut_off_at_the_edge_of_a_figure(drawn_once, name, width):
+    assert not is_cut_off(drawn_once(name, "a CPU", width))
 
 
-def test_for_narrow_screens_a_figure_s_texts_are_all_there_legible_and_apart(cells_of, name):
-    drawn = for_figures(cells_of(synthetic_records(30)))
-    figure = build_figure(name, drawn.cells, drawn.note, NARROW_INCHES)
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [WIDTH_INCHES, NARROW_INCHES])
+def test_no_text_is_cut_off_at_the_edge_of_a_gpu_s_figure(cells_of, name, width):
+    assert not is_cut_off(build_figure(name, cells_of(of_each_kind()), width=width))
+
+
+def test_for_narrow_screens_a_figure_s_texts_are_all_there_legible_and_apart(drawn_once, selected, name):
+    figure = drawn_once(name, "failures among cells", NARROW_INCHES)
     assert overlaps_in(figure) == []
     assert not is_cut_off(figure)
     assert smallest_text_px(figure, NARROW_PX) >= LEGIBLE_PX
-    failed = {f"{mark.series}: {status_label(mark.status)}" for mark in FIGURES[name].marks(drawn.cells)}
+    marks = FIGURES[name].marks(selected("failures among cells").cells)
+    failed = {f"{mark.series}: {status_label(mark.status)}" for mark in marks}
     assert failed <= {*texts(figure)}
 
 
 def test_no_text_of_a_figure_is_small_where_two_share_a_page_1400_px_wide(drawn_once, name):
-    assert smallest_text_px(drawn_once(name, MANY), WIDE_PX) >= LEGIBLE_PX
+    assert smallest_text_px(drawn_once(name, "many cells"), WIDE_PX) >= LEGIBLE_PX
 
 
 def smallest_text_px(figure, width_px):
@@ -300,7 +336,6 @@ def smallest_text_px(figure, width_px):
 
 def is_cut_off(figure):
     """Whether anything drawn reaches over the figure's edge, by more than a hundredth of an inch."""
-    figure.draw_without_rendering()
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     return min(box.x0, box.y0, width - box.x1, height - box.y1) < -0.01
 
@@ -360,11 +395,12 @@ def of_one_length(traces):
 )
 def test_a_traced_cell_without_a_value_is_named(cells_of, name, without, said):
     traces = {"ring": make_trace(2), "ulysses": make_trace(2, **without), "usp": None}
-    found = texts(build_figure(name, cells_of(of_one_length(traces))))
+    axes = axes_of(name, cells_of(of_one_length(traces)))
+    found = texts(axes.get_figure())
     assert said in found
     assert "ulysses" in found
-    assert "usp" not in found
-    only = texts(build_figure(name, cells_of(of_one_length({"ulysses": traces["ulysses"]}))))
+    assert "usp" not in {*found, *legend_entries(axes)}
+    only = texts(axes_of(name, cells_of(of_one_length({"ulysses": traces["ulysses"]}))).get_figure())
     assert any(text.endswith(f"(1 {said})") for text in only)
 
 
@@ -392,12 +428,11 @@ def test_a_prediction_s_bars_are_its_band_and_a_measurement_s_its_interval(cells
 
 def test_where_memory_is_undecided_the_figure_of_memory_alone_marks_it(cells_of):
     cells = cells_of([make_predicted(fit="undecided"), make_predicted(config={"seq_len": 16384})])
-    shown = {name: texts(build_figure(name, cells)) for name in ("peak_memory", "throughput")}
+    shown = {name: texts(axes_of(name, cells).get_figure()) for name in ("peak_memory", "throughput")}
     assert "undecided (predicted)" in shown["peak_memory"]
     assert "undecided (predicted)" not in shown["throughput"]
-    assert "OOM (predicted)" in texts(
-        build_figure("throughput", cells_of([make_predicted(fit="out_of_memory")]))
-    )
+    alone = axes_of("throughput", cells_of([make_predicted(fit="out_of_memory")]))
+    assert "OOM (predicted)" in texts(alone.get_figure())
 
 
 def test_a_figure_of_predictions_speaks_of_no_sample_interval_or_trace(cells_of):

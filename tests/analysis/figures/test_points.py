@@ -9,7 +9,7 @@ from analysis.figures.drawing import NARROW_INCHES, WIDTH_INCHES, build_figure, 
 from analysis.figures.figures import FIGURES
 from tests.analysis.figures.test_figures import is_cut_off
 from tests.analysis.predictions import make_predicted
-from tests.analysis.records import grid, make_record, make_timing
+from tests.analysis.records import grid, make_failure, make_record, make_timing
 
 
 def said(name, cells):
@@ -31,6 +31,12 @@ def test_a_predicted_point_says_the_band_and_what_it_is(cells_of):
     (text,) = said("throughput", cells_of([make_predicted()]))
     assert "tokens/s, band of the model " in text
     assert text.endswith(", fits (predicted)")
+
+
+@pytest.mark.parametrize("records", [[], [make_failure("out_of_memory", "no room")]])
+@pytest.mark.parametrize("name", FIGURES)
+def test_where_nothing_has_a_value_nothing_can_be_pointed_at(cells_of, name, records):
+    assert said(name, cells_of(records)) == []
 
 
 @pytest.mark.parametrize("name", ["step_parts", "waterfall"])

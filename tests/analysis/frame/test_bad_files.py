@@ -224,9 +224,9 @@ USABLE = {
 }
 
 
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("case", USABLE)
-def test_unusual_records_are_reported(tmp_path, capsys, monkeypatch, case):
-    monkeypatch.setattr("analysis.report.write_figures", lambda *_: [])
+def test_unusual_records_are_reported(tmp_path, capsys, case):
     assert main([str(write_sweep(tmp_path, USABLE[case]))]) == 0
     assert capsys.readouterr().err == ""
     assert (tmp_path / "report.html").stat().st_size > 0
@@ -243,6 +243,7 @@ def test_lines_may_end_as_on_windows(tmp_path):
     assert read_archive([tmp_path], {}).frame["status"].tolist() == ["ok"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_torn_last_line_is_dropped_with_one_warning(tmp_path):
     (tmp_path / "records.jsonl").write_text(f"{GOOD}\n{GOOD[:50]}")
     with pytest.warns(UserWarning, match=r"records\.jsonl:2: dropped a torn last line") as warned:
