@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.cell.planned import PlannedCell
 from bench.cell.run import SharedSections, run
 from bench.environment import Machine
-from bench.request.choices import composed
+from bench.request.composition import composed
 from bench.request.resolve import resolve
 from bench.strategies.options import Flag, WholeNumber, flag_text
 
