@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -25,8 +25,9 @@ from bench.config import ConfigError, ExitCode
 from bench.environment import this_machine
 from bench.experiments import experiment_of
 from bench.request import values
-from bench.request.choices import CONF, plain, refuse_no_conf, register_plugins_with_hydra
+from bench.request.choices import CONF, Raw, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
+from bench.request.composition import plain
 from bench.request.help import help_text
 from bench.request.hydra_errors import translated
 from bench.request.variables import refuse_secret_variables
@@ -46,12 +47,10 @@ ASKS_FOR_HELP = (["--help"], ["-h"])
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
-def run_cells(
-    composed: Sequence[DictConfig], *, single: bool = False, default_strategies: bool = False
-) -> NoReturn:
+def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategies: bool = False) -> NoReturn:
     """Plan and run these cells, or answer without a run; ends the process with the sweep's exit code."""
     with refusals():
-        raws, machine = [plain(cell) for cell in composed], this_machine()
+        raws, machine = [*composed], this_machine()
         experiment = experiment_of(raws)
         plans_only = values.flag("plan", raws[0]["plan"])
         if experiment.answer is not None:
@@ -84,7 +83,7 @@ def run_cells(
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def run_one(config: DictConfig) -> None:
     """A single cell: what `python run_sweep.py` without -m runs."""
-    run_cells([config], single=True)
+    run_cells(map(plain, [config]), single=True)
 
 
 @contextmanager

@@ -32,9 +32,12 @@ class SweepLauncher(Launcher):
         from ulysses_ring_bench.own_modules import own_module
 
         run_cells = own_module("run_sweep").run_cells
+        composed_cells = own_module("bench.request.composition").composed_cells
         words = self.config.hydra.overrides.task
         run_cells(
-            [self.loader.load_sweep_config(self.config, list(o)) for o in job_overrides],
+            composed_cells(
+                job_overrides, lambda chosen: self.loader.load_sweep_config(self.config, [*chosen])
+            ),
             default_strategies=not any(word.startswith("strategy=") for word in words),
         )
 

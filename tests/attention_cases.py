@@ -15,7 +15,7 @@ from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES, runnable
 from bench.training.packing import drawn_documents
-from tests.cells import TWO_CORES, make_raw, variants, words_of_choices
+from tests.cells import TWO_CORES, make_raw, variants, with_strategy, words_of_choices
 from tests.covers import pairwise
 from tests.synchronisations import synchronisations
 
@@ -50,7 +50,7 @@ def all_cases(strategies, world_size):
 @cache
 def plain_cell(strategy, world_size, *words):
     """Resolved once for all its layouts, dtypes and heads, and composed once for all ranks: it takes long."""
-    raw = make_raw(f"strategy={strategy}", "engine=ddp", f"batch={BATCH}", f"seq_len={SEQ_LEN}", *words)
+    raw = with_strategy(make_raw("engine=ddp", f"batch={BATCH}", f"seq_len={SEQ_LEN}", *words), strategy)
     return resolve({**raw, "cluster": {**raw["cluster"], "world_size": world_size}}, TWO_CORES)
 
 

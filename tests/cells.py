@@ -8,7 +8,8 @@ from pathlib import Path
 from bench.cell.planned import PlannedCell
 from bench.cell.run import SharedSections, run
 from bench.environment import Machine
-from bench.request.choices import composed
+from bench.request.choices import read_option
+from bench.request.composition import composed
 from bench.request.resolve import resolve
 from bench.strategies.options import Flag, WholeNumber, flag_text
 
@@ -39,6 +40,11 @@ def raw_with(values):
         section, _, name = key.rpartition(".")
         (raw[section] if section else raw)[name] = value
     return raw
+
+
+def with_strategy(raw, name):
+    """The request with this strategy, and each of its own choices as its file has it."""
+    return {**raw, "strategy": read_option("strategy", name)}
 
 
 def tiny_cell(*overrides):

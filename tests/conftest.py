@@ -53,9 +53,9 @@ def pytest_collection_modifyitems(config, items):
     wanted = config.getoption("markexpr")
     if "slow" not in wanted:
         named = {item for item in items if "fault" in wanted and item.get_closest_marker("fault")}
-        slow = [item for item in items if item.get_closest_marker("slow") and item not in named]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in set(slow)]
+        slow = {item for item in items if item.get_closest_marker("slow") and item not in named}
+        config.hook.pytest_deselected(items=[*slow])
+        items[:] = [item for item in items if item not in slow]
     _one_worker_for_the_server(items)
 
 

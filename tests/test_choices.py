@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from bench.request.choices import composed
 from bench.request.command_line import readable_by_hydra
+from bench.request.composition import composed
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from tests.cells import TWO_CORES

@@ -29,10 +29,11 @@ from bench.passes.parity import section as parity_section
 from bench.passes.telemetry import telemetry
 from bench.passes.timing import section as timing_section
 from bench.passes.trace.section import TRACED_PART, TRACED_STEPS
+from bench.request.resolve import resolve
 from bench.statistics import MAX_PROCESSES, MIN_PROCESSES, POWER, TOLD_RATIO, interval_rank, pair_rank
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, backwards_per_step, forwards_per_step
-from tests.cells import FOUR_H100, make_cell
+from tests.cells import FOUR_H100, make_cell, make_raw, with_strategy
 from tests.quantity_pages import LOOKED_UP, PEAK_FLOPS_PER_S, a_record, formula_of, summary_of_one, text_of
 
 OWN_WORK = [name for name, section in PASSES.items() if section.is_own_work]
@@ -94,7 +95,7 @@ def cell_names(cell):
 def test_the_page_on_payload_says_what_each_strategy_exchanges(name, words):
     row = re.search(rf"^\| `{name}` \| `([^`]*)` \|", text_of("payload"), flags=re.MULTILINE)
     spread = ("seq_len=2k",) if name == "local" else LOOKED_UP
-    cell = make_cell(f"strategy={name}", *spread, *words, machine=FOUR_H100)
+    cell = resolve(with_strategy(make_raw(*spread, *words), name), FOUR_H100)
     assert eval(row[1], {**cell_names(cell), "max": max}) == STRATEGIES[name].exchange_bytes(cell)  # noqa: S307
 
 

@@ -18,7 +18,8 @@ from bench.cost.prediction import Prediction, predict
 from bench.cost.time import attention_time
 from bench.cost.work import counted
 from bench.environment import Machine
-from bench.request.choices import composed, groups, option, read_option, refuse_no_conf
+from bench.request.choices import groups, option, read_option, refuse_no_conf
+from bench.request.composition import composed
 from bench.request.hardware import hardware_of, usable_bytes
 from bench.request.legality import refusal
 from bench.request.resolve import resolve

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from bench.config import ConfigError, RunConfig
 from bench.environment import REPOSITORY, Machine
-from bench.request.choices import composed
+from bench.request.composition import composed
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 

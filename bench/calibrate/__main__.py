@@ -22,7 +22,7 @@ from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import this_machine
 from bench.node.lease import add_lease_option, lease_of
 from bench.request import values
-from bench.request.choices import composed
+from bench.request.composition import composed
 from bench.request.legality import refusal
 from bench.request.resolve import ENGINES, resolve
 

@@ -10,7 +10,7 @@ from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.labels import length_label
 from bench.request import values
-from bench.request.choices import composed
+from bench.request.composition import composed
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.config import RunConfig
 from bench.environment import Machine
-from bench.request.choices import composed
+from bench.request.composition import composed
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts

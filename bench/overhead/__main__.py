@@ -23,7 +23,7 @@ from bench.overhead.cells import CELL_WORDS, fixed_costs
 from bench.overhead.comparison import step_costs
 from bench.overhead.goal import FULL, SHORT, Goal
 from bench.request import values
-from bench.request.choices import composed
+from bench.request.composition import composed
 from bench.request.resolve import resolve
 
 STEP_WORDS = ("seq_len=1k", "cluster=cpu", "cluster.world_size=2", "engine=ddp")

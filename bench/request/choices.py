@@ -1,4 +1,4 @@
-"""The YAML files of conf/, one folder a choice and one file an option, and what Hydra composes of them.
+"""The YAML files of conf/, one folder a choice and one file an option.
 
 A strategy of an installed package has no file there: its option is made from its facts.
 """
@@ -8,25 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
 from bench.request import values
 from bench.request.experts import MODELS as MODELS_WITH_EXPERTS
 from bench.request.experts import experts_refused
-from bench.request.variables import refuse_secret_variables
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
 from bench.strategies.options import in_yaml
 
 CONF = REPOSITORY / "ulysses_ring_bench" / "conf"
 """In a checkout a link to conf/; an installed copy holds the files there."""
-
-SWEEP_PATHS = ("new_sweep_dir", "hydra_dir")
-"""Resolvers of conf/config.yaml that only a sweep can fill in."""
 
 Raw = Mapping[str, Any]
 """A composed configuration as plain values, still in the user's words."""
@@ -38,25 +33,6 @@ def refuse_no_conf() -> None:
         raise ConfigError(
             f"{CONF}: no such folder; in a checkout it links to ../conf: install with pip install -e ."
         )
-
-
-def plain(composed: DictConfig) -> Raw:
-    """A configuration that Hydra composed, as plain values without Hydra's own part."""
-    content = OmegaConf.to_container(
-        OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), resolve=True
-    )
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
-
-
-def composed(*overrides: str) -> Raw:
-    """What the command line would compose of these words, for a cell that belongs to no sweep."""
-    refuse_secret_variables()
-    for name in SWEEP_PATHS:
-        OmegaConf.register_new_resolver(name, lambda: "", replace=True)
-    register_plugins_with_hydra()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return plain(compose("config", overrides=list(overrides)))
 
 
 def groups() -> list[str]:
@@ -92,11 +68,13 @@ def default_strategies() -> list[str]:
     return str(params.strategy).split(",")
 
 
-def register_plugins_with_hydra() -> None:
+def register_plugins_with_hydra() -> Mapping[str, Raw]:
     """Make every plugin an option of Hydra's; a broken one too, which `resolve` then refuses."""
     usable = {facts.name: option_of(facts) for facts in STRATEGIES.usable()}
-    for name in STRATEGIES.plugin_names():
-        ConfigStore.instance().store(group="strategy", name=name, node=usable.get(name, {"name": name}))
+    chosen = {name: usable.get(name, {"name": name}) for name in STRATEGIES.plugin_names()}
+    for name, node in chosen.items():
+        ConfigStore.instance().store(group="strategy", name=name, node=node)
+    return chosen
 
 
 def option_of(facts: Facts) -> dict[str, Any]:

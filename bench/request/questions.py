@@ -11,8 +11,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from bench.config import ConfigError
-from bench.request.choices import Raw, composed, refuse_no_conf
+from bench.request.choices import Raw, refuse_no_conf
 from bench.request.command_line import readable_by_hydra
+from bench.request.composition import composed
 from bench.request.spread import SPREADING, Given
 from bench.request.target import PREDICT
 

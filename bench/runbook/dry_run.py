@@ -18,8 +18,9 @@ from omegaconf.errors import OmegaConfBaseException
 from bench.config import ConfigError
 from bench.environment import REPOSITORY, Machine
 from bench.experiments import experiment_of
-from bench.request.choices import CONF, Raw, composed
+from bench.request.choices import CONF, Raw
 from bench.request.command_line import readable_by_hydra
+from bench.request.composition import composed
 from bench.request.hydra_errors import translated
 from bench.request.legality import refusal
 from bench.runbook.collected import collected

@@ -91,18 +91,26 @@ def record_with(number, path):
 PLACES = [path for path in places(REPORT) if path[0] != "phases_s"]
 
 
-@pytest.mark.parametrize("path", PLACES, ids=lambda path: ".".join(map(str, path)))
-def test_a_number_that_is_not_finite_is_a_wrong_result_wherever_a_rank_reports_it(tmp_path, path):
+NUMBERS = (math.nan, math.inf, -math.inf)
+CASES = [(path, NUMBERS[each % 3]) for each, path in enumerate(PLACES)]
+CASES += [
+    (next(path for path in PLACES if path[0] == section), x)
+    for section in REPORT
+    for x in NUMBERS
+    if section != "phases_s"
+]
+
+
+@pytest.mark.parametrize(("path", "number"), CASES)
+def test_a_number_that_is_not_finite_is_a_wrong_result_wherever_a_rank_reports_it(tmp_path, path, number):
     with Store(tmp_path) as store:
-        for number in (math.nan, math.inf, -math.inf):
-            store.append(record_with(number, path))
-        lines = store.read()
-    for line in lines:
-        assert line["status"] == "wrong_result"
-        assert line["reason"].startswith(
-            (f"rank 1: {path[0]}", "losses: the ", "attention parity: out", "attention at")
-        )
-        assert line["timing"] is None
+        store.append(record_with(number, path))
+        (line,) = store.read()
+    assert line["status"] == "wrong_result"
+    assert line["reason"].startswith(
+        (f"rank 1: {path[0]}", "losses: the ", "attention parity: out", "attention at")
+    )
+    assert line["timing"] is None
 
 
 def test_the_same_report_with_numbers_everywhere_is_ok():

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from bench.cell.run import SharedSections
-from bench.request.choices import composed
+from bench.request.composition import composed
 from bench.store import Store
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress

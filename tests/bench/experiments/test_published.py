@@ -10,7 +10,7 @@ from bench.environment import REPOSITORY
 from bench.experiments.published import opening, published_cells
 from bench.experiments.published_table import loss_moment_bytes, memory_text, throughput_text
 from bench.labels import GIB
-from bench.request.choices import composed
+from bench.request.composition import composed
 from tests.cells import FOUR_H100, TWO_CORES
 
 PAGE = REPOSITORY / "docs" / "published_memory.md"

@@ -13,8 +13,9 @@ from bench.environment import Machine
 from bench.node.worker import join
 from bench.ranks.device import SHARED_GPU_NCCL, claim_device, finish_together, release_unused
 from bench.request.legality import refusal
+from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
-from tests.cells import FOUR_H100, ONE_H200, TINY, make_cell, words_for
+from tests.cells import FOUR_H100, ONE_H200, TINY, make_cell, make_raw, with_strategy, words_for
 from tests.command import typed
 from tests.installed import INSTALLED
 
@@ -26,8 +27,8 @@ NCCL = ("NCCL_HOSTID", *SHARED_GPU_NCCL)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("strategy", [name for name in INSTALLED if STRATEGIES[name].shares_sequences])
 def test_on_one_gpu_every_strategy_is_legal_on_ranks_that_share_it(strategy, ranks):
-    words = ("cluster=gpu", f"cluster.ranks_per_gpu={ranks}", "model=qwen3_nano", f"strategy={strategy}")
-    cell = make_cell(*words, *words_for(strategy), machine=ONE_H200)
+    words = ("cluster=gpu", f"cluster.ranks_per_gpu={ranks}", "model=qwen3_nano", *words_for(strategy))
+    cell = resolve(with_strategy(make_raw(*words), strategy), ONE_H200)
     assert (cell.cluster.world_size, cell.sp_degree, cell.cluster.backend) == (ranks, ranks, "nccl")
     assert cell.flat()["cluster.ranks_per_gpu"] == ranks
     assert refusal(cell) is None

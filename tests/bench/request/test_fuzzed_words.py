@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
 from bench.config import ConfigError, RunConfig
-from bench.request.choices import composed, groups
+from bench.request.choices import groups
 from bench.request.command_line import readable_by_hydra
+from bench.request.composition import composed
 from bench.request.hydra_errors import translated
 from bench.request.legality import refusal
 from bench.request.resolve import all_keys, resolve

@@ -219,8 +219,14 @@ def test_wrong_words_about_an_offered_strategy_get_the_same_help_as_about_ours(t
     assert len(refused.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("words", [(), ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4")])
-@pytest.mark.parametrize("asked", ["refusals", "exchange_bytes", "ulysses_degree"])
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("refusals", ()),
+        ("exchange_bytes", ()),
+        ("ulysses_degree", ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4")),
+    ],
+)
 def test_facts_that_fail_when_asked_are_refused_before_a_cell_starts(typed, installed, asked, words):
     installed("my_ring", f"{GOOD}        {asked} = 3")
     refused = typed("-m", "strategy=my_ring", *words, *TINY)
