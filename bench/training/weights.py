@@ -48,7 +48,7 @@ class RandomNumbers:
 
 
 def _seed(number: int, device: torch.device) -> None:
-    """For what is drawn on this device. `torch.manual_seed` seeds all there might be: a millisecond or two."""
+    """For what is drawn on this device. `torch.manual_seed` seeds every kind of device, in milliseconds."""
     if device.type == "cpu":
         torch.default_generator.manual_seed(number)
     else:

@@ -31,7 +31,7 @@ class AllocationTracker(TorchDispatchMode):
         self.phase = phase or StepPhase()
         self.errors = KeptErrors()
         self._live: set[ref[torch.UntypedStorage]] = set()
-        """No WeakSet: that is gone through in Python, and in the first step `watch_modules` sees every move."""
+        """No WeakSet: to go through it is Python, which `watch_modules` sees in the first step, each time."""
         self.peak_bytes = 0
         self.peak_phase: str | None = None
         self.phases = PhaseBytes()
