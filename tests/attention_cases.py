@@ -24,6 +24,8 @@ HEADS = {"MHA": (4, 4), "GQA": (8, 4), "fewer KV heads than ranks": (4, 2), "MQA
 SEQ_LEN = 96
 BATCH = 2
 WORLD_SIZES = (1, 2, 4)
+MASKED_LAYOUTS = (0, 1, 5)
+"""Strategy, layout and mask, of the axes of a case: which keys a rank's queries see depends on all three."""
 
 
 def all_cases(strategies, world_size):
@@ -63,9 +65,9 @@ def attention_cell(strategy, layout, options, dtype, heads, world_size):
 
 
 def cover(strategies, world_size):
-    """A part of all cases in which every two choices that can meet do."""
+    """A part of all cases in which every two choices that can meet do, and every mask in every layout."""
     cases = all_cases(strategies, world_size)
-    return {case: cases[case] for case in pairwise({case: case for case in cases})}
+    return {case: cases[case] for case in pairwise({case: case for case in cases}, whole=MASKED_LAYOUTS)}
 
 
 def check_cases(job, log):

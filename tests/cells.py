@@ -81,10 +81,28 @@ def texts_of(option, numbers):
     return [*map(flag_text, (True, False))] if isinstance(option, Flag) else option
 
 
-def run_cell(launcher, cell, folder, entry=None):
-    """The cell's record and folder, from real ranks; what equal cells share is found once, as in a sweep."""
+CHECKS = ("parity", "objective", "full_length")
+"""Passes that compare with float64; of a small cell they take half the time."""
+
+
+class LeftOut(SharedSections):
+    """Says of some passes that they need not run, as if an equal cell had found nothing by them."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+
+    def of(self, cell):
+        return dict.fromkeys(self.names)
+
+
+def run_cell(launcher, cell, folder, entry=None, *, without=()):
+    """The cell's record and folder, from real ranks; what equal cells share is found once, as in a sweep.
+
+    `without` are passes that a test does not look at.
+    """
     planned = PlannedCell(cell, repeat=0, order=0)
-    shared = _found_so_far() if entry is None else None
+    shared = LeftOut(without) if without or entry is not None else _found_so_far()
     record = run(planned, launcher, Path(folder), entry=entry, shared=shared)
     return record, Path(folder) / planned.folder_name
 

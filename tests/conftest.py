@@ -12,8 +12,13 @@ from tests.fault_table import LEGEND, NUMBER, aligned, fault_rows
 
 SERVER = "server"
 """The group of tests that share a fork server: a second one would import everything again."""
-LAST = ("test_training_equivalence.py", "test_traced_ranks.py", "test_allocations.py", "test_full_length.py")
-"""Files that whichever worker is done first takes, with a server of its own, so that both end together."""
+LAST = (
+    "test_training_equivalence.py", "test_traced_ranks.py", "test_strategies.py",
+    "test_attention_workload.py", "test_full_length.py", "test_allocations.py",
+    "test_choices_together.py", "test_embedding.py", "test_weights.py", "test_call_memory.py",
+)  # fmt: skip
+"""Files that whichever worker is done first takes, with a server of its own, so that both end together; the
+longest first."""
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers have a core each
     os.environ["OMP_WAIT_POLICY"] = "passive"  # ranks with two threads wait without taking the other's core
@@ -71,7 +76,8 @@ def _one_worker_for_the_server(items):
 
     def place(item):
         group = group_of[item]
-        return group != SERVER, item.path.name in LAST, group not in slow, -sizes[group], group
+        last = LAST.index(item.path.name) + 1 if item.path.name in LAST else 0
+        return group != SERVER, last, group not in slow, -sizes[group], group
 
     items.sort(key=place)
 

@@ -43,8 +43,16 @@ class RandomNumbers:
     def fill(self, model: PreTrainedModel, module: nn.Module, names: Names) -> None:
         first, *_ = next(iter(names.values()))
         digest = hashlib.sha256(f"{self.seed} {first}".encode()).digest()
-        torch.manual_seed(int.from_bytes(digest[:SEED_BYTES], "little"))
+        _seed(int.from_bytes(digest[:SEED_BYTES], "little"), module.get_parameter(next(iter(names))).device)
         model._init_weights(module)
+
+
+def _seed(number: int, device: torch.device) -> None:
+    """For what is drawn on this device. `torch.manual_seed` seeds every kind of device, in milliseconds."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.manual_seed(number)
 
 
 class CheckpointNumbers:

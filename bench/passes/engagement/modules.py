@@ -32,12 +32,18 @@ def watch_modules(own_code: str) -> Iterator[set[str]]:
         yield seen
         return
     packages = (*ATTENTION_CODE, own_code)
+    known: set[str] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
+        # This runs at every return, too, and at every call of C: some hundred thousand times in a step.
+        if event != "call":
+            return
         # Of code without a module this is anything; an error here would be the step's.
         module = str(frame.f_globals.get("__name__", ""))
-        if event == "call" and module.startswith(packages) and module != EVERY_STRATEGY:
-            seen.add(module)
+        if module not in known:
+            known.add(module)
+            if module.startswith(packages) and module != EVERY_STRATEGY:
+                seen.add(module)
 
     sys.setprofile(note)
     try:

@@ -6,7 +6,7 @@ import gc
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -30,7 +30,8 @@ class AllocationTracker(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = phase or StepPhase()
         self.errors = KeptErrors()
-        self._live: WeakSet[torch.UntypedStorage] = WeakSet()
+        self._live: set[ref[torch.UntypedStorage]] = set()
+        """No WeakSet: to go through it is Python, which `watch_modules` sees in the first step, each time."""
         self.peak_bytes = 0
         self.peak_phase: str | None = None
         self.phases = PhaseBytes()
@@ -72,7 +73,7 @@ class AllocationTracker(TorchDispatchMode):
     def _note(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             if tensor.device.type == "cpu":
-                self._live.add(tensor.untyped_storage())
+                self._live.add(ref(tensor.untyped_storage(), self._live.discard))
         live_bytes = self._live_bytes()
         self._phase_peak_bytes = max(self._phase_peak_bytes, live_bytes)
         if live_bytes > self.peak_bytes:
@@ -84,7 +85,9 @@ class AllocationTracker(TorchDispatchMode):
         self._phase_name, self._phase_peak_bytes = self.phase.name, live_bytes
 
     def _live_bytes(self) -> int:
-        return sum(map(torch.UntypedStorage.nbytes, self._live))
+        # Copied at once: storages that end meanwhile leave the set.
+        found = [storage for each in [*self._live] if (storage := each()) is not None]
+        return sum(map(torch.UntypedStorage.nbytes, found))
 
 
 def _tensors_in(nested: Any) -> Iterator[Tensor]:

@@ -57,7 +57,7 @@ def digests(engine: Engine) -> dict[str, str]:
 def digest(values: Tensor) -> str:
     """A number that any other bit anywhere changes, in hexadecimal."""
     bits = bits_of(values.contiguous().flatten())
-    places = torch.arange(CHUNK, device=values.device)
+    places = torch.arange(min(CHUNK, bits.numel()), device=values.device)
     total = torch.zeros((), dtype=torch.int64, device=values.device)
     for first, chunk in zip(range(0, bits.numel(), CHUNK), bits.split(CHUNK), strict=True):
         total += mixed((places[: chunk.numel()] + first) * 1_000_003 + chunk).sum()

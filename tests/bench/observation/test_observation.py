@@ -54,11 +54,15 @@ def observed(job, log):
     return {}
 
 
+JUDGED = {"steps": 11, "timed_steps": 1}
+"""As few steps as leave a record: of a mistake no time is looked at."""
+
+
 def observed_each(job, log):
     """A rank's whole life: one loop after another, each in a folder of its name, and the first again."""
     join(job)
     for name in (*LOOPS, LOOPS[0]):
-        own_loop.train(job.folder / name, name)
+        own_loop.train(job.folder / name, name, **(JUDGED if name in MISTAKES else {}))
     return {}
 
 

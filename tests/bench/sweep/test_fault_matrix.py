@@ -33,7 +33,7 @@ from tests.command import COMMAND, NO_GPU, typed_here
 from tests.fault_matrix import FAULTS
 from tests.fault_table import MATRIX
 
-FAULTY, SOUND = "seq_len=256", "seq_len=512"
+FAULTY, SOUND = "seq_len=256", ("seq_len=512", "workload=attention")
 FOLDER = "a sweep, naïve"
 
 
@@ -107,7 +107,7 @@ def requests(fault):
     """A cell that meets the fault, and a sound one."""
     return [
         make_raw(*TINY, "engine=ddp", FAULTY, *fault.words),
-        make_raw(*TINY, "engine=ddp", SOUND),
+        make_raw(*TINY, "engine=ddp", *SOUND),
     ]
 
 

@@ -30,9 +30,14 @@ def losses_of(launcher, folder, *words, entry=None):
     return record.sections["losses"]
 
 
+@pytest.fixture(scope="module")
+def native(launcher, tmp_path_factory):
+    """The losses of the native loop with Ulysses."""
+    return losses_of(launcher, tmp_path_factory.mktemp("native"), *ULYSSES)
+
+
 @pytest.mark.parametrize("trainer", ["accelerate", "transformers"])
-def test_a_stack_with_ulysses_has_the_native_loops_losses_and_norms(launcher, tmp_path, trainer):
-    native = losses_of(launcher, tmp_path, *ULYSSES)
+def test_a_stack_with_ulysses_has_the_native_loops_losses_and_norms(launcher, tmp_path, native, trainer):
     stack = losses_of(launcher, tmp_path, *ULYSSES, f"trainer={trainer}")
     assert stack.loss == pytest.approx(native.loss, rel=2e-6)
     assert stack.grad_norm == pytest.approx(native.grad_norm, rel=1e-5)
