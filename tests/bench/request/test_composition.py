@@ -54,7 +54,7 @@ def test_what_hydra_refuses_is_refused_in_the_same_words(case):
 
 
 def test_files_are_read_once_for_all_cells_that_choose_them_and_no_cell_holds_another_s_values():
-    cells = [("strategy=ring", f"seq_len={n}k") for n in (1, 2)] + [("strategy=usp", "seq_len=1k")]
+    cells = [("strategy=ring", "seq_len=1k"), ("strategy=ring", "batch=2"), ("strategy=usp", "seq_len=1k")]
     read = []
 
     def read_files(words):

@@ -8,6 +8,7 @@ import pytest
 
 from analysis import advise
 from bench.config import ConfigError
+from bench.request.composition import composed
 from bench.strategies import STRATEGIES
 from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
@@ -172,9 +173,9 @@ def test_beside_a_broken_package_the_command_line_works(tmp_path, typed, install
     names = re.findall(r"^  [* ] strategy=(\w+)", shown.stdout, flags=re.MULTILINE)
     assert names == sorted([*STRATEGIES.ours, "broken", "my_ring"])
     assert "of strategy=my_ring: " in shown.stdout
-    composed = typed("--cfg", "job", "strategy=my_ring", "strategy.order=backwards")
-    assert composed.returncode == 0
-    assert "strategy:\n  name: my_ring\n  order: backwards\n" in composed.stdout
+    job = typed("--cfg", "job", "strategy=my_ring", "strategy.order=backwards")
+    assert job.returncode == 0
+    assert "strategy:\n  name: my_ring\n  order: backwards\n" in job.stdout
     refused = typed("-m", "strategy=local,broken", *TINY)
     assert refused.returncode == 2
     assert refused.stderr.startswith(
@@ -182,6 +183,14 @@ def test_beside_a_broken_package_the_command_line_works(tmp_path, typed, install
     )
     assert len(refused.stderr.splitlines()) == 1
     assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
+def test_a_package_s_choices_are_composed_as_they_are_now(installed, monkeypatch):
+    see_what_is_installed_now(monkeypatch)
+    installed("my_ring")
+    assert composed("strategy=my_ring")["strategy"] == {"name": "my_ring", "order": "forwards"}
+    monkeypatch.setattr(sys.modules["my_ring.facts"].Mine, "options", {"order": ("backwards", "forwards")})
+    assert composed("strategy=my_ring")["strategy"] == {"name": "my_ring", "order": "backwards"}
 
 
 def test_head_limits_are_told_of_every_strategy_that_can_be_had(tmp_path, typed, installed):
@@ -223,8 +232,9 @@ def test_wrong_words_about_an_offered_strategy_get_the_same_help_as_about_ours(t
     ("asked", "words"),
     [
         ("refusals", ()),
+        ("refusals", ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4")),
         ("exchange_bytes", ()),
-        ("ulysses_degree", ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4")),
+        ("ulysses_degree", ()),
     ],
 )
 def test_facts_that_fail_when_asked_are_refused_before_a_cell_starts(typed, installed, asked, words):
