@@ -33,10 +33,16 @@ def test_a_predicted_point_says_the_band_and_what_it_is(cells_of):
     assert text.endswith(", fits (predicted)")
 
 
-@pytest.mark.parametrize("records", [[], [make_failure("out_of_memory", "no room")]])
+@pytest.mark.parametrize("records", [[], [make_record()]])
 @pytest.mark.parametrize("name", FIGURES)
-def test_where_nothing_has_a_value_nothing_can_be_pointed_at(cells_of, name, records):
-    assert said(name, cells_of(records)) == []
+def test_a_cell_without_a_value_cannot_be_pointed_at(cells_of, name, records):
+    failed = make_failure("out_of_memory", "no room", config={"seq_len": 65536})
+    assert said(name, cells_of([*records, failed])) == said(name, cells_of(records))
+    assert bool(records) >= bool(said(name, cells_of(records)))
+
+
+def test_a_figure_without_points_has_nothing_to_point_at(cells_of, tmp_path):
+    assert write_figure("throughput", for_figures(cells_of([])), tmp_path).wide.spots == ()
 
 
 @pytest.mark.parametrize("name", ["step_parts", "waterfall"])
