@@ -28,7 +28,7 @@ class Channel:
         self.work: dist.Work | None = None
 
     def start(self, parts_PHBSD: Sequence[Tensor]) -> None:
-        """Begin to send slice p of each tensor to rank p; what came before has been taken."""
+        """Begin to send slice p of each tensor to rank p, in the buffers' dtype; the last was taken."""
         heads = [part.shape[1] for part in parts_PHBSD]
         ranks, _, *shard = parts_PHBSD[0].shape
         size = sum(part.numel() for part in parts_PHBSD)

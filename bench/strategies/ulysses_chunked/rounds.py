@@ -24,7 +24,8 @@ class Rounds:
     """Chunk by chunk, with the next heads under way while some are computed, or in turn.
 
     Of tensors with fewer heads than rounds, K and V, the same heads serve several rounds: they come with the
-    first and stay until the last. What is made of them in each is added up, and goes home with the last.
+    first and stay until the next ones come. What is made of them in each is added up, and goes home with the
+    last.
     """
 
     group: dist.ProcessGroup
@@ -38,12 +39,11 @@ class Rounds:
         sums: dict[int, Tensor] = {}
         self._send(there, given, 0)
         for number in range(self.chunks):
+            # One by one, each in place of the last: two rounds' whole sequences are never there at once.
             held |= zip(self._first_used(given, number), map(in_sequences, there.wait()), strict=True)
             if self.overlap:
                 self._send(there, given, number + 1)
             computed = compute(number, [held[place] for place in range(len(given))])
-            for place in self._last_used(given, number):  # before the next heads are put in order
-                del held[place]
             self._add(sums, results, computed)
             del computed
             if self.overlap and number > 0:
@@ -64,7 +64,7 @@ class Rounds:
             self._heads(results[place], number).copy_(part)
 
     def _add(self, sums: dict[int, Tensor], results: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
-        """One round's results as they are; those of several in float32 at least, to be rounded once."""
+        """One round's results as they are; of several in float32 at least: a channel rounds them once."""
         for place, (result, part) in enumerate(zip(results, computed, strict=True)):
             if place in sums:
                 sums[place] += part
@@ -75,10 +75,7 @@ class Rounds:
 
     def _finished(self, sums: dict[int, Tensor], results: Sequence[Tensor], number: int) -> list[Tensor]:
         """Shards of what no later round adds to, [P, H, B, S, D]."""
-        return [
-            in_shards(sums.pop(place).to(results[place].dtype), self.group.size())
-            for place in self._last_used(results, number)
-        ]
+        return [in_shards(sums.pop(place), self.group.size()) for place in self._last_used(results, number)]
 
     def _rounds_of(self, x_BNSD: Tensor) -> int:
         """How many rounds, one after another, take the same heads of this tensor."""
