@@ -79,9 +79,9 @@ def environment(**changes):
 
 @pytest.mark.usefixtures("launcher")
 def test_ctrl_c_says_how_to_go_on_and_that_command_does(tmp_path):
-    words = ("-m", "seq_len=256,8k", *TINY)
+    words = ("-m", "seq_len=256,4k", *TINY)
     surroundings = {"width": 200, "env": environment(NO_COLOR="1")}
-    code, seen, family = interrupted_in_terminal(tmp_path, *words, **surroundings, at=b"local 8k: timing")
+    code, seen, family = interrupted_in_terminal(tmp_path, *words, **surroundings, at=b"local 4k: timing")
     assert code == 130
     _, alive = psutil.wait_procs(family, timeout=10)
     assert family
@@ -97,7 +97,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_does(tmp_path):
     done = typed_here(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     records = read_records(tmp_path / "out" / "records.jsonl")
-    assert sorted(r["config"]["seq_len"] for r in records if r["status"] == "ok") == [256, 2**13]
+    assert sorted(r["config"]["seq_len"] for r in records if r["status"] == "ok") == [256, 2**12]
     assert [r["status"] for r in records].count("interrupted") == 1
 
 

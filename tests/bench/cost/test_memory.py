@@ -256,7 +256,7 @@ def test_of_the_published_lengths_only_that_which_ran_out_is_undecided():
 def test_what_attention_exchanges_takes_buffers(strategy, units):
     """In tensors of the size of Q: of Ulysses two copies of three and 3/4 of what arrives; of a ring, in a
     later stage of half the keys, the wide gradients, 2 + 2, and both ways the keys and values, 2 x 2, and
-    their wide gradients, 2 x 4, to which ours adds those of one's own keys, 4; where all keys are gathered, 8,
+    their wide gradients, 2 x 4, to which ours adds those of its own keys, 4; where all keys are gathered, 8,
     in place of the former.
     """
     heads = {"model.num_heads": 8, "model.num_kv_heads": 8, "model.head_dim": 64}

@@ -109,7 +109,7 @@ TRACED_OF_CELL = {LONG: 1}
 CELLS[LONG] = ("strategy=ring", "engine=fsdp2", "measure.budget_s=0.001")
 
 
-COVERED = ("usp", "ring_flash_attn ")
+COVERED = ("usp", "ring_flash_attn ", "ring_self_attention", "deepspeed_fpdt")
 """Of the collectives that these make, others have each kind."""
 
 
