@@ -16,8 +16,8 @@ from bench.strategies.ulysses.facts import Ulysses, exchange_heads
 def most_chunks(sp_degree: int, model: ModelConfig) -> int:
     """A query head of each rank in each round, as the paper has it: the least memory.
 
-    A round costs a kernel call and two all-to-alls, forward and backward alike. On two CPU ranks with 16/2
-    heads eight of them take 1.6 times the time of `ulysses` at 512 tokens, and no more than it at 2k.
+    A round costs a kernel call and two all-to-alls, forward and backward alike, which shows at short lengths:
+    `strategy.chunks` trades that against memory.
     """
     return max(1, model.num_heads // sp_degree)
 
