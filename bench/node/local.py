@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -124,9 +125,13 @@ class LocalRanks:
         self._compilation = CompilationWatch()
 
     def add(self, rank: int, process: BaseProcess) -> None:
-        """Start a rank as one of these."""
-        process.start()
-        self._processes[rank] = process
+        """Start a rank as one of these.
+
+        Signals interrupt the main thread only: of a process whose start they cut short nobody knows the
+        number, so that nobody could end it.
+        """
+        with ThreadPoolExecutor(1) as starter:
+            starter.submit(self._start, rank, process).result()
 
     def waits(self) -> list[Connection | int]:
         pipe = [] if self._receiver is None else [self._receiver]
@@ -186,6 +191,10 @@ class LocalRanks:
 
     def ends(self) -> list[RankEnd]:
         return [self._end(rank) for rank in self.ranks]
+
+    def _start(self, rank: int, process: BaseProcess) -> None:
+        process.start()
+        self._processes[rank] = process
 
     def _running(self) -> list[tuple[int, BaseProcess]]:
         return [(rank, each) for rank, each in self._processes.items() if rank not in self._exits]

@@ -2,10 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from multiprocessing import forkserver
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench.cell.planned import PlannedCell
@@ -45,6 +49,23 @@ def test_the_server_imports_deepspeed_only_where_a_cell_needs_it(imported, case)
 def test_without_a_plan_it_imports_what_any_cell_may_need(imported):
     ForkServer().warm()
     assert imported == [[DEEPSPEED, "bench.node.preload"]]
+
+
+def test_an_interruption_while_a_rank_is_started_leaves_no_rank(launcher, tmp_path, monkeypatch):
+    """It comes when the rank runs and the launcher does not know its number yet."""
+    read_number = forkserver.read_signed
+
+    def interrupted(descriptor):
+        while not (tmp_path / "rank_0.log").exists():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+        return read_number(descriptor)
+
+    before = {*psutil.Process().children(recursive=True)}
+    monkeypatch.setattr(forkserver, "read_signed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launcher.run(tiny_cell(), tmp_path)
+    assert {*psutil.Process().children(recursive=True)} <= before
 
 
 RUN = """
