@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -159,8 +160,13 @@ def peak_flops_per_s(folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
 
 def hardware_facts(key: str, folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
     """One number per hardware name, for the hardware of which it is known."""
-    known = [yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted(folder.glob("*.yaml"))]
-    return {each["name"]: float(each[key]) for each in known if key in each}
+    return {each["name"]: float(each[key]) for each in _hardware(folder) if key in each}
+
+
+@cache
+def _hardware(folder: Path) -> Sequence[Mapping[str, Any]]:
+    """The contents of the folder's files, read once a process."""
+    return [yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted(folder.glob("*.yaml"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +180,13 @@ class NodeLink:
 
 def node_links(folder: Path = HARDWARE_FOLDER) -> dict[str, NodeLink]:
     """Per hardware name the link within a node, for the hardware of which it is known."""
-    contents = (yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted(folder.glob("*.yaml")))
-    nodes = {each["name"]: each["links"]["node"] for each in contents if "links" in each}
+    nodes = {each["name"]: each["links"]["node"] for each in _hardware(folder) if "links" in each}
     return {name: NodeLink(node["name"], float(node["bytes_per_s"])) for name, node in nodes.items()}
 
 
 def device_names(folder: Path = HARDWARE_FOLDER) -> dict[str, tuple[str, ...]]:
     """Per hardware name what NVML calls such a device."""
-    contents = (yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted(folder.glob("*.yaml")))
-    return {each["name"]: tuple(each["device_names"]) for each in contents if "device_names" in each}
+    return {each["name"]: tuple(each["device_names"]) for each in _hardware(folder) if "device_names" in each}
 
 
 def row_of(record: Recorded, peaks: Mapping[str, float]) -> Row:

@@ -6,6 +6,8 @@ A strategy of an installed package has no file there: its option is made from it
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -57,7 +59,13 @@ def read_option(group: str, name: str) -> Raw:
     """The content of one option's file; raises ConfigError for a plugin that cannot be loaded."""
     if group == "strategy" and name in STRATEGIES.plugin_names():
         return option_of(STRATEGIES[name])
-    content = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+    return _content(CONF / group / f"{name}.yaml")
+
+
+@cache
+def _content(file: Path) -> Raw:
+    """Read once a process: a plan asks for the same few files cell by cell."""
+    content = OmegaConf.to_container(OmegaConf.load(file))
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
 
