@@ -1,20 +1,10 @@
 import functools
-import gc
 import json
 
 import pytest
 
 from analysis.cells.cells import Cells
 from tests.analysis.records import frame_of_records
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _imports_are_no_garbage():
-    """What was imported stays: to search it for garbage again and again takes a sixth of the time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
