@@ -27,6 +27,8 @@ from bench.training.models import TORCH_DTYPES
 
 WARM_UP_CALLS = 1
 LEAST_ROUNDS, MOST_ROUNDS = 2, 20
+SETTLE_S = 0.05
+"""Before memory is counted: gloo's threads hold a call's last buffers until they are given a core again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,7 @@ def _turns(calls: Sequence[Call | None], budget_s: float, device: torch.device) 
 
 def _tensors_peak_bytes(call: Call) -> int:
     gc.collect()  # or what earlier calls left would be freed meanwhile
+    time.sleep(SETTLE_S)
     with AllocationTracker() as before:
         pass
     with AllocationTracker() as tracker:
