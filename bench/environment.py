@@ -75,9 +75,8 @@ def this_machine() -> Machine:
     )
 
 
-@cache
 def installed(package: str) -> str | None:
-    """The version of a distribution that this process found first; None where it is not installed."""
+    """The version of a distribution, or None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

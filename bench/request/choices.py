@@ -6,6 +6,7 @@ A strategy of an installed package has no file there: its option is made from it
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def read_option(group: str, name: str) -> Raw:
     """The content of one option's file; raises ConfigError for a plugin that cannot be loaded."""
     if group == "strategy" and name in STRATEGIES.plugin_names():
         return option_of(STRATEGIES[name])
-    return _content(CONF / group / f"{name}.yaml")
+    return deepcopy(_content(CONF / group / f"{name}.yaml"))
 
 
 @cache
