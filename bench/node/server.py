@@ -17,7 +17,9 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bench.config import ConfigError
@@ -86,11 +88,30 @@ class ForkServer:
 
     def process(self, target: Callable[..., object], *arguments: Any) -> BaseProcess:
         """A process that will call this and end with the server; not started yet."""
-        return self._context.Process(target=target, args=arguments)
+        return _Process(target=target, args=arguments)
 
     def rank(self, job: RankJob, sender: Connection, entry: RankEntry | None) -> BaseProcess:
         """A rank that runs `entry`, by default the cell's passes, and tells of itself; not started yet."""
         return self.process(_enter, job, sender, entry)
+
+
+class _Process(ForkServerProcess):
+    """A process of the fork server that knows nothing of the command's main module."""
+
+    def start(self) -> None:
+        with _main_module_left_out():
+            super().start()
+
+
+@contextmanager
+def _main_module_left_out() -> Iterator[None]:
+    """Every process would import it first, Hydra and all: 0.2 s. Nothing that it calls is in there."""
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
 
 
 @contextmanager

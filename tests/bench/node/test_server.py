@@ -8,6 +8,7 @@ import sys
 import time
 from multiprocessing import forkserver
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
@@ -49,6 +50,18 @@ def test_the_server_imports_deepspeed_only_where_a_cell_needs_it(imported, case)
 def test_without_a_plan_it_imports_what_any_cell_may_need(imported):
     ForkServer().warm()
     assert imported == [[DEEPSPEED, "bench.node.preload"]]
+
+
+def test_a_process_of_the_server_does_not_run_the_command_s_main_module(tmp_path, launcher, monkeypatch):
+    path = tmp_path / "main.py"
+    path.write_text("raise SystemExit('was run')")
+    main = ModuleType("__main__")
+    main.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    process = ForkServer().process(int)
+    process.start()
+    process.join()
+    assert (process.exitcode, sys.modules["__main__"]) == (0, main)
 
 
 def test_an_interruption_while_a_rank_is_started_leaves_no_rank(launcher, tmp_path, monkeypatch):
