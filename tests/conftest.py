@@ -1,14 +1,15 @@
 """One fork server for the whole session, as a sweep has one, and which tests start ranks."""
 
 import gc
-import multiprocessing
 import os
 from collections import Counter
 
 import pytest
 
 from bench.cell.launcher import Launcher
+from bench.node import server
 from bench.node.lease import VARIABLE
+from bench.node.local import LocalNode
 from tests.fault_table import LEGEND, NUMBER, aligned, fault_rows
 
 SERVER = "server"
@@ -40,15 +41,19 @@ def _imports_are_no_garbage():
     gc.unfreeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _imported_once():
+    """The fork server imports what tests run on ranks, too, which take 0.3 s each otherwise."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(server.PRELOADED_OF_PACKAGES, "tests", "tests.preloaded")
+        yield
+
+
 @pytest.fixture(scope="session")
 def launcher():
     """Its server has imported everything: how long a test takes does not hang on whether it is the first."""
-    server = Launcher()
-    server.warm()
-    process = multiprocessing.get_context("forkserver").Process(target=int)
-    process.start()
-    process.join()
-    return server
+    LocalNode().import_all()
+    return Launcher()
 
 
 @pytest.fixture

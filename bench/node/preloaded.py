@@ -4,6 +4,7 @@ Importing runs no tensor operation, or the ranks would hang in OpenMP. Nor does 
 NVML: a driver does not survive a fork.
 """
 
+import numpy.ma  # with numpy's first `unique`
 import torch.profiler
 import transformers.models.llama.modeling_llama
 import transformers.models.qwen2.modeling_qwen2
@@ -17,4 +18,4 @@ for _name in PASSES:
     rank_code(_name)
 len(STRATEGIES)  # reads once for all ranks which packages have strategies; imports none of them
 
-__all__ = ["STRATEGIES", "bench", "torch", "transformers"]
+__all__ = ["STRATEGIES", "bench", "numpy", "torch", "transformers"]
