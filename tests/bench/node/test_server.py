@@ -16,7 +16,7 @@ import pytest
 from bench.cell.planned import PlannedCell
 from bench.config import Resume
 from bench.environment import REPOSITORY
-from bench.node.server import ForkServer
+from bench.node.server import PRELOADED_OF_PACKAGES, ForkServer
 from bench.sweep.plan import Plan
 from tests.cells import make_cell, tiny_cell
 
@@ -35,6 +35,7 @@ def imported(monkeypatch):
     told = []
     context = type(ForkServer()._context)
     monkeypatch.setattr(context, "set_forkserver_preload", lambda _, modules: told.append(modules))
+    monkeypatch.delitem(PRELOADED_OF_PACKAGES, "tests")
     monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: None)
     return told
 
