@@ -3,6 +3,7 @@
 import gc
 import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,17 @@ def launcher():
     """Its server has imported everything: how long a test takes does not hang on whether it is the first."""
     LocalNode().import_all()
     return Launcher()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sweeps_draw_nothing(request):
+    """Figures are most of a report's time: the tests of analysis draw them, and one sweep from its start."""
+    if "analysis" in request.path.relative_to(Path(__file__).parent).parts:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("analysis.report.write_figures", lambda *_: [])
+        yield
 
 
 @pytest.fixture
