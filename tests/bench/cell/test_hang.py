@@ -91,6 +91,7 @@ def look(cell, ranks):
     return None
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("codes", "waiting_spins", "rank"),
     [
@@ -114,6 +115,7 @@ def test_only_ranks_that_neither_work_nor_wait_for_others_work_hang(started, cod
     assert found is None or "has done nothing for 0 s, in <module> (<string>:" in found.what
 
 
+@pytest.mark.ranks
 def test_a_stopped_rank_hangs_even_while_another_computes(started):
     cell, ranks = started(SPIN, SPIN)
     os.kill(ranks.pids[1], signal.SIGSTOP)
@@ -122,6 +124,7 @@ def test_a_stopped_rank_hangs_even_while_another_computes(started):
     assert "stopped by a signal" in found.what
 
 
+@pytest.mark.ranks
 def test_a_launcher_that_was_suspended_does_not_count_that_time(started):
     pids, activity = [started(SLEEP)[1].pids[0]], Activity(window_s=30.0)
     for now_s in (0.0, 1.0, 2.0, 3600.0):

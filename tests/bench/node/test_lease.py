@@ -153,6 +153,7 @@ def test_a_gpu_sweep_holds_the_gpus_that_its_ranks_are_on(monkeypatch):
 SWEEP = ("-m", "seq_len=256", "strategy=local", "sweep_dir=out")
 
 
+@pytest.mark.ranks
 def test_ctrl_c_while_a_sweep_waits_is_an_interruption_that_leaves_nothing(tmp_path, held):
     path = tmp_path / "said"
 

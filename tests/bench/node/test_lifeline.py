@@ -40,6 +40,7 @@ def launched(tmp_path):
 
 
 @pytest.mark.fault(11)
+@pytest.mark.ranks
 def test_no_rank_and_no_server_outlives_a_killed_launcher(launched):
     launcher, rank, server = launched
     launcher.send_signal(signal.SIGKILL)
