@@ -22,6 +22,7 @@ LAST = (
 )  # fmt: skip
 """Files that whichever worker is done first takes, with a server of its own, so that both end together; the
 longest first."""
+gc.set_threshold(200_000, 20, 100)  # tests keep much: to search it for garbage took a seventh of their time
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers have a core each
     os.environ["OMP_WAIT_POLICY"] = "passive"  # ranks with two threads wait without taking the other's core
