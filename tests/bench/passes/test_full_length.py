@@ -1,7 +1,6 @@
 """Attention is compared with float64 at the length that is measured, in the cell's own step."""
 
 import math
-import multiprocessing
 import os
 import re
 import resource
@@ -15,6 +14,7 @@ import torch
 from bench.attention.documents import Documents
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
 from bench.attention.packed import attend_packed, packing_of
+from bench.node.server import ForkServer
 from bench.passes import PASSES
 from bench.passes.facts import first_beyond
 from bench.passes.full_length import lse, section
@@ -229,8 +229,9 @@ def test_every_seed_samples_other_tokens_with_the_last_row_and_the_first_key():
 COPIED_BYTES = 64 * 2**20
 
 
-def copy_under_a_limit(x):
+def copy_under_a_limit():
     """A process's whole life: it ends with 0 if the copy has room and nothing else of its size does."""
+    x = torch.from_numpy(np.ones(COPIED_BYTES // 4, dtype=np.float32))
     captured = FullLengthPass(measurement=None).captured
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (process_bytes("VmData") + COPIED_BYTES // 2, hard))
@@ -242,9 +243,9 @@ def copy_under_a_limit(x):
     os._exit(2)
 
 
-def test_what_is_copied_for_the_check_does_not_count_in_a_memory_limit():
-    x = torch.from_numpy(np.ones(COPIED_BYTES // 4, dtype=np.float32))
-    process = multiprocessing.get_context("fork").Process(target=copy_under_a_limit, args=(x,))
+def test_what_is_copied_for_the_check_does_not_count_in_a_memory_limit(launcher):
+    """In a process of the fork server: what tests before it freed would be room for more."""
+    process = ForkServer().process(copy_under_a_limit)
     process.start()
     process.join()
     assert process.exitcode == 0
