@@ -1,4 +1,4 @@
-"""What Hydra composes of words: files that several cells choose are read once, values put in by cell.
+"""What Hydra composes of words: each file is read once for all cells that choose it, values put in by cell.
 
 Hydra takes a tenth of a second a cell, nearly all of it for the files.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import cache
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -18,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from bench.request.choices import CONF, Raw, groups, register_plugins_with_hydra
 from bench.request.variables import refuse_secret_variables
 
+EXPERIMENT = "experiment"
 SWEEP_PATHS = ("new_sweep_dir", "hydra_dir")
 """Resolvers of conf/config.yaml that only a sweep can fill in."""
 
@@ -28,14 +30,14 @@ ReadFiles = Callable[[tuple[str, ...]], DictConfig]
 def composed_cells(cells: Sequence[Sequence[str]], read_files: ReadFiles) -> Iterator[Raw]:
     """What each cell's words compose to, without Hydra's own part, which `read_files` has."""
 
-    @cache
-    def read_once(words: tuple[str, ...]) -> DictConfig:
+    def read(words: tuple[str, ...]) -> DictConfig:
         configuration = read_files(words)
         with open_dict(configuration):
             del configuration["hydra"]
         return configuration
 
-    return (_composed(words, read_once) for words in cells)
+    files = Files(read)
+    return (_composed(words, files) for words in cells)
 
 
 def composed(*overrides: str) -> Raw:
@@ -43,8 +45,7 @@ def composed(*overrides: str) -> Raw:
     refuse_secret_variables()
     for name in SWEEP_PATHS:
         OmegaConf.register_new_resolver(name, lambda: "", replace=True)
-    plugins = repr(register_plugins_with_hydra())
-    return _composed(overrides, lambda words: _read(words, plugins))
+    return _composed(overrides, _files(repr(register_plugins_with_hydra())))
 
 
 def plain(configuration: DictConfig) -> Raw:
@@ -54,21 +55,51 @@ def plain(configuration: DictConfig) -> Raw:
     return {str(key): value for key, value in content.items()}
 
 
+class Files:
+    """Configurations of the files that words choose; Hydra reads a file once, unless it is an experiment's.
+
+    An experiment's file changes the whole configuration, every other fills the section of its name.
+    """
+
+    def __init__(self, read: ReadFiles) -> None:
+        self.read = cache(read)
+        self._base: DictConfig | None = None
+        self._sections: dict[tuple[str, str | None], Any] = {}
+        """By choice and word; the word is None where nobody chooses."""
+
+    def chosen(self, words: tuple[str, ...]) -> DictConfig:
+        """A configuration of its own; raises what Hydra raises."""
+        word_of = {word.partition("=")[0]: word for word in words}
+        if EXPERIMENT in word_of or len(word_of) < len(words):
+            return deepcopy(self.read(words))
+        wanted = {name: (name, word_of.get(name)) for name in groups() if name != EXPERIMENT}
+        if self._base is None or wanted.values() - self._sections.keys():
+            self._base = self.read(words)
+            self._sections |= {section: self._base.get(name) for name, section in wanted.items()}
+        together = deepcopy(self._base)
+        for name, section in wanted.items():
+            together[name] = self._sections[section]
+        return together
+
+
 @cache
-def _read(words: tuple[str, ...], plugins: str) -> DictConfig:  # noqa: ARG001  others are another option
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=[*words])
+def _files(plugins: str) -> Files:  # noqa: ARG001  other packages are other options
+    def read(words: tuple[str, ...]) -> DictConfig:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose("config", overrides=[*words])
+
+    return Files(read)
 
 
-def _composed(words: Sequence[str], read_files: ReadFiles) -> Raw:
+def _composed(words: Sequence[str], files: Files) -> Raw:
     """Words of any other kind, which Hydra refuses, it is given as they are."""
     overrides = OverridesParser.create().parse_overrides([*words])
     known = groups()
     values = [each for each in overrides if _sets_a_value(each, known)]
-    files = [each for each in overrides if _chooses_a_file(each, known)]
-    if len(values) + len(files) < len(overrides):
-        return plain(read_files(tuple(words)))
-    cell = deepcopy(read_files(tuple(str(each.input_line) for each in files)))
+    choices = [each for each in overrides if _chooses_a_file(each, known)]
+    if len(values) + len(choices) < len(overrides):
+        return plain(files.read(tuple(words)))
+    cell = files.chosen(tuple(str(each.input_line) for each in choices))
     ConfigLoaderImpl._apply_overrides_to_config(values, cell)
     return plain(cell)
 

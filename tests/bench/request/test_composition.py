@@ -1,12 +1,14 @@
 """A cell is composed as Hydra would, though files that several cells choose are read once."""
 
+import re
+
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from bench.request.choices import CONF
-from bench.request.composition import SWEEP_PATHS, composed, composed_cells, plain
+from bench.request.composition import EXPERIMENT, SWEEP_PATHS, composed, composed_cells, plain
 
 ASKED = {
     "values": ("seed=1", "seq_len=64k", "measure.steps=7", "data.path='a=b,c'", "seed=${batch}", "batch=3"),
@@ -64,3 +66,29 @@ def test_files_are_read_once_for_all_cells_that_choose_them_and_no_cell_holds_an
     found = [*composed_cells(cells, read_files)]
     assert read == [("strategy=ring",), ("strategy=usp",)]
     assert found == [plain(by_hydra(words)) for words in cells]
+
+
+def test_a_file_is_read_once_whatever_else_a_cell_chooses():
+    cells = [
+        (f"strategy={strategy}", f"engine={engine}", "model=qwen3_8b", "batch=2")
+        for strategy in ("ring", "usp")
+        for engine in ("ddp", "fsdp2")
+    ]
+    cells += [("strategy=usp", "model=qwen3_8b"), ("experiment=loss_equivalence", "engine=ddp")]
+    read = []
+
+    def read_files(words):
+        read.append(words)
+        return by_hydra(words, return_hydra_config=True)
+
+    found = [*composed_cells(cells, read_files)]
+    assert len(read) == 3 + 2  # two strategies and another engine; the default engine and an experiment
+    assert found == [plain(by_hydra(words)) for words in cells]
+
+
+def test_no_file_but_an_experiments_fills_more_than_its_section():
+    files = [path for path in CONF.glob("*/*.yaml") if path.parent.name != EXPERIMENT]
+    assert files
+    assert not [
+        path for path in files if re.search(r"^# @package|^defaults:", path.read_text(), re.MULTILINE)
+    ]
