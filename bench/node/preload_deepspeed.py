@@ -4,7 +4,11 @@ ZeRO's first optimizer check imports Muon, and with it torch's whole compiler: s
 takes 65 ms.
 """
 
+import gc
+
 from bench.node.optional_import import try_to_import
+
+gc.disable()  # until `preload` has imported the rest
 
 MODULES = ("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.runtime.sequence_parallel.ulysses_sp")
 
