@@ -26,6 +26,7 @@ from bench.observation.tokens import RankTokens, layout_of, misfed
 from bench.store import read_records
 from tests.cells import make_cell
 from tests.scripts import own_loop
+from tests.trace_cases import TRACED
 
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 MISTAKES = {
@@ -54,7 +55,7 @@ def observed(job, log):
     return {}
 
 
-JUDGED = {"steps": 11, "timed_steps": 1}
+JUDGED = {"steps": 8, "timed_steps": 1}
 """As few steps as leave a record: of a mistake no time is looked at."""
 
 
@@ -132,7 +133,7 @@ def test_the_record_says_what_of_a_loop_was_compared_and_what_never_is(record):
         "dk and dv of sampled keys": 1,
         "tokens": 1,
         "replicas": 1,
-        "collective calls of traced steps": 5,
+        "collective calls of traced steps": TRACED,
     }
     assert {made[what]["tokens"] for what in compared if what != "replicas"} == {512}
     assert {what: check["reason"] for what, check in made.items() if what not in compared} == {

@@ -28,7 +28,7 @@ from bench.store import Store
 from tests.cells import make_cell
 from tests.scripts import own_loop
 
-SAID, STEPS = "an error of our own", 12
+SAID, STEPS = "an error of our own", 9
 
 
 def fail(*_, **__):

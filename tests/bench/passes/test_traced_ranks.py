@@ -125,7 +125,7 @@ def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked
     trace = record.sections["trace"]
     assert trace.unjoined == [None] * cell.cluster.world_size
     assert trace.waiting_unknown is None
-    assert [step.other_calls for step in trace.steps] == [trace.unjoined] * TRACED_OF_CELL.get(case, 5)
+    assert [step.other_calls for step in trace.steps] == [trace.unjoined] * TRACED_OF_CELL.get(case, TRACED)
     assert trace.is_inspected == (case == LONG)
     assert trace.steps[trace.median_step].step_ms == trace.step_ms
     assert trace.steps[trace.median_step].purpose_exposed_ms == trace.purpose_exposed_ms
