@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
+from hydra._internal.hydra import Hydra
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
@@ -125,6 +127,23 @@ def room_for(folder: Path) -> Iterator[None]:
         sys.exit(ExitCode.FAILED)
 
 
+@contextmanager
+def mode_looked_up_for_experiments() -> Iterator[None]:
+    """Hydra composes once more, a tenth of a second, to look up its mode, which only an experiment sets."""
+    look_up = Hydra.get_mode
+
+    def mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
+        is_experiment = any(word.startswith("experiment=") for word in overrides)
+        found: RunMode | None = look_up(hydra, config_name, overrides) if is_experiment else None
+        return found
+
+    setattr(Hydra, "get_mode", mode)  # noqa: B010  mypy takes no other way
+    try:
+        yield
+    finally:
+        setattr(Hydra, "get_mode", look_up)  # noqa: B010
+
+
 def main() -> None:
     """Compose, plan, run. SIGTERM and SIGHUP are interruptions, as Ctrl-C is: what is done is kept."""
     Interrupts().install()
@@ -141,7 +160,8 @@ def main() -> None:
             print(help_text())
             return
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
-        run_one()
+        with mode_looked_up_for_experiments():
+            run_one()
 
 
 if __name__ == "__main__":

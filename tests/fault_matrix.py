@@ -13,6 +13,7 @@ import pytest
 from analysis.metrics.measured import measured
 from analysis.metrics.recorded import as_recorded
 from bench.config import ExitCode
+from bench.environment import installed
 from tests import fault_acts, faults
 
 
@@ -81,7 +82,9 @@ def without_ring_flash_attn():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.metadata, "version", asked)
+        installed.cache_clear()
         yield
+    installed.cache_clear()
 
 
 def took_as_long_as_it_took(record):
