@@ -77,7 +77,7 @@ def this_machine() -> Machine:
 
 @cache
 def installed(package: str) -> str | None:
-    """The version of a distribution, or None where it is not installed; asked once, as it takes milliseconds."""
+    """The version of a distribution, or None where it is not installed; asked once: it takes milliseconds."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What Hydra composes of words: each file is read once for all cells that choose it, values put in by cell.
+"""What Hydra composes of words: the defaults once for all cells, files and values put in by cell.
 
 Hydra takes a tenth of a second a cell, nearly all of it for the files.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import cache
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -16,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from bench.request.choices import CONF, Raw, groups, register_plugins_with_hydra
+from bench.request.choices import CONF, Raw, groups, options, read_option, register_plugins_with_hydra
 from bench.request.variables import refuse_secret_variables
 
 EXPERIMENT = "experiment"
@@ -56,29 +55,23 @@ def plain(configuration: DictConfig) -> Raw:
 
 
 class Files:
-    """Configurations of the files that words choose; Hydra reads a file once, unless it is an experiment's.
+    """Configurations of the files that words choose: Hydra's defaults, with other files in their places.
 
     An experiment's file changes the whole configuration, every other fills the section of its name.
     """
 
     def __init__(self, read: ReadFiles) -> None:
         self.read = cache(read)
-        self._base: DictConfig | None = None
-        self._sections: dict[tuple[str, str | None], Any] = {}
-        """By choice and word; the word is None where nobody chooses."""
 
-    def chosen(self, words: tuple[str, ...]) -> DictConfig:
+    def chosen(self, choices: Sequence[Override]) -> DictConfig:
         """A configuration of its own; raises what Hydra raises."""
-        word_of = {word.partition("=")[0]: word for word in words}
-        if EXPERIMENT in word_of or len(word_of) < len(words):
-            return deepcopy(self.read(words))
-        wanted = {name: (name, word_of.get(name)) for name in groups() if name != EXPERIMENT}
-        if self._base is None or wanted.values() - self._sections.keys():
-            self._base = self.read(words)
-            self._sections |= {section: self._base.get(name) for name, section in wanted.items()}
-        together = deepcopy(self._base)
-        for name, section in wanted.items():
-            together[name] = self._sections[section]
+        option_of = {each.key_or_group: str(each.value()) for each in choices}
+        is_known = all(option in options(name) for name, option in option_of.items())
+        if EXPERIMENT in option_of or len(option_of) < len(choices) or not is_known:
+            return deepcopy(self.read(tuple(str(each.input_line) for each in choices)))
+        together = deepcopy(self.read(()))
+        for name, option in option_of.items():
+            together[name] = read_option(name, option)
         return together
 
 
@@ -99,7 +92,7 @@ def _composed(words: Sequence[str], files: Files) -> Raw:
     choices = [each for each in overrides if _chooses_a_file(each, known)]
     if len(values) + len(choices) < len(overrides):
         return plain(files.read(tuple(words)))
-    cell = files.chosen(tuple(str(each.input_line) for each in choices))
+    cell = files.chosen(choices)
     ConfigLoaderImpl._apply_overrides_to_config(values, cell)
     return plain(cell)
 

@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from bench.request.choices import CONF
+from bench.request.choices import CONF, groups, options
 from bench.request.composition import EXPERIMENT, SWEEP_PATHS, composed, composed_cells, plain
 
 ASKED = {
@@ -55,26 +55,11 @@ def test_what_hydra_refuses_is_refused_in_the_same_words(case):
     assert str(found.value) == str(refused.value)
 
 
-def test_files_are_read_once_for_all_cells_that_choose_them_and_no_cell_holds_another_s_values():
-    cells = [("strategy=ring", "seq_len=1k"), ("strategy=ring", "batch=2"), ("strategy=usp", "seq_len=1k")]
-    read = []
-
-    def read_files(words):
-        read.append(words)
-        return by_hydra(words, return_hydra_config=True)
-
-    found = [*composed_cells(cells, read_files)]
-    assert read == [("strategy=ring",), ("strategy=usp",)]
-    assert found == [plain(by_hydra(words)) for words in cells]
-
-
-def test_a_file_is_read_once_whatever_else_a_cell_chooses():
+def test_hydra_composes_the_defaults_once_for_all_cells_and_no_cell_holds_another_s_values():
     cells = [
-        (f"strategy={strategy}", f"engine={engine}", "model=qwen3_8b", "batch=2")
-        for strategy in ("ring", "usp")
-        for engine in ("ddp", "fsdp2")
-    ]
-    cells += [("strategy=usp", "model=qwen3_8b"), ("experiment=loss_equivalence", "engine=ddp")]
+        ("strategy=ring", "seq_len=1k"), ("strategy=ring", "batch=2"), ("strategy=usp", "seq_len=1k"),
+        ("strategy=usp", "engine=ddp", "model=qwen3_8b"), ("experiment=loss_equivalence", "engine=ddp"),
+    ]  # fmt: skip
     read = []
 
     def read_files(words):
@@ -82,8 +67,20 @@ def test_a_file_is_read_once_whatever_else_a_cell_chooses():
         return by_hydra(words, return_hydra_config=True)
 
     found = [*composed_cells(cells, read_files)]
-    assert len(read) == 3 + 2  # two strategies and another engine; the default engine and an experiment
+    assert read == [(), ("experiment=loss_equivalence", "engine=ddp")]
     assert found == [plain(by_hydra(words)) for words in cells]
+
+
+OPTIONS = {name: options(name) for name in groups() if name != EXPERIMENT}
+ROUNDS = max(map(len, OPTIONS.values()))
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=pytest.mark.slow if number > 2 else ()) for number in range(ROUNDS)]
+)
+def test_every_file_is_put_where_hydra_puts_it(number):
+    words = [f"{name}={each[number % len(each)]}" for name, each in OPTIONS.items()]
+    assert composed(*words) == plain(by_hydra(words))
 
 
 def test_no_file_but_an_experiments_fills_more_than_its_section():
