@@ -125,6 +125,7 @@ def test_a_figure_is_drawn_for_any_number_of_cells(drawn_once, name, sweep):
     assert ("No records" in texts(drawn_once(name, sweep))) == (sweep == "no cells")
 
 
+@pytest.mark.parametrize("name", ["throughput", "step_parts", "scaling"])
 def test_a_figure_is_a_png_and_an_svg_of_which_the_same_records_give_the_same(cells_of, drawn_once, name):
     figure = drawn_once(name, "one cell")
     assert png_bytes(figure).startswith(b"\x89PNG")
