@@ -61,7 +61,7 @@ def seen(launcher, tmp_path_factory):
         "model=qwen3_nano",
         *MODEL,
         "strategy=local",
-        "seq_len=2k",
+        "seq_len=1k",
         "model.vocab_size=64",
         "model.num_layers=2",
     )

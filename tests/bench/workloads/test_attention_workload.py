@@ -13,7 +13,9 @@ from tests import faults
 from tests.cells import CHECKS, run_cell, tiny_cell, words_for
 from tests.installed import INSTALLED
 
-WORDS = ("workload=attention", "cluster.world_size=4", "measure.steps=2", "seq_len=512")
+WORDS = ("workload=attention", "cluster.world_size=2", "measure.steps=2", "seq_len=512")
+FOUR_RANKS = {"usp": ("cluster.world_size=4",)}
+"""What has two dimensions."""
 
 KEEPS_ROUNDED = ("ring_self_attention",)
 """Of one row here, of two keys, terms cancel whose roundings do not."""
@@ -34,7 +36,8 @@ def record(launcher, tmp_path_factory):
 
 @pytest.mark.parametrize("strategy", INSTALLED)
 def test_every_strategy_is_timed_forward_and_backward_and_errs_no_more_than_its_kernel(record, strategy):
-    calls = (found := record(f"strategy={strategy}", *words_for(strategy))).sections["attention"]
+    words = (f"strategy={strategy}", *words_for(strategy), *FOUR_RANKS.get(strategy, ()))
+    calls = (found := record(*words)).sections["attention"]
     ranks = found.config["cluster.world_size"]
     assert len(calls.forward_ms) == ranks == len(found.sections["timing"].step_times_ms)
     for rank in range(ranks):
@@ -87,7 +90,7 @@ def test_a_mask_that_a_package_cannot_do_is_refused_with_a_way_out():
 
 
 def test_attention_that_stays_local_is_a_wrong_result(launcher, tmp_path):
-    cell = tiny_cell(*WORDS, "strategy=ulysses")
+    cell = tiny_cell(*WORDS, "strategy=ulysses", "cluster.world_size=4")
     record, _ = run_cell(launcher, cell, tmp_path, faults.attend_locally)
     assert record.status == "wrong_result"
     assert "own shard only" in record.reason
