@@ -23,7 +23,6 @@ from rich.console import Console
 
 from bench.config import ConfigError, ExitCode
 from bench.environment import REPOSITORY
-from bench.node.worker import run_cell
 from bench.store import RECORDS, Store, read_records
 from bench.sweep.interrupts import SIGNALS, Interrupts
 from bench.sweep.plan import plan
@@ -117,7 +116,7 @@ def sweep(launcher, folder, fault, *, resumes=False):
     """The exit code of a sweep of a faulty cell and a sound one, and when each record was on the disk."""
     raws = [raw | {"sweep_dir": str(folder), "resume": resumes} for raw in requests(fault)]
     progress = Timed()
-    entry = fault.entry if fault.phase == "parity" else partial(without_parity, fault.entry)
+    entry = fault.entry if fault.phase == "parity" else partial(fault_acts.without_parity, fault.entry)
     with fault.around():
         code = run_plan(
             plan(raws, TWO_CORES, single=False),
@@ -128,11 +127,6 @@ def sweep(launcher, folder, fault, *, resumes=False):
             interrupts=Interrupts.installed(),
         )
     return code, progress.stored_s or [time.monotonic()]
-
-
-def without_parity(entry, job, log):
-    """A rank's whole life, as `entry` has it: nothing happens in parity, which takes a third of the time."""
-    return (entry or run_cell)(replace(job, known=job.known | {"parity"}), log)
 
 
 def strictly_read(folder):
