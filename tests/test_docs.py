@@ -1,5 +1,8 @@
 """The pages on measured quantities agree with the code, and every link in the repository leads somewhere."""
 
+import ast
+import inspect
+import itertools
 import re
 import typing
 from dataclasses import fields, is_dataclass
@@ -59,11 +62,26 @@ def analytic_names():
     return {f"analytic.{name}" for each in words for name in analytic(make_cell("seq_len=512", *each))}
 
 
-def test_every_measured_column_and_field_is_defined_once(summary):
+def meanings(section):
+    """Of a section's fields those with a meaning under them."""
+    (kind,) = ast.parse(inspect.getsource(section)).body
+    return {
+        field.target.id
+        for field, below in itertools.pairwise(kind.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+    }
+
+
+def test_every_measured_column_is_defined_once_and_every_field_on_a_page_or_under_it(summary):
+    """A section of which no report shows anything needs no page; of another every field has one."""
     columns = [each.column for each in DEFINITIONS]
     assert sorted(columns) == sorted(measured_columns(summary))
     named = [field for each in QUANTITIES for field in each.fields if field != "failure.found_after_s"]
-    assert sorted(named) == sorted(measured_fields())
+    without_page = sections().keys() - {field.rpartition(".")[0] for field in named}
+    explained = {f"{name}.{each}" for name in without_page for each in meanings(sections()[name])}
+    assert sorted([*named, *explained]) == sorted(measured_fields())
 
 
 @pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda each: each.page)
