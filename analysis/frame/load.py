@@ -17,7 +17,7 @@ import yaml
 
 from analysis.metrics.definitions import BY_COLUMN, OF_RECORD, of_record
 from analysis.metrics.recorded import Recorded
-from bench.origin import code_label
+from bench.environment import code_label
 
 Record = Mapping[str, Any]
 Columns = dict[str, Any]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.config import NO_MISTAKE, RunConfig
+from bench.config import RunConfig
 
 if TYPE_CHECKING:
     from bench.mistakes.code import Mistake
@@ -68,13 +68,6 @@ MISTAKES: Mapping[str, MistakeFacts] = {
     ),
 }  # fmt: skip
 """By name; `mistake=...` on the command line."""
-
-
-def mistake_refusals(cell: RunConfig) -> list[str]:
-    """Why the cell's mistake would change nothing, with the way out; empty for a cell without one."""
-    if cell.mistake == NO_MISTAKE or MISTAKES[cell.mistake].needs(cell):
-        return []
-    return [f"mistake={cell.mistake} would change nothing here: {MISTAKES[cell.mistake].way_out}"]
 
 
 def mistaken(name: str) -> Mistake:

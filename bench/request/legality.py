@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.command import tool_words
-from bench.config import ConfigError, RunConfig
+from bench.config import NO_MISTAKE, ConfigError, RunConfig
 from bench.cost.band import End
 from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.hardware import Hardware
 from bench.environment import CUDA_PACKAGES, installed
-from bench.mistakes import mistake_refusals
+from bench.mistakes import MISTAKES
 from bench.request.hardware import hardware_of, known_hardware
 from bench.request.target import PREDICT
 from bench.strategies import STRATEGIES
@@ -39,7 +39,7 @@ def refusal(cell: RunConfig) -> str | None:
         *STRATEGIES[cell.strategy].refusals(cell),
         *KERNEL_FACTS[cell.kernel].refusals(cell),
         *_engine_refusals(cell),
-        *mistake_refusals(cell),
+        *_mistake_refusals(cell),
         *_trainer_refusals(cell),
         *_offload_refusals(cell),
         *IN_MODE[cell.mode](cell),
@@ -111,6 +111,13 @@ def _engine_refusals(cell: RunConfig) -> list[str]:
 def _trainer_package(cell: RunConfig) -> str | None:
     facts = TRAINER_FACTS.get(cell.trainer)
     return None if facts is None else facts.package
+
+
+def _mistake_refusals(cell: RunConfig) -> list[str]:
+    """Why the cell's mistake would change nothing."""
+    if cell.mistake == NO_MISTAKE or MISTAKES[cell.mistake].needs(cell):
+        return []
+    return [f"mistake={cell.mistake} would change nothing here: {MISTAKES[cell.mistake].way_out}"]
 
 
 def _trainer_refusals(cell: RunConfig) -> list[str]:

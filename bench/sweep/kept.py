@@ -9,8 +9,7 @@ from functools import cache
 from typing import Any
 
 from bench.config import Resume, RunConfig
-from bench.environment import describe
-from bench.origin import Departure, Origin
+from bench.environment import Departure, Origin, describe
 from bench.record import Status, is_finding
 from bench.request.legality import used_packages
 from bench.request.target import PREDICT

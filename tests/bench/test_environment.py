@@ -4,8 +4,7 @@ import tomllib
 
 import pytest
 
-from bench.environment import REPOSITORY
-from bench.origin import ABOVE_CELLS, digest_of
+from bench.environment import ABOVE_CELLS, REPOSITORY, digest_of
 
 SOURCES = {"cell/run.py": "a = 1", "config.py": "b = 2", "sweep/run.py": "c = 3"}
 
