@@ -1,6 +1,7 @@
 import functools
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -131,6 +132,7 @@ def test_a_figure_is_a_png_and_an_svg_of_which_the_same_records_give_the_same(ce
     assert png_bytes(figure).startswith(b"\x89PNG")
     svg = svg_bytes(figure)
     assert b"<svg" in svg
+    assert not re.search(rb'clipPath id="(?!clip\d+")', svg)  # named after memory addresses
     assert svg == svg_bytes(build_figure(name, cells_of([make_record()])))
 
 
