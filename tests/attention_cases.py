@@ -83,7 +83,7 @@ def check_cases(job, log):
             outcomes.append(check_attention(strategy, device, causal=causal))
             way = cell.strategy, cell.layout, cell.options, cell.data.packs, causal
             if cell.cluster.world_size == max(WORLD_SIZES) and way not in looked_into:
-                looked_into.add(way)  # with other heads or another dtype the host waits no more
+                looked_into.add(way)  # heads, dtype and fewer ranks are taken to change nothing in it
                 case = f"{cell.strategy} on documents" if cell.data.packs else cell.strategy
                 waits[case] = waits.get(case, []) + waits_in_a_layer(strategy, device, causal)
     (job.folder / f"waits_{job.rank}.json").write_text(json.dumps(waits))

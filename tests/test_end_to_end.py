@@ -33,7 +33,7 @@ STALE = {
 def swept(tmp_path_factory):
     """The README's command, shorter, from a cold start in odd surroundings; its traces are kept."""
     folder = tmp_path_factory.mktemp("swept")
-    words = ("-m", "seq_len=512,512", "sweep_dir=out", "measure.keep_traces=true", *QUICK)
+    words = ("-m", "seq_len=1k,1024", "sweep_dir=out", "measure.keep_traces=true", *QUICK)
     done = typed(folder, *words, **STALE)
     assert (done.returncode, done.stderr) == (0, "")
     return done, folder / "out"
@@ -49,7 +49,7 @@ def records(swept):
 def test_a_sweep_ends_in_records_tables_figures_and_a_page(swept, records):
     done, out = swept
     strategies = ("local", "deepspeed_ulysses", "ring_flash_attn")
-    assert set(records) == {(strategy, 512) for strategy in strategies}
+    assert set(records) == {(strategy, 1024) for strategy in strategies}
     for (strategy, _), record in records.items():
         assert record["status"] == "ok"
         assert record["losses"]["tokens_digest"] == record["losses"]["expected_digest"]

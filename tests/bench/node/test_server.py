@@ -1,5 +1,6 @@
 """The server that ranks are forked from: what it imports for a plan, and what it makes of broken packages."""
 
+import gc
 import json
 import os
 import signal
@@ -63,6 +64,17 @@ def test_a_process_of_the_server_does_not_run_the_command_s_main_module(tmp_path
     process.start()
     process.join()
     assert (process.exitcode, sys.modules["__main__"]) == (0, main)
+
+
+def end_by_whether_garbage_is_collected():
+    sys.exit(0 if gc.isenabled() else 1)
+
+
+def test_a_rank_collects_garbage_though_its_server_imported_without(launcher):
+    process = ForkServer().process(end_by_whether_garbage_is_collected)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_an_interruption_while_a_rank_is_started_leaves_no_rank(launcher, tmp_path, monkeypatch):
