@@ -10,7 +10,6 @@ import pandas as pd
 
 from analysis.published.bearings import bearings
 from analysis.published.comparable import Comparable
-from analysis.published.model import CostModel
 from analysis.published.opinion import Verdict
 from analysis.published.registry import read_registry
 from analysis.published.verdicts import Judgement, decided, judged
@@ -35,6 +34,8 @@ def decided_claims(records: pd.DataFrame) -> Decided | None:
     measured = Comparable.of(records)
     if measured.frame.empty:
         return None
+    from analysis.published.model import CostModel  # and with it Hydra, for the few sweeps that need it
+
     registry, model = read_registry(), CostModel()
     found = decided(registry, measured)
     if not found:

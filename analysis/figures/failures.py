@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -124,6 +125,7 @@ def _fraction(place: float, limits: tuple[float, float]) -> float:
     return math.log(place / left) / math.log(right / left)
 
 
+@lru_cache(maxsize=4)  # both widths of a figure ask for the same
 def with_void(cells: Cells, column: str) -> Cells:
     """The cells, with `void` or `not known` as status where a trace left no value in this column."""
     status, ratio = cells.frame["status"], cells.frame["traced_to_timed"]
@@ -134,6 +136,7 @@ def with_void(cells: Cells, column: str) -> Cells:
     return replace(cells, frame=cells.frame.assign(status=status.where(~is_missing, why)))
 
 
+@lru_cache(maxsize=4)  # both widths of a figure ask for the same
 def with_undecided(cells: Cells) -> Cells:
     """The cells, with UNDECIDED as status where a prediction leaves open whether there is memory."""
     shown = shown_statuses(cells.frame)

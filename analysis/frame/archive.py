@@ -187,10 +187,7 @@ def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
         environments.add(record.environment or {})
         starts.append(start)
         start += len(line) + 1
-    columns = columns_of(rows)
-    return Read(
-        {key: _equal_texts_as_one(values) for key, values in columns.items()}, starts, shared, environments
-    )
+    return Read(columns_of(rows), starts, shared, environments)
 
 
 def _parsed(piece: Piece, place: int, line: bytes) -> Recorded:
@@ -203,14 +200,6 @@ def _parsed(piece: Piece, place: int, line: bytes) -> Recorded:
         number = piece.line_number(place)
         parse_record(piece.path, number, line, READABLE_VERSIONS, allow_duplicate_keys=True)
         raise StoreError(f"{piece.path}:{number}: not a record: {flaw(error)}; {DELETE_LINE}") from None
-
-
-def _equal_texts_as_one(values: Any) -> Any:
-    """A column's values, equal texts being one object, so that a process hands it over once."""
-    if not isinstance(values, list) or not isinstance(values[0], str):
-        return values
-    seen: dict[Any, Any] = {}
-    return [*map(seen.setdefault, values, values)]
 
 
 def _pieces(folder: Path) -> Iterator[Piece]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -15,7 +16,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from analysis.metrics.definitions import BY_COLUMN, OF_RECORD, of_record
+from analysis.metrics.definitions import BY_COLUMN, OF_RECORD, metric_columns
+from analysis.metrics.measured import Measured, measured
 from analysis.metrics.recorded import Recorded
 from bench.environment import code_label
 
@@ -25,15 +27,14 @@ Columns = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """One record's values."""
+    """What is kept of one record until it is a row of the frame."""
 
     identity: tuple[Any, ...]
-    """Those of RECORD_COLUMNS."""
+    """The values of RECORD_COLUMNS."""
     config: Mapping[str, Any]
     derived: tuple[Any, ...]
-    """Those of DERIVED_COLUMNS."""
-    metrics: tuple[Any, ...]
-    """Those of METRIC_COLUMNS."""
+    """The values of DERIVED_COLUMNS."""
+    measured: Measured
 
 
 HARDWARE_FOLDER = Path(__file__).resolve().parents[2] / "ulysses_ring_bench" / "conf" / "hardware"
@@ -43,6 +44,7 @@ RECORD_COLUMNS = (
 )  # fmt: skip
 IDENTITY = attrgetter(*RECORD_COLUMNS)
 NO_SCALAR = frozenset({list, dict})
+PACKED: Mapping[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
 DERIVED_COLUMNS = ("code", "torch", "device_name", "device_memory_bytes", "sequences_per_step")
 METRIC_COLUMNS = tuple(each.column for each in OF_RECORD)
 NUMBER_COLUMNS = frozenset({"device_memory_bytes", *(each.column for each in OF_RECORD if not each.is_text)})
@@ -65,17 +67,14 @@ def columns_of(rows: Sequence[Row]) -> Columns:
     """Rows turned into columns; what a row lacks is None, or NaN among numbers."""
     if not rows:
         return {}
-    identity, configs, derived, metrics = zip(*rows, strict=True)
+    identity, configs, derived, found = zip(*rows, strict=True)
     columns = {
         **_by_name(RECORD_COLUMNS, identity),
         **_settings(configs),
         **_by_name(DERIVED_COLUMNS, derived),
-        **_by_name(METRIC_COLUMNS, metrics),
+        **metric_columns(found),
     }
-    return {
-        key: np.array(column, dtype=np.float64) if key in NUMBER_COLUMNS else column
-        for key, column in columns.items()
-    }
+    return {name: _packed(name, column) for name, column in columns.items()}
 
 
 def joined(parts: Sequence[Columns], counts: Sequence[int]) -> Columns:
@@ -104,7 +103,7 @@ def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
 
 
 def _settings(configs: Sequence[Mapping[str, Any]]) -> Columns:
-    """The configurations' columns; what is no single value as its JSON, for cells must be comparable."""
+    """The configurations' columns."""
     shapes = dict.fromkeys(map(tuple, configs))
     if len(shapes) == 1:  # as in most sweeps, and several times as fast
         (keys,) = shapes
@@ -113,18 +112,37 @@ def _settings(configs: Sequence[Mapping[str, Any]]) -> Columns:
         columns = {
             key: [config.get(key) for config in configs] for key in dict.fromkeys(chain.from_iterable(shapes))
         }
-    return {
-        key: [*map(_comparable, column)] if NO_SCALAR & {*map(type, column)} else column
-        for key, column in columns.items()
-        if key not in RECORD_COLUMNS
-    }
+    return {key: column for key, column in columns.items() if key not in RECORD_COLUMNS}
+
+
+def _packed(name: str, column: Any) -> Any:
+    """A column whose values can be compared, and that is quickly handed from process to process.
+
+    What is no single value stands as its JSON. Numbers of one kind are an array, equal texts one object.
+    """
+    if isinstance(column, np.ndarray):
+        return column
+    if name in NUMBER_COLUMNS:
+        return np.array(column, dtype=np.float64)
+    kinds = {*map(type, column)}
+    if len(kinds) == 1 and kinds <= PACKED.keys():
+        with suppress(OverflowError):  # an integer beyond 64 bits stays in a list
+            return np.array(column, dtype=PACKED[kinds.pop()])
+    if kinds & NO_SCALAR:
+        return [*map(_comparable, column)]
+    if str in kinds:
+        seen: dict[Any, Any] = {}
+        return [*map(seen.setdefault, column, column)]
+    return column
 
 
 def _below(columns: Sequence[Any], counts: Sequence[int]) -> Any:
     """One column of all parts; None stands for one that a part lacks."""
-    if isinstance(columns[0], np.ndarray):
+    kinds = {getattr(column, "dtype", None) for column in columns}
+    if len(kinds) == 1 and None not in kinds:
         return np.concatenate(columns)
-    whole = ([None] * count if part is None else part for part, count in zip(columns, counts, strict=True))
+    lists = (column.tolist() if isinstance(column, np.ndarray) else column for column in columns)
+    whole = ([None] * count if part is None else part for part, count in zip(lists, counts, strict=True))
     return [*chain.from_iterable(whole)]
 
 
@@ -200,7 +218,7 @@ def row_of(record: Recorded, peaks: Mapping[str, float]) -> Row:
             device_memory_bytes(record),
             _sequences_per_step(record.config),
         ),
-        metrics=of_record(record, peaks),
+        measured=measured(record, peaks),
     )
 
 

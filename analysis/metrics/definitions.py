@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import compress
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from analysis.labels import (
     bytes_label,
@@ -19,9 +23,8 @@ from analysis.labels import (
     text_label,
 )
 from analysis.metrics import quantities as q
-from analysis.metrics.measured import measured, resident_above_base, straggler_gap_ms, worst_rank
+from analysis.metrics.measured import Measured, resident_above_base, straggler_gap_ms, worst_rank
 from analysis.metrics.quantities import Quantity
-from analysis.metrics.recorded import Recorded
 
 
 class Reduction(Enum):
@@ -67,10 +70,16 @@ class Definition:
         """A value in a reader's words; empty where it is missing."""
         return (self.label or LABELS.get(self.column.rpartition("_")[2], number_label))(value)
 
-    def of_part(self) -> tuple[Callable[[Any], Any], ...]:
-        """What to do with its part of a Measured, one after the other while there is something."""
+    @property
+    def part(self) -> str:
+        """The field of Measured that it is computed from."""
+        return str(self.source).partition(".")[0]
+
+    def values_of(self, parts: Sequence[Any]) -> Sequence[Any]:
+        """Its value of each of these parts, None where it is missing."""
         path = str(self.source).partition(".")[2]
-        return *([attrgetter(path)] if path else []), *([self.of] if self.of else [])
+        found = [*map(attrgetter(path), parts)] if path else parts
+        return found if self.of is None else [None if each is None else self.of(each) for each in found]
 
 
 def _of_traced_steps(share: str, quantity: Quantity, source: str) -> tuple[Definition, ...]:
@@ -217,36 +226,32 @@ OF_RECORD = tuple(each for each in DEFINITIONS if each.source is not None)
 """The metrics that are computed from one record; the others come with its identity, or from other cells."""
 
 
-def of_record(record: Recorded, peaks: Mapping[str, float]) -> tuple[Any, ...]:
-    """The values of OF_RECORD for one record; without a valid result only prediction and note.
-
-    `peaks` maps a hardware's name to its peak FLOP/s.
-    """
-    found = measured(record, peaks)
-    values: list[Any] = [None] * len(OF_RECORD)
-    for name, metrics in _OF_PART.items():
-        part = getattr(found, name)
-        if part is None:
-            continue
-        for place, functions in metrics:
-            value = part
-            for function in functions:
-                value = function(value)
-                if value is None:
-                    break
-            values[place] = value
-    return tuple(values)
+def metric_columns(found: Sequence[Measured]) -> dict[str, Any]:
+    """The columns of OF_RECORD: of numbers an array, a missing one being NaN; of texts a list with None."""
+    parts = {name: _Part.of([*map(attrgetter(name), found)]) for name in {each.part for each in OF_RECORD}}
+    return {each.column: parts[each.part].column(each) for each in OF_RECORD}
 
 
-def _by_part() -> Mapping[str, Sequence[tuple[int, tuple[Callable[[Any], Any], ...]]]]:
-    """Per part of a Measured its metrics: their place in OF_RECORD, and how each is computed."""
-    parts: dict[str, list[tuple[int, tuple[Callable[[Any], Any], ...]]]] = {}
-    for place, each in enumerate(OF_RECORD):
-        parts.setdefault(str(each.source).partition(".")[0], []).append((place, each.of_part()))
-    return parts
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One field of several Measured; metrics are computed of all at once, for calls one by one take long."""
 
+    present: Sequence[Any]
+    """Those that are not None."""
+    is_present: npt.NDArray[np.bool_]
 
-_OF_PART = _by_part()
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Self:
+        is_present = [value is not None for value in values]
+        return cls([*compress(values, is_present)], np.array(is_present, dtype=np.bool_))
+
+    def column(self, metric: Definition) -> Any:
+        column: npt.NDArray[Any] = (
+            np.full(len(self.is_present), None) if metric.is_text else np.full(len(self.is_present), np.nan)
+        )
+        if self.present:
+            column[self.is_present] = np.array(metric.values_of(self.present), dtype=column.dtype)
+        return column.tolist() if metric.is_text else column
 
 
 def columns_reduced(how: Reduction) -> list[str]:

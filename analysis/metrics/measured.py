@@ -350,5 +350,5 @@ def _median_of_both(forward_ms: Sequence[float], backward_ms: Sequence[float]) -
 
 
 def _share(part_ms: Sequence[float], step_ms: Sequence[float]) -> float:
-    worst = max(range(len(part_ms)), key=part_ms.__getitem__)
-    return part_ms[worst] / step_ms[worst]
+    worst_ms = max(part_ms)
+    return worst_ms / step_ms[part_ms.index(worst_ms)]

@@ -6,8 +6,11 @@ from collections import Counter
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import pandas as pd
+
 from analysis.frame.archive import read_archive
-from analysis.metrics.definitions import OF_RECORD, of_record
+from analysis.metrics.definitions import metric_columns
+from analysis.metrics.measured import measured
 from analysis.metrics.recorded import as_recorded
 from bench.passes.engagement.section import Engagement
 from bench.passes.parity.section import Parity
@@ -195,8 +198,8 @@ PEAKS = {"h100_80gb": 1e15}
 
 def metrics_of(record, peaks=PEAKS):
     """The record's metrics by name."""
-    values = of_record(as_recorded(record), peaks)
-    return SimpleNamespace(**dict(zip((each.column for each in OF_RECORD), values, strict=True)))
+    columns = metric_columns([measured(as_recorded(record), peaks)])
+    return SimpleNamespace(**{name: None if pd.isna(value) else value for name, (value,) in columns.items()})
 
 
 def frame_of_records(folder, records, peaks=PEAKS):

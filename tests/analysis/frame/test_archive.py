@@ -1,3 +1,4 @@
+import json
 import os
 
 import pandas as pd
@@ -28,6 +29,18 @@ def test_pieces_read_by_several_processes_are_the_records_in_their_order(tmp_pat
     monkeypatch.setattr(archive, "PIECE_BYTES", 2**30)
     pd.testing.assert_frame_equal(archived.frame, read_archive([folder], {}).frame)
     assert [archived.record(row) for row in range(100)] == records
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [(1, 2), (1, "auto"), (1, None), (1, 0.5), (1, 2**63), (True, "auto"), (True, 2), ([], 1)],
+)
+def test_a_setting_is_what_it_is_whatever_another_sweep_has_in_its_place(tmp_path, first, later):
+    sweeps = [[make_record(config={"measure.steps": value})] * 2 for value in (first, later)]
+    folders = [write_sweep(tmp_path / str(number), records) for number, records in enumerate(sweeps)]
+    told = [json.dumps(value) if value == [] else value for value in (first, later)]
+    found = read_archive(folders, {}).frame["measure.steps"]
+    pd.testing.assert_series_equal(found, pd.Series(told, name="measure.steps"))
 
 
 def test_a_setting_that_is_a_list_in_every_record_is_one_comparable_value(tmp_path):

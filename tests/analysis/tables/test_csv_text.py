@@ -29,6 +29,11 @@ def test_a_setting_of_any_kind_is_one_cell(summary_of, value, written):
     assert [row["data.files"] for row in cells(summary_of(records))] == [written, "text"]
 
 
+def test_what_is_equal_but_not_the_same_stays_apart(summary_of):
+    records = [make_record(config={"measure.steps": each, "seed": n}) for n, each in enumerate([True, 1])]
+    assert [row["measure.steps"] for row in cells(summary_of(records))] == ["True", "1"]
+
+
 def test_a_number_stays_a_number(summary_of):
     row = cells(summary_of([make_record(losses={"loss": [-1.5, -2.5]})]))[0]
     assert row["last_loss"] == "-2.5"
