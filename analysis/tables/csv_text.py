@@ -51,13 +51,16 @@ def _column(column: pd.Series[Any]) -> list[str]:
         together = BETWEEN_VALUES.join(["", *texts])
         if not any(sign in together for sign in NEED_CARE):
             return texts
+    if column.dtype == object:  # values of several kinds, of which 1 and True are equal
+        return [
+            "" if is_missing else _cell(value)
+            for value, is_missing in zip(column, column.isna(), strict=True)
+        ]
     written = {value: _cell(value) for value in column.dropna().unique().tolist()}
     return [written.get(value, "") for value in column.tolist()]
 
 
 def _numbers(column: pd.Series[Any]) -> list[str]:
-    if column.isna().all():
-        return [""] * len(column)
     numbers: list[Any] = column.tolist()  # of which JSON writes NaN as null
     if str(column.name).endswith("_bytes"):
         numbers = [None if math.isnan(number) else round(number) for number in numbers]
