@@ -6,9 +6,9 @@ import argparse
 import gc
 import multiprocessing
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,9 @@ NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
 """Roles whose speed and memory answer nothing."""
 TERMINAL_COLUMNS = 100
 MANY_RECORDS = 20_000
-"""Beyond this, a process of its own draws the figures while the tables and the page are written."""
+"""Beyond this, processes of their own draw the figures while the tables and the page are written."""
+DRAWING = 2
+"""As many such processes: one would draw for longer than all else takes."""
 
 
 def write_report(folder: Path) -> bool:
@@ -110,11 +112,9 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
     drawn = for_figures(cells)
     costs, longest = length_costs(drawn.cells), longest_lengths(cells, archive.frame)
-    draw: Callable[[], Sequence[FigureFile]] = partial(write_figures, drawn, output / "figures", compared)
-    with ExitStack() as stack:
-        if CAN_FORK and len(archive.frame) > MANY_RECORDS:
-            process = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("fork")))
-            draw = process.submit(draw).result
+    write = partial(write_figures, drawn, output / "figures", compared)
+    pays = CAN_FORK and len(archive.frame) > MANY_RECORDS
+    with _in_processes(write) if pays else nullcontext(write) as draw:
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         found = replace(found, origins=origins)
         everything = Cells.of_records(archive.frame) if compared else cells
@@ -126,6 +126,14 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
         write_whole(page, shown)
     _print_summary(cells, costs, longest, found, compared, page)
     return all(map(is_as_expected, compared))
+
+
+@contextmanager
+def _in_processes(draw: Callable[..., Sequence[FigureFile]]) -> Iterator[Callable[[], Sequence[FigureFile]]]:
+    """Have the figures drawn by processes of their own, from now on; what comes back waits for them."""
+    with ProcessPoolExecutor(DRAWING, multiprocessing.get_context("fork")) as processes:
+        parts = [processes.submit(draw, part=part, of=DRAWING) for part in range(DRAWING)]
+        yield lambda: [figure for part in parts for figure in part.result()]
 
 
 def _deciding_command(archive: Archive) -> str | None:
