@@ -10,6 +10,13 @@ from analysis.cells.selection import Selection
 from analysis.figures.figure_file import FigureFile
 
 
+def prepare_to_draw() -> None:
+    """Import what draws, which takes half a second."""
+    import analysis.figures.drawing
+    import analysis.figures.equivalence
+    import analysis.figures.figures  # noqa: F401
+
+
 def write_figures(
     drawn: Selection, folder: Path, compared: Sequence[Comparison] = (), *, part: int = 0, of: int = 1
 ) -> list[FigureFile]:
