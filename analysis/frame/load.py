@@ -44,6 +44,7 @@ RECORD_COLUMNS = (
 )  # fmt: skip
 IDENTITY = attrgetter(*RECORD_COLUMNS)
 NO_SCALAR = frozenset({list, dict})
+TEXT = frozenset({str, type(None)})
 PACKED: Mapping[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
 DERIVED_COLUMNS = ("code", "torch", "device_name", "device_memory_bytes", "sequences_per_step")
 METRIC_COLUMNS = tuple(each.column for each in OF_RECORD)
@@ -90,12 +91,12 @@ def frame_of(columns: Columns) -> pd.DataFrame:
     if not columns:
         return pd.DataFrame(empty)
     named = columns | {key: None for key in SETTINGS if key not in columns}
-    switches = {key: _off_where_missing(columns.get(key)) for key in SWITCHES}
+    switches = {key: _off_where_missing(columns.get(key, False)) for key in SWITCHES}
     return pd.DataFrame(named | switches)
 
 
-def _off_where_missing(column: Sequence[Any] | None) -> Any:
-    return False if column is None else [False if value is None else value for value in column]
+def _off_where_missing(column: Any) -> Any:
+    return [False if value is None else value for value in column] if isinstance(column, list) else column
 
 
 def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
@@ -130,7 +131,7 @@ def _packed(name: str, column: Any) -> Any:
             return np.array(column, dtype=PACKED[kinds.pop()])
     if kinds & NO_SCALAR:
         return [*map(_comparable, column)]
-    if str in kinds:
+    if str in kinds and kinds <= TEXT:  # beside others 1 and True would be one
         seen: dict[Any, Any] = {}
         return [*map(seen.setdefault, column, column)]
     return column

@@ -29,9 +29,10 @@ def test_a_setting_of_any_kind_is_one_cell(summary_of, value, written):
     assert [row["data.files"] for row in cells(summary_of(records))] == [written, "text"]
 
 
-def test_what_is_equal_but_not_the_same_stays_apart(summary_of):
-    records = [make_record(config={"measure.steps": each, "seed": n}) for n, each in enumerate([True, 1])]
-    assert [row["measure.steps"] for row in cells(summary_of(records))] == ["True", "1"]
+@pytest.mark.parametrize("values", [[True, 1], [True, 1, "auto"]])
+def test_what_is_equal_but_not_the_same_stays_apart(summary_of, values):
+    records = [make_record(config={"measure.steps": each, "seed": n}) for n, each in enumerate(values)]
+    assert [row["measure.steps"] for row in cells(summary_of(records))] == [*map(str, values)]
 
 
 def test_a_number_stays_a_number(summary_of):
