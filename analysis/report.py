@@ -6,13 +6,12 @@ import argparse
 import gc
 import multiprocessing
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -31,7 +30,7 @@ from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
 from analysis.cells.length_cost import LengthCosts, length_costs
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
 from analysis.figures.figure_file import FigureFile
-from analysis.figures.files import prepare_to_draw, write_figures
+from analysis.figures.files import write_figures
 from analysis.frame.archive import CAN_FORK, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.frame.origins import ORIGINS, mixed
@@ -75,9 +74,7 @@ NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
 """Roles whose speed and memory answer nothing."""
 TERMINAL_COLUMNS = 100
 MANY_RECORDS = 20_000
-"""Beyond this, processes of their own draw the figures while the tables and the page are written."""
-DRAWING = 2
-"""As many such processes: one would draw for longer than all else takes."""
+"""Beyond this, a process of its own draws the figures while the tables and the page are written."""
 
 
 def write_report(folder: Path) -> bool:
@@ -108,14 +105,16 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     output.mkdir(parents=True, exist_ok=True)
     origins = origin_lines(archive, archive.frame, mix)
     archive = mixed(archive, mix)
-    pays = CAN_FORK and len(archive.frame) > MANY_RECORDS
-    with _in_processes() if pays else nullcontext(_when_asked) as draw:
-        compared = comparisons(archive)
-        alone = bool(archive.frame["experiment"].eq(EXPERIMENT).all())
-        cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
-        drawn = for_figures(cells)
-        figures = draw(drawn, output / "figures", compared)
-        costs, longest = length_costs(drawn.cells), longest_lengths(cells, archive.frame)
+    compared = comparisons(archive)
+    alone = bool(archive.frame["experiment"].eq(EXPERIMENT).all())
+    cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
+    drawn = for_figures(cells)
+    costs, longest = length_costs(drawn.cells), longest_lengths(cells, archive.frame)
+    draw: Callable[[], Sequence[FigureFile]] = partial(write_figures, drawn, output / "figures", compared)
+    with ExitStack() as stack:
+        if CAN_FORK and len(archive.frame) > MANY_RECORDS:
+            process = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("fork")))
+            draw = process.submit(draw).result
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         found = replace(found, origins=origins)
         everything = Cells.of_records(archive.frame) if compared else cells
@@ -123,29 +122,10 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
         write_whole(output / "summary.md", _markdown_page(cells, costs, longest, found, compared))
         page = output / "report.html"
         claims = decided_claims(archive.frame)
-        shown = render(archive, cells, found, figures, drawn.note, compared, costs, claims, longest)
+        shown = render(archive, cells, found, draw, drawn.note, compared, costs, claims, longest)
         write_whole(page, shown)
     _print_summary(cells, costs, longest, found, compared, page)
     return all(map(is_as_expected, compared))
-
-
-def _when_asked(*what: Any) -> Callable[[], Sequence[FigureFile]]:
-    """Draws as write_figures does, when what comes back is called."""
-    return partial(write_figures, *what)
-
-
-@contextmanager
-def _in_processes() -> Iterator[Callable[..., Callable[[], Sequence[FigureFile]]]]:
-    """The same by processes of its own, at once; what comes back waits for them."""
-    with ProcessPoolExecutor(DRAWING, multiprocessing.get_context("fork")) as processes:
-        for _ in range(DRAWING):
-            processes.submit(prepare_to_draw)
-
-        def draw(*what: Any) -> Callable[[], Sequence[FigureFile]]:
-            parts = [processes.submit(write_figures, *what, part=part, of=DRAWING) for part in range(DRAWING)]
-            return lambda: [figure for part in parts for figure in part.result()]
-
-        yield draw
 
 
 def _deciding_command(archive: Archive) -> str | None:
