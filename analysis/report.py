@@ -130,7 +130,7 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
 
 def _deciding_command(archive: Archive) -> str | None:
     """What runs every cell of a sweep in MIN_PROCESSES processes; None for records of several commands."""
-    folders = {path.parent for path, _ in archive.places}
+    folders = {path.parent for path in dict.fromkeys(path for path, _ in archive.places)}
     given = [environment.get("argv") or [""] for environment in archive.environments]
     if archive.frame["experiment"].eq(LONGEST).any():
         return None  # each length runs once there, and it says whether it trains, not how fast

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from analysis.cells.cells import Cells
 from analysis.cells.difference import Difference, RateBand, band_difference, difference, too_few
@@ -16,8 +18,7 @@ MAX_LINES = 100
 MAX_FIGURES = 24
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(NamedTuple):
     """One cell of a comparison."""
 
     name: str
@@ -113,8 +114,8 @@ def measured_lines(found: Sequence[Ranking]) -> list[str]:
 
 
 def _ranking(seq_len: int, timed: Sequence[Timed], cells: Cells) -> Ranking:
-    by_name = tuple(sorted(timed, key=lambda cell: cell.name))
-    first, *others = sorted(timed, key=lambda cell: cell.tokens_per_s, reverse=True)
+    by_name = tuple(sorted(timed, key=attrgetter("name")))
+    first, *others = sorted(timed, key=attrgetter("tokens_per_s"), reverse=True)
     counts = {cell.processes for cell in timed}
     if not others:
         return Ranking(seq_len, by_name, None, first)
