@@ -81,7 +81,7 @@ def framed(
 ) -> Frame:
     """An empty figure with panels of these heights, in inches as its width."""
     heights = [LINE_INCHES * (len(lines) + 2), *panel_inches, LINE_INCHES]
-    figure = Figure(figsize=(width, sum(heights)), layout=ConstrainedLayoutEngine())
+    figure = Figure(figsize=(width, sum(heights)), dpi=DPI, layout=ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     header, *panels, legend = (figure.add_subplot(grid[row]) for row in range(len(heights)))
@@ -104,22 +104,21 @@ def build_figure(name: str, cells: Cells, note: str | None = None, width: float 
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """The figure as PNG, 150 dots per inch."""
-    buffer, dpi = io.BytesIO(), figure.dpi
-    figure.set_dpi(DPI)
+    """The figure as PNG, with the texts as they were measured for the layout."""
+    buffer = io.BytesIO()
     # savefig would draw it twice, once only to lay it out
-    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})  # type: ignore[no-untyped-call]
-    figure.set_dpi(dpi)
+    figure.canvas.print_png(buffer, metadata={"Software": None})  # type: ignore[attr-defined]
     return buffer.getvalue()
 
 
 def svg_bytes(figure: Figure) -> bytes:
     """The figure as SVG; the same figure gives the same bytes."""
-    buffer = io.StringIO()
+    buffer, measuring = io.StringIO(), figure.canvas
     with mpl.rc_context({"svg.hashsalt": "analysis"}):
         canvas = FigureCanvasSVG(figure)
         canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
-    FigureCanvasAgg(figure)  # what measures texts
+    figure.set_canvas(measuring)
+    figure.set_dpi(DPI)  # which printing made 72
     svg = buffer.getvalue().encode()
     # matplotlib names clip paths after memory addresses
     for number, name in enumerate(dict.fromkeys(re.findall(rb'<clipPath id="(\w+)"', svg))):

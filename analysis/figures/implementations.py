@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from analysis.figures.drawing import write_files
+from analysis.figures.drawing import DPI, write_files
 from analysis.figures.style import BANNER_COLOR, MUTED_COLOR
 from bench.labels import MIB, length_label
 
@@ -53,7 +53,7 @@ def _group(row: Mapping[str, Any]) -> tuple[int, int, int]:
 def _figure(rows: Sequence[Mapping[str, Any]], title: str, *, on_cpu: bool) -> Figure:
     names = [*_families(rows)]
     height = OTHER_INCHES + ROW_INCHES * len(names)
-    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=13)
     panels = figure.subplots(1, len(QUANTITIES), sharey=True)
