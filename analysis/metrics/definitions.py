@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import compress
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +23,7 @@ from analysis.labels import (
     text_label,
 )
 from analysis.metrics import quantities as q
-from analysis.metrics.measured import Measured, resident_above_base, straggler_gap_ms, worst_rank
+from analysis.metrics.measured import Measured, resident_above_base, worst_rank
 from analysis.metrics.quantities import Quantity
 
 
@@ -154,13 +154,13 @@ DEFINITIONS = (
     Definition("attention_exchange_share", q.ATTENTION_EXCHANGE_SHARE, "exchange.total"),
     Definition("exposed_attention_exchange_share", q.ATTENTION_EXCHANGE_SHARE, "exchange.exposed"),
     Definition("traced_to_timed", q.TRACED_TO_TIMED, "traced_to_timed", label=ratio_label),
-    Definition("straggler_gap_ms", q.STRAGGLER_GAP, "trace.step_ms", straggler_gap_ms),
+    Definition("straggler_gap_ms", q.STRAGGLER_GAP, "straggler_gap_ms"),
     Definition("mfu_causal", q.MFU, "utilisation.mfu_causal", over_repeats=RATE, label=percent_label),
     Definition("mfu_full", q.MFU, "utilisation.mfu_full", over_repeats=RATE, label=percent_label),
     Definition("hfu_causal", q.MFU, "utilisation.hfu_causal", over_repeats=RATE, label=percent_label),
     Definition("hfu_full", q.MFU, "utilisation.hfu_full", over_repeats=RATE, label=percent_label),
-    Definition("first_loss", q.TRAINING_SIGNAL, "losses.loss", itemgetter(0)),
-    Definition("last_loss", q.TRAINING_SIGNAL, "losses.loss", itemgetter(-1)),
+    Definition("first_loss", q.TRAINING_SIGNAL, "losses.first"),
+    Definition("last_loss", q.TRAINING_SIGNAL, "losses.last"),
     Definition("checks", q.CHECKS, "checked.listed", over_repeats=FIRST),
     Definition("checks_made", q.CHECKS, "checked.made", over_repeats=LOWEST),
     Definition("checks_missing", q.CHECKS, "checked.missing", over_repeats=FIRST, label=text_label),
@@ -227,7 +227,10 @@ OF_RECORD = tuple(each for each in DEFINITIONS if each.source is not None)
 
 
 def metric_columns(found: Sequence[Measured]) -> dict[str, Any]:
-    """The columns of OF_RECORD: of numbers an array, a missing one being NaN; of texts a list with None."""
+    """The columns of OF_RECORD: of numbers an array, a missing one being NaN; of texts a list with None.
+
+    Of a record without a valid result there are its prediction and its note alone.
+    """
     parts = {name: _Part.of([*map(attrgetter(name), found)]) for name in {each.part for each in OF_RECORD}}
     return {each.column: parts[each.part].column(each) for each in OF_RECORD}
 

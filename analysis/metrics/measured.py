@@ -34,7 +34,6 @@ PEAK_DTYPES = frozenset({"bf16", "fp16"})
 class Steps(Struct, frozen=True, kw_only=True):
     """The timed steps, each as long as its slowest rank took; or the expected one."""
 
-    sorted_ms: Sequence[float]
     timed: int | None
     """How many were timed; None of a prediction, as are the warm-up and the window."""
     median_ms: float
@@ -92,6 +91,16 @@ class Share(NamedTuple):
     exposed: float
 
 
+class EndLosses(NamedTuple):
+    """The losses of the first step and of the last."""
+
+    first: float | None
+    """None of a wrong result, whose loss was no finite number, as is the next one."""
+    last: float | None
+    held_against: str | None
+    """The cell whose losses they were held against; None where there is none."""
+
+
 class Measured(Struct, frozen=True, kw_only=True):
     """One record that worked. Each field is what some metrics are computed from, None where it is unknown."""
 
@@ -103,8 +112,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     node_traffic: NodeTraffic | None = None
     """None on one node."""
     traced_to_timed: float | None = None
-    trace: Trace | None = None
-    """None also where its median step is void, as are the next three."""
+    straggler_gap_ms: float | None = None
+    """None also where the median traced step is void, as are the next three."""
     communication: Share | None = None
     exchange: Share | None = None
     parts: StepParts | None = None
@@ -112,7 +121,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     exchange_shares: PurposeShares | None = None
     """Of the traced steps that are not void, as is the next one; None where there is none."""
     communication_shares: PurposeShares | None = None
-    losses: Losses | None = None
+    losses: EndLosses | None = None
     calls: Calls | None = None
     control_error_ulps: Ulps | None = None
     """The kernel's own error, on one device."""
@@ -135,7 +144,8 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         return Measured(predicted=predicted(record), note=record.reason)
     if record.provenance == Provenance.PREDICTED:
         return _expected(record, peaks)
-    steps, trace = _steps(record.timing) if record.timing else None, record.trace
+    steps_ms = sorted(slowest_rank_ms(record.timing.step_times_ms)) if record.timing else []
+    steps, trace = _steps(record.timing, steps_ms) if record.timing else None, record.trace
     ratio = max(trace.step_ms) / steps.median_ms if trace and steps else None
     shares = traced_shares(trace, steps.median_ms if steps else None) if trace else None
     if ratio is not None and is_void(ratio):
@@ -147,14 +157,14 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         needed_bytes=record.analytic.needed_bytes if record.analytic else None,
         node_traffic=_node_traffic(record, steps),
         traced_to_timed=ratio,
-        trace=trace,
+        straggler_gap_ms=straggler_gap_ms(trace.step_ms) if trace else None,
         communication=communication_share(trace) if trace else None,
         exchange=attention_exchange_share(trace) if trace else None,
         parts=step_parts(trace) if trace else None,
         shares=shares,
         exchange_shares=shares.exchange if shares else None,
         communication_shares=shares.communication if shares else None,
-        losses=record.losses if record.losses and record.losses.loss else None,
+        losses=_end_losses(record.losses) if record.losses else None,
         calls=_calls(record) if record.attention else None,
         control_error_ulps=record.attention.control_error_ulps
         if record.attention and record.analytic
@@ -162,7 +172,7 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         checked=None if record.checks is None else checked(record.checks),
         checks_told=told(record.checks) if record.checks and record.role == Role.OBSERVED else None,
         predicted=predicted(record),
-        note=note_of(record, steps.sorted_ms if steps else (), shares),
+        note=note_of(record, steps_ms, shares),
     )
 
 
@@ -235,16 +245,12 @@ def utilisation(flops: float, step_ms: float, ranks: int, peak_flops_per_s: floa
     return flops / (step_ms / 1e3 * ranks * peak_flops_per_s)
 
 
-def _steps(timing: Timing) -> Steps:
-    steps_ms = sorted(slowest_rank_ms(timing.step_times_ms))
-    median_ms, interval, tokens = (
-        statistics.median(steps_ms),
-        median_interval(steps_ms),
-        timing.tokens_per_step,
-    )
+def _steps(timing: Timing, steps_ms: Sequence[float]) -> Steps:
+    """What is known of these steps of the slowest rank."""
+    median_ms, interval = statistics.median(steps_ms), median_interval(steps_ms)
+    tokens = timing.tokens_per_step
     rate = tokens_per_s(tokens, median_ms)
     return Steps(
-        sorted_ms=steps_ms,
         timed=len(steps_ms),
         median_ms=median_ms,
         low_ms=interval.low if interval else None,
@@ -257,6 +263,10 @@ def _steps(timing: Timing) -> Steps:
         tokens_per_s_per_rank=rate / len(timing.step_times_ms),
         window_tokens_per_s=tokens_per_s(tokens * len(steps_ms), max(timing.window_ms)),
     )
+
+
+def _end_losses(losses: Losses) -> EndLosses | None:
+    return EndLosses(losses.loss[0], losses.loss[-1], losses.held_against) if losses.loss else None
 
 
 def _node_traffic(record: Recorded, steps: Steps | None) -> NodeTraffic | None:
@@ -279,7 +289,6 @@ def _expected_step(record: Recorded) -> Steps | None:
     tokens = record.timing.tokens_per_step
     rate = tokens_per_s(tokens, step_ms)
     return Steps(
-        sorted_ms=[step_ms],
         timed=None,
         median_ms=step_ms,
         low_ms=None,
