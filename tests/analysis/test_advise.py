@@ -13,7 +13,6 @@ from tests.analysis.advice.asked import QUESTION, asked
 README = (REPOSITORY / "README.md").read_text()
 COMMAND = "    python -m analysis.advise "
 LEFT_OUT = "..."
-SECONDS = 5.0
 
 
 def shown_in_readme():
@@ -45,19 +44,17 @@ def test_an_answer_for_a_calibrated_cpu_says_what_it_is_of(tmp_path, monkeypatch
     assert "they do not say which strategy is faster on GPUs" in printed
 
 
-def test_an_answer_takes_seconds_and_neither_torch_nor_pandas_nor_matplotlib(tmp_path):
-    """Of a cold process; what the system's clock says depends on who else is there, so its own is taken."""
+def test_an_answer_takes_neither_torch_nor_pandas_nor_matplotlib(tmp_path):
+    """None has a part in arithmetic, and each takes long to import."""
     code = (
-        "import sys, time; from analysis.advise import main; code = main(sys.argv[1:]);"
-        " print(time.process_time(), *({'torch', 'pandas', 'matplotlib'} & {*sys.modules})); sys.exit(code)"
+        "import sys; from analysis.advise import main; code = main(sys.argv[1:]);"
+        " print({'torch', 'pandas', 'matplotlib'} & {*sys.modules}); sys.exit(code)"
     )
     command = [sys.executable, "-c", code, *QUESTION, "cluster.world_size=1024"]
     done = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=True
     )
-    seconds, *imported = done.stdout.splitlines()[-1].split()
-    assert not imported
-    assert float(seconds) < SECONDS
+    assert done.stdout.splitlines()[-1] == "set()"
     assert "1024 x h100_80gb" in done.stdout
 
 
