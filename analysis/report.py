@@ -6,11 +6,10 @@ import argparse
 import gc
 import multiprocessing
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -29,8 +28,7 @@ from analysis.cells.cells import Cells
 from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
 from analysis.cells.length_cost import LengthCosts, length_costs
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
-from analysis.figures.figure_file import FigureFile
-from analysis.figures.files import write_figures
+from analysis.figures.files import figure_writer
 from analysis.frame.archive import CAN_FORK, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.frame.origins import ORIGINS, mixed
@@ -74,7 +72,7 @@ NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
 """Roles whose speed and memory answer nothing."""
 TERMINAL_COLUMNS = 100
 MANY_RECORDS = 20_000
-"""Beyond this, a process of its own draws the figures while the tables and the page are written."""
+"""Beyond this, another process draws figures while the tables and the page are written."""
 
 
 def write_report(folder: Path) -> bool:
@@ -110,11 +108,9 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
     drawn = for_figures(cells)
     costs, longest = length_costs(drawn.cells), longest_lengths(cells, archive.frame)
-    draw: Callable[[], Sequence[FigureFile]] = partial(write_figures, drawn, output / "figures", compared)
-    with ExitStack() as stack:
-        if CAN_FORK and len(archive.frame) > MANY_RECORDS:
-            process = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("fork")))
-            draw = process.submit(draw).result
+    pays = CAN_FORK and len(archive.frame) > MANY_RECORDS
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) if pays else nullcontext() as other:
+        draw = figure_writer(drawn, output / "figures", compared, other)
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         found = replace(found, origins=origins)
         everything = Cells.of_records(archive.frame) if compared else cells

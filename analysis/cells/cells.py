@@ -53,8 +53,9 @@ class Cells:
 
     def part(self, rows: pd.Series[bool] | pd.Index[Any]) -> Self:
         """Some of the cells, chosen by the rows of the frame; their series are told apart anew."""
-        # In one piece, of which parts are quickly taken.
-        return type(self)(self.frame.loc[rows].copy(), self.work.loc[rows], self.all_processes)
+        frame = self.frame.loc[rows].copy()  # in one piece, of which parts are quickly taken
+        own = self.all_processes.index.isin(frame.index)
+        return type(self)(frame, self.work.loc[rows], self.all_processes[own])
 
     def first(self, count: int) -> Self:
         """The first of too many cells."""

@@ -273,13 +273,16 @@ assert "matplotlib.pyplot" not in sys.modules
 def test_of_too_many_cells_the_page_shows_some_and_the_csv_all(tmp_path, monkeypatch):
     for limit in ("report.MANY_RECORDS", "report.MAX_SHOWN_CELLS", "cells.selection.MAX_SHOWN_CELLS"):
         monkeypatch.setattr(f"analysis.{limit}", 100)
-    monkeypatch.setattr("analysis.figures.figures.figures_for", lambda _: ["throughput"])
+    monkeypatch.setattr(
+        "analysis.figures.figures.figures_for", lambda _: ["throughput", "peak_memory", "scaling"]
+    )
     write_report(write_sweep(tmp_path, synthetic_records(450)))
     page = (tmp_path / "report.html").read_text()
     assert len(re.findall(r'<details class="cell"', page)) == 100
     assert "Of 450 cells the 100 that were started last are listed" in page
     assert "series are drawn" in page
-    assert page.count("<figure") == 1  # drawn by a process of its own
+    assert re.findall(r"<figcaption>([^<]*)", page)[:2] == ["Throughput", "Peak memory"]
+    assert page.count("<figure") == 3
     assert len((tmp_path / "summary.csv").read_text().splitlines()) == 451
     assert "and 350 more cells; all cells are in summary.csv" in (tmp_path / "summary.md").read_text()
 
