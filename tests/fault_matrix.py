@@ -109,7 +109,7 @@ def is_not_traced(reason, record):
     """The clock's figures are there, and the trace's are not, for this reason."""
     found = measured(as_recorded(record), {})
     assert found.steps.median_ms > 0
-    assert (found.trace, found.exchange_shares, found.communication) == (None, None, None)
+    assert (found.straggler_gap_ms, found.exchange_shares, found.communication) == (None, None, None)
     (check,) = (each for each in record["checks"] if each["what"] == "collective calls of traced steps")
     said = (record["trace"]["failure"], check["reason"], found.note.rpartition("shares: ")[2])
     return all(each.startswith(reason) for each in said)
