@@ -1,9 +1,10 @@
 """What a trace says of real ranks, where the answer is known beforehand or by another way."""
 
 import functools
-import itertools
 import json
+from collections import defaultdict
 from dataclasses import asdict
+from itertools import chain, cycle
 
 import pytest
 from msgspec import convert
@@ -19,7 +20,9 @@ from tests.trace_cases import PROFILER_STARTS_LATE_S, SLEEP_S, TRACED, Case, tra
 
 SLEEP_MS = SLEEP_S * 1e3
 TOLERANCE = 0.1
-"""Other tests run beside these, and who slept is woken late."""
+CLOSE_MS = TOLERANCE * SLEEP_MS
+"""How far what a trace says may lie from what the tap says, which has no trace; neither from how long a rank
+slept: beside others a rank runs late, and then its trace has to say so."""
 
 
 @pytest.fixture(scope="module")
@@ -41,28 +44,52 @@ def traced(launcher, tmp_path_factory):
     return traced
 
 
+def tapped_waiting_ms(folder, ranks):
+    """By traced step and rank the longest that it waits in attention for who is last, by the calls' own clock."""
+    by_rank = [json.loads((folder / f"calls-{rank}.json").read_text()) for rank in range(ranks)]
+    last = defaultdict(int)
+    for call in chain.from_iterable(by_rank):
+        last[meeting(call)] = max(last[meeting(call)], call["arrival_ns"])
+    count = len(by_rank[0]) // TRACED
+    return [
+        [longest_ms(calls[step * count : (step + 1) * count], last) for calls in by_rank]
+        for step in range(TRACED)
+    ]
+
+
+def meeting(call):
+    return call["purpose"], tuple(call["members"]), call["ordinal"]
+
+
+def longest_ms(calls, last):
+    return max(
+        (last[meeting(each)] - each["arrival_ns"]) / 1e6 for each in calls if each["purpose"] == "attention"
+    )
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_others_wait_as_long_as_one_sleeps(traced, ranks):
-    trace, _, _ = traced(Case.sleep_before_the_exchange, ranks)
-    waiting = trace.purpose_waiting_ms["attention"]
-    assert [waiting[rank] for rank in range(ranks) if rank != 1] == [
-        pytest.approx(SLEEP_MS, rel=TOLERANCE) for _ in range(ranks - 1)
-    ]
-    assert waiting[1] < TOLERANCE * SLEEP_MS
-    exposed = trace.purpose_exposed_ms["attention"]
-    assert exposed[0] == pytest.approx(SLEEP_MS, rel=TOLERANCE)
-    assert trace.purpose_exposed_waiting_ms["attention"][0] <= exposed[0]
-    assert trace.idle_ms[1] == pytest.approx(SLEEP_MS, rel=TOLERANCE)
+    trace, _, folder = traced(Case.sleep_before_the_exchange, ranks)
+    waited = tapped_waiting_ms(folder, ranks)
+    for step, expected in zip(trace.steps, waited, strict=True):
+        assert step.purpose_exposed_waiting_ms["attention"] == pytest.approx(expected, abs=CLOSE_MS)
+    assert trace.purpose_waiting_ms["attention"] == pytest.approx(waited[trace.median_step], abs=CLOSE_MS)
+    assert trace.purpose_exposed_waiting_ms["attention"][0] <= trace.purpose_exposed_ms["attention"][0]
+    assert trace.idle_ms[1] > SLEEP_MS
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_who_waits_for_a_sleeper_transfers_next_to_nothing_in_every_traced_step(traced, ranks):
-    trace, _, _ = traced(Case.sleep_before_the_exchange, ranks)
+def test_who_waits_for_a_sleeper_transfers_next_to_nothing(traced, ranks):
+    trace, _, folder = traced(Case.sleep_before_the_exchange, ranks)
     shares = traced_shares(convert(asdict(trace), Trace), None)
     assert shares.steps == TRACED
-    # All but one rank wait for nearly all of the step.
-    assert shares.exchange.waiting.low == pytest.approx((ranks - 1) / ranks, rel=TOLERANCE)
-    assert 0 <= shares.exchange.transfer.low <= shares.exchange.transfer.high < TOLERANCE / 2
+    waited = [
+        sum(waited_ms) / sum(step.step_ms)
+        for waited_ms, step in zip(tapped_waiting_ms(folder, ranks), trace.steps, strict=True)
+    ]
+    assert shares.exchange.waiting.low == pytest.approx(min(waited), rel=TOLERANCE)
+    assert shares.exchange.waiting.high == pytest.approx(max(waited), rel=TOLERANCE)
+    assert 0 <= shares.exchange.transfer.low < TOLERANCE / 2
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -76,13 +103,12 @@ def test_communication_behind_compute_is_total_and_not_exposed(traced, ranks):
 
 
 def test_who_receives_late_waits_for_its_sender_however_late_its_profiler_starts(traced):
-    trace, _, _ = traced(Case.pass_on_late, 4)
-    waiting = trace.purpose_waiting_ms["attention"]
-    assert waiting[1] == pytest.approx(SLEEP_MS, rel=TOLERANCE)
-    assert waiting[0] < TOLERANCE * SLEEP_MS
-    assert waiting[2] < TOLERANCE * SLEEP_MS
+    trace, _, folder = traced(Case.pass_on_late, 4)
+    waited = tapped_waiting_ms(folder, 4)
+    assert trace.purpose_waiting_ms["attention"] == pytest.approx(waited[trace.median_step], abs=CLOSE_MS)
     assert trace.calls == {"send_recv": [2] * 4}
-    assert max(trace.step_ms) < SLEEP_MS + PROFILER_STARTS_LATE_S * 1e3
+    # No step begins before all profilers have started: nobody waits for rank 1 in all of them.
+    assert min(by_rank[2] for by_rank in waited) < PROFILER_STARTS_LATE_S * 1e3 / 2
 
 
 def test_the_tap_and_the_profiler_read_one_clock(traced):
@@ -102,7 +128,7 @@ KINDS_AND_ENGINES = [(kind, ENGINES[(i + j) % 3]) for j in range(3) for i, kind 
 """Each pair, the engine changing from each to the next."""
 CELLS = {
     f"{name} {kind} {engine}": (f"strategy={name}", f"engine={engine}", *kind.split())
-    for name, (kind, engine) in zip(INSTALLED, itertools.cycle(KINDS_AND_ENGINES), strict=False)
+    for name, (kind, engine) in zip(INSTALLED, cycle(KINDS_AND_ENGINES), strict=False)
 }
 LONG = "a long step, traced and tapped at once"
 TRACED_OF_CELL = {LONG: 1}

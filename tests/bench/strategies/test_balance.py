@@ -9,10 +9,11 @@ from tests.sleeping_blocks import units_of
 
 LAYOUTS = {"distflash_attn": "contiguous", "ring": "zigzag"}
 UNITS = {
-    4: {"distflash_attn": (2.5, 2.7), "ring": (2, 2.1)},
-    8: {"distflash_attn": (4.5, 5), "ring": (4, 4.3)},
+    4: {"distflash_attn": (2.5, 2.9), "ring": (2, 2.4)},
+    8: {"distflash_attn": (4.5, 5), "ring": (4, 4.4)},
 }
-"""What blocks alone take by ranks, and the most that all may; of a contiguous ring they take P - 1/2."""
+"""What blocks alone take by ranks, and the most that all may: less than half a block more, the least that a
+schedule can waste. Of a contiguous ring they take P - 1/2."""
 
 
 @pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
