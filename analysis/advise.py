@@ -39,8 +39,9 @@ from analysis.advice.ranking import Ranking, ranked
 from analysis.advice.table import lines_below, table_of
 from bench.command import sweep_command, tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
+from bench.cost.fit import Fit
 from bench.cost.hardware import Hardware
-from bench.cost.prediction import Fit, predict
+from bench.cost.prediction import predict
 from bench.environment import this_machine
 from bench.request import values
 from bench.request.hardware import PRICE, hardware_of, usable_bytes

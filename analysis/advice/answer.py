@@ -18,8 +18,8 @@ from analysis.advice.words import (
     percents,
 )
 from bench.config import RunConfig
+from bench.cost.fit import Fit
 from bench.cost.hardware import file_of
-from bench.cost.prediction import Fit
 from bench.labels import duration_label, length_label
 
 SHORT_STEP_S = 120

@@ -9,7 +9,7 @@ from analysis.advice.option import Option
 from analysis.advice.ranking import RESOLUTION, behind
 from analysis.advice.words import full_name, memory_of, percents
 from bench.config import RunConfig
-from bench.cost.prediction import Fit
+from bench.cost.fit import Fit
 
 Forecast = Callable[[RunConfig], Option]
 Setting = Callable[[RunConfig], RunConfig]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from analysis.advice.option import Option
 from analysis.advice.ranking import ranked
 from bench.config import RunConfig
+from bench.cost.fit import Fit
 from bench.cost.hardware import Hardware
-from bench.cost.prediction import Fit
 from bench.labels import KIB, MIB
 from bench.strategies import STRATEGIES
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from bench.config import RunConfig
 from bench.cost.band import Band
 from bench.cost.corners import parts_at_corners
+from bench.cost.fit import Fit
 from bench.cost.hardware import Hardware
-from bench.cost.prediction import Fit, Prediction, predict
+from bench.cost.prediction import Prediction, predict
 from bench.cost.time import StepParts
 from bench.cost.work import step_work
 from bench.record import Provenance

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.advice.option import Option
-from bench.cost.prediction import Fit
+from bench.cost.fit import Fit
 
 RESOLUTION = 0.05
 """A predicted difference under this is not told. The model leaves out what may differ by so much between two

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from analysis.advice.option import Option
 from bench.cost.band import Band
-from bench.cost.prediction import Fit
+from bench.cost.fit import Fit
 from bench.labels import GIB, SIZES, size_label
 from bench.strategies import STRATEGIES
 from bench.strategies.options import default_text

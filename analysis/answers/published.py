@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from analysis.published.bearings import bearings
 from analysis.published.comparable import Comparable
 from analysis.published.opinion import Verdict
 from analysis.published.registry import read_registry
-from analysis.published.verdicts import Judgement, decided, judged
+
+if TYPE_CHECKING:
+    from analysis.published.verdicts import Judgement
 
 HEADINGS = ("claim", "verdict", "why", "source")
 
@@ -34,7 +36,10 @@ def decided_claims(records: pd.DataFrame) -> Decided | None:
     measured = Comparable.of(records)
     if measured.frame.empty:
         return None
-    from analysis.published.model import CostModel  # and with it Hydra, for the few sweeps that need it
+    # These import the cost model, and the last one Hydra: for the few sweeps that need them.
+    from analysis.published.bearings import bearings
+    from analysis.published.model import CostModel
+    from analysis.published.verdicts import decided, judged
 
     registry, model = read_registry(), CostModel()
     found = decided(registry, measured)

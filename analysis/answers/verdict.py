@@ -16,7 +16,7 @@ from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
 from analysis.labels import count_label, more_label, signed_percent_label, status_label
 from analysis.metrics.checks import BETWEEN_NAMES
-from bench.cost.prediction import Fit
+from bench.cost.fit import Fit
 from bench.labels import duration_label, length_label
 from bench.record import Provenance
 from bench.statistics import MIN_PROCESSES

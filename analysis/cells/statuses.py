@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.cost.prediction import Fit
+from bench.cost.fit import Fit
 from bench.record import Provenance, Status
 
 PREDICTED, FITS, UNDECIDED, RUNS_OUT = "predicted", "predicted_fits", "predicted_undecided", "predicted_out"

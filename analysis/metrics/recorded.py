@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.json import Decoder
 from msgspec.structs import astuple
 
-from bench.cost.prediction import Fit
+from bench.cost.fit import Fit
 from bench.record import READABLE_VERSIONS, Provenance, Status
 
 Version = Annotated[int, Meta(ge=min(READABLE_VERSIONS), le=max(READABLE_VERSIONS))]

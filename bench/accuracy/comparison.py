@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.config import RunConfig
+from bench.cost.fit import Fit
 from bench.cost.hardware import Hardware
-from bench.cost.prediction import Fit, Prediction, predict
+from bench.cost.prediction import Prediction, predict
 from bench.environment import this_machine
 from bench.labels import MIB
 from bench.record import Status

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bench.cell.outcome import out_of_memory, prediction_of, worked
 from bench.cell.planned import PlannedCell
 from bench.config import RunConfig
-from bench.cost.prediction import Fit, Prediction
+from bench.cost.fit import Fit
+from bench.cost.prediction import Prediction
 from bench.cost.time import StepParts
 from bench.labels import size_label
 from bench.passes import Sections

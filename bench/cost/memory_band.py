@@ -5,8 +5,6 @@ Both ends say what a rank needs if all that is not known turns out well, or badl
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from bench.config import RunConfig
 from bench.cost.band import Band
 from bench.cost.engine_memory import ENGINE_MEMORY
@@ -22,22 +20,6 @@ group of ranks that share a channel, are not measured by us: 2 GiB are left for 
 FRAGMENTATION_SHARE = 0.15
 """Of tensors: what the caching allocator holds and cannot use, on average over eight models that are trained
 with recomputation, sharding and offloading (GMLake, arXiv:2401.08156); none of it with luck."""
-
-
-class Fit(StrEnum):
-    """Whether what a rank needs is what it has."""
-
-    FITS = "fits"
-    UNDECIDED = "undecided"
-    """What it has lies within the band of what it needs."""
-    OUT_OF_MEMORY = "out_of_memory"
-
-
-def fit_of(needed: Band, usable_bytes: int) -> Fit:
-    """By both ends of what is needed."""
-    if needed.high <= usable_bytes:
-        return Fit.FITS
-    return Fit.UNDECIDED if needed.low <= usable_bytes else Fit.OUT_OF_MEMORY
 
 
 def allocated_band(cell: RunConfig, need: MemoryNeed) -> Band:

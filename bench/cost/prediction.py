@@ -8,13 +8,12 @@ from typing import Any
 from bench.config import RunConfig
 from bench.cost.band import Band, End
 from bench.cost.calibrated_speeds import speeds_of
+from bench.cost.fit import Fit, fit_of
 from bench.cost.hardware import Hardware
 from bench.cost.memory import MemoryNeed, memory_need
-from bench.cost.memory_band import Fit, allocated_band, fit_of, needed_band
+from bench.cost.memory_band import allocated_band, needed_band
 from bench.cost.time import StepParts, step_parts
 from bench.cost.work import step_work
-
-__all__ = ["Fit", "Prediction", "predict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

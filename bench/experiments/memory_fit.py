@@ -8,8 +8,9 @@ from typing import Any
 
 from bench.config import ConfigError, RunConfig
 from bench.cost.band import Band
+from bench.cost.fit import Fit, fit_of
 from bench.cost.memory import MemoryNeed, memory_need
-from bench.cost.memory_band import Fit, fit_of, needed_band
+from bench.cost.memory_band import needed_band
 from bench.environment import Machine
 from bench.request import values
 from bench.request.choices import Raw, default_strategies, read_option

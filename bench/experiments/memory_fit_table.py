@@ -9,8 +9,8 @@ from io import StringIO
 from pathlib import Path
 
 from bench.config import RunConfig
+from bench.cost.fit import Fit
 from bench.cost.memory import MemoryNeed
-from bench.cost.memory_band import Fit
 from bench.experiments.memory_fit import Room, room_of
 from bench.labels import GIB, length_label
 

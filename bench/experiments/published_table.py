@@ -10,7 +10,8 @@ from typing import Any
 
 from bench.config import ModelConfig
 from bench.cost.band import Band
-from bench.cost.memory_band import CONTEXT_GIB, fit_of
+from bench.cost.fit import fit_of
+from bench.cost.memory_band import CONTEXT_GIB
 from bench.cost.weights import parameters
 from bench.experiments.published import HARDWARE, MODEL, OUT_OF_MEMORY, PEAK_GIB, POST, RANKS, REVISIONS
 from bench.labels import GIB, LENGTH_UNITS, length_label

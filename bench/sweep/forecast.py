@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS
 from bench.config import RunConfig
-from bench.cost.memory_band import Fit
+from bench.cost.fit import Fit
 from bench.environment import Machine
 from bench.labels import duration_label
 from bench.passes.timing.section import affordable_steps, budget_for

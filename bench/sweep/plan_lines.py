@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from bench.cell.run import RUNS
 from bench.command import tool_words
 from bench.config import RunConfig
-from bench.cost.memory_band import Fit
+from bench.cost.fit import Fit
 from bench.environment import Machine
 from bench.labels import duration_label, length_label, size_label
 from bench.request.choices import Raw

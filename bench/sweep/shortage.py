@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields, replace
 from bench.cell.run import RUNS
 from bench.config import RunConfig
 from bench.cost.band import Band
+from bench.cost.fit import Fit, fit_of
 from bench.cost.memory import MemoryNeed, memory_need
-from bench.cost.memory_band import Fit, fit_of, needed_band
+from bench.cost.memory_band import needed_band
 from bench.environment import Machine
 from bench.labels import length_label, size_label
 from bench.request.hardware import usable_bytes

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.advice.maps import LINKS, Leader, leader, one_of_each_degree, reaches, with_link
 from analysis.advice.option import forecast
-from bench.cost.prediction import Fit
+from bench.cost.fit import Fit
 from bench.request.legality import refusal
 from tests.analysis.advice.asked import QUESTION, asked
 

@@ -8,7 +8,8 @@ from bench.accuracy.cells import CELLS, command_lines
 from bench.accuracy.comparison import Score, compared, score_lines, table
 from bench.config import ConfigError
 from bench.cost.band import Band
-from bench.cost.prediction import Fit, predict
+from bench.cost.fit import Fit
+from bench.cost.prediction import predict
 from bench.request.hardware import hardware_of
 from bench.strategies import STRATEGIES
 from tests.cells import make_cell

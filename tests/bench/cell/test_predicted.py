@@ -11,7 +11,7 @@ from bench.cell.outcome import prediction_of
 from bench.cell.planned import PlannedCell
 from bench.cell.predicted import predicted
 from bench.config import ConfigError, ExitCode
-from bench.cost.prediction import Fit
+from bench.cost.fit import Fit
 from bench.record import Provenance, Status
 from bench.request.hardware import hardware_of
 from bench.request.legality import refusal

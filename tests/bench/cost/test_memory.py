@@ -13,8 +13,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.config import DTYPE_BYTES
 from bench.cost.engine_memory import ENGINE_MEMORY
+from bench.cost.fit import Fit, fit_of
 from bench.cost.memory import CHUNK_ROWS, communication_bytes, layer_bytes_per_token, memory_need
-from bench.cost.memory_band import FORMULA_SHARE, Fit, fit_of, needed_band
+from bench.cost.memory_band import FORMULA_SHARE, needed_band
 from bench.cost.weights import parameters
 from bench.environment import REPOSITORY
 from bench.labels import GIB

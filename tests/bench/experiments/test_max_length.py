@@ -7,7 +7,7 @@ import pytest
 
 from bench.cell.outcome import prediction_of
 from bench.config import ConfigError
-from bench.cost.memory_band import Fit
+from bench.cost.fit import Fit
 from bench.experiments import experiment_of
 from bench.experiments.bisection import fewest_and_most, tried
 from bench.experiments.max_length import CPU_LIMIT_GIB, growing, searches

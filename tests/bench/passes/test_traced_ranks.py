@@ -45,7 +45,7 @@ def traced(launcher, tmp_path_factory):
 
 
 def tapped_waiting_ms(folder, ranks):
-    """By traced step and rank the longest that it waits in attention for who is last, by the calls' own clock."""
+    """By traced step and rank how long it waits in attention for who is last, by the calls' own clock."""
     by_rank = [json.loads((folder / f"calls-{rank}.json").read_text()) for rank in range(ranks)]
     last = defaultdict(int)
     for call in chain.from_iterable(by_rank):
