@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby
 from typing import Any
 
@@ -15,32 +16,47 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 BETWEEN_VALUES = "\x1f"
 NEED_CARE = ('"', ",", "\r", "\n", *(f"{BETWEEN_VALUES}{start}" for start in FORMULA_STARTS))
 """What a column's texts, each after BETWEEN_VALUES, hold if any of them may not be written as it is."""
+PIECE_ROWS = 4096
+Writer = Callable[[slice], Sequence[str]]
+"""What writes some rows of a column, or of neighbouring ones with commas between them."""
 
 
 def csv_text(summary: pd.DataFrame) -> str:
     """All columns of the summary; missing is empty, and no text cell is a spreadsheet formula."""
-    columns = (summary[name] for name in summary.columns)
-    lines = map(",".join, zip(*_written(columns, len(summary)), strict=True))
-    return "\n".join([",".join(map(_cell, summary.columns)), *lines, ""])
+    return "".join(csv_pieces(summary))
 
 
-def _written(columns: Iterable[pd.Series[Any]], count: int) -> Iterator[Sequence[str]]:
-    """The cells by column, `count` in each; neighbours that are the same in every row stand in one."""
+def csv_pieces(summary: pd.DataFrame) -> Iterator[str]:
+    """The same text in pieces of whole lines: memory that is used again costs less time than new memory."""
+    yield ",".join(map(_cell, summary.columns)) + "\n"
+    written = [*_written(summary[name] for name in summary.columns)]
+    for start in range(0, len(summary), PIECE_ROWS):
+        rows = slice(start, min(start + PIECE_ROWS, len(summary)))
+        lines = map(",".join, zip(*(write(rows) for write in written), strict=True))
+        yield "\n".join([*lines, ""])
+
+
+def _written(columns: Iterable[pd.Series[Any]]) -> Iterator[Writer]:
+    """What writes each column; neighbours that are the same in every row are written as one."""
     for is_same, neighbours in groupby(columns, _is_same):
         if is_same:
-            once = _varied(column.iloc[:1] for column in neighbours)
-            yield [",".join(chain.from_iterable(once))] * count
+            once = [write(slice(1)) for write in _varied(column.iloc[:1] for column in neighbours)]
+            yield partial(_repeated, ",".join(chain.from_iterable(once)))
         else:
             yield from _varied(neighbours)
 
 
-def _varied(columns: Iterable[pd.Series[Any]]) -> Iterator[Sequence[str]]:
-    """The cells by column; neighbours that hold numbers stand in one, for millions of texts take long."""
+def _varied(columns: Iterable[pd.Series[Any]]) -> Iterator[Writer]:
+    """What writes each column; neighbours that hold numbers as one, for millions of texts take long."""
     for is_number, neighbours in groupby(columns, _is_number):
         if is_number:
-            yield _numbers(neighbours)
+            yield partial(_numbers, [*neighbours])
         else:
-            yield from map(_texts, neighbours)
+            yield from (_texts(column).__getitem__ for column in neighbours)
+
+
+def _repeated(text: str, rows: slice) -> list[str]:
+    return [text] * len(range(rows.stop)[rows])
 
 
 def _is_same(column: pd.Series[Any]) -> bool:
@@ -54,10 +70,10 @@ def _is_number(column: pd.Series[Any]) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
 
-def _numbers(columns: Iterable[pd.Series[Any]]) -> list[str]:
-    """Rows of numbers: whole bytes, nothing where missing."""
-    rows = [*zip(*map(_values, columns), strict=True)]
-    written = msgspec.json.encode(rows).decode()  # NaN is null
+def _numbers(columns: Sequence[pd.Series[Any]], rows: slice) -> list[str]:
+    """These rows of numbers: whole bytes, nothing where missing."""
+    numbers = [*zip(*(_values(column.iloc[rows]) for column in columns), strict=True)]
+    written = msgspec.json.encode(numbers).decode()  # NaN is null
     return written[2:-2].replace("null", "").split("],[")
 
 

@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from analysis.tables.csv_text import FORMULA_STARTS, csv_text
+from analysis.tables.csv_text import FORMULA_STARTS, csv_pieces, csv_text
 from tests.analysis.records import make_failure, make_record
 
 
@@ -44,3 +44,13 @@ def test_a_number_stays_a_number(summary_of):
 def test_missing_is_an_empty_cell(summary_of):
     row = cells(summary_of([make_failure("error", "gone")]))[0]
     assert row["step_time_ms"] == row["peak_allocated_bytes"] == row["speed_up"] == ""
+
+
+def test_rows_in_several_pieces_are_written_as_in_one(summary_of, monkeypatch):
+    failures = [make_failure("error", f"{n}, of 3", config={"seed": n}) for n in range(1, 4)]
+    summary = summary_of([make_record(), *failures, make_record(config={"seed": 4})])
+    header, rows = csv_pieces(summary)
+    monkeypatch.setattr("analysis.tables.csv_text.PIECE_ROWS", 2)
+    again, *pieces = csv_pieces(summary)
+    assert [piece.count("\n") for piece in pieces] == [2, 2, 1]
+    assert [again, "".join(pieces)] == [header, rows]
