@@ -2,24 +2,30 @@
 
 import resource
 import shlex
+import sys
 import warnings
 from contextlib import contextmanager
 
 import pytest
 
-from bench.store import read_records, write_whole
+from bench.store import read_records, write_pieces, write_whole
 from tests.command import typed_here
 
 
 @contextmanager
 def largest_file(size_bytes):
-    """Files that may not grow beyond this, as on a disk with so much room."""
+    """Files that may not grow beyond this, as on a disk with so much room.
+
+    No bytecode is written meanwhile: Python keeps a part of it where no more can be written, and then fails.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "dont_write_bytecode", True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.fault(15)
@@ -29,6 +35,19 @@ def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):
     with largest_file(4096), pytest.raises(OSError, match=r"report\.html") as raised:
         write_whole(path, "x" * 10_000)
     assert raised.value.filename == str(path)
+    assert path.read_text() == "before"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_whose_making_is_interrupted_stays_as_it_was(tmp_path):
+    def pieces():
+        yield "half"
+        raise KeyboardInterrupt
+
+    path = tmp_path / "summary.csv"
+    write_whole(path, "before")
+    with pytest.raises(KeyboardInterrupt):
+        write_pieces(path, pieces())
     assert path.read_text() == "before"
     assert [*tmp_path.iterdir()] == [path]
 
