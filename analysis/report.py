@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import gc
-import multiprocessing
 import sys
 from collections.abc import Collection, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
@@ -37,7 +37,7 @@ from analysis.page.page import render
 from analysis.tables.ablation import HEADINGS as ABLATION_HEADINGS
 from analysis.tables.ablation import ablation_rows
 from analysis.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
-from analysis.tables.csv_text import csv_text
+from analysis.tables.csv_file import csv_writer, forked_with
 from analysis.tables.equivalence import equivalence_markdown
 from analysis.tables.length_cost import HEADINGS as COST_HEADINGS
 from analysis.tables.length_cost import READING as COST_READING
@@ -72,7 +72,7 @@ NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
 """Roles whose speed and memory answer nothing."""
 TERMINAL_COLUMNS = 100
 MANY_RECORDS = 20_000
-"""Beyond this, another process draws figures while the tables and the page are written."""
+"""Beyond this, another process writes summary.csv and draws figures beside this one."""
 
 
 def write_report(folder: Path) -> bool:
@@ -108,20 +108,27 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
     drawn = for_figures(cells)
     costs, longest = length_costs(drawn.cells), longest_lengths(cells, archive.frame)
+    everything = Cells.of_records(archive.frame) if compared else cells
     pays = CAN_FORK and len(archive.frame) > MANY_RECORDS
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) if pays else nullcontext() as other:
+    with _another_process(everything) if pays else nullcontext() as other:
+        write_table = csv_writer(everything.frame, output / "summary.csv", other)
         draw = figure_writer(drawn, output / "figures", compared, other)
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         found = replace(found, origins=origins)
-        everything = Cells.of_records(archive.frame) if compared else cells
-        write_whole(output / "summary.csv", csv_text(everything.frame))
         write_whole(output / "summary.md", _markdown_page(cells, costs, longest, found, compared))
         page = output / "report.html"
         claims = decided_claims(archive.frame)
         shown = render(archive, cells, found, draw, drawn.note, compared, costs, claims, longest)
+        write_table()
         write_whole(page, shown)
     _print_summary(cells, costs, longest, found, compared, page)
     return all(map(is_as_expected, compared))
+
+
+def _another_process(everything: Cells) -> Executor:
+    """One that writes and draws beside this one, with all that both need imported once."""
+    import_module("analysis.figures.drawing")
+    return forked_with(everything.frame)
 
 
 def _deciding_command(archive: Archive) -> str | None:
