@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
@@ -296,4 +297,6 @@ def _print_summary(
 
 if __name__ == "__main__":
     gc.disable()  # a process that lives for seconds need not search millions of values for garbage
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # nor free them one by one
