@@ -21,14 +21,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.frame.load import (
-    Columns,
-    Record,
-    columns_of,
-    frame_of,
-    joined,
-    row_of,
-)
+from analysis.frame.columns import Columns
+from analysis.frame.load import Record, columns_of, frame_of, joined, row_of
 from analysis.metrics.recorded import Recorded, flaw, read_line
 from bench.record import READABLE_VERSIONS, Status, is_finding
 from bench.store import CHECK_PATH, DELETE_LINE, StoreError, parse_record, refuse_other_formats

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -16,14 +14,13 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from analysis.frame.columns import Columns, Same, below, numbers, packed, value_by_value
 from analysis.metrics.definitions import BY_COLUMN, OF_RECORD, metric_columns
 from analysis.metrics.measured import Measured, measured
 from analysis.metrics.recorded import Recorded
 from bench.environment import code_label
 
 Record = Mapping[str, Any]
-Columns = dict[str, Any]
-"""Values by the column's name: of NUMBER_COLUMNS an array, missing ones as NaN; of others a list."""
 
 
 class Row(NamedTuple):
@@ -43,9 +40,6 @@ RECORD_COLUMNS = (
     "started_at", "wall_s", "fixed_cost_s",
 )  # fmt: skip
 IDENTITY = attrgetter(*RECORD_COLUMNS)
-NO_SCALAR = frozenset({list, dict})
-TEXT = frozenset({str, type(None)})
-PACKED: Mapping[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
 DERIVED_COLUMNS = ("code", "torch", "device_name", "device_memory_bytes", "sequences_per_step")
 METRIC_COLUMNS = tuple(each.column for each in OF_RECORD)
 NUMBER_COLUMNS = frozenset({"device_memory_bytes", *(each.column for each in OF_RECORD if not each.is_text)})
@@ -65,38 +59,47 @@ RAN_HERE = frozenset({"measured", "replayed"})
 
 
 def columns_of(rows: Sequence[Row]) -> Columns:
-    """Rows turned into columns; what a row lacks is None, or NaN among numbers."""
+    """Rows turned into columns; what a row lacks is None, or NaN among numbers.
+
+    A metric that none of the rows has is no column of theirs.
+    """
     if not rows:
         return {}
     identity, configs, derived, found = zip(*rows, strict=True)
-    columns = {
-        **_by_name(RECORD_COLUMNS, identity),
-        **_settings(configs),
-        **_by_name(DERIVED_COLUMNS, derived),
+    others = _settings(configs) | _by_name(DERIVED_COLUMNS, derived)
+    return {
+        **{name: value_by_value(column) for name, column in _by_name(RECORD_COLUMNS, identity).items()},
+        **{
+            name: numbers(column) if name in NUMBER_COLUMNS else packed(column)
+            for name, column in others.items()
+        },
         **metric_columns(found),
     }
-    return {name: _packed(name, column) for name, column in columns.items()}
 
 
 def joined(parts: Sequence[Columns], counts: Sequence[int]) -> Columns:
     """The columns of all parts, of so many rows each, below one another; what a part lacks is None."""
     keys = dict.fromkeys(key for part in parts for key in part)
-    return {key: _below([part.get(key) for part in parts], counts) for key in keys}
+    return {key: below([part.get(key) for part in parts], counts) for key in keys}
 
 
 def frame_of(columns: Columns) -> pd.DataFrame:
     """The columns as a frame, with every column that the analysis reads also where no record has it."""
     known = (*RECORD_COLUMNS, *SETTINGS, *DERIVED_COLUMNS, *METRIC_COLUMNS)
-    empty: Columns = {key: np.empty(0) if key in NUMBER_COLUMNS else [] for key in known}
     if not columns:
-        return pd.DataFrame(empty)
-    named = columns | {key: None for key in SETTINGS if key not in columns}
-    switches = {key: _off_where_missing(columns.get(key, False)) for key in SWITCHES}
-    return pd.DataFrame(named | switches)
+        return pd.DataFrame({key: np.empty(0) if key in NUMBER_COLUMNS else [] for key in known})
+    found = {key: column.value if isinstance(column, Same) else column for key, column in columns.items()}
+    own = {key: column for key, column in found.items() if key not in METRIC_COLUMNS}
+    metrics = {key: found.get(key, np.nan if key in NUMBER_COLUMNS else None) for key in METRIC_COLUMNS}
+    lacking = {key: None for key in SETTINGS if key not in found}
+    switches = {key: _off_where_missing(found.get(key)) for key in SWITCHES}
+    return pd.DataFrame(own | metrics | lacking | switches)
 
 
 def _off_where_missing(column: Any) -> Any:
-    return [False if value is None else value for value in column] if isinstance(column, list) else column
+    if isinstance(column, list):
+        return [False if value is None else value for value in column]
+    return False if column is None else column
 
 
 def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
@@ -114,37 +117,6 @@ def _settings(configs: Sequence[Mapping[str, Any]]) -> Columns:
             key: [config.get(key) for config in configs] for key in dict.fromkeys(chain.from_iterable(shapes))
         }
     return {key: column for key, column in columns.items() if key not in RECORD_COLUMNS}
-
-
-def _packed(name: str, column: Any) -> Any:
-    """A column whose values can be compared, and that is quickly handed from process to process.
-
-    What is no single value stands as its JSON. Numbers of one kind are an array, equal texts one object.
-    """
-    if isinstance(column, np.ndarray):
-        return column
-    if name in NUMBER_COLUMNS:
-        return np.array(column, dtype=np.float64)
-    kinds = {*map(type, column)}
-    if len(kinds) == 1 and kinds <= PACKED.keys():
-        with suppress(OverflowError):  # an integer beyond 64 bits stays in a list
-            return np.array(column, dtype=PACKED[kinds.pop()])
-    if kinds & NO_SCALAR:
-        return [*map(_comparable, column)]
-    if str in kinds and kinds <= TEXT:  # beside others 1 and True would be one
-        seen: dict[Any, Any] = {}
-        return [*map(seen.setdefault, column, column)]
-    return column
-
-
-def _below(columns: Sequence[Any], counts: Sequence[int]) -> Any:
-    """One column of all parts; None stands for one that a part lacks."""
-    kinds = {getattr(column, "dtype", None) for column in columns}
-    if len(kinds) == 1 and None not in kinds:
-        return np.concatenate(columns)
-    lists = (column.tolist() if isinstance(column, np.ndarray) else column for column in columns)
-    whole = ([None] * count if part is None else part for part, count in zip(lists, counts, strict=True))
-    return [*chain.from_iterable(whole)]
 
 
 def device_name(record: Recorded) -> str | None:
@@ -231,7 +203,3 @@ def _sequences_per_step(config: Mapping[str, Any]) -> int | None:
             return None
         count *= config[key]
     return count
-
-
-def _comparable(value: Any) -> Any:
-    return json.dumps(value, sort_keys=True) if type(value) in NO_SCALAR else value

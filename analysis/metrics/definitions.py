@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import astuple
 
 from analysis.labels import (
     bytes_label,
@@ -229,10 +230,12 @@ OF_RECORD = tuple(each for each in DEFINITIONS if each.source is not None)
 def metric_columns(found: Sequence[Measured]) -> dict[str, Any]:
     """The columns of OF_RECORD: of numbers an array, a missing one being NaN; of texts a list with None.
 
-    Of a record without a valid result there are its prediction and its note alone.
+    A column of what none of these has is left out. A record without a valid result has its prediction and its
+    note alone.
     """
-    parts = {name: _Part.of([*map(attrgetter(name), found)]) for name in {each.part for each in OF_RECORD}}
-    return {each.column: parts[each.part].column(each) for each in OF_RECORD}
+    fields = zip(Measured.__struct_fields__, zip(*map(astuple, found), strict=True), strict=True)
+    parts = {name: _Part.of(values) for name, values in fields if values.count(None) < len(values)}
+    return {each.column: parts[each.part].column(each) for each in OF_RECORD if each.part in parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +252,9 @@ class _Part:
         return cls([*compress(values, is_present)], np.array(is_present, dtype=np.bool_))
 
     def column(self, metric: Definition) -> Any:
-        column: npt.NDArray[Any] = (
-            np.full(len(self.is_present), None) if metric.is_text else np.full(len(self.is_present), np.nan)
-        )
-        if self.present:
-            column[self.is_present] = np.array(metric.values_of(self.present), dtype=column.dtype)
+        dtype, missing = (np.object_, None) if metric.is_text else (np.float64, np.nan)
+        column = np.full(len(self.is_present), missing, dtype=dtype)
+        column[self.is_present] = np.array(metric.values_of(self.present), dtype=dtype)
         return column.tolist() if metric.is_text else column
 
 

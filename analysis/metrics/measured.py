@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from msgspec import Struct
 
@@ -205,7 +205,9 @@ def tokens_per_s(tokens: float, time_ms: float) -> float:
 
 def worst_rank(per_rank: Sequence[float | None] | None) -> float | None:
     """The largest of the ranks' values; None where nothing was measured."""
-    return max([value for value in per_rank if value is not None], default=None) if per_rank else None
+    if per_rank and None not in per_rank:  # as almost always, and in a third of the time
+        return max(cast("Sequence[float]", per_rank))
+    return max([value for value in per_rank or () if value is not None], default=None)
 
 
 def resident_above_base(memory: Memory) -> float | None:

@@ -6,6 +6,7 @@ import pytest
 
 from analysis.frame import archive
 from analysis.frame.archive import CAN_FORK, read_archive
+from analysis.frame.load import METRIC_COLUMNS, NUMBER_COLUMNS
 from bench.environment import REPOSITORY
 from bench.store import StoreError
 from tests.analysis.records import STEPS_HELD, make_failure, make_record, write_sweep
@@ -41,6 +42,29 @@ def test_a_setting_is_what_it_is_whatever_another_sweep_has_in_its_place(tmp_pat
     told = [json.dumps(value) if value == [] else value for value in (first, later)]
     found = read_archive(folders, {}).frame["measure.steps"]
     pd.testing.assert_series_equal(found, pd.Series(told, name="measure.steps"))
+
+
+@pytest.mark.parametrize("sweeps", [1, 2])
+@pytest.mark.parametrize(("first", "later"), [(1, True), (0, False), (0.0, -0.0), (1, 1)])
+def test_settings_that_are_equal_are_written_as_they_were(tmp_path, first, later, sweeps):
+    records = [
+        make_record(cell_id=name, config={"measure.steps": value})
+        for name, value in (("a", first), ("b", later))
+    ]
+    folders = [write_sweep(tmp_path / str(number), records[number::sweeps]) for number in range(sweeps)]
+    found = read_archive(folders, {}).frame["measure.steps"]
+    assert [*map(repr, found.tolist())] == [repr(first), repr(later)]
+
+
+def test_what_only_some_sweeps_measured_is_missing_of_the_others(tmp_path):
+    timed, failed = make_record(), make_failure("out_of_memory", "out of memory")
+    folders = [write_sweep(tmp_path / name, [record]) for name, record in (("a", timed), ("b", failed))]
+    frame = read_archive(folders, {}).frame
+    assert frame["step_time_ms"].notna().tolist() == [True, False]
+    assert frame["warmup"].notna().tolist() == [True, False]
+    assert frame["note"].tolist()[1] == "out of memory"
+    assert {frame[column].dtype.kind for column in NUMBER_COLUMNS} == {"f"}
+    assert [column for column in frame if column in METRIC_COLUMNS] == [*METRIC_COLUMNS]
 
 
 def test_a_setting_that_is_a_list_in_every_record_is_one_comparable_value(tmp_path):
