@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pandas as pd
+from pandas.api.typing import DataFrameGroupBy
 
 from analysis.metrics.definitions import Reduction, columns_reduced
 from analysis.metrics.measured import tokens_per_s
@@ -18,6 +22,8 @@ FIRSTS_OF_ALL = columns_reduced(Reduction.FIRST_OF_ALL)
 LOWEST, HIGHEST, TOTALS = map(columns_reduced, (Reduction.LOWEST, Reduction.HIGHEST, Reduction.TOTAL))
 INTERVALS = ["step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high"]
 REDUCED = frozenset({*MEDIANS, *RATES, *LOWEST, *HIGHEST, *TOTALS, *FIRSTS, *FIRSTS_OF_ALL, "started_at"})
+Reduce = Callable[[Any], pd.DataFrame]
+"""Of rows grouped by cell one row each."""
 OF_ONE_REPEAT = frozenset({"repeat", "order"})
 ORDER = ["seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype"]
 
@@ -47,13 +53,13 @@ def summarise(frame: pd.DataFrame) -> Summary:
         cell[~failed],
     )
     reduced = [
-        good[MEDIANS].astype("float64").groupby(good_cell).median(),
-        1 / (1 / good[RATES].astype("float64")).groupby(good_cell).median(),
-        good[LOWEST].groupby(good_cell).min(),
-        good[HIGHEST].groupby(good_cell).max(),
-        good[TOTALS].groupby(good_cell).sum(min_count=1),
-        good[FIRSTS].groupby(good_cell).first(),
-        frame[FIRSTS_OF_ALL].groupby(cell).first(),
+        _by_cell(good[MEDIANS].astype("float64"), good_cell, DataFrameGroupBy.median),
+        1 / _by_cell(1 / good[RATES].astype("float64"), good_cell, DataFrameGroupBy.median),
+        _by_cell(good[LOWEST], good_cell, DataFrameGroupBy.min),
+        _by_cell(good[HIGHEST], good_cell, DataFrameGroupBy.max),
+        _by_cell(good[TOTALS], good_cell, partial(DataFrameGroupBy.sum, min_count=1)),
+        _by_cell(good[FIRSTS], good_cell, DataFrameGroupBy.first),
+        _by_cell(frame[FIRSTS_OF_ALL], cell, DataFrameGroupBy.first),
         _last_starts(frame["started_at"], cell).to_frame(),
     ]
     columns = [key for key in frame.columns if key not in OF_ONE_REPEAT]
@@ -63,6 +69,15 @@ def summarise(frame: pd.DataFrame) -> Summary:
     summary["failed_repeats"] = failed.groupby(cell).sum()
     rows = _with_spread(summary, good, good_cell)
     return Summary(rows.reset_index(drop=True), _processes(frame, cell, rows.index))
+
+
+def _by_cell(rows: pd.DataFrame, cell: pd.Series[int], reduce: Reduce) -> pd.DataFrame:
+    """By a cell's number its rows reduced to one; the only row of a cell stays as it is."""
+    is_repeat = cell.duplicated(keep=False)
+    if not is_repeat.any():  # as in most sweeps of many cells; to reduce them takes several times as long
+        return rows.set_axis(cell)
+    only = rows[~is_repeat].set_axis(cell[~is_repeat])
+    return pd.concat([only, reduce(rows[is_repeat].groupby(cell[is_repeat]))])
 
 
 def _processes(frame: pd.DataFrame, cell: pd.Series[int], cells_in_order: pd.Index[int]) -> pd.DataFrame:

@@ -1,3 +1,4 @@
+import pandas as pd
 import pytest
 
 from tests.analysis.records import make_failure, make_record, make_timing
@@ -29,6 +30,12 @@ def test_a_cell_was_started_when_its_last_repeat_was(summary_of, starts, last):
     started = [make_record(repeat=number, started_at=at) for number, at in enumerate(starts)]
     beside = make_record(config={"seq_len": 2**20}, started_at="z")
     assert summary_of([beside, *started])["started_at"].tolist() == [last, "z"]
+
+
+def test_a_cell_that_ran_once_is_the_same_beside_one_that_ran_several_times(summary_of):
+    once, several = repeats([100.0]), repeats([100.0, 200.0], config={"seq_len": 2**20}, cell_id="several")
+    alone, beside = (summary_of(records).select_dtypes("number") for records in (once, [*several, *once]))
+    pd.testing.assert_frame_equal(beside[:1][alone.columns], alone)
 
 
 def test_a_rate_over_two_repeats_is_total_work_over_total_time(summary_of):
