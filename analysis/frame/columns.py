@@ -69,10 +69,20 @@ def below(columns: Sequence[Any], counts: Sequence[int]) -> Any:
     values = {(type(column.value), column.value) if isinstance(column, Same) else None for column in columns}
     if len(values) == 1 and None not in values:
         return columns[0]
-    kinds = {getattr(column, "dtype", None) for column in columns}
-    if len(kinds) == 1 and None not in kinds:
-        return np.concatenate(columns)
+    arrays = [each for each in map(_array, columns, counts) if each is not None]
+    if len(arrays) == len(columns) and len({each.dtype for each in arrays}) == 1:
+        return np.concatenate(arrays)
     return [*chain.from_iterable(map(_values, columns, counts))]
+
+
+def _array(column: Any, count: int) -> npt.NDArray[Any] | None:
+    """The rows' values as an array, what is missing as NaN; None where they are no numbers."""
+    if column is None:
+        return np.full(count, np.nan)
+    if isinstance(column, Same):
+        once = value_by_value([column.value])
+        return np.repeat(once, count) if isinstance(once, np.ndarray) else None
+    return column if isinstance(column, np.ndarray) else None
 
 
 def _comparable(value: Any) -> Any:

@@ -17,8 +17,9 @@ REFERENCE = REPOSITORY / "results" / "reference" / "cpu"
 
 @pytest.fixture
 def in_pieces(monkeypatch):
-    """Pieces of a few lines, so that a small file is read by several processes too."""
+    """Pieces of a few lines, so that a small file is read by several processes too, in several batches."""
     monkeypatch.setattr(archive, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(archive, "BATCH_RECORDS", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
 
 
@@ -28,8 +29,18 @@ def test_pieces_read_by_several_processes_are_the_records_in_their_order(tmp_pat
     folder = write_sweep(tmp_path, records)
     archived = read_archive([folder], {})
     monkeypatch.setattr(archive, "PIECE_BYTES", 2**30)
+    monkeypatch.setattr(archive, "BATCH_RECORDS", 128)
     pd.testing.assert_frame_equal(archived.frame, read_archive([folder], {}).frame)
     assert [archived.record(row) for row in range(100)] == records
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="one process reads all where a system cannot fork")
+def test_meanwhile_is_while_other_processes_read(tmp_path, in_pieces):
+    many, few = write_sweep(tmp_path / "many", synthetic_records(20)), write_sweep(tmp_path / "few", [])
+    done = []
+    for folder in (few, many):
+        read_archive([folder], {}, meanwhile=lambda name=folder.name: done.append(name))
+    assert done == ["many"]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +90,12 @@ def test_a_line_that_lacks_a_part_is_named_by_its_number(tmp_path, in_pieces, la
     del records[44][lacking]
     with pytest.raises(StoreError, match=rf"records.jsonl:45: .*{lacking}"):
         read_archive([write_sweep(tmp_path, records)], {})
+
+
+def test_a_line_of_a_later_batch_is_named_by_its_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "BATCH_RECORDS", 7)
+    with pytest.raises(StoreError, match=r"records.jsonl:45: "):
+        read_archive([write_sweep(tmp_path, [*synthetic_records(44), {}])], {})
 
 
 def test_a_line_that_only_a_reader_of_all_of_it_refuses_is_named_by_its_number(tmp_path, in_pieces):
