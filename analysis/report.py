@@ -7,9 +7,9 @@ import gc
 import os
 import sys
 from collections.abc import Collection, Sequence
-from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -72,6 +72,8 @@ from bench.store import StoreError, warn_in_one_line, write_whole
 NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
 """Roles whose speed and memory answer nothing."""
 TERMINAL_COLUMNS = 100
+DRAWING = "analysis.figures.drawing"
+"""Imported while records are read, for matplotlib takes long."""
 MANY_RECORDS = 20_000
 """Beyond this, another process writes summary.csv and draws figures beside this one."""
 
@@ -86,11 +88,15 @@ def write_report(folder: Path) -> bool:
 
 def write_joint_report(folders: Sequence[Path], output: Path) -> bool:
     """One report of several sweeps, written into `output`; raises StoreError for unusable records."""
-    return _write(read_archive(folders, peak_flops_per_s()), output)
+    return _write(_records(folders), output)
+
+
+def _records(folders: Sequence[Path]) -> Archive:
+    return read_archive(folders, peak_flops_per_s(), meanwhile=partial(import_module, DRAWING))
 
 
 def _some_records(folders: Sequence[Path]) -> Archive:
-    archive = read_archive(folders, peak_flops_per_s())
+    archive = _records(folders)
     if archive.frame.empty:
         raise StoreError(f"{folders[0]}: no records yet; run the sweep first")
     return archive
@@ -111,25 +117,19 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     costs, longest = length_costs(drawn.cells), longest_lengths(cells, archive.frame)
     everything = Cells.of_records(archive.frame) if compared else cells
     pays = CAN_FORK and len(archive.frame) > MANY_RECORDS
-    with _another_process(everything) if pays else nullcontext() as other:
+    with forked_with(everything.frame) if pays else nullcontext() as other:
         write_table = csv_writer(everything.frame, output / "summary.csv", other)
         draw = figure_writer(drawn, output / "figures", compared, other)
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         found = replace(found, origins=origins)
         write_whole(output / "summary.md", _markdown_page(cells, costs, longest, found, compared))
-        page = output / "report.html"
+        _print_summary(cells, costs, longest, found, compared)
         claims = decided_claims(archive.frame)
         shown = render(archive, cells, found, draw, drawn.note, compared, costs, claims, longest)
         write_table()
-        write_whole(page, shown)
-    _print_summary(cells, costs, longest, found, compared, page)
+        write_whole(page := output / "report.html", shown)
+    Console(highlight=False).print(Text(f"report: {page}"), soft_wrap=True)
     return all(map(is_as_expected, compared))
-
-
-def _another_process(everything: Cells) -> Executor:
-    """One that writes and draws beside this one, with all that both need imported once."""
-    import_module("analysis.figures.drawing")
-    return forked_with(everything.frame)
 
 
 def _deciding_command(archive: Archive) -> str | None:
@@ -260,7 +260,6 @@ def _print_summary(
     longest: Sequence[Found],
     found: Verdict,
     compared: Sequence[Comparison],
-    page: Path,
 ) -> None:
     console = Console(highlight=False)
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
@@ -292,7 +291,6 @@ def _print_summary(
         lines = [line for line in lines if line not in found.failures]
     for line in lines:
         console.print(Text(line), soft_wrap=line == found.to_decide)  # a command can be copied whole
-    console.print(Text(f"report: {page}"), soft_wrap=True)
 
 
 if __name__ == "__main__":
