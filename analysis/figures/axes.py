@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
 from analysis.cells.cells import Cells
-from analysis.cells.series import Series
-from analysis.figures.failures import count_failures, draw_failures, failure_marks
+from analysis.figures.failures import Mark, count_failures, draw_failures, length_marks
 from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis, width_inches
 
 REMARK_LETTERS_PER_INCH, SENTENCE_LETTERS_PER_INCH = 11.5, 7.5
@@ -22,11 +21,11 @@ LOG_FROM_RATIO = 20
 
 def finish_length_axes(axes: Axes, cells: Cells, *, column: str, noun: str) -> None:
     """The length axis, the failures and, where no cell has a value in `column`, a sentence that says so."""
-    finish_axes(axes, cells, cells.series, column=column, noun=noun, scale=LENGTH)
+    finish_axes(axes, cells, length_marks(cells), column=column, noun=noun, scale=LENGTH)
 
 
 def finish_axes(
-    axes: Axes, cells: Cells, series: Sequence[Series], *, column: str, noun: str, scale: Scale
+    axes: Axes, cells: Cells, marks: Sequence[Mark], *, column: str, noun: str, scale: Scale
 ) -> None:
     """The same against anything that has a scale."""
     style_x_axis(axes, scale, scale.values(cells.frame))
@@ -35,7 +34,7 @@ def finish_axes(
     axes.spines[["top", "right"]].set_visible(False)
     if cells.frame[column].isna().all():
         say_empty(axes, cells, noun)
-    draw_failures(axes, failure_marks(series, scale))
+    draw_failures(axes, marks)
 
 
 def write_remarks(axes: Axes, remarks: Sequence[str]) -> None:

@@ -69,6 +69,12 @@ def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]
     return marks
 
 
+@lru_cache(maxsize=4)  # both widths of a figure ask for the same, for their height and to draw them
+def length_marks(cells: Cells) -> Sequence[Mark]:
+    """Those of the cells' own series, against length."""
+    return failure_marks(cells.series)
+
+
 def _runs(cells: Iterable[tuple[int, str]], places: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
     """Status and places of failures at neighbouring places with one status, by first place."""
     before = {longer: shorter for shorter, longer in pairwise(places)}

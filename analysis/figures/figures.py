@@ -25,7 +25,7 @@ from analysis.figures.capacity_lines import (
     drawn_capacities,
     make_room_above,
 )
-from analysis.figures.failures import Mark, failure_marks, with_undecided, with_void
+from analysis.figures.failures import Mark, length_marks, with_undecided, with_void
 from analysis.figures.quantity import Area, Quantity, areas_of, placed
 from analysis.figures.scaling import plot_scaling, scaling_areas, scaling_marks
 from analysis.figures.steps import (
@@ -84,7 +84,7 @@ class FigureKind:
     """How many times as high its axes are on narrow screens."""
     against: str | None = AGAINST_LENGTH
     """What its x axis is; a figure against nothing has a row for each cell."""
-    marks: Callable[[Cells], list[Mark]] = lambda cells: failure_marks(cells.series)
+    marks: Callable[[Cells], Sequence[Mark]] = length_marks
     needs: str | None = None
     """A column; the figure is left out where no cell has a value in it."""
     of_predicted: str = ""
@@ -230,8 +230,8 @@ def _plot_share(cells: Cells, axes: Axes, transfer: Quantity, waiting: Quantity)
     finish_length_axes(axes, with_void(cells, transfer.column), column=transfer.column, noun=transfer.noun)
 
 
-def _marks_with_void(column: str) -> Callable[[Cells], list[Mark]]:
-    return lambda cells: failure_marks(with_void(cells, column).series)
+def _marks_with_void(column: str) -> Callable[[Cells], Sequence[Mark]]:
+    return lambda cells: length_marks(with_void(cells, column))
 
 
 FIGURES: Mapping[str, FigureKind] = {
@@ -246,7 +246,7 @@ FIGURES: Mapping[str, FigureKind] = {
     "peak_memory": FigureKind(
         "Peak memory", "peak allocated, worst rank", plot_peak_memory,
         "Highest tensor allocation of the worst rank in steady state",
-        marks=lambda cells: failure_marks(with_undecided(cells).series),
+        marks=lambda cells: length_marks(with_undecided(cells)),
         of_predicted="Predicted: expected tensors of one rank; bars: band of the model, not a confidence"
         " interval; whether they fit counts what a process takes beside tensors, too",
         areas=areas_of(PEAK_MEMORY),

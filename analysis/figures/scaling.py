@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -29,11 +32,35 @@ MAX_BASES = 3
 OWN = "the strategy's own"
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Lines:
+    """What the figure shows."""
+
+    cells: Cells
+    series: Sequence[Series]
+    marks: Sequence[Mark]
+    remarks: Sequence[str]
+    """What a reader must know of the cells."""
+
+    @classmethod
+    def of(cls, cells: Cells) -> Self:
+        shown, remarks = scaling_cells(cells)
+        series = [*_series(shown.frame)]
+        return cls(shown, series, failure_marks(series, RANKS), remarks)
+
+    def placed(self) -> Iterator[tuple[Series, pd.DataFrame, pd.Series[float]]]:
+        """Each line that has a point, its cells by ranks, and where on the x axis they stand."""
+        drawn = [each for each in self.series if each.rows[EFFICIENCY].notna().any()]
+        ranks = RANKS.values(self.cells.frame)
+        for number, each in enumerate(drawn):
+            points = _fastest_per_ranks(each.rows)
+            yield each, points, points[RANKS.column] * dodge(number, len(drawn), ranks)
+
+
 def plot_scaling(cells: Cells, axes: Axes) -> None:
     """Tokens per second and rank over those of the base, of which 1 is ideal."""
-    shown, remarks = scaling_cells(cells)
-    series = list(_series(shown.frame))
-    drawn = [*_placed(series, RANKS.values(shown.frame))]
+    lines = _lines(cells)
+    drawn = [*lines.placed()]
     if drawn:
         axes.axhline(1, color=MUTED_COLOR, linestyle="--", linewidth=1.1, label=IDEAL_LABEL, zorder=1.5)
     for each, points, x in drawn:
@@ -42,17 +69,17 @@ def plot_scaling(cells: Cells, axes: Axes) -> None:
             x, points[EFFICIENCY], color=style.color, marker=style.marker, markersize=6, linewidth=1.4,
             alpha=0.9, label=each.label, **line_of(each.variant_number),
         )  # fmt: skip
-    scale_y(axes, pd.concat([shown.frame[EFFICIENCY], pd.Series([1.0])]))
+    scale_y(axes, pd.concat([lines.cells.frame[EFFICIENCY], pd.Series([1.0])]))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    write_remarks(axes, [*_bases([each for each, _, _ in drawn]), *remarks])
-    finish_axes(axes, shown, series, column=EFFICIENCY, noun=NOUN, scale=RANKS)
+    write_remarks(axes, [*_bases([each for each, _, _ in drawn]), *lines.remarks])
+    finish_axes(axes, lines.cells, lines.marks, column=EFFICIENCY, noun=NOUN, scale=RANKS)
 
 
 def scaling_areas(cells: Cells) -> Iterator[Area]:
     """What can be pointed at: every point, with its ranks."""
-    shown, _ = scaling_cells(cells)
-    for each, points, places in _placed(list(_series(shown.frame)), RANKS.values(shown.frame)):
-        for x, cell in zip(places, shown.rows_of(points), strict=True):
+    lines = _lines(cells)
+    for each, points, places in lines.placed():
+        for x, cell in zip(places, lines.cells.rows_of(points), strict=True):
             value = float(cell[EFFICIENCY])
             if pd.notna(value):
                 ranks = count_label(int(cell[RANKS.column]), "rank")
@@ -60,19 +87,14 @@ def scaling_areas(cells: Cells) -> Iterator[Area]:
                 yield Area((x, x), (value, value), text)
 
 
-def _placed(
-    series: Sequence[Series], ranks: Sequence[int]
-) -> Iterator[tuple[Series, pd.DataFrame, pd.Series[float]]]:
-    """Each line that has a point, its cells by ranks, and where on the x axis they stand."""
-    drawn = [each for each in series if each.rows[EFFICIENCY].notna().any()]
-    for number, each in enumerate(drawn):
-        points = _fastest_per_ranks(each.rows)
-        yield each, points, points[RANKS.column] * dodge(number, len(drawn), ranks)
-
-
-def scaling_marks(cells: Cells) -> list[Mark]:
+def scaling_marks(cells: Cells) -> Sequence[Mark]:
     """The failures that the figure shows."""
-    return failure_marks(list(_series(scaling_cells(cells)[0].frame)), RANKS)
+    return _lines(cells).marks
+
+
+@lru_cache(maxsize=1)  # both widths of the figure ask for the same, and what can be pointed at
+def _lines(cells: Cells) -> Lines:
+    return Lines.of(cells)
 
 
 def scaling_cells(cells: Cells) -> tuple[Cells, list[str]]:
