@@ -113,15 +113,15 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     compared = comparisons(archive)
     alone = bool(archive.frame["experiment"].eq(EXPERIMENT).all())
     cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
-    drawn = for_figures(cells)
-    costs, longest = length_costs(drawn.cells), longest_lengths(cells, archive.frame)
     everything = Cells.of_records(archive.frame) if compared else cells
     pays = CAN_FORK and len(archive.frame) > MANY_RECORDS
     with forked_with(everything.frame) if pays else nullcontext() as other:
         write_table = csv_writer(everything.frame, output / "summary.csv", other)
+        drawn = for_figures(cells)
         draw = figure_writer(drawn, output / "figures", compared, other)
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         found = replace(found, origins=origins)
+        costs, longest = length_costs(drawn.cells), longest_lengths(cells, archive.frame)
         write_whole(output / "summary.md", _markdown_page(cells, costs, longest, found, compared))
         _print_summary(cells, costs, longest, found, compared)
         claims = decided_claims(archive.frame)
