@@ -121,10 +121,15 @@ def _with_spread(summary: pd.DataFrame, good: pd.DataFrame, good_cell: pd.Series
     summary["tokens_per_s_lowest_repeat"] = by_cell.min().where(several)
     summary["tokens_per_s_highest_repeat"] = by_cell.max().where(several)
     summary.loc[several, INTERVALS] = None
-    for number in summary.index[several]:
-        samples = good.loc[timed & (good_cell == number), "step_time_ms"]
-        interval, tokens = median_interval([*samples]), summary.loc[number, "tokens_per_step"]
-        if interval is not None:
-            rates = tokens_per_s(tokens, interval.high), tokens_per_s(tokens, interval.low)
-            summary.loc[number, INTERVALS] = [interval.low, interval.high, *rates]
+    samples = good.loc[timed, "step_time_ms"].groupby(good_cell[timed]).agg(list)
+    repeated = summary.index[several]
+    ends = {
+        number: (found.low, found.high, tokens_per_s(tokens, found.high), tokens_per_s(tokens, found.low))
+        for number, times, tokens in zip(
+            repeated, samples[repeated], summary.loc[repeated, "tokens_per_step"], strict=True
+        )
+        if (found := median_interval(times)) is not None
+    }
+    if ends:
+        summary.loc[[*ends], INTERVALS] = [*ends.values()]
     return summary
