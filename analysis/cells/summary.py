@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import pandas as pd
-from pandas.api.typing import DataFrameGroupBy
 
 from analysis.metrics.definitions import Reduction, columns_reduced
 from analysis.metrics.measured import tokens_per_s
@@ -21,9 +17,6 @@ MEDIANS, RATES, FIRSTS = map(columns_reduced, (Reduction.MEDIAN, Reduction.RATE,
 FIRSTS_OF_ALL = columns_reduced(Reduction.FIRST_OF_ALL)
 LOWEST, HIGHEST, TOTALS = map(columns_reduced, (Reduction.LOWEST, Reduction.HIGHEST, Reduction.TOTAL))
 INTERVALS = ["step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high"]
-REDUCED = frozenset({*MEDIANS, *RATES, *LOWEST, *HIGHEST, *TOTALS, *FIRSTS, *FIRSTS_OF_ALL, "started_at"})
-Reduce = Callable[[Any], pd.DataFrame]
-"""Of rows grouped by cell one row each."""
 OF_ONE_REPEAT = frozenset({"repeat", "order"})
 ORDER = ["seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype"]
 
@@ -48,36 +41,34 @@ def summarise(frame: pd.DataFrame) -> Summary:
     cell = _cell_numbers(frame)
     failed = frame["status"] != "ok"
     shown = _shown_rows(frame, cell, failed)
-    good, good_cell = (
-        frame.loc[~failed, [*MEDIANS, *RATES, *LOWEST, *HIGHEST, *TOTALS, *FIRSTS]],
-        cell[~failed],
-    )
-    reduced = [
-        _by_cell(good[MEDIANS].astype("float64"), good_cell, DataFrameGroupBy.median),
-        1 / _by_cell(1 / good[RATES].astype("float64"), good_cell, DataFrameGroupBy.median),
-        _by_cell(good[LOWEST], good_cell, DataFrameGroupBy.min),
-        _by_cell(good[HIGHEST], good_cell, DataFrameGroupBy.max),
-        _by_cell(good[TOTALS], good_cell, partial(DataFrameGroupBy.sum, min_count=1)),
-        _by_cell(good[FIRSTS], good_cell, DataFrameGroupBy.first),
-        _by_cell(frame[FIRSTS_OF_ALL], cell, DataFrameGroupBy.first),
-        _last_starts(frame["started_at"], cell).to_frame(),
-    ]
     columns = [key for key in frame.columns if key not in OF_ONE_REPEAT]
-    own = frame.loc[shown, [key for key in columns if key not in REDUCED]].set_index(cell[shown])
-    summary = pd.concat([own, *(each.reindex(own.index) for each in reduced)], axis=1)[columns]
+    summary = frame.loc[shown, columns].set_index(cell[shown])
+    summary[RATES] = 1 / (1 / summary[RATES])  # to the last digit what it is beside repeats
+    is_repeat = cell.duplicated(keep=False)
+    if is_repeat.any():
+        reduced = _reduced(frame[is_repeat], cell[is_repeat])
+        summary.loc[reduced.index, reduced.columns] = reduced
     summary["repeats"] = cell.value_counts()
     summary["failed_repeats"] = failed.groupby(cell).sum()
-    rows = _with_spread(summary, good, good_cell)
+    rows = _with_spread(summary, frame, cell)
     return Summary(rows.reset_index(drop=True), _processes(frame, cell, rows.index))
 
 
-def _by_cell(rows: pd.DataFrame, cell: pd.Series[int], reduce: Reduce) -> pd.DataFrame:
-    """By a cell's number its rows reduced to one; the only row of a cell stays as it is."""
-    is_repeat = cell.duplicated(keep=False)
-    if not is_repeat.any():  # as in most sweeps of many cells; to reduce them takes several times as long
-        return rows.set_axis(cell)
-    only = rows[~is_repeat].set_axis(cell[~is_repeat])
-    return pd.concat([only, reduce(rows[is_repeat].groupby(cell[is_repeat]))])
+def _reduced(frame: pd.DataFrame, cell: pd.Series[int]) -> pd.DataFrame:
+    """By a cell's number its records as one; those that failed have no figures that could count."""
+    repeats = frame.groupby(cell)
+    return pd.concat(
+        [
+            repeats[MEDIANS].median(),
+            1 / (1 / frame[RATES]).groupby(cell).median(),
+            repeats[LOWEST].min(),
+            repeats[HIGHEST].max(),
+            repeats[TOTALS].sum(min_count=1),
+            repeats[[*FIRSTS, *FIRSTS_OF_ALL]].first(),
+            _last_starts(frame["started_at"], cell),
+        ],
+        axis=1,
+    )
 
 
 def _processes(frame: pd.DataFrame, cell: pd.Series[int], cells_in_order: pd.Index[int]) -> pd.DataFrame:
@@ -107,29 +98,43 @@ def _last_starts(started_at: pd.Series[str], cell: pd.Series[int]) -> pd.Series[
     return last.set_axis(cell[last.index])
 
 
-def _with_spread(summary: pd.DataFrame, good: pd.DataFrame, good_cell: pd.Series[int]) -> pd.DataFrame:
+def _with_spread(summary: pd.DataFrame, frame: pd.DataFrame, cell: pd.Series[int]) -> pd.DataFrame:
     """`n`, `n_of`, the interval and the range over repeats; repeats outrank the steps within one.
 
     A prediction has no samples, however many records say the same.
     """
-    timed = good["n_steps"].notna()
-    repeats = good_cell[timed].value_counts().reindex(summary.index, fill_value=0)
+    timed = frame["n_steps"].notna()
+    repeats = cell[timed].value_counts().reindex(summary.index, fill_value=0)
     several = repeats > 1
     summary["n"] = summary["n_steps"].where(~several, repeats)
     summary["n_of"] = several.map({True: "repeats", False: "steps"}).where(summary["n"].notna())
-    by_cell = good.loc[timed, "tokens_per_s"].groupby(good_cell[timed])
-    summary["tokens_per_s_lowest_repeat"] = by_cell.min().where(several)
-    summary["tokens_per_s_highest_repeat"] = by_cell.max().where(several)
-    summary.loc[several, INTERVALS] = None
-    samples = good.loc[timed, "step_time_ms"].groupby(good_cell[timed]).agg(list)
     repeated = summary.index[several]
-    ends = {
-        number: (found.low, found.high, tokens_per_s(tokens, found.high), tokens_per_s(tokens, found.low))
-        for number, times, tokens in zip(
-            repeated, samples[repeated], summary.loc[repeated, "tokens_per_step"], strict=True
-        )
-        if (found := median_interval(times)) is not None
-    }
+    runs = frame.loc[timed & cell.isin(repeated), ["tokens_per_s", "step_time_ms"]]
+    own = cell[runs.index]
+    summary["tokens_per_s_lowest_repeat"] = runs["tokens_per_s"].groupby(own).min()
+    summary["tokens_per_s_highest_repeat"] = runs["tokens_per_s"].groupby(own).max()
+    summary.loc[several, INTERVALS] = None
+    ends = _interval_ends(own, runs["step_time_ms"], summary.loc[repeated, "tokens_per_step"])
     if ends:
         summary.loc[[*ends], INTERVALS] = [*ends.values()]
     return summary
+
+
+def _interval_ends(
+    cell: pd.Series[int], step_time_ms: pd.Series[float], tokens_per_step: pd.Series[float]
+) -> dict[int, tuple[float, ...]]:
+    """By a cell's number the INTERVALS of its repeats; none of a cell that has too few."""
+    samples: dict[int, list[float]] = {}
+    for number, time_ms in zip(cell, step_time_ms, strict=True):
+        samples.setdefault(number, []).append(time_ms)
+    found = {number: median_interval(times) for number, times in samples.items()}
+    return {
+        number: (
+            interval.low,
+            interval.high,
+            tokens_per_s(tokens_per_step[number], interval.high),
+            tokens_per_s(tokens_per_step[number], interval.low),
+        )
+        for number, interval in found.items()
+        if interval is not None
+    }

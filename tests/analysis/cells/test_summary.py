@@ -1,7 +1,10 @@
 import pandas as pd
 import pytest
 
-from tests.analysis.records import make_failure, make_record, make_timing
+from analysis.cells.summary import INTERVALS, summarise
+from analysis.frame.load import NUMBER_COLUMNS
+from analysis.metrics.definitions import Reduction, columns_reduced
+from tests.analysis.records import frame_of_records, make_failure, make_record, make_timing
 
 UTILISATIONS = {
     "mfu_causal": "model_flops_causal",
@@ -38,8 +41,37 @@ def test_a_cell_that_ran_once_is_the_same_beside_one_that_ran_several_times(summ
     pd.testing.assert_frame_equal(beside[:1][alone.columns], alone)
 
 
+@pytest.mark.parametrize(
+    ("reduction", "reduced"),
+    {
+        Reduction.MEDIAN: 2.0,
+        Reduction.RATE: 2.0,
+        Reduction.LOWEST: 1.0,
+        Reduction.HIGHEST: 4.0,
+        Reduction.TOTAL: 7.0,
+        Reduction.FIRST: 4.0,
+        Reduction.FIRST_OF_ALL: 4.0,
+    }.items(),
+    ids=str,
+)
+def test_every_metric_is_reduced_over_repeats_as_it_says(tmp_path, reduction, reduced):
+    frame = frame_of_records(tmp_path, repeats([100.0] * 3))
+    columns = [each for each in columns_reduced(reduction) if each in NUMBER_COLUMNS and each != "n_steps"]
+    known, unknown = (
+        summarise(frame.assign(**dict.fromkeys(columns, pd.Series(values, dtype="float64")))).rows[columns]
+        for values in ([4.0, 1.0, 2.0], [None] * 3)
+    )
+    assert known.iloc[0].drop(INTERVALS, errors="ignore").eq(reduced).all()
+    assert unknown.isna().all(axis=None)
+
+
 def test_a_rate_over_two_repeats_is_total_work_over_total_time(summary_of):
     assert summary_of(repeats([100.0, 300.0]))["tokens_per_s"][0] == pytest.approx(1000 / 0.2)
+
+
+def test_a_rate_of_one_run_is_to_the_last_digit_that_of_two_equal_ones(summary_of):
+    once, twice = (summary_of(repeats([7.7] * count))["tokens_per_s"][0] for count in (1, 2))
+    assert once == twice
 
 
 @pytest.mark.parametrize("column", sorted(UTILISATIONS))
