@@ -11,10 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
 from analysis.cells.cells import Cells
-from analysis.figures.failures import Mark, count_failures, draw_failures, length_marks
+from analysis.figures.failures import MAX_LANE, Mark, count_failures, draw_failures, length_marks
 from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis, width_inches
 
 REMARK_LETTERS_PER_INCH, SENTENCE_LETTERS_PER_INCH = 11.5, 7.5
+BELOW_LANE = (1 - MAX_LANE) / 2
+"""Where a sentence stands clear of failures, however many there are."""
 LOG_FROM_RATIO = 20
 """A y axis is logarithmic when its largest value is this many times the smallest."""
 
@@ -33,7 +35,7 @@ def finish_axes(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if cells.frame[column].isna().all():
-        say_empty(axes, cells, noun)
+        say_empty(axes, cells, noun, BELOW_LANE)
     draw_failures(axes, marks)
 
 
@@ -43,14 +45,14 @@ def write_remarks(axes: Axes, remarks: Sequence[str]) -> None:
     axes.set_title(text, loc="left", size=8, color=MUTED_COLOR)
 
 
-def say_empty(axes: Axes, cells: Cells, noun: str) -> None:
-    """Where there is nothing to draw, why."""
+def say_empty(axes: Axes, cells: Cells, noun: str, y: float) -> None:
+    """Where there is nothing to draw, why; `y` in axes fractions."""
     failures = count_failures(cells)
     why = f" ({failures})" if failures else ""
     article = "an" if noun.startswith(tuple("aeiou")) else "a"
     text = f"No cell has {article} {noun}{why}" if len(cells) else "No records"
     text = textwrap.fill(text, int(SENTENCE_LETTERS_PER_INCH * width_inches(axes)))
-    axes.text(0.5, 0.4, text, transform=axes.transAxes, ha="center", va="center", color=MUTED_COLOR)
+    axes.text(0.5, y, text, transform=axes.transAxes, ha="center", va="center", color=MUTED_COLOR)
     axes.set_yticks([])
     axes.set_ylim(0, 1)
 

@@ -80,7 +80,7 @@ def plot_waterfall(cells: Cells, axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if cells.frame[SPLIT].isna().all():
         without = with_void(cells, SPLIT)
-        say_empty(axes, without, WATERFALL_NOUN)
+        say_empty(axes, without, WATERFALL_NOUN, y=0.4)
         write_remarks(axes, _void_remarks(cells))
         axes.set_xticks([])
         _write_failures(axes, without)
