@@ -15,9 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.transforms import blended_transform_factory
 
 from analysis.cells.cells import Cells
 from analysis.cells.selection import Selection
@@ -32,7 +30,9 @@ WIDTH_INCHES = 6.4
 """At 1400 px a page has two figures in a row; as wide as this their smallest text is 11 px high."""
 NARROW_INCHES = 3.4
 """The same at 390 px, where a figure is as wide as the page."""
-LINE_INCHES = 0.19
+LINE_INCHES = 0.175
+X_AXIS_INCHES = 0.45
+"""What stands below the axes of the last panel."""
 LEGEND_INCHES = 0.25
 """A legend may be so much wider than a line of the header: it begins left of the axes."""
 LETTERS_PER_INCH = 16.5
@@ -48,26 +48,27 @@ POINT_REACH = 10
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A figure with its title, its panels below one another and room for a legend."""
+    """A figure with its panels below one another, and room for what stands above and below them."""
 
     figure: Figure
     panels: Sequence[Axes]
-    legend: Axes
-    grid: GridSpec
-    heights: list[float]
+    title: str
+    lines: Sequence[tuple[str, str]]
+    """Under the title, with their colours."""
+    panel_inches: float
+    """All panels together, with their ticks and labels."""
 
     def finish(self, entries: Mapping[str, Handle]) -> Figure:
-        """The figure with its legend, laid out once and not again for each of its files."""
+        """The figure with header and legend, laid out once and not again for each of its files."""
         width = float(self.figure.get_size_inches()[0])
         columns, legend_rows = _legend_shape([*entries], letters_in(width + LEGEND_INCHES))
-        self.heights[-1] = LINE_INCHES * (legend_rows + 0.5)
-        self.grid.set_height_ratios(self.heights)
-        self.figure.set_size_inches(width, sum(self.heights))
-        _write_legend(self.figure, self.legend, entries, columns)
-        layout = self.figure.get_layout_engine()
-        assert layout is not None
+        header, legend = _header_inches(self.lines), LINE_INCHES * (legend_rows + 1)
+        height = header + self.panel_inches + legend
+        self.figure.set_size_inches(width, height)
+        layout = ConstrainedLayoutEngine(rect=(0, legend / height, 1, self.panel_inches / height))
         layout.execute(self.figure)
-        self.figure.set_layout_engine("none")
+        _write_header(self.figure, self.panels[0], self.title, self.lines)
+        _write_legend(self.figure, entries, columns, legend / 2 / height)
         return self.figure
 
 
@@ -77,16 +78,23 @@ def letters_in(inches: float) -> int:
 
 
 def framed(
-    title: str, lines: list[tuple[str, str]], panel_inches: Sequence[float], width: float = WIDTH_INCHES
+    title: str, lines: Sequence[tuple[str, str]], panel_inches: Sequence[float], width: float = WIDTH_INCHES
 ) -> Frame:
     """An empty figure with panels of these heights, in inches as its width."""
-    heights = [LINE_INCHES * (len(lines) + 2), *panel_inches, LINE_INCHES]
-    figure = Figure(figsize=(width, sum(heights)), dpi=DPI, layout=ConstrainedLayoutEngine())
+    header, inches = _header_inches(lines), sum(panel_inches) + X_AXIS_INCHES
+    height = header + inches + LINE_INCHES
+    figure = Figure(figsize=(width, height), dpi=DPI)
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
-    header, *panels, legend = (figure.add_subplot(grid[row]) for row in range(len(heights)))
-    _write_header(header, title, lines, 11 if width < NARROW_BELOW_INCHES else 13)
-    return Frame(figure, panels, legend, grid, heights)
+    grid = figure.add_gridspec(
+        len(panel_inches), 1, height_ratios=panel_inches, top=1 - header / height,
+        bottom=(LINE_INCHES + X_AXIS_INCHES) / height,
+    )  # fmt: skip
+    panels = [figure.add_subplot(grid[row]) for row in range(len(panel_inches))]
+    return Frame(figure, panels, title, lines, inches)
+
+
+def _header_inches(lines: Sequence[tuple[str, str]]) -> float:
+    return LINE_INCHES * (len(lines) + 2)
 
 
 def build_figure(name: str, cells: Cells, note: str | None = None, width: float = WIDTH_INCHES) -> Figure:
@@ -178,7 +186,7 @@ def _thousandths_high(figure: Figure) -> int:
 
 def spots_of(figure: Figure, areas: Sequence[Area]) -> tuple[Spot, ...]:
     """Where these areas of the first panel's data stand in the figure; a point reaches POINT_REACH around."""
-    axes, high = figure.axes[1], _thousandths_high(figure)
+    axes, high = figure.axes[0], _thousandths_high(figure)
     if not areas:
         return ()
     corners = [corner for area in areas for corner in zip(area.x, area.y, strict=True)]
@@ -217,30 +225,24 @@ def header_lines(
     return lines + [(line, BANNER_COLOR) for line in textwrap.wrap(warning or "", letters)]
 
 
-def _write_header(axes: Axes, title: str, lines: list[tuple[str, str]], title_size: int) -> None:
-    axes.axis("off")
-    axes.set_ylim(len(lines) + 2, 0)
-    axes.text(0, 0.8, title, size=title_size, weight="bold", va="center")
+def _write_header(figure: Figure, panel: Axes, title: str, lines: Sequence[tuple[str, str]]) -> None:
+    """From the left end of the panel's axes."""
+    width, height = map(float, figure.get_size_inches())
+    left = panel.get_position().x0
+    size = 11 if width < NARROW_BELOW_INCHES else 13
+    figure.text(left, 1 - 0.8 * LINE_INCHES / height, title, size=size, weight="bold", va="center")
     for number, (text, color) in enumerate(lines):
-        axes.text(0, number + 2, text, size=8, color=color, va="center")
+        y = 1 - (number + 2) * LINE_INCHES / height
+        figure.text(left, y, text, size=8, color=color, va="center")
 
 
-def _write_legend(figure: Figure, axes: Axes, entries: Mapping[str, Handle], columns: int) -> None:
+def _write_legend(figure: Figure, entries: Mapping[str, Handle], columns: int, middle: float) -> None:
     """In the middle of the figure: axes with names of rows on their left may be narrower than a legend."""
-    axes.axis("off")
-    if not entries:
-        return
-    legend = axes.legend(
-        entries.values(),
-        entries.keys(),
-        loc="center",
-        bbox_to_anchor=(0.5, 0.5),
-        bbox_transform=blended_transform_factory(figure.transFigure, axes.transAxes),
-        ncols=columns,
-        fontsize=8,
-        frameon=False,
-    )
-    legend.set_in_layout(False)
+    if entries:
+        figure.legend(  # type: ignore[call-overload]  # whose handles may be containers too
+            entries.values(), entries.keys(), loc="center", bbox_to_anchor=(0.5, middle), ncols=columns,
+            fontsize=8, frameon=False,
+        )  # fmt: skip
 
 
 def _legend_shape(labels: list[str], letters_per_line: int) -> tuple[int, int]:

@@ -41,8 +41,7 @@ def texts(figure):
     """Every text of a figure, its lines joined to one."""
     return [
         text.get_text().replace("\n", " ")
-        for axes in figure.axes
-        for text in axes.findobj(lambda each: hasattr(each, "get_text"))
+        for text in figure.findobj(lambda each: hasattr(each, "get_text"))
     ]
 
 
@@ -196,7 +195,7 @@ def test_every_figure_says_what_was_measured_on_what(drawn_once, name):
 
 def test_lengths_are_labelled_8k_and_96k(drawn_once, name_against_length):
     figure = drawn_once(name_against_length, "many cells")
-    assert {"8k", "64k", "96k"} <= {label.get_text() for label in figure.axes[1].get_xticklabels()}
+    assert {"8k", "64k", "96k"} <= {label.get_text() for label in figure.axes[0].get_xticklabels()}
 
 
 def test_a_line_does_not_run_across_a_failed_length(cells_of):
@@ -258,7 +257,7 @@ def test_the_bars_of_a_step_fill_it(cells_of):
 
 def test_no_bar_of_a_step_is_cut_off(cells_of, drawn_once):
     few = [cells_of(grid([*STRATEGY_STYLES][:6], lengths)) for lengths in ([8192], [8192, 16384])]
-    many = drawn_once("step_parts", "many cells").axes[1]
+    many = drawn_once("step_parts", "many cells").axes[0]
     for axes in (many, *(axes_of("step_parts", cells) for cells in few)):
         left, right = axes.get_xlim()
         assert all(left <= bar.get_x() and bar.get_x() + bar.get_width() <= right for bar in axes.patches)
@@ -281,11 +280,8 @@ def test_a_waterfall_of_many_cells_says_how_many_it_leaves_out(cells_of):
 
 def boxes_of_texts(figure):
     figure.draw_without_rendering()
-    found = {}
-    for axes in figure.axes:
-        shown = [each for each in axes.findobj(Text) if each.get_visible() and each.get_text().strip()]
-        found |= {(id(each), each.get_text()): each.get_window_extent() for each in shown}
-    return found
+    shown = [each for each in figure.findobj(Text) if each.get_visible() and each.get_text().strip()]
+    return {(id(each), each.get_text()): each.get_window_extent() for each in shown}
 
 
 @pytest.mark.parametrize("sweep", ["no cells", "one cell", "many cells", "failures among cells"])

@@ -55,9 +55,9 @@ def test_what_is_pointed_at_stands_where_it_is_drawn(cells_of):
     figure = build_figure("throughput", cells)
     figure.draw_without_rendering()
     (line,) = (
-        each for each in figure.axes[1].lines if each.get_marker() == "s" and len(each.get_xdata()) == 2
+        each for each in figure.axes[0].lines if each.get_marker() == "s" and len(each.get_xdata()) == 2
     )
-    drawn = figure.axes[1].transData.transform(line.get_xydata()) / figure.dpi * 1000 / WIDTH_INCHES
+    drawn = figure.axes[0].transData.transform(line.get_xydata()) / figure.dpi * 1000 / WIDTH_INCHES
     high = 1000 * figure.get_size_inches()[1] / WIDTH_INCHES
     spots = spots_of(figure, [*FIGURES["throughput"].areas(cells)])
     middles = [(spot.left + spot.width / 2, spot.top + spot.height / 2) for spot in spots]
@@ -70,7 +70,7 @@ def test_a_narrow_waterfall_names_its_bars_above_them_and_is_pointed_at_where_th
     figure = build_figure("waterfall", drawn.cells, width=NARROW_INCHES)
     assert not is_cut_off(figure)
     assert [spot.text for spot in file.narrow.spots] == [spot.text for spot in file.wide.spots]
-    bars = [bar.get_window_extent() for bar in figure.axes[1].patches if bar.get_width() > 0]
+    bars = [bar.get_window_extent() for bar in figure.axes[0].patches if bar.get_width() > 0]
     gap = min(upper.y1 - lower.y1 for upper, lower in pairwise(bars))
     assert gap / figure.dpi > 24 / 72  # room for a bar and 8 points of text above it
     scale = 1000 / figure.bbox.width
