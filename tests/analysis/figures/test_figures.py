@@ -40,8 +40,7 @@ WIDE_PX, NARROW_PX = 640, 340
 def texts(figure):
     """Every text of a figure, its lines joined to one."""
     return [
-        text.get_text().replace("\n", " ")
-        for text in figure.findobj(lambda each: hasattr(each, "get_text"))
+        text.get_text().replace("\n", " ") for text in figure.findobj(lambda each: hasattr(each, "get_text"))
     ]
 
 
