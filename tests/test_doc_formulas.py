@@ -16,7 +16,7 @@ from bench.equivalence.trajectory import LIMITS, MOVED
 from bench.overhead import __main__ as overhead
 from bench.overhead import cells as fixed_costs
 from bench.overhead import goal as step_goal
-from bench.passes import PASSES, calls
+from bench.passes import calls
 from bench.passes.attention import row_errors, single_device
 from bench.passes.attention import section as attention_section
 from bench.passes.full_length import limits as full_length
@@ -36,7 +36,6 @@ from bench.strategies.facts import activation_bytes, backwards_per_step, forward
 from tests.cells import FOUR_H100, make_cell, make_raw, with_strategy
 from tests.quantity_pages import LOOKED_UP, PEAK_FLOPS_PER_S, a_record, formula_of, summary_of_one, text_of
 
-OWN_WORK = [name for name, section in PASSES.items() if section.is_own_work]
 WORDS_OF_NUMBERS = {3: "three", 5: "five", 6: "six", 10: "ten"}
 WORDS_OF_PARTS = {0.5: "half"}
 
@@ -182,7 +181,6 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("harness_overhead", f"(`--minutes`, {overhead.WHOLE_FORM.minutes})"),
         ("harness_overhead", f"under {fixed_costs.GOAL_S:.0f} s"),
         ("harness_overhead", f"on {fixed_costs.RANKS} CPU ranks"),
-        ("cell_time", f"({' + '.join(OWN_WORK)} seconds)"),
     ],
 )  # fmt: skip
 def test_a_limit_on_a_page_is_the_limit_of_the_code(page, said):
