@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -123,12 +123,14 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
         found = replace(found, origins=origins)
         costs, longest = length_costs(drawn.cells), longest_lengths(cells, archive.frame)
         write_whole(output / "summary.md", _markdown_page(cells, costs, longest, found, compared))
-        _print_summary(cells, costs, longest, found, compared)
+        page = output / "report.html"
+        said = _terminal_text(cells, costs, longest, found, compared, page)
         claims = decided_claims(archive.frame)
         shown = render(archive, cells, found, draw, drawn.note, compared, costs, claims, longest)
         write_table()
-        write_whole(page := output / "report.html", shown)
-    Console(highlight=False).print(Text(f"report: {page}"), soft_wrap=True)
+        write_whole(page, shown)
+    with suppress(BrokenPipeError):  # who reads has seen enough
+        print(said, end="", flush=True)
     return all(map(is_as_expected, compared))
 
 
@@ -254,15 +256,31 @@ def _print_node_traffic(console: Console, cells: Cells) -> None:
         _print_table(console, text_table(SHORT_NODE_HEADINGS, rows, console.width))
 
 
+def _terminal_text(
+    cells: Cells,
+    costs: LengthCosts,
+    longest: Sequence[Found],
+    found: Verdict,
+    compared: Sequence[Comparison],
+    page: Path,
+) -> str:
+    """What is printed once all is written: made before, while another process draws."""
+    console = Console(highlight=False)
+    console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
+    with console.capture() as said:
+        _print_summary(console, cells, costs, longest, found, compared)
+        console.print(Text(f"report: {page}"), soft_wrap=True)
+    return said.get()
+
+
 def _print_summary(
+    console: Console,
     cells: Cells,
     costs: LengthCosts,
     longest: Sequence[Found],
     found: Verdict,
     compared: Sequence[Comparison],
 ) -> None:
-    console = Console(highlight=False)
-    console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
     _print_table(console, terminal_table(cells, console.width))
     if len(cells) > TERMINAL_ROWS:
         console.print(f"{more_label(len(cells) - TERMINAL_ROWS, 'cell')} in summary.csv")
@@ -296,5 +314,6 @@ def _print_summary(
 if __name__ == "__main__":
     gc.disable()  # a process that lives for seconds need not search millions of values for garbage
     code = main()
-    sys.stdout.flush()
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
     os._exit(code)  # nor free them one by one

@@ -317,6 +317,20 @@ def test_a_sweep_of_one_process_each_says_which_command_decides(tmp_path, capsys
 
 
 @pytest.mark.usefixtures("without_figures")
+def test_all_is_written_although_nobody_reads_what_is_printed(tmp_path, monkeypatch):
+    """As with `| head -1`."""
+
+    class Closed(StringIO):
+        def write(self, _):
+            raise BrokenPipeError
+
+    sweep = write_sweep(tmp_path, [make_record()])
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert main([str(sweep)]) == 0
+    assert {"summary.csv", "summary.md", "report.html"} <= {each.name for each in sweep.iterdir()}
+
+
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("argv", [["train.py"], None])
 def test_a_loop_of_one_s_own_is_not_told_to_run_our_command(tmp_path, capsys, argv):
     environment = make_record()["environment"] | ({"argv": argv} if argv else {})
