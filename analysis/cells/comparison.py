@@ -51,12 +51,7 @@ def work_keys(summary: pd.DataFrame) -> list[str]:
 
 def varies(summary: pd.DataFrame, key: str) -> bool:
     """Whether the column holds more than one value, missing counting as one."""
-    column = summary[key]
-    if column.dtype in ("str", "object"):  # most are the same in all rows, which is told in no time
-        values = column.tolist()
-        if values and values.count(values[0]) == len(values):
-            return False
-    return len(column.drop_duplicates()) > 1
+    return len(summary[key].drop_duplicates()) > 1
 
 
 def work_number(summary: pd.DataFrame, *, but: Sequence[str] = ()) -> pd.Series[int]:

@@ -43,7 +43,7 @@ def summarise(frame: pd.DataFrame) -> Summary:
     shown = _shown_rows(frame, cell, failed)
     columns = [key for key in frame.columns if key not in OF_ONE_REPEAT]
     summary = frame.loc[shown, columns].set_index(cell[shown])
-    summary[RATES] = 1 / (1 / summary[RATES])  # to the last digit what it is beside repeats
+    summary[RATES] = 1 / (1 / summary[RATES])  # rounded as rates over repeats are
     is_repeat = cell.duplicated(keep=False)
     if is_repeat.any():
         reduced = _reduced(frame[is_repeat], cell[is_repeat])

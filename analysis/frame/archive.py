@@ -279,8 +279,7 @@ def _why(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
 
 def _last_attempts(places: Sequence[tuple[Path, int]], columns: Columns) -> list[int]:
     """The rows that count: of equal file, cell and repeat the last one, where the first stood."""
-    cells = columns.get("cell_id", ())
-    if len({*cells}) == len(cells):  # told in a tenth of the time
-        return [*range(len(cells))]
-    keys = zip((path for path, _ in places), cells, columns["repeat"], strict=True)
+    if not places:
+        return []
+    keys = zip((path for path, _ in places), columns["cell_id"], columns["repeat"], strict=True)
     return [*{key: row for row, key in enumerate(keys)}.values()]

@@ -295,6 +295,13 @@ def test_no_two_texts_overlap_where_many_cells_fail(cells_of, name, count):
     assert overlaps_in(build_figure(name, drawn.cells, drawn.note)) == []
 
 
+def test_the_sentence_of_an_empty_figure_stands_clear_of_many_failures(cells_of):
+    cells = for_figures(cells_of(synthetic_records(288))).cells
+    figure = build_figure("step_parts", cells)
+    assert any(text.startswith("No cell has a split") for text in texts(figure))
+    assert overlaps_in(figure) == []
+
+
 def test_no_text_overlaps_or_is_cut_off_where_ranks_and_capacities_are_many_and_cells_fail(drawn_once, name):
     figure = drawn_once(name, "all at once")
     assert overlaps_in(figure) == []
