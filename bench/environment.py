@@ -39,7 +39,7 @@ PACKAGES = (
 )
 CUDA_PACKAGES = tuple(name for name in PACKAGES if name.startswith("nvidia-"))
 """Those of PACKAGES that only a GPU's ranks use."""
-INHERITED = ("CUDA_", "GLOO_", "NCCL_", "OMP_", "TORCH_NCCL_")
+INHERITED = ("ATEN_", "CUDA_", "GLOO_", "NCCL_", "OMP_", "ONEDNN_", "TORCH_NCCL_")
 """How the variables begin that change what a cell does and were set before the command."""
 SOURCES = REPOSITORY / "bench"
 HARDWARE = REPOSITORY / "ulysses_ring_bench" / "conf" / "hardware"
@@ -122,7 +122,7 @@ def describe(strategy_package: Mapping[str, str]) -> dict[str, Any]:
 
 
 def inherited_env(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that communication, CUDA and OpenMP read, sorted; no others, as they may hold secrets."""
+    """Those that communication, CUDA, OpenMP and CPU kernels read; no others, as they may hold secrets."""
     return {name: variables[name] for name in sorted(variables) if name.startswith(INHERITED)}
 
 

@@ -129,9 +129,7 @@ def with_losses(record: Record, cell: RunConfig, losses: Losses) -> Record:
 
 def with_software(record: Record, reports: Sequence[RankReport]) -> Record:
     """The same record with what only the ranks know of the software that ran."""
-    version = reports[0].nccl_version
-    found = {} if version is None else {"nccl_version": version}
-    return replace(record, environment=record.environment | found)
+    return replace(record, environment={**record.environment, **reports[0].software})
 
 
 def on_nodes(record: Record, nodes: Sequence[Mapping[str, Any]]) -> Record:

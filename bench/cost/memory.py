@@ -14,6 +14,7 @@ from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.engine_memory import ENGINE_MEMORY, EngineMemory
 from bench.cost.precision import FLOAT32_BYTES, is_autocast, stream_bytes
 from bench.cost.weights import HEAD_NORM_FAMILIES, head_parameters, kv_size, q_size
+from bench.cpu_arithmetic import estimated_bf16_instructions
 from bench.labels import GIB
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, kv_heads_held, repeats_kv
@@ -22,6 +23,7 @@ from bench.strategies.schedule import Stage, Stages
 TOKEN_BYTES = 8
 NATIVE = "native"
 """Our own trainer."""
+WIDE_KERNELS = ("torch_flash", "flash_blocks")
 CHUNK_ROWS = 1024
 """Rows of logits of a chunked loss: CHUNK_TOKENS of `training`, which this package must not import."""
 CONTEXT_BYTES = GIB
@@ -88,6 +90,7 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     arrived = max(0, kept + engine.arriving - stay)  # by the last layer's backward, whose input alone is left
     # Less than nothing where more is gone by then than comes: that is room for what is exchanged.
     attention = arrived + again + _attention_backward_bytes(cell, rows) + engine.kept_head_gradient
+    attention += wide_copies_bytes(cell)
     return MemoryNeed(
         states=engine.states,
         gathered=engine.gathered,
@@ -218,6 +221,20 @@ def _attention_backward_bytes(cell: RunConfig, rows: int) -> int:
     gone = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES + e * model.hidden_size
     gone += 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
     return rows * (gradients + repeated - gone + _shared_bytes_per_token(cell))
+
+
+def wide_copies_bytes(cell: RunConfig) -> int:
+    """Float32 copies in a kernel's backward, of the heads that it computes at once, 32 bytes a number.
+
+    A CPU without 16-bit instructions has them: dout, Q, K, V, the output and three gradients, of a head for
+    each thread (`bench/attention/kernels/torch_flash.py`).
+    """
+    is_narrow = cell.cluster.device == "cpu" and DTYPE_BYTES[cell.dtype] < FLOAT32_BYTES
+    if not is_narrow or cell.kernel not in WIDE_KERNELS or estimated_bf16_instructions():
+        return 0
+    heads = min(cell.cluster.threads_per_rank, cell.model.num_heads // cell.ulysses_degree)
+    tokens = cell.batch * cell.shard_len * cell.ulysses_degree
+    return 8 * FLOAT32_BYTES * heads * tokens * cell.model.head_dim
 
 
 def communication_bytes(cell: RunConfig) -> int:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from bench.config import RunConfig
+from bench.cpu_arithmetic import cpu_arithmetic
 from bench.mistakes import mistaken
 from bench.node.end import RankFailed
 from bench.node.failure import describe_failure
@@ -30,12 +31,19 @@ from bench.node.lifeline import die_with_parent
 from bench.node.stacks import STACK_SIGNAL
 from bench.passes.rank_pass import Measurement
 from bench.ranks.allocator import refuse_without_effect, set_allocator
-from bench.ranks.device import claim_device, finish_together, nccl_version, prepare_environment
+from bench.ranks.device import (
+    claim_device,
+    finish_together,
+    nccl_version,
+    prepare_environment,
+)
 from bench.ranks.groups import deadline, make_groups
 from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
 from bench.ranks.place import PlaceFile, place_path
+from bench.ranks.products import use_wide_products
 from bench.strategies import STRATEGIES, runnable
+from bench.training.models import TORCH_DTYPES
 from bench.workloads import WORKLOADS, Rank
 from bench.workloads.first_use import use_libraries_once
 
@@ -55,9 +63,11 @@ def live(job: RankJob, tell: Callable[[Stage | RankFailed], None], entry: RankEn
     log = RankLog(tell, on_error=lambda error: _fail(job, log, tell, error))
     try:
         _prepare(job)
+        products = use_wide_products() if job.cell.cluster.device == "cpu" else None
         _keep_place(job, log)
         report = entry(job, log)
         _write(job, "report", {**report, "phases_s": log.phases_s})
+        del products  # held until here: torch's own come back when it is gone
         code = 0
     except BaseException as error:  # noqa: BLE001  whatever ends a rank becomes its record
         _fail(job, log, tell, error)
@@ -89,10 +99,20 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
             log.step.enter("load")
             workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step, log.begin))
         workload.run(measurement.steps(workload))
-        report = {**measurement.report(), "nccl_version": nccl_version(device)}
+        report = {**measurement.report(), "software": _software(cell, device)}
     with log.during("finish"):
         finish_together(device)
     return report
+
+
+def _software(cell: RunConfig, device: torch.device) -> dict[str, str]:
+    """`nccl_version` on a GPU; on a CPU `cpu_products`, the dtype of products in linear layers and kernels.
+
+    torch's own `sdpa`, which training stacks run, always computes in the cell's dtype.
+    """
+    if device.type == "cuda":
+        return nccl_version(device)
+    return {"cpu_products": str(cpu_arithmetic(TORCH_DTYPES[cell.dtype])).removeprefix("torch.")}
 
 
 def _keep_place(job: RankJob, log: RankLog) -> None:

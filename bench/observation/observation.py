@@ -251,9 +251,8 @@ class Observation:
         say(f"{outcome(record)}; record in {self.request.folder}")
 
     def _report(self) -> LoopReport:
-        report = RankReport(
-            self._measurement.parts(), self._log.phases_s, nccl_version(self._measurement.device)
-        )
+        software = nccl_version(self._measurement.device)
+        report = RankReport(self._measurement.parts(), self._log.phases_s, software)
         loop = self._loop
         return LoopReport(report, loop.tokens, loop.sizes, loop.other_layers, loop.objective)
 

@@ -59,7 +59,7 @@ def decoded(report: Mapping[str, Any]) -> RankReport:
         for name, facts in PASSES.items()
         if facts.part is not None and name in report
     }
-    return RankReport(parts, report["phases_s"], report.get("nccl_version"))
+    return RankReport(parts, report["phases_s"], report.get("software", {}))
 
 
 def merge(

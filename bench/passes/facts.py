@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -40,8 +40,8 @@ class RankReport:
     """By the pass's name, of the pass's own type; a pass that did not run has none."""
     phases_s: Mapping[str, float]
     """Seconds that each phase of the rank's life took."""
-    nccl_version: str | None = None
-    """Of the NCCL that ran; None on a CPU."""
+    software: Mapping[str, str] = field(default_factory=dict)
+    """What only a rank knows of the software that ran, by the name in the record's `environment`."""
 
 
 class PassFacts(ABC, Generic[Part, Whole]):

@@ -48,9 +48,9 @@ def claim_device(cluster: ClusterConfig) -> torch.device:
     return device
 
 
-def nccl_version(device: torch.device) -> str | None:
-    """The version of the NCCL that this process runs; None on a CPU."""
-    return ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None
+def nccl_version(device: torch.device) -> dict[str, str]:
+    """`nccl_version` of the NCCL that this process runs; nothing on a CPU."""
+    return {"nccl_version": ".".join(map(str, torch.cuda.nccl.version()))} if device.type == "cuda" else {}
 
 
 def release_unused(device: torch.device) -> None:

@@ -140,10 +140,10 @@ def test_only_variables_that_change_a_cell_are_inherited_into_its_record(monkeyp
 def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
     monkeypatch.setattr(torch._C, "_nccl_version", lambda: (2 << 32) | (28 << 16) | 9, raising=False)
     monkeypatch.setattr(torch._C, "_nccl_version_suffix", lambda: b"", raising=False)
-    assert nccl_version(torch.device("cpu")) is None
+    assert nccl_version(torch.device("cpu")) == {}
     version = nccl_version(torch.device("cuda", 0))
     record = create_record()
-    for reported, expected in (({"nccl_version": version}, {"nccl_version": "2.28.9"}), ({}, {})):
+    for reported, expected in (({"software": version}, {"nccl_version": "2.28.9"}), ({}, {})):
         report = decoded({"phases_s": {}, **reported})
         assert with_software(record, [report]).environment == expected
 
