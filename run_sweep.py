@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -23,8 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from bench.command import again_command
-from bench.config import ConfigError, ExitCode
-from bench.environment import this_machine
+from bench.config import ConfigError, ExitCode, RunConfig
+from bench.environment import Machine, this_machine
 from bench.experiments import experiment_of
 from bench.request import values
 from bench.request.choices import CONF, Raw, refuse_no_conf, register_plugins_with_hydra
@@ -46,6 +46,8 @@ from bench.sweep.run import kept_lines, pending_cells, run_plan
 from bench.sweep.stored_plan import whole_request
 
 ASKS_FOR_HELP = (["--help"], ["-h"])
+PROBE_PAYS_S = 60.0
+"""Timing the CPU takes some three seconds: a plan of less than a minute does without."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
@@ -64,8 +66,9 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
         if experiment.opening is not None:
             print(experiment.opening(raws, machine))
         planned = plan(raws, machine, single=single, default_strategies=default_strategies)
-        estimate = Estimate(ExpectedSteps(machine, earlier_records()).of)
-        forecast = Forecast(planned, pending_cells(planned), machine, estimate)
+        pending = pending_cells(planned)
+        estimate = estimate_of([each.cell for each in pending], machine)
+        forecast = Forecast(planned, pending, machine, estimate)
         if plans_only:
             print(*whole_plan(forecast, raws, machine), *kept_lines(planned), sep="\n")
             sys.exit(ExitCode.OK)
@@ -80,6 +83,16 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
         if experiment.conclude is not None and records.exists():  # none before the first cell has ended
             experiment.conclude(read_records(records), planned.folder)
         sys.exit(code)
+
+
+def estimate_of(cells: Sequence[RunConfig], machine: Machine) -> Estimate:
+    """How long steps take: by earlier sweeps here, else by a timing of this CPU, else by arithmetic."""
+    expected = ExpectedSteps(machine, earlier_records())
+    by_arithmetic = Estimate(expected.of)
+    if sum(by_arithmetic.cell_s(cell) or 0.0 for cell in cells) < PROBE_PAYS_S:
+        return by_arithmetic
+    expected.probe(cells)
+    return Estimate(expected.of)
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")

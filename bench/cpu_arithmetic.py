@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 
 CAPABILITY = "ATEN_CPU_CAPABILITY"
 """torch's variable that limits the instructions of its own CPU code."""
+TORCH_NAMES: Mapping[str, str] = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+}
+"""What torch calls a cell's dtype."""
 NEEDED_FLAGS = frozenset({"avx512vl", "avx512bw", "avx512dq", "avx512_bf16"})
 
 
@@ -37,6 +45,12 @@ def _without_instructions() -> frozenset[torch.dtype]:
         torch.float16: is_avx512 and torch.ops.mkldnn._is_mkldnn_fp16_supported(),
     }
     return frozenset(dtype for dtype, is_there in has.items() if not is_there)
+
+
+def estimated_products(dtype: str) -> str:
+    """What `cpu_arithmetic` will find for a cell's dtype, by torch's name: for estimates only."""
+    is_wide = dtype in ("fp32", "fp64") or estimated_bf16_instructions()
+    return TORCH_NAMES[dtype] if is_wide else "float32"
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from bench.config import AUTO, MeasureConfig
 from bench.request import values
@@ -18,14 +19,15 @@ class WindowDefaults:
     warmup_s: float
     least_steps: int
     silence_s: float
+    repeats: int | Literal["auto"]
 
 
 WINDOWS: Mapping[str, WindowDefaults] = {
-    "cpu": WindowDefaults(budget_s=20.0, warmup_s=0.0, least_steps=0, silence_s=30.0),
-    "cuda": WindowDefaults(budget_s=60.0, warmup_s=10.0, least_steps=6, silence_s=120.0),
+    "cpu": WindowDefaults(budget_s=20.0, warmup_s=0.0, least_steps=0, silence_s=30.0, repeats=1),
+    "cuda": WindowDefaults(budget_s=60.0, warmup_s=10.0, least_steps=6, silence_s=120.0, repeats=AUTO),
 }
 """By device. On a GPU a step of the longest lengths takes 10 s, and six steps give an interval; on a CPU it
-takes half a minute, and one has to do. """
+takes half a minute, and one has to do. Repeats tell strategies apart, which results of a CPU cannot do."""
 
 
 def measure_config(raw: Raw, device: str) -> MeasureConfig:
@@ -37,7 +39,7 @@ def measure_config(raw: Raw, device: str) -> MeasureConfig:
         warmup_s=_seconds(raw, "warmup_s", window.warmup_s, or_none=True),
         least_steps=_given(raw, "least_steps", window.least_steps),
         budget_s=_seconds(raw, "budget_s", window.budget_s),
-        repeats=AUTO if raw["repeats"] == AUTO else values.whole("measure.repeats", raw["repeats"]),
+        repeats=window.repeats if raw["repeats"] == AUTO else values.whole("measure.repeats", raw["repeats"]),
         repeats_budget_s=_seconds(raw, "repeats_budget_s"),
         reference_budget_s=_seconds(raw, "reference_budget_s", or_none=True),
         timeout_s=_seconds(raw, "timeout_s"),

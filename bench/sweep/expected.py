@@ -9,17 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.cell.run import RUNS
 from bench.config import ConfigError, RunConfig
+from bench.cost.band import End
+from bench.cost.calibrated_speeds import CalibratedSpeeds, speeds_of
 from bench.cost.flops import hardware_flops
 from bench.cost.hardware import is_calibrated
 from bench.cost.prediction import predict
+from bench.cpu_arithmetic import estimated_products
 from bench.environment import REPOSITORY, Machine
 from bench.record import Status
 from bench.request.hardware import calibrated_facts, hardware_of, has_rates
+from bench.request.legality import refusal
 from bench.store import StoreError, read_records
+from bench.sweep.cpu_speed import ProbeTask, ProbeTimes, probed, seconds_here
 from bench.sweep.repeats import step_ms
 
 SWEEPS = Path("results/sweeps")
+PROBED = "attention and matrix products timed here just now"
 OTHER_CPU = "the cost model, as another CPU was calibrated"
 MOST_SWEEPS = 5
 """Folders that are read, the latest first: a plan should not take longer than a person waits."""
@@ -61,15 +68,34 @@ class ExpectedSteps:
     def __init__(self, machine: Machine, records: Iterable[Mapping[str, Any]] = ()) -> None:
         """`records` are earlier ones; those of another machine count for nothing."""
         self._measured: dict[tuple[Any, ...], list[MeasuredStep]] = {}
+        self._probed: Mapping[ProbeTask, ProbeTimes] = {}
         for record in records:
             if _is_of(record, machine):
                 flops = int(record["analytic"]["hardware_flops_causal"])
                 step = MeasuredStep(flops, step_ms(record) / 1e3)
                 self._measured.setdefault(_kind(record["config"]), []).append(step)
 
+    def probe(self, cells: Iterable[RunConfig]) -> None:
+        """Time this CPU for those of these cells that run on it and that no earlier sweep knows."""
+        self._probed = probed(ProbeTask.of(cell) for cell in cells if self._needs_probe(cell))
+
+    def _needs_probe(self, cell: RunConfig) -> bool:
+        runs_here = cell.mode in RUNS and cell.cluster.device == "cpu" and not has_rates(cell.hardware)
+        return runs_here and refusal(cell) is None and self._as_measured(cell) is None
+
     def of(self, cell: RunConfig) -> Expected | None:
         """By what was measured here, else by the cost model; None where neither says anything."""
-        return self._as_measured(cell) or modelled(cell)
+        return self._as_measured(cell) or self._as_probed(cell) or modelled(cell)
+
+    def _as_probed(self, cell: RunConfig) -> Expected | None:
+        times = self._probed.get(ProbeTask.of(cell)) if self._probed else None
+        if times is None:
+            return None
+        hardware = hardware_of(os.fspath(STAND_IN))
+        prediction, speeds = predict(cell, hardware, None), speeds_of(hardware, End.EXPECTED)
+        if prediction is None or not isinstance(speeds, CalibratedSpeeds):
+            return None
+        return Expected(seconds_here(cell, prediction, speeds, times), PROBED)
 
     def _as_measured(self, cell: RunConfig) -> Expected | None:
         steps = self._measured.get(_kind(cell.flat()), [])
@@ -129,6 +155,9 @@ def _predicted(cell: RunConfig, hardware: str, basis: str) -> Expected | None:
 def _is_of(record: Mapping[str, Any], machine: Machine) -> bool:
     """Whether a record says how fast this machine's steps are."""
     environment, is_ok = record["environment"], record["status"] == Status.OK
+    products = environment.get("cpu_products")
+    if products not in (None, estimated_products(record["config"]["dtype"])):
+        return False
     same = environment.get("device_name") == machine.device_name and environment.get("cores") == machine.cores
     is_measured = record["provenance"] == "measured" and record.get("timing") is not None
     return is_ok and is_measured and same and record["analytic"].get("hardware_flops_causal") is not None

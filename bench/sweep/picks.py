@@ -123,8 +123,9 @@ PICKS: Sequence[Pick] = (
         lambda cell, _: (
             f"one process a cell, then {MIN_PROCESSES} to {MAX_PROCESSES} at lengths where the sweep fits"
             f" measure.repeats_budget_s={cell.measure.repeats_budget_s:g}"
+            if cell.measure.repeats == AUTO
+            else "one process a cell on a CPU, whose results do not rank strategies"
         ),
-        lambda cell: cell.measure.repeats == AUTO,
     ),
 )
 """Every key that `auto` may stand for, in the order in which a plan tells them."""

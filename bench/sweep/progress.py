@@ -166,6 +166,18 @@ class Progress:
         self.say(f"{line}; {self._eta()}" if self._left and self._waiting_s is not None else line)
         self._refresh()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Without the bar, for what others print."""
+        if self._live is None:
+            yield
+            return
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live.start()
+
     def stop(self) -> None:
         """Leave the terminal as it was."""
         if self._live is not None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,11 +91,13 @@ def run_plan(
         findings, ran = list[bool](), set[str]()
         is_interrupted = False
         try:
+            first_length = _first_length(plan, pending)
             while pending:
                 for planned in pending:
                     interrupts.raise_swallowed()
                     ran.add(planned.folder_name)
                     findings.append(_run_one(planned, sweep, entry(planned)))
+                    _report_after(first_length, planned, plan, progress, write_report)
                 plan, pending = _more(plan, store, progress, resumed, ran)
         except KeyboardInterrupt as interrupted:
             interrupts.begin_to_close()
@@ -104,6 +107,28 @@ def run_plan(
         finally:
             progress.stop()
         return _conclude(plan, progress, write_report, findings, interrupts, is_interrupted=is_interrupted)
+
+
+def _first_length(plan: Plan, pending: Sequence[PlannedCell]) -> PlannedCell | None:
+    """The last cell before the first longer one; None where all have one length, or where records decide."""
+    lengths = [each.cell.seq_len for each in pending]
+    if plan.grow is not None or len({*lengths}) < 2:  # noqa: PLR2004  lengths
+        return None
+    return pending[len([*takewhile(lambda length: length == lengths[0], lengths)]) - 1]
+
+
+def _report_after(
+    last: PlannedCell | None, ran: PlannedCell, plan: Plan, progress: Progress, write_report: ReportWriter
+) -> None:
+    """Once `last` ran, print and write the report of what there is. A fault in it costs no further cell."""
+    if ran != last:
+        return
+    progress.say(f"the first length is done; the report so far is in {plan.folder}")
+    try:
+        with progress.paused():
+            write_report(plan.folder)
+    except Exception as error:  # noqa: BLE001  the report at the end meets it again, and says so
+        progress.say(f"no report yet: {error}")
 
 
 def _lease(

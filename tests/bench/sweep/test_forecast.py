@@ -13,6 +13,7 @@ from bench.cell.launcher import Launcher
 from bench.config import AUTO, ConfigError
 from bench.environment import REPOSITORY, Machine, describe
 from bench.request.choices import default_strategies, read_option
+from bench.request.measure import WINDOWS
 from bench.sweep.estimate import START_S, Estimate
 from bench.sweep.expected import Expected, ExpectedSteps, earlier_records, modelled
 from bench.sweep.forecast import INTERVAL_STEPS, Forecast
@@ -124,7 +125,10 @@ def test_references_are_listed_and_take_no_longer_than_their_budget():
 
 
 @pytest.mark.parametrize(("budget_s", "gets"), [(10_000, 5), (60, 0)])
-def test_repeats_that_are_left_open_are_expected_by_the_same_rule_that_will_choose_them(budget_s, gets):
+def test_repeats_that_are_left_open_are_expected_by_the_same_rule_that_will_choose_them(
+    budget_s, gets, monkeypatch
+):
+    monkeypatch.setitem(WINDOWS, "cpu", replace(WINDOWS["cpu"], repeats=AUTO))
     found = forecast(lengths=["8k"], step_s=one_second, measure__repeats_budget_s=budget_s)
     assert {more.gets for more in found.repeats.values()} == {gets}
     assert ("expected after that at 8k: 5 more" in lines_of(found)) == bool(gets)

@@ -2,12 +2,14 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from bench.config import AUTO
 from bench.environment import describe
+from bench.request.measure import WINDOWS
 from bench.statistics import MAX_PROCESSES, MIN_PROCESSES
 from bench.store import read_records
 from bench.sweep import run as sweep_run
@@ -18,6 +20,12 @@ from bench.sweep.run import run_plan
 from tests.cells import TWO_CORES, make_cell, make_raw
 
 STRATEGIES = ("ulysses", "ring")
+
+
+@pytest.fixture
+def left_open(monkeypatch):
+    """Repeats are left open, as on a GPU."""
+    monkeypatch.setitem(WINDOWS, "cpu", replace(WINDOWS["cpu"], repeats=AUTO))
 
 
 def raws(*words, lengths=("1k", "2k")):
@@ -65,6 +73,7 @@ def test_the_order_of_cells_is_another_in_every_turn_and_the_same_for_a_seed():
     assert len(orders) == 6
 
 
+@pytest.mark.usefixtures("left_open")
 def test_left_open_every_cell_has_one_process_to_begin_with_and_the_plan_says_what_follows():
     found = planned()
     assert found.cells[0].cell.measure.repeats == AUTO
@@ -73,6 +82,7 @@ def test_left_open_every_cell_has_one_process_to_begin_with_and_the_plan_says_wh
     assert "measure.repeats_budget_s=480" in found.note
 
 
+@pytest.mark.usefixtures("left_open")
 def test_the_lengths_that_fit_the_budget_are_repeated_and_the_plan_says_which():
     first = planned()
     whole = first.repeated(ended(first.cells, {1024: 10.0, 2048: 40.0}))
@@ -89,6 +99,7 @@ def test_the_lengths_that_fit_the_budget_are_repeated_and_the_plan_says_which():
     assert {cell.seq_len for cell in whole.open_cells} == {1024}
 
 
+@pytest.mark.usefixtures("left_open")
 @pytest.mark.parametrize(("spread", "processes"), [(0.0, 6), (0.05, 6), (0.15, 14), (0.4, MAX_PROCESSES)])
 def test_processes_that_spread_too_far_to_tell_ten_percent_apart_become_more(spread, processes):
     first = planned(lengths=("1k",))
@@ -99,6 +110,7 @@ def test_processes_that_spread_too_far_to_tell_ten_percent_apart_become_more(spr
     assert whole.repeated(ended(whole.cells, {1024: 1.0}, spread=spread)) is whole
 
 
+@pytest.mark.usefixtures("left_open")
 def test_of_the_further_processes_as_many_come_as_the_budget_has_room_for():
     first = planned("measure.repeats_budget_s=150", lengths=("1k",))
     six = first.repeated(ended(first.cells, {1024: 10.0}))
@@ -113,6 +125,7 @@ def test_of_the_further_processes_as_many_come_as_the_budget_has_room_for():
 @pytest.mark.parametrize(
     ("budget_s", "often"), [(119, set()), (120, {1024}), (599, {1024}), (600, {1024, 2048})]
 )
+@pytest.mark.usefixtures("left_open")
 def test_the_whole_sweep_stays_within_its_budget(budget_s, often):
     cells = [each.cell for each in planned().cells]
     took_s = {cell.cell_id: 2.0 if cell.seq_len == 1024 else 48.0 for cell in cells}
@@ -121,12 +134,19 @@ def test_the_whole_sweep_stays_within_its_budget(budget_s, often):
     assert {seq_len for seq_len, more in choice.items() if more.gets} == often
 
 
+@pytest.mark.usefixtures("left_open")
 def test_a_cell_that_failed_is_not_repeated_and_one_alone_has_nothing_to_be_compared_with():
     first = planned(lengths=("1k",))
     good, bad = first.cells
     records = [*ended([good], {1024: 1.0}), *ended([bad], {1024: 1.0}, status="out_of_memory")]
     whole = first.repeated(records)
     assert (len(whole.cells), whole.note) == (2, None)
+
+
+def test_on_a_cpu_auto_is_one_process_of_each_cell():
+    found = planned()
+    assert [each.repeat for each in found.cells] == [0] * 4
+    assert (found.open_cells, found.note) == ((), None)
 
 
 def test_a_single_cell_is_run_once():
@@ -164,18 +184,19 @@ def swept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sweep_run, "_run_one", run_one)
 
-    def sweep(*words, fails=()):
+    def sweep(*words, fails=(), write_report=lambda _: True, **kwargs):
         ran.clear()
         failing[:] = fails
         out = io.StringIO()
-        found = planned(f"sweep_dir={tmp_path}", *words)
-        code = run_plan(found, Idle(), Progress(Console(file=out, width=200)), write_report=lambda _: True)
+        found = planned(f"sweep_dir={tmp_path}", *words, **kwargs)
+        code = run_plan(found, Idle(), Progress(Console(file=out, width=200)), write_report=write_report)
         assert code == (1 if fails else 0)
         return out.getvalue(), [*ran]
 
     return sweep
 
 
+@pytest.mark.usefixtures("left_open")
 def test_a_sweep_runs_its_repeats_after_the_first_of_all_and_says_so(swept, tmp_path):
     said, ran = swept()
     assert sorted(ran[:4]) == [(1024, 0), (1024, 0), (2048, 0), (2048, 0)]
@@ -185,6 +206,7 @@ def test_a_sweep_runs_its_repeats_after_the_first_of_all_and_says_so(swept, tmp_
     assert len(read_records(tmp_path / "records.jsonl")) == 14
 
 
+@pytest.mark.usefixtures("left_open")
 def test_a_sweep_that_broke_off_goes_on_with_the_repeats_it_had_chosen(swept, tmp_path):
     swept()
     lines = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
@@ -195,6 +217,7 @@ def test_a_sweep_that_broke_off_goes_on_with_the_repeats_it_had_chosen(swept, tm
     assert swept("resume=true")[0].startswith("nothing is missing")
 
 
+@pytest.mark.usefixtures("left_open")
 def test_one_process_each_becomes_six_by_the_command_that_decides(swept):
     said, _ = swept("measure.repeats_budget_s=1")
     assert "one process of each cell at 1k, 2k: 6 would not fit measure.repeats_budget_s=1\n" in said
@@ -204,8 +227,29 @@ def test_one_process_each_becomes_six_by_the_command_that_decides(swept):
     )
 
 
+@pytest.mark.usefixtures("left_open")
 def test_a_cell_that_fails_is_not_run_again_in_the_same_sweep_but_when_it_is_resumed(swept):
     _, ran = swept(fails=["ring"])
     assert sorted(ran) == [(1024, 0), (1024, 0), (2048, 0), (2048, 0)]
     _, ran = swept("resume=true")
     assert sorted(ran[:2]) == [(1024, 0), (2048, 0)]
+
+
+def test_after_the_first_length_there_is_a_report_and_one_at_the_end(swept):
+    counts = []
+
+    def write_report(folder):
+        counts.append(len(read_records(folder / "records.jsonl")))
+        if len(counts) == 1:
+            raise ValueError("a figure failed")
+        return True
+
+    said, ran = swept(write_report=write_report)
+    assert (len(ran), counts) == (4, [2, 4])
+    assert "no report yet: a figure failed" in said
+
+
+def test_cells_of_one_length_have_one_report(swept):
+    counts = []
+    swept("measure.repeats=2", lengths=["1k"], write_report=lambda _: counts.append(1) or True)
+    assert counts == [1]

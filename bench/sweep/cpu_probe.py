@@ -1,0 +1,88 @@
+"""How fast this CPU computes attention and matrix products: `python -m bench.sweep.cpu_probe` times them.
+
+The plan starts it as a child process, so that the launcher itself runs no tensor operation. Asked for on
+standard input and answered on standard output, both JSON: a list of `ProbeTask`, a list of `ProbeTimes`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from bench.attention.kernels import KERNELS, attend
+from bench.cpu_arithmetic import TORCH_NAMES
+from bench.ranks.products import use_wide_products
+from bench.sweep.cpu_speed import LENGTHS, ROWS, ProbeTask, ProbeTimes
+
+
+def main() -> None:
+    """Answer the tasks, one after another."""
+    tasks = msgspec.json.decode(sys.stdin.buffer.read(), type=list[ProbeTask])
+    # Forked before the first tensor operation: OpenMP's threads do not survive a fork.
+    with_ranks = [_on_ranks(task) for task in tasks]
+    sys.stdout.buffer.write(msgspec.json.encode(with_ranks))
+
+
+def _on_ranks(task: ProbeTask) -> ProbeTimes:
+    """The slowest of as many processes at a time as the cell has ranks here."""
+    with multiprocessing.get_context("fork").Pool(task.ranks) as pool:
+        found = pool.map(_times, [task] * task.ranks, chunksize=1)
+    return ProbeTimes(
+        attention_s=tuple(map(max, zip(*(each.attention_s for each in found), strict=True))),
+        products_s=tuple(map(max, zip(*(each.products_s for each in found), strict=True))),
+    )
+
+
+def _times(task: ProbeTask) -> ProbeTimes:
+    torch.set_num_threads(task.threads)
+    products = use_wide_products()
+    times = ProbeTimes(
+        attention_s=tuple(_seconds(_attention(task, length)) for length in LENGTHS),
+        products_s=tuple(_seconds(_products(task, rows)) for rows in ROWS),
+    )
+    del products
+    return times
+
+
+def _attention(task: ProbeTask, length: int) -> Callable[[], object]:
+    """Forward and backward of a head for each thread."""
+    shape, dtype = (1, task.heads_at_once, length, task.head_dim), getattr(torch, TORCH_NAMES[task.dtype])
+    q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
+    dout = torch.ones(shape, dtype=dtype)
+    if task.is_sdpa:
+        return lambda: scaled_dot_product_attention(q, k, v, is_causal=True).backward(dout)
+    kernel = KERNELS[task.kernel]
+    return lambda: attend(q, k, v, kernel=kernel, causal=True).backward(dout)
+
+
+def _products(task: ProbeTask, rows: int) -> Callable[[], object]:
+    """A linear layer from the model's hidden size to its MLP's, forward and backward."""
+    dtype = getattr(torch, TORCH_NAMES[task.dtype])
+    x, weight = (
+        torch.randn(size, task.hidden_size, dtype=dtype, requires_grad=True)
+        for size in (rows, task.intermediate_size)
+    )
+    dout = torch.ones(rows, task.intermediate_size, dtype=dtype)
+    return lambda: linear(x, weight).backward(dout)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """The faster of two calls: the first also takes memory."""
+    taken: Sequence[float] = [_once_s(call) for _ in range(2)]
+    return min(taken)
+
+
+def _once_s(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""How fast this CPU is beside the one whose calibration ships with the project, measured in about a second.
+
+The cost model's calibration says how a step's parts grow with its sizes; a probe of this machine says how
+much longer attention, and all else, takes here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from bench.config import DTYPE_BYTES, RunConfig
+from bench.cost.calibrated_speeds import CalibratedSpeeds
+from bench.cost.operations import Operation
+from bench.cost.prediction import Prediction
+from bench.environment import REPOSITORY
+from bench.strategies.schedule import Block
+from bench.training.trainer_facts import SDPA, STACK_KERNELS, TRAINER_FACTS
+
+LENGTHS = (1024, 4096)
+ROWS = (1024, 8192)
+LARGEST_HEAD_DIM, LARGEST_PRODUCT = 256, 2**22
+"""Larger models are not probed: it would take longer than a person waits for a plan."""
+TIMEOUT_S = 20.0
+PRODUCTS = ("product", "product_input", "product_weight")
+"""A linear layer's forward, and the two of its backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTask:
+    """What is timed: one rank's attention and products, on as many processes as a cell has ranks here."""
+
+    ranks: int
+    threads: int
+    heads: int
+    """That a call of attention computes on one rank."""
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    dtype: str
+    kernel: str
+    is_sdpa: bool
+    """Whether torch's own attention runs, as in a training stack."""
+
+    @classmethod
+    def of(cls, cell: RunConfig) -> ProbeTask:
+        """That of a cell on CPU ranks."""
+        model = cell.model
+        is_stack = TRAINER_FACTS[cell.trainer].is_stack
+        return cls(
+            ranks=cell.cluster.ranks_per_node,
+            threads=cell.cluster.threads_per_rank,
+            heads=model.num_heads // cell.ulysses_degree,
+            head_dim=model.head_dim,
+            hidden_size=model.hidden_size,
+            intermediate_size=model.intermediate_size,
+            dtype=cell.dtype,
+            kernel=cell.kernel,
+            is_sdpa=is_stack and STACK_KERNELS.get(cell.kernel) == SDPA,
+        )
+
+    @property
+    def heads_at_once(self) -> int:
+        return min(self.threads, self.heads)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it takes about a second."""
+        product = self.hidden_size * self.intermediate_size
+        return self.head_dim <= LARGEST_HEAD_DIM and product <= LARGEST_PRODUCT
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTimes:
+    """Seconds of forward and backward."""
+
+    attention_s: tuple[float, ...]
+    """Of `heads_at_once` heads, by LENGTHS."""
+    products_s: tuple[float, ...]
+    """Of one linear layer, by ROWS."""
+
+
+def probed(tasks: Iterable[ProbeTask]) -> dict[ProbeTask, ProbeTimes]:
+    """What a child process measured of these tasks; nothing where it fails: a plan can do without."""
+    asked = [*dict.fromkeys(task for task in tasks if task.is_quick)]
+    if not asked:
+        return {}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.sweep.cpu_probe"],
+            cwd=REPOSITORY,
+            env=os.environ | {"PYTHONPATH": os.fspath(REPOSITORY)},
+            input=msgspec.json.encode(asked),
+            capture_output=True,
+            check=True,
+            timeout=TIMEOUT_S,
+        )
+        times = msgspec.json.decode(done.stdout, type=list[ProbeTimes])
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
+        return {}
+    return dict(zip(asked, times, strict=True))
+
+
+def seconds_here(
+    cell: RunConfig, prediction: Prediction, calibrated: CalibratedSpeeds, times: ProbeTimes
+) -> float:
+    """Seconds of a step here; `prediction` is of the CPU that was `calibrated`, on one thread."""
+    parts, task = prediction.parts, ProbeTask.of(cell)
+    number_bytes = DTYPE_BYTES[cell.dtype]
+
+    def head_s(length: int) -> float:
+        block = Block(1, 1, 1, length, length, is_causal=True)
+        return sum(
+            calibrated.block_s(block, task.head_dim, cell.kernel, number_bytes=number_bytes, backward=each)
+            for each in (False, True)
+        )
+
+    def layer_s(rows: int) -> float:
+        hidden, intermediate = task.hidden_size, task.intermediate_size
+        sizes = ((rows, intermediate, hidden), (rows, hidden, intermediate), (intermediate, hidden, rows))
+        return sum(
+            calibrated.operation_s(Operation(kind, *size, number_bytes=number_bytes))
+            for kind, size in zip(PRODUCTS, sizes, strict=True)
+        )
+
+    rounds_of_a_head = -(-task.heads // task.heads_at_once) / task.heads
+    attention = _slower(cell.seq_len, LENGTHS, times.attention_s, head_s) * rounds_of_a_head
+    rest = _slower(cell.batch * cell.shard_len, ROWS, times.products_s, layer_s)
+    return (parts.attention_ms * attention + (parts.step_ms - parts.attention_ms) * rest) / 1e3
+
+
+def _slower(
+    size: int, sizes: Sequence[int], times_s: Sequence[float], calibrated_s: Callable[[int], float]
+) -> float:
+    """How many times as long as calibrated it took, at the measured size that is nearest to `size`."""
+    nearest, time_s = min(zip(sizes, times_s, strict=True), key=lambda pair: abs(math.log(size / pair[0])))
+    return time_s / calibrated_s(nearest)
