@@ -3,15 +3,20 @@
 import csv
 import os
 import re
+import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from bench import HOMES
 from bench.environment import REPOSITORY
 from bench.store import read_records
+from bench.strategies import STRATEGIES
+from bench.strategies.table import StrategyTable
 from tests.attention_cases import WORLD_SIZES, beyond_their_limits, check_cases, cover, errors_of
 from tests.installed import see_what_is_installed_now
 
@@ -50,24 +55,32 @@ def with_mistake(mistake):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """A process environment in which the page's package is installed, and one more for each mistake."""
+    """A process environment in which the page's package is installed."""
+    return with_installed(tmp_path_factory, {"gather_twice": FILES})
+
+
+@pytest.fixture(scope="module")
+def mistaken(tmp_path_factory):
+    """The same with one package more for each mistake."""
+    wrong = {name: with_mistake(mistake) for name, mistake in MISTAKES.items()}
+    return with_installed(tmp_path_factory, {"gather_twice": FILES} | wrong)
+
+
+def with_installed(tmp_path_factory, files_of):
     sources, site = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("site")
-    packages = [
-        write_package(sources, "gather_twice", FILES),
-        *(write_package(sources, name, with_mistake(mistake)) for name, mistake in MISTAKES.items()),
-    ]
+    packages = [write_package(sources, name, files) for name, files in files_of.items()]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--no-build-isolation", "--target", site, *packages], check=True)
     return os.environ | {"PYTHONPATH": f"{REPOSITORY}:{site}"}
 
 
 @pytest.fixture(scope="module")
-def swept(environment, tmp_path_factory):
+def swept(mistaken, tmp_path_factory):
     """The folder of the page's sweep, in which the mistaken strategies run, too; records by strategy."""
     folder = tmp_path_factory.mktemp("sweep")
     words = shlex.split(SWEEP.replace("strategy=", f"strategy={','.join(MISTAKES)},"))
     command = [sys.executable, REPOSITORY / words[0], *words[1:], *QUICK]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=mistaken, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr  # as cells failed
     records = read_records(folder / "out" / "records.jsonl")
     return folder / "out", {record["config"]["strategy"]: record for record in records}
@@ -148,20 +161,53 @@ def check_installed_attention(job, log):
 
 
 @walked
-def test_the_pages_pytest_command_finds_it_in_the_tests_of_strategies(environment):
-    files = [
-        f"tests/bench/{file}.py"
-        for file in ("strategies/test_strategies", "cell/test_gates", "training/test_training_equivalence")
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", *files, *shlex.split(PYTEST)],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_the_pages_pytest_command_passes_and_runs_the_tests_of_strategies(environment):
+    done = pytest_in(REPOSITORY, environment, "-v", *shlex.split(PYTEST))
     assert done.returncode == 0, done.stdout
-    found = [line for line in done.stdout.splitlines() if "::" in line]
-    assert {line.partition("::")[0] for line in found} == set(files)
-    assert all("gather_twice" in line for line in found)
+    passed = {line.partition("::")[0] for line in done.stdout.splitlines() if " PASSED" in line}
+    files = ("strategies/test_strategies", "cell/test_gates", "training/test_training_equivalence")
+    assert passed >= {f"tests/bench/{file}.py" for file in files}
+
+
+def pytest_in(folder, environment, *words):
+    command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_no_test_of_a_page_is_for_a_strategy_that_the_page_cannot_know(monkeypatch):
+    """`pytest -k gather_twice` would select it, and no package could pass."""
+    monkeypatch.setattr(StrategyTable, "plugin_names", lambda _: ["gather_twice"])
+    monkeypatch.setitem(STRATEGIES._loaded, "gather_twice", STRATEGIES["ring"])
+    module = runpy.run_path(str(REPOSITORY / "tests" / "test_doc_formulas.py"))
+    marks = [mark for each in module.values() for mark in getattr(each, "pytestmark", ())]
+    assert "ulysses" in [name for mark in marks for name in mark.args[1]]
+    assert not [mark for mark in marks if "gather_twice" in [*mark.args[1]]]
+
+
+@walked
+def test_the_pages_strategy_moves_into_this_repository_by_what_the_page_says(tmp_path):
+    copy, name = tmp_path / "copy", "gather_twice"
+    hidden = shutil.ignore_patterns(".*", "results", "__pycache__", "*.egg-info")
+    shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=hidden)
+    for left_out in ("results", ".ci"):
+        (copy / left_out).symlink_to(REPOSITORY / left_out)
+    strategies = copy / "bench" / "strategies"
+    (strategies / name).mkdir()
+    (strategies / name / "__init__.py").touch()
+    for file in ("facts.py", "attention.py"):
+        text = re.sub(r"from bench import (.+)", from_homes, FILES[f"{name}/{name}/{file}"])
+        (strategies / name / file).write_text(text)
+    table = strategies / "__init__.py"
+    imported = f"from bench.strategies.{name}.facts import GatherTwice\nfrom bench.strategies.local"
+    text = table.read_text().replace("from bench.strategies.local", imported)
+    table.write_text(text.replace("GatherKV(),", "GatherKV(),\n        GatherTwice(),"))
+    (copy / "conf" / "strategy" / f"{name}.yaml").write_text(f"# Two gathers\nname: {name}\n")
+    files = ("test_architecture", "test_docs", "test_doc_formulas", "bench/request/test_help")
+    words = ("-m", "not ranks", "-k", "not three_examples", *(f"tests/{file}.py" for file in files))
+    done = pytest_in(copy, os.environ | {"PYTHONPATH": str(copy)}, *words)
+    assert done.returncode == 0, done.stdout
+
+
+def from_homes(found):
+    """The same names from where they are defined."""
+    return "\n".join(f"from {HOMES[name]} import {name}" for name in found[1].split(", "))

@@ -8,10 +8,17 @@ from dataclasses import replace
 from analysis.answers.verdict import Verdict
 from analysis.cells.equivalence import LEAST_CONTROLS, LEAST_FALL, Compared, Comparison
 from analysis.labels import count_label
-from bench.equivalence.noise import FALSE_ALARMS
+from bench.equivalence.noise import FALSE_ALARMS, LEAST_FACTOR
 from bench.record import Role
 
 CROSSED = f"equivalent ones cross it in {FALSE_ALARMS * 100:g} % of comparisons"
+FLOOR_READING = (
+    "Floor: how far plain data parallelism and its controls, which do the same work in another way, are from"
+    " their mean (root mean square), times a factor by the F distribution: if all trainings are equivalent,"
+    " any of those compared crosses it, in either signal, in at most"
+    f" {FALSE_ALARMS * 100:g} % of comparisons. The factor is no less than {LEAST_FACTOR:g}, the distance no"
+    " less than one rounding of float32 in every step."
+)
 
 
 def with_equivalence(found: Verdict, comparisons: Sequence[Comparison], *, alone: bool) -> Verdict:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from analysis.answers.equivalence import equivalence_line
+from analysis.answers.equivalence import FLOOR_READING, equivalence_line
 from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
 from analysis.answers.node_traffic import node_traffic_lines
@@ -158,6 +158,7 @@ def _compared(compared: Sequence[Comparison], claims: Decided | None) -> dict[st
     return {
         "equivalence": [(each.name, equivalence_line(each), equivalence_rows(each)) for each in compared],
         "equivalence_headings": EQUIVALENCE_HEADINGS,
+        "floor_reading": FLOOR_READING,
         "published": published_rows(),
         "published_headings": PUBLISHED_HEADINGS,
         "published_source": POST,

@@ -8,6 +8,7 @@ longest of a product's three dimensions is taken a block at a time, so that floa
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from torch.library import Library
 
 from bench.cpu_arithmetic import cpu_arithmetic
 
-BLOCK = 512
+BLOCK_NUMBERS = 2**18
+"""Of an operand's float32 copy. Fewer would add operators that a profiler slows down."""
 
 
 def use_wide_products() -> Library | None:
@@ -51,13 +53,16 @@ def _wide(a: Tensor, b: Tensor, bias: Tensor, *, beta: float, alpha: float, out:
         return _wide(b.t(), a.t(), bias.t(), beta=beta, alpha=alpha, out=out.t()).t()
     if inner > rows:
         total = bias.float() * beta
-        for start in range(0, inner, BLOCK):
-            block = slice(start, start + BLOCK)
+        for block in _blocks(inner, max(rows, b.shape[1])):
             torch.addmm(total, a[:, block].float(), b[block].float(), alpha=alpha, out=total)
         return out.copy_(total)
     wide = b.float()
-    for start in range(0, rows, BLOCK):
-        block = slice(start, start + BLOCK)
+    for block in _blocks(rows, max(inner, b.shape[1])):
         left, total = a[block].float(), bias[block].float()
         out[block] = torch.addmm(total, left, wide, beta=beta, alpha=alpha, out=torch.empty_like(total))
     return out
+
+
+def _blocks(length: int, width: int) -> Iterator[slice]:
+    size = max(1, BLOCK_NUMBERS // max(1, width))
+    return (slice(start, start + size) for start in range(0, length, size))

@@ -76,6 +76,8 @@ class CheckpointNumbers:
                     " of its config.json"
                 )
             parameter.copy_(stored)
+            if not parameter.sum().isfinite():
+                self._refuse_not_finite(all_names)
 
     def _stored(self, names: Sequence[str]) -> Tensor:
         """The tensor that has any of these names of one parameter."""
@@ -83,8 +85,20 @@ class CheckpointNumbers:
         if not found:
             raise ValueError(f"{self.folder}: no {names[0]} in its safetensors files")
         if not all(torch.equal(found[0], other) for other in found[1:]):
+            self._refuse_not_finite(names)  # NaN differs from itself
             raise ValueError(f"{self.folder}: {' and '.join(names)} differ, but its config.json ties them")
         return found[0]
+
+    def _refuse_not_finite(self, names: Sequence[str]) -> None:
+        """Raises ValueError where a file holds NaN or infinity for one of these names."""
+        for name in (name for name in names if name in self.files):
+            is_finite = self._read(name).isfinite()
+            count = is_finite.numel() - int(is_finite.sum())
+            if count:
+                raise ValueError(
+                    f"{self.folder / self.files[name]}: {name} holds NaN or infinity in {count} of its"
+                    f" {is_finite.numel()} numbers; weights have to be finite: take another checkpoint"
+                )
 
     def _read(self, name: str) -> Tensor:
         with safe_open(self.folder / self.files[name], framework="pt") as file:

@@ -13,7 +13,7 @@ from bench.cost.memory import wide_copies_bytes
 from bench.cpu_arithmetic import cpu_arithmetic, estimated_bf16_instructions
 from bench.passes.memory.allocations import AllocationTracker
 from bench.ranks import products
-from bench.ranks.products import BLOCK, use_wide_products
+from bench.ranks.products import BLOCK_NUMBERS, use_wide_products
 from tests.cells import tiny_cell
 
 ASK = """
@@ -80,6 +80,7 @@ def error(found, exact):
 
 
 ROUNDED_ONCE = 2**-8
+BLOCK = BLOCK_NUMBERS // 9
 SHAPES = [(3, 5, 7), (BLOCK + 3, 8, 9), (8, 2 * BLOCK + 1, 9), (8, 9, BLOCK + 5), (0, 4, 3), (4, 0, 3)]
 
 

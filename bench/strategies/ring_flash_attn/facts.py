@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.attention.kernel_facts import HALF
 from bench.config import RunConfig
 from bench.strategies.ring.facts import Ring
 
@@ -15,8 +16,7 @@ class RingFlashAttn(Ring):
         " document's length to be a multiple of sp_degree"
     )
     package = "ring-flash-attn"
-    # In float32 the package's first `.to(float32)` aliases its block buffer and gradients come out wrong.
-    dtypes = ("bf16", "fp16")
+    dtypes = HALF  # as flash-attn
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
         return "ring"

@@ -1,16 +1,19 @@
 """Trainings beside data parallelism: what the floor is, who is within it, and what the report says."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from analysis.answers.equivalence import equivalence_line, is_as_expected, with_equivalence
+from analysis.answers.equivalence import FLOOR_READING, equivalence_line, is_as_expected, with_equivalence
 from analysis.answers.verdict import verdict
 from analysis.cells.equivalence import comparisons
 from analysis.figures.equivalence import name_of
 from analysis.frame.archive import read_archive
 from analysis.report import write_report
 from analysis.tables.equivalence import PUBLISHED, equivalence_rows
+from bench.equivalence.noise import Noise, f_quantile
+from bench.equivalence.trajectory import Limit
 from tests.analysis.records import make_failure, make_record, write_sweep
 
 FALLING = [5.0, 4.8, 4.5, 4.2]
@@ -58,6 +61,19 @@ def test_the_floor_is_between_controls_and_rows_are_multiples_of_it(compared):
     assert 0 < first.noise.loss < sound.noise.loss < 1
     assert found.fall == pytest.approx(0.8)
     assert is_as_expected(found)
+
+
+def test_the_floor_is_what_the_page_says_it_is(compared):
+    """Of few controls the F quantile makes it; of many the least factor does."""
+    (found,) = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE)
+    said = re.search(r"in at most (\S+) % .* factor is no less than (\S+), the distance", FLOOR_READING)
+    percent, least = map(float, said.groups())
+    seeds = [each.equivalent for each in found.seeds]
+    quantile = f_quantile(percent / 100 / 2, above=1, below=len(CONTROLS))
+    for noise, factor in ((Noise(seeds), quantile**0.5), (Noise(seeds * 40), least)):
+        floor, deviation = noise.floor(len(noise.seeds), trainings=1), noise.deviation
+        assert floor.over(deviation) == Limit(pytest.approx(factor), pytest.approx(factor))
+    assert found.floor() == Noise(seeds).floor(1, 1)
 
 
 def test_trainings_of_other_work_are_not_compared(compared):
@@ -150,6 +166,7 @@ def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_pat
     svg = (tmp_path / "figures" / "loss_equivalence_8k_qwen3_nano_fp32_zero3_sgd.svg").read_text()
     for label in ("data parallelism", "ulysses contiguous", "controls", "mistake: mask_off_by_one"):
         assert svg.count(f"<!-- {label} -->") == 1  # every training once, controls together
+    assert FLOOR_READING in page
     assert page.count('<img src="data:image/svg+xml') == 1
     assert (tmp_path / "summary.csv").read_text().count("\n") == 1 + len(records)
 

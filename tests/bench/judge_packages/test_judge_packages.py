@@ -98,7 +98,7 @@ def test_strategies_without_a_package_are_refused_in_one_line(capsys):
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_an_answer_is_that_of_real_ranks_whatever_we_would_refuse():
-    """In float32 ring-flash-attn's gradients are wrong: refused here, and run all the same to be judged."""
+    """It takes 16-bit inputs only, as flash-attn: refused here in float32, run all the same to be judged."""
     subject = next(each for each in subjects(("ring_flash_attn",)) if each.words == ("layout=contiguous",))
     judge = Judge()
     answer = judge.answer(subject, "fp32")

@@ -93,8 +93,11 @@ def compare_with_the_profiler(job, log):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_steps_peak_and_its_phase_are_the_profilers(launcher, tmp_path, engine):
-    """On one rank: buffers that a gloo thread drops are freed unseen by the profiler, and stay in its sum."""
-    cell = tiny_cell("strategy=local", f"engine={engine}", "seq_len=4k")
+    """On one rank: buffers that a gloo thread drops are freed unseen by the profiler, and stay in its sum.
+
+    In float32, where no CPU's kernels make copies within themselves.
+    """
+    cell = tiny_cell("strategy=local", f"engine={engine}", "seq_len=4k", "dtype=fp32")
     launcher.run(cell, tmp_path, entry=compare_with_the_profiler)
     (tracked, found), (profiled, expected) = json.loads((tmp_path / "0.peaks").read_text())
     assert tracked == pytest.approx(profiled, rel=0.01)

@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from bench.attention.kernel_facts import DEFAULT_KERNEL
+from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.config import ConfigError, RunConfig
 from bench.request.layer_types import attention_dropout, unplain_layers
 from bench.request.legality import refusal
+from bench.strategies import STRATEGIES
 from tests.cells import FOUR_H100, TWO_CORES, make_cell
 
 ALLOCATOR = "env.PYTORCH_ALLOC_CONF"
@@ -119,6 +120,18 @@ def test_an_illegal_combination_says_why_and_what_to_choose(case):
     reason = refusal(make_cell(*words))
     assert reason is not None
     assert way_out in reason
+
+
+ON_FLASH_ATTN = ("ring_flash_attn", "ring_flash_attn_llama3", "yunchang_ring", "yunchang_usp")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+@pytest.mark.parametrize("name", ON_FLASH_ATTN)
+def test_a_package_on_flash_attn_takes_the_dtypes_of_flash_attn(name, dtype):
+    facts = STRATEGIES[name]
+    assert facts.dtypes == KERNEL_FACTS["flash_attn_2"].dtypes["cuda"]
+    refused = facts.refusals(make_cell(f"strategy={name}", f"dtype={dtype}"))
+    assert refused[0] == f"dtype={dtype} is not for {name}; choose dtype=bf16 or fp16"
 
 
 INVALID = {

@@ -9,8 +9,11 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from bench.store import read_records
 from bench.training.models import build_model, empty_model
-from tests.cells import make_cell
+from bench.training.weights import CheckpointNumbers
+from tests.cells import TINY, make_cell
+from tests.command import typed_here
 
 PARAMETERS = {
     "qwen3_0_6b": 596_049_920,
@@ -117,10 +120,66 @@ def test_a_local_checkpoint_folder_gives_the_same_model(tmp_path, size, tied):
     ids=["missing", "of another shape", "tied, but different"],
 )
 def test_a_checkpoint_that_is_not_what_its_config_says_is_refused(tmp_path, change, said):
-    loaded = checkpoint_of(tmp_path, nano())
-    file = tmp_path / SAFE_WEIGHTS_NAME
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file)
+    loaded = damaged_checkpoint(tmp_path, change)
     with pytest.raises(ValueError, match=said):
         build_model(loaded, attention_name="sdpa", max_positions=256, seed=0)
+
+
+def damaged_checkpoint(folder, change):
+    """A checkpoint in whose file something was changed."""
+    loaded = checkpoint_of(folder, nano())
+    tensors = load_file(folder / SAFE_WEIGHTS_NAME)
+    change(tensors)
+    save_file(tensors, folder / SAFE_WEIGHTS_NAME)
+    return loaded
+
+
+def not_finite(name, *numbers):
+    """The change that puts these numbers first into a parameter."""
+
+    def change(tensors):
+        tensors[name].view(-1)[: len(numbers)] = torch.tensor(numbers)
+
+    return change
+
+
+def two_tied_with_nan(tensors):
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = torch.full((256, 64), torch.nan)
+
+
+LAYER = "model.layers.0.mlp.up_proj.weight"
+NOT_FINITE = [
+    (not_finite("model.norm.weight", torch.nan), "model.norm.weight holds NaN or infinity in 1 of its 64"),
+    (not_finite(LAYER, torch.inf), f"{LAYER} holds NaN or infinity in 1 of its {128 * 64}"),
+    (not_finite(LAYER, torch.inf, -torch.inf), f"{LAYER} holds NaN or infinity in 2 of its {128 * 64}"),
+    (two_tied_with_nan, f"model.embed_tokens.weight holds NaN or infinity in {256 * 64} of its {256 * 64}"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), NOT_FINITE, ids=["NaN", "infinity", "two that cancel", "tied"])
+def test_a_checkpoint_with_nan_or_infinity_is_refused_by_its_file_and_parameter(tmp_path, change, said):
+    loaded = damaged_checkpoint(tmp_path, change)
+    with pytest.raises(ValueError, match="weights have to be finite") as refused:
+        build_model(loaded, attention_name="sdpa", max_positions=256, seed=0)
+    way_out = "numbers; weights have to be finite: take another checkpoint"
+    assert str(refused.value) == f"{tmp_path / SAFE_WEIGHTS_NAME}: {said} {way_out}"
+
+
+def test_numbers_of_a_checkpoint_that_were_never_set_are_told_from_nan_in_its_file(tmp_path, monkeypatch):
+    loaded = checkpoint_of(tmp_path, nano())
+    monkeypatch.setattr(CheckpointNumbers, "fill", lambda *_: None)
+    with pytest.raises(ValueError, match=r"Linear\.weight: not all of its numbers were set"):
+        build_model(loaded, attention_name="sdpa", max_positions=256, seed=0)
+
+
+@pytest.mark.ranks
+def test_a_record_says_in_one_line_which_weights_are_not_finite(tmp_path):
+    damaged_checkpoint(tmp_path, not_finite("model.norm.weight", torch.nan))
+    words = ("model=checkpoint", f"model.path={tmp_path}", "strategy=local", "cluster=cpu")
+    done = typed_here(tmp_path, *TINY, *words, "cluster.world_size=1", "sweep_dir=out")
+    (record,) = read_records(tmp_path / "out" / "records.jsonl")
+    said = "model.norm.weight holds NaN or infinity in 1 of its 64 numbers; weights have to be finite"
+    assert (done.returncode, record["status"]) == (1, "error")
+    assert f"ValueError: {tmp_path / SAFE_WEIGHTS_NAME}: {said}" in record["reason"]
+    assert "\n" not in record["reason"]
