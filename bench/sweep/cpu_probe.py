@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import torch
@@ -52,7 +52,7 @@ def _times(task: ProbeTask) -> ProbeTimes:
 
 def _attention(task: ProbeTask, length: int) -> Callable[[], object]:
     """Forward and backward of a head for each thread."""
-    shape, dtype = (1, task.heads_at_once, length, task.head_dim), getattr(torch, TORCH_NAMES[task.dtype])
+    shape, dtype = (1, task.heads, length, task.head_dim), getattr(torch, TORCH_NAMES[task.dtype])
     q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
     dout = torch.ones(shape, dtype=dtype)
     if task.is_sdpa:
@@ -74,8 +74,7 @@ def _products(task: ProbeTask, rows: int) -> Callable[[], object]:
 
 def _seconds(call: Callable[[], object]) -> float:
     """The faster of two calls: the first also takes memory."""
-    taken: Sequence[float] = [_once_s(call) for _ in range(2)]
-    return min(taken)
+    return min(_once_s(call) for _ in range(2))
 
 
 def _once_s(call: Callable[[], object]) -> float:

@@ -39,7 +39,7 @@ class ProbeTask:
     ranks: int
     threads: int
     heads: int
-    """That a call of attention computes on one rank."""
+    """That one rank computes at a time, on a thread each."""
     head_dim: int
     hidden_size: int
     intermediate_size: int
@@ -56,7 +56,7 @@ class ProbeTask:
         return cls(
             ranks=cell.cluster.ranks_per_node,
             threads=cell.cluster.threads_per_rank,
-            heads=model.num_heads // cell.ulysses_degree,
+            heads=min(cell.cluster.threads_per_rank, heads_of_call(cell)),
             head_dim=model.head_dim,
             hidden_size=model.hidden_size,
             intermediate_size=model.intermediate_size,
@@ -64,10 +64,6 @@ class ProbeTask:
             kernel=cell.kernel,
             is_sdpa=is_stack and STACK_KERNELS.get(cell.kernel) == SDPA,
         )
-
-    @property
-    def heads_at_once(self) -> int:
-        return min(self.threads, self.heads)
 
     @property
     def is_quick(self) -> bool:
@@ -81,9 +77,14 @@ class ProbeTimes:
     """Seconds of forward and backward."""
 
     attention_s: tuple[float, ...]
-    """Of `heads_at_once` heads, by LENGTHS."""
+    """Of the task's heads, by LENGTHS."""
     products_s: tuple[float, ...]
     """Of one linear layer, by ROWS."""
+
+
+def heads_of_call(cell: RunConfig) -> int:
+    """Query heads that one call of attention computes on a rank."""
+    return cell.model.num_heads // cell.ulysses_degree
 
 
 def probed(tasks: Iterable[ProbeTask]) -> dict[ProbeTask, ProbeTimes]:
@@ -129,7 +130,8 @@ def seconds_here(
             for kind, size in zip(PRODUCTS, sizes, strict=True)
         )
 
-    rounds_of_a_head = -(-task.heads // task.heads_at_once) / task.heads
+    heads = heads_of_call(cell)
+    rounds_of_a_head = -(-heads // task.heads) / heads
     attention = _slower(cell.seq_len, LENGTHS, times.attention_s, head_s) * rounds_of_a_head
     rest = _slower(cell.batch * cell.shard_len, ROWS, times.products_s, layer_s)
     return (parts.attention_ms * attention + (parts.step_ms - parts.attention_ms) * rest) / 1e3

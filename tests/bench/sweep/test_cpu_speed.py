@@ -23,7 +23,7 @@ def cell(*words, machine=TWO_CORES):
 
 def test_a_child_process_times_attention_and_products_of_the_cells_ranks_and_threads():
     task = ProbeTask.of(cell())
-    assert (task.ranks, task.threads, task.heads, task.is_sdpa) == (2, 1, 2, False)
+    assert (task.ranks, task.threads, task.heads, task.is_sdpa) == (2, 1, 1, False)
     times = probed([task, task])[task]
     assert (len(times.attention_s), len(times.products_s)) == (len(LENGTHS), len(ROWS))
     assert 0 < times.attention_s[0] < times.attention_s[1] < 30
