@@ -20,7 +20,7 @@ from bench.record import Provenance, Role
 
 CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
 SHARED_GPU_BANNER = "Ranks share a GPU: shows that results are right; speeds mean nothing"
-CPU_CAVEAT = "A CPU shows that the loop works, not which strategy is faster on GPUs: it ranks nothing."
+CPU_CAVEAT = "CPU results show that the loop works. They do not rank strategies for GPUs."
 SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."
 SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
 """What a reader must know of all cells of a figure, in order."""

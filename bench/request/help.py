@@ -69,6 +69,9 @@ ALSO: Mapping[str, str] = {
 LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):\s*(?P<value>[^#]*?)\s*(?:#\s*(?P<words>.*))?$")
 
 
+COMMANDS = "docs/commands.md"
+
+
 def help_text() -> str:
     """The whole page, in lines of at most COLUMNS characters."""
     return "\n".join(
@@ -87,6 +90,8 @@ def help_text() -> str:
             "",
             "Options",
             *_two_columns(OPTIONS),
+            "",
+            f"Every command: {COMMANDS}",
         ]
     )
 
@@ -116,7 +121,7 @@ def _examples() -> list[str]:
     strategies = ", ".join(default_strategies())
     filled = {"program": sweep_words(), "strategies": strategies}
     rows = [(command.format(**filled), said.format(**filled)) for command, said in EXAMPLES]
-    return _two_columns(rows, most=max(len(command) for command, _ in rows))
+    return _two_columns(rows, most=COLUMNS // 2)
 
 
 def _choices(group: str) -> list[str]:

@@ -1,12 +1,14 @@
 """`--help` has a line for every key, option of a choice and option of the command line."""
 
 import re
+import sys
 
 import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES
+from bench.environment import REPOSITORY
 from bench.request.choices import default_strategies, groups, options
 from bench.request.command_line import PLAN_OPTION, SHOWING, SWEEP_OPTIONS
 from bench.request.help import COLUMNS, OPTIONS, described, help_text, words_of
@@ -72,3 +74,16 @@ def test_the_command_prints_it_and_three_examples(tmp_path, page):
     assert len(re.findall(r"^  python run_sweep\.py", page, flags=re.MULTILINE)) == 3
     assert max(map(len, page.splitlines())) <= COLUMNS
     assert "docs/choices.md" in page
+
+
+def test_the_page_ends_with_where_every_command_is(page):
+    address = page.splitlines()[-1].rpartition(" ")[2]
+    assert (REPOSITORY / address).is_file()
+
+
+def test_a_long_way_to_the_script_is_no_error(monkeypatch):
+    script = f"/{'x' * 90}/run_sweep.py"
+    monkeypatch.setattr(sys, "argv", [script])
+    page = help_text()
+    assert page.count(f"\n  python {script} ") == 3
+    assert max(len(line) for line in page.splitlines() if script not in line) <= COLUMNS
