@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
-from hydra._internal.hydra import Hydra
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
@@ -40,7 +38,7 @@ from bench.sweep.forecast import Forecast
 from bench.sweep.interrupts import Interrupts
 from bench.sweep.machines import launcher_of
 from bench.sweep.plan import plan
-from bench.sweep.plan_lines import answered_by_arithmetic, short_lines, whole_plan
+from bench.sweep.plan_lines import short_lines, whole_plan
 from bench.sweep.progress import Progress
 from bench.sweep.run import kept_lines, pending_cells, run_plan
 from bench.sweep.stored_plan import whole_request
@@ -52,17 +50,11 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategies: bool = False) -> NoReturn:
-    """Plan and run these cells, or answer without a run; ends the process with the sweep's exit code."""
+    """Plan and run these cells; ends the process with the sweep's exit code."""
     with refusals():
         raws, machine = [*composed], this_machine()
         experiment = experiment_of(raws)
         plans_only = values.flag("plan", raws[0]["plan"])
-        if experiment.answer is not None:
-            if plans_only:
-                print(answered_by_arithmetic(raws, experiment.cells(raws, machine)))
-                sys.exit(ExitCode.OK)
-            experiment.answer(experiment.cells(raws, machine), Path(str(raws[0]["sweep_dir"])))
-            sys.exit(ExitCode.OK)
         if experiment.opening is not None:
             print(experiment.opening(raws, machine))
         planned = plan(raws, machine, single=single, default_strategies=default_strategies)
@@ -140,23 +132,6 @@ def room_for(folder: Path) -> Iterator[None]:
         sys.exit(ExitCode.FAILED)
 
 
-@contextmanager
-def mode_looked_up_for_experiments() -> Iterator[None]:
-    """Hydra composes once more, a tenth of a second, to look up its mode, which only an experiment sets."""
-    look_up = Hydra.get_mode
-
-    def mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
-        is_experiment = any(word.startswith("experiment=") for word in overrides)
-        found: RunMode | None = look_up(hydra, config_name, overrides) if is_experiment else None
-        return found
-
-    setattr(Hydra, "get_mode", mode)  # noqa: B010  mypy takes no other way
-    try:
-        yield
-    finally:
-        setattr(Hydra, "get_mode", look_up)  # noqa: B010
-
-
 def main() -> None:
     """Compose, plan, run. SIGTERM and SIGHUP are interruptions, as Ctrl-C is: what is done is kept."""
     Interrupts().install()
@@ -173,8 +148,7 @@ def main() -> None:
             print(help_text())
             return
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
-        with mode_looked_up_for_experiments():
-            run_one()
+        run_one()
 
 
 if __name__ == "__main__":

@@ -68,15 +68,6 @@ def teraflops_label(flops_per_s: float | None) -> str:
     return MISSING if flops_per_s is None else number_label(flops_per_s / 1e12)
 
 
-def link_rate_label(bytes_per_s: float | None) -> str:
-    """Bytes per second in bits, as links are named: `87.3 Mb/s`, from a gigabit on `1.20 Gb/s`."""
-    if bytes_per_s is None or pd.isna(bytes_per_s):
-        return MISSING
-    bits_per_s = 8 * bytes_per_s
-    unit, size = ("Gb/s", 1e9) if bits_per_s >= 1e9 else ("Mb/s", 1e6)  # noqa: PLR2004  a gigabit
-    return f"{number_label(bits_per_s / size)} {unit}"
-
-
 def text_label(value: Any) -> str:
     """A text as it is."""
     return value if isinstance(value, str) else MISSING

@@ -17,9 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.answers.equivalence import equivalence_line, is_as_expected, with_equivalence
-from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
-from analysis.answers.node_traffic import node_traffic_lines
 from analysis.answers.origins import origin_lines
 from analysis.answers.published import decided_claims
 from analysis.answers.reasons import failure_reasons
@@ -27,23 +25,18 @@ from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
-from analysis.cells.length_cost import LengthCosts, length_costs
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
 from analysis.figures.files import figure_writer
 from analysis.frame.archive import CAN_FORK, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.frame.origins import ORIGINS, mixed
-from analysis.labels import count_label, more_label
+from analysis.labels import more_label
 from analysis.page.page import render
 from analysis.tables.ablation import HEADINGS as ABLATION_HEADINGS
 from analysis.tables.ablation import ablation_rows
 from analysis.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
 from analysis.tables.csv_file import csv_writer, forked_with
 from analysis.tables.equivalence import equivalence_markdown
-from analysis.tables.length_cost import HEADINGS as COST_HEADINGS
-from analysis.tables.length_cost import READING as COST_READING
-from analysis.tables.length_cost import SHORT_HEADINGS as SHORT_COST_HEADINGS
-from analysis.tables.length_cost import length_cost_rows, length_cost_short_rows
 from analysis.tables.max_length import EXPERIMENT as LONGEST
 from analysis.tables.max_length import HEADINGS as LONGEST_HEADINGS
 from analysis.tables.max_length import READING as LONGEST_READING
@@ -55,14 +48,10 @@ from analysis.tables.max_length import (
     max_length_rows,
     max_length_short_rows,
 )
-from analysis.tables.node_traffic import HEADINGS as NODE_HEADINGS
-from analysis.tables.node_traffic import READING as NODE_READING
-from analysis.tables.node_traffic import SHORT_HEADINGS as SHORT_NODE_HEADINGS
-from analysis.tables.node_traffic import node_traffic_rows
 from analysis.tables.rows import markdown_cell, markdown_table, markdown_text
 from analysis.tables.score import HEADINGS as SCORE_HEADINGS
 from analysis.tables.score import score_rows
-from analysis.tables.terminal import TERMINAL_ROWS, Fitted, terminal_table, text_table
+from analysis.tables.terminal import TERMINAL_ROWS, print_cells, print_table
 from bench.command import again_command, is_sweep, tool_words
 from bench.config import ExitCode
 from bench.record import Role
@@ -121,12 +110,12 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
         draw = figure_writer(drawn, output / "figures", compared, other)
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         found = replace(found, origins=origins)
-        costs, longest = length_costs(drawn.cells), longest_lengths(cells, archive.frame)
-        write_whole(output / "summary.md", _markdown_page(cells, costs, longest, found, compared))
+        longest = longest_lengths(cells, archive.frame)
+        write_whole(output / "summary.md", _markdown_page(cells, longest, found, compared))
         page = output / "report.html"
-        said = _terminal_text(cells, costs, longest, found, compared, page)
+        said = _terminal_text(cells, longest, found, compared, page)
         claims = decided_claims(archive.frame)
-        shown = render(archive, cells, found, draw, drawn.note, compared, costs, claims, longest)
+        shown = render(archive, cells, found, draw, drawn.note, compared, claims, longest)
         write_table()
         write_whole(page, shown)
     with suppress(BrokenPipeError):  # who reads has seen enough
@@ -173,11 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _markdown_page(
-    cells: Cells,
-    costs: LengthCosts,
-    longest: Sequence[Found],
-    found: Verdict,
-    compared: Sequence[Comparison],
+    cells: Cells, longest: Sequence[Found], found: Verdict, compared: Sequence[Comparison]
 ) -> str:
     answer = _bullets(_answer(found))
     rest = len(cells) - MAX_SHOWN_CELLS
@@ -188,8 +173,7 @@ def _markdown_page(
     losses = f"## Loss equivalence\n\n{equivalence_markdown(compared)}\n" if compared else ""
     saved = ablation_rows(cells)
     ablation = f"\n## What each switch saves\n\n{markdown_table(ABLATION_HEADINGS, saved)}" if saved else ""
-    crossed, fitted = _node_traffic(shown), f"{_score(shown)}{_length_costs(costs)}"
-    tables = f"{losses}{_longest(longest)}{table}{more}{crossed}{attention}{ablation}{fitted}"
+    tables = f"{losses}{_longest(longest)}{table}{more}{attention}{ablation}{_score(shown)}"
     return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{tables}"
 
 
@@ -210,25 +194,6 @@ def _score(shown: Cells) -> str:
     return f"\n## Predicted beside measured\n\n{_bullets(score_lines(shown))}\n\n{table}"
 
 
-def _length_costs(costs: LengthCosts) -> str:
-    """The series split by how their steps grow, as Markdown; empty where none has several lengths."""
-    lines, rows = length_cost_lines(costs), length_cost_rows(costs.split)
-    if not lines:
-        return ""
-    table = f"\n\n{markdown_table(COST_HEADINGS, rows)}\n{COST_READING}" if rows else ""
-    return f"\n## Fixed, linear and quadratic cost\n\n{_bullets(lines)}{table}\n"
-
-
-def _node_traffic(shown: Cells) -> str:
-    """What crossed the network between nodes, as Markdown; empty where every cell ran on one."""
-    rows = node_traffic_rows(shown)
-    if not rows:
-        return ""
-    table = markdown_table(NODE_HEADINGS, rows)
-    lines = _bullets(node_traffic_lines(shown))
-    return f"\n## What crossed the slow link\n\n{lines}\n\n{table}\n{NODE_READING}\n"
-
-
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {markdown_cell(line)}" for line in lines)
 
@@ -241,24 +206,8 @@ def _answer(found: Verdict) -> list[str]:
     return [line for line in lines if line]
 
 
-def _print_table(console: Console, fitted: Fitted) -> None:
-    """A table and, in a line, what of it had no room."""
-    console.print(fitted.table)
-    if fitted.left_out:
-        more = count_label(len(fitted.left_out), "more column")
-        console.print(Text(f"{more} in summary.md: {', '.join(fitted.left_out)}"))
-
-
-def _print_node_traffic(console: Console, cells: Cells) -> None:
-    """What crossed the network between nodes; nothing where every cell ran on one."""
-    rows = node_traffic_rows(cells.first(TERMINAL_ROWS))
-    if rows:
-        _print_table(console, text_table(SHORT_NODE_HEADINGS, rows, console.width))
-
-
 def _terminal_text(
     cells: Cells,
-    costs: LengthCosts,
     longest: Sequence[Found],
     found: Verdict,
     compared: Sequence[Comparison],
@@ -268,7 +217,7 @@ def _terminal_text(
     console = Console(highlight=False)
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
     with console.capture() as said:
-        _print_summary(console, cells, costs, longest, found, compared)
+        _print_summary(console, cells, longest, found, compared)
         console.print(Text(f"report: {page}"), soft_wrap=True)
     return said.get()
 
@@ -276,25 +225,19 @@ def _terminal_text(
 def _print_summary(
     console: Console,
     cells: Cells,
-    costs: LengthCosts,
     longest: Sequence[Found],
     found: Verdict,
     compared: Sequence[Comparison],
 ) -> None:
-    _print_table(console, terminal_table(cells, console.width))
+    print_cells(console, cells)
     if len(cells) > TERMINAL_ROWS:
         console.print(f"{more_label(len(cells) - TERMINAL_ROWS, 'cell')} in summary.csv")
     calls = attention_rows(cells.first(TERMINAL_ROWS))
     if calls:
-        _print_table(console, text_table(SHORT_HEADINGS, calls, console.width))
-    if costs.split:
-        _print_table(
-            console, text_table(SHORT_COST_HEADINGS, length_cost_short_rows(costs.split), console.width)
-        )
+        print_table(console, dict(zip(SHORT_HEADINGS, zip(*calls, strict=True), strict=True)))
     if longest:
-        rows = max_length_short_rows(longest)
-        _print_table(console, text_table(SHORT_LONGEST_HEADINGS, rows, console.width))
-    _print_node_traffic(console, cells)
+        texts = zip(*max_length_short_rows(longest), strict=True)
+        print_table(console, dict(zip(SHORT_LONGEST_HEADINGS, texts, strict=True)))
     for each in compared:
         console.print(Text(f"{each.name}: {equivalence_line(each)}"))
     lines = [
@@ -302,7 +245,6 @@ def _print_summary(
         *next_steps(cells),
         *score_lines(cells),
         *max_length_lines(longest),
-        *node_traffic_lines(cells),
         *_answer(found),
     ]
     if not cells.are_predicted.any():  # the reasons have said which cells failed, and how

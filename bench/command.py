@@ -17,7 +17,6 @@ KEEP_ANY = "resume=any"
 TOOLS: Mapping[str, str] = {
     "report": "analysis.report",
     "compare": "analysis.compare",
-    "false-differences": "analysis.false_differences",
     "claims": "analysis.claims",
     "advise": "analysis.advise",
     "implementations": "analysis.implementations",

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, Final, Literal
+from sys import float_info
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 _PAIRS: Mapping[str, str] = {"options": "strategy", "env": "env"}
 """Fields that are pairs of name and value, and the group their names stand in on the command line."""
 
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""They set CUDA's caching allocator; torch reads one of them."""
 NOT_USED = "none"
 """A choice that a cell has no use for, such as the engine of one that trains nothing."""
 AUTO: Final = "auto"
@@ -33,6 +37,39 @@ OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 """Of the learning rate, by transformers' names."""
 PACKING = ("none", "documents")
+
+
+MAX_WHOLE = 2**40
+"""Of tokens and of every other count: seeds and sums over samples stay within 64 bits."""
+MAX_SECONDS = 1_000_000
+"""Under what the operating system's timers can wait, 2^31 milliseconds."""
+
+
+def whole_rule(least: int) -> Meta:
+    """The rule of a whole number, and the example that a refusal of another value gives."""
+    said = f"a whole number from {least} to {MAX_WHOLE}"
+    return Meta(ge=least, le=MAX_WHOLE, description=said, examples=[max(least, 2)])
+
+
+def positive_rule(
+    example: float | str, *, or_zero: bool = False, most: float = float_info.max, of: str = ""
+) -> Meta:
+    """The same of a finite number above 0, or of 0 too."""
+    said = f"{'0 or ' if or_zero else ''}a positive number{of}"
+    least = 0.0 if or_zero else float_info.min
+    return Meta(ge=least, le=most, description=said, examples=[example])
+
+
+def _one_of(names: Iterable[str]) -> Meta:
+    return Meta(pattern=f"^({'|'.join(names)})$")
+
+
+Count = Annotated[int, whole_rule(1)]
+CountOrZero = Annotated[int, whole_rule(0)]
+_OF_SECONDS = f" of seconds up to {MAX_SECONDS}"
+Seconds = Annotated[float, positive_rule(20, most=MAX_SECONDS, of=_OF_SECONDS)]
+SecondsOrZero = Annotated[float, positive_rule(20, or_zero=True, most=MAX_SECONDS, of=_OF_SECONDS)]
+Flag = Annotated[bool, Meta(description="true or false", examples=["true"])]
 
 
 class ExitCode(IntEnum):
@@ -83,31 +120,17 @@ class ModelConfig:
     family: str
     path: str | None
     """A local checkpoint, which takes the place of random weights."""
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    tied_embeddings: bool
-    attention_bias: bool
-    rope_theta: float
-    norm_eps: float
-
-    def __post_init__(self) -> None:
-        _refuse_below(
-            1,
-            {
-                "model.vocab_size": self.vocab_size,
-                "model.hidden_size": self.hidden_size,
-                "model.intermediate_size": self.intermediate_size,
-                "model.num_layers": self.num_layers,
-                "model.num_heads": self.num_heads,
-                "model.num_kv_heads": self.num_kv_heads,
-                "model.head_dim": self.head_dim,
-            },
-        )
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_layers: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    tied_embeddings: Flag
+    attention_bias: Flag
+    rope_theta: Annotated[float, positive_rule("1e4")]
+    norm_eps: Annotated[float, positive_rule("1e-6")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +142,12 @@ class DataConfig:
     path: str | None
     """Without one, `text` is Python's own documentation."""
     tokenizer: str | None
-    prompt_tokens: int
+    prompt_tokens: CountOrZero
     """The labels of so many tokens at the start of a sequence, or of each packed document, do not count."""
-    deal: str = "in_order"
+    deal: Annotated[str, _one_of(DEALS)] = "in_order"
     """Which ranks and micro-steps are given which sequences of a step."""
-    packing: str = "none"
+    packing: Annotated[str, _one_of(PACKING)] = "none"
     """`documents` lays whole documents end to end, which do not see each other; `none` joins the text."""
-
-    def __post_init__(self) -> None:
-        _refuse_below(0, {"data.prompt_tokens": self.prompt_tokens})
-        _refuse_other("data.deal", self.deal, DEALS)
-        _refuse_other("data.packing", self.packing, PACKING)
 
     @property
     def packs(self) -> bool:
@@ -142,35 +160,26 @@ class ClusterConfig:
     """The ranks of a cell and what they run on."""
 
     name: str
-    world_size: int
-    ranks_per_gpu: int
+    world_size: Count
+    ranks_per_gpu: Count
     """Above 1 ranks share a GPU: right for checking results, and its times say nothing."""
     device: str
     backend: str
     """The process-group library: `nccl` or `gloo`."""
-    threads_per_rank: int
+    threads_per_rank: Count
     memory_limit_gib: float | None
     """What one rank may allocate: on a GPU in all, on a CPU beyond what it holds once libraries are used."""
-    nodes: int = 1
+    nodes: Count = 1
     """Machines that the ranks are on, as many on each; neighbours in rank share one."""
     network: str | None = None
     """What the user calls the network between them; None on one machine."""
 
     def __post_init__(self) -> None:
-        if self.nodes > 0 and self.world_size % self.nodes:
+        if self.world_size % self.nodes:
             raise ConfigError(
                 f"cluster.world_size={self.world_size}: each of cluster.nodes={self.nodes} has as many ranks;"
                 f" write for example cluster.world_size={self.nodes * -(-self.world_size // self.nodes)}"
             )
-        _refuse_below(
-            1,
-            {
-                "cluster.world_size": self.world_size,
-                "cluster.ranks_per_gpu": self.ranks_per_gpu,
-                "cluster.threads_per_rank": self.threads_per_rank,
-                "cluster.nodes": self.nodes,
-            },
-        )
 
     @property
     def ranks_per_node(self) -> int:
@@ -202,48 +211,32 @@ class WorkloadConfig:
 
     name: str
     """`train`, or `attention` alone."""
-    mask: str
+    mask: Annotated[str, _one_of(MASKS)]
     """`causal` or `full`; in training causal."""
-
-    def __post_init__(self) -> None:
-        _refuse_other("workload.mask", self.mask, MASKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
     """How gradients become updates."""
 
-    name: str = "adamw"
-    learning_rate: float = 1e-3
-    schedule: str = "constant"
-    warmup_steps: int = 0
+    name: Annotated[str, _one_of((*OPTIMIZERS, NOT_USED))] = "adamw"
+    learning_rate: Annotated[float, positive_rule("1e-3")] = 1e-3
+    schedule: Annotated[str, _one_of(SCHEDULES)] = "constant"
+    warmup_steps: CountOrZero = 0
     """Optimizer steps until the full learning rate."""
-    schedule_steps: int = 1000
+    schedule_steps: Count = 1000
     """Optimizer steps after which a schedule that falls has reached 0."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, positive_rule("1.0", or_zero=True)] = 1.0
     """Gradients of a larger norm are scaled down to this; 0 for none."""
-
-    def __post_init__(self) -> None:
-        _refuse_other("optimizer.name", self.name, (*OPTIMIZERS, NOT_USED))
-        _refuse_other("optimizer.schedule", self.schedule, SCHEDULES)
-        _refuse_below(
-            0,
-            {
-                "optimizer.learning_rate": self.learning_rate,
-                "optimizer.warmup_steps": self.warmup_steps,
-                "optimizer.max_grad_norm": self.max_grad_norm,
-            },
-        )
-        _refuse_below(1, {"optimizer.schedule_steps": self.schedule_steps})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
     """What is kept in host memory between its uses."""
 
-    activations: bool = False
+    activations: Flag = False
     """The checkpointed inputs of the layers."""
-    optimizer: bool = False
+    optimizer: Flag = False
     """The optimizer's state, gradients and wide weights, which are then updated there."""
 
 
@@ -251,60 +244,43 @@ class OffloadConfig:
 class MeasureConfig:
     """How much of what is measured."""
 
-    steps: int
+    steps: Count
     """Timed steps, or fewer where `budget_s` has no room for them."""
-    warmup_steps: int
-    warmup_s: float
+    warmup_steps: CountOrZero
+    warmup_s: SecondsOrZero
     """Seconds that full-length steps before the clock should last at least, for a GPU's heat and clocks to
     settle; 0 where `warmup_steps` alone counts."""
-    least_steps: int
+    least_steps: CountOrZero
     """Timed steps, and a full-length step before them, whatever `budget_s` has room for; 0 where one step may
     have to do."""
-    budget_s: float
+    budget_s: SecondsOrZero
     """Seconds that the timed pass should stay within; 0 for an observed loop, which only `steps` limits."""
-    repeats: int | Literal["auto"]
+    repeats: Count | Literal["auto"]
     """How many times a cell is run, each time in fresh processes; AUTO for as often as the next allows."""
-    repeats_budget_s: float
+    repeats_budget_s: SecondsOrZero
     """Seconds that a whole sweep should stay within where repeats are left open."""
-    reference_budget_s: float
+    reference_budget_s: SecondsOrZero
     """Seconds that a cell of `local` may take which runs only for others to be held against; 0 for none."""
-    timeout_s: float
+    timeout_s: SecondsOrZero
     """Seconds after which a cell's processes are ended."""
-    trace: bool
-    keep_traces: bool
-    gradients: bool
+    trace: Flag
+    keep_traces: Flag
+    gradients: Flag
     """Whether every full gradient of one step is written to a file."""
-    silence_s: float = 0.0
-    """Seconds without any work of its processes after which they are ended before that; 0 for none."""
-
-    def __post_init__(self) -> None:
-        _refuse_below(1, {"measure.steps": self.steps})
-        if self.repeats != AUTO:
-            _refuse_below(1, {"measure.repeats": self.repeats})
-        _refuse_below(
-            0,
-            {
-                "measure.warmup_steps": self.warmup_steps,
-                "measure.warmup_s": self.warmup_s,
-                "measure.least_steps": self.least_steps,
-                "measure.budget_s": self.budget_s,
-                "measure.repeats_budget_s": self.repeats_budget_s,
-                "measure.reference_budget_s": self.reference_budget_s,
-                "measure.timeout_s": self.timeout_s,
-                "measure.silence_s": self.silence_s,
-            },
-        )
+    hang_timeout_s: SecondsOrZero = 0.0
+    """Seconds without any progress of a rank after which a cell's processes are ended before that, if ten of
+    its steps take no longer; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """One cell: every choice made, every number known."""
 
-    seq_len: int
+    seq_len: Count
     """Tokens of a whole sequence, before sharding."""
-    batch: int
+    batch: Count
     """Whole sequences of one micro-step and data-parallel group."""
-    grad_accum: int
+    grad_accum: Count
     """Micro-steps of a step."""
     strategy: str
     options: tuple[tuple[str, str], ...]
@@ -313,7 +289,7 @@ class RunConfig:
     """Which tokens a rank holds."""
     kernel: str
     """Attention on one device."""
-    dtype: str
+    dtype: Annotated[str, _one_of(DTYPE_BYTES)]
     model: ModelConfig
     engine: str
     """How parameters, gradients and optimizer state are sharded."""
@@ -327,44 +303,30 @@ class RunConfig:
     """`measure`: all ranks run."""
     hardware: str
     cluster: ClusterConfig
-    sp_degree: int
+    sp_degree: Count
     """Ranks that share a sequence."""
-    ulysses_degree: int
+    ulysses_degree: Count
     """How many of these share its heads."""
-    dp_replicate: int
+    dp_replicate: Count
     """Copies of the sharded model."""
-    dp_shard: int
+    dp_shard: Count
     """Data-parallel groups that share one copy."""
     checkpointing: bool
     loss: str
     measure: MeasureConfig
-    seed: int
+    seed: CountOrZero
     env: tuple[tuple[str, str], ...]
     """Environment variables of the ranks: name and value."""
     experiment: str
     mistake: str = NO_MISTAKE
     """What is done wrong on purpose, to see that it is found."""
-    padding: int = 0
+    padding: CountOrZero = 0
     """Tokens after a sequence's own that the layout needs; they count neither in the loss nor in rates."""
     tiled_mlp: bool = False
     """Whether each MLP is computed tile by tile along the sequence, and again in backward."""
     offload: OffloadConfig = OffloadConfig()
 
     def __post_init__(self) -> None:
-        _refuse_below(
-            1,
-            {
-                "seq_len": self.seq_len,
-                "batch": self.batch,
-                "grad_accum": self.grad_accum,
-                "sp_degree": self.sp_degree,
-                "ulysses_degree": self.ulysses_degree,
-                "dp_replicate": self.dp_replicate,
-                "dp_shard": self.dp_shard,
-            },
-        )
-        _refuse_below(0, {"seed": self.seed})
-        _refuse_other("dtype", self.dtype, tuple(DTYPE_BYTES))
         if self.data.prompt_tokens >= self.seq_len:
             raise ConfigError(
                 f"data.prompt_tokens={self.data.prompt_tokens}: leaves no token of seq_len={self.seq_len} to"
@@ -444,7 +406,7 @@ class RunConfig:
         """All that decides what a cell does: repeats, files kept, patience and who asked for it do not."""
         fields = asdict(self)
         del fields["experiment"]
-        for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces", "silence_s"):
+        for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces", "hang_timeout_s"):
             del fields["measure"][name]
         for name, of_one in ONE_MACHINE.items():
             if fields["cluster"][name] == of_one:
@@ -464,7 +426,11 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> RunConfig:
-        return msgspec.convert(fields, cls)
+        """The cell of these values; raises ConfigError for one that no cell can have."""
+        try:
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"this is no cell: {error}") from None
 
     def flat(self) -> dict[str, Any]:
         """The record's `config`: the command line's names, choices as strings, the rest as `group.key`."""
@@ -479,13 +445,18 @@ class RunConfig:
                 flat[key] = value
         return flat
 
-
-def _refuse_below(least: int, numbers: Mapping[str, float]) -> None:
-    for key, number in numbers.items():
-        if not number >= least:
-            raise ConfigError(f"{key}={number}: must be at least {least}; write for example {key}={least}")
-
-
-def _refuse_other(key: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{key}={value}: must be one of {', '.join(known)}")
+    @classmethod
+    def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
+        """The cell that has this `config` in its record."""
+        pairs = {group: name for name, group in _PAIRS.items()}
+        groups = {key.partition(".")[0] for key in flat if "." in key} - {*pairs}
+        fields: dict[str, Any] = {group: {} for group in groups} | {name: [] for name in _PAIRS}
+        for key, value in flat.items():
+            group, _, inner = key.partition(".")
+            if group in groups:
+                fields[group][inner or "name"] = value
+            elif inner:
+                fields[pairs[group]].append((inner, value))
+            else:
+                fields[key] = value
+        return cls.from_json(fields)

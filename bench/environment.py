@@ -47,7 +47,7 @@ HARDWARE = REPOSITORY / "ulysses_ring_bench" / "conf" / "hardware"
 ABOVE_CELLS = frozenset(
     {
         *("accuracy", "calibrate", "compare_implementations", "experiments", "judge_packages"),
-        *("observation", "overhead", "runbook", "sweep"),
+        *("observation", "overhead", "sweep"),
     }
 )
 """What no cell imports, by pyproject's layers: an edit there changes no record."""

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+
+import numpy as np
 
 MIN_PROCESSES = 6
 """Of each side of a comparison: as many samples as an interval of a median takes."""
@@ -90,9 +91,12 @@ def pair_rank(n: int, m: int) -> int:
     Of samples that differ by a factor only, the number of pairs in which the first side is the larger is
     distributed as Mann and Whitney's U (1947), whatever the samples' own distribution is.
     """
-    counts, total = _u_counts(n, m), math.comb(n + m, n)
-    at_most = accumulate(counts)
-    return sum(2 * count <= ERROR_SHARE * total for count in at_most)
+    from scipy.stats import mannwhitneyu  # takes a second
+
+    u = np.arange(n * m // 2 + 1)[:, None]
+    ones = np.clip(u - m * np.arange(n), 0, m) - 0.5  # larger than one of range(m) in u pairs
+    chances = mannwhitneyu(ones, np.arange(m)[None, :], method="exact", axis=1).pvalue
+    return int((chances <= ERROR_SHARE).sum())
 
 
 def ratio_interval(ones: Sequence[float], others: Sequence[float]) -> tuple[float, Interval | None]:
@@ -130,29 +134,3 @@ def enough_processes(spread: float) -> int:
     advantage = normal.cdf(math.log(TOLD_RATIO) / (spread * math.sqrt(2))) - 1 / 2
     deviations = normal.inv_cdf(1 - ERROR_SHARE / 2) + normal.inv_cdf(POWER)
     return min(MAX_PROCESSES, max(MIN_PROCESSES, math.ceil((deviations / advantage) ** 2 / 6)))
-
-
-def share_interval(hits: int, n: int) -> Interval:
-    """The 95 % interval of the share of which `hits` of n independent trials are a sample.
-
-    Wilson's (E. B. Wilson, Probable inference, 1927), which is right near 0 and 1 too.
-    """
-    z = statistics.NormalDist().inv_cdf(1 - ERROR_SHARE / 2)
-    share, weight = hits / n, z * z / n
-    middle = (share + weight / 2) / (1 + weight)
-    half = z * math.sqrt(share * (1 - share) / n + weight / (4 * n)) / (1 + weight)
-    return Interval(low=max(0.0, middle - half), high=min(1.0, middle + half))
-
-
-def _u_counts(n: int, m: int) -> list[int]:
-    """How many of the orders of n and m samples have U = 0, 1, ...: up to the middle, from which they mirror.
-
-    They are the coefficients of a Gaussian binomial, the product of (1 - x^(m+i)) / (1 - x^i) over i = 1..n.
-    """
-    counts = [1] + [0] * (n * m // 2)
-    for i in range(1, n + 1):
-        for u in range(len(counts) - 1, m + i - 1, -1):
-            counts[u] -= counts[u - m - i]
-        for u in range(i, len(counts)):
-            counts[u] += counts[u - i]
-    return counts

@@ -1,22 +1,24 @@
-"""Our sweep as Hydra's launcher, which is handed all cells of a sweep in one call, and its sweeper.
+"""Our sweep as Hydra's sweeper, which is handed all words of the command line in one call.
 
 Hydra looks for plugins in a package of this name and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
-from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 
-class SweepLauncher(Launcher):
+class CellSweeper(Sweeper):
     """Composes every cell and hands them all over at once; ends the process with the sweep's exit code."""
+
+    def __init__(self, params: Mapping[str, str] | None) -> None:
+        self.defaults = [f"{key}={value}" for key, value in (params or {}).items()]
 
     def setup(
         self,
@@ -25,38 +27,23 @@ class SweepLauncher(Launcher):
         task_function: TaskFunction,  # noqa: ARG002  Hydra's signature
         config: DictConfig,
     ) -> None:
-        self.loader = hydra_context.config_loader
-        self.config = config
+        self.loader, self.config = hydra_context.config_loader, config
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:  # noqa: ARG002
+    def sweep(self, arguments: list[str]) -> Any:
         from ulysses_ring_bench.own_modules import own_module
 
-        run_cells = own_module("run_sweep").run_cells
-        composed_cells = own_module("bench.request.composition").composed_cells
-        words = self.config.hydra.overrides.task
-        run_cells(
-            composed_cells(
-                job_overrides, lambda chosen: self.loader.load_sweep_config(self.config, [*chosen])
+        composition = own_module("bench.request.composition")
+        cells = composition.cells_of([*self.defaults, *arguments], self.loader)
+        own_module("run_sweep").run_cells(
+            composition.composed_cells(
+                cells, lambda words: self.loader.load_sweep_config(self.config, words)
             ),
-            default_strategies=not any(word.startswith("strategy=") for word in words),
+            default_strategies=not any(word.startswith("strategy=") for word in arguments),
         )
 
 
-class GridSweeper(BasicSweeper):
-    """Hydra's own, which would compose every cell twice: a tenth of a second each."""
-
-    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """Nothing: `SweepLauncher` composes all cells in this process before any runs."""
-
-
-def _target(plugin: type) -> str:
-    return f"{plugin.__module__}.{plugin.__qualname__}"
-
-
-_store = ConfigStore.instance().store
-_store(group="hydra/launcher", name="sweep", node={"_target_": _target(SweepLauncher)})
-_store(
+ConfigStore.instance().store(
     group="hydra/sweeper",
-    name="grid",
-    node={"_target_": _target(GridSweeper), "max_batch_size": None, "params": {}},
+    name="cells",
+    node={"_target_": f"{CellSweeper.__module__}.{CellSweeper.__qualname__}", "params": {}},
 )

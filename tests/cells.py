@@ -5,10 +5,13 @@ from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
 from bench.cell.planned import PlannedCell
 from bench.cell.run import SharedSections, run
 from bench.environment import Machine
-from bench.request.choices import read_option
+from bench.request.choices import groups, read_option
 from bench.request.composition import composed
 from bench.request.resolve import resolve
 from bench.strategies.options import Flag, WholeNumber, flag_text
@@ -25,7 +28,22 @@ TINY = (
 SHARE_EVERY_HEAD = ("deepspeed_fpdt", "ringmaster_ulysses", "yunchang_ulysses")
 """Strategies that repeat no KV head: there have to be as many as ranks."""
 
-make_raw = cache(composed)
+_of_choices = cache(composed)
+
+
+@cache
+def make_raw(*words):
+    """What the command line composes of these words.
+
+    Hydra composes the files once for all requests that choose the same, as that takes long; values are put in
+    here. tests/bench/request/test_composition.py holds this against Hydra.
+    """
+    choices = tuple(word for word in words if word.partition("=")[0] in groups())
+    raw = OmegaConf.create(_of_choices(*choices))
+    values = [word for word in words if word not in choices]
+    for each in OverridesParser.create().parse_overrides(values):
+        OmegaConf.update(raw, each.key_or_group, each.value())
+    return OmegaConf.to_container(raw, resolve=True)
 
 
 def make_cell(*overrides, machine=TWO_CORES):

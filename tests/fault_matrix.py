@@ -117,9 +117,10 @@ def is_not_traced(reason, record):
 
 IN_A_STEP = "rank 1, objective forward: "
 ALLOCATOR = "no room for 1073741824.0 GiB more of host memory"
-SILENT = "has done nothing for 2 s, "
-WAITS = "while rank 0 waits in all_reduce; measure.silence_s=0 waits until measure.timeout_s"
-LOOKS_OFTEN = ("measure.silence_s=2",)
+SILENT = "no rank has reported progress for 2 s: it is "
+WAITS = "while rank 0 waits in all_reduce; measure.hang_timeout_s=0 waits until measure.timeout_s"
+LOOKS_OFTEN = ("measure.hang_timeout_s=2",)
+"""With FIRST_STEP_S at nothing: these faults happen before the first full-length step."""
 AT_ONCE_S, AFTER_SILENCE_S = 6.0, 12.0
 SOUND = {"status": "ok", "reason": None, "rank": None, "code": ExitCode.OK}
 TRACED = SOUND | {"words": ("measure.trace=true",)}

@@ -382,7 +382,7 @@ def exchange_only_while_inspected(job, log):
     return run_cell(job, log)
 
 
-def slow_down_timed_steps(job, log):
+def slow_down_timed_steps(job, log, **rounds):
     """The marks of a timed step take time, and wait for the other ranks."""
     mark = StepClock.mark
 
@@ -392,7 +392,7 @@ def slow_down_timed_steps(job, log):
         mark(self)
 
     StepClock.mark = slow_mark
-    return compare(job, log)
+    return compare(job, log, **rounds)
 
 
 def _replace_a_full_step_of_rank_1(job, log, fault):

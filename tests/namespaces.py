@@ -75,11 +75,6 @@ class Namespaces:
                 limit = ["tbf", "rate", rate, "burst", "64kb", "latency", "50ms"]
                 subprocess.run([*tc, "add", "dev", "eth0", "root", *limit], check=True)
 
-    def sent_bytes(self, number):
-        """What has left a node so far, headers included."""
-        count = ["ip", "netns", "exec", self._space(number), "cat", "/sys/class/net/eth0/statistics/tx_bytes"]
-        return int(subprocess.run(count, capture_output=True, text=True, check=True).stdout)
-
     def set_link(self, number, state):
         """Take a node off the bridge, or put it back: `down` or `up`."""
         _ip("-n", self._bridge, "link", "set", f"p{number}", state)

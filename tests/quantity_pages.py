@@ -2,7 +2,6 @@
 
 import re
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from analysis.cells.cells import Cells
@@ -45,14 +44,12 @@ def formula_of(page):
 def a_record():
     """A cell of which every rank, step and part differs from every other."""
     steps_ms = [[100.0 + step * (rank + 1) for step in range(9)] for rank in range(3)]
-    cell = make_cell(*LOOKED_UP, machine=FOUR_H100)
-    cell = replace(cell, cluster=replace(cell.cluster, nodes=2))
     record = make_record(
         config={"cluster.world_size": 3, "sp_degree": 3},
         timing=make_timing(steps_ms),
         trace=a_trace(),
         memory=MEMORY,
-        analytic=analytic(cell),
+        analytic=analytic(make_cell(*LOOKED_UP, machine=FOUR_H100)),
         losses={"loss": [5.5, 5.0, 4.5]},
     )
     return of_attention(record, forward_ms=[[1.0, 2.0, 1.0], [2.5, 1.0, 1.5], [1.0, 1.0, 3.5]],

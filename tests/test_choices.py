@@ -27,4 +27,3 @@ def test_every_choice_has_a_section_with_a_command_of_its_own():
     for heading, word in SECTIONS.items():
         commands = re.findall(r"^    python run_sweep\.py (.*)$", parts[heading], flags=re.MULTILINE)
         assert any(word in command for command in commands), heading
-

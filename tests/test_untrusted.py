@@ -22,8 +22,7 @@ SOURCES = [
 RUNS_FILES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 """Modules whose loading runs what a file says."""
 RUNS_WORDS = {"instantiate", "eval", "exec", "system", "popen", "getoutput", "getstatusoutput"}
-"""Calls that make code of words; `DataFrame.eval` of the run book's own conditions is the one exception."""
-OWN_CONDITIONS = {"bench/runbook/dry_run.py", "bench/runbook/__main__.py"}
+"""Calls that make code of words."""
 OTHERS = ("shell", "yaml", "torch.load", "allow_pickle", "trust_remote_code", "from_pretrained")
 PERHAPS = re.compile("|".join([*RUNS_FILES, *RUNS_WORDS, *OTHERS]))
 """In every module that could have such a call."""
@@ -42,12 +41,12 @@ def keyword(node, name):
     return next((each.value for each in node.keywords if each.arg == name), None)
 
 
-def flaws_of_call(path, node):
+def flaws_of_call(node):
     name, owner = called(node), last_name(getattr(node.func, "value", None))
     loader = node.args[1] if len(node.args) > 1 else keyword(node, "Loader")
     shell, trust, local = (keyword(node, key) for key in ("shell", "trust_remote_code", "local_files_only"))
     found = {
-        "runs words": name in RUNS_WORDS and not (name == "eval" and path in OWN_CONDITIONS),
+        "runs words": name in RUNS_WORDS,
         "loads YAML with its tags": owner == "yaml"
         and name in ("load", "load_all", "unsafe_load", "full_load")
         and last_name(loader) not in SAFE_LOADERS,
@@ -65,7 +64,7 @@ def flaws(path, text):
         names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         found = ["imports a module that runs files" for name in names if name.split(".")[0] in RUNS_FILES]
-        found += flaws_of_call(path, node) if isinstance(node, ast.Call) else []
+        found += flaws_of_call(node) if isinstance(node, ast.Call) else []
         yield from (f"{path}:{node.lineno}: {what}" for what in found)
 
 

@@ -15,11 +15,9 @@ from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES, runnable
-from bench.training import engines
 from bench.workloads import WORKLOADS, Rank
 
 CELLS = "cells.json"
-REUSE_DISTANCE = "reuse_distance"
 
 
 def write_gradients(job, log):
@@ -62,12 +60,7 @@ def look_inside(job, log):
 
 
 def look_inside_the_third_step(job, log):
-    """A rank's whole life: of each cell, what collectives carried once engines know their order.
-
-    With a file REUSE_DISTANCE, so many weights are what ZeRO-3 takes for near.
-    """
-    if (job.folder / REUSE_DISTANCE).exists():
-        _shorten_reuse(int((job.folder / REUSE_DISTANCE).read_text()))
+    """A rank's whole life: of each cell, what collectives carried once engines know their order."""
     seen = {}
     for name, workload in built(job, log):
         workload.step(0)
@@ -77,17 +70,6 @@ def look_inside_the_third_step(job, log):
             workload.step(2)
         seen[name] = {"sent_bytes": tap.sent_bytes(), "calls": tap.calls_by_kind()}
     return {"seen": seen}
-
-
-def _shorten_reuse(distance):
-    whole = engines._zero3_config
-
-    def shortened(cell):
-        config = whole(cell)
-        near = {"stage3_max_reuse_distance": distance, "stage3_max_live_parameters": distance}
-        return config | {"zero_optimization": config["zero_optimization"] | near}
-
-    engines._zero3_config = shortened
 
 
 def built(job, log):
@@ -102,7 +84,7 @@ def built(job, log):
     finish_together(device)
 
 
-def run_together(launcher, folder, cells, entry, reuse_distance=None):
+def run_together(launcher, folder, cells, entry):
     """The ends of the ranks of each cell, by its name, and where they ran; `cells` is by name, too.
 
     Cells that need equal ranks share them; engines do not, as DeepSpeed changes what it touches, and a
@@ -117,8 +99,6 @@ def run_together(launcher, folder, cells, entry, reuse_distance=None):
     for number, names in enumerate(sets.values()):
         place = folder / str(number)
         place.mkdir()
-        if reuse_distance is not None:
-            (place / REUSE_DISTANCE).write_text(str(reuse_distance))
         (place / CELLS).write_text(json.dumps({name: cells[name].to_json() for name in names}))
         ends = launcher.run(cells[names[0]], place, entry=entry)
         found |= dict.fromkeys(names, (ends, place))
@@ -133,9 +113,9 @@ def gradients_of(launcher, folder, cells):
     }
 
 
-def seen_inside(launcher, folder, cells, entry=look_inside, **keywords):
+def seen_inside(launcher, folder, cells, entry=look_inside):
     """By rank, what `entry` saw of each cell; of one that its ranks did not come to, how they ended."""
-    ran = run_together(launcher, folder, cells, entry, **keywords)
+    ran = run_together(launcher, folder, cells, entry)
     return {
         name: [end.report["seen"][name] for end in ends] if all(end.report for end in ends) else _why(ends)
         for name, (ends, _) in ran.items()

@@ -6,7 +6,7 @@ compared: MIN_PROCESSES on each side, run in turns. Predictions are compared by 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import product
 
@@ -28,15 +28,6 @@ class Processes:
 
     def __len__(self) -> int:
         return len(self.tokens_per_s)
-
-    def at(self, places: Iterable[int]) -> Processes:
-        """Those at these places."""
-        pairs = [(self.tokens_per_s[place], self.started_at[place]) for place in places]
-        return Processes(tuple(rate for rate, _ in pairs), tuple(start for _, start in pairs))
-
-    def first(self, number: int) -> Processes:
-        """So many from the start, or all."""
-        return self.at(range(min(number, len(self))))
 
 
 @dataclass(frozen=True, slots=True)

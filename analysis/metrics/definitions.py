@@ -15,7 +15,6 @@ from msgspec.structs import astuple
 
 from analysis.labels import (
     bytes_label,
-    link_rate_label,
     number_label,
     percent_label,
     ratio_label,
@@ -131,15 +130,6 @@ DEFINITIONS = (
     Definition("backward_taken_bytes", q.ALLOCATED, "memory.backward_taken_bytes", worst_rank),
     Definition("device_used_bytes", q.OTHER_MEMORY, "memory.device_used_bytes", worst_rank),
     Definition("needed_bytes", q.SAVED_MEMORY, "needed_bytes", over_repeats=FIRST),
-    Definition("node_attention_bytes", q.NODE_PAYLOAD, "node_traffic.attention_bytes", over_repeats=FIRST),
-    Definition("node_other_bytes", q.NODE_PAYLOAD, "node_traffic.other_bytes", over_repeats=FIRST),
-    Definition(
-        "node_bytes_per_s",
-        q.NODE_PAYLOAD,
-        "node_traffic.bytes_per_s",
-        over_repeats=RATE,
-        label=link_rate_label,
-    ),
     Definition(
         "offloaded_activation_bytes", q.SAVED_MEMORY, "memory.offloaded_activation_bytes", worst_rank
     ),

@@ -75,15 +75,6 @@ class Calls(Struct, frozen=True, kw_only=True):
     error_ulps: Ulps
 
 
-class NodeTraffic(Struct, frozen=True, kw_only=True):
-    """What leaves one node in a step, by the formula."""
-
-    attention_bytes: int
-    other_bytes: int
-    bytes_per_s: float | None
-    """All of it over the step's time; None where no step was timed."""
-
-
 class Share(NamedTuple):
     """Communication of one traced step as a fraction of that step: the worst rank's, each by itself."""
 
@@ -109,8 +100,6 @@ class Measured(Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     needed_bytes: int | None = None
     """By the formula, of one rank."""
-    node_traffic: NodeTraffic | None = None
-    """None on one node."""
     traced_to_timed: float | None = None
     straggler_gap_ms: float | None = None
     """None also where the median traced step is void, as are the next three."""
@@ -155,7 +144,6 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         utilisation=_utilisation(record, steps, peaks) if steps else None,
         memory=record.memory,
         needed_bytes=record.analytic.needed_bytes if record.analytic else None,
-        node_traffic=_node_traffic(record, steps),
         traced_to_timed=ratio,
         straggler_gap_ms=straggler_gap_ms(trace.step_ms) if trace else None,
         communication=communication_share(trace) if trace else None,
@@ -269,18 +257,6 @@ def _steps(timing: Timing, steps_ms: Sequence[float]) -> Steps:
 
 def _end_losses(losses: Losses) -> EndLosses | None:
     return EndLosses(losses.loss[0], losses.loss[-1], losses.held_against) if losses.loss else None
-
-
-def _node_traffic(record: Recorded, steps: Steps | None) -> NodeTraffic | None:
-    by_purpose = record.analytic.node_payload_bytes if record.analytic else None
-    if by_purpose is None:
-        return None
-    attention, total = by_purpose.get("attention", 0), sum(by_purpose.values())
-    return NodeTraffic(
-        attention_bytes=attention,
-        other_bytes=total - attention,
-        bytes_per_s=total / steps.median_ms * 1e3 if steps else None,
-    )
 
 
 def _expected_step(record: Recorded) -> Steps | None:

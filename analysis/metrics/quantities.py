@@ -134,10 +134,6 @@ PAYLOAD = Quantity(
     ("engagement.sent_bytes", "engagement.calls", "engagement.attention_shapes", "engagement.modules",
      "engagement.attention_name"),
 )  # fmt: skip
-NODE_PAYLOAD = Quantity(
-    "node_payload", "Bytes that leave a node", "bytes per step and node",
-    "What one node's ranks send to ranks of other nodes in one step, by the formula.",
-)  # fmt: skip
 ATTENTION_PARITY = Quantity(
     "attention_parity", "Attention parity", "relative error",
     "How far the strategy's attention is from plain float64 attention, relative to the exact maximum.",
@@ -210,10 +206,6 @@ PREDICTION_ERROR = Quantity(
     "prediction_error", "Predicted beside measured", "fraction",
     "How far what was predicted is from what was measured, as a part of what was measured.",
 )  # fmt: skip
-LENGTH_COST = Quantity(
-    "length_cost", "Fixed, linear and quadratic cost", "ms",
-    "A step's time split into what every step costs, what grows with the length, and with its square.",
-)  # fmt: skip
 TELEMETRY = Quantity(
     "telemetry", "Telemetry", "W, MHz, fraction, count",
     "What devices and machine did while the clock ran: power, clocks, throttling, load, lost cores.",
@@ -239,15 +231,10 @@ SWEEP_RATIO = Quantity(
     "sweep_ratio", "Ratio of two sides", "ratio",
     "One side's speed over another's, by the processes of both, with a 95 % interval.",
 )  # fmt: skip
-FALSE_DIFFERENCES = Quantity(
-    "false_differences", "False differences", "fraction 0..1",
-    "How often processes are called faster than others of the same cell, and a slowdown of 10 % is found.",
-)  # fmt: skip
 
 WITHOUT_METRIC = (
-    LENGTH_COST,
     OUT_OF_MEMORY, CAUSAL_AREA, DOCUMENTS, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH, OBJECTIVE_PARITY,
     OBJECTIVE, UPDATES, PROBE,
-    TELEMETRY, HARNESS_OVERHEAD, SWEEP_RATIO, FALSE_DIFFERENCES,
+    TELEMETRY, HARNESS_OVERHEAD, SWEEP_RATIO,
 )  # fmt: skip
 """Those of which only the record says something, or another command."""

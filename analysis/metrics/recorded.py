@@ -85,8 +85,6 @@ class Analytic(Struct):
     hardware_flops_full: Amount | None = None
     attention_forward_flops: Amount | None = None
     attention_backward_flops: Amount | None = None
-    node_payload_bytes: dict[str, Whole] | None = None
-    """By purpose; None on one node, and where no formula is known."""
     needed_bytes: Whole | None = None
     prediction: Prediction | None = None
     """None also of an older record, and where no formula or no rates are known."""

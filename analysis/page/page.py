@@ -10,9 +10,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from analysis.answers.equivalence import FLOOR_READING, equivalence_line
-from analysis.answers.length_cost import length_cost_lines
 from analysis.answers.next_steps import next_steps
-from analysis.answers.node_traffic import node_traffic_lines
 from analysis.answers.published import HEADINGS as CLAIM_HEADINGS
 from analysis.answers.published import Decided
 from analysis.answers.reasons import failure_reasons
@@ -20,7 +18,6 @@ from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import Comparison
-from analysis.cells.length_cost import LengthCosts
 from analysis.cells.selection import Selection, for_pages
 from analysis.cells.summary import CELL
 from analysis.figures.figure_file import FigureFile
@@ -36,17 +33,10 @@ from analysis.tables.attention import HEADINGS as ATTENTION_HEADINGS
 from analysis.tables.attention import attention_rows
 from analysis.tables.equivalence import HEADINGS as EQUIVALENCE_HEADINGS
 from analysis.tables.equivalence import POST, PUBLISHED_HEADINGS, equivalence_rows, published_rows
-from analysis.tables.length_cost import HEADINGS as COST_HEADINGS
-from analysis.tables.length_cost import READING as COST_READING
-from analysis.tables.length_cost import length_cost_rows
 from analysis.tables.max_length import HEADINGS as LONGEST_HEADINGS
 from analysis.tables.max_length import READING as LONGEST_READING
 from analysis.tables.max_length import Found as Longest
 from analysis.tables.max_length import max_length_lines, max_length_rows
-from analysis.tables.node_traffic import COLUMNS as NODE_COLUMNS
-from analysis.tables.node_traffic import HEADINGS as NODE_HEADINGS
-from analysis.tables.node_traffic import READING as NODE_READING
-from analysis.tables.node_traffic import node_traffic_rows
 from analysis.tables.rows import (
     MAX_NUMBERS,
     NUMBER_HEADINGS,
@@ -70,7 +60,6 @@ ONE_BY_ONE: Mapping[str, str] = {"packages": "package", "inherited_env": "variab
 """Mappings of an environment whose entries are shown by themselves, after this word."""
 OF_PAIRS = ("gpu_topology", "gpu_p2p")
 """Mappings with a word for each pair of GPUs."""
-NO_COSTS = LengthCosts()
 RowsBehind = dict[tuple[str, ...], list[int]]
 """Per cell the rows of the archive's frame that its records are."""
 
@@ -100,7 +89,6 @@ def render(
     figures: Callable[[], Sequence[FigureFile]],
     figures_note: str | None,
     compared: Sequence[Comparison] = (),
-    costs: LengthCosts = NO_COSTS,
     claims: Decided | None = None,
     longest: Sequence[Longest] = (),
 ) -> str:
@@ -114,7 +102,7 @@ def render(
     words = {
         **_answer(cells, found),
         **_compared(compared, claims),
-        **_tables(cells, shown, costs),
+        **_tables(cells, shown),
         **_longest(longest),
         "count": f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         "figures_note": figures_note,
@@ -167,7 +155,7 @@ def _compared(compared: Sequence[Comparison], claims: Decided | None) -> dict[st
     }
 
 
-def _tables(cells: Cells, shown: Selection, costs: LengthCosts) -> dict[str, Any]:
+def _tables(cells: Cells, shown: Selection) -> dict[str, Any]:
     """The tables below the figures, with their headings; speed-up is none where nothing is ranked."""
     headings = with_meanings(headings_of(cells), SORTED_BY)
     return {
@@ -176,14 +164,6 @@ def _tables(cells: Cells, shown: Selection, costs: LengthCosts) -> dict[str, Any
         "score_lines": score_lines(cells),
         "score_headings": with_meanings(SCORE_HEADINGS, SCORE_COLUMNS),
         "score_rows": score_rows(shown.cells),
-        "cost_lines": length_cost_lines(costs),
-        "cost_headings": [(heading, None) for heading in COST_HEADINGS],
-        "cost_rows": length_cost_rows(costs.split),
-        "cost_reading": COST_READING,
-        "node_lines": node_traffic_lines(cells),
-        "node_headings": with_meanings(NODE_HEADINGS, NODE_COLUMNS),
-        "node_rows": node_traffic_rows(shown.cells),
-        "node_reading": NODE_READING,
         "block_headings": BLOCK_HEADINGS,
         "check_headings": [(heading, None) for heading in CHECK_HEADINGS],
         "reasons": failure_reasons(cells),

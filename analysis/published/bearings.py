@@ -15,7 +15,7 @@ POST = "hf-ulysses-"
 SP4_64K, SP1_8K = f"{POST}revB-tput-sp4-64k", f"{POST}revB-tput-sp1-8k"
 LINE = (f"{POST}mem-sp4-8k", f"{POST}mem-sp4-96k")
 WIDE_COPIES = 3
-"""Of the logits in float32: log-softmax, its gradient and theirs (docs/memory_fit.md)."""
+"""Of the logits in float32: log-softmax, its gradient and theirs (bench/cost/memory.py)."""
 FLOAT32_BYTES = 4
 SHARES = ("a2a_share", "communication_share")
 

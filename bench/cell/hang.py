@@ -1,24 +1,28 @@
-"""Which rank keeps the others waiting, and when that is sure enough to end the cell.
+"""When a cell hangs, and which rank keeps the others waiting.
 
-A cell hangs where for a while none of its ranks has used the CPU, or where a signal has stopped one. A rank
-that computes, however slowly, or that compiles, is left alone until the deadline; so is one that waits for a
-process outside of the cell, such as another sweep's compilation. On a GPU ranks that wait for another spin:
-there a rank hangs that alone does nothing, in no collective.
+A cell hangs when no rank has reported progress, a phase or a step, for the larger of `measure.hang_timeout_s`
+and ten times its longest step. Before the first full-length step has ended, compilers and first collectives
+may take minutes: until then the limit is at least FIRST_STEP_S. Then every live rank is asked for its stack.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from bench.config import RunConfig
 from bench.node.ranks import Answers, Look, NodeRanks
 from bench.node.stacks import STACK_S, Doing
+from bench.ranks.log import Stage
 
+FIRST_STEP_S = 600.0
+LONGEST_STEPS = 10
 PATIENT_STACK_S = 5 * STACK_S
 """How long ranks have to write their stacks where nobody waits for them to end."""
+NOBODY = "no rank is to blame more than another: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,44 +30,44 @@ class Blame:
     """The rank that did not arrive."""
 
     rank: int
+    """The first live one where none can be told from the others, as `what` then says."""
     what: str
     """What it does, and what the others wait in."""
 
 
 class HangWatch:
-    """Looks whether a cell's ranks still do something."""
+    """Follows the progress that a cell's ranks report."""
 
-    def __init__(self, cell: RunConfig) -> None:
-        """With `measure.silence_s` of 0 it finds nothing. On a GPU ranks that wait for another spin."""
-        self._silence_s = cell.measure.silence_s
-        self._waiting_spins = cell.cluster.device == "cuda"
+    def __init__(self, cell: RunConfig, now_s: Callable[[], float] = time.monotonic) -> None:
+        """With `measure.hang_timeout_s` of 0 it finds nothing."""
+        self._timeout_s = cell.measure.hang_timeout_s
+        self._now_s = now_s
+        self._progress: list[int] = []
+        self._since_s = now_s()
+        self._longest_step_s: float | None = None
+
+    def tell(self, stage: Stage) -> None:
+        """Take note of how long a full-length step took."""
+        if stage.step_s is not None:
+            self._longest_step_s = max(stage.step_s, self._longest_step_s or 0.0)
+
+    @property
+    def limit_s(self) -> float:
+        """How long no rank may report progress."""
+        if self._longest_step_s is None:
+            return max(self._timeout_s, FIRST_STEP_S)
+        return max(self._timeout_s, LONGEST_STEPS * self._longest_step_s)
 
     def found(self, nodes: Sequence[NodeRanks], looks: Sequence[Look]) -> Blame | None:
         """The rank that the others wait for in vain, by the last look at each node; None without one."""
-        live = [rank for look in looks for rank in look.live]
-        quiet = [rank for look in looks for rank in look.quiet]
-        stopped = any(look.stopped for look in looks)
-        if not stopped and (not quiet or (len(quiet) < len(live) and not self._waiting_spins)):
+        progress = [look.progress for look in looks]
+        if progress != self._progress:
+            self._progress, self._since_s = progress, self._now_s()
+        if self._timeout_s == 0 or self._now_s() - self._since_s < self.limit_s:
             return None
-        answers = _asked(nodes)
-        blame = self._judged(answers, sorted(quiet))
-        if blame is None:
-            for each in nodes:
-                each.look_anew()
-        return blame
-
-    def _judged(self, answers: Answers, quiet: Sequence[int]) -> Blame | None:
-        """The one of these quiet ranks that is to blame; None where they may only be waiting."""
-        doing, stopped = answers.doing, answers.stopped & set(quiet)
-        if not stopped and any(each.is_elsewhere for each in doing.values()):
-            return None
-        if self._waiting_spins:
-            quiet = [rank for rank in quiet if rank not in doing or doing[rank].collective is None]
-            if not quiet:
-                return None
-        blame = blamed(doing, stopped, quiet) or _indistinct(doing, quiet[0])
-        since = f"has done nothing for {self._silence_s:.0f} s, {blame.what}"
-        return Blame(blame.rank, f"{since}; measure.silence_s=0 waits until measure.timeout_s")
+        blame = _blamed_now(nodes, sorted(rank for look in looks for rank in look.live))
+        since = f"no rank has reported progress for {self.limit_s:.0f} s: {blame.what}"
+        return Blame(blame.rank, f"{since}; measure.hang_timeout_s=0 waits until measure.timeout_s")
 
 
 def blamed_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame | None:
@@ -77,6 +81,15 @@ def blamed_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame
     )
 
 
+def _blamed_now(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame:
+    answers = _asked(nodes)
+    blame = blamed(answers.doing, answers.stopped, live)
+    if blame is not None:
+        return blame
+    told = (f"rank {rank} is {_whereabouts(answers.doing.get(rank))}" for rank in live)
+    return Blame(live[0], NOBODY + ", ".join(told))
+
+
 def _asked(nodes: Sequence[NodeRanks]) -> Answers:
     """What the ranks of all nodes were doing; each node is asked after the other."""
     answers = [each.ask(PATIENT_STACK_S) for each in nodes]
@@ -84,49 +97,45 @@ def _asked(nodes: Sequence[NodeRanks]) -> Answers:
     return Answers(doing, {rank for each in answers for rank in each.stopped})
 
 
-def _indistinct(doing: Mapping[int, Doing], rank: int) -> Blame:
-    """What is to be said where all ranks are in the same collective, or none is in any."""
-    if rank not in doing:
-        return Blame(rank, "without an answer")
-    collective = doing[rank].collective
-    return Blame(rank, f"in {doing[rank].where}" if collective is None else f"in {collective}, as every rank")
+def _whereabouts(doing: Doing | None) -> str:
+    """What a rank is in: a collective, else its own code."""
+    return "without an answer" if doing is None else f"in {doing.collective or doing.where}"
 
 
 def blamed(doing: Mapping[int, Doing], stopped: AbstractSet[int], ranks: Sequence[int]) -> Blame | None:
     """The rank of these that keeps the others waiting; None where none can be told from the others.
 
-    A stopped rank first, then one that is in no collective while others are, then one that waits in another
-    collective than most. `doing` lacks ranks that did not write their stack.
+    A stopped rank first, then one that is in no collective while others are, then one that is in another
+    collective, or else in another place, than most. `doing` lacks ranks that did not write their stack.
     """
-    waiting = {rank: each.collective for rank, each in doing.items() if each.collective is not None}
+    waiting = {rank: _whereabouts(each) for rank, each in doing.items() if each.collective is not None}
     absent = [rank for rank in ranks if rank not in waiting and rank not in stopped]
     if stopped:
         rank = min(stopped)
-        return Blame(rank, f"stopped by a signal, such as SIGSTOP{_others(rank, waiting)}")
+        return Blame(rank, f"it is stopped by a signal, such as SIGSTOP{_others(rank, waiting)}")
     if absent and waiting:
         rank = absent[0]
-        where = f"in {doing[rank].where}" if rank in doing else "without an answer"
-        return Blame(rank, f"{where}{_others(rank, waiting)}")
-    return _in_another(waiting)
+        return Blame(rank, f"it is {_whereabouts(doing.get(rank))}{_others(rank, waiting)}")
+    return _apart_from_most({rank: _whereabouts(doing.get(rank)) for rank in ranks})
 
 
-def _in_another(waiting: Mapping[int, str]) -> Blame | None:
-    """The rank that waits in another collective than most, the first of several."""
-    common = Counter(waiting.values()).most_common(1)
-    other = next((rank for rank, name in waiting.items() if name != common[0][0]), None)
-    if other is None:
-        return None
-    return Blame(other, f"in {waiting[other]}{_others(other, waiting)}")
+def _apart_from_most(places: Mapping[int, str]) -> Blame | None:
+    """The first rank that is elsewhere than most; None where most are nowhere, or all are in one place."""
+    for common, count in Counter(places.values()).most_common(1):
+        if len(places) / 2 < count < len(places):
+            rank = next(rank for rank, place in places.items() if place != common)
+            return Blame(rank, f"it is {places[rank]}{_others(rank, places)}")
+    return None
 
 
-def _others(rank: int, waiting: Mapping[int, str]) -> str:
+def _others(rank: int, places: Mapping[int, str]) -> str:
     """`, while ranks 0 and 2 wait in all_reduce`."""
-    by_name: dict[str, list[int]] = {}
-    for other, name in waiting.items():
+    by_place: dict[str, list[int]] = {}
+    for other, place in places.items():
         if other != rank:
-            by_name.setdefault(name, []).append(other)
-    told = (f"{_named(each)} in {name}" for name, each in by_name.items())
-    return f", while {' and '.join(told)}" if by_name else ""
+            by_place.setdefault(place, []).append(other)
+    told = (f"{_named(each)} {place}" for place, each in by_place.items())
+    return f", while {' and '.join(told)}" if by_place else ""
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -20,7 +20,6 @@ from bench.cost.flops import (
     model_flops,
 )
 from bench.cost.memory import memory_need
-from bench.cost.node_traffic import node_payload
 from bench.cost.prediction import Prediction, predict
 from bench.cost.traffic import payload
 from bench.environment import describe, this_machine
@@ -240,7 +239,6 @@ def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any
         **ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents")),
         "exchange_bytes": facts and facts.exchange_bytes(cell),
         "payload_bytes": payload(cell),
-        "node_payload_bytes": node_payload(cell),
         "needed_bytes": need and need.total,
         "prediction": expected and expected.to_json(),
     }

@@ -28,9 +28,6 @@ class Listener(Protocol):
     def tell(self, stage: Stage) -> None:
         """The first rank has begun this."""
 
-    def compiles(self, what: str | None) -> None:
-        """What a rank waits for a compiler for, in words; None where none runs."""
-
     def tick(self) -> None:
         """Time has passed: about every TICK_S seconds while ranks run."""
 
@@ -39,8 +36,6 @@ class Silent:
     """A listener that does nothing."""
 
     def tell(self, stage: Stage) -> None: ...
-
-    def compiles(self, what: str | None) -> None: ...
 
     def tick(self) -> None: ...
 
@@ -70,7 +65,7 @@ class Watch:
             for grace_s in self._news(listener):
                 has_failed = True
                 deadline = min(deadline, time.monotonic() + grace_s)
-            if self._look(listener) and not has_failed:
+            if self._look() and not has_failed:
                 self._blame = self._hang_watch.found(self._nodes, [*self._looks.values()])
             listener.tick()
             if self._blame is not None:
@@ -91,6 +86,7 @@ class Watch:
             for each in node.news():
                 match each:
                     case Stage():
+                        self._hang_watch.tell(each)
                         listener.tell(each)
                     case Left(rank):
                         self._live.discard(rank)
@@ -101,12 +97,10 @@ class Watch:
                         self._live.difference_update(node.ranks)
                         yield GRACE_S
 
-    def _look(self, listener: Listener) -> bool:
+    def _look(self) -> bool:
         """Look at the nodes that are due; whether any was."""
         new = {n: look for n, node in enumerate(self._nodes) if (look := node.look()) is not None}
         self._looks |= new
-        compiles = (look.compiles for look in self._looks.values())
-        listener.compiles(next(filter(None, compiles), None))
         return bool(new)
 
     def _ask_for_stacks(self, *, has_time: bool) -> None:

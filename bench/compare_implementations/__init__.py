@@ -1,1 +1,1 @@
-"""Every implementation beside the others, on one attention call. May import cell and all below."""
+"""Every implementation beside the others, as one command. May import experiments and all below."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 from bench.equivalence.trajectory import NAMES, ROUNDING, Limit, Signals, Trajectory, distance, mean_of
 
@@ -20,9 +20,6 @@ FALSE_ALARMS = 0.05
 LEAST_FACTOR = 2.0
 """Of the deviation: the floor is no less, however many seeds there are. Sequence parallelism sums sp times as
 many rounded pieces of a gradient as its controls do, whose errors add up to sqrt(sp) times theirs."""
-FRACTION_TERMS = 200
-"""Of the continued fraction; 40 are enough for a few hundred degrees of freedom."""
-BISECTIONS = 100
 
 
 @dataclass(frozen=True)
@@ -80,36 +77,11 @@ def _rounded(training: Trajectory) -> Limit:
     return distance(Signals(*off), training)
 
 
-@cache
 def f_quantile(chance: float, above: int, below: int) -> float:
     """What an F variable of so many degrees of freedom, of its two mean squares, exceeds by this chance."""
-    low, high = 0.0, 1.0
-    while _exceeds(high, above, below) > chance:
-        high *= 2
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _exceeds(middle, above, below) > chance else (low, middle)
-    return high
+    from scipy.stats import f  # takes a second
 
-
-def _exceeds(value: float, above: int, below: int) -> float:
-    """How probably an F variable is larger (DLMF 8.17.2)."""
-    return _beta_share(below / (below + above * value), below / 2, above / 2)
-
-
-def _beta_share(x: float, a: float, b: float) -> float:
-    """The regularized incomplete beta function, by its continued fraction (DLMF 8.17.22)."""
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _beta_share(1 - x, b, a)
-    if x == 0:
-        return 0.0
-    fraction = 1.0
-    for n in range(FRACTION_TERMS, 0, -1):
-        m = n // 2
-        top = -(a + m) * (a + b + m) if n % 2 else m * (b - m)
-        fraction = 1 + top * x / ((a + n - 1) * (a + n) * fraction)
-    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    return math.exp(scale + a * math.log(x) + b * math.log1p(-x)) / (a * fraction)
+    return float(f.isf(chance, above, below))
 
 
 def _each(reduce: Callable[..., float], limits: Sequence[Limit]) -> Limit:

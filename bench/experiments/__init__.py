@@ -1,4 +1,4 @@
-"""Questions as plans: a name, the cells that answer it and, where they need not run, who answers.
+"""Questions as plans: a name, and the cells that answer it.
 
 May import request and all below.
 """
@@ -13,12 +13,10 @@ from typing import Any
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.experiments.alst_ablation import ablation_cells
-from bench.experiments.head_limits import hypothetical_cells
-from bench.experiments.head_limits_table import write_head_limits
+from bench.experiments.implementations import implementation_cells
+from bench.experiments.implementations_table import write_implementations
 from bench.experiments.loss_equivalence import cells_side_by_side, roles_of
 from bench.experiments.max_length import Grow, first_cells, growing, told
-from bench.experiments.memory_fit import cells_on_described_gpus
-from bench.experiments.memory_fit_table import write_memory_fit
 from bench.experiments.probe import probed_cells
 from bench.experiments.probe_table import write_probe
 from bench.experiments.published import opening, published_cells
@@ -38,8 +36,6 @@ class Experiment:
     """The cells of a composed request."""
     roles: Callable[[Sequence[RunConfig]], Mapping[str, Role]] = lambda _: {}
     """Each cell's role by its id, where it is not to answer."""
-    answer: Callable[[Sequence[RunConfig], Path], None] | None = None
-    """The answer, without a run, in files of a folder; None where the cells run and the report answers."""
     conclude: Callable[[Sequence[Mapping[str, Any]], Path], None] | None = None
     """What is written of the records' lines into the sweep's folder, beside the report; None for nothing."""
     opening: Callable[[Sequence[Raw], Machine], str] | None = None
@@ -58,10 +54,9 @@ def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
 EXPERIMENTS: Mapping[str, Experiment] = {
     "none": Experiment(as_asked, needs_sharing=False),
     "alst_ablation": Experiment(ablation_cells),
-    "head_limits": Experiment(hypothetical_cells, answer=write_head_limits),
+    "implementations": Experiment(implementation_cells, conclude=write_implementations),
     "loss_equivalence": Experiment(cells_side_by_side, roles_of),
     "max_length": Experiment(first_cells, opening=told, growing=growing),
-    "memory_fit": Experiment(cells_on_described_gpus, answer=write_memory_fit),
     "probe": Experiment(probed_cells, conclude=write_probe),
     "published_memory": Experiment(published_cells, conclude=write_published_memory, opening=opening),
     "published_throughput": Experiment(published_cells, conclude=write_published_throughput, opening=opening),

@@ -15,8 +15,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from bench.node.activity import Activity, is_stopped_now
-from bench.node.compilation import CompilationWatch
+import psutil
+
 from bench.node.end import RankEnd, RankFailed, lost_a_peer
 from bench.node.job import NodeJob, RankJob
 from bench.node.meeting import MeetingPlace, keep_store
@@ -29,6 +29,10 @@ from bench.ranks.place import Place, place_path, read_place
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry
+
+
+LOOK_S = 1.0
+"""How often to look at the most."""
 
 
 class LocalNode:
@@ -120,9 +124,7 @@ class LocalRanks:
         self._places: dict[int, Place | None] = {}
         self._is_over = False
         self._over_s = 0.0
-        self._silence_s = job.cell.measure.silence_s
-        self._activity = Activity(self._silence_s)
-        self._compilation = CompilationWatch()
+        self._looked_s = 0.0
 
     def add(self, rank: int, process: BaseProcess) -> None:
         """Start a rank as one of these.
@@ -149,30 +151,21 @@ class LocalRanks:
         return found
 
     def look(self) -> Look | None:
-        now_s, live = time.monotonic(), self.pids
-        watches = self._silence_s > 0
-        if watches and not self._activity.look(now_s, live.values()):
+        if time.monotonic() - self._looked_s < LOOK_S:
             return None
-        quiet = {rank for rank, pid in live.items() if watches and self._activity.is_quiet(pid)}
-        return Look(
-            live=tuple(live),
-            quiet=quiet,
-            stopped={rank for rank in quiet if self._activity.is_stopped(live[rank])},
-            compiles=self._compilation.found(now_s, live.values()),
-        )
-
-    def look_anew(self) -> None:
-        self._activity.forget()
+        self._looked_s = time.monotonic()
+        places = (self._place(rank) for rank in self.ranks)
+        return Look(tuple(self.pids), sum(place.count for place in places if place is not None))
 
     def ask(self, wait_s: float) -> Answers:
         live = self.pids
-        stopped = {rank for rank, pid in live.items() if is_stopped_now(pid)}
         answering = {
             rank: (pid, log_path(self._folder, rank))
             for rank, pid in live.items()
-            if rank not in stopped and self._place(rank) is not None
+            if self._place(rank) is not None
         }
-        return Answers(ask_for_stacks(answering, wait_s), stopped)
+        doing = ask_for_stacks(answering, wait_s)
+        return Answers(doing, {rank for rank, pid in live.items() if _is_stopped(pid)})
 
     def stop(self) -> None:
         if self._is_over:
@@ -246,6 +239,13 @@ class LocalRanks:
 def _exit_code(process: BaseProcess) -> int:
     process.join()
     return process.exitcode if process.exitcode is not None else 1
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped this process."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False
 
 
 def _kill(process: BaseProcess) -> None:

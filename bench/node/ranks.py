@@ -49,12 +49,8 @@ class Look:
     """What a look at a node's live ranks found."""
 
     live: tuple[int, ...] = ()
-    quiet: AbstractSet[int] = field(default_factory=frozenset)
-    """Those that did nothing for as long as the cell allows."""
-    stopped: AbstractSet[int] = field(default_factory=frozenset)
-    """Of these, those that a signal had stopped all that time."""
-    compiles: str | None = None
-    """What a rank waits for a compiler for, in words."""
+    progress: int = 0
+    """How many phases and steps they have begun, all together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +78,6 @@ class NodeRanks(Protocol):
 
     def look(self) -> Look | None:
         """What the ranks do; None where the last look was a moment ago."""
-
-    def look_anew(self) -> None:
-        """Forget what was seen of them: whether one is quiet is told from now on."""
 
     def ask(self, wait_s: float) -> Answers:
         """What each rank is doing, written into its log too; waits for their answers at most so long."""

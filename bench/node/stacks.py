@@ -21,12 +21,8 @@ POLL_S = 0.05
 DISTRIBUTED = "torch/distributed/"
 COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 """Code that a rank is in while it waits for the others; its outermost function is the one that was called."""
-OTHER_PROCESSES = ("torch/utils/file_baton.py", "filelock/_api.py", "subprocess.py")
-"""Code that waits for a process which is no rank of the cell: another one's compilation, say."""
 PACKAGES = "/lib/python3"
 """In the path of code that is Python's own or was installed."""
-INNERMOST = 4
-"""Frames that tell what a thread waits in; those further out are its callers'."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
@@ -53,8 +49,6 @@ class Doing:
     """Its innermost code outside of packages."""
     collective: str | None
     """What it waits in for other ranks; None where it does not."""
-    is_elsewhere: bool
-    """Whether it waits for a process that is no rank of the cell."""
 
 
 def ask_for_stacks(ranks: Mapping[int, tuple[int, Path]], wait_s: float = STACK_S) -> dict[int, Doing]:
@@ -82,12 +76,10 @@ def doing(stacks: str) -> Doing | None:
     if not threads:
         return None
     current = threads[0]
-    inner = [frame for frames in threads for frame in frames[:INNERMOST]]
     own = next((frame for frame in current if PACKAGES not in frame.file), current[0])
     return Doing(
         where=own.label,
         collective=next((name for frames in threads if (name := _collective(frames)) is not None), None),
-        is_elsewhere=any(frame.file.endswith(OTHER_PROCESSES) for frame in inner),
     )
 
 

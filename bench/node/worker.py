@@ -30,12 +30,12 @@ from bench.node.job import RankJob, StoreAddress
 from bench.node.lifeline import die_with_parent
 from bench.node.stacks import STACK_SIGNAL
 from bench.passes.rank_pass import Measurement
-from bench.ranks.allocator import refuse_without_effect, set_allocator
 from bench.ranks.device import (
     claim_device,
     finish_together,
     nccl_version,
     prepare_environment,
+    set_allocator,
 )
 from bench.ranks.groups import deadline, make_groups
 from bench.ranks.log import RankLog, Stage
@@ -86,7 +86,6 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     )
     with log.during("join"):
         device = join(job)
-        refuse_without_effect(dict(cell.env))
         groups = make_groups(cell)
         code = mistaken(cell.mistake).strategy(runnable(cell.strategy))
         strategy = code(cell, groups, STRATEGIES[cell.strategy])

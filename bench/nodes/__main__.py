@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.config import ConfigError, ExitCode, WhenTaken
 from bench.environment import describe, this_machine
-from bench.node.lease import Lease, add_lease_option
+from bench.node.lease import add_lease_option, lease
 from bench.node.local import LocalNode
 from bench.nodes.agent import Agent
 from bench.nodes.interface import interface_of
@@ -34,10 +34,10 @@ def main() -> int:
     parser.add_argument("launcher", metavar="ADDRESS:PORT", help="as the launcher printed it")
     add_lease_option(parser)
     arguments = parser.parse_args()
-    lease = Lease(visible_uuids(), WhenTaken(arguments.lease), partial(print, flush=True), folder=Path.cwd())
+    when_taken, say = WhenTaken(arguments.lease), partial(print, flush=True)
     try:
         address, key = _address(arguments.launcher), key_from_environment()
-        with lease:
+        with lease(visible_uuids(), when_taken, say, folder=Path.cwd()):
             return serve(*address, key)
     except ConfigError as error:
         print(error, file=sys.stderr)

@@ -23,7 +23,6 @@ from bench.nodes.messages import (
     HostStore,
     Kept,
     Leave,
-    LookAnew,
     Message,
     Seen,
     Start,
@@ -97,8 +96,6 @@ class Agent:
                 self._stop()
             case Ask():
                 self._ask(message)
-            case LookAnew() if self.ranks is not None:
-                self.ranks.look_anew()
             case HostStore():
                 self._host_store()
             case Leave():

@@ -45,10 +45,6 @@ class Start(Message, frozen=True):
     job: NodeJob
 
 
-class LookAnew(Message, frozen=True):
-    """Tell from now on whether ranks are quiet."""
-
-
 class Ask(Message, frozen=True):
     """Ask the ranks what they are doing."""
 
@@ -59,7 +55,7 @@ class Stop(Message, frozen=True):
     """End the ranks, and say how each ended."""
 
 
-ToAgent = Beat | Leave | HostStore | Start | LookAnew | Ask | Stop
+ToAgent = Beat | Leave | HostStore | Start | Ask | Stop
 
 
 class Hello(Message, frozen=True):

@@ -28,7 +28,6 @@ from bench.nodes.messages import (
     Hello,
     HostStore,
     Kept,
-    LookAnew,
     Message,
     Seen,
     Start,
@@ -173,9 +172,6 @@ class RemoteRanks:
     def look(self) -> Look | None:
         look, self._look = self._look, None
         return look
-
-    def look_anew(self) -> None:
-        self._node.tell(LookAnew())
 
     def ask(self, wait_s: float) -> Answers:
         self._node.tell(Ask(wait_s=wait_s))

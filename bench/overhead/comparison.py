@@ -6,21 +6,20 @@ import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from bench.cell.launcher import Launcher
-from bench.cell.watch import Silent
 from bench.config import RunConfig
-from bench.overhead.goal import Estimate, Goal, Verdict, estimated, minutes_needed
-from bench.statistics import median_interval
+from bench.statistics import Interval, centre_interval, median_interval
 
-if TYPE_CHECKING:
-    from bench.node.worker import RankEntry
-    from bench.ranks.log import Stage
-
+ROUNDS = 60
+"""Of timed and bare steps; six or more give an interval."""
+MARGIN = 0.02
+"""How far from 1.00 a timed step may be, and how wide to each side an interval may be that says so."""
 INSTRUMENTS = {
     "tap": "with every collective written down",
     "memory": "with every tensor counted",
@@ -36,50 +35,62 @@ class StepCosts:
     """Of a timed step over a bare one, by round."""
     bare_ms: list[float]
     """By round."""
-    paired_s: float
-    """Seconds these rounds took."""
     times_ms: Mapping[str, list[float]]
     """Of a step of each kind, in rounds before those."""
     collectives: Mapping[str, int]
     """Calls in a bare step and in a timed one."""
 
     @property
-    def estimate(self) -> Estimate:
-        return estimated(self.log_ratios)
+    def ratio(self) -> float:
+        """A timed step over a bare one."""
+        return math.exp(centre_interval(self.log_ratios)[0])
+
+    @property
+    def interval(self) -> Interval:
+        """The ratio's.
+
+        Rounds are symmetric about their centre: where the two kinds of step differ by a factor only,
+        exchanging them turns a round's deviation into its negative, and every other round is exchanged.
+        """
+        interval = centre_interval(self.log_ratios)[1]
+        assert interval is not None
+        return Interval(low=math.exp(interval.low), high=math.exp(interval.high))
 
     def lines(self, cell: RunConfig) -> list[str]:
         calls = self.collectives
         return [
             f"a step, {cell.strategy} ddp, {cell.seq_len} tokens, 2 CPU ranks, against a bare loop's",
             f"  bare loop                           {statistics.median(self.bare_ms):.1f} ms",
-            f"  a timed step                        {self.estimate} in {self.paired_s:.0f} s",
+            f"  a timed step                        {self._shown}",
             *self._instruments(),
             f"  collective calls                    {calls['harness']}, in a bare step {calls['bare']}",
         ]
 
-    def missed(self, goal: Goal) -> list[str]:
+    def missed(self) -> list[str]:
         """What is surely missed."""
-        missed, calls = [], self.collectives
+        missed, calls, interval = [], self.collectives, self.interval
         if calls["harness"] != calls["bare"]:
             missed.append(
                 f"a timed step should make {calls['bare']} collective calls, not {calls['harness']}"
             )
-        if goal.verdict(self.estimate) is Verdict.MISSED:
-            missed.append(f"a timed step takes {self.estimate}; the goal is that {goal}")
+        if interval.low > 1 + MARGIN or interval.high < 1 - MARGIN:
+            missed.append(f"a timed step takes {self._shown}; it should take 1.00 +-{MARGIN}")
         return missed
 
-    def undecided(self, goal: Goal, minutes: float) -> list[str]:
-        """What would decide the goal, for which the whole command's minutes were too few; or nothing."""
-        if goal.verdict(self.estimate) is not Verdict.UNDECIDED:
-            return []
-        paired = self.paired_s / 60
-        enough = minutes + minutes_needed(goal, self.estimate, paired) - paired
-        half_width = self.estimate.interval.half_width
-        found = (
-            f"{paired:.1f} minutes of {self.estimate.rounds} rounds gave an interval of +-{half_width:.3f}"
+    @property
+    def noise(self) -> str | None:
+        """That the interval is too wide to tell whether the goal is met; None where it is not."""
+        if self.interval.half_width <= MARGIN:
+            return None
+        return (
+            f"too noisy here: the interval is +-{self.interval.half_width:.3f}, wider than +-{MARGIN};"
+            " run it where nothing else runs"
         )
-        way_out = f"--minutes {math.ceil(enough)} should do at this noise, fewer where nothing else runs"
-        return [f"undecided: {found}; the goal is that {goal}; {way_out}"]
+
+    @property
+    def _shown(self) -> str:
+        low, high = self.interval.low, self.interval.high
+        return f"{self.ratio:.3f} ({low:.3f} to {high:.3f}), n={len(self.log_ratios)} rounds"
 
     def _instruments(self) -> list[str]:
         """A line for each; none where no rounds of them ran."""
@@ -93,28 +104,19 @@ class StepCosts:
         return lines
 
 
-class Printed(Silent):
-    """A listener that prints what the ranks say of their progress."""
-
-    def tell(self, stage: Stage) -> None:
-        if stage.part is not None:
-            print(f"  so far {stage.part}", flush=True)
-
-
 def step_costs(
     cell: RunConfig,
     launcher: Launcher,
-    goal: Goal,
-    deadline_s: float,
+    rounds: int,
     instrument_rounds: int,
-    entry: RankEntry | None = None,
+    entry: Callable[..., dict[str, Any]] | None = None,
 ) -> StepCosts:
-    """Run the ranks until the goal is decided or the deadline is over."""
-    from bench.overhead.turns import Request, compare
+    """Run the ranks for so many rounds of the pair and of all instruments, in `entry` or else `compare`."""
+    from bench.overhead.turns import compare
 
+    asked = partial(entry or compare, rounds=rounds, instrument_rounds=instrument_rounds)
     with tempfile.TemporaryDirectory() as folder:
-        Request(goal, deadline_s, instrument_rounds).write(Path(folder))
-        ends = launcher.run(cell, Path(folder), entry=entry or compare, listener=Printed())
+        ends = launcher.run(cell, Path(folder), entry=asked)
     reports = [end.report for end in ends if end.report is not None]
     if len(reports) < len(ends):
         failed = next(end for end in ends if end.report is None)

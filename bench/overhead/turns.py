@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import count
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,16 +13,13 @@ import torch.distributed as dist
 
 from bench.node.job import RankJob
 from bench.node.worker import join
-from bench.overhead.goal import Goal, until_narrow
 from bench.overhead.steps import Kinds, TimeMs
 from bench.ranks.groups import make_groups
-from bench.ranks.log import RankLog, Stage
+from bench.ranks.log import RankLog
 from bench.strategies import STRATEGIES, runnable
 from bench.workloads import Rank
 from bench.workloads.train import Train
 
-STAGE = "compare"
-REQUEST = "request.json"
 WARM_UP_ROUNDS = 3
 PAIR = ("bare", "harness")
 ORDER = "0110100110010110"
@@ -38,24 +31,6 @@ busy cores), so that single steps are no independent samples; the differences wi
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the ranks are told beside the cell."""
-
-    goal: Goal
-    deadline_s: float
-    """By the monotonic clock, which ranks of one machine share; no new round begins after it."""
-    instrument_rounds: int
-
-    def write(self, folder: Path) -> None:
-        (folder / REQUEST).write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, folder: Path) -> Request:
-        fields = json.loads((folder / REQUEST).read_text())
-        return cls(**{**fields, "goal": Goal(**fields["goal"])})
-
-
 class Turns:
     """Runs steps of several kinds in turns. Every rank has the same results: those of the slowest rank."""
 
@@ -65,69 +40,57 @@ class Turns:
         self.bare_ms: list[float] = []
         """Of every round of pairs."""
 
-    def of_all(self, rounds: int, deadline_s: float) -> dict[str, list[float]]:
-        """So many rounds of one step of each kind, in alternating order; fewer where the deadline comes."""
+    def of_all(self, rounds: int) -> dict[str, list[float]]:
+        """So many rounds of one step of each kind, in alternating order."""
         times_ms: dict[str, list[float]] = {name: [] for name in self._kinds}
         names = [*self._kinds]
         for number in range(rounds):
             order = names if number % 2 else names[::-1]
-            slowest_ms, now_s = self._run(order)
-            for name, step_ms in zip(order, slowest_ms, strict=True):
+            for name, step_ms in zip(order, self._run(order), strict=True):
                 times_ms[name].append(step_ms)
-            if now_s >= deadline_s:
-                break
         return times_ms
 
-    def of_pair(self) -> tuple[float, float]:
-        """One round of a pair: the mean of log(timed / bare), and the time in seconds.
+    def of_pair(self) -> float:
+        """One round of a pair: the mean of log(timed / bare).
 
         Every other round exchanges the two kinds: a round's first step finds colder caches than the others.
         """
         exchanged = len(self.bare_ms) % 2
         order = [PAIR[int(place) ^ exchanged] for place in ORDER]
-        slowest_ms, now_s = self._run(order)
         logs: dict[str, list[float]] = {name: [] for name in PAIR}
-        for name, step_ms in zip(order, slowest_ms, strict=True):
+        for name, step_ms in zip(order, self._run(order), strict=True):
             logs[name].append(math.log(step_ms))
         bare, harness = (fmean(logs[name]) for name in PAIR)
         self.bare_ms.append(math.exp(bare))
-        return harness - bare, now_s
+        return harness - bare
 
-    def _run(self, order: Sequence[str]) -> tuple[list[float], float]:
-        """One step each, on the same data: the slowest rank's milliseconds, and the time in seconds."""
+    def _run(self, order: Sequence[str]) -> list[float]:
+        """One step each, on the same data: the slowest rank's milliseconds."""
         number, took_ms = next(self._numbers), []
         for name in order:
             dist.barrier()
             took_ms.append(self._kinds[name](number))
-        slowest = torch.tensor([*took_ms, time.monotonic()], dtype=torch.float64)
+        slowest = torch.tensor(took_ms, dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        *slowest_ms, now_s = slowest.tolist()
-        return slowest_ms, now_s
+        slowest_ms: list[float] = slowest.tolist()
+        return slowest_ms
 
 
-def compare(job: RankJob, log: RankLog) -> dict[str, Any]:
-    """A rank's whole life: instruments first, then bare and timed steps until the goal is decided."""
-    with log.during(STAGE):
+def compare(job: RankJob, log: RankLog, rounds: int, instrument_rounds: int) -> dict[str, Any]:
+    """A rank's whole life: instruments first, then bare and timed steps."""
+    with log.during("compare"):
         device, cell = join(job), job.cell
-        request = Request.read(job.folder)
         strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
         with strategy.install() as wiring:
             kinds = Kinds(Train(Rank(strategy, wiring, device, log.step)), job.folder)
             turns = Turns(kinds.table())
-            turns.of_all(WARM_UP_ROUNDS, request.deadline_s)
+            turns.of_all(WARM_UP_ROUNDS)
             collectives = kinds.collectives()
-            times_ms = turns.of_all(request.instrument_rounds, request.deadline_s)
-            start_s = time.monotonic()
-            log_ratios = until_narrow(
-                request.goal,
-                request.deadline_s,
-                turns.of_pair,
-                tell=lambda said: log.tell(Stage(STAGE, said)),
-            )
+            times_ms = turns.of_all(instrument_rounds)
+            log_ratios = [turns.of_pair() for _ in range(rounds)]
     return {
         "collectives": collectives,
         "times_ms": times_ms,
         "log_ratios": log_ratios,
         "bare_ms": turns.bare_ms,
-        "paired_s": time.monotonic() - start_s,
     }

@@ -1,4 +1,4 @@
-"""The device of a rank: which GPU, NCCL's settings where ranks share one, its unused memory, its end."""
+"""The device of a rank: which GPU, NCCL's and the allocator's settings, its unused memory, its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from bench.config import ClusterConfig
+from bench.config import ALLOCATOR_VARIABLES, ClusterConfig
+from bench.ranks.log import RefusedError
 
 SHARED_GPU_NCCL: Mapping[str, str] = {
     "NCCL_NET": "Socket",
@@ -37,6 +38,22 @@ def prepare_environment(cluster: ClusterConfig) -> None:
     os.environ["NCCL_HOSTID"] = f"{host}-rank-{os.environ['RANK']}"
     for name, value in SHARED_GPU_NCCL.items():
         os.environ.setdefault(name, value)
+
+
+def set_allocator(env: Mapping[str, str]) -> None:
+    """Hand the cell's settings to CUDA's caching allocator, before anything is allocated.
+
+    A rank is forked from a process that has imported torch, which read these variables then: setting them in
+    the rank's environment alone would change nothing. Raises RefusedError for settings that torch rejects.
+    """
+    for name, value in env.items():
+        if name not in ALLOCATOR_VARIABLES:
+            continue
+        try:
+            torch._C._accelerator_setAllocatorSettings(value)
+        except (RuntimeError, ValueError) as error:
+            said = str(error).partition("\n")[0]
+            raise RefusedError(f"env.{name}={value}: torch {torch.__version__} refuses it: {said}") from error
 
 
 def claim_device(cluster: ClusterConfig) -> torch.device:

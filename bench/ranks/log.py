@@ -83,6 +83,7 @@ class RankLog:
 
     def begin(self, part: str) -> None:
         """Tell of something within the phase that may take long and runs no steps."""
+        self.step.enter(self.step.name)
         self.tell(Stage(self.phase, part))
 
     @contextmanager

@@ -15,6 +15,8 @@ class Place:
 
     phase: str
     step_phase: str | None
+    count: int = 0
+    """How many places it has noted, this one among them."""
 
 
 class PlaceFile:
@@ -26,19 +28,22 @@ class PlaceFile:
         path.write_bytes(b" " * SIZE_BYTES)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), SIZE_BYTES)
+        self._count = 0
 
     def note(self, phase: str, step_phase: str | None) -> None:
         """Keep this place, until the next one."""
-        self._map[:] = f"{phase} {step_phase or ''}".encode()[:SIZE_BYTES].ljust(SIZE_BYTES)
+        self._count += 1
+        place = f"{self._count} {phase} {step_phase or ''}"
+        self._map[:] = place.encode()[:SIZE_BYTES].ljust(SIZE_BYTES)
 
 
 def read_place(path: Path) -> Place | None:
     """The place that a rank noted last; None where it never did."""
     try:
-        words = path.read_bytes().decode(errors="replace").split()
-    except OSError:
+        count, *words = path.read_bytes().decode(errors="replace").split()
+    except (OSError, ValueError):
         return None
-    return Place(words[0], words[1] if len(words) > 1 else None) if words else None
+    return Place(words[0], words[1] if len(words) > 1 else None, int(count))
 
 
 def place_path(folder: Path, rank: int) -> Path:

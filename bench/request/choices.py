@@ -77,13 +77,11 @@ def default_strategies() -> list[str]:
     return str(params.strategy).split(",")
 
 
-def register_plugins_with_hydra() -> Mapping[str, Raw]:
+def register_plugins_with_hydra() -> None:
     """Make every plugin an option of Hydra's; a broken one too, which `resolve` then refuses."""
     usable = {facts.name: option_of(facts) for facts in STRATEGIES.usable()}
-    chosen = {name: usable.get(name, {"name": name}) for name in STRATEGIES.plugin_names()}
-    for name, node in chosen.items():
-        ConfigStore.instance().store(group="strategy", name=name, node=node)
-    return chosen
+    for name in STRATEGIES.plugin_names():
+        ConfigStore.instance().store(group="strategy", name=name, node=usable.get(name, {"name": name}))
 
 
 def option_of(facts: Facts) -> dict[str, Any]:

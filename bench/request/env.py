@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.config import ConfigError
+from bench.config import ALLOCATOR_VARIABLES, ConfigError
 from bench.labels import shown
-from bench.ranks.allocator_settings import ALLOCATOR_VARIABLES, names_of
 
 ENV_ALLOWED = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -47,13 +46,12 @@ def _refuse_allocator(asked: list[tuple[str, str]], device: str) -> None:
             f"{shown_as}: it sets CUDA's allocator, and the ranks run on the CPU; leave it out, or take"
             " cluster=gpu"
         )
-    names = names_of(value)
-    if names is None:
+    if ":" not in value:
         raise ConfigError(
             f"{shown_as}: must be settings with their values; write for example"
             f" env.{name}=expandable_segments:True"
         )
-    if "backend" in names:
+    if "backend:" in value.replace(" ", ""):
         raise ConfigError(
             f"{shown_as}: the backend is chosen when torch is imported, before any rank starts; set"
             f" {name}={value} before the command instead"

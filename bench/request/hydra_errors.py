@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hydra.errors import OverrideParseException
 
@@ -68,8 +68,13 @@ def _unknown_choice(match: re.Match[str]) -> str:
     return f"{group}={name}: cannot be composed; {_see_help()}"
 
 
+RENAMED: Mapping[str, str] = {"measure.silence_s": "measure.hang_timeout_s"}
+
+
 def _unknown_key(match: re.Match[str]) -> str:
     key = match[1]
+    if key in RENAMED:
+        return f"{key}: is now {RENAMED[key]}; write {RENAMED[key]}=..."
     option = key.removeprefix("strategy.")
     owners = [facts.name for facts in STRATEGIES.usable() if option in facts.options]
     if owners:

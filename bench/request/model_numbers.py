@@ -26,33 +26,25 @@ def model_config(raw: Raw, gpus: int) -> ModelConfig:
         raw = read_option("model", _auto_model(gpus))
     elif name == "checkpoint":
         raw = _checkpoint(raw["path"])
-    whole = {
-        key: values.whole(f"model.{key}", raw[key])
-        for key in (
-            "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
-            "num_kv_heads", "head_dim",
-        )
-    }  # fmt: skip
-    if whole["num_heads"] % whole["num_kv_heads"]:
-        raise ConfigError(
-            f"model.num_kv_heads={whole['num_kv_heads']}: must divide model.num_heads={whole['num_heads']};"
-            f" write for example model.num_kv_heads={math.gcd(whole['num_kv_heads'], whole['num_heads'])}"
-        )
-    if whole["head_dim"] % 2:
-        raise ConfigError(
-            f"model.head_dim={whole['head_dim']}: must be even for rotary positions; write for example"
-            f" model.head_dim={whole['head_dim'] + 1}"
-        )
-    return ModelConfig(
+    model = values.section(
+        "model",
+        raw,
+        ModelConfig,
         name=values.text("model.name", raw["name"]),
         family=values.choice("model.family", raw["family"], FAMILIES),
         path=values.path("model.path", raw["path"]),
-        tied_embeddings=values.flag("model.tied_embeddings", raw["tied_embeddings"]),
-        attention_bias=values.flag("model.attention_bias", raw["attention_bias"]),
-        rope_theta=values.positive("model.rope_theta", raw["rope_theta"], example="1e4"),
-        norm_eps=values.positive("model.norm_eps", raw["norm_eps"], example="1e-6"),
-        **whole,
     )
+    if model.num_heads % model.num_kv_heads:
+        raise ConfigError(
+            f"model.num_kv_heads={model.num_kv_heads}: must divide model.num_heads={model.num_heads};"
+            f" write for example model.num_kv_heads={math.gcd(model.num_kv_heads, model.num_heads)}"
+        )
+    if model.head_dim % 2:
+        raise ConfigError(
+            f"model.head_dim={model.head_dim}: must be even for rotary positions; write for example"
+            f" model.head_dim={model.head_dim + 1}"
+        )
+    return model
 
 
 def _auto_model(gpus: int) -> str:

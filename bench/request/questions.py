@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from bench.config import ConfigError
 from bench.request.choices import Raw, refuse_no_conf
 from bench.request.command_line import readable_by_hydra
-from bench.request.composition import composed
+from bench.request.composition import composed, words_of
 from bench.request.spread import SPREADING, Given
 from bench.request.target import PREDICT
 
@@ -55,7 +55,7 @@ def questions(words: Sequence[str]) -> list[Question]:
     given = {each.key_or_group: _values(each) for each in overrides if each.key_or_group in SPREADING}
     given = {key: values for key, values in given.items() if values != ["auto"]}
     strategy = [f"strategy={given['strategy'][0]}"] if "strategy" in given else []
-    axes = [_words(each) for each in overrides if each.key_or_group not in SPREADING]
+    axes = [words_of(each) for each in overrides if each.key_or_group not in SPREADING]
     return [
         Question(chosen, composed(f"mode={PREDICT}", *strategy, *map(_new_where_env, chosen)), given)
         for chosen in product(*axes)
@@ -64,13 +64,6 @@ def questions(words: Sequence[str]) -> list[Question]:
 
 def _values(override: Override) -> list[Any]:
     return [*override.sweep_iterator()] if override.is_sweep_override() else [override.value()]
-
-
-def _words(override: Override) -> list[str]:
-    if not override.is_sweep_override():
-        assert override.input_line is not None
-        return [override.input_line]
-    return [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
 
 
 def _new_where_env(word: str) -> str:

@@ -171,9 +171,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         checkpointing=_checkpointing(raw["checkpointing"], where.device),
         loss=_loss(raw["loss"], raw["trainer"]["name"]),
         tiled_mlp=values.flag("tiled_mlp", raw["tiled_mlp"]),
-        offload=OffloadConfig(
-            **{key: values.flag(f"offload.{key}", raw["offload"][key]) for key in _names(OffloadConfig)}
-        ),
+        offload=values.section("offload", raw["offload"], OffloadConfig),
         measure=measure_config(raw["measure"], where.device),
         seed=values.whole("seed", raw["seed"], least=0),
         env=env_pairs(raw["env"], where.device),
@@ -287,15 +285,12 @@ def _checkpointing(raw: Any, device: str) -> bool:
 
 
 def _optimizer(raw: Raw) -> OptimizerConfig:
-    return OptimizerConfig(
+    return values.section(
+        "optimizer",
+        raw,
+        OptimizerConfig,
         name=values.choice("optimizer", raw["name"], OPTIMIZERS),
-        learning_rate=values.positive("optimizer.learning_rate", raw["learning_rate"], example="1e-3"),
         schedule=values.choice("optimizer.schedule", raw["schedule"], SCHEDULES),
-        warmup_steps=values.whole("optimizer.warmup_steps", raw["warmup_steps"], least=0),
-        schedule_steps=values.whole("optimizer.schedule_steps", raw["schedule_steps"]),
-        max_grad_norm=values.positive(
-            "optimizer.max_grad_norm", raw["max_grad_norm"], example="1.0", or_zero=True
-        ),
     )
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from bench.config import ConfigError, Resume
-from bench.labels import LENGTH_UNITS, MAX_SHOWN, shown
+import msgspec
+
+from bench.config import MAX_WHOLE as MAX_WHOLE  # noqa: PLC0414  bench.experiments reads it here
+from bench.config import ConfigError, Flag, Resume, positive_rule, whole_rule
+from bench.labels import LENGTH_UNITS, shown
 
 MAX_CELLS = 10_000
-MAX_WHOLE = 2**40
-"""Of tokens and of every other count: seeds and sums over samples stay within 64 bits."""
-MAX_SECONDS = 1_000_000
-"""Under what the operating system's timers can wait, 2^31 milliseconds."""
 SYNONYMS: Mapping[str, str] = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -29,6 +28,7 @@ SYNONYMS: Mapping[str, str] = {
     "gpu": "cuda",
 }
 """Common names for values of ours, where similar spelling would suggest none or the wrong one."""
+Section = TypeVar("Section")
 _LENGTH = re.compile(r"([0-9]{1,80})([kKmM]?)")
 
 
@@ -38,7 +38,7 @@ def tokens(key: str, value: Any) -> int:
     count = int(match[1]) * LENGTH_UNITS[match[2].lower()] if match else 0
     if not 1 <= count <= MAX_WHOLE:
         raise ConfigError(
-            f"{key}={shown(value)}: a length is a whole number of tokens from 1{_up_to(count)}, with k for"
+            f"{key}={shown(value)}: a length is a whole number of tokens from 1 to {MAX_WHOLE}, with k for"
             f" 1024 or m for 1048576; write for example {key}=8k{_sweep_hint(key, value, '8k,64k')}"
         )
     return count
@@ -46,32 +46,47 @@ def tokens(key: str, value: Any) -> int:
 
 def whole(key: str, value: Any, *, least: int = 1) -> int:
     """A whole number from `least` to MAX_WHOLE."""
-    number = int(_text(value)) if re.fullmatch(r"[0-9]+", _text(value)[:MAX_SHOWN]) else None
-    if number is None or not least <= number <= MAX_WHOLE:
+    return int(checked(key, value, Annotated[int, whole_rule(least)]))
+
+
+def positive(key: str, value: Any, *, example: str) -> float:
+    """A positive, finite number."""
+    return float(checked(key, value, Annotated[float, positive_rule(example)]))
+
+
+def flag(key: str, value: Any) -> bool:
+    """True or false."""
+    return bool(checked(key, value, Flag))
+
+
+def section(name: str, raw: Mapping[str, Any], kind: Callable[..., Section], /, **given: Any) -> Section:
+    """One of a cell's parts, whose values are as its fields say; `given` are those that were read already."""
+    rules = _rules(kind)
+    others = {key: checked(f"{name}.{key}", raw[key], rules[key]) for key in rules if key not in given}
+    return kind(**given, **others)
+
+
+def checked(key: str, value: Any, rule: Any) -> Any:
+    """The value as msgspec reads it; its refusal becomes the rule's own words and example."""
+    try:
+        return msgspec.convert(value, rule, strict=rule == Flag)  # a number may come as text: ${oc.env:NAME}
+    except (msgspec.ValidationError, UnicodeEncodeError):  # half a letter, which text may hold
+        meta = _meta(rule)
+        example = meta.examples[0]
         raise ConfigError(
-            f"{key}={shown(value)}: must be a whole number from {least}{_up_to(number)}; write for example"
-            f" {key}={max(least, 2)}{_sweep_hint(key, value, '2,4')}"
-        )
-    return number
+            f"{key}={shown(value)}: must be {meta.description}; write for example {key}={example}"
+            f"{_sweep_hint(key, value, f'{example},...')}"
+        ) from None
 
 
-def seconds(key: str, value: Any, *, or_none: bool = False) -> float:
-    """A positive number of seconds, MAX_SECONDS at the most; 0 where there may be `or_none`."""
-    if not _is_number(value) or not 0 <= value <= MAX_SECONDS or (value == 0 and not or_none):
-        kind = "0 or a positive number" if or_none else "a positive number"
-        raise ConfigError(
-            f"{key}={shown(value)}: must be {kind} of seconds up to {MAX_SECONDS}; write for example {key}=20"
-        )
-    return float(value)
+@cache
+def _rules(kind: Callable[..., Any]) -> Mapping[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
-def positive(key: str, value: Any, *, example: str, or_zero: bool = False) -> float:
-    """A positive, finite number; 0 too where there may be `or_zero`."""
-    is_good = _is_number(value) and math.isfinite(value) and (value > 0 or (or_zero and value == 0))
-    if not is_good:
-        kind = "0 or a positive number" if or_zero else "a positive number"
-        raise ConfigError(f"{key}={shown(value)}: must be {kind}; write for example {key}={example}")
-    return float(value)
+def _meta(rule: Any) -> Any:
+    """A rule's words; of `Count | Literal["auto"]` those of the first."""
+    return rule.__metadata__[0] if hasattr(rule, "__metadata__") else _meta(get_args(rule)[0])
 
 
 def text(key: str, value: Any) -> str:
@@ -100,13 +115,6 @@ def path(key: str, value: Any) -> str | None:
     if not is_readable:
         raise ConfigError(f"{key}={shown(name)}: cannot be read; change its permissions, or name another")
     return name
-
-
-def flag(key: str, value: Any) -> bool:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{key}={shown(value)}: must be true or false; write {key}=true")
-    return value
 
 
 def resume(key: str, value: Any) -> Resume:
@@ -138,15 +146,6 @@ def nearest(word: str, known: Collection[str]) -> str | None:
     if synonym in known:
         return synonym
     return next(iter(difflib.get_close_matches(word, known, n=1)), None)
-
-
-def _up_to(number: int | None) -> str:
-    """The upper limit, where it is what was broken."""
-    return f" to {MAX_WHOLE}" if number is not None and number > MAX_WHOLE else ""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _text(value: Any) -> str:

@@ -52,8 +52,6 @@ class Exchange:
     """The difference of neighbours' ranks: those of a ring around Ulysses groups lie apart."""
     to_next: bool = False
     """Whether all goes to the next rank of those that meet, though the kind does not say so."""
-    hops: int = 1
-    """How many ranks further round those that meet a send goes."""
 
     @property
     def span(self) -> int:

@@ -113,11 +113,6 @@ PICKS: Sequence[Pick] = (
     Pick("measure.warmup_s", lambda cell: f"{cell.measure.warmup_s:g}", _window("seconds of warm-up")),
     Pick("measure.least_steps", lambda cell: cell.measure.least_steps, _window("whatever the budget,")),
     Pick(
-        "measure.silence_s",
-        lambda cell: f"{cell.measure.silence_s:g}",
-        _window("seconds without any work, after which a cell hangs,"),
-    ),
-    Pick(
         "measure.repeats",
         lambda cell: cell.measure.repeats,
         lambda cell, _: (

@@ -59,14 +59,6 @@ def _further(forecast: Forecast) -> str:
     return "" if forecast.plan.grow is None else ", the first ones, and further ones by their records"
 
 
-def answered_by_arithmetic(raws: Sequence[Raw], cells: Sequence[RunConfig]) -> str:
-    """Of an experiment that runs no cell."""
-    return (
-        f"experiment={raws[0]['experiment']['name']} answers by arithmetic from {_cells(len(cells))} and runs"
-        " none: without --plan it takes seconds and writes its table to sweep_dir"
-    )
-
-
 def _picked(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machine) -> list[str]:
     placed = sorted({placed_line(cell) for cell in cells})
     picks = [f"{value}: {why}" for value, why in all_picks(raws, cells, machine)]

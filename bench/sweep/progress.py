@@ -15,10 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich import progress as bars
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from bench.cell.outcome import outcome
@@ -32,7 +30,6 @@ from bench.record import FINDINGS, Record
 from bench.sweep.estimate import CellProgress, Estimate, TimeLeft
 from bench.sweep.picks import placed_line
 
-MAX_BAR_WIDTH = 40
 NOTHING_LEFT = TimeLeft(0.0, late_s=0.0)
 HEARTBEAT_S = 60.0
 """How long a log may stay silent while a cell runs."""
@@ -62,18 +59,29 @@ class Progress:
         self._is_answered = False
         """Whether the running cell starts no ranks: it is refused, or arithmetic."""
         self._has_started = False
-        self._compiled: str | None = None
         self._waiting_s: float | None = None
         self._total = 0
         self._folder = Path()
-        self._live: Live | None = None
-        self._started_s = self._said_s = now_s()
+        self._said_s = now_s()
+        # No thread of its own: the launcher ticks, and ranks need every core.
+        self._bar = _Bar(
+            bars.BarColumn(),
+            "{task.completed}/{task.total} cells",
+            bars.TimeElapsedColumn(),
+            "{task.fields[left]}",
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            get_time=now_s,
+            # FORCE_COLOR makes rich take a pipe for a terminal: colours it may have, but no moving cursor.
+            disable=not (console.is_interactive and console.file.isatty()),
+        )
+        self._sweep = self._bar.add_task("", start=False, left="")
 
     def start(self, cells: Sequence[PlannedCell], folder: Path, notes: Iterable[str] = ()) -> None:
         """Say what is planned and on what, and the plan's own notes."""
         self._left, self._total, self._folder = list(cells), len(cells), folder
         self._labels = CellLabels(planned.cell for planned in cells)
-        self._started_s = self._now_s()
         if not cells:
             self.say(f"nothing is missing in {folder}; name another sweep_dir to run all again")
             for note in notes:
@@ -84,13 +92,9 @@ class Progress:
             self.say(line)
         for note in notes:
             self.say(note)
-        # FORCE_COLOR makes rich take a pipe for a terminal: colours it may have, but no moving cursor.
-        if self.console.is_interactive and self.console.file.isatty():
-            # No thread of its own: the launcher ticks, and ranks need every core.
-            self._live = Live(
-                console=self.console, auto_refresh=False, transient=True, get_renderable=self._drawn
-            )
-            self._live.start()
+        self._bar.start_task(self._sweep)
+        self._refresh()
+        self._bar.start()
 
     def add(self, cells: Sequence[PlannedCell], note: str | None) -> None:
         """Say what is planned beyond what was said at the start."""
@@ -114,7 +118,7 @@ class Progress:
             self._running = self._cell_progress = None
 
     def _follow(self, planned: PlannedCell, *, is_beside: bool) -> None:
-        self._running, self._is_beside, self._compiled = planned, is_beside, None
+        self._running, self._is_beside = planned, is_beside
         imports = planned.cell.mode in RUNS and not self._has_started
         self._is_answered = self._estimate.cell_s(planned.cell) == 0.0
         step_s = self._estimate.step_s(planned.cell)
@@ -134,22 +138,16 @@ class Progress:
             self._estimate.learn(self._running.cell, stage.step_s)
             self._guess()
 
-    def compiles(self, what: str | None) -> None:
-        """A rank has something compiled: the bar shows it while it lasts, a log says it once."""
-        if what is not None and what != self._compiled and self._live is None:
-            self.say(f"{self._place()}: {what}")
-        self._compiled = what
-
     def tick(self) -> None:
         """Keep the bar up with the clock; a log gets a line now and then."""
         self._refresh()
         if (
-            self._live is None
+            self._bar.disable
             and self._now_s() - self._said_s >= HEARTBEAT_S
             and self._cell_progress is not None
         ):
             since = duration_label(self._cell_progress.elapsed_s)
-            self.say(f"{self._place()}: running for {since}, {self._where()}; {self._eta()}")
+            self.say(f"{self._place()}: running for {since}, {self._cell_progress.where()}; {self._eta()}")
 
     def end(self, planned: PlannedCell, record: Record) -> None:
         assert self._cell_progress is not None
@@ -169,20 +167,15 @@ class Progress:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Without the bar, for what others print."""
-        if self._live is None:
-            yield
-            return
-        self._live.stop()
+        self._bar.stop()
         try:
             yield
         finally:
-            self._live.start()
+            self._bar.start()
 
     def stop(self) -> None:
         """Leave the terminal as it was."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._bar.stop()
 
     def say(self, line: str) -> None:
         """One line that stays; never folded, so that a path or a command can be copied."""
@@ -190,23 +183,10 @@ class Progress:
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _refresh(self) -> None:
-        if self._live is not None:
-            self._live.refresh()
-
-    def _drawn(self) -> Group:
-        """Two lines: what the running cell does, and how far the sweep is; between them what is compiled."""
-        where = f"{self._label()}: {self._cell_progress.where()}" if self._cell_progress is not None else ""
-        compiled = [] if self._compiled is None else [Text(self._compiled)]
-        done = self._total - len(self._left)
-        width = min(MAX_BAR_WIDTH, self.console.width // 4)
-        sweep = Table.grid(padding=(0, 1))
-        sweep.add_row(
-            ProgressBar(total=self._total, completed=done, width=width),
-            Text(f"{done}/{self._total} cells", no_wrap=True),
-            Text(duration_label(self._now_s() - self._started_s), no_wrap=True),
-            Text(self._eta(), no_wrap=True, overflow="ellipsis"),
-        )
-        return Group(Text(where, no_wrap=True, overflow="ellipsis"), *compiled, sweep)
+        done, left = self._total - len(self._left), self._eta()
+        where = "" if self._cell_progress is None else f"{self._label()}: {self._cell_progress.where()}"
+        self._bar.update(self._sweep, total=self._total, completed=done, description=where, left=left)
+        self._bar.refresh()
 
     def _label(self) -> str:
         if self._running is None:
@@ -214,11 +194,6 @@ class Progress:
         if self._is_beside:
             return f"{_short_label(self._running.cell)} as a reference"
         return self._labels.of(self._running.cell)
-
-    def _where(self) -> str:
-        """What the running cell does, and what it waits for."""
-        assert self._cell_progress is not None
-        return "; ".join(filter(None, (self._cell_progress.where(), self._compiled)))
 
     def _place(self) -> str:
         """`[2/6] ring 64k sp 2`: the running cell and its place among those of this run."""
@@ -247,6 +222,14 @@ class Progress:
         """How long the cells behind the running one will take; not at every tick: there may be thousands."""
         waiting = (planned.cell for planned in self._left if planned is not self._running)
         self._waiting_s = self._estimate.remaining_s(waiting)
+
+
+class _Bar(bars.Progress):
+    """Two lines: what the running cell does, and how far the sweep is."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from (Text(each.description, no_wrap=True, overflow="ellipsis") for each in self.tasks)
+        yield from super().get_renderables()
 
 
 class CellLabels:

@@ -18,7 +18,7 @@ from bench.cell.run import RUNS, CellInterrupted, SharedSections, run
 from bench.cell.trajectory import Trajectories
 from bench.command import again_command, tool_words
 from bench.config import ConfigError, ExitCode, Resume, RunConfig
-from bench.node.lease import Lease, gpus_of
+from bench.node.lease import gpus_of, lease
 from bench.node.server import refuse_no_docstrings
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import Record, Status, is_finding
@@ -137,7 +137,7 @@ def _lease(
     """That of the devices which these cells use here; on other machines agents hold theirs."""
     if not launcher.is_local:
         return nullcontext()
-    return Lease(gpus_of(cells), plan.lease, progress.say, folder=plan.folder)
+    return lease(gpus_of(cells), plan.lease, progress.say, folder=plan.folder)
 
 
 def _conclude(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import time
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from bench.passes.parity.attention import random_input
 from bench.passes.subject import AttentionCall
-from bench.passes.timing.clock import StepClock
+from bench.passes.timing.clock import StepClock, synchronise
 from bench.workloads.workload import Rank, Workload
 
 
@@ -38,7 +41,24 @@ class Attention(Workload):
         return clock
 
     def short_step(self) -> None:
+        """A call, and more for `measure.warmup_s`.
+
+        The timed pass warms up by no more steps than training may take: so many calls may be over at once.
+        """
         self.step(0)
+        if self.cell.measure.warmup_s > 0:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """As many calls on every rank."""
+        synchronise(self.device)
+        start = time.perf_counter()
+        self.step(0)
+        synchronise(self.device)
+        call_s = torch.tensor(time.perf_counter() - start, device=self.device)
+        dist.all_reduce(call_s, dist.ReduceOp.MAX)
+        for _ in range(math.ceil(self.cell.measure.warmup_s / call_s.item())):
+            self.step(0)
 
     def attention_call(self) -> AttentionCall:
         dq, dk, dv = (leaf.grad for leaf in self.leaves if leaf.grad is not None)

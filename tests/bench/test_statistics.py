@@ -11,7 +11,6 @@ from bench.statistics import (
     interval_rank,
     pair_rank,
     ratio_interval,
-    share_interval,
     signed_rank,
 )
 
@@ -65,11 +64,3 @@ def test_the_centre_is_where_symmetric_samples_balance_whatever_one_of_them_is()
     centre, interval = centre_interval([0.8, 0.9, 1.0, 1.0, 1.1, 1.2, 90.0])
     assert (centre, interval.low, interval.high) == pytest.approx((1.05, 0.85, 45.6))
     assert centre_interval([1.0] * 5) == (1.0, None)
-
-
-@pytest.mark.parametrize(
-    ("hits", "n", "low", "high"), [(0, 10, 0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 200, 0.0274, 0.0896)]
-)
-def test_a_share_s_interval_is_wilson_s(hits, n, low, high):
-    interval = share_interval(hits, n)
-    assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-4)

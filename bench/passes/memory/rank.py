@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from bench.passes.memory.peaks import MemoryWatch
 from bench.passes.memory.section import RankMemory
 from bench.passes.rank_pass import Measurement, RankPass
-from bench.ranks.allocator import settings_in_words
 
 
 class MemoryPass(RankPass):
@@ -38,7 +39,7 @@ class MemoryPass(RankPass):
             self.offloaded_activation_bytes = offload.packed_bytes - before
 
     def before_steps(self) -> None:
-        self.allocator_settings = settings_in_words(self.measurement.device)
+        self.allocator_settings = _allocator_settings(self.measurement.device)
 
     def part(self) -> RankMemory:
         peaks = self.peaks.read(self.measurement.log.limit_base_bytes)
@@ -49,6 +50,15 @@ class MemoryPass(RankPass):
             offloaded_activation_bytes=self.offloaded_activation_bytes,
             offloaded_optimizer_bytes=trainer.engine.offloaded_bytes() if trainer else None,
         )
+
+
+def _allocator_settings(device: torch.device) -> dict[str, str] | None:
+    """What CUDA's allocator says that it runs with, for the record; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    backend = torch.cuda.memory.get_allocator_backend()
+    settings = torch.cuda.memory._snapshot().get("allocator_settings", {}) if backend == "native" else {}
+    return {"backend": backend, **{name: str(value) for name, value in settings.items()}}
 
 
 PASS = MemoryPass

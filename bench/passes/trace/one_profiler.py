@@ -4,30 +4,66 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any
 
 import torch.autograd.profiler
+from torch.autograd.profiler import record_function
 from torch.profiler import profile
 
 from bench.config import ConfigError
-from bench.passes.trace.annotations import Annotations
 from bench.ranks.out_of_memory import memory_of_error
 
-Switching = Callable[[], AbstractContextManager[None]]
+Enter = Callable[[record_function], record_function]
 STARTS = ("_prepare_profiler", "_enable_profiler")
 """What of torch starts every profiler."""
+
+
+class Annotations:
+    """What is annotated with torch's `record_function` from now on, and is still open when a profiler stops.
+
+    torch writes an annotation's end to where its beginning was recorded, whichever profiler is on by then. Of
+    a profiler that has stopped, that memory is free: a later profiler crashes the process. `profile.step()`
+    leaves such an annotation open, and so does one that a traced step is the beginning or the middle of.
+    """
+
+    def __init__(self) -> None:
+        self._begun: list[record_function] = []
+        self._plain = record_function.__enter__
+        record_function.__enter__ = self._noting(self._plain)  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        """End what is open, while the profiler is still on; ending twice does nothing."""
+        record_function.__enter__ = self._plain  # type: ignore[method-assign]
+        for each in self._begun:
+            # One that a future ends is out of reach: its end is bound to the record, not to the annotation.
+            if each.run_callbacks_on_exit:
+                torch.ops.profiler._record_function_exit._RecordFunction(each.record)
+
+    def renew(self) -> None:
+        """Let what was open end without effect, now that no profiler is on."""
+        for each in self._begun:
+            if each.run_callbacks_on_exit:
+                each.record = torch.ops.profiler._record_function_enter_new(each.name, each.args)
+        self._begun.clear()
+
+    def _noting(self, enter: Enter) -> Enter:
+        @wraps(enter)
+        def noted(annotation: record_function) -> record_function:
+            self._begun.append(annotation)
+            return enter(annotation)
+
+        return noted
 
 
 class Traced:
     """A profiler that was started, and is ended before anybody else's is started."""
 
-    def __init__(self, profiler: profile, switching: Switching) -> None:
+    def __init__(self, profiler: profile) -> None:
         self.failure: str | None = None
         """What the profiler said when it failed to start or to stop; None as long as it has not."""
         self._profiler = profiler
-        self._switching = switching
         self._plain = {name: getattr(torch.autograd.profiler, name) for name in STARTS}
         self._switch(profiler.start, "start")
         self.is_on = self.failure is None
@@ -50,8 +86,7 @@ class Traced:
     def _switch(self, switch: Callable[[], None], what: str) -> None:
         """Memory that runs out is the cell's own end; any other error costs the trace alone."""
         try:
-            with self._switching():
-                switch()
+            switch()
         except Exception as error:  # kineto and its libraries may raise anything
             if memory_of_error(error) is not None:
                 raise
@@ -63,8 +98,8 @@ class Traced:
 
 
 @contextmanager
-def tracing(profiler: profile, switching: Switching = nullcontext) -> Iterator[Traced]:
-    """Trace while the context lasts, and only while nobody else does; start and stop within `switching`.
+def tracing(profiler: profile) -> Iterator[Traced]:
+    """Trace while the context lasts, and only while nobody else does.
 
     A profiler that fails to start or to stop is no error: `failure` of what is yielded says so.
     Raises ConfigError where another profiler is on, which is not touched, and at the end where one was
@@ -74,7 +109,7 @@ def tracing(profiler: profile, switching: Switching = nullcontext) -> Iterator[T
         raise ConfigError(
             "steps cannot be traced while another profiler is on; end it before, or start later"
         )
-    traced = Traced(profiler, switching)
+    traced = Traced(profiler)
     try:
         yield traced
         made_room = not traced.is_on and traced.failure is None

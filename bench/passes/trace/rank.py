@@ -9,7 +9,6 @@ from pathlib import Path
 
 from bench.passes.rank_pass import RankPass, Steps
 from bench.passes.trace.node_clocks import NodeClocks, between
-from bench.passes.trace.quiet_kineto import without_kineto_lines
 from bench.passes.trace.section import RankSteps, traced_steps
 from bench.passes.trace.trace import StepTracer, keep_trace
 from bench.passes.trace.waiting import RankTrace
@@ -30,8 +29,6 @@ class TracePass(RankPass):
         ):
             subject, keep = measurement.subject, measurement.measure.keep_traces
             looking = measurement.inspected if shares else measurement.watched
-            # A rank of a cell has a log of its own; who observes a loop writes to its user's terminal.
-            switching = nullcontext if measurement.folder is not None else without_kineto_lines
             tracer = StepTracer(
                 measurement.watch,
                 subject.optimizer_spans,
@@ -39,7 +36,6 @@ class TracePass(RankPass):
                 subject.device,
                 folder,
                 measurement.meet,
-                switching=switching,
             )
             clocks = NodeClocks(subject.nodes) if subject.nodes > 1 else None
             tracer.warm()

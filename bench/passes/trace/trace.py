@@ -10,7 +10,7 @@ import gzip
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from bench.passes.timing.clock import synchronise
 from bench.passes.trace.cpu_timeline import cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline
 from bench.passes.trace.issued import other_calls
-from bench.passes.trace.one_profiler import Switching, tracing
+from bench.passes.trace.one_profiler import tracing
 from bench.passes.trace.reader import KEPT_TRACE, Track, read_events, read_tracks
 from bench.passes.trace.split import flights_ms, split
 from bench.passes.trace.timeline import CLOCK_MARK, JoinError, Regions, Timeline
@@ -53,8 +53,8 @@ class StepTracer:
 
     `attention` tells attention's borders, `optimizing` notes when the optimizer was at work. `looking` is on
     during the step and no longer: a tap must not see the barrier before it. `meet` is called before every
-    collective; the profiler is started and stopped within `switching`. Steps run on after a profiler that
-    failed, as the other ranks' do, and `failure` says why; none of this rank is traced any more.
+    collective. Steps run on after a profiler that failed, as the other ranks' do, and `failure` says why; no
+    more steps of this rank are traced.
 
     The barrier is inside the profiler: rank by rank this takes more or less long to start, and the difference
     would pass for waiting in the step.
@@ -66,7 +66,6 @@ class StepTracer:
     device: torch.device
     folder: Path
     meet: Callable[[], None] = lambda: None
-    switching: Switching = nullcontext
     traced: list[TracedStep] = field(default_factory=list)
     failure: str | None = None
 
@@ -74,7 +73,7 @@ class StepTracer:
         """Pay for the profiler's first use, without a training step: a shorter one would make ZeRO-3 record
         its order of parameters anew, and the next step would hold calls that no other has.
         """
-        with tracing(profile(activities=_activities(self.device)), self.switching) as traced:
+        with tracing(profile(activities=_activities(self.device))) as traced:
             torch.ones(1, device=self.device).add(1)
             synchronise(self.device)
         self.failure = traced.failure
@@ -106,7 +105,7 @@ class StepTracer:
             yield
             return
         profiler = profile(activities=_activities(self.device))
-        with tracing(profiler, self.switching) as traced:
+        with tracing(profiler) as traced:
             yield
         self.failure = traced.failure
         if self.failure is None:

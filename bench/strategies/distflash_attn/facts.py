@@ -126,14 +126,12 @@ def _held(todo: Sequence[Round], sizes: Sizes) -> Iterator[int]:
 
 
 def _lent(each: Round, sizes: Sizes, cell: RunConfig) -> tuple[Exchange, ...]:
-    return _sent(0 if each.gives is None else sizes.lent[each.gives], each.distance, cell)
+    return _sent(0 if each.gives is None else sizes.lent[each.gives], cell)
 
 
 def _found(each: Round, sizes: Sizes, cell: RunConfig) -> tuple[Exchange, ...]:
-    return _sent(
-        0 if each.takes is None else sizes.given_back[each.takes], cell.sp_degree - each.distance, cell
-    )
+    return _sent(0 if each.takes is None else sizes.given_back[each.takes], cell)
 
 
-def _sent(sent_bytes: int, hops: int, cell: RunConfig) -> tuple[Exchange, ...]:
-    return (Exchange("send", sent_bytes, cell.sp_degree, hops=hops),) if sent_bytes else ()
+def _sent(sent_bytes: int, cell: RunConfig) -> tuple[Exchange, ...]:
+    return (Exchange("send", sent_bytes, cell.sp_degree),) if sent_bytes else ()

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from analysis.answers.reasons import failure_reasons
 from analysis.tables.rows import HEADINGS, markdown_text, rows_of
-from analysis.tables.terminal import TERMINAL_HEADINGS, terminal_table, text_table
+from analysis.tables.terminal import DISPENSABLE, print_cells, print_table
 from tests.analysis.predictions import make_predicted
 from tests.analysis.records import (
     ATTENTION_CHECKED,
@@ -88,45 +88,46 @@ def test_every_row_has_every_heading(cells_of):
     assert all(len(row.texts()) == len(HEADINGS) for row in rows_of(summary))
 
 
-def test_the_terminal_table_fits_100_columns(cells_of):
-    records = grid(["deepspeed_ulysses", "ring_flash_attn_llama3"], [8192, 98304])
-    records.append(make_failure("unsupported", "x" * 300, config={"engine": "fsdp2"}))
-    console = Console(width=100, file=io.StringIO())
-    console.print(terminal_table(cells_of(records), 100).table)
+def printed(width, what, *words):
+    """The lines of a table in a terminal of this width, and the columns that had no room."""
+    console = Console(width=width, file=io.StringIO())
+    what(console, *words)
     text = console.file.getvalue()
     assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 100
+    *lines, last = text.splitlines()
+    assert max(map(len, lines)) <= width
+    left_out = last.partition("summary.md: ")[2]
+    return (lines, left_out.split(", ")) if left_out else ([*lines, last], [])
 
 
-@pytest.mark.parametrize("width", [48, 80])
-def test_a_narrow_terminal_keeps_what_matters_and_names_what_it_leaves_out(cells_of, width):
-    records = grid(["deepspeed_ulysses", "ring"], [8192])
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_terminal_shows_what_matters_and_names_what_it_leaves_out(cells_of, width):
+    records = grid(["deepspeed_ulysses", "ring_flash_attn_llama3"], [8192, 98304])
     records += [
-        make_failure(
-            "unsupported", "no", config={"strategy": "ring", "sp_degree": 3, "cluster.world_size": 3}
-        )
+        make_failure("unsupported", "x" * 300, config={"strategy": "ring", "sp_degree": n}) for n in (2, 3)
     ]
-    fitted = terminal_table(cells_of(records), width)
-    console = Console(width=width, file=io.StringIO())
-    console.print(fitted.table)
-    headings, *lines = console.file.getvalue().splitlines()
-    assert "…" not in headings + "".join(lines)
-    for heading in ("strategy", "length", "status", "tokens/s", "peak"):
+    (headings, *lines), left_out = printed(width, print_cells, cells_of(records))
+    assert set(left_out) <= {*DISPENSABLE}
+    for heading in ("strategy", "length", "ranks/sp", "status", "tokens/s", "peak"):
         assert heading in headings
-    shown = [each for each in TERMINAL_HEADINGS if f" {each} " in f" {headings} "]
-    assert sorted([*shown, *fitted.left_out]) == sorted(TERMINAL_HEADINGS)
-    assert max(map(len, [headings, *lines])) <= width
-    assert any(line.startswith("deepspeed_ulysses" if width == 80 else "deepspeed_ ") for line in lines)
-    # Two cells of one strategy and length do not look the same.
-    of_ring = [line for line in lines if line.startswith("ring")]
-    assert ["2/2" in line for line in of_ring] == ["3/3" not in line for line in of_ring] == [True, False]
+    assert len(lines) == len(records)  # no line is folded
+    assert len({tuple(line.split()[:3]) for line in lines}) == len(records)
 
 
-@pytest.mark.parametrize("width", [48, 200])
-def test_a_table_that_is_too_wide_loses_its_last_columns(width):
-    fitted = text_table(("strategy", "a" * 20, "b" * 20), [("ring", "1", "2")], width)
-    assert [str(column.header) for column in fitted.table.columns][-1] == ("a" if width == 48 else "b") * 20
-    assert fitted.left_out == (["b" * 20] if width == 48 else [])
+def test_long_names_are_folded_and_numbers_are_not(cells_of):
+    name, engines = "ring_flash_attn_llama3", ("fsdp2", "zero3")
+    records = [make_record(config={"strategy": name, "engine": engine}) for engine in engines]
+    (_, *lines), _ = printed(80, print_cells, cells_of(records))
+    assert [line.split()[0] for line in lines] == [f"{name},", engines[0], f"{name},", engines[1]]
+    assert "2.0 GiB" in lines[0]
+
+
+@pytest.mark.parametrize(("width", "count"), [(51, 2), (52, 3)])
+def test_a_table_that_is_too_wide_loses_its_last_columns(width, count):
+    columns = {"strategy": ["ring"], "a" * 30: ["1"], "b" * 12: ["2"]}
+    (headings, _), left_out = printed(width, print_table, columns)
+    assert headings.split() == [*columns][:count]
+    assert left_out == [*columns][count:]
 
 
 @pytest.mark.parametrize(("failed", "shown"), [(1, "OOM (1 of 2)"), (2, "OOM")])
@@ -152,14 +153,12 @@ def test_a_prediction_is_told_with_its_band_and_neither_samples_nor_an_interval(
 
 @pytest.mark.parametrize("beside", [[], [make_record()]])
 def test_the_terminal_shows_bands_and_says_n_of_what_ran_only(cells_of, beside):
-    console = Console(width=130, file=io.StringIO())
-    console.print(terminal_table(cells_of([make_predicted(), *beside]), 130).table)
-    headings, *lines = console.file.getvalue().splitlines()
+    (headings, *lines), _ = printed(130, print_cells, cells_of([make_predicted(), *beside]))
     assert any("65,536-102,400" in line for line in lines)
     assert ("95 % interval" in headings, " n " in headings) == (bool(beside), bool(beside))
 
 
 def test_a_narrow_terminal_keeps_the_band_of_predictions(cells_of):
-    console = Console(width=80, file=io.StringIO())
-    console.print(terminal_table(cells_of([make_predicted(fit="undecided")]), 80).table)
-    assert "65,536-102,400" in console.file.getvalue()
+    config = {"strategy": "deepspeed_ulysses"}
+    (_, line, *_), _ = printed(80, print_cells, cells_of([make_predicted(fit="undecided", config=config)]))
+    assert "65,536-102,400" in line

@@ -39,7 +39,7 @@ def victim(rank):
         (failed(1, "Failed to CUDA calloc async 608 bytes"), "out_of_memory"),
         (failed(1, "[Errno 12] Cannot allocate memory", "OSError"), "out_of_memory"),
         (failed(1, "std::bad_alloc"), "out_of_memory"),
-        (failed(1, "env.PYTORCH_ALLOC_CONF=a:b: has no effect", "RefusedError"), "unsupported"),
+        (failed(1, "env.PYTORCH_ALLOC_CONF=a:b: torch refuses it", "RefusedError"), "unsupported"),
         (failed(1, "CUDA error: an illegal memory access was encountered"), "error"),
         (failed(1, "tensors must be in contiguous memory format"), "error"),
         (failed(1, "can't start new thread"), "error"),

@@ -1,27 +1,28 @@
-"""What tells a hanging rank from a working one, by processes that do what ranks do."""
+"""When a cell hangs, by the progress that ranks report, and which rank is blamed."""
 
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
-from bench.cell.hang import HangWatch, blamed
-from bench.node.activity import Activity
+from bench.cell import hang
+from bench.cell.hang import FIRST_STEP_S, HangWatch, blamed
+from bench.node import local
 from bench.node.job import NodeJob
 from bench.node.local import LocalRanks
 from bench.node.rank_files import log_path
+from bench.node.ranks import Answers, Look
 from bench.node.stacks import STACK_SIGNAL, Doing, doing
-from bench.ranks.place import place_path
+from bench.ranks.log import Stage
+from bench.ranks.place import PlaceFile, place_path
 from tests.cells import make_cell
 
-WINDOW_S = 0.5
 WITH_STACK = f"""
 import faulthandler, subprocess, sys, time
 log = open(sys.argv[1], "w")
@@ -30,7 +31,6 @@ print("ready", flush=True)
 """
 SPIN = "while True: pass"
 SLEEP = "time.sleep(60)"
-OF_A_CHILD = "subprocess.run([sys.executable, '-c', {code!r}])"
 
 
 class Session:
@@ -59,92 +59,113 @@ def started(tmp_path_factory):
     """Starts sessions as the ranks of a cell, and ends them."""
     nodes, logs = [], tmp_path_factory.mktemp("sessions")
 
-    def start(*codes, waiting_spins=False):
+    def start(*codes):
         cell = make_cell()
-        cell = replace(
-            cell,
-            measure=replace(cell.measure, silence_s=WINDOW_S),
-            cluster=replace(cell.cluster, device="cuda" if waiting_spins else "cpu"),
-        )
         scratch = tempfile.TemporaryDirectory()
         ranks = LocalRanks(NodeJob(cell, 0, tuple(range(len(codes)))), logs, scratch, Pipe()[0])
         for rank, code in enumerate(codes):
-            place_path(Path(scratch.name), rank).write_text("timing")
+            PlaceFile(place_path(Path(scratch.name), rank)).note("timing", None)
             ranks.add(rank, Session(code, log_path(logs, rank)))
         nodes.append(ranks)
-        return cell, ranks
+        return ranks
 
     yield start
     for each in nodes:
         each.stop()
 
 
-def look(cell, ranks):
-    """What a watch finds that looks for two windows and a half."""
-    watch, until_s = HangWatch(cell), time.monotonic() + 2.5 * WINDOW_S
-    while time.monotonic() < until_s:
-        time.sleep(WINDOW_S / 6)
-        seen = ranks.look()
-        found = None if seen is None else watch.found([ranks], [seen])
-        if found is not None:
-            return found
-    return None
+class Clock:
+    """A watch over one node, and the time that it is told."""
+
+    def __init__(self, node, timeout_s=120.0):
+        cell = make_cell()
+        cell = replace(cell, measure=replace(cell.measure, hang_timeout_s=timeout_s))
+        self.now_s = 0.0
+        self.watch = HangWatch(cell, lambda: self.now_s)
+        self._node = node
+
+    def after(self, seconds, progress=0, live=(0, 1)):
+        self.now_s += seconds
+        return self.watch.found([self._node], [Look(live, progress)])
 
 
-@pytest.mark.ranks
+class Silent:
+    """A node whose ranks do not answer."""
+
+    def ask(self, _):
+        return Answers()
+
+
 @pytest.mark.parametrize(
-    ("codes", "waiting_spins", "rank"),
+    ("timeout_s", "step_s", "limit_s"),
     [
-        ((SLEEP, SLEEP), False, 0),
-        ((SPIN, SLEEP), False, None),
-        ((SPIN, SLEEP), True, 1),
-        ((OF_A_CHILD.format(code=SPIN), SLEEP), False, None),
-        ((OF_A_CHILD.format(code="import time; " + SLEEP), SLEEP), False, None),
-    ],
-    ids=[
-        "all sleep",
-        "one computes",
-        "one waits for the other's GPU",
-        "one compiles",
-        "one waits for a lock",
+        (120.0, None, FIRST_STEP_S),
+        (900.0, None, 900.0),
+        (120.0, 0.1, 120.0),
+        (120.0, 30.0, 300.0),
+        (2.0, 0.1, 2.0),
     ],
 )
-def test_only_ranks_that_neither_work_nor_wait_for_others_work_hang(started, codes, waiting_spins, rank):
-    found = look(*started(*codes, waiting_spins=waiting_spins))
-    assert (found and found.rank) == rank
-    assert found is None or "has done nothing for 0 s, in <module> (<string>:" in found.what
+def test_a_cell_hangs_after_its_timeout_ten_steps_or_ten_minutes_before_the_first(timeout_s, step_s, limit_s):
+    clock = Clock(Silent(), timeout_s)
+    clock.watch.tell(Stage("timing", step_s=step_s))
+    assert clock.after(0.0) is None
+    assert clock.after(limit_s - 0.1) is None
+    assert f"no rank has reported progress for {limit_s:.0f} s" in clock.after(0.2).what
+
+
+def test_any_progress_begins_the_wait_anew_and_a_timeout_of_0_waits_for_ever():
+    clock = Clock(Silent())
+    assert [clock.after(500.0, progress) for progress in (1, 2, 3)] == [None] * 3
+    assert Clock(Silent(), 0.0).after(1e6) is None
 
 
 @pytest.mark.ranks
-def test_a_stopped_rank_hangs_even_while_another_computes(started):
-    cell, ranks = started(SPIN, SPIN)
+def test_progress_is_what_ranks_note_and_looks_are_seldom(started, monkeypatch):
+    ranks = started(SLEEP, SLEEP)
+    assert ranks.look().progress == 2
+    assert ranks.look() is None
+    monkeypatch.setattr(local, "LOOK_S", 0.0)
+    place = PlaceFile(place_path(Path(ranks._scratch.name), 0))
+    for step_phase in ("forward", "backward", "forward"):
+        place.note("timing", step_phase)
+    assert ranks.look().progress == 4
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("code", [SPIN, SLEEP])
+def test_a_stopped_rank_is_blamed_whatever_the_other_does(started, code, monkeypatch):
+    monkeypatch.setattr(hang, "FIRST_STEP_S", 1.0)
+    ranks = started(code, code)
     os.kill(ranks.pids[1], signal.SIGSTOP)
-    found = look(cell, ranks)
+    clock = Clock(ranks, 1.0)
+    clock.after(0.0)
+    found = clock.after(2.0)
     assert found.rank == 1
     assert "stopped by a signal" in found.what
 
 
 @pytest.mark.ranks
-def test_a_launcher_that_was_suspended_does_not_count_that_time(started):
-    pids, activity = [started(SLEEP)[1].pids[0]], Activity(window_s=30.0)
-    for now_s in (0.0, 1.0, 2.0, 3600.0):
-        activity.look(now_s, pids)
-    assert not activity.is_quiet(pids[0])
+def test_of_two_ranks_in_two_places_neither_is_blamed(started, monkeypatch):
+    monkeypatch.setattr(hang, "FIRST_STEP_S", 1.0)
+    clock = Clock(started(SPIN, "import os; " + SLEEP), 1.0)
+    clock.after(0.0)
+    assert hang.NOBODY + "rank 0 is in <module> (<string>:" in clock.after(2.0).what
 
 
 def in_collective(name):
-    return Doing("own (code.py:1)", name, is_elsewhere=False)
+    return Doing("own (code.py:1)", name)
 
 
-COMPUTING = Doing("matmul (own.py:7)", None, is_elsewhere=False)
+COMPUTING = Doing("matmul (own.py:7)", None)
 
 
 @pytest.mark.parametrize(
     ("found", "stopped", "expected"),
     [
-        ({0: in_collective("barrier"), 1: COMPUTING}, {1}, "stopped by a signal, such as SIGSTOP"),
-        ({0: in_collective("barrier"), 1: COMPUTING}, set(), "in matmul (own.py:7)"),
-        ({0: in_collective("barrier")}, set(), "without an answer"),
+        ({0: in_collective("barrier"), 1: COMPUTING}, {1}, "it is stopped by a signal, such as SIGSTOP"),
+        ({0: in_collective("barrier"), 1: COMPUTING}, set(), "it is in matmul (own.py:7)"),
+        ({0: in_collective("barrier")}, set(), "it is without an answer"),
     ],
 )
 def test_the_rank_that_is_in_no_collective_is_blamed(found, stopped, expected):
@@ -155,8 +176,15 @@ def test_the_rank_that_is_in_no_collective_is_blamed(found, stopped, expected):
 def test_of_ranks_in_different_collectives_the_odd_one_is_blamed_and_of_equal_ones_none():
     found = {0: in_collective("barrier"), 1: in_collective("all_reduce"), 2: in_collective("barrier")}
     blame = blamed(found, set(), [0, 1, 2])
-    assert (blame.rank, blame.what) == (1, "in all_reduce, while ranks 0 and 2 wait in barrier")
+    assert (blame.rank, blame.what) == (1, "it is in all_reduce, while ranks 0 and 2 wait in barrier")
     assert blamed({0: found[0], 2: found[2]}, set(), [0, 2]) is None
+    assert blamed({0: found[0], 1: found[1]}, set(), [0, 1]) is None
+
+
+def test_where_none_is_in_a_collective_the_rank_in_another_place_than_most_is_blamed():
+    found = dict.fromkeys(range(3), COMPUTING) | {1: Doing("own (code.py:1)", None)}
+    said = "it is in own (code.py:1), while ranks 0 and 2 wait in matmul (own.py:7)"
+    assert blamed(found, set(), [0, 1, 2]).what == said
 
 
 C10D = "/x/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -173,7 +201,7 @@ Current thread 0x00007e (most recent call first):
 
 
 def test_a_stack_says_which_collective_was_called_and_from_where():
-    assert doing(STACK) == Doing("join (worker.py:209)", "init_process_group", is_elsewhere=False)
+    assert doing(STACK) == Doing("join (worker.py:209)", "init_process_group")
     assert doing("Fatal Python error: Segmentation fault") is None
 
 

@@ -37,13 +37,13 @@ from tests.fuzzing import as_line, changed_bytes, changed_json, few_and_many, fu
 KEY = b"a test's"
 JOB = NodeJob(tiny_cell(), 1, (2, 3), StoreAddress("198.18.0.1", 4000, "a run"), frozenset({"parity"}))
 END = RankEnd(2, -9, {"loss": float("inf")}, None, "log", 1.5, Place("timing", "forward"), "host1")
-DOING = Doing("matmul (own.py:7)", "all_reduce", is_elsewhere=False)
+DOING = Doing("matmul (own.py:7)", "all_reduce")
 TOLD = [
     (Start(run=3, job=JOB), ToAgent),
     (Beat(), ToAgent),
     (Ended(run=3, ends=[END]), ToLauncher),
     (Kept(run=3, name="rank_2.log", content=bytes(range(256))), ToLauncher),
-    (Seen(run=3, look=Look((2, 3), {2}, set(), "deepspeed compiles")), ToLauncher),
+    (Seen(run=3, look=Look((2, 3), 17)), ToLauncher),
     (Answered(run=3, answers=Answers({2: DOING}, {3})), ToLauncher),
     (Failed(run=3, failing=Failing(2, lost_a_peer=True)), ToLauncher),
     (Gone(run=3, left=Left(2)), ToLauncher),

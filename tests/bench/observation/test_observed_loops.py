@@ -97,7 +97,7 @@ def test_under_autocast_attention_is_held_to_the_dtype_that_it_computes_in(tmp_p
     assert record["parity"]["limits"]["out"] > 1e-3  # 1e-5 in float32
 
 
-def test_frozen_keys_as_adapters_have_them_do_not_end_a_training(tmp_path, capfd):
+def test_frozen_keys_as_adapters_have_them_do_not_end_a_training(tmp_path):
     model = small_model()
     for layer in model.model.layers:
         layer.self_attn.k_proj.requires_grad_(requires_grad=False)
@@ -105,7 +105,6 @@ def test_frozen_keys_as_adapters_have_them_do_not_end_a_training(tmp_path, capfd
     model.model.embed_tokens.requires_grad_(requires_grad=False)
     record = train(model, tmp_path, lambda _: backward(model, input_ids=tokens()))
     assert record["status"] == "ok"
-    assert "USDT:" not in capfd.readouterr().err  # of our profiler, on the terminal of theirs
 
 
 def test_calls_without_gradients_are_no_micro_steps(tmp_path):

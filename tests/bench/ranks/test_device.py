@@ -1,21 +1,33 @@
 """Which GPU a rank is on, what it tells NCCL, and that nothing but a rank ever touches CUDA."""
 
 import os
+import re
 import subprocess
 import sys
 import time
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 
 from bench.environment import Machine
 from bench.node.worker import join
-from bench.ranks.device import SHARED_GPU_NCCL, claim_device, finish_together, release_unused
+from bench.ranks.device import SHARED_GPU_NCCL, claim_device, finish_together, release_unused, set_allocator
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
-from tests.cells import FOUR_H100, ONE_H200, TINY, make_cell, make_raw, with_strategy, words_for
+from tests.cells import (
+    FOUR_H100,
+    ONE_H200,
+    TINY,
+    make_cell,
+    make_raw,
+    run_cell,
+    tiny_cell,
+    with_strategy,
+    words_for,
+)
 from tests.command import typed
 from tests.installed import INSTALLED
 
@@ -176,3 +188,23 @@ def test_without_the_packages_of_others_ours_still_run(tmp_path):
     words = ("strategy=ring", "engine=fsdp2", "cluster=cpu", "sweep_dir=out")
     done = typed(tmp_path, *TINY, *words, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_cell_is_unsupported_where_torch_rejects_its_allocator_s_settings(launcher, tmp_path):
+    """Ranks on a CPU have no such allocator, but torch parses its settings there, too."""
+    env = (("PYTORCH_ALLOC_CONF", "max_split_size_mb:1"),)
+    record, _ = run_cell(launcher, replace(tiny_cell("strategy=local", "engine=ddp"), env=env), tmp_path)
+    assert record.status == "unsupported"
+    assert re.fullmatch(r"rank 0, start: .*_mb:1: torch .* refuses it: .* must be >= 20", record.reason)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="torch 2.11 does not say its settings"
+)
+def test_torch_takes_settings_after_it_has_read_its_environment():
+    before = torch._C._accelerator_getAllocatorSettings()
+    try:
+        set_allocator({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+        assert torch._C._accelerator_getAllocatorSettings() == "expandable_segments:True"
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before or "expandable_segments:False")

@@ -1,34 +1,25 @@
 """Values, combinations, devices and texts that no cell can be made of, and odd ones that are fine."""
 
 import shlex
-from copy import deepcopy
 from dataclasses import replace
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
-from bench.config import ConfigError
+from bench.config import MAX_SECONDS, MAX_WHOLE, ConfigError
 from bench.nvml import visible_devices
 from bench.request.choices import groups
 from bench.request.legality import refusal
 from bench.request.placement import MAX_CPU_RANKS
-from bench.request.resolve import AGENT_KEYS, OF_A_SWEEP, all_keys, resolve
-from bench.request.values import MAX_SECONDS, MAX_WHOLE
-from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw
+from bench.request.resolve import AGENT_KEYS, OF_A_SWEEP, all_keys
+from tests.cells import FOUR_H100, TWO_CORES, make_cell
 
 
 def asked(line, machine=TWO_CORES):
-    """The cell of a line, its values put into a composed configuration as Hydra would."""
-    words = shlex.split(line)
-    choices = tuple(word for word in words if word.partition("=")[0] in groups())
-    raw = deepcopy(make_raw(*choices))
-    for override in OverridesParser.create().parse_overrides([w for w in words if w not in choices]):
-        section, _, key = override.key_or_group.rpartition(".")
-        (raw[section] if section else raw)[key] = override.value()
-    return resolve(raw, machine)
+    """The cell of a line, as the command line would compose it."""
+    return make_cell(*shlex.split(line), machine=machine)
 
 
 NUMBERS = (
@@ -70,7 +61,11 @@ BAD_VALUES = {
         for key in SECONDS
         for word in ("0", "-1", "nan", "inf", "1e300", "20s", "null", "true")
     },
-    **{f"{key}={word}": f"write {key}=true" for key in FLAGS for word in ("1", "yes", "null", "maybe")},
+    **{
+        f"{key}={word}": f"must be true or false; write for example {key}=true"
+        for key in FLAGS
+        for word in ("1", "yes", "null", "maybe")
+    },
     **{f"{key}={word}": "must be one of" for key in CHOICES for word in ("null", "3", "nonsense", "[a]")},
     "dtype=fp8": "bf16, fp16, fp32, fp64",
     "dtype=float": "did you mean dtype=fp32?",

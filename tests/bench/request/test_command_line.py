@@ -95,6 +95,8 @@ HYDRAS_ERRORS = {
     "a range longer than memory": ("-m 'seed=range(1000000000000)'", "at most 10000"),
     "a million repeats": ("measure.repeats=1000000", "at most 10000"),
     "two folders": ("-m sweep_dir=a,b", "applies to the whole sweep"),
+    "two experiments": ("-m experiment=none,probe", "takes one experiment"),
+    "an unknown experiment": ("experiment=prob", "did you mean experiment=probe?"),
     "two ways to resume": ("-m resume=true,false", "applies to the whole sweep"),
     "a key with dashes": ("--seq-len=8k", "write seq_len=8k"),
     "an unknown option": ("--multi", "did you mean --multirun?"),

@@ -1,15 +1,18 @@
-"""A cell is composed as Hydra would, though files that several cells choose are read once."""
+"""A cell is what Hydra composes of its words; a sweep's cells are all combinations of the values."""
 
 import re
+import time
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from bench.request.choices import CONF, groups, options
-from bench.request.composition import EXPERIMENT, SWEEP_PATHS, composed, composed_cells, plain
+from bench.request.choices import CONF
+from bench.request.composition import cells_of, composed, composed_cells
+from tests.cells import make_raw
+from tests.test_untrusted import SOURCES
 
+EXPERIMENT = "experiment"
 ASKED = {
     "values": ("seed=1", "seq_len=64k", "measure.steps=7", "data.path='a=b,c'", "seed=${batch}", "batch=3"),
     "choices and values of them": (
@@ -20,67 +23,49 @@ ASKED = {
     ),
     "a choice and another": ("model=qwen3_8b", "model=qwen3_4b", "model.num_layers=3"),
     "an experiment": ("experiment=loss_equivalence", "seq_len=1k"),
-    "a section as a value": ("model=qwen3_4b", "model.num_layers=2", "model={num_layers: 4}"),
 }
-REFUSED = {
-    "an unknown key": ("seqlen=8k",),
-    "an unknown choice after a bad value": ("measure.foo=1", "strategy=ulises"),
-    "several values": ("seq_len=8k,64k",),
-    "a value taken away that is another": ("~seq_len=9k",),
-    "a choice that is added": ("+strategy=ring",),
-    "a choice that is moved": ("strategy@model=ring",),
-    "a key that is there": ("+seq_len=8k",),
-}
-
-
-def by_hydra(words, **more):
-    """All words to Hydra at once."""
-    for name in SWEEP_PATHS:
-        OmegaConf.register_new_resolver(name, lambda: "", replace=True)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", [*words], **more)
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_a_cell_is_what_hydra_composes_of_all_its_words(case):
-    assert composed(*ASKED[case]) == plain(by_hydra(ASKED[case]))
+def test_tests_put_values_where_hydra_does(case):
+    assert make_raw(*ASKED[case]) == composed(*ASKED[case])
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_hydra_refuses_is_refused_in_the_same_words(case):
-    with pytest.raises(HydraException) as refused:
-        by_hydra(REFUSED[case])
-    with pytest.raises(type(refused.value)) as found:
-        composed(*REFUSED[case])
-    assert str(found.value) == str(refused.value)
+def test_words_are_composed_and_what_hydra_refuses_is_refused():
+    cell = composed("strategy=usp", "strategy.inner=ring", "seq_len=1k", "seed=${batch}", "batch=3")
+    assert (cell["strategy"], cell["seq_len"], cell["seed"]) == ({"name": "usp", "inner": "ring"}, "1k", 3)
+    assert "hydra" not in cell
+    for word in ("seqlen=8k", "strategy=ulises", "seq_len=8k,64k", "~seq_len=9k", "+strategy=ring"):
+        with pytest.raises(HydraException):
+            composed(word)
 
 
-def test_hydra_composes_the_defaults_once_for_all_cells_and_no_cell_holds_another_s_values():
-    cells = [
-        ("strategy=ring", "seq_len=1k"), ("strategy=ring", "batch=2"), ("strategy=usp", "seq_len=1k"),
-        ("strategy=usp", "engine=ddp", "model=qwen3_8b"), ("experiment=loss_equivalence", "engine=ddp"),
-    ]  # fmt: skip
-    read = []
-
-    def read_files(words):
-        read.append(words)
-        return by_hydra(words, return_hydra_config=True)
-
-    found = [*composed_cells(cells, read_files)]
-    assert read == [(), ("experiment=loss_equivalence", "engine=ddp")]
-    assert found == [plain(by_hydra(words)) for words in cells]
+def test_a_sweep_s_cells_are_all_combinations_and_of_a_key_given_twice_the_last_counts():
+    cells = cells_of(["strategy=local,ring", "engine=ddp", "seed=range(2)", "strategy=usp,ring"], None)
+    assert cells == [
+        [f"strategy={strategy}", "engine=ddp", f"seed={seed}"]
+        for strategy in ("usp", "ring")
+        for seed in (0, 1)
+    ]
 
 
-OPTIONS = {name: options(name) for name in groups() if name != EXPERIMENT}
-ROUNDS = max(map(len, OPTIONS.values()))
+@pytest.mark.parametrize(("count", "lines"), [(3, 0), (1000, 1)])
+def test_a_sweep_that_takes_long_to_compose_says_so_first(count, lines, capsys):
+    def compose_one(words):
+        time.sleep(0.02 if words == ["first"] else 0)
+        return OmegaConf.create({"hydra": {"a": "???"}, "seq_len": words[0]})
+
+    cells = composed_cells([["first"], *[["other"]] * (count - 1)], compose_one)
+    assert next(cells) == {"seq_len": "first"}
+    said = capsys.readouterr().out
+    assert len([*cells]) == count - 1
+    assert said.count("\n") == lines
+    assert f"composing {count} cells: about 2" in said or not lines
+    assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(number, marks=pytest.mark.slow if number > 2 else ()) for number in range(ROUNDS)]
-)
-def test_every_file_is_put_where_hydra_puts_it(number):
-    words = [f"{name}={each[number % len(each)]}" for name, each in OPTIONS.items()]
-    assert composed(*words) == plain(by_hydra(words))
+def test_nothing_inside_hydra_is_named():
+    assert not [path for path in SOURCES if "hydra._internal" in path.read_text()]
 
 
 def test_no_file_but_an_experiments_fills_more_than_its_section():

@@ -1,8 +1,10 @@
 """The user's words become values, or one line that says what to type instead."""
 
+from typing import Annotated
+
 import pytest
 
-from bench.config import ConfigError
+from bench.config import ConfigError, Seconds, positive_rule
 from bench.request import values
 
 
@@ -37,10 +39,16 @@ def test_whole_numbers_start_at_their_least(word):
         values.whole("batch", word)
 
 
-@pytest.mark.parametrize("word", [0, -1, float("nan"), float("inf"), "20", None, True])
-def test_seconds_are_positive_and_finite(word):
-    with pytest.raises(ConfigError, match=r"measure\.budget_s="):
-        values.seconds("measure.budget_s", word)
+@pytest.mark.parametrize("word", [0, -1, float("nan"), "nan", float("inf"), "20s", "\ud800", None, True, [1]])
+@pytest.mark.parametrize("rule", [Seconds, Annotated[float, positive_rule(1)]])
+def test_seconds_and_other_numbers_are_positive_and_finite(word, rule):
+    with pytest.raises(ConfigError, match=r"x=.*: must be a positive number"):
+        values.checked("x", word, rule)
+
+
+@pytest.mark.parametrize(("word", "number"), [("4", 4), (4.0, 4), (4, 4)])
+def test_a_number_may_come_as_text_which_variables_of_the_environment_are(word, number):
+    assert values.whole("batch", word) == values.checked("x", word, Seconds) == number
 
 
 def test_an_unknown_choice_names_its_nearest_neighbour():

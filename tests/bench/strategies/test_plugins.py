@@ -193,18 +193,6 @@ def test_a_package_s_choices_are_composed_as_they_are_now(installed, monkeypatch
     assert composed("strategy=my_ring")["strategy"] == {"name": "my_ring", "order": "backwards"}
 
 
-def test_head_limits_are_told_of_every_strategy_that_can_be_had(tmp_path, typed, installed):
-    installed("broken", "import no_such_module")
-    installed("my_ring", package="my-package")
-    words = ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4", "sweep_dir=out")
-    done = typed(*words)
-    assert done.returncode == 0, done.stderr
-    told = (tmp_path / "elsewhere" / "out" / "head_limits.csv").read_text()
-    assert "my_ring" in told
-    assert "broken" not in told
-    assert "no_such_module" in typed(*words, "strategy=broken").stderr
-
-
 WRONG_WORDS = {
     "an unknown strategy": (("strategy=my_rin",), "did you mean strategy=my_ring?"),
     "another's choice": (
@@ -228,18 +216,10 @@ def test_wrong_words_about_an_offered_strategy_get_the_same_help_as_about_ours(t
     assert len(refused.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ("refusals", ()),
-        ("refusals", ("experiment=head_limits", "model=qwen3_4b", "sp_degree=4")),
-        ("exchange_bytes", ()),
-        ("ulysses_degree", ()),
-    ],
-)
-def test_facts_that_fail_when_asked_are_refused_before_a_cell_starts(typed, installed, asked, words):
+@pytest.mark.parametrize("asked", ["refusals", "exchange_bytes", "ulysses_degree"])
+def test_facts_that_fail_when_asked_are_refused_before_a_cell_starts(typed, installed, asked):
     installed("my_ring", f"{GOOD}        {asked} = 3")
-    refused = typed("-m", "strategy=my_ring", *words, *TINY)
+    refused = typed("-m", "strategy=my_ring", *TINY)
     assert refused.returncode == 2
     assert "of the package some-package 1.2 fails when its facts are read: TypeError" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1

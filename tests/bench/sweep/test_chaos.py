@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from bench.config import WhenTaken
-from bench.node.lease import VARIABLE, Lease
+from bench.node.lease import VARIABLE, lease
 from bench.store import Store, read_records
 from tests.command import COMMAND, NO_GPU
 
@@ -107,7 +107,7 @@ class Sweep:
         assert not left
         with Store(self.folder / "out"), pytest.MonkeyPatch.context() as patch:
             patch.setenv(VARIABLE, str(self.folder / "leases"))
-            with Lease((), WhenTaken.REFUSE, print):
+            with lease((), WhenTaken.REFUSE, print):
                 pass
 
     def lines(self) -> int:

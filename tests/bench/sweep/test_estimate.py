@@ -32,9 +32,6 @@ class Ears:
     def tell(self, stage):
         self.stages.append(stage)
 
-    def compiles(self, what):
-        pass
-
     def tick(self):
         pass
 

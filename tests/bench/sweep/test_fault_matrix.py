@@ -21,6 +21,7 @@ import psutil
 import pytest
 from rich.console import Console
 
+from bench.cell import hang
 from bench.config import ConfigError, ExitCode
 from bench.environment import REPOSITORY
 from bench.store import RECORDS, Store, read_records
@@ -141,7 +142,8 @@ def strictly_read(folder):
 
 @pytest.mark.parametrize("fault", [*map(row, FAULTS)])
 @pytest.mark.usefixtures("nothing_left", "handled")
-def test_a_fault_is_a_record_and_the_sweep_goes_on(launcher, tmp_path, record_property, fault):
+def test_a_fault_is_a_record_and_the_sweep_goes_on(launcher, tmp_path, record_property, monkeypatch, fault):
+    monkeypatch.setattr(hang, "FIRST_STEP_S", 0.0)
     folder = tmp_path / FOLDER
     code, stored_s = sweep(launcher, folder, fault)
     faulty, *others = strictly_read(folder)

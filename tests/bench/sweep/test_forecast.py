@@ -213,21 +213,13 @@ def test_the_command_lists_cells_in_order_says_what_is_illegal_and_leaves_nothin
 
 @pytest.mark.usefixtures("no_launcher")
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("seq_len=1001", "strategy=ring"), 2, "must be a multiple of 4"),
-        (("seq_len=8q",), 2, "seq_len=8q"),
-        (
-            ("experiment=memory_fit", "hardware=l20", "seq_len=8k"),
-            0,
-            "experiment=memory_fit answers by arithmetic",
-        ),
-    ],
+    ("words", "said"),
+    [(("seq_len=1001", "strategy=ring"), "must be a multiple of 4"), (("seq_len=8q",), "seq_len=8q")],
 )
-def test_a_request_that_cannot_run_is_refused_and_one_that_runs_nothing_says_so(tmp_path, words, code, said):
+def test_a_request_that_cannot_run_is_refused(tmp_path, words, said):
     done = typed_here(tmp_path, "--plan", *words)
-    assert (done.returncode, [*tmp_path.iterdir()]) == (code, [])
-    assert said in done.stdout + done.stderr
+    assert (done.returncode, [*tmp_path.iterdir()]) == (2, [])
+    assert said in done.stderr
 
 
 def test_a_sweep_says_in_short_what_it_is_expected_to_take(tmp_path, monkeypatch):

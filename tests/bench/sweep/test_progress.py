@@ -100,24 +100,11 @@ def test_the_time_left_never_stays_at_one_number_for_a_minute(tmp_path):
         assert told[-1].startswith("at least ")
 
 
-def test_a_compiler_is_named_while_it_runs_and_in_a_log_once(told):
-    said, progress, _ = told
-    progress.begin(LONG)
-    progress.tell(Stage("build", "model"))
-    for what in (None, "deepspeed compiles", "deepspeed compiles"):
-        progress.compiles(what)
-        progress.tick()
-    assert said.getvalue() == "[1/1] local 64k: deepspeed compiles\n"
-    assert progress._where() == "build, model; deepspeed compiles"
-    progress.compiles(None)
-    assert progress._where() == "build, model"
-
-
 def test_the_first_ranks_of_a_sweep_wait_for_imports_and_say_so(told):
     _, progress, _ = told
     for where in (f"starting, {IMPORTING}", "starting"):
         progress.begin(LONG)
-        assert progress._where() == where
+        assert progress._cell_progress.where() == where
         progress.tell(Stage("join"))
 
 

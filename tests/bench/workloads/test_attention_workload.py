@@ -138,3 +138,10 @@ def test_a_timed_call_may_err_by_some_times_what_one_device_does(name, dtype, er
     cell = tiny_cell("workload=attention", f"dtype={dtype}")
     assert bool(FACTS.gate(cell, section)) == is_wrong
     assert FACTS.gate(cell, replace(section, control_error_ulps=None)) is None
+
+
+def test_calls_before_the_clock_fill_the_seconds_that_were_asked_for(record):
+    """On a GPU: training's most warm-up steps are over at once where they are single calls."""
+    asked = record("strategy=ulysses", "measure.warmup_s=0"), record("strategy=ulysses", "measure.warmup_s=2")
+    plain, warm = (found.wall_s - found.fixed_cost_s for found in asked)
+    assert plain < 2 < warm

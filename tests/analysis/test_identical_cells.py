@@ -1,0 +1,38 @@
+"""A/A: processes of one cell, compared as a sweep compares two cells, are called different in few cases."""
+
+import random
+
+import pytest
+from scipy.stats import binomtest
+
+from analysis.cells.difference import Processes, difference, processes_of
+from analysis.frame.archive import read_archive
+from analysis.frame.load import peak_flops_per_s
+from bench.statistics import ERROR_SHARE, MAX_PROCESSES, MIN_PROCESSES, enough_processes, pooled_spread
+from tests.command import typed
+
+pytestmark = [pytest.mark.slow, pytest.mark.ranks]
+
+COMPARISONS = 500
+WORDS = ("seq_len=1k", "strategy=ulysses", "measure.repeats=60", "measure.steps=10", "measure.trace=false")
+
+
+def test_identical_cells_are_called_different_in_at_most_one_comparison_of_twenty(tmp_path):
+    typed(tmp_path, "-m", *WORDS, f"sweep_dir={tmp_path / 'sweep'}").check_returncode()
+    frame = read_archive([tmp_path / "sweep"], peak_flops_per_s()).frame
+    cell, numbers = processes_of(frame.sort_values("started_at")), random.Random(0)
+    found = [difference(*sides(cell, numbers)) for _ in range(COMPARISONS)]
+    claims = sum(each.is_faster or each.is_slower for each in found)
+    assert binomtest(claims, COMPARISONS).proportion_ci(method="wilson").low <= ERROR_SHARE
+
+
+def sides(cell, numbers):
+    """Of each two that ran one after the other chance gives each side one; as many as `auto` takes."""
+    first = numbers.randrange(len(cell) - 2 * MAX_PROCESSES + 1)
+    pairs = (numbers.sample((place, place + 1), 2) for place in range(first, first + 2 * MAX_PROCESSES, 2))
+    places = [*zip(*pairs, strict=True)]
+    spread = pooled_spread([cell.tokens_per_s[place] for place in side[:MIN_PROCESSES]] for side in places)
+    return [
+        Processes(*zip(*((cell.tokens_per_s[place], cell.started_at[place]) for place in side), strict=True))
+        for side in (side[: enough_processes(spread)] for side in places)
+    ]

@@ -1,0 +1,142 @@
+"""`experiment=implementations`: who takes part, what each is held against, and what the rows say."""
+
+import json
+import shutil
+import subprocess
+import sys
+from copy import deepcopy
+
+import pytest
+
+from analysis.implementations import main as draw
+from bench.config import ConfigError, RunConfig
+from bench.environment import REPOSITORY
+from bench.experiments.implementations import counterpart_of, implementation_cells, label_of
+from bench.experiments.implementations_table import FILE, TABLE, markdown, rows_of
+from bench.request.legality import refusal
+from bench.strategies import STRATEGIES
+from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw
+
+OLD = REPOSITORY / "results" / "reference" / "implementations" / "four_heads" / FILE
+
+
+def cells_of(*words, machine=TWO_CORES):
+    return implementation_cells([deepcopy(make_raw("experiment=implementations", *words))], machine)
+
+
+@pytest.mark.parametrize("machine", [TWO_CORES, FOUR_H100])
+def test_every_strategy_takes_part_and_packages_are_beside_ours(machine):
+    cells = cells_of(machine=machine)
+    assert {cell.strategy for cell in cells} == {f.name for f in STRATEGIES.usable() if f.shares_sequences}
+    planned = {cell.cell_id for cell in cells}
+    assert len({label_of(cell) for cell in cells}) == len(planned)
+    for cell in cells:
+        assert RunConfig.from_flat(json.loads(json.dumps(cell.flat()))) == cell
+        ours = counterpart_of(cell)
+        if ours is None or refusal(cell) is not None:
+            continue
+        assert ours.cell_id in planned
+        assert STRATEGIES[ours.strategy].package is None
+        assert ours.layout == cell.layout
+        if STRATEGIES[cell.strategy].package is not None:
+            assert ours.kernel == cell.kernel
+
+
+def test_a_named_strategy_is_alone_with_ours():
+    labels = [label_of(cell) for cell in cells_of("strategy=torch_cp", "strategy.rotation=alltoall")]
+    assert labels == ["ring", "torch_cp rotation=alltoall"]
+
+
+def test_what_a_package_cannot_do_is_planned_with_its_reason_and_without_ours():
+    (cell,) = cells_of("strategy=ring_flash_attn", "dtype=fp32")
+    assert "dtype=fp32 is not for ring_flash_attn" in refusal(cell)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("cluster.world_size=1", "no ranks share a sequence"), ("workload=train", "leave out")]
+)
+def test_what_compares_no_implementations_is_refused(word, said):
+    with pytest.raises(ConfigError, match=said):
+        cells_of(word)
+
+
+def records_of(cell, calls_ms, status="ok", reason=None):
+    """A record for each process, of two ranks, of which one is slower."""
+    found = {
+        "cell_id": cell.cell_id,
+        "config": cell.flat(),
+        "environment": {"packages": {"ring-flash-attn": "1.2"}, "gpus": []},
+        "engagement": {"sent_bytes": {"attention": [10, 20], "data": [1, 1]}},
+        "memory": {
+            "forward_taken_bytes": [5, 5], "forward_kept_bytes": [2, 2], "backward_taken_bytes": [1, 7],
+        },
+        "parity": {"errors": {"out": 2**-7, "dq": 2**-8, "dk": 0.0, "dv": 0.0}},
+    }  # fmt: skip
+    return [
+        found
+        | {"repeat": repeat, "status": "ok", "reason": None}
+        | {"timing": {"step_times_ms": [[call_ms / 2, 1.0], [call_ms, 2 * call_ms]]}}
+        | ({"status": status, "reason": reason} if repeat == 1 else {})
+        for repeat, call_ms in enumerate(calls_ms)
+    ]
+
+
+RING, PACKAGE = (make_cell("workload=attention", f"strategy={name}") for name in ("ring", "ring_flash_attn"))
+OURS_MS = [10.0, 10.1, 10.2, 10.3, 10.4, 10.5]
+
+
+@pytest.mark.parametrize(
+    ("factor", "words", "slower"),
+    [
+        (1.2, "ours is faster", False),
+        (1.0, "no clear difference", False),
+        (0.8, "ours is slower by 25", True),
+    ],
+)
+def test_the_verdict_follows_the_interval(factor, words, slower):
+    records = [*records_of(RING, OURS_MS), *records_of(PACKAGE, [factor * each for each in OURS_MS])]
+    ours, row = rows_of(records)
+    assert (ours["counterpart"], ours["package"], ours["ours_is_slower"]) == (None, None, False)
+    assert ours["call_ms"] == pytest.approx([1.5 * each for each in OURS_MS])
+    assert (row["counterpart"], row["package"]) == ("ring", "ring-flash-attn 1.2")
+    assert (row["sent_bytes"], row["peak_bytes"], row["error_ulps"]["out"]) == (21, 9, 1.0)
+    assert row["ours_is_slower"] is slower
+    assert any(words in line for line in markdown([ours, row]))
+
+
+def test_what_fails_in_one_process_has_its_reason_and_no_time():
+    records = [*records_of(RING, OURS_MS), *records_of(PACKAGE, OURS_MS, "crashed", "it is gone")]
+    row = rows_of(records)[1]
+    assert (row["reason"], row["call_ms"], row["ratio"], row["sent_bytes"]) == ("it is gone", [], None, None)
+    assert any("did not run: it is gone" in line for line in markdown([row]))
+    again = [*records, *records_of(PACKAGE, OURS_MS)]
+    assert rows_of(again)[1]["reason"] is None
+
+
+@pytest.mark.ranks
+def test_the_command_runs_the_sweep_and_its_folder_can_be_drawn(tmp_path):
+    folder = tmp_path / "folder"
+    words = ("strategy=ring_flash_attn", "seq_len=256", "measure.repeats=1", "measure.steps=1", "lease=none")
+    command = [sys.executable, "-m", "bench.compare_implementations", f"--output={folder}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((folder / FILE).read_text())["rows"]
+    assert [(row["implementation"], row["reason"]) for row in rows] == [
+        ("ring", None),
+        ("ring_flash_attn", None),
+    ]
+    for row, strategy in zip(rows, ("ring", "ring_flash_attn"), strict=True):
+        cell = make_cell("workload=attention", f"strategy={strategy}", "seq_len=256")
+        assert row["sent_bytes"] == STRATEGIES[strategy].exchange_bytes(cell)
+        assert row["peak_bytes"] > 0
+    assert "| `ring_flash_attn`" in (folder / TABLE).read_text()
+    draw([str(folder)])
+    assert (folder / "implementations_2_ranks_4_2_heads.svg").exists()
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (again.returncode, len(again.stderr.strip().splitlines())) == (2, 1)
+
+
+def test_a_comparison_of_before_it_was_an_experiment_can_be_drawn(tmp_path):
+    shutil.copy(OLD, tmp_path)
+    draw([str(tmp_path)])
+    assert len([*tmp_path.glob("*.svg")]) == 2
