@@ -66,7 +66,8 @@ class HangWatch:
         if self._timeout_s == 0 or self._now_s() - self._since_s < self.limit_s:
             return None
         blame = _blamed_now(nodes, sorted(rank for look in looks for rank in look.live))
-        since = f"no rank has reported progress for {self.limit_s:.0f} s: {blame.what}"
+        what = blame.what if blame.what.startswith(NOBODY) else f"it is {blame.what}"
+        since = f"no rank has reported progress for {self.limit_s:.0f} s: {what}"
         return Blame(blame.rank, f"{since}; measure.hang_timeout_s=0 waits until measure.timeout_s")
 
 
@@ -112,10 +113,10 @@ def blamed(doing: Mapping[int, Doing], stopped: AbstractSet[int], ranks: Sequenc
     absent = [rank for rank in ranks if rank not in waiting and rank not in stopped]
     if stopped:
         rank = min(stopped)
-        return Blame(rank, f"it is stopped by a signal, such as SIGSTOP{_others(rank, waiting)}")
+        return Blame(rank, f"stopped by a signal, such as SIGSTOP{_others(rank, waiting)}")
     if absent and waiting:
         rank = absent[0]
-        return Blame(rank, f"it is {_whereabouts(doing.get(rank))}{_others(rank, waiting)}")
+        return Blame(rank, f"{_whereabouts(doing.get(rank))}{_others(rank, waiting)}")
     return _apart_from_most({rank: _whereabouts(doing.get(rank)) for rank in ranks})
 
 
@@ -124,7 +125,7 @@ def _apart_from_most(places: Mapping[int, str]) -> Blame | None:
     for common, count in Counter(places.values()).most_common(1):
         if len(places) / 2 < count < len(places):
             rank = next(rank for rank, place in places.items() if place != common)
-            return Blame(rank, f"it is {places[rank]}{_others(rank, places)}")
+            return Blame(rank, f"{places[rank]}{_others(rank, places)}")
     return None
 
 

@@ -163,9 +163,9 @@ COMPUTING = Doing("matmul (own.py:7)", None)
 @pytest.mark.parametrize(
     ("found", "stopped", "expected"),
     [
-        ({0: in_collective("barrier"), 1: COMPUTING}, {1}, "it is stopped by a signal, such as SIGSTOP"),
-        ({0: in_collective("barrier"), 1: COMPUTING}, set(), "it is in matmul (own.py:7)"),
-        ({0: in_collective("barrier")}, set(), "it is without an answer"),
+        ({0: in_collective("barrier"), 1: COMPUTING}, {1}, "stopped by a signal, such as SIGSTOP"),
+        ({0: in_collective("barrier"), 1: COMPUTING}, set(), "in matmul (own.py:7)"),
+        ({0: in_collective("barrier")}, set(), "without an answer"),
     ],
 )
 def test_the_rank_that_is_in_no_collective_is_blamed(found, stopped, expected):
@@ -176,14 +176,14 @@ def test_the_rank_that_is_in_no_collective_is_blamed(found, stopped, expected):
 def test_of_ranks_in_different_collectives_the_odd_one_is_blamed_and_of_equal_ones_none():
     found = {0: in_collective("barrier"), 1: in_collective("all_reduce"), 2: in_collective("barrier")}
     blame = blamed(found, set(), [0, 1, 2])
-    assert (blame.rank, blame.what) == (1, "it is in all_reduce, while ranks 0 and 2 wait in barrier")
+    assert (blame.rank, blame.what) == (1, "in all_reduce, while ranks 0 and 2 wait in barrier")
     assert blamed({0: found[0], 2: found[2]}, set(), [0, 2]) is None
     assert blamed({0: found[0], 1: found[1]}, set(), [0, 1]) is None
 
 
 def test_where_none_is_in_a_collective_the_rank_in_another_place_than_most_is_blamed():
     found = dict.fromkeys(range(3), COMPUTING) | {1: Doing("own (code.py:1)", None)}
-    said = "it is in own (code.py:1), while ranks 0 and 2 wait in matmul (own.py:7)"
+    said = "in own (code.py:1), while ranks 0 and 2 wait in matmul (own.py:7)"
     assert blamed(found, set(), [0, 1, 2]).what == said
 
 
