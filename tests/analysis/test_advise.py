@@ -10,27 +10,26 @@ from bench.config import ExitCode
 from bench.environment import REPOSITORY
 from tests.analysis.advice.asked import QUESTION, asked
 
-README = (REPOSITORY / "README.md").read_text()
+PAGE = (REPOSITORY / "docs" / "predict.md").read_text()
 COMMAND = "    python -m analysis.advise "
-LEFT_OUT = "..."
+OUTPUT = "Output, shortened (`...`):\n\n"
 
 
-def shown_in_readme():
-    """The words of the first such command of the README, and the lines under it."""
-    command, *rest = README[README.index(COMMAND) :].splitlines()
-    lines = [line.removeprefix("    ") for line in rest[: rest.index("")]]
-    return command.removeprefix(COMMAND).split(), lines
+def shown():
+    """The words of the page's first such command, and the lines of its output that are not left out."""
+    command = PAGE[PAGE.index(COMMAND) :].splitlines()[0]
+    rest = PAGE[PAGE.index(OUTPUT) + len(OUTPUT) :].splitlines()
+    lines = [line.removeprefix("    ").removesuffix("...").rstrip() for line in rest[: rest.index("")]]
+    return command.removeprefix(COMMAND).split(), [line for line in lines if line]
 
 
-def test_the_readme_shows_what_its_command_prints(tmp_path, monkeypatch, capsys):
+def test_the_page_shows_what_its_command_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # without records of the machine
-    words, shown = shown_in_readme()
+    words, lines = shown()
     assert main(words) == ExitCode.OK
     printed = iter(capsys.readouterr().out.splitlines())
-    assert len(shown) > 8
-    for line, before in zip(shown, [LEFT_OUT, *shown], strict=False):
-        if line != LEFT_OUT:
-            assert line in printed if before == LEFT_OUT else next(printed) == line
+    assert len(lines) > 8
+    assert [line for line in lines if not any(each.startswith(line) for each in printed)] == []
 
 
 def test_an_answer_for_a_calibrated_cpu_says_what_it_is_of(tmp_path, monkeypatch, capsys):
