@@ -38,10 +38,10 @@ from bench.sweep.forecast import Forecast
 from bench.sweep.interrupts import Interrupts
 from bench.sweep.machines import launcher_of
 from bench.sweep.plan import plan
-from bench.sweep.plan_lines import short_lines, whole_plan
+from bench.sweep.plan_lines import UNLIMITED, short_lines, whole_plan
 from bench.sweep.progress import Progress
-from bench.sweep.run import kept_lines, pending_cells, run_plan
-from bench.sweep.stored_plan import whole_request
+from bench.sweep.resume import whole_request
+from bench.sweep.run import folder_lines, pending_cells, run_plan
 
 ASKS_FOR_HELP = (["--help"], ["-h"])
 PROBE_PAYS_S = 60.0
@@ -62,7 +62,8 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
         estimate = estimate_of([each.cell for each in pending], machine)
         forecast = Forecast(planned, pending, machine, estimate)
         if plans_only:
-            print(*whole_plan(forecast, raws, machine), *kept_lines(planned), sep="\n")
+            width = Console().width if sys.stdout.isatty() else UNLIMITED
+            print(*whole_plan(forecast, raws, folder_lines(planned), width), sep="\n")
             sys.exit(ExitCode.OK)
         planned = replace(planned, notes=(*planned.notes, *short_lines(forecast)))
         from analysis.report import write_report

@@ -34,8 +34,8 @@ MOST_BYTES = 4_000_000
 """Of one file of records."""
 MOST_DOUBLINGS = 2
 """Between the FLOPs of two steps whose rates are taken to be the same."""
-STAND_IN = REPOSITORY / "ulysses_ring_bench" / "two_cpu_cores.yaml"
-"""A calibration of two CPU cores, for a CPU that was not calibrated itself; in a checkout a link."""
+STAND_IN = REPOSITORY / "results" / "reference" / "accuracy" / "hardware.yaml"
+"""A calibration of two CPU cores, for a CPU that was not calibrated itself."""
 ALIKE = (
     "strategy", "layout", "kernel", "dtype", "model", "model.hidden_size", "model.num_layers", "engine",
     "trainer", "workload", "batch", "grad_accum", "cluster.device", "cluster.world_size",

@@ -19,7 +19,7 @@ from bench.request.legality import needed_packages, refusal
 from bench.request.lone_rank import for_lone_ranks
 from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
-from bench.sweep.picks import picked_lines
+from bench.sweep.auto_choices import choice_lines
 from bench.sweep.repeats import (
     Turn,
     choose,
@@ -30,7 +30,6 @@ from bench.sweep.repeats import (
     planned_line,
     ran_so_far,
 )
-from bench.sweep.shortage import shortage_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Plan:
     note: str | None = None
     """What a person should know of the repeats."""
     notes: tuple[str, ...] = ()
-    """What was picked and left out, and what will probably run out of memory."""
+    """What was chosen and left out."""
 
     @property
     def packages(self) -> frozenset[str]:
@@ -137,8 +136,7 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
         note=planned_line(left_open),
         notes=(
             *([] if left_out is None else [left_out]),
-            *picked_lines(raws, [*cells.values()], machine),
-            *shortage_lines(cells.values(), machine),
+            *choice_lines(raws, [*cells.values()], machine),
         ),
     )
 

@@ -1,32 +1,48 @@
-"""A forecast in words: a few lines before a sweep, or the whole plan that `--plan` prints."""
+"""A forecast in words: a few lines before a sweep, or the table and the notes that `--plan` prints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import StringIO
+from itertools import chain
 
-from bench.cell.run import RUNS
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from bench.command import tool_words
 from bench.config import RunConfig
 from bench.cost.fit import Fit
-from bench.environment import Machine
-from bench.labels import duration_label, length_label, size_label
+from bench.labels import duration_label, length_label, shown, size_label
 from bench.request.choices import Raw
+from bench.sweep.auto_choices import CHOICES, choices_left_open
 from bench.sweep.expected import OTHER_CPU
-from bench.sweep.forecast import INTERVAL_STEPS, CellForecast, Forecast
-from bench.sweep.picks import all_picks, picked_lines, placed_line
-from bench.sweep.progress import CellLabels
+from bench.sweep.forecast import INTERVAL_STEPS, CellForecast, Forecast, Room
+from bench.sweep.progress import CellLabels, setting
 
-HEAD = ("cell", "ranks", "step", "timed", "whole cell", "memory of a rank", "of", "fit")
+HEADINGS = ("cell", "automatic choices", "steps", "time", "memory", "fit", "reason")
+FOLDED = frozenset({"cell", "automatic choices", "reason"})
+"""Columns that take several lines where there is little room."""
+LEAST_REASON = 32
+"""Columns of the terminal that reasons take at the least; with less room they are notes below the table."""
+SHORT = {"cluster.world_size": "ranks", "cluster.threads_per_rank": "threads"}
+"""Of long keys, in the table."""
+UNLIMITED = 10_000
+MOST_NAMED = 3
 UNKNOWN = "unknown"
-
-
-def _calibrate() -> str:
-    measures = f"{tool_words('bench.calibrate')} --output FILE.yaml measures this machine"
-    return f"{measures}; then hardware=calibrated hardware.path=FILE.yaml"
+FITS = {Fit.FITS: "fits", Fit.UNDECIDED: "undecided", Fit.OUT_OF_MEMORY: "does not fit"}
+PREDICTED: Mapping[Fit, str] = {
+    Fit.OUT_OF_MEMORY: "predicted to run out of memory",
+    Fit.UNDECIDED: "may run out of memory",
+}
+RUNS_ANYWAY = "tried anyway, as out_of_memory is a valid result"
+SHARED = (
+    "CPU ranks share this host's memory; cluster.memory_limit_gib=... ends a rank before the host suffers"
+)
 
 
 def short_lines(forecast: Forecast) -> list[str]:
-    """What a sweep says before its first cell: how long, what is skipped, and what would buy more."""
+    """What a sweep says before its first cell: how long, what cannot run or fit, and what would buy more."""
     if not any(each.runs for each in forecast.cells):
         return []
     first = "" if forecast.plan.grow is None else " for these first cells"
@@ -36,98 +52,143 @@ def short_lines(forecast: Forecast) -> list[str]:
         reasons = {str(each.reason) for each in forecast.illegal}
         more = f"; {len(reasons) - 1} more reasons: --plan" if len(reasons) > 1 else ""
         lines.append(f"{_cells(len(illegal))} cannot run and will be unsupported: {min(reasons)}{more}")
-    return [*lines, *_advice(forecast), *_too_long(forecast)]
+    return [*lines, *_memory(forecast), *_advice(forecast), *_too_long(forecast)]
 
 
-def whole_plan(forecast: Forecast, raws: Sequence[Raw], machine: Machine) -> list[str]:
-    """All that is known of a plan: what was picked, its cells in order, what they take, what to change."""
-    planned = len(forecast.plan.cells)
-    done = max(0, planned - len(forecast.cells))
+def whole_plan(
+    forecast: Forecast, raws: Sequence[Raw], more: Iterable[str] = (), width: int = UNLIMITED
+) -> list[str]:
+    """The table of all cells in their order, and below it what is true of several, with `more` notes."""
+    done = len(_done(forecast))
     already = f", {done} of them done" if done else ""
+    further = "" if forecast.plan.grow is None else ", the first ones, and further ones by their records"
+    table, reasons = _table(forecast, raws, width)
+    notes = [*reasons, *_time(forecast), *_repeats(forecast), *_common(forecast, raws), *forecast.plan.notes]
+    notes += [*_fitting(forecast), *_advice(forecast), *_too_long(forecast), *more]
     return [
-        f"plan of {_cells(planned)}{already}{_further(forecast)}: nothing runs, nothing is written",
-        *_picked(raws, [each.cell for each in forecast.plan.cells], machine),
-        *_table(forecast),
-        *_illegal(forecast),
-        *_times(forecast),
-        *_notes(forecast, raws, machine),
-        *_section("advice", [*_advice(forecast), *_too_long(forecast)]),
+        f"plan of {_cells(len(forecast.plan.cells))}{already}{further}: nothing runs, nothing is written",
+        "",
+        *table,
+        "",
+        *notes,
     ]
 
 
-def _further(forecast: Forecast) -> str:
-    return "" if forecast.plan.grow is None else ", the first ones, and further ones by their records"
+def _done(forecast: Forecast) -> list[tuple[RunConfig, int]]:
+    """The planned cells that have a final record already, with their repeats."""
+    pending = {(each.cell.cell_id, each.planned.repeat) for each in forecast.cells}
+    planned = ((each.cell, each.repeat) for each in forecast.plan.cells)
+    return [(cell, repeat) for cell, repeat in planned if (cell.cell_id, repeat) not in pending]
 
 
-def _picked(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machine) -> list[str]:
-    placed = sorted({placed_line(cell) for cell in cells})
-    picks = [f"{value}: {why}" for value, why in all_picks(raws, cells, machine)]
-    return [*_section("what runs where", placed), *_section("picked where the request says auto", picks)]
-
-
-def _table(forecast: Forecast) -> list[str]:
-    labels = CellLabels(each.cell for each in forecast.cells)
-    rows = [
-        (f"reference {_label(cell)}", *_reference(cell, forecast.reference_s(cell)))
-        for cell in forecast.references
+def _table(forecast: Forecast, raws: Sequence[Raw], width: int) -> tuple[list[str], list[str]]:
+    """Its lines, and the reasons that have no room in it."""
+    planned = [each.cell for each in forecast.plan.cells]
+    labels = CellLabels([*planned, *(each.cell for each in forecast.cells)])
+    _, choices = _by_difference(raws, planned)
+    nothing = ("",) * 3
+    rows: list[tuple[str, ...]] = [
+        (_name(labels, cell, repeat), _chosen(choices, cell), "", "done", *nothing)
+        for cell, repeat in _done(forecast)
     ]
-    rows += [_row(each, labels) for each in forecast.cells]
-    return _section("cells, in the order in which they run", _aligned([HEAD, *rows]))
+    references = CellLabels(forecast.references)
+    for cell in forecast.references:
+        took = duration_label(forecast.reference_s(cell))
+        rows.append((f"reference {references.of(cell)}", "", "", took, *nothing))
+    for each in forecast.cells:
+        name = _name(labels, each.cell, each.planned.repeat)
+        rows.append((name, _chosen(choices, each.cell), *_expected(each)))
+    columns = {head: texts for head, *texts in zip(HEADINGS, *rows, strict=True) if any(texts)}
+    console = Console(file=StringIO(), width=width)
+    reasons, numbers = columns.pop("reason", []), dict[str, int]()
+    wide = console.options.update_width(UNLIMITED)
+    if reasons:
+        if width - console.measure(_drawn(columns), options=wide).maximum < LEAST_REASON:
+            distinct = dict.fromkeys(filter(None, reasons))
+            numbers = {reason: number for number, reason in enumerate(distinct, 1)}
+        columns["reason"] = [f"note {numbers[each]}" if each in numbers else each for each in reasons]
+    if console.measure(_drawn(columns), options=wide).minimum > width:
+        columns.pop("steps", None)
+    with console.capture() as drawn:
+        console.print(_drawn(columns))
+    lines = [line.rstrip() for line in drawn.get().splitlines()]
+    return lines, [f"note {number}: {reason}" for reason, number in numbers.items()]
 
 
-def _row(each: CellForecast, labels: CellLabels) -> tuple[str, ...]:
-    cell = each.cell
-    repeat = f" repeat {each.planned.repeat + 1}" if each.planned.repeat else ""
-    name, ranks = f"{labels.of(cell)}{repeat}", str(cell.cluster.world_size)
+def _drawn(columns: Mapping[str, Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, texts in columns.items():
+        parts = ([text] if heading not in FOLDED else text.split() for text in (heading, *texts))
+        longest = max(map(len, chain.from_iterable(parts)))
+        table.add_column(heading, min_width=longest, no_wrap=heading not in FOLDED)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _name(labels: CellLabels, cell: RunConfig, repeat: int) -> str:
+    return f"{labels.of(cell)} repeat {repeat + 1}" if repeat else labels.of(cell)
+
+
+def _by_difference(raws: Sequence[Raw], cells: Sequence[RunConfig]) -> tuple[list[str], list[str]]:
+    """The choices left open that are the same in all cells, and the others.
+
+    Without sp_degree: a cell's label tells it.
+    """
+    keys = [key for key in choices_left_open(raws) if key != "sp_degree"]
+    differing = [key for key in keys if len({CHOICES[key](cell) for cell in cells}) > 1]
+    return [key for key in keys if key not in differing], differing
+
+
+def _chosen(keys: Sequence[str], cell: RunConfig) -> str:
+    values = {SHORT.get(key, key.removesuffix(".name")): CHOICES[key](cell) for key in keys}
+    return " ".join(setting(key, value) for key, value in values.items() if value is not None)
+
+
+def _expected(each: CellForecast) -> tuple[str, ...]:
+    """A cell's timed steps, whole time, memory of a rank, whether it fits, and why not."""
     if each.reason is not None:
-        return (name, ranks, *[""] * 5, "unsupported")
+        return ("", "", "", "unsupported", each.reason)
     step = UNKNOWN if each.step is None else _seconds(each.step.seconds)
-    timed = "" if each.timed_steps is None else _steps(each.timed_steps)
-    whole = "predicted" if cell.mode not in RUNS else _duration(each)
-    return (name, ranks, step, timed if whole != "predicted" else "", whole, *_room(each))
-
-
-def _room(each: CellForecast) -> tuple[str, str, str]:
+    time = ""
+    if each.runs:
+        step = UNKNOWN if each.step is None else f"{each.timed_steps} x {step}"
+        time = UNKNOWN if each.cell_s is None or each.ends_early else duration_label(each.cell_s)
     if each.room is None:
-        return (UNKNOWN, "", UNKNOWN)
-    low, high = (size_label(round(size)) for size in (each.room.needed.low, each.room.needed.high))
-    return (f"{low} to {high}", size_label(each.room.usable), FITS[each.room.fit])
+        return (step, time, UNKNOWN, UNKNOWN, "")
+    reason = "" if each.room.fit is Fit.FITS else _shortage(each.room)
+    return (step, time, _band(each.room), FITS[each.room.fit], reason)
 
 
-FITS = {Fit.FITS: "fits", Fit.UNDECIDED: "undecided", Fit.OUT_OF_MEMORY: "does not fit"}
+def _band(room: Room) -> str:
+    """`12.1-15.3 GiB`, or `900.0 MiB-1.1 GiB`."""
+    low, high = (size_label(round(size)) for size in (room.needed.low, room.needed.high))
+    number, unit = low.split()
+    return f"{number}-{high}" if high.endswith(unit) else f"{low}-{high}"
 
 
-def _reference(cell: RunConfig, took_s: float) -> tuple[str, ...]:
-    return (str(cell.cluster.world_size), "", "", duration_label(took_s), "", "", "")
+def _shortage(room: Room) -> str:
+    words = f"a rank may use {size_label(room.usable)} and needs most for {room.largest}"
+    instead = room.checkpointed
+    return words if instead is None else f"{words}; about {size_label(instead.total)} with checkpointing=true"
 
 
-def _illegal(forecast: Forecast) -> list[str]:
-    by_reason: dict[str, list[str]] = {}
-    labels = CellLabels(each.cell for each in forecast.cells)
-    for each in forecast.illegal:
-        by_reason.setdefault(str(each.reason), []).append(labels.of(each.cell))
-    lines = [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in by_reason.items()]
-    return _section("cannot run: each becomes an unsupported record", lines)
-
-
-def _times(forecast: Forecast) -> list[str]:
-    """How long it takes, where the times come from, and what may come on top."""
-    lines = [f"steps by {basis}" for basis in forecast.bases]
+def _time(forecast: Forecast) -> Iterator[str]:
+    """How long it takes and what that rests on, in one line; then what may come on top."""
+    parts = []
     if any(each.runs for each in forecast.cells):
-        parts = "start, checks, warm-up, timed and traced steps"
-        lines.insert(0, f"{forecast.duration} for one process of each cell: {parts}")
-    instead_s = forecast.measured_instead_s
-    if instead_s is not None:
-        there = f"to measure them there takes about {duration_label(instead_s)}"
-        lines.append(f"predicted cells are arithmetic; {there}")
+        parts.append(f"{forecast.duration} for one process of each cell")
+    if forecast.measured_instead_s is not None:
+        there = f"measuring them there takes about {duration_label(forecast.measured_instead_s)}"
+        parts.append(f"predicted cells are arithmetic; {there}")
+    if parts:
+        yield f"time: {'; '.join(parts)}{_by(forecast)}"
+    calibrate = f"{tool_words('bench.calibrate')} --output FILE.yaml measures this machine"
+    calibrate += "; then hardware=calibrated hardware.path=FILE.yaml"
     if any(each.step is None for each in forecast.cells if each.reason is None):
-        lines.append("steps of the other cells are unknown: no figures of their kernel, data or hardware")
-        lines.append(_calibrate())
+        yield f"unknown times: the cells' kernel, data or hardware has no figures. {calibrate}"
     elif OTHER_CPU in forecast.bases:
-        where = "results/reference/accuracy/hardware.yaml"
-        lines.append(f"that CPU is two cores of an AMD EPYC ({where}); this one may take a multiple of it")
-        lines.append(_calibrate())
-    return _section("time", [*lines, *_repeats(forecast)])
+        yield f"that other CPU is two cores of an AMD EPYC; this one may take a multiple. {calibrate}"
 
 
 def _repeats(forecast: Forecast) -> Iterator[str]:
@@ -142,10 +203,51 @@ def _repeats(forecast: Forecast) -> Iterator[str]:
             yield f"expected after that at {at}: none, as {more.lacks} more of each cell take {took}"
 
 
-def _notes(forecast: Forecast, raws: Sequence[Raw], machine: Machine) -> list[str]:
-    """What was left out, and what needs more memory than there is."""
-    told = picked_lines(raws, [each.cell for each in forecast.plan.cells], machine)
-    return _section("notes", [note for note in forecast.plan.notes if note not in told])
+def _common(forecast: Forecast, raws: Sequence[Raw]) -> Iterator[str]:
+    """What all cells share, so that the table need not say it."""
+    cells = [each.cell for each in forecast.plan.cells]
+    same, _ = _by_difference(raws, cells)
+    values = {key.removesuffix(".name"): CHOICES[key](cells[0]) for key in same}
+    chosen = " ".join(f"{key}={shown(value)}" for key, value in values.items() if value is not None)
+    if chosen:
+        yield f"automatic choices in all cells: {chosen}"
+    if any(cell.cluster.ranks_per_gpu > 1 for cell in cells):
+        yield "ranks share GPUs: such cells show correctness only"
+
+
+def _fitting(forecast: Forecast) -> Iterator[str]:
+    """What a rank may use, and what becomes of cells that need more."""
+    rooms = [each.room for each in forecast.cells if each.room is not None]
+    limits = dict.fromkeys(f"{size_label(room.usable)} ({_whose(room)})" for room in rooms)
+    if limits:
+        yield f"memory that a rank may use: {', '.join(limits)}"
+    if any(each.ends_early for each in forecast.cells):
+        yield f"cells that do not fit are {RUNS_ANYWAY}; their time is not counted"
+    yield from _shared(forecast)
+
+
+def _whose(room: Room) -> str:
+    return (
+        f"{room.cell.hardware}, ranks={room.cell.cluster.world_size}" if room.is_share else room.cell.hardware
+    )
+
+
+def _memory(forecast: Forecast) -> Iterator[str]:
+    """The cells that run and may not fit, in a line."""
+    for fit, what in PREDICTED.items():
+        short = {e.cell.cell_id: e.cell for e in forecast.cells if e.runs and e.room and e.room.fit is fit}
+        if short:
+            labels = CellLabels(each.cell for each in forecast.cells)
+            names = ", ".join(map(labels.of, [*short.values()][:MOST_NAMED]))
+            names += ", ..." if len(short) > MOST_NAMED else ""
+            yield f"{_cells(len(short))} {what} ({names}): {RUNS_ANYWAY}; --plan says why"
+    yield from _shared(forecast)
+
+
+def _shared(forecast: Forecast) -> Iterator[str]:
+    rooms = [each.room for each in forecast.cells if each.runs and each.room is not None]
+    if any(room.is_share and room.fit is not Fit.FITS for room in rooms):
+        yield SHARED
 
 
 def _advice(forecast: Forecast) -> list[str]:
@@ -175,34 +277,11 @@ def _by(forecast: Forecast) -> str:
     return f" by {' and '.join(forecast.bases)}" if forecast.bases else ""
 
 
-def _section(title: str, lines: Sequence[str]) -> list[str]:
-    return ["", title, *(f"  {line}" for line in lines)] if lines else []
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def _label(cell: RunConfig) -> str:
-    return f"{cell.strategy} {length_label(cell.seq_len)}"
-
-
 def _cells(count: int) -> str:
     return "1 cell" if count == 1 else f"{count} cells"
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"
 
 
 def _seconds(seconds: float) -> str:
     if seconds < 1:
         return f"{1e3 * seconds:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 120 else duration_label(seconds)  # noqa: PLR2004  as duration_label
-
-
-def _duration(each: CellForecast) -> str:
-    if each.ends_early:
-        return "not counted"
-    return UNKNOWN if each.cell_s is None else duration_label(each.cell_s)

@@ -28,7 +28,6 @@ from bench.labels import duration_label, length_label
 from bench.ranks.log import Stage
 from bench.record import FINDINGS, Record
 from bench.sweep.estimate import CellProgress, Estimate, TimeLeft
-from bench.sweep.picks import placed_line
 
 NOTHING_LEFT = TimeLeft(0.0, late_s=0.0)
 HEARTBEAT_S = 60.0
@@ -88,7 +87,7 @@ class Progress:
                 self.say(note)
             return
         self.say(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, records in {folder}")
-        for line in sorted({placed_line(planned.cell) for planned in cells}):
+        for line in sorted({_placed_line(planned.cell) for planned in cells}):
             self.say(line)
         for note in notes:
             self.say(note)
@@ -255,7 +254,7 @@ class CellLabels:
         if not self._keys[short]:
             return short
         flat = cell.flat()
-        return " ".join([short, *(_setting(key, flat.get(key)) for key in self._keys[short])])
+        return " ".join([short, *(setting(key, flat.get(key)) for key in self._keys[short])])
 
 
 def telling_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -275,6 +274,18 @@ def _short_label(cell: RunConfig) -> str:
     return f"{cell.strategy} {length_label(cell.seq_len)}{degree}"
 
 
-def _setting(key: str, value: Any) -> str:
+def setting(key: str, value: Any) -> str:
+    """`zigzag`, or `batch=2` where the value does not say what it is of."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if key in SELF_EXPLAINING else f"{key}={text}"
+
+
+def _placed_line(cell: RunConfig) -> str:
+    """`ring: 2 x cpu over gloo, 1 thread each, qwen3_nano, zero3, bf16`."""
+    cluster = cell.cluster
+    shared = ", ranks share GPUs: correctness only" if cluster.ranks_per_gpu > 1 else ""
+    threads = "1 thread" if cluster.threads_per_rank == 1 else f"{cluster.threads_per_rank} threads"
+    return (
+        f"{cell.strategy}: {cluster.world_size} x {cluster.device} over {cluster.backend}{shared},"
+        f" {threads} each, {cell.model.name}, {cell.engine}, {cell.dtype}"
+    )

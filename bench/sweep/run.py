@@ -25,11 +25,10 @@ from bench.record import Record, Status, is_finding
 from bench.request.legality import refusal
 from bench.store import RECORDS, Store, read_records, write_whole
 from bench.sweep.interrupts import Interrupts
-from bench.sweep.kept import Kept, kept_records
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 from bench.sweep.references import References
-from bench.sweep.stored_plan import CONFIG, Resumed, resumed_cells
+from bench.sweep.resume import CONFIG, Kept, Resumed, kept_records
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry
@@ -64,7 +63,7 @@ def run_plan(
     interrupts: Interrupts | None = None,
 ) -> ExitCode:
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
-    _resumed(plan)
+    Resumed(plan)
     interrupts = interrupts or Interrupts()
     if any(each.cell.mode in RUNS for each in plan.cells):
         refuse_no_docstrings()
@@ -73,7 +72,7 @@ def run_plan(
         _refuse_records(plan, before)
         kept = kept_records(plan, before)
         plan, pending = _whatever_is_missing(plan, kept.records)
-        resumed = _resumed(plan)
+        resumed = Resumed(plan)
         cells = [planned.cell for planned in plan.cells]
         trajectories = Trajectories()
         trajectories.keep_finished(cells, kept.records)
@@ -84,7 +83,7 @@ def run_plan(
             launcher.warm()
         if resumed.is_whole:
             _write_config(plan)
-        notes = [*kept.lines, *plan.notes, *([] if plan.note is None else [plan.note])]
+        notes = [*resumed.lines, *kept.lines, *plan.notes, *([] if plan.note is None else [plan.note])]
         progress.start(pending, plan.folder, notes)
         references = References(cells, launcher, plan.folder, progress.say, progress.beside)
         sweep = Sweep(launcher, progress, store, SharedSections(), trajectories, references)
@@ -239,13 +238,13 @@ def pending_cells(plan: Plan) -> list[PlannedCell]:
 
     Raises ConfigError, as running it would, for a folder that does not go with `resume`.
     """
-    _resumed(plan)
+    Resumed(plan)
     return _whatever_is_missing(plan, _kept_so_far(plan).records)[1]
 
 
-def kept_lines(plan: Plan) -> tuple[str, ...]:
-    """How many records of the plan's folder were made with something else, and what becomes of them."""
-    return _kept_so_far(plan).lines
+def folder_lines(plan: Plan) -> list[str]:
+    """What of the plan's folder differs from the plan: cells, and what made the records."""
+    return [*Resumed(plan).lines, *_kept_so_far(plan).lines]
 
 
 def _kept_so_far(plan: Plan) -> Kept:
@@ -253,14 +252,6 @@ def _kept_so_far(plan: Plan) -> Kept:
     before = read_records(path) if path.exists() else []
     _refuse_records(plan, before)
     return kept_records(plan, before)
-
-
-def _resumed(plan: Plan) -> Resumed:
-    """The plan beside that of the sweep it goes on with; raises ConfigError for no sweep and for another."""
-    cells = [planned.cell for planned in plan.cells]
-    resumed = Resumed(plan.folder, cells, [] if plan.resume is Resume.NEVER else resumed_cells(plan.folder))
-    resumed.refuse_others()
-    return resumed
 
 
 def _refuse_records(plan: Plan, before: Sequence[dict[str, Any]]) -> None:

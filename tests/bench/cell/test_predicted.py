@@ -16,7 +16,7 @@ from bench.record import Provenance, Status
 from bench.request.hardware import hardware_of
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
-from bench.sweep.shortage import shortages
+from bench.sweep.forecast import room_of
 from tests.cells import TWO_CORES, make_cell, make_raw
 from tests.command import typed_here
 
@@ -51,14 +51,13 @@ def test_a_cell_is_on_as_many_devices_as_it_asks_for_whatever_is_here():
     assert make_cell(*H100).cluster.world_size == 8  # one node, where it is left open
 
 
-def test_what_has_no_room_is_out_of_memory_and_no_plan_warns_of_it():
+def test_what_has_no_room_is_out_of_memory_as_the_plan_says():
     cell, record = record_of("seq_len=1m", "strategy=local")
     assert (record.status, record.provenance) == (Status.OUT_OF_MEMORY, Provenance.PREDICTED)
     assert record.reason.startswith("needs about ")
     assert record.reason.endswith(" per rank and has 79.1 GiB")
     assert record.sections["timing"] is None
-    assert shortages([cell], TWO_CORES) == []
-    assert len(shortages([replace(cell, mode="measure", kernel="torch_flash")], TWO_CORES)) == 1
+    assert room_of(cell, TWO_CORES).fit is Fit.OUT_OF_MEMORY
 
 
 def test_without_a_kernel_attention_takes_as_long_as_moving_its_scores():

@@ -13,7 +13,7 @@ from bench.experiments.bisection import fewest_and_most, tried
 from bench.experiments.max_length import CPU_LIMIT_GIB, growing, searches
 from bench.store import read_records
 from bench.sweep.plan import plan
-from bench.sweep.stored_plan import read_plan
+from bench.sweep.resume import read_plan
 from tests.cells import TWO_CORES, make_cell, make_raw
 from tests.command import typed_here
 

@@ -14,12 +14,12 @@ from bench.config import AUTO, ConfigError
 from bench.environment import REPOSITORY, Machine, describe
 from bench.request.choices import default_strategies, read_option
 from bench.request.measure import WINDOWS
+from bench.sweep.auto_choices import CHOICES
 from bench.sweep.estimate import START_S, Estimate
 from bench.sweep.expected import Expected, ExpectedSteps, earlier_records, modelled
 from bench.sweep.forecast import INTERVAL_STEPS, Forecast
-from bench.sweep.picks import PICKS
 from bench.sweep.plan import plan
-from bench.sweep.plan_lines import short_lines, whole_plan
+from bench.sweep.plan_lines import UNLIMITED, short_lines, whole_plan
 from bench.sweep.run import pending_cells
 from tests.cells import FOUR_H100, TWO_CORES, make_raw, raw_with, tiny_cell
 from tests.command import NO_GPU, typed_here
@@ -49,8 +49,8 @@ def one_second(_):
     return Expected(1.0, "a clock")
 
 
-def lines_of(found, machine=TWO_CORES, **values):
-    return "\n".join(whole_plan(found, raws(["8k"], ["ring"], **values), machine))
+def lines_of(found, width=UNLIMITED):
+    return "\n".join(whole_plan(found, raws(["8k"], ["ring"]), width=width))
 
 
 def records():
@@ -95,7 +95,7 @@ def test_a_cell_that_does_not_fit_is_not_counted_and_advised_no_budget():
     rest = [each for each in found.cells if not each.ends_early]
     assert found.total_s == pytest.approx(START_S + sum(each.cell_s for each in rest))
     assert found.bases == ["the cost model on hardware=h100_80gb"]
-    assert f"and what {found.unknown} more of the cells take" in lines_of(found, GPUS)
+    assert f"and what {found.unknown} more of the cells take" in lines_of(found)
 
 
 def test_cpu_ranks_share_the_hosts_memory():
@@ -103,7 +103,8 @@ def test_cpu_ranks_share_the_hosts_memory():
     (cell,) = found.cells
     assert cell.room.usable == TWO_CORES.memory_bytes // 2
     assert cell.ends_early
-    assert any("8.0 GiB per rank of this host's memory" in note for note in found.plan.notes)
+    assert "memory that a rank may use: 8.0 GiB (cpu, ranks=2)" in lines_of(found)
+    assert "CPU ranks share this host's memory; cluster.memory_limit_gib=..." in lines_of(found)
 
 
 def test_steps_of_which_nothing_is_known_are_said_to_be_unknown():
@@ -139,7 +140,7 @@ def test_predicted_cells_take_no_time_and_the_plan_says_what_measuring_them_woul
     found = forecast(lengths=["8k"], strategies=["ulysses"], mode="predict", hardware=h100)
     assert not any(each.runs for each in found.cells)
     assert found.measured_instead_s > 10
-    assert "to measure them there takes about" in lines_of(found)
+    assert "measuring them there takes about" in lines_of(found)
     assert short_lines(found) == []
 
 
@@ -173,20 +174,31 @@ def test_an_estimate_corrects_what_was_expected_by_what_steps_took():
     assert estimate.step_s(asked) == 3 * 64
 
 
-def test_every_choice_that_may_be_left_open_is_told_with_a_reason():
+def test_every_choice_that_may_be_left_open_is_told():
     open_keys = {
         f"{key}.{name}" if name else key
         for key, value in make_raw().items()
         for name, each in (value.items() if isinstance(value, dict) else [("", value)])
         if each == AUTO
     }
-    assert {pick.key for pick in PICKS} == open_keys - {"cluster.name"}  # told by its device
+    assert {*CHOICES} == open_keys - {"cluster.name"}  # told by its device
     found = forecast(lengths=["8k"], strategies=["ring", "usp"])
-    said = "\n".join(whole_plan(found, raws(["8k"], ["ring", "usp"]), TWO_CORES))
-    for pick in PICKS:
-        assert re.search(rf"^  {re.escape(pick.key.removesuffix('.name'))}=.+: \w", said, re.MULTILINE), (
-            pick.key
-        )
+    table, _, notes = lines_of(found).partition("automatic choices in all cells: ")
+    assert "ulysses_degree=" in table
+    told = {word.partition("=")[0] for word in notes.splitlines()[0].split()}
+    in_table_or_label = {"ulysses_degree", "sp_degree"}
+    assert {key.removesuffix(".name") for key in CHOICES} - told <= in_table_or_label
+
+
+@pytest.mark.parametrize("width", [80, 120, UNLIMITED])
+def test_a_reason_is_in_the_table_or_where_that_is_narrow_a_note_below_it(width):
+    found = forecast(lengths=["1k", "1001"], strategies=["ring", "deepspeed_ulysses"])
+    reason = str(found.illegal[0].reason)
+    said = lines_of(found, width)
+    table = said.partition("\n\n")[2].partition("\n\n")[0]
+    assert max(map(len, table.splitlines())) <= width
+    assert (f"note 1: {reason}" in said) == (width < UNLIMITED)
+    assert re.search(r"unsupported +note 1$" if width < UNLIMITED else re.escape(reason), table, re.MULTILINE)
 
 
 @pytest.fixture
@@ -200,14 +212,14 @@ def test_the_command_lists_cells_in_order_says_what_is_illegal_and_leaves_nothin
     words = ("-m", "seq_len=2k,1k,1001", "strategy=ring", "measure.repeats=2", "--plan")
     said = typed_here(tmp_path, *words)
     assert (said.returncode, said.stderr, [*tmp_path.iterdir()]) == (0, "", [])
-    rows = re.findall(r"^  (ring \S+ sp 2(?: repeat 2)?)  ", said.stdout, flags=re.MULTILINE)
+    rows = re.findall(r"^(ring \S+ sp 2(?: repeat 2)?)  ", said.stdout, flags=re.MULTILINE)
     assert [name for name in rows if "repeat" not in name] == [
         "ring 1001 sp 2",
         "ring 1k sp 2",
         "ring 2k sp 2",
     ]
     assert sorted(rows[3:]) == ["ring 1001 sp 2 repeat 2", "ring 1k sp 2 repeat 2", "ring 2k sp 2 repeat 2"]
-    assert "ring 1001 sp 2: seq_len=1001 must be a multiple of 4" in said.stdout
+    assert "unsupported  seq_len=1001 must be a multiple of 4" in said.stdout
     assert "the nearest is seq_len=1000" in said.stdout
 
 
@@ -261,7 +273,7 @@ def test_a_sweep_that_is_resumed_is_planned_without_what_is_done(tmp_path):
     resumed = planned(resume=True)
     left = pending_cells(resumed)
     assert [each.cell.seq_len for each in left] == [65536]
-    assert "plan of 2 cells, 1 of them done" in lines_of(
-        Forecast(resumed, left, ITS_MACHINE, Estimate(modelled))
-    )
+    said = lines_of(Forecast(resumed, left, ITS_MACHINE, Estimate(modelled)))
+    assert "plan of 2 cells, 1 of them done" in said
+    assert re.search(r"^local 8k .* done$", said, re.MULTILINE)
     assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]

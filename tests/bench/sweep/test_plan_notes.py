@@ -1,4 +1,4 @@
-"""What a plan says before its first cell: what was picked, what was left out, what will run out of memory."""
+"""What a sweep says before its first cell: what was chosen and left out, and what will run out of memory."""
 
 import io
 from dataclasses import replace
@@ -7,12 +7,17 @@ import pytest
 from rich.console import Console
 
 import run_sweep
+from bench.cost.fit import Fit
+from bench.labels import length_label
 from bench.request.choices import default_strategies, read_option
 from bench.sweep import run as sweep_run
+from bench.sweep.estimate import Estimate
+from bench.sweep.expected import modelled
+from bench.sweep.forecast import Forecast
 from bench.sweep.plan import plan
+from bench.sweep.plan_lines import RUNS_ANYWAY, short_lines, whole_plan
 from bench.sweep.progress import Progress
 from bench.sweep.run import run_plan
-from bench.sweep.shortage import MOST_NAMED
 from tests.cells import FOUR_H100, TWO_CORES, raw_with
 from tests.command import typed_here
 
@@ -42,8 +47,13 @@ def planned(machine, **values):
     return plan(raws(**values), machine, single=False, default_strategies=is_default)
 
 
-def short_of_memory(found):
-    return [note.split(":")[0].strip() for note in found.notes if " per rank" in note]
+def short_of_memory(found, machine):
+    """The cells that do not surely fit, as the table of `--plan` and the short lines tell them."""
+    forecast = Forecast(found, found.cells, machine, Estimate(modelled))
+    short = [each for each in forecast.cells if each.room and each.room.fit is not Fit.FITS]
+    told = [line for line in short_lines(forecast) if RUNS_ANYWAY in line]
+    assert sum(int(line.split()[0]) for line in told) == len(short)
+    return [(each.cell.strategy, length_label(each.cell.seq_len), str(each.room.fit)) for each in short]
 
 
 def test_one_gpu_compares_local_with_itself_and_says_what_the_others_need():
@@ -53,8 +63,9 @@ def test_one_gpu_compares_local_with_itself_and_says_what_the_others_need():
     assert found.notes[0].startswith("left out: deepspeed_ulysses, ring_flash_attn, whose ranks share")
     assert "cluster.ranks_per_gpu" in found.notes[0]
     assert found.notes[0].endswith("local with checkpointing on and off")
-    assert short_of_memory(found) == ["local 64k, checkpointing off", "local 96k, checkpointing off"]
-    assert "GiB with checkpointing=true" in found.notes[-1]
+    assert {length for _, length, _ in short_of_memory(found, gpus(1))} == {"64k", "96k"}
+    forecast = Forecast(found, found.cells, gpus(1), Estimate(modelled))
+    assert "GiB with checkpointing=true" in "\n".join(whole_plan(forecast, raws()))
 
 
 WHOLE = {
@@ -84,41 +95,22 @@ def test_one_gpu_keeps_to_the_checkpointing_that_was_named():
 @pytest.mark.parametrize("count", [4, 8])
 def test_the_readmes_sweep_on_80_gb_fits_but_for_a_4b_model_on_one_rank(count):
     found = planned(gpus(count))
-    assert short_of_memory(found) == [f"local {length}, checkpointing on" for length in ("64k", "96k", "8k")]
-    assert "2 cells are estimated to run out of memory" in found.notes[-5]
-    assert found.notes[-2].startswith("1 cell is undecided by the estimate")
-    assert "mostly states, and has 79.1 GiB per rank" in found.notes[-1]
+    told = {"8k": "undecided", "64k": "out_of_memory", "96k": "out_of_memory"}
+    assert short_of_memory(found, gpus(count)) == [("local", *each) for each in told.items()]
 
 
-def test_without_checkpointing_most_of_it_would_not_fit():
-    """As it was planned by default once: on four GPUs 64k and 96k of every strategy."""
-    assert short_of_memory(planned(gpus(4), checkpointing=False)) == [
-        *(f"local {length}, checkpointing off" for length in README),
-        *(f"deepspeed_ulysses {length} on 4 ranks, checkpointing off" for length in README[1:]),
-        *(f"ring_flash_attn {length} on 4 ranks, checkpointing off" for length in README[1:]),
-    ]
-
-
-def test_an_illegal_cell_needs_nothing_and_many_short_ones_are_counted():
-    lengths = [f"{100 + number}k" for number in range(MOST_NAMED + 3)]
-    found = planned(gpus(4), strategies=("local",), lengths=lengths)
-    assert len(short_of_memory(found)) == MOST_NAMED
-    assert found.notes[-1] == "  and 3 more"
+def test_an_illegal_cell_needs_nothing():
     refused = planned(gpus(4), strategies=("local",), lengths=["1m"], dtype="fp16")
-    assert short_of_memory(refused) == []
+    assert short_of_memory(refused, gpus(4)) == []
     no_ring = planned(gpus(4), strategies=("usp",), lengths=["8m"], ulysses_degree=8, kernel="math")
-    assert short_of_memory(no_ring) == []
+    assert short_of_memory(no_ring, gpus(4)) == []
 
 
 def test_a_cpu_warns_of_a_limit_and_of_nothing_else():
     limited = planned(TWO_CORES, cluster__memory_limit_gib=0.2)
-    assert short_of_memory(limited) == [
-        "local 64k, checkpointing off",
-        "local 96k, checkpointing off",
-        "deepspeed_ulysses 96k on 2 ranks, checkpointing off",
-        "ring_flash_attn 96k on 2 ranks, checkpointing off",
-    ]
-    assert short_of_memory(planned(TWO_CORES)) == []
+    short = [each[:2] for each in short_of_memory(limited, TWO_CORES)]
+    assert short == [("local", "64k"), *((name, "96k") for name in default_strategies())]
+    assert short_of_memory(planned(TWO_CORES), TWO_CORES) == []
 
 
 @pytest.mark.parametrize(
@@ -142,10 +134,8 @@ def test_a_device_without_a_datasheet_is_named_and_its_own_memory_counts():
     found = planned(gpus(4, "NVIDIA A10G"), lengths=["8k"])
     assert {each.cell.hardware for each in found.cells} == {"unknown"}
     assert "no file of conf/hardware/ names NVIDIA A10G, so there is no MFU" in " ".join(found.notes)
-    shared = [f"{name} 8k on 4 ranks, checkpointing on" for name in ("deepspeed_ulysses", "ring_flash_attn")]
-    assert short_of_memory(found) == ["local 8k, checkpointing on", *shared]
-    assert "2 cells are undecided" in found.notes[-3]
-    assert "24.0 GiB per rank" in found.notes[-1]
+    forecast = Forecast(found, found.cells, gpus(4, "NVIDIA A10G"), Estimate(modelled))
+    assert {each.room.usable for each in forecast.cells} == {24 * 2**30}
 
 
 @pytest.mark.parametrize(("words", "cells"), [((), 2), (("strategy=local,ring",), 2)])

@@ -1,6 +1,7 @@
 """A sweep is gone on with by its own plan; what is no sweep, or another one, is left as it is."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,9 +12,8 @@ from bench.cell.planned import PlannedCell
 from bench.config import ConfigError, Resume
 from bench.environment import describe
 from bench.store import read_records
-from bench.sweep.kept import kept_records
 from bench.sweep.plan import Plan
-from bench.sweep.stored_plan import read_plan
+from bench.sweep.resume import kept_records, read_plan
 from tests.cells import make_cell
 from tests.command import typed_here
 
@@ -61,19 +61,24 @@ def test_alone_it_runs_what_is_missing_of_its_own_plan(half):
 
 def test_a_part_of_it_does_not_replace_its_plan(half):
     before = planned(half)
-    done = typed_here(half, *ASKED, "seq_len=8k", "env.NCCL_DEBUG=WARN", *GO_ON)
-    assert done.returncode == 0, done.stderr
+    for more in (["--plan"], []):
+        done = typed_here(half, *ASKED, "seq_len=8k,2k", "env.NCCL_DEBUG=WARN", *GO_ON, *more)
+        assert done.returncode == 0, done.stderr
+        assert re.search(
+            r"^2 cells \(.*16k sp 8.*\): of the earlier sweep in the folder", done.stdout, re.MULTILINE
+        )
+        assert re.search(r"^2 cells \(.* 2k sp 8.*\): of this request", done.stdout, re.MULTILINE)
     assert planned(half) == before
 
 
 OTHERS = {
     "another length": (
         [*ASKED, "seq_len=2k", "env.NCCL_DEBUG=WARN"],
-        "with seq_len=8192 in place of seq_len=2048",
+        "Only there: 4 cells (ulysses 8k sp 8, ring 8k sp 8, ...); only in this request: 2 cells (ulysses 2k",
     ),
     "another environment": (
         [*ASKED, "seq_len=8k,16k"],
-        "env.NCCL_DEBUG=WARN in place of env.NCCL_DEBUG=null",
+        "(ulysses 8k sp 8 env.NCCL_DEBUG=WARN, ",
     ),
 }
 

@@ -1,0 +1,67 @@
+"""What was chosen where the request said `auto`. `--help` says by which rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bench.config import AUTO, UNKNOWN_HARDWARE, RunConfig
+from bench.environment import Machine
+from bench.request.choices import Raw
+
+CHECKPOINTING: Mapping[bool, str] = {
+    True: "on for GPU ranks: layers are computed again in backward, so that longer sequences fit",
+    False: "off for CPU ranks, which seldom lack memory: computing layers again takes up to a third longer",
+}
+"""What `checkpointing=auto` became, and why."""
+CHOICES: Mapping[str, Callable[[RunConfig], Any]] = {
+    "cluster.device": lambda cell: cell.cluster.device,
+    "cluster.backend": lambda cell: cell.cluster.backend,
+    "cluster.world_size": lambda cell: cell.cluster.world_size,
+    "cluster.threads_per_rank": lambda cell: (
+        cell.cluster.threads_per_rank if cell.cluster.device == "cpu" else None
+    ),
+    "hardware.name": lambda cell: cell.hardware,
+    "model.name": lambda cell: cell.model.name,
+    "sp_degree": lambda cell: cell.sp_degree,
+    "ulysses_degree": lambda cell: cell.ulysses_degree if cell.strategy == "usp" else None,
+    "dp_shard": lambda cell: cell.dp_shard,
+    "layout": lambda cell: cell.layout,
+    "kernel": lambda cell: cell.kernel,
+    "checkpointing": lambda cell: cell.checkpointing if _trains(cell) else None,
+    "loss": lambda cell: cell.loss if _trains(cell) else None,
+    "measure.budget_s": lambda cell: f"{cell.measure.budget_s:g}",
+    "measure.warmup_s": lambda cell: f"{cell.measure.warmup_s:g}",
+    "measure.least_steps": lambda cell: cell.measure.least_steps,
+    "measure.repeats": lambda cell: cell.measure.repeats,
+}
+"""By each key that `auto` may stand for, what it became in a cell; None where the cell has no such choice."""
+
+
+def choices_left_open(raws: Sequence[Raw]) -> list[str]:
+    """The keys that the requests leave at `auto`."""
+    return [key for key in CHOICES if any(_is_open(raw, key) for raw in raws)]
+
+
+def choice_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machine) -> list[str]:
+    """Choices that a person may want to make otherwise, and why they were made."""
+    lines = []
+    trains = [cell for cell in cells if _trains(cell)]
+    if trains and any(raw["checkpointing"] == AUTO for raw in raws):
+        on_gpus = any(cell.cluster.device == "cuda" for cell in trains)
+        lines.append(f"checkpointing=auto: {CHECKPOINTING[on_gpus]}")
+    if any(cell.hardware == UNKNOWN_HARDWARE for cell in cells):
+        lines.append(
+            f"hardware=auto: no file of conf/hardware/ names {machine.device_name}, so there is no MFU; name"
+            " one with hardware=..., or add a file"
+        )
+    return lines
+
+
+def _trains(cell: RunConfig) -> bool:
+    return cell.workload.name == "train"
+
+
+def _is_open(raw: Raw, key: str) -> bool:
+    section, _, name = key.rpartition(".")
+    return ((raw.get(section) or {}) if section else raw).get(name) == AUTO

@@ -1,0 +1,205 @@
+"""What a resumed sweep goes on with: the plan and the records that its folder holds already."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.config import ConfigError, Resume, RunConfig
+from bench.environment import Departure, Origin, describe
+from bench.record import Status, is_finding
+from bench.request import values
+from bench.request.command_line import parsed
+from bench.request.legality import used_packages
+from bench.request.target import PREDICT
+from bench.store import RECORDS, read_records
+from bench.strategies import STRATEGIES
+from bench.sweep.plan import Plan
+from bench.sweep.progress import CellLabels
+
+CONFIG = "config.yaml"
+RESUMING = frozenset({"resume", "sweep_dir"})
+GOING_ON = frozenset({*RESUMING, "lease", "plan"})
+"""Words that name a sweep and ask for no cell."""
+MOST_NAMED = 2
+"""Cells that a message names; more are counted."""
+SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The faster one where PyYAML has it: a sweep's plan may hold thousands of cells."""
+BECOME: Mapping[Resume, str] = {
+    Resume.NEVER: "those cells run again",
+    Resume.MATCHING: "those cells run again; resume=any keeps them",
+    Resume.ANY: "kept, as resume=any asks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """The request of a sweep as its folder holds it."""
+
+    words: tuple[str, ...]
+    """As they were typed, without the program."""
+    cells: tuple[Mapping[str, Any], ...]
+    """As `RunConfig.flat` gives them."""
+
+
+def whole_request(arguments: Sequence[str]) -> list[str]:
+    """What was typed; where that only names a sweep to go on with, that sweep's own words come first.
+
+    Raises ConfigError where its folder holds none, and Hydra's OverrideParseException for an unreadable word.
+    """
+    words = [word for word in arguments if not word.startswith("-")]
+    typed = {word.partition("=")[0]: word for word in words}
+    if not typed.keys() >= RESUMING or typed.keys() - GOING_ON:
+        return [*arguments]
+    given = {key: parsed(typed[key]).value() for key in RESUMING}
+    if values.resume("resume", given["resume"]) is Resume.NEVER:
+        return [*arguments]
+    own = read_plan(_existing(Path(str(given["sweep_dir"]))))
+    words = [word.removeprefix("++") for word in own.words]
+    return [*(word for word in words if word.partition("=")[0] not in GOING_ON), *arguments]
+
+
+def read_plan(folder: Path) -> StoredPlan:
+    """The plan of a sweep's folder; raises ConfigError where it has none."""
+    path = folder / CONFIG
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), SAFE_LOADER)  # noqa: S506  one of the two safe ones
+        argv, cells = content["argv"], content["cells"]
+        if not (
+            all(isinstance(word, str) for word in argv) and all(isinstance(cell, dict) for cell in cells)
+        ):
+            raise TypeError("argv and cells are not lists of words and of cells")  # noqa: TRY301
+    except FileNotFoundError:
+        raise ConfigError(
+            f"sweep_dir={folder}: has no {CONFIG} that says what was asked; add the words of the sweep"
+        ) from None
+    except (OSError, UnicodeError, yaml.YAMLError, TypeError, KeyError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"{path}: is no sweep's plan ({why}); add the words of the sweep") from None
+    return StoredPlan(tuple(argv[1:]), tuple(cells))
+
+
+class Resumed:
+    """The cells of a plan beside those of the sweep in its folder, by their ids.
+
+    Raises ConfigError where the folder holds no sweep, or one without any of these cells.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        stored = [] if plan.resume is Resume.NEVER else _stored_cells(plan.folder)
+        planned = [each.cell for each in plan.cells]
+        self._labels = CellLabels([*stored, *planned])
+        ours, theirs = ({cell.cell_id: cell for cell in cells} for cells in (planned, stored))
+        self._left_out = [cell for name, cell in theirs.items() if name not in ours]
+        self._added = [cell for name, cell in ours.items() if name not in theirs] if stored else []
+        self._grows = plan.grow is not None
+        if stored and len(self._left_out) == len(theirs):
+            raise ConfigError(
+                f"sweep_dir={plan.folder}: holds another sweep. Only there: {self._named(self._left_out)};"
+                f" only in this request: {self._named(self._added)}. To go on with the folder's own"
+                " plan, add no word but resume=true; else name another folder"
+            )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all cells of the sweep are planned again."""
+        return not self._left_out
+
+    @property
+    def lines(self) -> list[str]:
+        """What the request leaves out and adds; nothing for a search, whose cells come one by one."""
+        if self._grows:
+            return []
+        told = {
+            "of the earlier sweep in the folder, not in this request, so not run": self._left_out,
+            "of this request, new to the folder": self._added,
+        }
+        return [f"{self._named(cells)}: {what}" for what, cells in told.items() if cells]
+
+    def _named(self, cells: Sequence[RunConfig]) -> str:
+        count = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+        more = ", ..." if len(cells) > MOST_NAMED else ""
+        return f"{count} ({', '.join(map(self._labels.of, cells[:MOST_NAMED]))}{more})"
+
+
+def _stored_cells(folder: Path) -> list[RunConfig]:
+    """The cells of a folder's sweep, by its plan or else its records."""
+    _existing(folder)
+    if (folder / CONFIG).exists():
+        cells = read_plan(folder).cells
+    else:
+        cells = tuple(record["config"] for record in read_records(folder / RECORDS))
+    try:
+        return [RunConfig.from_flat(cell) for cell in cells]
+    except (ConfigError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"sweep_dir={folder}: its cells cannot be read, perhaps as another version wrote them ({error});"
+            " name another folder"
+        ) from None
+
+
+def _existing(folder: Path) -> Path:
+    """The folder; raises ConfigError where it is not there, or holds no sweep."""
+    if not folder.exists():
+        raise ConfigError(
+            f"resume=true: sweep_dir={folder} does not exist; name the folder of the sweep to continue"
+        )
+    if not any((folder / name).exists() for name in (CONFIG, RECORDS)):
+        raise ConfigError(
+            f"resume=true: sweep_dir={folder} holds no sweep; name the folder of one, or leave it out"
+        )
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What of a folder's records counts."""
+
+    records: Sequence[dict[str, Any]]
+    """At most one of each cell and repeat, in the order of the file."""
+    lines: tuple[str, ...]
+    """How many final ones were made with something else, by what that is, and what becomes of them."""
+
+
+def kept_records(plan: Plan, records: Iterable[dict[str, Any]]) -> Kept:
+    """What counts for this plan. A line that is not kept stays in the file, as evidence.
+
+    Of a cell that ran again the newest line counts, here as in every analysis.
+    """
+    newest = {(record["cell_id"], record["repeat"]): record for record in records}
+    cells = {planned.cell.cell_id: planned.cell for planned in plan.cells}
+    if not newest:
+        return Kept([], ())
+    here = cache(lambda strategy: Origin.of(describe(STRATEGIES.packages(strategy))))
+    kept, departed = [], Counter[str]()
+    for record in newest.values():
+        cell = cells.get(record["cell_id"])
+        strategy = str(record["config"].get("strategy")) if cell is None else cell.strategy
+        departures = _departures(cell, record, here(strategy))
+        if not departures or plan.resume is Resume.ANY:
+            kept.append(record)
+        if departures and is_finding(record["role"], Status(record["status"])):
+            departed[" and ".join(each.words for each in departures)] += 1
+    lines = (
+        f"{count} {'record' if count == 1 else 'records'} of {words}: {BECOME[plan.resume]}"
+        for words, count in departed.items()
+    )
+    return Kept(kept, tuple(lines))
+
+
+def _departures(cell: RunConfig | None, record: Mapping[str, Any], here: Origin) -> list[Departure]:
+    """In what the record's origin is not the one that the cell would have now.
+
+    Of a cell that a plan has not come to yet it is not known which packages it would use.
+    """
+    if cell is None:
+        packages = None if record["config"].get("mode") == PREDICT else frozenset[str]()
+    else:
+        packages = None if cell.mode == PREDICT else used_packages(cell)
+    return Origin.of(record.get("environment") or {}).departures(here, packages)
