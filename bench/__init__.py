@@ -1,7 +1,7 @@
 """Ulysses against Ring Attention, measured. What others may rely on is here: names and signatures stay.
 
 Strategy packages, training loops under `observe` and readers of records import from `bench` alone: where a
-name is defined may change. `ulysses_ring_bench` offers the same names, also beside somebody's own `bench/`.
+name is defined may change. `ulysses_ring_bench` offers the same names where a wheel is installed.
 Modules inside never import this one. A name is imported when it is first used: planning a sweep reads
 strategies' facts, and must not import torch.
 """

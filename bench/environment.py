@@ -42,7 +42,7 @@ CUDA_PACKAGES = tuple(name for name in PACKAGES if name.startswith("nvidia-"))
 INHERITED = ("ATEN_", "CUDA_", "GLOO_", "NCCL_", "OMP_", "ONEDNN_", "TORCH_NCCL_")
 """How the variables begin that change what a cell does and were set before the command."""
 SOURCES = REPOSITORY / "bench"
-HARDWARE = REPOSITORY / "ulysses_ring_bench" / "conf" / "hardware"
+HARDWARE = REPOSITORY / "conf" / "hardware"
 """Figures that predictions are computed from; all other choices of conf/ are in a cell's configuration."""
 ABOVE_CELLS = frozenset(
     {

@@ -30,14 +30,12 @@ class CellSweeper(Sweeper):
         self.loader, self.config = hydra_context.config_loader, config
 
     def sweep(self, arguments: list[str]) -> Any:
-        from ulysses_ring_bench.own_modules import own_module
+        import run_sweep
+        from bench.request.composition import cells_of, composed_cells
 
-        composition = own_module("bench.request.composition")
-        cells = composition.cells_of([*self.defaults, *arguments], self.loader)
-        own_module("run_sweep").run_cells(
-            composition.composed_cells(
-                cells, lambda words: self.loader.load_sweep_config(self.config, words)
-            ),
+        cells = cells_of([*self.defaults, *arguments], self.loader)
+        run_sweep.run_cells(
+            composed_cells(cells, lambda words: self.loader.load_sweep_config(self.config, words)),
             default_strategies=not any(word.startswith("strategy=") for word in arguments),
         )
 

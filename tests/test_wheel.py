@@ -11,38 +11,56 @@ import pytest
 from bench.environment import REPOSITORY
 from bench.store import read_records
 from tests.command import NO_GPU
+from tests.test_contributing import FILES, write_package
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
-CELL = ("seq_len=256", "strategy=ulysses", "measure.steps=2", "measure.warmup_steps=1", "measure.trace=false")
-OBSERVED = """
-import bench, ulysses_ring_bench
-assert bench.WHOSE == "theirs"
-print(ulysses_ring_bench.observe.__module__, ulysses_ring_bench.read_records)
-"""
+PIP = [sys.executable, "-m", "pip", "--quiet"]
+ALONE = ("--no-deps", "--no-build-isolation", "--no-index")
+CELL = ("seq_len=256", "measure.steps=2", "measure.warmup_steps=1", "measure.trace=false", "sweep_dir=out")
+OBSERVED = "import ulysses_ring_bench, bench; print(ulysses_ring_bench.observe, bench.observe)"
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    """The interpreter of an environment with the wheel, and with this one's packages but for the checkout."""
-    folder = tmp_path_factory.mktemp("installed")
-    pip = [sys.executable, "-m", "pip"]
-    source = folder / "source"  # building leaves a folder build/ behind, which the next build would take up
+def source(tmp_path_factory):
+    """A copy of the checkout: a build leaves files behind."""
+    folder = tmp_path_factory.mktemp("source") / "checkout"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "sweeps", "tests")
-    shutil.copytree(REPOSITORY, source, symlinks=True, ignore=ignored)
-    made = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
-    subprocess.run(made, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True)
-    found = folder / "env" / "bin" / "python"
-    place = f"python{sysconfig.get_python_version()}"
-    site = folder / "env" / "lib" / place / "site-packages"
-    subprocess.run(
-        [*pip, "--python", str(found), "install", "--no-deps", str(wheel)], check=True, capture_output=True
-    )
-    others = [path for path in sys.path if path.endswith("site-packages")]
-    # Named as a path their own .pth files are not read, of which one leads to the checkout.
-    (site / "dependencies.pth").write_text("\n".join(others))
-    return found
+    return shutil.copytree(REPOSITORY, folder, ignore=ignored)
+
+
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory):
+    """A folder with CONTRIBUTING's package twice: one imports from `bench`, one from `ulysses_ring_bench`."""
+    written, site = tmp_path_factory.mktemp("written"), tmp_path_factory.mktemp("plugins")
+    other = {path: text.replace("from bench", "from ulysses_ring_bench") for path, text in FILES.items()}
+    packages = [write_package(written, "by_bench", FILES), write_package(written, "by_long_name", other)]
+    subprocess.run([*PIP, "install", *ALONE, "--target", site, *packages], check=True)
+    return site
+
+
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory, plugins):
+    """Makes an environment with the plugins and this one's packages, in which pip installs these words."""
+
+    def made(*words):
+        folder = tmp_path_factory.mktemp("environment")
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        python = folder / "bin" / "python"
+        site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+        # Python does not read the .pth files of folders named so, of which one leads to this checkout.
+        others = [path for path in sys.path if path.endswith("site-packages")]
+        (site / "dependencies.pth").write_text("\n".join([str(plugins), *others]))
+        if words:
+            subprocess.run([*PIP, "--python", python, "install", *ALONE, *words], check=True)
+        return python
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(interpreter, source):
+    """The interpreter of an environment with the wheel."""
+    return interpreter(source)
 
 
 @pytest.fixture
@@ -50,7 +68,7 @@ def beside_theirs(tmp_path):
     """A folder with a `bench` and an `analysis` of somebody's own."""
     for name in ("bench", "analysis"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("WHOSE = 'theirs'\n")
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('theirs')\n")
     return tmp_path
 
 
@@ -64,30 +82,44 @@ def run(folder, *words):
     return done.stdout
 
 
-def test_the_checkout_cannot_be_imported_there(python, tmp_path):
-    said = run(tmp_path, python, "-c", "import bench, analysis, run_sweep; print(bench.__file__)")
-    assert said.startswith(str(python.parent.parent))
+def test_the_wheel_puts_one_name_into_an_environment(installed):
+    (information,) = installed.parent.parent.glob("lib/*/site-packages/ulysses_ring_bench-*.dist-info")
+    files = [line.partition("/") for line in (information / "RECORD").read_text().splitlines()]
+    assert {first for first, *_ in files} == {"..", information.name, "ulysses_ring_bench"}
 
 
-def test_the_command_and_its_tools_run_beside_folders_of_their_names(python, beside_theirs):
-    command = python.with_name("ulysses-ring-bench")
-    said = run(beside_theirs, command, *CELL)
-    (sweep,) = (beside_theirs / "results" / "sweeps").iterdir()
-    (record,) = read_records(sweep / "records.jsonl")
+def test_the_command_and_its_tools_run_beside_folders_of_their_names(installed, beside_theirs):
+    command = installed.with_name("ulysses-ring-bench")
+    said = run(beside_theirs, command, *CELL, "strategy=ulysses")
+    (record,) = read_records(beside_theirs / "out" / "records.jsonl")
     assert record["status"] == "ok"
     assert (record["environment"]["git_commit"], record["environment"]["git_dirty"]) == (None, None)
     assert record["environment"]["packages"]["ulysses-ring-bench"] == "0.1.0"
-    assert f"report: results/sweeps/{sweep.name}/report.html" in said
-    assert "ulysses" in run(beside_theirs, command, "report", sweep)
+    assert "report: out/report.html" in said
+    assert "ulysses" in run(beside_theirs, command, "report", "out")
     assert "usage: " in run(beside_theirs, command, "compare", "--help")
     assert run(beside_theirs, command, "--plan", "-m", "seq_len=8k,64k").count("fits") >= 6
     assert f"{command} -m" in run(beside_theirs, command, "advise", "model=qwen3_8b", "hardware=h100_80gb")
     assert "8k" in run(beside_theirs, command, "--cfg", "job")
+    assert "usage: " in run(beside_theirs, installed, "-m", "ulysses_ring_bench.command", "report", "--help")
 
 
-def test_as_a_module_where_theirs_comes_first_on_the_path(python, beside_theirs):
-    run(beside_theirs, python, "-m", "ulysses_ring_bench.command", *CELL, "sweep_dir=out")
-    (record,) = read_records(beside_theirs / "out" / "records.jsonl")
-    assert record["status"] == "ok"
-    (beside_theirs / "train.py").write_text(OBSERVED)
-    assert run(beside_theirs, python, "train.py").startswith("ulysses_ring_bench.bench.observation")
+def test_a_script_imports_ours_by_the_long_name(installed, tmp_path):
+    (tmp_path / "train.py").write_text(OBSERVED)
+    assert run(tmp_path, installed, "train.py").count("function observe") == 2
+
+
+@pytest.mark.parametrize("how", ["wheel", "editable", "checkout"])
+def test_a_plugin_imports_from_either_name_on_ranks_too(how, installed, interpreter, source, tmp_path):
+    if how == "checkout":
+        command = (interpreter(), source / "run_sweep.py")
+    else:
+        python = installed if how == "wheel" else interpreter("--editable", source)
+        command = (python.with_name("ulysses-ring-bench"),)
+    run(tmp_path, *command, "-m", "strategy=by_bench,by_long_name", *CELL)
+    records = read_records(tmp_path / "out" / "records.jsonl")
+    found = {record["config"]["strategy"]: record["status"] for record in records}
+    assert {found["by_bench"], found["by_long_name"]} == {"ok"}
+    if how == "editable":
+        assert "usage: " in run(tmp_path, python, "-m", "bench.overhead", "--help")
+        assert "usage: " in run(tmp_path, python, "-m", "analysis.report", "--help")

@@ -1,26 +1,39 @@
-"""Ulysses against Ring Attention, measured: the one name under which an installed copy is imported.
+"""Ulysses against Ring Attention, measured: the name under which other code imports an installed copy.
 
-Everything that `bench` offers is here: `ulysses_ring_bench.observe(...)`. A script beside which somebody's
-own folder `bench/` or `analysis/` lies gets that from `import bench`, and ours from here. Where `bench` is
-ours both names give the same objects.
+Every public name of `bench` is here, as in `ulysses_ring_bench.observe(...)`, imported when it is first used.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from ulysses_ring_bench.own_modules import own_module
 
 if TYPE_CHECKING:
     from bench import *  # noqa: F403  the names of HOMES, as an editor and mypy find them there
 
+HERE = Path(__file__).resolve().parent
+TREE = HERE if (HERE / "bench").is_dir() else HERE.parent
+"""The folder that holds our `bench`: a wheel puts it in here, a checkout has it beside this folder."""
+sys.path.append(str(TREE))
+
 
 def __getattr__(name: str) -> Any:
-    """A public name of `bench`, imported when it is first used."""
-    if name.startswith("_") or name not in own_module("bench").HOMES:
-        raise AttributeError(f"module 'ulysses_ring_bench' has no attribute {name!r}")
-    return getattr(own_module("bench"), name)
+    """A public name of `bench`; raises ImportError where `bench` is somebody else's."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    refuse_another_bench()
+    import bench
+
+    return bench.__getattr__(name)
 
 
-def __dir__() -> list[str]:
-    return sorted(own_module("bench").HOMES)
+def refuse_another_bench() -> None:
+    """Raises ImportError where the script's folder, or another package, has a `bench` of its own."""
+    import bench
+
+    if not hasattr(bench, "HOMES"):
+        raise ImportError(
+            f"this process has imported {bench!r}, but ulysses_ring_bench needs its own `bench`:"
+            " rename the other one, or use ulysses_ring_bench in another process"
+        )

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
-from ulysses_ring_bench.own_modules import own_module
+from ulysses_ring_bench import TREE, refuse_another_bench
 
 
 def main() -> int:
     """Run what was typed; the exit code."""
-    tools: dict[str, str] = own_module("bench.command").TOOLS
+    sys.path.insert(0, str(TREE))  # before other folders that hold a `bench`
+    try:
+        refuse_another_bench()
+    except ImportError as error:
+        print(error, file=sys.stderr)
+        return 2
+    from bench.command import TOOLS
+
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    if word not in tools:
-        own_module("run_sweep").main()
+    if word not in TOOLS:
+        import run_sweep
+
+        run_sweep.main()
         return 0
     del sys.argv[1]
-    module = own_module(tools[word])
+    module = importlib.import_module(TOOLS[word])
     if hasattr(module, "__path__"):
-        module = own_module(f"{tools[word]}.__main__")
+        module = importlib.import_module(f"{TOOLS[word]}.__main__")
     code: int | None = module.main()
     return code or 0
 

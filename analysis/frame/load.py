@@ -34,7 +34,7 @@ class Row(NamedTuple):
     measured: Measured
 
 
-HARDWARE_FOLDER = Path(__file__).resolve().parents[2] / "ulysses_ring_bench" / "conf" / "hardware"
+HARDWARE_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "hardware"
 RECORD_COLUMNS = (
     "cell_id", "experiment", "role", "repeat", "order", "status", "reason", "provenance",
     "started_at", "wall_s", "fixed_cost_s",

@@ -17,6 +17,7 @@ from bench.cell.outcome import fixed_cost_s
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
 from bench.config import RunConfig
+from bench.environment import REPOSITORY
 from bench.passes import decoded
 
 RANKS = 4
@@ -88,7 +89,10 @@ def _under_torchrun(cell: RunConfig, folder: Path) -> float:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     start = time.monotonic()
     subprocess.run(  # noqa: S603  fixed arguments, no shell
-        [*command, "-m", "bench.node.worker", str(path), str(folder)], check=True, capture_output=True
+        [*command, "-m", "bench.node.worker", str(path), str(folder)],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
     )
     wall_s = time.monotonic() - start
     reports = [decoded(json.loads(report.read_text())) for report in folder.glob("rank_*.report.json")]

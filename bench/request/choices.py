@@ -23,19 +23,16 @@ from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
 from bench.strategies.options import in_yaml
 
-CONF = REPOSITORY / "ulysses_ring_bench" / "conf"
-"""In a checkout a link to conf/; an installed copy holds the files there."""
+CONF = REPOSITORY / "conf"
 
 Raw = Mapping[str, Any]
 """A composed configuration as plain values, still in the user's words."""
 
 
 def refuse_no_conf() -> None:
-    """Raises ConfigError where the choices did not come along, as in a copy that lost its links."""
+    """Raises ConfigError where the code was copied without conf/."""
     if not CONF.is_dir():
-        raise ConfigError(
-            f"{CONF}: no such folder; in a checkout it links to ../conf: install with pip install -e ."
-        )
+        raise ConfigError(f"{CONF}: no such folder; install the whole checkout: pip install -e .")
 
 
 def groups() -> list[str]:

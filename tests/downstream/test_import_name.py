@@ -1,4 +1,4 @@
-"""`ulysses_ring_bench` is ours whatever lies beside somebody's script, and `bench` is then theirs."""
+"""`ulysses_ring_bench` gives what `bench` gives, and refuses in a sentence a `bench` of somebody else."""
 
 import os
 import subprocess
@@ -9,48 +9,62 @@ import pytest
 import bench
 import ulysses_ring_bench
 from bench.environment import REPOSITORY
-from ulysses_ring_bench.own_modules import own_module
 
-THEIRS = "assert (bench.WHOSE, analysis.WHOSE) == ('theirs', 'theirs')"
-OURS = "from ulysses_ring_bench import Facts, RunConfig, Schedule, read_records"
-SCRIPTS = {
-    "theirs first": f"import bench, analysis\n{THEIRS}\n{OURS}\n{THEIRS}",
-    "ours first": f"{OURS}\nimport bench, analysis\n{THEIRS}",
-    "what ours imports is ours": (
-        "import sys, bench\nfrom ulysses_ring_bench.own_modules import own_module\n"
-        "frame = own_module('analysis.frame.load')\n"
-        "passes = own_module('bench.passes').PASSES\n"
-        "assert frame.HARDWARE_FOLDER.is_dir() and 'parity' in passes\n"
-        "assert own_module('bench.node.server').PRELOAD == 'ulysses_ring_bench.bench.node.preload'\n"
-        "assert [n for n in sys.modules if n.partition('.')[0] in ('bench', 'analysis')] == ['bench']"
-    ),
-    "only analysis is theirs": (
-        "import sys\n"
-        "import shutil; shutil.rmtree('bench')\n"
-        "from ulysses_ring_bench.own_modules import own_module\n"
-        "own_module('analysis.frame.load')\nimport bench\n"
-        "assert own_module('bench.config') is sys.modules['bench.config']\n"
-        "assert 'ulysses_ring_bench.bench.config' not in sys.modules"
-    ),
-}
+OURS = "from ulysses_ring_bench import Facts, read_records"
+LIGHT = """
+import sys, ulysses_ring_bench
+assert "bench" not in sys.modules
+from ulysses_ring_bench import Facts, RunConfig
+assert "torch" not in sys.modules
+import bench, analysis, run_sweep
+assert (bench.Facts, bench.RunConfig) == (Facts, RunConfig)
+"""
+COMMAND = """
+import sys, ulysses_ring_bench.command
+FIRST
+sys.argv = ["ulysses-ring-bench", "report", "--help"]
+sys.exit(ulysses_ring_bench.command.main())
+"""
 
 
-@pytest.mark.parametrize("case", SCRIPTS)
-def test_beside_folders_of_the_same_names(tmp_path, case):
+def run(folder, script):
+    (folder / "train.py").write_text(script)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "train.py"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A folder with a `bench/` and an `analysis/` of somebody's own."""
     for name in ("bench", "analysis"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("WHOSE = 'theirs'\n")
-    (tmp_path / "train.py").write_text(SCRIPTS[case])
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+        (tmp_path / name / "__init__.py").touch()
+    return tmp_path
+
+
+def test_nothing_is_imported_at_start_and_both_names_give_the_same(tmp_path):
+    done = run(tmp_path, LIGHT)
     assert done.returncode == 0, done.stderr
 
 
-def test_where_bench_is_ours_both_names_give_the_same():
-    assert own_module("bench.config") is sys.modules["bench.config"]
-    assert ulysses_ring_bench.RunConfig is bench.RunConfig
-    assert dir(ulysses_ring_bench) == sorted(bench.HOMES)
-    with pytest.raises(AttributeError, match="'ulysses_ring_bench' has no attribute 'Offer'"):
+@pytest.mark.parametrize("script", [OURS, f"import bench\n{OURS}"])
+def test_a_script_beside_another_bench_ends_in_a_sentence_that_names_its_folder(theirs, script):
+    done = run(theirs, script)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ImportError: ")]
+    assert str(theirs / "bench") in line
+    assert "rename the other one" in line
+
+
+def test_the_command_takes_ours_and_is_refused_where_another_is_imported_already(theirs):
+    assert run(theirs, COMMAND.replace("FIRST", "")).returncode == 0
+    done = run(theirs, COMMAND.replace("FIRST", "import bench"))
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert str(theirs / "bench") in done.stderr
+
+
+def test_every_public_name_is_there_and_no_other():
+    assert all(getattr(ulysses_ring_bench, name) is getattr(bench, name) for name in bench.HOMES)
+    with pytest.raises(AttributeError, match="no attribute 'Offer'"):
         ulysses_ring_bench.Offer  # noqa: B018
