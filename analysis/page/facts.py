@@ -192,6 +192,8 @@ def attempt(record: Record, links: Mapping[str, NodeLink] = NO_LINKS) -> Attempt
 def _shown(check: Check, status: str) -> ShownCheck:
     """Of a wrong result the reason above says what was found; what was compared may be right or not."""
     made = "passed" if status == "ok" else "compared"
+    if check.below_noise is not None:
+        made = f"below noise: {check.below_noise}"
     was_made = check.reason is None or bool(check.steps)
     outcome = "; ".join(filter(None, (made if was_made else "not checked", check.reason)))
     steps = "" if check.steps is None else f"{check.steps:,}"
@@ -216,13 +218,15 @@ def _sent(sent: Mapping[str, Sequence[int]] | None) -> str:
 
 
 def _documents(section: Mapping[str, Any] | None) -> str | None:
-    """`15 to 19 a step; the busiest rank attends to 1.08 times the mean rank's pairs`."""
+    """`15 to 19 a step; in the median step the busiest rank attends to 1.08 times the mean rank's pairs`."""
     if not section:
         return None
     fewest, most = min(section["documents"]), max(section["documents"])
     share = _number(section["imbalance"], ".2f")
     counts = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
-    return f"{counts} a step; the busiest rank attends to {share} times the mean rank's pairs"
+    return (
+        f"{counts} a step; in the median step the busiest rank attends to {share} times the mean rank's pairs"
+    )
 
 
 def _full_length(section: Mapping[str, Any] | None) -> str | None:

@@ -20,7 +20,7 @@ UNKNOWN: Mapping[str, str] = {
 NOT_IN_A_LOOP = "never compared in somebody's own loop"
 """The same of all other checks whose pass has no section."""
 OF_CELLS = frozenset({
-    "objective of a two-layer cut", "every gradient on the cell's engine", "every shard of the parameters",
+    "every gradient on the cell's engine", "every shard of the parameters",
 })  # fmt: skip
 """Checks on data or an optimizer of ours, which have no meaning for a loop: `objective` stands for them."""
 NEXT_TOKENS = "the mean loss of next tokens"
@@ -70,7 +70,7 @@ def _replicas(cell: RunConfig, made: Check | None) -> Check:
 
 def _objective(cell: RunConfig, seen: Sequence[RankObjective | None]) -> Check:
     """Labels, weights and the value of one step's loss."""
-    unknown = not_compared(seen)
+    unknown = not_compared(seen, cell.sp_degree, cell.dtype)
     if unknown is not None:
         return Check(what="objective", against=NEXT_TOKENS, reason=unknown)
     scale = "" if has_known_scale(seen, cell.dtype) else ", gradients but for a factor"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
+from torch import Tensor
 
 from bench.attention.watch import AttentionWatch
 from bench.config import ConfigError
@@ -42,9 +43,11 @@ class Loop(Subject):
         self.phase = phase
         self.attention_name = model.attention_name
         self.attention_code = module_of(model.attention_name)
+        self.network = model.called[0]
+        self.sequence_ranks = sharers.count
         self.dtype = "fp32"
         self.sizes: list[StepSize] = []
-        self.other_layers = model.other_layers()
+        self.other_layers: list[str] = []
         self.trained = TrainedTokens(model.networks[0])
         self.objective: RankObjective | None = None
         self.always_updates = True
@@ -69,6 +72,9 @@ class Loop(Subject):
         self.always_updates &= bool(spans)
         self.sizes.append(self.tokens.size)
 
+    def fed_positions(self) -> Tensor:
+        return torch.tensor([*positions_of(self.tokens)])
+
     @property
     def tokens(self) -> RankTokens:
         """What the last step that was looked at was fed; raises ConfigError where that was nothing."""
@@ -92,6 +98,7 @@ class Loop(Subject):
             valid_tokens=float(sum(map(float, known))) if known else None,
             is_told=trained.is_told,
             averages=self.always_updates and self.model.averages_gradients(),
+            unknown_divisor=self.model.unknown_divisor(),
         )
 
     def _note_dtype(self, dtype: torch.dtype) -> None:
@@ -107,10 +114,14 @@ class LoopParity(RankPass):
         loop = self.measurement.subject
         assert isinstance(loop, Loop)
         yield Ask.BETWEEN
-        with captured_attention(loop.attention_name) as captured, loop.seen(), loop.trained.watched():
+        ranks = loop.sharers.count
+        with captured_attention(loop.attention_name, ranks) as captured, loop.seen(), loop.trained.watched():
             yield Ask.STEP
         loop.note_objective()
-        loop.other_layers += [f"attention is called with {kind}" for kind in captured.kinds]
+        loop.other_layers = [
+            *loop.model.other_layers(loop.tokens.length * ranks),
+            *(f"attention is called with {kind}" for kind in captured.kinds),
+        ]
         with self.measurement.log.during("parity"):
             self.found = compare(captured, [*positions_of(loop.tokens)], loop.sharers)
 

@@ -27,7 +27,8 @@ class MicroStep:
     labels: np.ndarray
     """UNTRAINED where no gradient came."""
     pull: float
-    """The sum of w_i * (1 - p_i) over the tokens that are counted in `summed`."""
+    """The sum of w_i * (1 - p_i) over the tokens that are counted in `summed`; nan where any gradient is not
+    finite."""
     doubt: float
     """The sum of 1 - p_i over the same."""
     loss_sum: float
@@ -39,8 +40,10 @@ class MicroStep:
 
     @property
     def weight(self) -> float | None:
-        """What each token's loss is multiplied with; None where no token says so."""
-        return self.pull / self.doubt if self.doubt > 0 else None
+        """What each token's loss is multiplied with, which may be nan; None where no token says so."""
+        if math.isnan(self.pull):
+            return self.pull
+        return None if self.doubt <= 0 else self.pull / self.doubt
 
     @property
     def trained(self) -> int:
@@ -59,14 +62,39 @@ class RankObjective:
     """Whether the loop gave its loss, or said that it trains this objective."""
     averages: bool
     """Whether the engine divides the sum of all ranks' gradients by their number, and nothing else does."""
+    unknown_divisor: str | None = None
+    """Why it is not known what the engine divides gradients by; None where `averages` says it."""
 
 
-def not_compared(ranks: Sequence[RankObjective | None]) -> str | None:
-    """Why the objective of a loop cannot be judged; None where it can."""
+def not_compared(seen: Sequence[RankObjective | None], sharers: int, dtype: str) -> str | None:
+    """Why the objective of a loop was not compared; None where it was. `sharers` ranks share a sequence."""
+    return _unseen(seen) or _unknown_divisor(seen, sharers, _limit(dtype))
+
+
+def _unseen(ranks: Sequence[RankObjective | None]) -> str | None:
+    """Why nothing is known of what the loop trains on."""
     if not all(rank is not None and rank.is_told for rank in ranks):
         return "the loop did not give its loss; call loss(loss, valid_tokens) of the context in every step"
-    if not all(rank is not None and any(each.trained for each in rank.micro_steps) for rank in ranks):
-        return "the model handed back no logits to which a gradient came"
+    calls = [rank.micro_steps for rank in ranks if rank is not None]
+    if not all(calls):
+        return "the model handed back no logits of each token to which a gradient came"
+    if not any(each.trained for rank in calls for each in rank):
+        return "the gradient of all logits was zero"
+    return None
+
+
+def _unknown_divisor(seen: Sequence[RankObjective | None], sharers: int, limit: float) -> str | None:
+    """Why the scale is not judged: who divides decides what is right, and is not known."""
+    ranks = [each for each in seen if each is not None]
+    reason = next((each.unknown_divisor for each in ranks if each.unknown_divisor is not None), None)
+    if reason is not None or all(each.averages for each in ranks):
+        return reason
+    for count in dict.fromkeys((len(ranks), sharers)):
+        if count > 1 and _is_loss(ranks, limit, parts=count):
+            return (
+                f"the loop's loss is {MEAN}, divided by {count}: right where gradients are added up over"
+                f" {count} ranks, wrong where they are averaged, and it is not known what is done here"
+            )
     return None
 
 
@@ -77,18 +105,29 @@ def wrong_objective(
 
     `seen` is by rank, `groups` are the ranks that share sequences, `dtype` is that of attention.
     """
-    if not_compared(seen) is not None:
+    if _unseen(seen) is not None:
         return None
     ranks = [each for each in seen if each is not None]
-    limit = LIMITS.get(dtype, SIXTEEN_BIT)
+    limit = _limit(dtype)
     labels = (_wrong_labels([ranks[rank] for rank in group], group) for group in groups)
-    return (
-        next(filter(None, labels), None)
+    found = (
+        _not_finite(ranks)
+        or next(filter(None, labels), None)
         or _no_next_tokens(ranks)
         or _unequal_weights(ranks, limit)
-        or _wrong_scale(ranks, limit, dtype)
-        or _wrong_loss(ranks, limit)
     )
+    if found is not None or _unknown_divisor(seen, len(groups[0]), limit) is not None:
+        return found
+    return _wrong_scale(ranks, limit, dtype) or _wrong_loss(ranks, limit)
+
+
+def _limit(dtype: str) -> float:
+    return LIMITS.get(dtype, SIXTEEN_BIT)
+
+
+def _not_finite(ranks: Sequence[RankObjective]) -> str | None:
+    found = next((where for weight, where in _weights(ranks) if not math.isfinite(weight)), None)
+    return None if found is None else f"objective: the gradient of the logits of {found} is not finite"
 
 
 def _wrong_labels(sharers: Sequence[RankObjective], group: Sequence[int]) -> str | None:
@@ -133,15 +172,16 @@ def _untrained_edges(is_trained: np.ndarray, ranks: np.ndarray) -> str | None:
 
 def _no_next_tokens(ranks: Sequence[RankObjective]) -> str | None:
     """Packed sequences' labels are not compared one by one, but some must be what comes next."""
-    unknown = (rank for rank, each in enumerate(ranks) if not any(call.summed for call in each.micro_steps))
-    found = next(unknown, None)
+    calls = [(rank, each.micro_steps) for rank, each in enumerate(ranks)]
+    trained = (each for each in calls if any(call.trained for call in each[1]))
+    found = next((rank for rank, each in trained if not any(call.summed for call in each)), None)
     return None if found is None else f"objective: no label of rank {found} is the token that comes next"
 
 
 def _unequal_weights(ranks: Sequence[RankObjective], limit: float) -> str | None:
     weights = [*_weights(ranks)]
-    if not all(math.isfinite(weight) for weight, *_ in weights):
-        return "objective: the gradient of the logits is not finite"
+    if not weights:
+        return None
     (low, of_low), (high, of_high) = (pick(weights) for pick in (min, max))
     if low > 0 and high <= low * (1 + limit):
         return None
@@ -163,10 +203,10 @@ def _weights(ranks: Sequence[RankObjective]) -> Iterator[tuple[float, str]]:
 
 def _wrong_scale(ranks: Sequence[RankObjective], limit: float, dtype: str) -> str | None:
     """Gradients that are so many times those of the mean."""
-    count = count_of(ranks)
-    if count is None or not has_known_scale(ranks, dtype):
+    count, weights = count_of(ranks), [weight for weight, _ in _weights(ranks)]
+    if count is None or not weights or not has_known_scale(ranks, dtype):
         return None
-    weight = statistics.median(weight for weight, _ in _weights(ranks))
+    weight = statistics.median(weights)
     times = weight * count / len(ranks)
     if abs(times - 1) <= limit:
         return None
@@ -184,16 +224,29 @@ def has_known_scale(ranks: Sequence[RankObjective | None], dtype: str) -> bool:
 
 
 def _wrong_loss(ranks: Sequence[RankObjective], limit: float) -> str | None:
-    """The mean over ranks of what each says, which may be of each micro-step or its part of the step's."""
-    if not all(each.losses for each in ranks):
+    if _is_loss(ranks, limit) or not all(each.losses for each in ranks):
         return None
-    calls = [call for each in ranks for call in each.micro_steps]
-    exact = sum(call.loss_sum for call in calls) / sum(call.summed for call in calls)
     told = statistics.fmean(sum(each.losses) for each in ranks)
-    mean = statistics.fmean(statistics.fmean(each.losses) for each in ranks)
-    if any(abs(loss - exact) <= limit * abs(exact) for loss in (told, mean)):
-        return None
-    return f"objective: the loop's loss is {told:.6g}, {MEAN} is {exact:.6g}; say that one"
+    return f"objective: the loop's loss is {told:.6g}, {MEAN} is {_exact(ranks):.6g}; say that one"
+
+
+def _is_loss(ranks: Sequence[RankObjective], limit: float, parts: int = 1) -> bool:
+    """Whether `parts` times the mean over ranks of what each says is the loss.
+
+    They may say that of each micro-step, or its part of the step's.
+    """
+    if not all(each.losses for each in ranks):
+        return False
+    told = (statistics.fmean(each(rank.losses) for rank in ranks) for each in (sum, statistics.fmean))
+    exact = _exact(ranks)
+    return any(abs(parts * loss - exact) <= limit * abs(exact) for loss in told)
+
+
+def _exact(ranks: Sequence[RankObjective]) -> float:
+    """The mean over all tokens that were trained on; nan where none is known."""
+    calls = [call for each in ranks for call in each.micro_steps]
+    summed = sum(call.summed for call in calls)
+    return sum(call.loss_sum for call in calls) / summed if summed else math.nan
 
 
 def count_of(ranks: Sequence[RankObjective]) -> float | None:

@@ -143,10 +143,10 @@ class Observation:
 
         `loss` is the one that backward is called on, before any scaling, once for each micro-step;
         `valid_tokens` is how many of this rank's tokens are behind it, by default those of the labels that
-        the model was given. Call it in every step: only the one that is looked at keeps what it is told.
+        the model was given. Call it in every step: one of them is compared, and all have to be finite.
         """
         if not self._is_over:
-            self._loop.trained.tell(loss, valid_tokens)
+            self._loop.trained.tell(self._seen, loss, valid_tokens)
 
     @contextmanager
     def _own_work(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
@@ -254,7 +254,8 @@ class Observation:
         software = nccl_version(self._measurement.device)
         report = RankReport(self._measurement.parts(), self._log.phases_s, software)
         loop = self._loop
-        return LoopReport(report, loop.tokens, loop.sizes, loop.other_layers, loop.objective)
+        stated = loop.trained.stated_not_finite()
+        return LoopReport(report, loop.tokens, loop.sizes, loop.other_layers, loop.objective, stated)
 
     def _facts(self) -> LoopFacts:
         model, device = self._loop.model, self._loop.device

@@ -17,6 +17,7 @@ from bench.config import NOT_USED, ConfigError, ModelConfig
 from bench.request.experts import experts_refused, has_experts
 from bench.request.layer_types import unplain_layers
 from bench.request.model_numbers import transformers_numbers
+from bench.training.text_model import text_numbers
 
 ENGINE_OF_WRAPPER: Mapping[str, str] = {
     "DistributedDataParallel": "ddp",
@@ -53,7 +54,7 @@ class ObservedModel:
         """The model's numbers, under its class's name or that of the checkpoint it came from."""
         config = self.networks[0].config
         path = config.name_or_path or None
-        numbers, model = config.to_dict(), type(self.networks[0]).__name__
+        numbers, model = text_numbers(config.to_dict()), type(self.networks[0]).__name__
         if has_experts(numbers):
             raise experts_refused("bench.observe", model)
         try:
@@ -70,13 +71,26 @@ class ObservedModel:
         """Whether the engine itself divides the sum of all ranks' gradients by the number of ranks."""
         group = getattr(self.called[0], "process_group", None)
         if self.engine != "ddp" or group is None:
-            return self.engine.startswith("zero")
+            return self.engine.startswith("zero") and self.unknown_divisor() is None
         has_hook = bool(getattr(self.called[0], "_comm_hooks", ()))
         return dist.get_world_size(group) == dist.get_world_size() and not has_hook
 
-    def other_layers(self) -> list[str]:
-        """What of it is not plain causal attention, by its configuration and by what its layers hold."""
-        return [*unplain_layers(self.networks[0].config.to_dict()), *_other_modules(self.networks[0])]
+    def unknown_divisor(self) -> str | None:
+        """Why it is not known what the engine divides gradients by, where its name suggests something else.
+
+        With sequence groups ZeRO 0, 1 and 2 add up the gradients of a group's ranks; ZeRO 3 divides by all.
+        """
+        sharers = getattr(self.called[0], "sequence_parallel_size", 1)
+        if self.engine not in ("zero0", "zero1", "zero2") or sharers == 1:
+            return None
+        return (
+            f"DeepSpeed was given sequence groups (mpu) under ZeRO stage {self.engine[-1]}, and it is not"
+            " known what it divides gradients by there"
+        )
+
+    def other_layers(self, tokens: int) -> list[str]:
+        """What is not plain causal attention over so many tokens, by configuration and what layers hold."""
+        return [*unplain_layers(self.networks[0].config.to_dict(), tokens), *_other_modules(self.networks[0])]
 
 
 def _other_modules(network: nn.Module) -> list[str]:

@@ -29,7 +29,7 @@ from bench.node.end import RankEnd
 from bench.observation.checks import checks_of_loop, forgotten_group
 from bench.observation.objective import wrong_objective
 from bench.observation.script import this_script
-from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len
+from bench.observation.tokens import LoopReport, RankTokens, layout_of, misfed, seq_len, stated_not_finite
 from bench.passes import first_failure, merge, planned_stages
 from bench.record import Record, Role
 from bench.request import values
@@ -149,6 +149,7 @@ def observed_record(
     wrong = (
         forgotten_group(cell, sections)
         or misfeeding
+        or stated_not_finite(reports)
         or first_failure(cell, sections)
         or not_finite_on_a_rank([each.report for each in reports])
         or wrong_objective(objectives, [[*group[0].group] for group in groups], cell.dtype)

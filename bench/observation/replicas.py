@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from bench.observation.loop import Loop
 from bench.passes.rank_pass import RankPass
-from bench.passes.updates.rank import digest
+from bench.passes.updates.rank import digest, not_finite
 from bench.passes.updates.section import RankUpdates
 
 
@@ -25,7 +25,7 @@ class LoopReplicas(RankPass):
             shard_index=0,  # the names say which shard it is
             digests={name: digest(values) for name, values in held.items()},
             unmoved=[],
-            not_finite=[name for name, values in held.items() if not bool(values.isfinite().all())],
+            not_finite=[*not_finite(held.items())],
         )
 
 

@@ -50,6 +50,19 @@ class LoopReport:
     """What of the model is not plain causal attention, each in a few words."""
     objective: RankObjective | None = None
     """What the step trained on whose attention was compared."""
+    stated_not_finite: tuple[int, str, float] | None = None
+    """Of the numbers that its loop stated the first that is not finite: its step, what it is, its value."""
+
+
+def stated_not_finite(reports: Sequence[LoopReport]) -> str | None:
+    """The first number of any rank's loop that is not finite, in one line, or None."""
+    found = (
+        (step, rank, what, value)
+        for rank, report in enumerate(reports)
+        for step, what, value in filter(None, [report.stated_not_finite])
+    )
+    step, rank, what, value = min(found, default=(None,) * 4)
+    return None if step is None else f"the loop says that the {what} of step {step} on rank {rank} is {value}"
 
 
 def misfed(ranks: Sequence[RankTokens]) -> str | None:

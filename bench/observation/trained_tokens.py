@@ -7,6 +7,7 @@ probability. So weights and labels are what the loop trains on, whatever it says
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from bench.kept_errors import KeptErrors
-from bench.observation.fed_tokens import Hook, tensors_given
+from bench.observation.fed_tokens import tensors_given
 from bench.observation.objective import UNTRAINED, MicroStep
+from bench.passes.hook import Hook
 from bench.strategies.strategy import IGNORED_LABEL
 
 CHUNK_NUMBERS = 2**24
@@ -59,21 +61,29 @@ class TrainedTokens:
         """What the loop says its loss is, by micro-step."""
         self.counts: list[Tensor | float] = []
         """What it says is the number of tokens behind it, on this rank."""
+        self.stated: list[tuple[int, str, Tensor | float]] = []
+        """All that the loop says, step by step."""
         self.is_told = self.is_looking = self.is_wanted = False
         self._calls: list[_Call] = []
         self._errors = KeptErrors()
 
-    def tell(self, loss: Tensor | float | None, valid_tokens: Tensor | float | None) -> None:
-        """The loop's own words; they count in the step that is looked at, and cost nothing in others."""
+    def tell(self, step: int, loss: Tensor | float | None, valid_tokens: Tensor | float | None) -> None:
+        """The loop's own words; they are compared in the step that is looked at, and only kept in others."""
         self.is_wanted = True
-        if not self.is_looking:
-            return
         with self._errors:
-            self.is_told = True
-            if loss is not None:
-                self.losses.append(loss.detach().clone() if isinstance(loss, Tensor) else loss)
-            if valid_tokens is not None:
-                self.counts.append(valid_tokens)
+            said = {"loss": (loss, self.losses), "number of valid tokens": (valid_tokens, self.counts)}
+            for what, (number, of_looked_at) in said.items():
+                if number is not None:
+                    kept = number.detach().clone() if isinstance(number, Tensor) else number
+                    self.stated.append((step, what, kept))
+                    if self.is_looking:
+                        of_looked_at.append(kept)
+            self.is_told |= self.is_looking
+
+    def stated_not_finite(self) -> tuple[int, str, float] | None:
+        """The first step in which the loop stated something that is not finite, what, and its value."""
+        numbers = ((step, what, float(torch.as_tensor(x).sum())) for step, what, x in self.stated)
+        return next((each for each in numbers if not math.isfinite(each[-1])), None)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -124,7 +134,7 @@ class TrainedTokens:
 def _before_backward(logits_BTV: Tensor, given: Mapping[str, Tensor]) -> _Call:
     ids = given["input_ids"].clone()  # which `context_parallel` makes whole again before backward ends
     places = given.get("position_ids", torch.arange(ids.shape[1], device=ids.device))
-    positions = places.clone().reshape(-1, ids.shape[1]).expand_as(ids)
+    positions = places.clone().reshape(-1, ids.shape[1])[: len(ids)].expand_as(ids)
     follows = positions[:, 1:] == positions[:, :-1] + 1
     unknown = torch.full_like(ids[:, :1], UNTRAINED)
     successors = torch.cat([ids[:, 1:].where(follows, unknown), unknown], dim=1).flatten()
@@ -159,7 +169,7 @@ def _after_backward(call: _Call, gradient_RV: Tensor) -> MicroStep:
         ids=_numbers(call.ids),
         positions=_numbers(call.positions),
         labels=_numbers(labels.view_as(call.ids)),
-        pull=float(pull[is_known].double().sum()),
+        pull=float(pull[is_known].double().sum()) if bool(pull.isfinite().all()) else math.nan,
         doubt=float(-(-loss).expm1().sum()),
         loss_sum=float(loss.sum()),
         summed=int(is_known.sum()),

@@ -12,9 +12,9 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ class Engine(ABC):
 
     module: nn.Module
     first_moment: FirstMoment
+    weights_in_dtype: ClassVar[bool] = True
+    """Whether forward reads weights of the cell's dtype; if not, autocast rounds float32 ones."""
 
     @abstractmethod
     def __init__(
@@ -71,8 +73,12 @@ class Engine(ABC):
         """Every parameter's name and what this rank's optimizer updates of it, which may be nothing."""
 
     @abstractmethod
+    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter's name and what the optimizer keeps of its shard under this key, if anything."""
+
     def first_moments(self) -> Iterator[Tensor]:
         """What the optimizer keeps of the gradient of each of these shards, after its first update."""
+        return (moment for _, moment in self.optimizer_state(self.first_moment.key))
 
     @property
     @abstractmethod
@@ -89,6 +95,8 @@ class Engine(ABC):
 
 class DDP(Engine):
     """Every rank holds everything; low precision by autocast."""
+
+    weights_in_dtype = False
 
     def __init__(
         self,
@@ -128,9 +136,9 @@ class DDP(Engine):
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, p.detach()) for name, p in self.model.named_parameters())
 
-    def first_moments(self) -> Iterator[Tensor]:
-        states = self.updater.optimizer.state.values()
-        yield from (state[self.first_moment.key] for state in states)
+    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
+        state, named = self.updater.optimizer.state, self.model.named_parameters()
+        yield from ((name, state[p][key]) for name, p in named if key in state.get(p, ()))
 
     @property
     def shard_index(self) -> int:
@@ -177,9 +185,9 @@ class FSDP2(Engine):
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, p.detach().to_local()) for name, p in self.module.named_parameters())
 
-    def first_moments(self) -> Iterator[Tensor]:
-        states: Any = self.updater.optimizer.state.values()
-        yield from (state[self.first_moment.key].to_local() for state in states)
+    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
+        state, named = self.updater.optimizer.state, self.module.named_parameters()
+        yield from ((name, state[p][key].to_local()) for name, p in named if key in state.get(p, ()))
 
     @property
     def shard_index(self) -> int:
@@ -242,12 +250,16 @@ class Zero3(Engine):
         for name, parameter in self.engine.module.named_parameters():
             yield name, safe_get_local_fp32_param(parameter)
 
-    def first_moments(self) -> Iterator[Tensor]:
+    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_local_optimizer_state
 
-        for parameter in self.engine.module.parameters():
+        for name, parameter in self.engine.module.named_parameters():
+            state = None
             if parameter.requires_grad:
-                yield safe_get_local_optimizer_state(parameter, self.first_moment.key)
+                with suppress(KeyError):  # without an update: DeepSpeed makes none of gradients that overflow
+                    state = safe_get_local_optimizer_state(parameter, key)
+            if state is not None:
+                yield name, state
 
     @property
     def shard_index(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,8 @@ class OptimizerKind:
 
     make: Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]
     first_moment: FirstMoment
+    keys: Sequence[str]
+    """Of all that its state holds of a parameter's size."""
 
 
 def _adamw(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
@@ -45,8 +47,8 @@ def _sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.opti
 
 
 OPTIMIZERS: Mapping[str, OptimizerKind] = {
-    "adamw": OptimizerKind(_adamw, FirstMoment("exp_avg", 1 - BETAS[0])),
-    "sgd": OptimizerKind(_sgd, FirstMoment("momentum_buffer", 1.0)),
+    "adamw": OptimizerKind(_adamw, FirstMoment("exp_avg", 1 - BETAS[0]), ("exp_avg", "exp_avg_sq")),
+    "sgd": OptimizerKind(_sgd, FirstMoment("momentum_buffer", 1.0), ("momentum_buffer",)),
 }
 
 

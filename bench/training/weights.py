@@ -21,6 +21,8 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from bench.config import ModelConfig
+from bench.ranks.log import WrongResultError
+from bench.training.text_model import text_name
 
 SEED_BYTES = 8
 Names = Mapping[str, Sequence[str]]
@@ -62,10 +64,12 @@ class CheckpointNumbers:
         self.folder = Path(folder)
         index = self.folder / SAFE_WEIGHTS_INDEX_NAME
         if index.exists():
-            self.files: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
+            files: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
         else:
             with safe_open(self.folder / SAFE_WEIGHTS_NAME, framework="pt") as file:
-                self.files = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
+                files = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
+        self.files = {text_name(name): file for name, file in files.items()}
+        self.stored = {text_name(name): name for name in files}
 
     def fill(self, model: PreTrainedModel, module: nn.Module, names: Names) -> None:  # noqa: ARG002
         for key, all_names in names.items():
@@ -90,19 +94,19 @@ class CheckpointNumbers:
         return found[0]
 
     def _refuse_not_finite(self, names: Sequence[str]) -> None:
-        """Raises ValueError where a file holds NaN or infinity for one of these names."""
+        """Raises WrongResultError where a file holds NaN or infinity for one of these names."""
         for name in (name for name in names if name in self.files):
             is_finite = self._read(name).isfinite()
             count = is_finite.numel() - int(is_finite.sum())
             if count:
-                raise ValueError(
+                raise WrongResultError(
                     f"{self.folder / self.files[name]}: {name} holds NaN or infinity in {count} of its"
                     f" {is_finite.numel()} numbers; weights have to be finite: take another checkpoint"
                 )
 
     def _read(self, name: str) -> Tensor:
         with safe_open(self.folder / self.files[name], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
+            tensor: Tensor = file.get_tensor(self.stored[name])
         return tensor
 
 

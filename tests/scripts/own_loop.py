@@ -16,7 +16,7 @@ from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
 import bench
 
-TOLD = ("told", "own_means", "labels_cut_off")
+TOLD = ("told", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled", "inf_on_rank_1")
 """Variants that say what they train on."""
 SEQ_LEN, VOCABULARY, STEPS, RAISES_IN = 512, 97, 16, 4
 NUMBERS = {
@@ -28,6 +28,7 @@ NUMBERS = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
 def attention_over_gathered_keys(gather):
@@ -62,8 +63,13 @@ def small_model(mistake):
     torch.manual_seed(0)
     attention = "gathered_keys" if dist.get_world_size() > 1 else "sdpa"
     window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
-    more = window if mistake == "ignored_window" else {}
-    return Qwen3ForCausalLM(Qwen3Config(**NUMBERS, **more, attn_implementation=attention))
+    by_length = {"max_position_embeddings": 128, "rope_parameters": {**DYNAMIC}}
+    more = {"ignored_window": window, "rope_by_length": by_length}.get(mistake, {})
+    model = Qwen3ForCausalLM(Qwen3Config(**NUMBERS, **more, attn_implementation=attention))
+    if mistake == "positions_counted_inside":
+        plain = model.model.rotary_emb.forward
+        model.model.rotary_emb.forward = lambda x, _: plain(x, torch.arange(x.shape[1])[None])
+    return model
 
 
 def shard_of(step, mistake):
@@ -92,7 +98,8 @@ def loss_of(logits, labels, mistake):
         return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), labels.numel()
     labels = labels.clone()
     if dist.get_rank() == 0:
-        labels[:, : labels.shape[1] // 3] = -100
+        prompt = labels.shape[1] if mistake in ("prompt_alone", "doubled") else labels.shape[1] // 3
+        labels[:, :prompt] = -100
     if mistake == "labels_cut_off":
         logits, labels = logits[:, :-1], labels[:, :-1]
     valid = (labels != -100).sum()
@@ -101,13 +108,14 @@ def loss_of(logits, labels, mistake):
         return loss / valid, valid
     of_all = valid.clone()
     dist.all_reduce(of_all)
-    return loss * dist.get_world_size() / of_all, valid
+    ranks = {"added_up": 1, "doubled": 2 * dist.get_world_size()}.get(mistake, dist.get_world_size())
+    return loss * ranks / of_all, valid
 
 
 def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
     """The loss of every step, as this rank computed it."""
     model = small_model(mistake)
-    if mistake != "gradients_of_ones_own":
+    if mistake not in ("gradients_of_ones_own", "added_up"):
         model = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     group = dist.group.WORLD if dist.get_world_size() > 1 and mistake != "no_group" else None
@@ -124,8 +132,12 @@ def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
             if mistake == "loss_of_all_ranks":  # none, only the way of DeepSpeed's tutorial
                 loss = sum(all_gather(loss, group=group))
             if observed is not None and mistake in TOLD:
-                observed.loss(loss, valid)
+                is_lost = (mistake, dist.get_rank(), step) == ("inf_on_rank_1", 1, 1)
+                observed.loss(loss + torch.inf if is_lost else loss, valid)
             loss.backward()
+            if mistake == "added_up":
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())

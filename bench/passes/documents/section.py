@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class PackedDocuments:
     area: list[list[int]]
     """By rank and step the (query, key, head) triples that the rank computes of one layer."""
     imbalance: float
-    """Those of the busiest rank over the mean of all ranks, each summed over the steps."""
+    """Those of the busiest rank over the mean of all ranks, the median over the steps: ranks wait in each."""
 
 
 class DocumentsFacts(PassFacts[RankDocuments, PackedDocuments]):
@@ -43,13 +44,13 @@ class DocumentsFacts(PassFacts[RankDocuments, PackedDocuments]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> PackedDocuments:  # noqa: ARG002
         parts = self.parts(reports)
         area = by_rank(parts, "area")
-        sums = [*map(sum, area)]
+        by_step = [max(ranks) / statistics.fmean(ranks) for ranks in zip(*area, strict=True)]
         return PackedDocuments(
             documents=parts[0].documents,
             pairs=parts[0].pairs,
             computed_pairs=parts[0].computed_pairs,
             area=area,
-            imbalance=max(sums) * len(sums) / sum(sums),
+            imbalance=statistics.median(by_step),
         )
 
 

@@ -1,9 +1,13 @@
-"""Digests of this rank's parameters before the first step, and before and after the inspected one."""
+"""Digests of this rank's parameters before the first step, and before and after the inspected one.
+
+Parameters have to be finite before the first step and after the last, the optimizer's state after the last.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,8 +15,10 @@ from torch import Tensor
 from bench.attention.capture import bits_of
 from bench.passes.rank_pass import RankPass
 from bench.passes.updates.section import RankUpdates
+from bench.ranks.log import WrongResultError
 from bench.training.data import mixed
 from bench.training.engines import Engine
+from bench.training.optimizer import OPTIMIZERS
 
 CHUNK = 2**20
 """Numbers that are digested at once: eight bytes for each are in memory."""
@@ -23,8 +29,13 @@ class UpdatesPass(RankPass):
     found: RankUpdates | None = None
 
     def before_steps(self) -> None:
+        """Raises WrongResultError on a rank whose parameters are not finite."""
         trainer = self.measurement.subject.trainer
-        if trainer is not None:
+        if trainer is None:
+            return
+        with self.measurement.log.during("updates"):
+            for name in not_finite(trainer.engine.shards()):
+                raise WrongResultError(f"numbers of {name} are not finite before the first step")
             self.before = digests(trainer.engine)
 
     @contextmanager
@@ -42,11 +53,30 @@ class UpdatesPass(RankPass):
             shard_index=trainer.engine.shard_index,
             digests=dict(after),
             unmoved=[name for name in same if bool(shards[name].any())],
-            not_finite=[name for name, shard in shards.items() if not bool(shard.isfinite().all())],
+            not_finite=[],
         )
 
     def part(self) -> RankUpdates | None:
-        return self.found
+        trainer = self.measurement.subject.trainer
+        if self.found is None or trainer is None:
+            return None
+        with self.measurement.log.during("updates"):
+            numbers = numbers_of(trainer.engine, OPTIMIZERS[trainer.cell.optimizer.name].keys)
+            return replace(self.found, not_finite=[*not_finite(numbers)])
+
+
+def numbers_of(engine: Engine, keys: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """This rank's shards of the parameters, and what the optimizer keeps of them under these keys."""
+    yield from engine.shards()
+    for key in keys:
+        yield from ((f"{key} of {name}", state) for name, state in engine.optimizer_state(key))
+
+
+def not_finite(named: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+    """The names of tensors in which a number is not; it takes no memory of their size."""
+    for name, values in named:
+        if values.numel() > 0 and not bool(torch.stack(values.aminmax()).isfinite().all()):
+            yield name
 
 
 def digests(engine: Engine) -> dict[str, str]:

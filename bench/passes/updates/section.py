@@ -29,7 +29,8 @@ class RankUpdates:
     """Parameters of whose shards not one bit changed from the first step to that one, or in that one. Shards
     of zeros do not count: on many ranks some hold nothing but what fills a parameter up."""
     not_finite: list[str]
-    """Parameters in whose shards a number is not finite after that step."""
+    """Parameters in whose shards a number is not finite after the last step, and `exp_avg of` those of whose
+    optimizer state one is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Updates:
     unequal: dict[str, list[int]]
     """By parameter the ranks whose replicas differ."""
     not_finite: dict[str, list[int]]
-    """By parameter the ranks on which a number of it is not finite."""
+    """By parameter, or state of the optimizer, the ranks on which a number of it is not finite."""
 
 
 class UpdatesFacts(PassFacts[RankUpdates, Updates]):
@@ -72,7 +73,7 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
         )
 
     def gate(self, cell: RunConfig, section: Updates) -> str | None:
-        """Parameters are numbers, every update reached every shard, and replicas are equal."""
+        """Parameters and optimizer state are finite, every update reached every shard, replicas are equal."""
         for name, ranks in section.not_finite.items():
             return f"updates: numbers of {name} are not finite on {_listed(ranks)}"
         for name, ranks in section.unmoved.items():

@@ -68,6 +68,25 @@ ALONE = {
     not_finite.overflow_the_loss_of_rank_1_in_step_1: ((), "losses: the loss of step 1 on rank 1 is inf"),
     not_finite.lose_a_parameter_in_the_last_step: ((), "updates: numbers of .* are not finite on rank 1$"),
     not_finite.lose_a_parameter_everywhere: ((), "updates: numbers of .* are not finite on ranks 0, 1"),
+    not_finite.lose_a_second_moment_of_rank_1: (
+        ("engine=zero3",), "updates: numbers of exp_avg_sq of .*weight are not finite on rank 1$",
+    ),
+    not_finite.lose_the_momentum_everywhere: (
+        ("engine=fsdp2", "optimizer=sgd"),
+        "updates: numbers of momentum_buffer of .*weight are not finite on ranks 0, 1$",
+    ),
+    not_finite.lose_a_parameter_after_all_steps: (
+        ("engine=zero3", "measure.trace=true"), "updates: numbers of .*weight are not finite on rank 0$",
+    ),
+    not_finite.lose_a_parameter_of_rank_1_at_load: (
+        (), "rank 1, updates: numbers of .*weight are not finite before the first step",
+    ),
+    not_finite.lose_a_shard_of_rank_0_at_load: (
+        ("engine=fsdp2",), "rank 0, updates: numbers of .*weight are not finite before the first step",
+    ),
+    not_finite.lose_all_gradients_of_long_sequences: (
+        ("engine=zero3", "seq_len=1k"), "losses: the loss of step 0 on rank 0 is (inf|nan)",
+    ),
     unwatched.be_right_before_the_first_step_only: ((), "attention at 512 tokens: out of the sampled rows"),
     unwatched.be_right_in_the_first_step_only: ((), "attention at 512 tokens: out of the sampled rows"),
     unwatched.attend_locally_in_timed_calls: (
@@ -93,6 +112,11 @@ FAST = {
     late.clip_by_the_ranks_own_norm,
     late.never_clip,
     not_finite.lose_a_parameter_everywhere,
+    not_finite.lose_a_second_moment_of_rank_1,
+    not_finite.lose_the_momentum_everywhere,
+    not_finite.lose_a_parameter_after_all_steps,
+    not_finite.lose_a_parameter_of_rank_1_at_load,
+    not_finite.lose_all_gradients_of_long_sequences,
     unwatched.attend_locally_in_timed_calls,
 }
 """One for each line of a gate that no other test guards."""
@@ -109,7 +133,7 @@ def passes_before(said):
     """Those that take longest and do not find what is said."""
     if said.startswith(ATTENTION):
         return ()
-    return ("parity", "objective") if said.startswith(("updates", "losses")) else ("parity",)
+    return ("parity", "objective") if said.startswith(("updates", "losses", "rank")) else ("parity",)
 
 
 @pytest.mark.parametrize("fault", cases(ALONE))

@@ -42,9 +42,13 @@ MISTAKES = {
     "gradients_of_ones_own": "differ on ranks 0, 1: they began as different weights, or gradients were not",
     "own_means": "a token of rank 0 weighs 1.497 times one of rank 1",
     "labels_cut_off": "the last token of each shard is not trained on, such as position 255 of rank 0",
+    "doubled": "gradients are 2 times those of the mean loss over all ranks' valid tokens (256 as counted)",
+    "positions_counted_inside": "rank 1 turns position 256 by other angles than one device",
+    "rope_by_length": "rank 0 turns position 1 by other angles than one device",
+    "inf_on_rank_1": "the loop says that the loss of step 1 on rank 1 is inf",
 }
 
-LOOPS = ("right", "told", "loss_of_all_ranks", "ignored_window", *MISTAKES)
+LOOPS = ("right", "told", "prompt_alone", "added_up", "loss_of_all_ranks", "ignored_window", *MISTAKES)
 """Variants of the loop that end well, the others after them."""
 
 
@@ -133,6 +137,7 @@ def test_the_record_says_what_of_a_loop_was_compared_and_what_never_is(record):
         "dk and dv of sampled keys": 1,
         "tokens": 1,
         "replicas": 1,
+        "rotary positions": 1,
         "collective calls of traced steps": TRACED,
     }
     assert {made[what]["tokens"] for what in compared if what != "replicas"} == {512}
@@ -146,12 +151,20 @@ def test_the_record_says_what_of_a_loop_was_compared_and_what_never_is(record):
     }
 
 
-def test_a_loop_that_gives_its_loss_has_its_objective_compared(records):
-    """A third of one rank's labels does not count."""
-    (record,) = records["told"]
+@pytest.mark.parametrize("loop", ["told", "prompt_alone"])
+def test_a_loop_that_gives_its_loss_has_its_objective_compared(records, loop):
+    """A third of one rank's labels does not count, or none of them."""
+    (record,) = records[loop]
     assert (record["status"], record["reason"]) == ("ok", None)
     (objective,) = (check for check in record["checks"] if check["what"] == "objective")
     assert (objective["reason"], objective["tokens"], objective["steps"]) == (None, 512, 1)
+
+
+def test_a_right_loop_that_adds_up_gradients_is_ok_and_its_objective_is_not_judged(records):
+    (record,) = records["added_up"]
+    assert (record["status"], record["reason"]) == ("ok", None)
+    (objective,) = (check for check in record["checks"] if check["what"] == "objective")
+    assert "divided by 2: right where gradients are added up over 2 ranks" in objective["reason"]
 
 
 def test_the_bytes_of_its_attention_are_those_that_it_gathers_and_scatters(record):
@@ -215,15 +228,20 @@ def test_a_loop_that_ends_too_early_leaves_no_record(launcher, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_deepspeeds_ulysses_in_its_own_loop_passes_our_gates_and_is_reported(tmp_path):
+@pytest.mark.parametrize(
+    ("stage", "said"), [(3, None), (1, "DeepSpeed was given sequence groups (mpu) under")]
+)
+def test_deepspeeds_ulysses_in_its_own_loop_passes_our_gates_and_is_reported(tmp_path, stage, said):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, str(SCRIPTS / "deepspeed_loop.py"), str(tmp_path)],
+        [*command, str(SCRIPTS / "deepspeed_loop.py"), str(tmp_path), str(stage)],
         capture_output=True, text=True, check=False, timeout=600, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     record = json.loads((tmp_path / "records.jsonl").read_text())
-    assert (record["status"], record["config"]["engine"]) == ("ok", "zero3")
+    assert (record["status"], record["config"]["engine"]) == ("ok", f"zero{stage}")
+    (objective,) = (check for check in record["checks"] if check["what"] == "objective")
+    assert objective["reason"] is None if said is None else objective["reason"].startswith(said)
     exchanged = record["analytic"]["exchange_bytes"]
     assert record["engagement"]["sent_bytes"]["attention"] == [exchanged, exchanged]
     assert "deepspeed_ulysses" in (tmp_path / "report.html").read_text()

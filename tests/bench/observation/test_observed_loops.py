@@ -229,15 +229,35 @@ def test_attention_that_is_not_plain_is_said_not_to_be_compared(tmp_path, mask):
 
 
 def test_layers_of_other_kinds_are_told_by_the_configuration_and_by_what_they_hold():
-    assert observed_model(small_model()).other_layers() == []
+    assert observed_model(small_model()).other_layers(LENGTH) == []
     conv = AutoConfig.for_model("lfm2", **NUMBERS, layer_types=["conv", "full_attention"], block_ff_dim=32)
-    found = observed_model(AutoModelForCausalLM.from_config(conv)).other_layers()
+    found = observed_model(AutoModelForCausalLM.from_config(conv)).other_layers(LENGTH)
     assert found == ["1 of 2 layers are conv", "Lfm2ShortConv holds a convolution over tokens"]
     sinks = AutoConfig.for_model(
         "gpt_oss", **NUMBERS, layer_types=["full_attention"] * 2, num_local_experts=2
     )
-    found = observed_model(AutoModelForCausalLM.from_config(sinks)).other_layers()
+    found = observed_model(AutoModelForCausalLM.from_config(sinks)).other_layers(LENGTH)
     assert found == ["GptOssAttention holds attention sinks (in 2 places)"]
+
+
+class DeepSpeed(torch.nn.Module):
+    """A stand-in for an engine of DeepSpeed: its stage, and how many ranks share a sequence."""
+
+    def __init__(self, stage, sharers):
+        super().__init__()
+        self.module, self.stage, self.sequence_parallel_size = small_model(), stage, sharers
+
+    def zero_optimization_stage(self):
+        return self.stage
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("sharers", [1, 2])
+def test_deepspeeds_divisor_is_not_known_with_its_sequence_groups_below_stage_3(stage, sharers):
+    model = observed_model(DeepSpeed(stage, sharers))
+    is_known = sharers == 1 or stage == 3
+    assert model.averages_gradients() is is_known
+    assert (model.unknown_divisor() is None) is is_known
 
 
 def test_a_step_that_trains_nothing_that_is_seen_says_so_at_once(tmp_path, capsys):
@@ -337,6 +357,32 @@ def test_numbers_that_are_none_are_called_so(tmp_path):
     torch.nn.init.constant_(model.model.layers[0].self_attn.q_norm.weight, torch.nan)
     reason = train(model, tmp_path, lambda _: backward(model, input_ids=tokens()))["reason"]
     assert reason == f"attention parity: out of a real step at {LENGTH} tokens is not finite"
+
+
+STATED = {
+    "a step under the clock": ((1, float("nan"), LENGTH - 1), "loss of step 1 on rank 0 is nan"),
+    "the last step, in 16 bit": (
+        (7, torch.tensor(-torch.inf).bfloat16(), 63),
+        "loss of step 7 on rank 0 is -inf",
+    ),
+    "a count": ((3, 1.0, torch.tensor(torch.inf)), "number of valid tokens of step 3 on rank 0 is inf"),
+}
+
+
+@pytest.mark.parametrize("case", STATED)
+def test_a_number_that_the_loop_states_and_that_is_not_finite_is_named(tmp_path, case):
+    (wrong_step, loss, count), said = STATED[case]
+    assert wrong_step < ONE_STEP.steps_needed
+    model = small_model()
+
+    def step(number):
+        trained = next_token_loss(model, tokens())
+        told = (loss, count) if number == wrong_step else (trained, LENGTH - 1)
+        bench.observe(model, folder=tmp_path, steps=1, warmup_steps=0, report=False).loss(*told)
+        trained.backward()
+
+    record = train(model, tmp_path, step)
+    assert (record["status"], record["reason"]) == ("wrong_result", f"the loop says that the {said}")
 
 
 def test_the_record_says_whose_script_it_was_and_no_folder_of_this_machine(tmp_path):
