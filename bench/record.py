@@ -135,6 +135,8 @@ class Check:
     such check covers is held against nothing."""
     reason: str | None = None
     """Why the check was not made, or not in all steps that it is about; null where it was."""
+    below_noise: str | None = None
+    """Which known mistake rounding would hide from it here, and both sizes; null where it would find all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,9 @@ class Record:
     started_at: str
     wall_s: float
     fixed_cost_s: float | None
+    phases_s: Mapping[str, float] | None = None
+    """By the name of a pass, or join and build, the seconds of the rank that spent most on it; null where the
+    cell did not run to its end."""
     sections: Mapping[str, Any]
     """By the name of a pass what it found, described in `bench/passes/<name>/section.py`; None where it did
     not run. In the line each stands by itself, beside the other fields."""

@@ -94,6 +94,17 @@ def have_no_room(job, log):
     return run_cell(job, log)
 
 
+def have_room_for_a_cut(job, log):
+    """A machine on which the whole model in float64 does not fit, and two layers of it do."""
+    objective.needed_bytes = lambda cell, tokens: 2**60 if cell.model == job.cell.model else 0
+    return run_cell(job, log)
+
+
+def average_losses_in_a_cut(job, log):
+    objective.needed_bytes = lambda cell, tokens: 2**60 if cell.model == job.cell.model else 0
+    return average_losses_over_ranks(job, log)
+
+
 def divide_by_sp_degree(job, log):
     """The classic mistake: a loss averaged once more over the ranks that share a sequence."""
     right = bench.training.trainers.native.backward_loss

@@ -21,9 +21,10 @@ from bench.passes.attention import section as attention_section
 from bench.passes.full_length import limits as full_length
 from bench.passes.full_length import section as full_length_section
 from bench.passes.memory import live_blocks
+from bench.passes.objective import cut, whole_model
 from bench.passes.objective import rank as objective
 from bench.passes.objective import section as objective_section
-from bench.passes.parity import cut_model, limits
+from bench.passes.parity import limits
 from bench.passes.parity import section as parity_section
 from bench.passes.telemetry import telemetry
 from bench.passes.timing import section as timing_section
@@ -130,15 +131,14 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("attention_parity", ", ".join(f"{factor:.0f} {name}" for name, factor in limits.FACTORS.items())),
         ("attention_parity", f"{limits.FLOORS['fp32'].forward:.0e} fp32"),
         ("attention_parity", f"{limits.FLOORS['fp16'].backward:.0e} for dq, dk and dv"),
-        ("objective_parity", f"at most {cut_model.CUT_VOCABULARY} words"),
-        ("objective_parity", f"max(floor, {limits.STEP_FACTOR:.0f} * error"),
-        ("objective_parity", f"{limits.FLOORS['bf16'].loss:.0e} bf16 for the loss"),
+        ("objective", f"at most {cut.CUT_VOCABULARY} words"),
+        ("objective", f"{limits.FLOORS['bf16'].loss:.0e} bf16 for the loss"),
         ("objective", f"up to {objective_section.MAX_TOKENS:,} tokens"),
-        ("objective", f"max(floor, {limits.STEP_FACTOR:.0f} * error"),
-        ("objective", ", ".join(f"{x:.0e} {dtype}" for dtype, x in objective.SCALE_FLOORS.items())),
+        ("objective", f"max(floor, {whole_model.FACTOR:.0f} * noise(loss))"),
+        ("objective", f"blocks of {whole_model.LOSS_BLOCK} rows"),
         ("objective", f"{objective.CPU_ROOM_BYTES // 2**30} GiB on a CPU"),
         ("objective", f"limit {objective.NORM_LIMIT:.0e}"),
-        ("objective", f"{objective.CHANCE:.0f} * e / sqrt(n)"),
+        ("objective", f"{whole_model.CHANCE:.0f} * e / sqrt(n)"),
         ("error_ulps", ", ".join(f"{x:.0f} {name}" for name, x in attention_section.ERROR_FACTORS.items())),
         ("full_length", f"Of {full_length_section.SAMPLED_ROWS} tokens"),
         ("full_length", f"of {full_length_section.SAMPLED_KEYS} more, some on each rank"),

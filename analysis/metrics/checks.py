@@ -14,7 +14,8 @@ BETWEEN_NAMES = "; "
 
 def told(checks: Sequence[Check]) -> str:
     """Check by check what was made, and why the others were not, in one sentence."""
-    return checks_label({check.what: check.reason if is_missing(check) else None for check in checks})
+    reasons = {check.what: check.reason if is_missing(check) else check.below_noise for check in checks}
+    return checks_label(reasons)
 
 
 class Checked(Struct, frozen=True, kw_only=True):
@@ -23,7 +24,7 @@ class Checked(Struct, frozen=True, kw_only=True):
     listed: int
     made: int
     missing: str | None
-    """The names of those that were not made, with BETWEEN_NAMES; None where all were."""
+    """The names of those that were not made or ended below the noise, with BETWEEN_NAMES; None where none."""
     steps: int | None
     """How many full-length steps should be held; None where nothing is trained."""
     held: int | None
@@ -33,6 +34,7 @@ class Checked(Struct, frozen=True, kw_only=True):
 def checked(checks: Sequence[Check]) -> Checked:
     """The checks of a record, counted."""
     missing = [check.what for check in checks if is_missing(check)]
+    missing += [f"{check.what} (below noise)" for check in checks if check.below_noise is not None]
     holding = [check for check in checks if check.holds_steps and check.of_steps is not None]
     return Checked(
         listed=len(checks),

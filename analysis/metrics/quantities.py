@@ -145,20 +145,23 @@ FULL_LENGTH = Quantity(
     ("full_length.errors", "full_length.limits", "full_length.tokens", "full_length.rows",
      "full_length.keys", "full_length.reason", "full_length.keys_reason"),
 )  # fmt: skip
-OBJECTIVE_PARITY = Quantity(
-    "objective_parity", "Objective parity", "relative error",
-    "How far loss and gradients of one step of a two-layer cut are from float64 on one rank.",
-)  # fmt: skip
 OBJECTIVE = Quantity(
     "objective", "Gradients on the cell's engine", "relative error",
-    "How far loss and gradients of one step are from float64, with nothing cut.",
+    "How far loss and gradients of one step are from float64, and how far rounding alone is.",
     ("objective.errors", "objective.limits", "objective.tokens", "objective.sequences",
-     "objective.parameters", "objective.reason"),
+     "objective.parameters", "objective.noise", "objective.mistakes", "objective.mistake_limits",
+     "objective.cut_because", "objective.lost_on", "objective.reason"),
 )  # fmt: skip
 UPDATES = Quantity(
     "updates", "Updates", "count",
     "Whether the optimizer reached every parameter, as their bits show it.",
     ("updates.shards", "updates.replicas", "updates.not_finite", "updates.unmoved", "updates.unequal"),
+)  # fmt: skip
+POSITIONS = Quantity(
+    "positions", "Rotary positions", "cos, sin",
+    "Whether every rank turns queries and keys as one device with the whole sequence would.",
+    ("positions.compared", "positions.rope_type", "positions.module", "positions.position",
+     "positions.error", "positions.reason"),
 )  # fmt: skip
 PROBE = Quantity(
     "probe", "Leak probe", "count, relative error",
@@ -188,7 +191,7 @@ CHECKS = Quantity(
     "checks", "Checks made and steps held", "count",
     "Which comparisons a cell's result had to pass, which were not made, and how many steps they hold.",
     ("checks.what", "checks.against", "checks.tokens", "checks.rows", "checks.steps", "checks.of_steps",
-     "checks.holds_steps", "checks.reason"),
+     "checks.holds_steps", "checks.reason", "checks.below_noise"),
 )  # fmt: skip
 SPEED_UP = Quantity(
     "speed_up", "Speed-up", "ratio",
@@ -233,8 +236,8 @@ SWEEP_RATIO = Quantity(
 )  # fmt: skip
 
 WITHOUT_METRIC = (
-    OUT_OF_MEMORY, CAUSAL_AREA, DOCUMENTS, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH, OBJECTIVE_PARITY,
-    OBJECTIVE, UPDATES, PROBE,
+    OUT_OF_MEMORY, CAUSAL_AREA, DOCUMENTS, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH,
+    OBJECTIVE, UPDATES, POSITIONS, PROBE,
     TELEMETRY, HARNESS_OVERHEAD, SWEEP_RATIO,
 )  # fmt: skip
 """Those of which only the record says something, or another command."""

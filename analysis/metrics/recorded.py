@@ -215,6 +215,7 @@ class Check(Struct):
     of_steps: Whole | None = None
     holds_steps: bool = False
     reason: str | None = None
+    below_noise: str | None = None
 
 
 class Recorded(Struct):

@@ -28,7 +28,7 @@ from bench.labels import size_label
 from bench.node.end import RankEnd
 from bench.passes import PASSES, Sections, checks, decoded, evidence, first_failure, merge, own_work_s
 from bench.passes.documents.section import PackedDocuments
-from bench.passes.facts import RankReport
+from bench.passes.facts import RankReport, worst_by_name
 from bench.passes.losses.section import Losses
 from bench.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
 from bench.request.hardware import hardware_of, has_rates, usable_bytes
@@ -63,7 +63,7 @@ def record_of(
     wrong = first_failure(planned.cell, sections) or not_finite_on_a_rank(reports)
     made, fixed = checks(planned.cell, sections), fixed_cost_s(reports, wall_s)
     record = judged(planned, sections, made, wrong, wall_s, started_at, fixed_cost_s=fixed)
-    return with_software(record, reports)
+    return replace(with_software(record, reports), phases_s=_seconds(reports))
 
 
 def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
@@ -153,6 +153,11 @@ def found_wrong(record: Record, reason: str) -> Record:
     """The same record once its result turned out to be wrong: without any speed, its checks as they were."""
     kept = dict.fromkeys(record.sections) | evidence(record.sections)
     return replace(record, status=Status.WRONG_RESULT, reason=reason, sections=kept, fixed_cost_s=None)
+
+
+def _seconds(reports: Sequence[RankReport]) -> dict[str, float]:
+    """Of each phase, of the rank that spent most on it."""
+    return worst_by_name([report.phases_s for report in reports])
 
 
 def fixed_cost_s(reports: Sequence[RankReport], wall_s: float) -> float:

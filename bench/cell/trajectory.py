@@ -15,7 +15,7 @@ import msgspec
 
 from bench.cell.outcome import found_wrong, with_losses
 from bench.config import RunConfig
-from bench.equivalence.trajectory import LIMITS, first_departure
+from bench.equivalence.trajectory import first_departure, limit_for
 from bench.passes.losses.section import Losses
 from bench.passes.objective.section import objective_tokens
 from bench.passes.timing.section import first_step_tokens
@@ -55,11 +55,13 @@ class Trajectories:
         if record.status is not Status.OK or losses is None:
             return record
         reference = self._references.get(work_of(cell))
+        objective = record.sections.get("objective")
+        noise = {} if objective is None else objective.noise
         if reference is not None and not _replaces(cell, reference):
             steps = min(len(losses.loss), len(reference.losses.loss))
             losses = replace(losses, held_against=reference.cell_id, held_steps=steps)
             record = with_losses(record, cell, losses)
-            departure = first_departure(losses, reference.losses, LIMITS[cell.dtype])
+            departure = first_departure(losses, reference.losses, limit_for(cell.dtype, noise))
             if departure is not None:
                 return found_wrong(record, f"{departure} of {reference.strategy} on the same data")
         self._keep(cell, losses)

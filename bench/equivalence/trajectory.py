@@ -14,6 +14,8 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Protocol
 
+from bench.config import LOW_PRECISION
+
 NAMES: Mapping[str, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 ROUNDING = 2.0**-23
 """Relative: signals are float32, and no two are told apart by less."""
@@ -62,7 +64,22 @@ LIMITS: Mapping[str, Limit] = {
     "fp16": Limit(2e-4, 3e-2),
     "bf16": Limit(2e-4, 3e-2),
 }
-"""What is allowed by dtype where nobody measured the noise: five times what sound strategies showed."""
+"""What is allowed by dtype however little noise was measured: five times what sound strategies showed on
+random weights, whose logits are near zero."""
+UNMEASURED = Limit(1e-2, 0.15)
+"""What is allowed in 16 bit where the noise of the weights was not measured: five times what trained
+checkpoints of some 1e6 parameters showed."""
+NOISE_FACTOR = 4.0
+"""Two sound trainings are in the first step at most this many times as far apart as measured rounding is from
+float64, root mean square. The safety factor was fixed on one trained checkpoint and tried on others."""
+
+
+def limit_for(dtype: str, noise: Mapping[str, float]) -> Limit:
+    """What two trainings of this dtype may be apart; `noise` is by signal, empty where nobody measured it."""
+    floor = LIMITS[dtype]
+    if not noise:
+        return UNMEASURED if dtype in LOW_PRECISION else floor
+    return Limit(*(max(getattr(floor, name), NOISE_FACTOR * noise[name]) for name in NAMES))
 
 
 def first_departure(found: Trajectory, reference: Trajectory, limit: Limit) -> str | None:

@@ -1,7 +1,4 @@
-"""What is wrong only in the cell's own engine, whole model or checkpointing: entries.
-
-The parity pass's cut model runs under DDP and without checkpointing, so it sees nothing of them.
-"""
+"""What is wrong only in the cell's own engine, whole model or checkpointing: entries."""
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -75,14 +72,8 @@ def freeze_a_matrix(job, log):
 
 
 def never_reduce(job, log):
-    """Every rank of a DDP that never meets the others; the cut model of the parity pass is spared."""
-
-    def micro_step(plain, self, *, last):
-        is_whole = self.model.model.config.vocab_size == job.cell.model.vocab_size
-        is_whole &= self.model.model.config.num_hidden_layers == job.cell.model.num_layers
-        return plain(self, last=last and not is_whole)
-
-    wrap(DDP, "micro_step", micro_step)
+    """Every rank of a DDP that never meets the others."""
+    wrap(DDP, "micro_step", lambda plain, self, *, last: plain(self, last=False))
     return run_cell(job, log)
 
 

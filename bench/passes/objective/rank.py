@@ -1,28 +1,42 @@
 """One step of the cell's own trainer and engine, and what it should have been.
 
-The parity pass asks the same of a cut model under DDP, at fewer tokens, and names known mistakes. Here
-nothing is cut: what an engine, checkpointing or accumulation does to a gradient shows.
+What the step may differ by follows from controls: the same step on one device in the cell's dtype, with sums
+in other orders. Where the whole model in float64 has no room, a cut of the model is compared, under DDP.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from bench.config import OptimizerConfig, RunConfig
+from bench.config import LOW_PRECISION, OptimizerConfig, RunConfig
 from bench.labels import size_label
+from bench.passes.objective.cut import cut_cell, cut_trainer
 from bench.passes.objective.section import Objective, objective_tokens
-from bench.passes.objective.whole_model import GradientError, Signal, needed_bytes, whole_model
-from bench.passes.parity.limits import STEP_FACTOR, gradient_limit, limit_of, loss_limit
+from bench.passes.objective.whole_model import (
+    CONTROLS,
+    FACTOR,
+    Noise,
+    Signal,
+    Weights,
+    WholeModel,
+    needed_bytes,
+    whole_model,
+)
+from bench.passes.parity.limits import FLOORS
 from bench.passes.rank_pass import RankPass
 from bench.ranks.memory_limit import without_memory_limit
-from bench.training.data import open_data
+from bench.strategies.strategy import Batch, Strategy
+from bench.training.data import count_valid, open_data
 from bench.training.engines import Engine
+from bench.training.models import TORCH_DTYPES
 from bench.training.optimizer import clipped_norm
+from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers.trainer import Trainer
 
 CPU_ROOM_BYTES = 4 * 2**30
@@ -30,11 +44,6 @@ Compared = tuple[float, float]
 """An error and its limit."""
 UNCOUNTED_SHARE = 3
 """One label in so many does not count."""
-SCALE_FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 6e-3}
-"""In bf16 those of parameters of 64 numbers and more were off by up to 3.4e-3."""
-CHANCE = 4.0
-"""Of a deviation in a random direction the part along a gradient of n numbers is about its length / sqrt(n).
-Those of 16 numbers were off by up to 7e-3 in bf16, 2.2 times as much as that."""
 NORM_LIMIT = 1e-3
 """Of the gradient's norm as the engine reports it and as the optimizer was given it, against the gradients
 that the engine shows. Sound steps were off by up to 7e-7: only the order of a sum differs."""
@@ -50,35 +59,46 @@ class Step:
     """The gradients' norm as the engine says it was before clipping."""
     given_norm: float
     """The norm of what the optimizer made its first moment of."""
+    own_losses: float = 0.0
+    """The sum of this rank's losses."""
 
 
 class ObjectivePass(RankPass):
     found: Objective | None = None
 
     def before_steps(self) -> None:
-        trainer = self.measurement.subject.trainer
+        trainer, device = self.measurement.subject.trainer, self.measurement.subject.device
         if trainer is None:
             return
         with self.measurement.log.during("objective"):
-            cell = trainer.cell
-            tokens = objective_tokens(cell.padded_len, trainer.strategy.facts.length_multiple(cell))
-            needed, room = needed_bytes(cell, tokens), _room_bytes(self.measurement.subject.device)
-            if self.agreed(needed <= room):
-                self.found = check(trainer, tokens, self.measurement.subject.device)
-            else:
-                take(trainer, tokens, self.measurement.subject.device)
-                reason = f"float64 on one rank would take about {size_label(needed)}"
-                self.found = replace(_nothing(trainer, tokens), reason=reason)
+            tokens = objective_tokens(
+                trainer.cell.padded_len, trainer.strategy.facts.length_multiple(trainer.cell)
+            )
+            if self._fits(trainer.cell, tokens):
+                self.found = check(trainer, tokens, device)
+                return
+            needed = size_label(needed_bytes(trainer.cell, tokens))
+            reason = f"float64 on one rank would take about {needed}"
+            self.found = replace(_nothing(trainer, tokens), reason=reason)
+            is_stack = TRAINER_FACTS[trainer.cell.trainer].is_stack  # those build engines of their own
+            if not is_stack and self._fits(cut_cell(trainer.cell, tokens), tokens):
+                cut = cut_trainer(trainer, tokens, device)
+                self.found = replace(check(cut, tokens, device), noise={}, cut_because=reason)
+            take(trainer, tokens, device)
 
     def part(self) -> Objective | None:
         return self.found
+
+    def _fits(self, cell: RunConfig, tokens: int) -> int:
+        return self.agreed(needed_bytes(cell, tokens) <= _room_bytes(self.measurement.subject.device))
 
 
 def check(trainer: Trainer, tokens: int, device: torch.device) -> Objective:
     """Take one short step, before any other; every rank must call it, and rank 0 compares."""
     checked = _on_uncounted_labels(trainer, tokens, device)
     found = _step(checked, tokens)
-    outcome = _nothing(trainer, tokens)
+    lost = [] if math.isfinite(found.own_losses) else [dist.get_rank()]
+    outcome = replace(_nothing(trainer, tokens), lost_on=lost)
     if dist.get_rank() == 0:
         with without_memory_limit():
             outcome = _compared(outcome, found, checked, device)
@@ -109,33 +129,96 @@ def _nothing(trainer: Trainer, tokens: int) -> Objective:
 
 
 def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.device) -> Objective:
-    found = step.signal
-    sequences, dtype = trainer.data.whole_step(0, outcome.tokens), trainer.cell.dtype
+    dtype = trainer.cell.dtype
+    sequences = trainer.data.whole_step(0, outcome.tokens)
     with whole_model(trainer.cell, device) as model:
         exact = model.exact(sequences)
-        control = model.rounded(sequences)
-    errors = {"loss": exact.loss_error(found)}
-    limits = {"loss": loss_limit(dtype, exact.loss_error(control))}
-    controls = exact.gradient_errors(control)
-    gradients, scales = dict[str, Compared](), dict[str, Compared]()
-    for name, error in exact.gradient_errors(found).items():
-        plain, what = controls[name], f"gradient of {name}"
-        limit = gradient_limit(dtype, plain.distance)
-        gradients[what] = error.distance, limit
-        scales[f"scale of the {what}"] = error.scale, _scale_limit(dtype, plain, min(error.distance, limit))
-    for compared in (gradients, scales):
-        nearest = max(compared, key=lambda name: _nearness(*compared[name]))
-        errors[nearest], limits[nearest] = compared[nearest]
+        controls = Controls(model, sequences, exact, trainer)
+        noise = controls.noise()
+        mistakes = controls.mistakes(noise)
+    found = exact.gradient_errors(step.signal, controls.eps)
+    limits = {name: noise.limits(name, dtype, error.distance) for name, error in found.items()}
+    gradients = {f"gradient of {name}": (found[name].distance, limits[name].distance) for name in found}
+    scales = {f"scale of the gradient of {name}": (found[name].scale, limits[name].scale) for name in found}
     norms = _norm_errors(step, trainer.cell.optimizer)
-    errors |= norms
-    limits |= dict.fromkeys(norms, NORM_LIMIT)
-    return replace(outcome, parameters=len(gradients), errors=errors, limits=limits)
+    compared = {
+        "loss": (exact.loss_error(step.signal), max(FLOORS[dtype].loss, FACTOR * noise.loss)),
+        **_nearest(gradients),
+        **_nearest(scales),
+        **{name: (error, NORM_LIMIT) for name, error in norms.items()},
+    }
+    return replace(
+        outcome,
+        parameters=len(found),
+        errors={name: error for name, (error, _) in compared.items()},
+        limits={name: limit for name, (_, limit) in compared.items()},
+        noise={"loss": noise.loss, "grad_norm": noise.grad_norm},
+        mistakes={name: size for name, (size, _) in mistakes.items()},
+        mistake_limits={name: limit for name, (_, limit) in mistakes.items()},
+    )
 
 
-def _scale_limit(dtype: str, plain: GradientError, distance: float) -> float:
-    """The limit of a gradient's scale, at a distance that is allowed; `plain` is what rounding alone does."""
-    by_chance = CHANCE * max(plain.distance, distance) / math.sqrt(plain.numbers)
-    return max(by_chance, limit_of(SCALE_FLOORS[dtype], STEP_FACTOR, plain.scale))
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """The checked step on one device in the cell's dtype, as the trainer's engine rounds it."""
+
+    model: WholeModel
+    sequences: list[Batch]
+    exact: Signal
+    trainer: Trainer
+
+    @property
+    def eps(self) -> float:
+        """Of the cell's dtype: relative to 1, the distance to the next number."""
+        return torch.finfo(TORCH_DTYPES[self.trainer.cell.dtype]).eps
+
+    def noise(self) -> Noise:
+        """How far the controls are from the exact step."""
+        return Noise.of(self.exact, (self._rounded(key_parts=parts) for parts in CONTROLS), self.eps)
+
+    def mistakes(self, noise: Noise) -> dict[str, Compared]:
+        """What known mistakes would change where they show most, and the limit there."""
+        cell = self.trainer.cell
+        if cell.sp_degree == 1:
+            return {}
+        scale = min(noise.limits(name, cell.dtype, 0.0).scale for name in noise.gradients)
+        found = {"gradients divided by sp_degree": (1 - 1 / cell.sp_degree, scale)}
+        if cell.dtype in LOW_PRECISION:  # in others rounding hides nothing
+            weights = mean_of_ranks(self.trainer.strategy, self.sequences)
+            wrong = self.exact.gradient_errors(self._rounded(weights=weights), self.eps)
+            sizes = {
+                name: (error.distance, noise.limits(name, cell.dtype, error.distance).distance)
+                for name, error in wrong.items()
+            }
+            found |= {"losses averaged over ranks": next(iter(_nearest(sizes).values()))}
+        return found
+
+    def _rounded(self, *, key_parts: int = 1, weights: Weights | None = None) -> Signal:
+        in_dtype = self.trainer.engine.weights_in_dtype
+        return self.model.rounded(
+            self.sequences, weights_in_dtype=in_dtype, key_parts=key_parts, weights=weights
+        )
+
+
+def mean_of_ranks(strategy: Strategy, sequences: Sequence[Batch]) -> Weights:
+    """Of a known mistake: each rank's own mean over its valid tokens, then the mean over ranks."""
+
+    def weights(batch: Batch) -> Tensor:
+        found = torch.zeros(batch.labels.shape, dtype=torch.float64, device=batch.labels.device)
+        for rank in range(strategy.cell.sp_degree):
+            pieces = strategy.facts.slices(strategy.cell, batch.labels.shape[1], rank)
+            valid = sum(int(count_valid(batch.labels[:, piece])) for piece in pieces)
+            for piece in pieces:
+                found[:, piece] = 1 / (strategy.cell.sp_degree * len(sequences) * max(1, valid))
+        return found
+
+    return weights
+
+
+def _nearest(compared: Mapping[str, Compared]) -> dict[str, Compared]:
+    """The one that is beyond its limit, or comes nearest to it; nan is beyond any."""
+    name = max(compared, key=lambda name: _nearness(*compared[name]))
+    return {name: compared[name]}
 
 
 def _norm_errors(step: Step, optimizer: OptimizerConfig) -> dict[str, float]:
@@ -164,7 +247,7 @@ def _step(trainer: Trainer, tokens: int) -> Step:
     dist.all_reduce(total)
     reported = float(trainer.engine.update())
     signal = Signal(float(total / valid_tokens.clamp(min=1)), gradients)
-    return Step(signal, reported, _given_norm(trainer.engine, total.device))
+    return Step(signal, reported, _given_norm(trainer.engine, total.device), float(loss_sum))
 
 
 def _given_norm(engine: Engine, device: torch.device) -> float:

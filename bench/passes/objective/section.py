@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from bench.config import RunConfig
 from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, first_beyond
 from bench.record import Check
 
+OF_ENGINE = "every gradient on the cell's engine"
 MAX_TOKENS = 1024
 """Of a sequence: float64 attention takes the square of their number."""
 
@@ -31,6 +32,18 @@ class Objective:
     limit, of the part parallel to the exact gradient, the `scale of the gradient of` a parameter, and of two
     norms against that of the gradients. Empty on ranks that compare nothing."""
     limits: dict[str, float]
+    noise: dict[str, float] = field(default_factory=dict)
+    """How far steps that are equal in exact arithmetic are from float64 in this dtype, relative, root mean
+    square: of the `loss` of some rows, and of the `grad_norm`. The limits follow from it. Empty where the
+    model is a cut."""
+    mistakes: dict[str, float] = field(default_factory=dict)
+    """By how much known mistakes would move the gradient in which they show most, relative."""
+    mistake_limits: dict[str, float] = field(default_factory=dict)
+    """The limit of that gradient: a mistake that is no larger would not be found."""
+    cut_because: str | None = None
+    """Why a model of two layers was compared, under DDP; null where it was the cell's own."""
+    lost_on: list[int] = field(default_factory=list)
+    """Ranks whose own losses in that step are not finite."""
     reason: str | None = None
     """Why nothing was compared."""
 
@@ -43,10 +56,15 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Objective:  # noqa: ARG002
         """What rank 0 found: it has the whole gradients."""
-        return self.parts(reports)[0]
+        parts = self.parts(reports)
+        return replace(parts[0], lost_on=[rank for part in parts for rank in part.lost_on])
 
     def gate(self, cell: RunConfig, section: Objective) -> str | None:
         """Loss, every gradient and the norms are within their limits."""
+        where = f"engine={cell.engine}" if section.cut_because is None else "a two-layer cut of the model"
+        if section.lost_on:
+            lost = f"the losses of {section.tokens:,} tokens are not finite on rank"
+            return f"objective on {where}: {lost} {', '.join(map(str, section.lost_on))}"
         name = first_beyond(section.errors, section.limits)
         if name is None:
             return None
@@ -54,21 +72,32 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
         said = f"off by {error:.1e} at {section.tokens:,} tokens (limit {limit:.1e})"
         if not math.isfinite(error):
             said = f"missing or not finite at {section.tokens:,} tokens"
-        return f"objective on engine={cell.engine}: the {name} is {said}"
+        return f"objective on {where}: the {name} is {said}"
 
     def checks(self, cell: RunConfig, section: Objective | None) -> list[Check]:
         """Loss and gradients of one step of its own, where something is trained."""
         if cell.workload.name != "train":
             return []
-        made = section is not None and section.reason is None
+        against = "float64"
+        if section is None or section.reason is not None:
+            reason = NOT_RUN if section is None else section.reason
+            return [Check(what=OF_ENGINE, against=against, reason=reason)]
+        found = Check(what=OF_ENGINE, against=against, tokens=section.tokens, below_noise=_hidden(section))
+        if section.cut_because is None:
+            return [found]
         return [
-            Check(
-                what="every gradient on the cell's engine",
-                against="float64",
-                tokens=section.tokens if section is not None and made else None,
-                reason=NOT_RUN if section is None else section.reason,
-            )
+            replace(found, what="every gradient of a two-layer cut under DDP"),
+            Check(what=OF_ENGINE, against=against, reason=section.cut_because),
         ]
+
+
+def _hidden(section: Objective) -> str | None:
+    """The known mistake that rounding would hide, with its two figures."""
+    for name, size in section.mistakes.items():
+        limit = section.mistake_limits[name]
+        if size <= limit:
+            return f"{name} would move a gradient by {size:.1e}; rounding is allowed {limit:.1e}"
+    return None
 
 
 def objective_tokens(seq_len: int, multiple: int) -> int:

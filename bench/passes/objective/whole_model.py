@@ -1,34 +1,48 @@
-"""The cell's whole model on one rank, with plain attention: what a step's loss and gradients should be."""
+"""The cell's whole model on one rank, with plain attention: a step's signal, exact and rounded."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from bench.config import DTYPE_BYTES, LOW_PRECISION, RunConfig
 from bench.cost.weights import head_parameters, matrix_parameters
-from bench.passes.parity.cut_model import PLAIN_NAME, PlainAttention, plain_attention_installed
+from bench.passes.objective.plain_attention import PLAIN_NAME, PlainAttention, plain_attention_installed
+from bench.passes.parity.limits import FLOORS
 from bench.ranks.log import StepPhase
-from bench.strategies.strategy import Batch
+from bench.strategies.strategy import IGNORED_LABEL, Batch
 from bench.training.data import count_valid
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 
-COPIES = 5
-"""Of the weights, in float32: themselves, and in float64 (two each) weights and gradients."""
+COPIES = 6
+"""Of the weights, in float32: themselves, weights and gradients in float64 (two each), a control's sums."""
 SCORE_COPIES = 6
 """Tensors of a layer's scores in float64 that backward holds at once."""
+CONTROLS = (1, 2, 3)
+"""Computations that are equal in exact arithmetic: in how many parts each sums over the keys."""
+FACTOR = 4.0
+"""A sound step errs at most this many times as much as the controls do, root mean square."""
+CHANCE = 4.0
+"""A random deviation has a part along a gradient of n numbers: about its own length / sqrt(n)."""
+LOSS_BLOCK = 128
+"""Rows whose loss is compared on its own: in the mean of all, errors of opposite signs cancel."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientError:
-    """How far a gradient is from the exact one, both relative to its Euclidean length."""
+    """How far a gradient is from the exact one, both relative to the exact one's Euclidean length.
+
+    A gradient that is zero but for rounding (the bias of K nearly is) is measured by the whole model's.
+    """
 
     distance: float
     """Of all that differs."""
@@ -36,6 +50,8 @@ class GradientError:
     """Of the part that is parallel to it: rounding has little of it, a wrong factor has nothing else."""
     numbers: int
     """How many the gradient has: what is random in few of them is parallel by chance."""
+    share: float = 0.0
+    """Of the squared length of all gradients together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +60,72 @@ class Signal:
 
     loss: float
     gradients: Mapping[str, Tensor]
+    blocks: Tensor | None = None
+    """Sums of the losses of `LOSS_BLOCK` rows each; None where only the mean is known."""
 
     def loss_error(self, found: Signal) -> float:
         """How far another signal's loss is from this one's, relative."""
         return abs(found.loss - self.loss) / (abs(self.loss) or 1.0)
 
-    def gradient_errors(self, found: Signal) -> dict[str, GradientError]:
-        """How far another signal's gradients are from these; infinitely where one is missing."""
-        return {name: _error(found.gradients.get(name), exact) for name, exact in self.gradients.items()}
+    def gradient_errors(self, found: Signal, eps: float = 0.0) -> dict[str, GradientError]:
+        """How far another signal's gradients are from these; infinitely where one is missing.
+
+        A length of less than `eps` times the whole gradient's is taken for that.
+        """
+        whole = sum(float(each.double().square().sum()) for each in self.gradients.values())
+        return {
+            name: _error(found.gradients.get(name), exact, whole, eps)
+            for name, exact in self.gradients.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How far a sound gradient may be from the exact one."""
+
+    distance: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How far rounded computations are from the exact one, root mean square over the controls."""
+
+    loss: float
+    """Of a block of rows, relative to the mean loss."""
+    grad_norm: float
+    """Of one parameter's scale, each weighed by its share of the whole gradient."""
+    gradients: Mapping[str, GradientError]
+
+    def limits(self, name: str, dtype: str, distance: float) -> Limit:
+        """Of the gradient of a parameter, one that was found at this distance."""
+        plain, floor = self.gradients[name], FLOORS[dtype].backward
+        allowed = max(floor, FACTOR * plain.distance)
+        by_chance = CHANCE * max(plain.distance, min(distance, allowed)) / math.sqrt(plain.numbers)
+        return Limit(allowed, max(floor, by_chance, FACTOR * max(plain.scale, self.grad_norm)))
+
+    @classmethod
+    def of(cls, exact: Signal, controls: Iterable[Signal], eps: float) -> Noise:
+        """Controls are compared one by one: no more than one has to be in memory."""
+        compared = [(_block_error(exact, each), exact.gradient_errors(each, eps)) for each in controls]
+        losses, errors = zip(*compared, strict=True)
+        return cls(
+            loss=_rms(losses),
+            grad_norm=_rms([math.sqrt(sum(e.share * e.scale**2 for e in each.values())) for each in errors]),
+            gradients={
+                name: GradientError(
+                    _rms([each[name].distance for each in errors]),
+                    _rms([each[name].scale for each in errors]),
+                    one.numbers,
+                    one.share,
+                )
+                for name, one in errors[0].items()
+            },
+        )
+
+
+Weights = Callable[[Batch], Tensor]
+"""By how much each token's loss counts, [B, T]."""
 
 
 class WholeModel:
@@ -73,14 +147,47 @@ class WholeModel:
 
     def exact(self, sequences: Sequence[Batch]) -> Signal:
         """The signal in float64."""
-        return _signal(copy.deepcopy(self.model).double(), sequences, self.attention)
+        return self._signal(copy.deepcopy(self.model).double(), sequences, _mean_over_tokens(sequences))
 
-    def rounded(self, sequences: Sequence[Batch]) -> Signal:
-        """The signal in the cell's dtype, as mixed precision computes it."""
-        dtype = self.cell.dtype
-        model = copy.deepcopy(self.model).to(TORCH_DTYPES["fp64" if dtype == "fp64" else "fp32"])
-        with torch.autocast(self.device.type, TORCH_DTYPES[dtype], enabled=dtype in LOW_PRECISION):
-            return _signal(model, sequences, self.attention)
+    def rounded(
+        self,
+        sequences: Sequence[Batch],
+        *,
+        weights_in_dtype: bool,
+        key_parts: int = 1,
+        weights: Weights | None = None,
+    ) -> Signal:
+        """The signal in the cell's dtype: with weights of that dtype, or by autocast from float32."""
+        dtype = TORCH_DTYPES[self.cell.dtype]
+        narrow = self.cell.dtype in LOW_PRECISION
+        wide = torch.float64 if self.cell.dtype == "fp64" else torch.float32
+        model = copy.deepcopy(self.model).to(wide)
+        if narrow and weights_in_dtype:
+            for parameter in model.parameters():  # not buffers: engines keep rotary frequencies in float32
+                parameter.data = parameter.data.to(dtype)
+        self.attention.key_parts = key_parts
+        try:
+            with torch.autocast(self.device.type, dtype, enabled=narrow and not weights_in_dtype):
+                return self._signal(model, sequences, weights or _mean_over_tokens(sequences))
+        finally:
+            self.attention.key_parts = 1
+
+    def _signal(self, model: ModelWithLoss, sequences: Sequence[Batch], weights: Weights) -> Signal:
+        """One sequence after another: no more than one is in memory. Gradients are summed in float32."""
+        gradients: dict[str, Tensor] = {}
+        blocks: list[Tensor] = []
+        for batch in sequences:
+            self.attention.documents = batch.documents  # until backward, which computes the layers again
+            losses = _token_losses(model, batch) * weights(batch)
+            losses.sum().backward()
+            blocks += [each.detach().sum(dim=1) for each in losses.split(LOSS_BLOCK, dim=1)]
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    own = parameter.grad.to(torch.promote_types(parameter.dtype, torch.float32))
+                    gradients[name] = gradients[name] + own if name in gradients else own
+            model.zero_grad()
+        sums = torch.cat(blocks).double()
+        return Signal(float(sums.sum()), gradients, sums)
 
 
 def needed_bytes(cell: RunConfig, tokens: int) -> int:
@@ -97,22 +204,46 @@ def whole_model(cell: RunConfig, device: torch.device) -> Iterator[WholeModel]:
         yield WholeModel(cell, device, attention)
 
 
-def _signal(model: ModelWithLoss, sequences: Sequence[Batch], attention: PlainAttention) -> Signal:
-    """One sequence after another: no more than one is in memory."""
-    valid = sum(int(count_valid(batch.labels)) for batch in sequences)
-    loss = 0.0
-    for batch in sequences:
-        attention.documents = batch.documents  # until backward, which computes the layers again
-        share = model.loss_of(batch) / max(1, valid)
-        share.backward()
-        loss += float(share.detach())
-    return Signal(loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+def _mean_over_tokens(sequences: Sequence[Batch]) -> Weights:
+    """Every valid token of the step weighs the same: the objective."""
+    valid = max(1, sum(int(count_valid(batch.labels)) for batch in sequences))
+    return lambda batch: torch.full_like(batch.labels, 1 / valid, dtype=torch.float64)
 
 
-def _error(found: Tensor | None, exact: Tensor) -> GradientError:
+def _token_losses(model: ModelWithLoss, batch: Batch) -> Tensor:
+    """Of every token, [B, T], in float32 or float64; 0 where none counts."""
+    kept: list[Tensor] = []
+
+    def keep(head: nn.Module, hidden_RH: Tensor, labels_R: Tensor) -> Tensor:
+        logits_RV: Any = head(hidden_RH)
+        wide = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+        kept.append(cross_entropy(wide, labels_R, ignore_index=IGNORED_LABEL, reduction="none"))
+        return kept[0].sum()
+
+    model.loss_sum = keep
+    model.loss_of(batch)
+    return kept[0].view_as(batch.labels)
+
+
+def _block_error(exact: Signal, found: Signal) -> float:
+    """The root mean square of a block's error, relative to its part of the loss in the mean."""
+    assert exact.blocks is not None
+    assert found.blocks is not None
+    counted = exact.blocks != 0
+    off = (found.blocks - exact.blocks)[counted]
+    mean = abs(exact.loss) / max(1, int(counted.sum()))
+    return float(off.square().mean().sqrt()) / (mean or 1.0) if off.numel() else 0.0
+
+
+def _error(found: Tensor | None, exact: Tensor, whole: float, eps: float) -> GradientError:
     if found is None:
         return GradientError(math.inf, math.inf, exact.numel())
-    missed, exact = found.to(exact.device).double() - exact.double(), exact.double()
-    square = float(exact.square().sum()) or 1.0
+    exact = exact.double()
+    missed, own = found.to(exact.device).double() - exact, float(exact.square().sum())
+    square = max(own, eps**2 * whole) or 1.0
     distance, parallel = float(missed.norm()) / math.sqrt(square), float((missed * exact).sum()) / square
-    return GradientError(distance, abs(parallel), exact.numel())
+    return GradientError(distance, abs(parallel), exact.numel(), own / (whole or 1.0))
+
+
+def _rms(values: Sequence[float]) -> float:
+    return math.sqrt(sum(each * each for each in values) / len(values))

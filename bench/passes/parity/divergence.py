@@ -44,6 +44,8 @@ def first_divergence(
             if cause is None and name == "out":
                 cause = _recognised(strategy, inputs, found[name], limit, mask)
             tokens = _tokens(found[name], exact[name], limit)
+            if not bool(found[name].isfinite().all()):
+                return f"{name} is not finite {_place(strategy, found[name])}"
             said = f"{name} is off by {error:.1e} of its maximum (limit {limit:.1e}) at {tokens}"
             return f"{said}; {cause or 'no known cause fits'}"
     return None
@@ -53,6 +55,17 @@ def _tokens(found: Tensor, exact: Tensor, limit: float) -> str:
     deviation_T = (found.double() - exact).abs().amax(dim=(0, 1, 3)) / scale_of(exact)
     off = torch.nonzero(~(deviation_T <= limit)).flatten()
     return f"{len(off)} of {len(deviation_T)} tokens, {int(off[0])} to {int(off[-1])}"
+
+
+def _place(strategy: Strategy, found: Tensor) -> str:
+    """The first token that is not finite, and the rank of its sequence that holds it."""
+    finite_T = found.isfinite().all(dim=3).all(dim=1).all(dim=0)
+    token = int(finite_T.logical_not().nonzero()[0])
+    for rank in range(strategy.cell.sp_degree):
+        pieces = strategy.facts.slices(strategy.cell, len(finite_T), rank)
+        if any(token in range(len(finite_T))[piece] for piece in pieces):
+            return f"at token {token}, which rank {rank} of the sequence holds"
+    return f"at token {token}"
 
 
 def _factor(strategy: Strategy, found: Tensor, exact: Tensor, limit: float) -> str | None:

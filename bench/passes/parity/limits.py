@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 FACTORS: Mapping[str, float] = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 4.0, "dv": 4.0}
 """Strategies erred as much as plain attention in `out` and `dq`, up to 2.9 times as much in `dk` and `dv`."""
-STEP_FACTOR = 3.0
-"""Of a step's loss and gradients, whose control is a step of one rank; strategies' were up to 1.3 times."""
+LOSS_FACTOR = 3.0
+"""Of a probe's losses, whose control is one rank; strategies' were up to 1.3 times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,8 @@ def tensor_limit(name: str, dtype: str, plain_error: float) -> float:
 
 
 def loss_limit(dtype: str, plain_error: float) -> float:
-    """The limit of a step's loss, relative to the exact one."""
-    return limit_of(FLOORS[dtype].loss, STEP_FACTOR, plain_error)
-
-
-def gradient_limit(dtype: str, plain_error: float) -> float:
-    """The limit of a step's gradient, relative to the exact one's Euclidean length."""
-    return limit_of(FLOORS[dtype].backward, STEP_FACTOR, plain_error)
+    """The limit of a probe's losses, relative to the exact one."""
+    return limit_of(FLOORS[dtype].loss, LOSS_FACTOR, plain_error)
 
 
 def limit_of(floor: float, factor: float, plain_error: float) -> float:

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from bench.attention.documents import Documents
 from bench.config import LOW_PRECISION, RunConfig
+from bench.passes.objective.cut import cut_cell
+from bench.passes.objective.plain_attention import PLAIN_NAME, plain_attention_installed
 from bench.passes.parity.attention import parity_len
-from bench.passes.parity.cut_model import PLAIN_NAME, cut_cell, plain_attention_installed
 from bench.passes.parity.limits import loss_limit
 from bench.passes.probe.leaks import Inputs, Leaks, Places, changes_of, leaks, moved, parts_of
 from bench.passes.probe.section import EXPERIMENT, Moved, Probe, why_wrong

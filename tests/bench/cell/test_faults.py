@@ -23,7 +23,7 @@ ALONE = ("workload=attention", "strategy=ulysses", "seq_len=1024")
 NOT_FINITE = {
     faults.lose_numbers_beyond_the_parity_check: (
         STEPS,
-        "objective on engine=ddp: the loss is missing or not finite at 1,024 tokens",
+        "objective on engine=ddp: the losses of 1,024 tokens are not finite on rank 1",
     ),
     faults.overflow_a_gradient_in_step_2: (STEPS, "losses: the gradient norm of step 2 is inf"),
     faults.lose_the_loss_of_rank_1_in_step_3: (STEPS, "losses: the loss of step 3 on rank 1 is nan"),
@@ -71,7 +71,7 @@ def test_a_sweep_goes_on_after_a_number_that_is_not_finite_and_reports(launcher,
     assert code == 1
     wrong = next(r for r in records if r["status"] == "wrong_result")
     assert (wrong["losses"]["loss"][0], wrong["losses"]["grad_norm"][0]) == (None, None)
-    assert "the loss is missing or not finite at 1,024 tokens" in (tmp_path / "report.html").read_text()
+    assert "the losses of 1,024 tokens are not finite on rank 1" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.fault(7)

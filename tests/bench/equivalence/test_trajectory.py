@@ -7,8 +7,11 @@ import pytest
 from bench.equivalence.trajectory import (
     LIMITS,
     MOVED,
+    NOISE_FACTOR,
+    UNMEASURED,
     distance,
     first_departure,
+    limit_for,
     mean_of,
 )
 
@@ -33,6 +36,13 @@ STEADY = made_up([4.0, 4.0, 4.0])
 def test_the_first_departure_is_named(found, said):
     departure = first_departure(found, STEADY, LIMITS["bf16"])
     assert (departure is None) if said is None else departure.startswith(said)
+
+
+def test_a_limit_follows_the_measured_noise_and_is_never_below_that_of_random_weights():
+    noisy = limit_for("bf16", {"loss": 1e-3, "grad_norm": 1e-4})
+    assert (noisy.loss, noisy.grad_norm) == (NOISE_FACTOR * 1e-3, LIMITS["bf16"].grad_norm)
+    assert limit_for("bf16", {}) == UNMEASURED
+    assert limit_for("fp32", {}) == LIMITS["fp32"]
 
 
 def test_a_distance_is_the_mean_over_steps_in_multiples_of_what_a_step_allows():

@@ -6,7 +6,7 @@ import pytest
 
 from bench.config import OWN
 from bench.passes import PASSES, checks
-from bench.passes.facts import NOT_RUN, PassFacts
+from bench.passes.facts import PassFacts
 from bench.passes.full_length.section import FullLength
 from bench.passes.losses.section import NO_REFERENCE, Losses
 from bench.passes.parity.section import Parity
@@ -67,8 +67,7 @@ def test_no_check_is_missed_that_has_no_meaning_for_the_workload():
     alone = {check.what for check in checks(ALONE, NOTHING)}
     training = {check.what for check in checks(CELL, NOTHING)}
     assert training - alone == {
-        "every shard of the parameters", "every gradient on the cell's engine",
-        "objective of a two-layer cut",
+        "every shard of the parameters", "every gradient on the cell's engine", "rotary positions",
         "tokens", "losses and gradient norms", "training signal",
     }  # fmt: skip
     assert alone - training == {"results of a timed call", "sampled rows of a timed call"}
@@ -86,7 +85,7 @@ def test_steps_that_no_reference_held_are_told_from_those_that_one_did(told, hel
     found = made("losses", replace(LOSSES, **told))
     assert asdict(found["training signal"]) == {
         "what": "training signal", "against": against, "tokens": 4096, "rows": None, "steps": held,
-        "of_steps": 14, "holds_steps": True, "reason": reason,
+        "of_steps": 14, "holds_steps": True, "reason": reason, "below_noise": None,
     }  # fmt: skip
     assert (found["tokens"].steps, found["tokens"].of_steps, found["tokens"].holds_steps) == (14, 14, False)
 
@@ -103,13 +102,12 @@ def test_attention_at_full_length_says_how_many_rows_and_keys_or_why_none():
     assert told(rows=0, keys=0, reason="no gradients") == [(None, None, None, "no gradients")] * 2
 
 
-def test_parity_of_another_cell_says_whose_it_is_and_each_of_its_checks_stands_by_itself():
+def test_parity_of_another_cell_says_whose_it_is():
     section = Parity(checked_in="abc", tokens=512, errors={"out": 0.0}, limits={"out": 1.0})
     found = made("parity", section)
     assert found["attention"] == Check(what="attention", against="float64, in cell abc", tokens=512)
-    assert found["objective of a two-layer cut"].reason == NOT_RUN
-    own = made("parity", replace(section, checked_in=CELL.cell_id, errors={"out": 0.0, "loss": 0.0}))
-    assert [(each.against, each.reason) for each in own.values()] == [("float64", None)] * 2
+    own = made("parity", replace(section, checked_in=CELL.cell_id))
+    assert [(each.against, each.reason) for each in own.values()] == [("float64", None)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ import torch
 from bench.config import OptimizerConfig
 from bench.passes import PASSES, first_failure
 from bench.passes.facts import RankReport
-from bench.passes.objective.rank import CHANCE, SCALE_FLOORS, _norm_errors, _scale_limit
 from bench.passes.objective.rank import Step as ObjectiveStep
+from bench.passes.objective.rank import _norm_errors, mean_of_ranks
 from bench.passes.objective.section import objective_tokens
-from bench.passes.objective.whole_model import GradientError, Signal
+from bench.passes.objective.whole_model import CHANCE, FACTOR, GradientError, Noise, Signal
+from bench.strategies.strategy import IGNORED_LABEL
 from tests import faults
 from tests.cells import make_cell, run_cell, tiny_cell
 
@@ -27,7 +29,7 @@ def section(errors, limits, **told):
 def test_the_section_is_that_of_the_rank_that_has_the_gradients():
     found, nothing = section({"loss": 1e-6}, {"loss": 1e-4}), section({}, {})
     reports = [RankReport({"objective": each}, {}) for each in (found, nothing)]
-    assert FACTS.merge(reports, CELL) is found
+    assert FACTS.merge(reports, CELL) == found
     assert FACTS.gate(CELL, found) is None
 
 
@@ -63,9 +65,54 @@ def test_a_parameter_without_a_gradient_errs_infinitely():
 
 
 def test_what_rounding_makes_parallel_by_chance_is_allowed_and_least_in_many_numbers():
-    few, many = (_scale_limit("bf16", GradientError(1e-2, 0.0, numbers), 2e-2) for numbers in (16, 2**20))
-    assert few == pytest.approx(CHANCE * 2e-2 / 4)
-    assert many == SCALE_FLOORS["bf16"] < few
+    noise = Noise(0.0, 1e-3, {str(n): GradientError(1e-2, 5e-4, n) for n in (16, 2**20)})
+    few, many = (noise.limits(str(n), "bf16", 2e-2) for n in (16, 2**20))
+    assert few.distance == many.distance == pytest.approx(FACTOR * 1e-2)
+    assert few.scale == pytest.approx(CHANCE * 2e-2 / 4)
+    assert many.scale == pytest.approx(FACTOR * 1e-3)
+    assert noise.limits("16", "bf16", 1.0).scale == pytest.approx(CHANCE * FACTOR * 1e-2 / 4)
+
+
+def test_noise_is_that_of_the_controls_and_losses_of_opposite_signs_do_not_cancel():
+    exact = Signal(2.0, {"a": torch.tensor([3.0, 4.0])}, torch.tensor([1.0, 1.0]))
+    controls = [
+        Signal(2.0, {"a": torch.tensor([3.0, 4.0 + off])}, torch.tensor([1 + off, 1 - off]))
+        for off in (0.3, 0.4)
+    ]
+    noise = Noise.of(exact, controls, eps=0.0)
+    root = math.sqrt((0.3**2 + 0.4**2) / 2)
+    assert noise.loss == pytest.approx(root)
+    assert noise.gradients["a"].distance == pytest.approx(root / 5)
+    assert noise.gradients["a"].scale == pytest.approx(root * 4 / 25)
+    assert noise.grad_norm == pytest.approx(noise.gradients["a"].scale)
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_measured_by_the_whole():
+    exact = Signal(1.0, {"weight": torch.tensor([3.0, 4.0]), "bias": torch.tensor([1e-9, 0.0])})
+    found = Signal(1.0, {"weight": torch.tensor([3.0, 4.0]), "bias": torch.tensor([1e-3, 0.0])})
+    assert exact.gradient_errors(found)["bias"].distance > 1e5
+    assert exact.gradient_errors(found, eps=0.01)["bias"].distance == pytest.approx(1e-3 / 0.05, rel=1e-3)
+
+
+@pytest.mark.parametrize(("size", "hidden"), [(0.3, False), (0.1, True)])
+def test_a_mistake_that_is_no_larger_than_rounding_is_below_noise(size, hidden):
+    found = section(
+        {"loss": 0.0}, {"loss": 1.0}, mistakes={"a": 0.5, "b": size}, mistake_limits={"a": 0.2, "b": 0.2}
+    )
+    (check,) = FACTS.checks(CELL, found)
+    assert check.below_noise == (
+        "b would move a gradient by 1.0e-01; rounding is allowed 2.0e-01" if hidden else None
+    )
+
+
+def test_the_known_mistake_weighs_each_rank_s_mean_the_same():
+    strategy = SimpleNamespace(
+        cell=SimpleNamespace(sp_degree=2),
+        facts=SimpleNamespace(slices=lambda cell, tokens, rank: [slice(2 * rank, 2 * rank + 2)]),
+    )
+    labels = torch.tensor([[IGNORED_LABEL, 5, 5, 5]])
+    batch = SimpleNamespace(labels=labels)
+    assert mean_of_ranks(strategy, [batch])(batch)[0].tolist() == [0.5, 0.5, 0.25, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -100,3 +147,18 @@ def test_where_float64_has_no_room_the_cell_is_ok_and_says_so(launcher, tmp_path
     assert re.fullmatch(r"float64 on one rank would take about [\d.]+ MiB", found.reason)
     (check,) = [each for each in record.checks if each.what == "every gradient on the cell's engine"]
     assert (check.tokens, check.reason) == (None, found.reason)
+
+
+def test_where_only_a_cut_has_room_the_cut_is_compared_and_both_checks_say_so(launcher, tmp_path):
+    cell = tiny_cell("strategy=ulysses", "engine=ddp", "cluster.world_size=2")
+    record, _ = run_cell(launcher, cell, tmp_path / "cut", faults.have_room_for_a_cut)
+    found = {each.what: each for each in record.checks}
+    section = record.sections["objective"]
+    assert record.status == "ok"
+    assert section.parameters > 0
+    assert section.noise == {}
+    assert found["every gradient of a two-layer cut under DDP"].tokens == section.tokens
+    assert found["every gradient on the cell's engine"].reason == section.cut_because
+    wrong, _ = run_cell(launcher, cell, tmp_path / "wrong", faults.average_losses_in_a_cut)
+    assert wrong.status == "wrong_result"
+    assert wrong.reason.startswith("objective on a two-layer cut of the model: the ")

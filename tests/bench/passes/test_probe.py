@@ -15,7 +15,7 @@ from bench.experiments.probe import probed_cells
 from bench.experiments.probe_table import write_probe
 from bench.node.worker import join
 from bench.passes import PASSES
-from bench.passes.parity.cut_model import cut_cell
+from bench.passes.objective.cut import cut_cell
 from bench.passes.probe import leaks
 from bench.passes.probe.rank import ProbePass, places_of, probe
 from bench.passes.probe.section import Moved, Probe, why_wrong
