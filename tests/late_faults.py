@@ -103,10 +103,17 @@ def feed_other_tokens_than_were_fetched(job, log):
     """A wrapper between loop and model that drops the last token's label."""
     plain = DDP.__init__
 
+    class Wrapper(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, ids, labels, positions):
+            return self.module(ids.roll(1, dims=1), labels, positions)
+
     def built(self, model, *rest):
         plain(self, model, *rest)
-        module = self.module
-        self.module = lambda ids, labels, positions: module(ids.roll(1, dims=1), labels, positions)
+        self.module = Wrapper(self.module)
 
     DDP.__init__ = built
     return run_cell(job, log)

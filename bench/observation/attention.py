@@ -84,15 +84,18 @@ def noted_dtype(attention_name: str, note: Callable[[torch.dtype], None]) -> Ite
 
 
 @contextmanager
-def captured_attention(attention_name: str) -> Iterator[Captured]:
-    """Capture the first call that trains, with its gradients; one layer's tensors stay alive for it."""
+def captured_attention(attention_name: str, ranks: int) -> Iterator[Captured]:
+    """Capture the first call that trains, with its gradients; one layer's tensors stay alive for it.
+
+    So many ranks share a sequence.
+    """
     found, errors = Captured(), KeptErrors()
 
     def around(
         run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
     ) -> tuple[Tensor, Any]:
         with errors:
-            found.kinds |= dict.fromkeys(_other_kind(module, named))
+            found.kinds |= dict.fromkeys(_other_kind(module, named, ranks * q.shape[2]))
         if found.tensors or not all(x.requires_grad for x in (q, k, v)):
             return run(module, q, k, v, mask, **named)
         # Views of our own: a gradient hook on them sees what this call alone passes back.
@@ -100,7 +103,7 @@ def captured_attention(attention_name: str) -> Iterator[Captured]:
         out, weights = run(module, q, k, v, mask, **named)
         with errors:
             found.scale = named.get("scaling")
-            found.reason = _not_plain(module, mask, named)
+            found.reason = _not_plain(module, mask, named, ranks * q.shape[2])
             for name, tensor in {"q": q, "k": k, "v": v, "out": out}.items():
                 found.tensors[name] = tensor.detach()
                 if tensor.requires_grad:
@@ -122,18 +125,19 @@ def _keep(found: Captured, name: str, errors: KeptErrors) -> Callable[[Tensor], 
     return keep
 
 
-def _not_plain(module: nn.Module, mask: Any, named: Mapping[str, Any]) -> str | None:
+def _not_plain(module: nn.Module, mask: Any, named: Mapping[str, Any], tokens: int) -> str | None:
     """What makes a call more than causal attention with a scale."""
     extras = {"a mask": mask is not None, "dropout": bool(named.get("dropout"))}
-    met = [*(name for name, is_there in extras.items() if is_there), *_other_kind(module, named)]
+    met = [*(name for name, is_there in extras.items() if is_there), *_other_kind(module, named, tokens)]
     return f"attention was called with {' and '.join(met)}" if met else None
 
 
-def _other_kind(module: nn.Module, named: Mapping[str, Any]) -> list[str]:
-    """What of a call belongs to the layer, whatever the batch, and makes it no plain causal attention."""
+def _other_kind(module: nn.Module, named: Mapping[str, Any], tokens: int) -> list[str]:
+    """What of a call belongs to the layer, and makes it no plain causal attention in so many tokens."""
+    window = named.get("sliding_window")
     is_causal = named.get("is_causal")
     kinds = {
-        "a sliding window": named.get("sliding_window") is not None,
+        "a sliding window": window is not None and window < tokens,
         "capped scores": named.get("softcap") is not None,
         "attention sinks": named.get("s_aux") is not None,
         "full attention": not (getattr(module, "is_causal", True) if is_causal is None else is_causal),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from bench.config import ConfigError
 from bench.kept_errors import KeptErrors
 from bench.observation.tokens import RankTokens
+from bench.passes.hook import Hook
 from bench.ranks.log import StepPhase
 
 _IDS, _EMBEDDED = "input_ids", "inputs_embeds"
@@ -124,23 +124,6 @@ def tensors_given(network: nn.Module, args: Sequence[Any], named: Mapping[str, A
     names = [*inspect.signature(type(network).forward).parameters][1:]
     given = {**dict(zip(names, args, strict=False)), **named}
     return {name: value for name, value in given.items() if isinstance(value, Tensor)}
-
-
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """A hook that copies of the model do not have: a loop may copy or pickle its model within a step.
-
-    A bound method would take the loop's wrapped model and its process groups into the copy.
-    """
-
-    run: Callable[..., None]
-
-    def __call__(self, *given: Any) -> None:
-        self.run(*given)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Something that does nothing, and that is unpickled where there is no bench."""
-        return getattr, (nullcontext(), "__exit__")
 
 
 def _digest(ids: Tensor, rank: int) -> str:

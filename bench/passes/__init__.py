@@ -36,6 +36,7 @@ NAMES = (
     "memory",
     "telemetry",
     "engagement",
+    "positions",
     "trace",
     "full_length",
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bench.attention.watch import AttentionWatch
 from bench.passes.optimizer_spans import Spans
@@ -46,6 +46,10 @@ class Subject(ABC):
     """The strategy that is installed; None where it is somebody else's code."""
     trainer: Trainer | None = None
     """The training loop of ours; None where nothing is trained, or by somebody else's."""
+    network: nn.Module | None = None
+    """The model that is trained; None where attention alone is measured."""
+    sequence_ranks: int = 1
+    """How many ranks share a sequence, this one among them."""
     activation_offload: ActivationOffload | None = None
     """What moves the layers' inputs to host memory; None where they stay."""
 
@@ -59,6 +63,10 @@ class Subject(ABC):
 
     def attention_call(self) -> AttentionCall | None:
         """The last call, where attention alone is measured."""
+        return None
+
+    def fed_positions(self) -> Tensor | None:
+        """Those that the last step's first micro-step was given, of its first sequence; None without any."""
         return None
 
     def seen(self) -> AbstractContextManager[Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.config import ConfigError
+from bench.request.layer_types import PLAIN_FAMILIES
 
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """How a transformers configuration says that a model has experts."""
@@ -15,7 +16,7 @@ MODELS = ("qwen3_30b_a3b", "qwen3_235b_a22b")
 
 def has_experts(numbers: Mapping[str, Any]) -> bool:
     """Whether a transformers configuration is that of a mixture of experts."""
-    return any(numbers.get(name) for name in COUNTS)
+    return numbers.get("model_type") not in PLAIN_FAMILIES and any(numbers.get(name) for name in COUNTS)
 
 
 def experts_refused(what: str, model: str) -> ConfigError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.command import tool_words
@@ -13,6 +14,8 @@ from bench.cost.hardware import Hardware
 from bench.environment import CUDA_PACKAGES, installed
 from bench.mistakes import MISTAKES
 from bench.request.hardware import hardware_of, known_hardware
+from bench.request.layer_types import shortest_window, unplain_layers
+from bench.request.model_numbers import read_config
 from bench.request.target import PREDICT
 from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import TRAINER_FACTS
@@ -38,6 +41,7 @@ def refusal(cell: RunConfig) -> str | None:
     reasons = [
         *STRATEGIES[cell.strategy].refusals(cell),
         *KERNEL_FACTS[cell.kernel].refusals(cell),
+        *_window_refusals(cell),
         *_engine_refusals(cell),
         *_mistake_refusals(cell),
         *_trainer_refusals(cell),
@@ -89,6 +93,18 @@ def _rate_refusals(cell: RunConfig, hardware: Hardware) -> list[str]:
     others = [kernel for kernel in rates if bound is None or kernel in bound]
     way_out = f"choose kernel={' or '.join(others)}" if others else "measure it, or take another strategy"
     return [f"mode=predict knows no rate of kernel={cell.kernel} on hardware={cell.hardware}; {way_out}"]
+
+
+def _window_refusals(cell: RunConfig) -> list[str]:
+    """Layers of a checkpoint that do not see the whole sequence."""
+    if cell.model.path is None:
+        return []
+    numbers = read_config(Path(cell.model.path))
+    return [
+        f"{reason}, less than seq_len={cell.seq_len}, and strategies compute plain causal attention; take"
+        f" seq_len={shortest_window(numbers)} or less"
+        for reason in unplain_layers(numbers, cell.seq_len)
+    ]
 
 
 def _engine_refusals(cell: RunConfig) -> list[str]:

@@ -14,8 +14,11 @@ from bench.request import values
 from bench.request.choices import Raw, read_option
 from bench.request.experts import experts_refused, has_experts
 from bench.request.layer_types import attention_dropout, unplain_layers
+from bench.training.text_model import text_numbers
 
-FAMILIES = ("qwen3", "qwen2", "llama")
+FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+"""Those that transformers computes for these families."""
 MIN_GPUS_FOR_4B = 4
 
 
@@ -26,6 +29,18 @@ def model_config(raw: Raw, gpus: int) -> ModelConfig:
         raw = read_option("model", _auto_model(gpus))
     elif name == "checkpoint":
         raw = _checkpoint(raw["path"])
+    try:
+        return _checked(raw)
+    except ConfigError as error:
+        if name != "checkpoint":
+            raise
+        rule = str(error).partition("; ")[0]
+        raise ConfigError(
+            f"model.path={raw['path']}: by its config.json {rule}; correct it there, or name another folder"
+        ) from None
+
+
+def _checked(raw: Raw) -> ModelConfig:
     model = values.section(
         "model",
         raw,
@@ -65,28 +80,49 @@ def _checkpoint(path: Any) -> dict[str, Any]:
     try:
         if not (where / "config.json").is_file():
             raise FileNotFoundError(f"no file {where / 'config.json'}")  # a pipe would be waited for
-        numbers = json.loads((where / "config.json").read_text())
+        numbers = read_config(where)
         _refuse_untrainable(where, numbers)
         found = transformers_numbers(numbers)
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"model.path={path}: is not a checkpoint folder with a config.json ({error}); name a local folder"
-            " of a Qwen3, Qwen2 or Llama model"
+            f"model.path={path}: is not a checkpoint folder with a config.json ({_cause(error)}); name a"
+            " local folder of a Qwen3, Qwen2, Llama or Mistral model"
         ) from None
     return {"name": where.resolve().name or "checkpoint", "path": str(where.resolve()), **found}
 
 
+def _cause(error: Exception) -> str:
+    return f"it does not say {error}" if isinstance(error, KeyError) else str(error)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The numbers of the text model in a folder's config.json."""
+    return text_numbers(json.loads((folder / "config.json").read_text()))
+
+
 def _refuse_untrainable(where: Path, numbers: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a checkpoint that no cell can train from."""
+    """Raises ConfigError for a checkpoint that no cell can train from, however short its sequences."""
     if has_experts(numbers):
         raise experts_refused(f"model.path={where}", f"a {numbers['model_type']}")
-    unplain = unplain_layers(numbers)
+    unplain = unplain_layers(numbers, tokens=1)
     if unplain:
         raise ConfigError(
             f"model.path={where}: {'; '.join(unplain)}; strategies compute plain causal attention in every"
             " layer, so name a model that has no other"
+        )
+    if numbers["model_type"] not in FAMILIES:
+        raise ConfigError(
+            f"model.path={where}: is a {numbers['model_type']}, whose layers cells do not build; name a"
+            f" folder of one of {', '.join(FAMILIES)}, or train it in a loop of your own under bench.observe"
+        )
+    rope = numbers.get("rope_parameters") or numbers.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type not in ROPE_TYPES:
+        raise ConfigError(
+            f"model.path={where}: rope_type={rope_type}, which transformers does not compute for a"
+            f" {numbers['model_type']}; name a folder with one of {', '.join(ROPE_TYPES)}"
         )
     if attention_dropout(numbers):
         raise ConfigError(
@@ -104,7 +140,11 @@ def _refuse_untrainable(where: Path, numbers: Mapping[str, Any]) -> None:
 
 
 def transformers_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """A transformers configuration in our words, all but a name; raises KeyError where it lacks one."""
+    """A transformers configuration in our words, all but a name; raises KeyError where it lacks one.
+
+    Of a model for images, too, these are the text model's.
+    """
+    numbers = text_numbers(numbers)
     heads = numbers["num_attention_heads"]
     return {
         "family": numbers["model_type"],

@@ -135,9 +135,13 @@ class FedTokens:
 
     def __init__(self) -> None:
         self._digests: list[Tensor] = []
+        self.positions: Tensor | None = None
+        """[B, S] of the first forward pass since then."""
 
     def add(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> None:
         """Note what a forward pass is given."""
+        if not self._digests:
+            self.positions = position_ids
         self._digests.append(digest(input_ids, labels, position_ids))
 
     def take(self) -> Tensor:

@@ -1,28 +1,36 @@
-"""Transformers' own Qwen3, Qwen2 and Llama classes, built from the numbers in conf/model/."""
+"""Transformers' own Qwen3, Qwen2, Llama and Mistral classes, built from the numbers in conf/model/."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bench.config import ModelConfig
+from bench.training.text_model import BY_LENGTH, text_numbers
 from bench.training.weights import filled_layers, numbers_of
 
 FAMILIES: Mapping[str, tuple[type[Any], type[Any]]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
 }
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "bf16": torch.bfloat16,
@@ -33,10 +41,15 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 
 
 def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int) -> PreTrainedModel:
-    """The causal language model on the meta device, in the current default dtype: shapes and no numbers."""
+    """The causal language model on the meta device, in the current default dtype: shapes and no numbers.
+
+    It is for sequences of `max_positions` tokens: what a configuration lets follow from the length is set.
+    """
     config_class, model_class = FAMILIES[config.family]
     if config.path is not None:
-        numbers = config_class.from_pretrained(config.path, local_files_only=True)
+        stored = json.loads((Path(config.path) / "config.json").read_text())
+        numbers = config_class.from_dict(text_numbers(stored))
+        _set_length(numbers, max_positions)
     else:
         numbers = _transformers_config(config_class, config, max_positions)
     numbers._attn_implementation = attention_name
@@ -44,6 +57,20 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
         model: PreTrainedModel = model_class(numbers)
     model.tie_weights()  # transformers 5.0 ties none on the meta device
     return model
+
+
+def _set_length(numbers: Any, tokens: int) -> None:
+    """Leave out a window that hides none of so many tokens, and have rotary frequencies for all of them.
+
+    transformers chooses some by the largest position that it is given, of which every rank has another.
+    """
+    if (getattr(numbers, "sliding_window", None) or 0) >= tokens:
+        numbers.sliding_window, numbers.layer_types = None, ["full_attention"] * numbers.num_hidden_layers
+    kind = numbers.rope_parameters.get("rope_type")
+    if kind in BY_LENGTH:
+        fixed = f"{kind.replace('dynamic', 'ntk')} of {tokens} tokens"  # no name that is chosen for
+        ROPE_INIT_FUNCTIONS[fixed] = partial(ROPE_INIT_FUNCTIONS[kind], seq_len=torch.tensor(tokens))
+        numbers.rope_parameters["rope_type"] = fixed
 
 
 def build_model(
@@ -78,6 +105,7 @@ def _transformers_config(config_class: type[Any], config: ModelConfig, max_posit
         attention_bias=config.attention_bias,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         rms_norm_eps=config.norm_eps,
+        sliding_window=None,
         max_position_embeddings=max_positions,
         use_cache=False,
         pad_token_id=None,

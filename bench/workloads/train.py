@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
 from bench.attention.watch import AttentionWatch
 from bench.mistakes import mistaken
@@ -47,6 +48,8 @@ class Train(Workload):
         self.attention_name = self.trainer.attention_name
         self.attention_code = self.trainer.attention_code
         self.step_period = self.trainer.step_period
+        self.network = self.trainer.engine.module
+        self.sequence_ranks = cell.sp_degree
 
     def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
         return self.trainer.watched(watch)
@@ -55,6 +58,10 @@ class Train(Workload):
         """The engine's update, or of a stack, which decides itself when to update, torch's optimizers."""
         is_stack = TRAINER_FACTS[self.cell.trainer].is_stack
         return step_spans(self.rank.phase) if is_stack else super().optimizer_spans()
+
+    def fed_positions(self) -> Tensor | None:
+        positions = self.trainer.fed.positions
+        return None if positions is None else positions[0]
 
     def take_steps(self, next_step: NextStep) -> None:
         self.trainer.run(next_step)
@@ -72,7 +79,7 @@ def _model(rank: Rank) -> ModelWithLoss:
     """The model with its loss and no numbers, in the dtype of its master weights: float32, or float64."""
     cell = rank.strategy.cell
     torch.set_default_dtype(TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"])
-    model = empty_model(cell.model, attention_name=rank.wiring.attention_name, max_positions=cell.padded_len)
+    model = empty_model(cell.model, attention_name=rank.wiring.attention_name, max_positions=cell.seq_len)
     if rank.device.type == "cpu":
         sum_embedding_gradient_in_float32(model)
     if cell.checkpointing:

@@ -135,7 +135,7 @@ class WholeModel:
         model = build_model(
             cell.model,
             attention_name=PLAIN_NAME,
-            max_positions=cell.padded_len,
+            max_positions=cell.seq_len,
             seed=cell.seed,
             device=device,
         )

@@ -96,7 +96,7 @@ BAD_VALUES = {
     **{f"{NANO}rope_theta={word}": "must be a positive number" for word in ("abc", "0", "-1", "nan", "null")},
     f"{NANO}norm_eps=[1]": "must be a positive number",
     f"{NANO}name=null": "model.name=null",
-    f"{NANO}family=gpt": "must be one of llama, qwen2, qwen3",
+    f"{NANO}family=gpt": "must be one of llama, mistral, qwen2, qwen3",
     f"{NANO}path=/no/such/folder": "no such file or folder",
     "model=checkpoint": "model.path=null: is not the name of a folder",
     "model=checkpoint model.path=": "is not the name of a folder",

@@ -7,7 +7,6 @@ import pytest
 
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.config import ConfigError, RunConfig
-from bench.request.layer_types import attention_dropout, unplain_layers
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.cells import FOUR_H100, TWO_CORES, make_cell
@@ -187,69 +186,106 @@ def test_a_gpu_is_warmed_up_and_timed_longer_than_a_cpu_unless_something_else_is
         assert (own.budget_s, own.warmup_s, own.least_steps) == (5, 0, 2)
 
 
+NANO = {
+    "model_type": "llama", "vocab_size": 97, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e4,
+}  # fmt: skip
 CHECKPOINTS = {
-    "experts": ({"num_experts": 128}, "a qwen3_moe has experts, .*; choose a dense model"),
+    "experts": (
+        {"model_type": "qwen3_moe", "num_experts": 128},
+        "a qwen3_moe has experts, .*; choose a dense model",
+    ),
+    "experts of a text model": (
+        {"model_type": "llama4", "text_config": {"model_type": "llama4_text", "num_local_experts": 16}},
+        "a llama4_text has experts",
+    ),
     "quantized": (
         {"quantization_config": {"bits": 4}},
         "its weights are quantized; name a folder with weights in bf16",
     ),
     "no safetensors": ({}, "contains no .safetensors file; write one"),
     "dropout of scores": ({"attention_dropout": 0.1}, "attention_dropout=0.1, and no strategy drops"),
-    "listed types": (
-        {"layer_types": ["sliding_attention", "full_attention", "linear_attention"], "sliding_window": 128},
-        r"1 of 3 layers are sliding_attention \(sliding_window=128\); 1 of 3 layers are linear_attention;",
+    "other layers": (
+        {"model_type": "qwen3", "layer_types": ["linear_attention", "full_attention"]},
+        "1 of 2 layers are linear_attention; strategies compute plain causal attention",
     ),
-    "a window of the last layers": (
-        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2, "num_hidden_layers": 8},
-        "6 of 8 layers have sliding_window=64; strategies compute plain causal attention",
+    "inside a text model": (
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma2", "attn_logit_softcapping": 50.0}},
+        "attention has capped scores",
     ),
-    "another family's window": (
-        {"model_type": "mistral", "sliding_window": 4096},
-        "layers have sliding_window",
+    "another family": (
+        {"model_type": "phi3", "sliding_window": 262144},
+        "is a phi3, whose layers cells do not build; name a folder of one of qwen3, qwen2, llama, mistral,",
     ),
-    "a pattern": ({"hybrid_override_pattern": "M-M*"}, "2 of 4 layers are M; strategies"),
-    "linear attention": (
-        {"full_attention_interval": 4, "linear_num_key_heads": 2},
-        "layers have linear attention",
+    "another family inside": (
+        {"model_type": "aya_vision", "text_config": {"model_type": "helium"}},
+        "is a helium, whose layers",
     ),
-    "inside a text model": ({"text_config": {"attn_logit_softcapping": 50.0}}, "attention has capped scores"),
-    "no causal mask": ({"is_causal": False}, "attention has no causal mask"),
-    "another scale": (
-        {"head_dim": 64, "query_pre_attn_scalar": 144},
-        "scores are scaled by query_pre_attn_scalar=144",
+    "another rotation": (
+        {"rope_scaling": {"type": "su", "long_factor": [1.0]}},
+        "rope_type=su, which transformers does not compute for a llama; name a folder with one of default,",
     ),
-    "a multiplier": (
-        {"head_dim": 64, "attention_multiplier": 0.1},
-        "scores are scaled by attention_multiplier=0.1",
+    "a number that is none": (
+        {"num_hidden_layers": 0},
+        "by its config.json model.num_layers=0: must be .*; correct it there, or name another folder$",
     ),
-    "two head dimensions": ({"head_dim": 64, "global_head_dim": 128}, "heads differ from layer to layer"),
-    "heads by layer": ({"num_attention_heads": [4, 8]}, r"heads differ from layer to layer \(num_attention"),
+    "KV heads that do not divide heads": (
+        {"num_key_value_heads": 3},
+        "by its config.json model.num_kv_heads=3: must divide model.num_heads=4; correct it there",
+    ),
 }
+
+
+def checkpoint(folder, numbers, *, weights=True):
+    (folder / "config.json").write_text(json.dumps({**NANO, **numbers}))
+    if weights:
+        (folder / "model.safetensors").touch()
+    return "model=checkpoint", f"model.path={folder}"
 
 
 @pytest.mark.parametrize("case", CHECKPOINTS)
 def test_a_checkpoint_that_no_cell_can_train_from_is_refused(tmp_path, case):
     numbers, message = CHECKPOINTS[case]
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **numbers}))
     with pytest.raises(ConfigError, match=f"model.path={tmp_path}: {message}") as refused:
-        make_cell("model=checkpoint", f"model.path={tmp_path}")
+        make_cell(*checkpoint(tmp_path, numbers, weights=case != "no safetensors"))
     assert "\n" not in str(refused.value)
+    assert "model.family" not in str(refused.value)
 
 
-PLAIN = (
-    {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
-    {"sliding_window": 4096},
-    {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 8, "num_hidden_layers": 8},
-    {"layer_types": ["full_attention"] * 2, "sliding_window": 512, "conv_L_cache": 3},
-    {"head_dim": 64, "query_pre_attn_scalar": 64, "attention_multiplier": 0.125, "sliding_window": None},
-    {"attn_logit_softcapping": None, "alibi": False, "attention_dropout": 0.0},
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ({"model_type": "mistral", "sliding_window": 512}, "layers have sliding_window=512"),
+        (
+            {
+                "model_type": "qwen2",
+                "use_sliding_window": True,
+                "sliding_window": 512,
+                "max_window_layers": 1,
+            },
+            "1 of 2 layers have sliding_window=512",
+        ),
+    ],
 )
+def test_a_window_is_no_reason_to_refuse_a_sequence_that_it_holds(tmp_path, numbers, reason):
+    words = checkpoint(tmp_path, numbers)
+    assert refusal(make_cell(*words, "seq_len=512")) is None
+    said = refusal(make_cell(*words, "seq_len=1k"))
+    assert said == (
+        f"{reason}, less than seq_len=1024, and strategies compute plain causal attention; take seq_len=512"
+        " or less"
+    )
 
 
-@pytest.mark.parametrize("numbers", PLAIN)
-def test_a_key_that_changes_no_layer_is_no_reason_to_refuse_a_checkpoint(numbers):
-    assert not unplain_layers({"model_type": "qwen3", **numbers})
-    assert not attention_dropout(numbers)
+def test_a_model_for_images_is_read_by_its_text_model(tmp_path):
+    """As files hold it: in a section of its own, or beside the rest, as older Qwen2.5-VL ones do."""
+    inside = {"model_type": "llava", "text_config": {**NANO, "model_type": "mistral", "sliding_window": None}}
+    assert make_cell(*checkpoint(tmp_path, inside)).model.family == "mistral"
+    tied = {**inside, "tie_word_embeddings": True}
+    tied["text_config"] = {**inside["text_config"], "tie_word_embeddings": False}
+    assert make_cell(*checkpoint(tmp_path, tied)).model.tied_embeddings
+    beside = {"model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    assert make_cell(*checkpoint(tmp_path, beside)).model.family == "qwen2"
 
 
 @pytest.mark.parametrize("case", INVALID)

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from bench.ranks.log import WrongResultError
 from bench.store import read_records
 from bench.training.models import build_model, empty_model
 from bench.training.weights import CheckpointNumbers
@@ -160,7 +161,7 @@ NOT_FINITE = [
 @pytest.mark.parametrize(("change", "said"), NOT_FINITE, ids=["NaN", "infinity", "two that cancel", "tied"])
 def test_a_checkpoint_with_nan_or_infinity_is_refused_by_its_file_and_parameter(tmp_path, change, said):
     loaded = damaged_checkpoint(tmp_path, change)
-    with pytest.raises(ValueError, match="weights have to be finite") as refused:
+    with pytest.raises(WrongResultError, match="weights have to be finite") as refused:
         build_model(loaded, attention_name="sdpa", max_positions=256, seed=0)
     way_out = "numbers; weights have to be finite: take another checkpoint"
     assert str(refused.value) == f"{tmp_path / SAFE_WEIGHTS_NAME}: {said} {way_out}"
@@ -180,6 +181,6 @@ def test_a_record_says_in_one_line_which_weights_are_not_finite(tmp_path):
     done = typed_here(tmp_path, *TINY, *words, "cluster.world_size=1", "sweep_dir=out")
     (record,) = read_records(tmp_path / "out" / "records.jsonl")
     said = "model.norm.weight holds NaN or infinity in 1 of its 64 numbers; weights have to be finite"
-    assert (done.returncode, record["status"]) == (1, "error")
-    assert f"ValueError: {tmp_path / SAFE_WEIGHTS_NAME}: {said}" in record["reason"]
+    assert (done.returncode, record["status"]) == (1, "wrong_result")
+    assert record["reason"].startswith(f"rank 0, build load: {tmp_path / SAFE_WEIGHTS_NAME}: {said}")
     assert "\n" not in record["reason"]

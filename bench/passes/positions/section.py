@@ -1,0 +1,98 @@
+"""Whether the model turns queries and keys by the angles that one device would use. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.config import RunConfig
+from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_rank
+from bench.record import Check
+from bench.training.text_model import BY_LENGTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPositions:
+    """One rank's cos and sin of the first micro-step, beside those of the whole sequence."""
+
+    compared: int
+    """How many modules returned cos and sin that were compared."""
+    rope_type: str | None
+    """As the configuration calls it; None where no module was compared."""
+    module: str | None = None
+    """The first module whose cos and sin differ."""
+    position: int | None = None
+    """The first position at which they do."""
+    error: float = 0.0
+    """The largest difference of any module."""
+    reason: str | None = None
+    """Why a module, or all of them, could not be compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """The rotary cos and sin of every rank, beside those of the whole sequence on one device."""
+
+    compared: int
+    """The fewest modules that any rank compared."""
+    rope_type: str | None
+    module: list[str | None]
+    """By rank the first module that differs."""
+    position: list[int | None]
+    """By rank the first position at which it does."""
+    error: list[float]
+    """By rank the largest difference of a cos or sin."""
+    reason: str | None
+    """Why something was not compared on some rank."""
+
+
+class PositionsFacts(PassFacts[RankPositions, Positions]):
+    name = "positions"
+    part = RankPositions
+    is_own_work = False
+    is_evidence = True
+    judges = Moment.BEFORE_STEPS
+    """A model has these angles from its first step on: what other gates find may follow from them."""
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Positions:  # noqa: ARG002
+        parts = self.parts(reports)
+        return Positions(
+            compared=min(by_rank(parts, "compared")),
+            rope_type=parts[0].rope_type,
+            module=by_rank(parts, "module"),
+            position=by_rank(parts, "position"),
+            error=by_rank(parts, "error"),
+            reason=next(filter(None, by_rank(parts, "reason")), None),
+        )
+
+    def gate(self, cell: RunConfig, section: Positions) -> str | None:
+        """Every rank turns its tokens as one device would; a difference is the model's."""
+        wrong = ((rank, module) for rank, module in enumerate(section.module) if module is not None)
+        rank, module = next(wrong, (None, None))
+        if rank is None:
+            return None
+        kind = section.rope_type or "unknown"
+        cause = (
+            "chooses frequencies by the largest position that a rank is given: set them for"
+            f" {cell.seq_len} tokens before training, or take a rope_type without a length, such as yarn"
+            if kind in BY_LENGTH
+            else "does not turn by the position_ids that the model is given: let its forward use them"
+        )
+        return (
+            f"positions: rank {rank} turns position {section.position[rank]} by other angles than one device"
+            " with the whole sequence. The model's code or configuration is wrong, not the strategy:"
+            f" {module} (rope_type={kind}) {cause}"
+        )
+
+    def checks(self, cell: RunConfig, section: Positions | None) -> list[Check]:
+        """Where ranks share a sequence; one alone holds all positions."""
+        if cell.workload.name != "train" or cell.sp_degree == 1:
+            return []
+        check = "rotary positions", "those of the whole sequence on one device"
+        if section is None or section.compared == 0:
+            reason = (section and section.reason) or NOT_RUN
+            return [Check(what=check[0], against=check[1], reason=reason)]
+        return [Check(what=check[0], against=check[1], tokens=cell.seq_len, steps=1, reason=section.reason)]
+
+
+FACTS = PositionsFacts()

@@ -1,0 +1,217 @@
+"""A model's configuration is refused only where transformers computes something else than plain attention."""
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from bench.request.experts import has_experts
+from bench.request.layer_types import PLAIN_FAMILIES, attention_dropout, unplain_layers
+
+TOKENS = 48
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 97, "max_position_embeddings": 256,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1}
+
+
+def plain(_module, q, k, v, _mask, **_):
+    """Causal attention and nothing else, as strategies compute it."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2), None
+
+
+def nothing(_module, q, _k, v, _mask, **_):
+    return torch.zeros(*q.shape[:-1], v.shape[-1]).transpose(1, 2), None
+
+
+@pytest.fixture(autouse=True)
+def _attention_of_ours():
+    ours = {"plain": plain, "nothing": nothing}
+    for name, function in ours.items():
+        ALL_ATTENTION_FUNCTIONS[name] = function
+    yield
+    for name in ours:
+        del ALL_ATTENTION_FUNCTIONS[name]
+
+
+def logits(numbers, attention, ids, *, trains=False):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**numbers)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").train(trains)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.dim() > 1 else 0.0)
+        for module in model.modules():
+            if hasattr(getattr(module, "config", None), "_attn_implementation"):
+                module.config._attn_implementation = attention
+        return model(input_ids=ids, use_cache=False).logits
+
+
+def differs(numbers):
+    """Whether the model's logits are not those of plain causal attention in every layer.
+
+    They are not, either, where tokens meet outside of attention, or where there is no such model.
+    """
+    ids = torch.randint(3, 97, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    other = ids.clone()
+    other[0, -2] = 3 + (other[0, -2] - 2) % 94
+    try:
+        own = logits(numbers, "eager", ids)
+    except (KeyError, ValueError, StrictDataclassFieldValidationError):
+        return True
+    without = [logits(numbers, "nothing", each)[0, -1] for each in (ids, other)]
+    return not torch.equal(own, logits(numbers, "plain", ids)) or not torch.equal(*without)
+
+
+def numbers_of(family, **keys):
+    return {"model_type": family, **SMALL, **keys}
+
+
+def told(numbers, tokens=TOKENS):
+    """What the gate says of the configuration as a file has it, and as transformers writes it."""
+    return unplain_layers(numbers, tokens)
+
+
+REFUSED = {
+    "the window of Mistral": (("mistral", {"sliding_window": 47}), "layers have sliding_window=47"),
+    "a window of the last layer": (
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
+        "1 of 2 layers have sliding_window=12",
+    ),
+    "a window of a listed layer": (
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 40,
+                   "layer_types": ["full_attention", "sliding_attention"]}),
+        "1 of 2 layers are sliding_attention (sliding_window=40)",
+    ),
+    "a listed window without a size": (
+        ("qwen2", {"layer_types": ["sliding_attention", "full_attention"]}),
+        "1 of 2 layers are sliding_attention",
+    ),
+    "a listed window that is off": (
+        ("qwen3", {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}),
+        "1 of 2 layers are sliding_attention",
+    ),
+    "a listed layer of another kind": (
+        ("qwen2", {"layer_types": ["linear_attention", "full_attention"]}), "1 of 2 layers are linear_att",
+    ),
+    "no causal mask": (("llama", {"is_causal": False}), "no causal mask (is_causal=false)"),
+    "heads by layer": (("llama", {"num_attention_heads": [4, 4]}), "heads differ from layer to layer"),
+    "another family's window": (("starcoder2", {"sliding_window": 16}), "layers have sliding_window=16"),
+    "Gemma 2's window": (
+        ("gemma2", {"sliding_window": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": None,
+                    "layer_types": ["sliding_attention", "full_attention"]}),
+        "1 of 2 layers are sliding_attention (sliding_window=16)",
+    ),
+    "capped scores": (
+        ("gemma2", {"sliding_window": 64, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0}),
+        "attention has capped scores",
+    ),
+    "later tokens": (
+        ("gemma3_text", {"query_pre_attn_scalar": 16, "use_bidirectional_attention": True}),
+        "attention has attention to later tokens",
+    ),
+    "another scale": (
+        ("gemma2", {"sliding_window": 64, "query_pre_attn_scalar": 1, "attn_logit_softcapping": None}),
+        "scores are scaled by query_pre_attn_scalar=1, not by head_dim=16",
+    ),
+    "a multiplier": (("granite", {"attention_multiplier": 1.0}), "scaled by attention_multiplier=1.0"),
+    "chunks": (
+        ("llama4_text", {"attention_chunk_size": 8, "num_local_experts": 2, "no_rope_layers": [1, 1],
+                         "layer_types": ["chunked_attention"] * 2}),
+        "2 of 2 layers are chunked_attention (attention_chunk_size=8)",
+    ),
+    "linear attention": (
+        ("qwen3_next", {"full_attention_interval": 2, "linear_key_head_dim": 16, "num_experts": 2,
+                        "linear_value_head_dim": 16, "linear_num_key_heads": 2, "num_experts_per_tok": 1,
+                        "linear_num_value_heads": 4, "moe_intermediate_size": 32}),
+        "layers have linear attention (full_attention_interval=2)",
+    ),
+    "a state space": (("falcon_h1", {**MAMBA, "mamba_d_ssm": 128}), "layers have a state space"),
+    "a state space alone": (("mamba", {"state_size": 8}), "layers have a state space (state_size=8)"),
+    "short convolutions": (
+        ("lfm2", {"conv_L_cache": 3, "layer_types": ["conv", "full_attention"]}), "1 of 2 layers are conv",
+    ),
+    "a recurrent unit": (
+        ("recurrent_gemma", {"lru_width": 64, "attention_window_size": 64, "block_types": ["recurrent"] * 2}),
+        "2 of 2 layers are recurrent",
+    ),
+    "two head dimensions": (
+        ("gemma4_text", {"global_head_dim": 32, "sliding_window": 64}), "heads differ from layer to layer",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_computes_something_else(case):
+    (family, keys), reason = REFUSED[case]
+    numbers = numbers_of(family, **keys)
+    assert reason in "; ".join(told(numbers))
+    assert differs(numbers)
+
+
+PLAIN = {
+    "Mistral without a window": ("mistral", {"sliding_window": None}),
+    "a window as long as the sequence": ("mistral", {"sliding_window": TOKENS}),
+    "a window of another family's size": ("llama", {"sliding_window": 16, "use_sliding_window": True}),
+    "a window that is off": ("qwen2", {"sliding_window": 16, "max_window_layers": 0}),
+    "a window of no layer": ("qwen3", {"use_sliding_window": True, "sliding_window": 16}),
+    "a listed window that hides nothing": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["sliding_attention"] * 2},
+    ),
+    "a list that nobody reads": ("llama", {"layer_types": ["sliding_attention", "linear_attention"]}),
+    "chunks as long as the sequence": (
+        "llama4_text",
+        {"attention_chunk_size": 64, "num_local_experts": 2, "no_rope_layers": [1, 1],
+         "layer_types": ["chunked_attention"] * 2},
+    ),
+    "capped scores that Gemma 3 does not read": (
+        "gemma3_text", {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0, "sliding_window": 64},
+    ),
+    "later tokens that Gemma does not read": ("gemma", {"use_bidirectional_attention": True}),
+    "the usual scale": ("granite", {"attention_multiplier": 0.25}),
+}  # fmt: skip
+NO_KEYS_OF_THEIRS = {
+    "attn_logit_softcapping": 5.0, "alibi": True, "attention_multiplier": 0.01, "query_pre_attn_scalar": 1,
+    "attention_chunk_size": 8, "full_attention_interval": 2, "mamba_d_state": 4, "conv_L_cache": 3,
+    "global_head_dim": 8, "hybrid_override_pattern": "M*", "num_local_experts": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_what_computes_plain_attention_is_not_refused(case):
+    family, keys = PLAIN[case]
+    numbers = numbers_of(family, **keys)
+    assert told(numbers) == []
+    assert not differs(numbers)
+
+
+@pytest.mark.parametrize("family", PLAIN_FAMILIES)
+def test_other_families_keys_are_no_reason_to_refuse_a_plain_one(family):
+    numbers = numbers_of(family, sliding_window=None, **NO_KEYS_OF_THEIRS)
+    assert told(numbers) == []
+    assert not has_experts(numbers)
+    assert not differs(numbers)
+
+
+def test_transformers_window_of_a_mistral_whose_file_names_none_is_known():
+    numbers = numbers_of("mistral")
+    assert AutoConfig.for_model(**numbers).sliding_window == 4096
+    assert told(numbers, 4096) == []
+    assert told(numbers, 4097) == ["layers have sliding_window=4096"]
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3"])
+def test_dropout_of_scores_changes_what_training_computes(family):
+    numbers = numbers_of(family, sliding_window=None, attention_dropout=0.2)
+    ids = torch.arange(3, 3 + TOKENS)[None]
+    assert attention_dropout(numbers) == 0.2
+    assert not torch.equal(
+        logits(numbers, "eager", ids, trains=True), logits(numbers, "plain", ids, trains=True)
+    )

@@ -1,0 +1,160 @@
+"""Checkpoints as they are published: cells compute what transformers computes on one device."""
+
+import json
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+
+from bench.observation.observed_model import observed_model
+from bench.training.models import build_model, empty_model
+from tests.cells import make_cell
+
+TOKENS = 192
+TEXT = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 160, "max_position_embeddings": 64, "initializer_range": 0.3,
+    "head_dim": 16,
+}  # fmt: skip
+ROWS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}
+SEES = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+TOKEN_IDS = {
+    "image_token_id": 150, "video_token_id": 151, "vision_start_token_id": 152, "vision_end_token_id": 153,
+}  # fmt: skip
+
+
+def llava(family, **keys):
+    text = AutoConfig.for_model(family, **TEXT, **keys).to_dict()
+    vision = {
+        "model_type": "clip_vision_model", "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "intermediate_size": 32, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    return LlavaForConditionalGeneration(
+        LlavaConfig(text_config=text, vision_config=vision, image_token_index=150)
+    )
+
+
+def qwen_vl(model_class, config_class, *, tied=False, **vision):
+    text = {**TEXT, **ROWS}
+    config = config_class(
+        text_config=text, vision_config={**SEES, **vision}, tie_word_embeddings=tied, **TOKEN_IDS
+    )
+    return model_class(config)
+
+
+def of(family, rope=None, **keys):
+    more = {"rope_parameters": {"rope_theta": 1e4, **rope}} if rope else {}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **TEXT, **more, **keys))
+
+
+FOR_IMAGES = {
+    "Qwen2.5-VL": lambda: qwen_vl(Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig),
+    "Qwen2.5-VL, tied": lambda: qwen_vl(Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, tied=True),
+    "Qwen3-VL": lambda: qwen_vl(
+        Qwen3VLForConditionalGeneration, Qwen3VLConfig, deepstack_visual_indexes=[0],
+        num_position_embeddings=16,
+    ),
+    "LLaVA on Mistral": lambda: llava("mistral", sliding_window=None),
+    "LLaVA on Qwen2": lambda: llava("qwen2"),
+}  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 64,
+    "short_factor": [1.0] * 8, "long_factor": [1.0 + 2 * i for i in range(8)],
+}  # fmt: skip
+MODELS = FOR_IMAGES | {
+    "Mistral": lambda: of("mistral", sliding_window=None),
+    "a window as long as the sequence": lambda: of("mistral", sliding_window=TOKENS),
+    "listed windows as long": lambda: of(
+        "qwen3", sliding_window=TOKENS, use_sliding_window=True, max_window_layers=0
+    ),
+    "dynamic": lambda: of("qwen2", {"rope_type": "dynamic", "factor": 3.0}),
+    "longrope": lambda: of("llama", LONG),
+    "longrope of Mistral": lambda: of("mistral", {**LONG, "factor": 8.0}, sliding_window=None),
+}
+
+
+@pytest.fixture(params=MODELS)
+def saved(request, tmp_path):
+    torch.manual_seed(0)
+    model = MODELS[request.param]().eval()
+    model.save_pretrained(tmp_path)
+    return tmp_path, model
+
+
+def logits(model, positions):
+    """Of one sequence's first tokens, which are all that this model is given."""
+    ids = torch.randint(0, 140, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model(input_ids=ids[:, :positions], position_ids=torch.arange(positions)[None]).logits
+
+
+def test_a_cells_model_computes_what_the_checkpoint_s_own_class_computes(saved):
+    folder, model = saved
+    cell = make_cell("model=checkpoint", f"model.path={folder}", f"seq_len={TOKENS}")
+    built = build_model(cell.model, attention_name="sdpa", max_positions=TOKENS, seed=0).eval()
+    with torch.no_grad():
+        ids = torch.randint(0, 140, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+        assert torch.allclose(built(input_ids=ids).logits, model(input_ids=ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["a window as long as the sequence", "listed windows as long"])
+def test_a_window_that_hides_nothing_is_not_handed_to_attention(tmp_path, case):
+    """A strategy refuses a layer that asks for one."""
+    model = MODELS[case]()
+    model.save_pretrained(tmp_path)
+    config = make_cell("model=checkpoint", f"model.path={tmp_path}").model
+    for tokens, window in ((TOKENS, None), (TOKENS + 1, TOKENS)):
+        built = empty_model(config, attention_name="sdpa", max_positions=tokens).config
+        assert built.sliding_window == window
+        is_listed = "sliding_attention" in getattr(built, "layer_types", [])
+        assert is_listed == (case.startswith("listed") and window is not None)
+
+
+@pytest.mark.parametrize("case", ["dynamic", "longrope"])
+def test_the_first_rank_of_a_cell_turns_as_one_device_with_the_whole_sequence(tmp_path, case):
+    """transformers alone, given the first third, takes other frequencies."""
+    torch.manual_seed(0)
+    model = MODELS[case]().eval()
+    model.save_pretrained(tmp_path)
+    cell = make_cell("model=checkpoint", f"model.path={tmp_path}", f"seq_len={TOKENS}")
+    built = build_model(cell.model, attention_name="sdpa", max_positions=TOKENS, seed=0).eval()
+    short = TOKENS // 3
+    fresh = logits(model, short)
+    whole = logits(model, TOKENS)[:, :short]
+    assert torch.allclose(logits(built, short), whole, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(fresh, whole, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("case", FOR_IMAGES)
+def test_an_observed_model_for_images_has_the_numbers_of_its_text_model(tmp_path, case):
+    model = FOR_IMAGES[case]()
+    model.save_pretrained(tmp_path)
+    told = observed_model(model).model_config()
+    cell = make_cell("model=checkpoint", f"model.path={tmp_path}").model
+    assert (told.family, told.num_layers, told.num_heads) == (cell.family, 2, 4)
+    assert observed_model(model).other_layers(TOKENS) == []
+
+
+def test_an_older_file_of_qwen2_5_vl_has_the_text_model_s_numbers_beside_the_rest(tmp_path):
+    torch.manual_seed(0)
+    model = FOR_IMAGES["Qwen2.5-VL"]().eval()
+    model.save_pretrained(tmp_path)
+    numbers = json.loads((tmp_path / "config.json").read_text())
+    text = numbers.pop("text_config")
+    rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    del text["rope_parameters"], text["model_type"]
+    older = {**numbers, **text, "rope_theta": 1e6, "rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    cell = make_cell("model=checkpoint", f"model.path={tmp_path}", f"seq_len={TOKENS}")
+    built = build_model(cell.model, attention_name="sdpa", max_positions=TOKENS, seed=0).eval()
+    assert cell.model.family == "qwen2"
+    assert torch.allclose(logits(built, TOKENS), logits(model, TOKENS), rtol=1e-4, atol=1e-4)
