@@ -31,6 +31,8 @@ CONTROLS = (1, 2, 3)
 """Computations that are equal in exact arithmetic: in how many parts each sums over the keys."""
 FACTOR = 4.0
 """A sound step errs at most this many times as much as the controls do, root mean square."""
+SCALE_FACTOR = 6.0
+"""The same of a gradient's scale, of which few controls may by chance show little."""
 CHANCE = 4.0
 """A random deviation has a part along a gradient of n numbers: about its own length / sqrt(n)."""
 LOSS_BLOCK = 128
@@ -102,7 +104,7 @@ class Noise:
         plain, floor = self.gradients[name], FLOORS[dtype].backward
         allowed = max(floor, FACTOR * plain.distance)
         by_chance = CHANCE * max(plain.distance, min(distance, allowed)) / math.sqrt(plain.numbers)
-        return Limit(allowed, max(floor, by_chance, FACTOR * max(plain.scale, self.grad_norm)))
+        return Limit(allowed, max(floor, by_chance, SCALE_FACTOR * max(plain.scale, self.grad_norm)))
 
     @classmethod
     def of(cls, exact: Signal, controls: Iterable[Signal], eps: float) -> Noise:

@@ -13,7 +13,7 @@ from bench.passes.facts import RankReport
 from bench.passes.objective.rank import Step as ObjectiveStep
 from bench.passes.objective.rank import _norm_errors, mean_of_ranks
 from bench.passes.objective.section import objective_tokens
-from bench.passes.objective.whole_model import CHANCE, FACTOR, GradientError, Noise, Signal
+from bench.passes.objective.whole_model import CHANCE, FACTOR, SCALE_FACTOR, GradientError, Noise, Signal
 from bench.strategies.strategy import IGNORED_LABEL
 from tests import faults
 from tests.cells import make_cell, run_cell, tiny_cell
@@ -69,7 +69,7 @@ def test_what_rounding_makes_parallel_by_chance_is_allowed_and_least_in_many_num
     few, many = (noise.limits(str(n), "bf16", 2e-2) for n in (16, 2**20))
     assert few.distance == many.distance == pytest.approx(FACTOR * 1e-2)
     assert few.scale == pytest.approx(CHANCE * 2e-2 / 4)
-    assert many.scale == pytest.approx(FACTOR * 1e-3)
+    assert many.scale == pytest.approx(SCALE_FACTOR * 1e-3)
     assert noise.limits("16", "bf16", 1.0).scale == pytest.approx(CHANCE * FACTOR * 1e-2 / 4)
 
 
