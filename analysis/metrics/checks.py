@@ -14,8 +14,7 @@ BETWEEN_NAMES = "; "
 
 def told(checks: Sequence[Check]) -> str:
     """Check by check what was made, and why the others were not, in one sentence."""
-    reasons = {check.what: check.reason if is_missing(check) else check.below_noise for check in checks}
-    return checks_label(reasons)
+    return checks_label({check.what: check.reason if is_missing(check) else None for check in checks})
 
 
 class Checked(Struct, frozen=True, kw_only=True):

@@ -150,7 +150,7 @@ OBJECTIVE = Quantity(
     "How far loss and gradients of one step are from float64, and how far rounding alone is.",
     ("objective.errors", "objective.limits", "objective.tokens", "objective.sequences",
      "objective.parameters", "objective.noise", "objective.mistakes", "objective.mistake_limits",
-     "objective.cut_because", "objective.lost_on", "objective.reason"),
+     "objective.cut_because", "objective.cause", "objective.lost_on", "objective.reason"),
 )  # fmt: skip
 UPDATES = Quantity(
     "updates", "Updates", "count",
@@ -185,7 +185,7 @@ TRAINING_SIGNAL = Quantity(
     "The mean loss per valid token of all ranks, the gradient's norm, and proof of the tokens they saw.",
     ("losses.loss", "losses.loss_sums", "losses.grad_norm", "losses.valid_tokens", "losses.tokens_digest",
      "losses.expected_digest", "losses.logged_loss", "losses.logged_off_by", "losses.held_against",
-     "losses.held_steps"),
+     "losses.held_steps", "losses.held_within"),
 )  # fmt: skip
 CHECKS = Quantity(
     "checks", "Checks made and steps held", "count",

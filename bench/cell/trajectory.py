@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -59,9 +59,12 @@ class Trajectories:
         noise = {} if objective is None else objective.noise
         if reference is not None and not _replaces(cell, reference):
             steps = min(len(losses.loss), len(reference.losses.loss))
-            losses = replace(losses, held_against=reference.cell_id, held_steps=steps)
+            limit = limit_for(cell.dtype, noise)
+            losses = replace(
+                losses, held_against=reference.cell_id, held_steps=steps, held_within=asdict(limit)
+            )
             record = with_losses(record, cell, losses)
-            departure = first_departure(losses, reference.losses, limit_for(cell.dtype, noise))
+            departure = first_departure(losses, reference.losses, limit)
             if departure is not None:
                 return found_wrong(record, f"{departure} of {reference.strategy} on the same data")
         self._keep(cell, losses)

@@ -25,6 +25,8 @@ NOT_RUN = "its pass did not run"
 class Moment(IntEnum):
     """When what a gate judges happened: of several faults the first is the one to name."""
 
+    MODEL = auto()
+    """What the model is, whatever steps it takes: a fault of it shows in all that follows."""
     BEFORE_STEPS = auto()
     ANY_STEP = auto()
     INSPECTED_STEP = auto()

@@ -117,8 +117,8 @@ class Resumed:
         if self._grows:
             return []
         told = {
-            "of the earlier sweep in the folder, not in this request, so not run": self._left_out,
-            "of this request, new to the folder": self._added,
+            "only in the folder's earlier sweep, not run again": self._left_out,
+            "new to the folder": self._added,
         }
         return [f"{self._named(cells)}: {what}" for what, cells in told.items() if cells]
 
@@ -135,13 +135,18 @@ def _stored_cells(folder: Path) -> list[RunConfig]:
         cells = read_plan(folder).cells
     else:
         cells = tuple(record["config"] for record in read_records(folder / RECORDS))
-    try:
-        return [RunConfig.from_flat(cell) for cell in cells]
-    except (ConfigError, KeyError, AttributeError) as error:
+    found, why = list[RunConfig](), ""
+    for cell in cells:
+        try:
+            found.append(RunConfig.from_flat(cell))
+        except (ConfigError, KeyError, AttributeError) as error:  # of another version
+            why = str(error)
+    if cells and not found:
         raise ConfigError(
-            f"sweep_dir={folder}: its cells cannot be read, perhaps as another version wrote them ({error});"
+            f"sweep_dir={folder}: its cells cannot be read, perhaps as another version wrote them ({why});"
             " name another folder"
-        ) from None
+        )
+    return found
 
 
 def _existing(folder: Path) -> Path:

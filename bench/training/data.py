@@ -53,7 +53,10 @@ class StepData:
     def __init__(
         self, cell: RunConfig, source: Source, device: torch.device, *, uncounted_tokens: int = 0
     ) -> None:
-        """The labels of `uncounted_tokens` at a sequence's start do not count, whatever its documents."""
+        """`uncounted_tokens` labels do not count, whatever the documents: every second one from the start.
+
+        So ranks hold unequal numbers of labels that count in contiguous, zigzag and striped layouts.
+        """
         self.cell = cell
         self.source = source
         self.device = device
@@ -89,11 +92,11 @@ class StepData:
         in_sequence = torch.arange(seq_len, device=self.device).expand(len(samples), -1)
         documents, positions = self.documents(samples, seq_len), in_sequence
         prompt_tokens = self.cell.data.prompt_tokens
-        uncounted = in_sequence < max(prompt_tokens, self.uncounted_tokens)
+        unchecked = (in_sequence < 2 * self.uncounted_tokens) & (in_sequence % 2 == 0)
+        uncounted = unchecked | (in_sequence < prompt_tokens)
         if documents is not None:
             positions = _restarted(documents).to(self.device)
-            uncounted = in_sequence < self.uncounted_tokens
-            uncounted |= positions < prompt_tokens
+            uncounted = unchecked | (positions < prompt_tokens)
             uncounted |= self._last_of_documents(samples, seq_len).to(self.device)
         ids, labels = tokens[:, :-1], tokens[:, 1:]
         if padding:

@@ -48,7 +48,7 @@ class Train(Workload):
         self.attention_name = self.trainer.attention_name
         self.attention_code = self.trainer.attention_code
         self.step_period = self.trainer.step_period
-        self.network = self.trainer.engine.module
+        self.network = model
         self.sequence_ranks = cell.sp_degree
 
     def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:

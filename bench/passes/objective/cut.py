@@ -36,7 +36,11 @@ def cut_trainer(trainer: Trainer, tokens: int, device: torch.device) -> Trainer:
     """The trainer's loop on the cut, under DDP; every rank must call it."""
     cell, wiring = cut_cell(trainer.cell, tokens), trainer.wiring
     model = build_model(
-        cell.model, attention_name=wiring.attention_name, max_positions=tokens, seed=cell.seed
+        cell.model,
+        attention_name=wiring.attention_name,
+        max_positions=tokens,
+        seed=cell.seed,
+        device=device,  # its random numbers are other ones than a CPU's
     )
     whole = ModelWithLoss(model.train(), cell.loss, StepPhase())
     engine = ENGINES["ddp"](whole, (), cell, trainer.strategy.groups, device)

@@ -89,8 +89,8 @@ class ObjectivePass(RankPass):
     def part(self) -> Objective | None:
         return self.found
 
-    def _fits(self, cell: RunConfig, tokens: int) -> int:
-        return self.agreed(needed_bytes(cell, tokens) <= _room_bytes(self.measurement.subject.device))
+    def _fits(self, cell: RunConfig, tokens: int) -> bool:
+        return bool(self.agreed(needed_bytes(cell, tokens) <= _room_bytes(self.measurement.subject.device)))
 
 
 def check(trainer: Trainer, tokens: int, device: torch.device) -> Objective:
@@ -147,8 +147,10 @@ def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.de
         **_nearest(scales),
         **{name: (error, NORM_LIMIT) for name, error in norms.items()},
     }
+    is_wrong = any(not error <= limit for error, limit in compared.values())
     return replace(
         outcome,
+        cause=_cause(exact, step.signal, noise, trainer.cell, controls.eps) if is_wrong else None,
         parameters=len(found),
         errors={name: error for name, (error, _) in compared.items()},
         limits={name: limit for name, (_, limit) in compared.items()},
@@ -181,7 +183,7 @@ class Controls:
         cell = self.trainer.cell
         if cell.sp_degree == 1:
             return {}
-        scale = min(noise.limits(name, cell.dtype, 0.0).scale for name in noise.gradients)
+        scale = min(noise.limits(name, cell.dtype, 1 - 1 / cell.sp_degree).scale for name in noise.gradients)
         found = {"gradients divided by sp_degree": (1 - 1 / cell.sp_degree, scale)}
         if cell.dtype in LOW_PRECISION:  # in others rounding hides nothing
             weights = mean_of_ranks(self.trainer.strategy, self.sequences)
@@ -198,6 +200,19 @@ class Controls:
         return self.model.rounded(
             self.sequences, weights_in_dtype=in_dtype, key_parts=key_parts, weights=weights
         )
+
+
+def _cause(exact: Signal, found: Signal, noise: Noise, cell: RunConfig, eps: float) -> str | None:
+    """The factor that alone makes the found gradients wrong."""
+    for factor, said in ((cell.sp_degree, "sp_degree"), (1 / cell.sp_degree, "1/sp_degree")):
+        divided = {name: gradient / factor for name, gradient in found.gradients.items()}
+        errors = exact.gradient_errors(replace(found, gradients=divided), eps)
+        if cell.sp_degree > 1 and all(
+            error.distance <= noise.limits(name, cell.dtype, error.distance).distance
+            for name, error in errors.items()
+        ):
+            return f"gradients are exactly {said} = {factor:g} times too large"
+    return None
 
 
 def mean_of_ranks(strategy: Strategy, sequences: Sequence[Batch]) -> Weights:

@@ -34,14 +34,16 @@ class Objective:
     limits: dict[str, float]
     noise: dict[str, float] = field(default_factory=dict)
     """How far steps that are equal in exact arithmetic are from float64 in this dtype, relative, root mean
-    square: of the `loss` of some rows, and of the `grad_norm`. The limits follow from it. Empty where the
-    model is a cut."""
+    square: of the `loss` of some rows, and of the whole gradient, which bounds the `grad_norm`. Empty where
+    the model is a cut."""
     mistakes: dict[str, float] = field(default_factory=dict)
     """By how much known mistakes would move the gradient in which they show most, relative."""
     mistake_limits: dict[str, float] = field(default_factory=dict)
     """The limit of that gradient: a mistake that is no larger would not be found."""
     cut_because: str | None = None
     """Why a model of two layers was compared, under DDP; null where it was the cell's own."""
+    cause: str | None = None
+    """What alone would explain gradients beyond their limits; null where nothing known does."""
     lost_on: list[int] = field(default_factory=list)
     """Ranks whose own losses in that step are not finite."""
     reason: str | None = None
@@ -72,7 +74,8 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
         said = f"off by {error:.1e} at {section.tokens:,} tokens (limit {limit:.1e})"
         if not math.isfinite(error):
             said = f"missing or not finite at {section.tokens:,} tokens"
-        return f"objective on {where}: the {name} is {said}"
+        because = "" if section.cause is None else f"; {section.cause}"
+        return f"objective on {where}: the {name} is {said}{because}"
 
     def checks(self, cell: RunConfig, section: Objective | None) -> list[Check]:
         """Loss and gradients of one step of its own, where something is trained."""

@@ -20,11 +20,14 @@ from bench.passes.parity.limits import FLOORS
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import IGNORED_LABEL, Batch
 from bench.training.data import count_valid
+from bench.training.embedding import sum_embedding_gradient_in_float32
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 
-COPIES = 6
-"""Of the weights, in float32: themselves, weights and gradients in float64 (two each), a control's sums."""
+COPIES = 7
+"""Of the weights, in float32: themselves, and in float64 (two each) weights, gradients and their sums."""
+LOGIT_COPIES = 3
+"""Of one sequence's logits in float64: themselves, their softmax and its gradient."""
 SCORE_COPIES = 6
 """Tensors of a layer's scores in float64 that backward holds at once."""
 CONTROLS = (1, 2, 3)
@@ -35,7 +38,7 @@ SCALE_FACTOR = 6.0
 """The same of a gradient's scale, of which few controls may by chance show little."""
 CHANCE = 4.0
 """A random deviation has a part along a gradient of n numbers: about its own length / sqrt(n)."""
-LOSS_BLOCK = 128
+LOSS_BLOCK = 32
 """Rows whose loss is compared on its own: in the mean of all, errors of opposite signs cancel."""
 
 
@@ -96,6 +99,8 @@ class Noise:
     loss: float
     """Of a block of rows, relative to the mean loss."""
     grad_norm: float
+    """Of the whole gradient, relative to its length: a sound norm is off by less."""
+    scale: float
     """Of one parameter's scale, each weighed by its share of the whole gradient."""
     gradients: Mapping[str, GradientError]
 
@@ -104,7 +109,7 @@ class Noise:
         plain, floor = self.gradients[name], FLOORS[dtype].backward
         allowed = max(floor, FACTOR * plain.distance)
         by_chance = CHANCE * max(plain.distance, min(distance, allowed)) / math.sqrt(plain.numbers)
-        return Limit(allowed, max(floor, by_chance, SCALE_FACTOR * max(plain.scale, self.grad_norm)))
+        return Limit(allowed, max(floor, by_chance, SCALE_FACTOR * max(plain.scale, self.scale)))
 
     @classmethod
     def of(cls, exact: Signal, controls: Iterable[Signal], eps: float) -> Noise:
@@ -113,7 +118,8 @@ class Noise:
         losses, errors = zip(*compared, strict=True)
         return cls(
             loss=_rms(losses),
-            grad_norm=_rms([math.sqrt(sum(e.share * e.scale**2 for e in each.values())) for each in errors]),
+            grad_norm=_rms([_whole(each, "distance") for each in errors]),
+            scale=_rms([_whole(each, "scale") for each in errors]),
             gradients={
                 name: GradientError(
                     _rms([each[name].distance for each in errors]),
@@ -141,6 +147,8 @@ class WholeModel:
             seed=cell.seed,
             device=device,
         )
+        if device.type == "cpu":  # as the cell's
+            sum_embedding_gradient_in_float32(model)
         model.gradient_checkpointing_enable({"use_reentrant": False})  # one layer's scores at a time
         self.model = ModelWithLoss(model.train().to(device), cell.loss, StepPhase())
         self.attention = attention
@@ -195,8 +203,9 @@ class WholeModel:
 def needed_bytes(cell: RunConfig, tokens: int) -> int:
     """About what the signals of so many tokens take beside the cell's own model."""
     weights = matrix_parameters(cell.model) + head_parameters(cell.model)  # once more: the embedding
-    scores = cell.batch * cell.model.num_heads * tokens**2
-    return DTYPE_BYTES["fp32"] * COPIES * weights + DTYPE_BYTES["fp64"] * SCORE_COPIES * scores
+    of_a_sequence = SCORE_COPIES * cell.model.num_heads * tokens**2
+    of_a_sequence += LOGIT_COPIES * cell.model.vocab_size * tokens
+    return DTYPE_BYTES["fp32"] * COPIES * weights + DTYPE_BYTES["fp64"] * of_a_sequence
 
 
 @contextmanager
@@ -245,6 +254,11 @@ def _error(found: Tensor | None, exact: Tensor, whole: float, eps: float) -> Gra
     square = max(own, eps**2 * whole) or 1.0
     distance, parallel = float(missed.norm()) / math.sqrt(square), float((missed * exact).sum()) / square
     return GradientError(distance, abs(parallel), exact.numel(), own / (whole or 1.0))
+
+
+def _whole(errors: Mapping[str, GradientError], what: str) -> float:
+    """The parameters' errors as one, each weighed by its share of the squared gradient."""
+    return math.sqrt(sum(each.share * getattr(each, what) ** 2 for each in errors.values()))
 
 
 def _rms(values: Sequence[float]) -> float:

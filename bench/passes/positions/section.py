@@ -51,14 +51,14 @@ class PositionsFacts(PassFacts[RankPositions, Positions]):
     part = RankPositions
     is_own_work = False
     is_evidence = True
-    judges = Moment.BEFORE_STEPS
+    judges = Moment.MODEL
     """A model has these angles from its first step on: what other gates find may follow from them."""
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Positions:  # noqa: ARG002
         parts = self.parts(reports)
         return Positions(
             compared=min(by_rank(parts, "compared")),
-            rope_type=parts[0].rope_type,
+            rope_type=next((part.rope_type for part in parts if part.module is not None), parts[0].rope_type),
             module=by_rank(parts, "module"),
             position=by_rank(parts, "position"),
             error=by_rank(parts, "error"),

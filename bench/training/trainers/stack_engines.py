@@ -58,6 +58,9 @@ class StackDDP(StackEngine, DDP):
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         yield from _renamed(super().shards())
 
+    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
+        yield from _renamed(super().optimizer_state(key))
+
 
 class StackFSDP2(StackEngine, FSDP2):
     def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
@@ -73,6 +76,9 @@ class StackFSDP2(StackEngine, FSDP2):
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         yield from _renamed(super().shards())
+
+    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
+        yield from _renamed(super().optimizer_state(key))
 
 
 class StackZero3(StackEngine, Zero3):
@@ -110,6 +116,9 @@ class StackZero3(StackEngine, Zero3):
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         yield from _renamed(super().shards())
+
+    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
+        yield from _renamed(super().optimizer_state(key))
 
 
 STACK_ENGINES: Mapping[str, type[StackDDP | StackFSDP2 | StackZero3]] = {

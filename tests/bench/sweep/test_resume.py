@@ -65,9 +65,9 @@ def test_a_part_of_it_does_not_replace_its_plan(half):
         done = typed_here(half, *ASKED, "seq_len=8k,2k", "env.NCCL_DEBUG=WARN", *GO_ON, *more)
         assert done.returncode == 0, done.stderr
         assert re.search(
-            r"^2 cells \(.*16k sp 8.*\): of the earlier sweep in the folder", done.stdout, re.MULTILINE
+            r"^2 cells \(.*16k sp 8.*\): only in the folder's earlier sweep", done.stdout, re.MULTILINE
         )
-        assert re.search(r"^2 cells \(.* 2k sp 8.*\): of this request", done.stdout, re.MULTILINE)
+        assert re.search(r"^2 cells \(.* 2k sp 8.*\): new to the folder", done.stdout, re.MULTILINE)
     assert planned(half) == before
 
 
