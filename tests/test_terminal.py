@@ -124,7 +124,7 @@ def test_a_terminal_shows_cell_pass_step_and_time_left_and_then_table_and_report
     code, seen = said_in_terminal(tmp_path, "-m", "seq_len=256,1k", *TINY, **environment())
     lines = drawn_lines(seen)
     assert code == 0, seen
-    for what in ("local 256: parity, objective", "1/2 cells", "━"):
+    for what in ("local 256: objective", "1/2 cells", "━"):
         assert any(what in line for line in lines), what
     for what in (r"local (256|1k): timing, step about \d/3", r"0/2 cells 0:00:\d\d about \d+ s left"):
         assert any(re.search(what, line) for line in lines), what

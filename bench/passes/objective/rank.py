@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bench.config import LOW_PRECISION, OptimizerConfig, RunConfig
 from bench.labels import size_label
+from bench.passes.losses.rank import all_fed, expected_digest
 from bench.passes.objective.cut import cut_cell, cut_trainer
 from bench.passes.objective.section import Objective, objective_tokens
 from bench.passes.objective.whole_model import (
@@ -61,6 +62,8 @@ class Step:
     """The norm of what the optimizer made its first moment of."""
     own_losses: float = 0.0
     """The sum of this rank's losses."""
+    fed_right: bool = True
+    """Whether the ranks' models were given the step's tokens, each once."""
 
 
 class ObjectivePass(RankPass):
@@ -150,7 +153,7 @@ def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.de
     is_wrong = any(not error <= limit for error, limit in compared.values())
     return replace(
         outcome,
-        cause=_cause(exact, step.signal, noise, trainer.cell, controls.eps) if is_wrong else None,
+        cause=_cause(exact, step, noise, trainer.cell, controls.eps) if is_wrong else None,
         parameters=len(found),
         errors={name: error for name, (error, _) in compared.items()},
         limits={name: limit for name, (_, limit) in compared.items()},
@@ -202,8 +205,11 @@ class Controls:
         )
 
 
-def _cause(exact: Signal, found: Signal, noise: Noise, cell: RunConfig, eps: float) -> str | None:
-    """The factor that alone makes the found gradients wrong."""
+def _cause(exact: Signal, step: Step, noise: Noise, cell: RunConfig, eps: float) -> str | None:
+    """Tokens that were lost or moved, or the factor that alone makes the found gradients wrong."""
+    if not step.fed_right:
+        return "the ranks saw other tokens than the step holds: some were dropped, repeated or misplaced"
+    found = step.signal
     for factor, said in ((cell.sp_degree, "sp_degree"), (1 / cell.sp_degree, "1/sp_degree")):
         divided = {name: gradient / factor for name, gradient in found.gradients.items()}
         errors = exact.gradient_errors(replace(found, gradients=divided), eps)
@@ -260,9 +266,10 @@ def _step(trainer: Trainer, tokens: int) -> Step:
             gradients[name] = gradient.detach().cpu().clone()  # clipping scales them in place
     total = loss_sum.double()
     dist.all_reduce(total)
+    fed_right = all_fed(trainer.fed.take().to(total.device)) == expected_digest(trainer.data, 0, tokens)
     reported = float(trainer.engine.update())
     signal = Signal(float(total / valid_tokens.clamp(min=1)), gradients)
-    return Step(signal, reported, _given_norm(trainer.engine, total.device), float(loss_sum))
+    return Step(signal, reported, _given_norm(trainer.engine, total.device), float(loss_sum), fed_right)
 
 
 def _given_norm(engine: Engine, device: torch.device) -> float:
