@@ -48,7 +48,7 @@ def record(request, launcher, tmp_path_factory, strangers):  # counted from befo
 def test_a_cell_passes_every_gate(record):
     assert record.status == "ok", f"{record.reason}\n{record.failure and record.failure.log_tail}"
     assert record.config["cluster.ranks_per_gpu"] == record.config["cluster.world_size"]
-    assert {"out", "dq", "dk", "dv", "loss", "gradients"} <= record.sections["parity"].errors.keys()
+    assert {"out", "dq", "dk", "dv"} <= record.sections["parity"].errors.keys()
     assert record.sections["losses"].tokens_digest == record.sections["losses"].expected_digest
 
 
