@@ -1,4 +1,4 @@
-"""Hooks on somebody else's model."""
+"""Hooks on a model that is not ours."""
 
 from __future__ import annotations
 

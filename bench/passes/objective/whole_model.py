@@ -35,7 +35,7 @@ CONTROLS = (1, 2, 3)
 FACTOR = 4.0
 """A sound step errs at most this many times as much as the controls do, root mean square."""
 SCALE_FACTOR = 6.0
-"""The same of a gradient's scale, of which few controls may by chance show little."""
+"""FACTOR for a gradient's scale. Three controls may show too little of one number by chance."""
 CHANCE = 4.0
 """A random deviation has a part along a gradient of n numbers: about its own length / sqrt(n)."""
 LOSS_BLOCK = 32

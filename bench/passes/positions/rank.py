@@ -69,7 +69,7 @@ class PositionsPass(RankPass):
         return self.found
 
     def _note(self, name: str, module: nn.Module, args: Any, named: Mapping[str, Any], pair: Any) -> None:
-        """The first call of a module for each kind of layer that it is told."""
+        """Keep the first call of a module for each kind of layer named in its arguments."""
         with self.errors:
             kinds = [value for value in (*args, *named.values()) if isinstance(value, str)]
             key = " ".join([name, *kinds])
