@@ -67,8 +67,8 @@ LIMITS: Mapping[str, Limit] = {
 """What is allowed by dtype however little noise was measured: five times what sound strategies showed on
 random weights, whose logits are near zero."""
 UNMEASURED = Limit(1e-2, 0.15)
-"""What is allowed in 16 bit where the noise of the weights was not measured. Sound cells of trained checkpoints
-of some 1e6 parameters were up to 1.2e-3 and 5e-2 apart in the first step."""
+"""What is allowed in 16 bit where the noise of the weights was not measured. Sound cells of trained
+checkpoints of some 1e6 parameters were up to 1.2e-3 and 5e-2 apart in the first step."""
 NOISE_FACTOR = 4.0
 """Two sound trainings are in the first step at most this many times as far apart as measured rounding is from
 float64, root mean square. The factor was fixed on one trained checkpoint of 0.9 million parameters."""
