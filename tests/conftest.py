@@ -50,7 +50,7 @@ def _imports_are_no_garbage():
 def _imported_once():
     """The fork server imports what tests run on ranks, too, which take 0.3 s each otherwise."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(server.PRELOADED_OF_PACKAGES, "tests", "tests.preloaded")
+        patched.setattr(server, "PRELOAD", "tests.preloaded")  # whatever a test starts the server for
         yield
 
 

@@ -17,7 +17,7 @@ import pytest
 from bench.cell.planned import PlannedCell
 from bench.config import Resume
 from bench.environment import REPOSITORY
-from bench.node.server import PRELOADED_OF_PACKAGES, ForkServer
+from bench.node.server import ForkServer
 from bench.sweep.plan import Plan
 from tests.cells import make_cell, tiny_cell
 
@@ -36,7 +36,7 @@ def imported(monkeypatch):
     told = []
     context = type(ForkServer()._context)
     monkeypatch.setattr(context, "set_forkserver_preload", lambda _, modules: told.append(modules))
-    monkeypatch.delitem(PRELOADED_OF_PACKAGES, "tests")
+    monkeypatch.setattr("bench.node.server.PRELOAD", "bench.node.preload")
     monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: None)
     return told
 
