@@ -139,7 +139,9 @@ Weights = Callable[[Batch], Tensor]
 class WholeModel:
     """The model as it is before any step, on this rank alone."""
 
-    def __init__(self, cell: RunConfig, device: torch.device, attention: PlainAttention) -> None:
+    def __init__(
+        self, cell: RunConfig, device: torch.device, attention: PlainAttention, phase: StepPhase
+    ) -> None:
         model = build_model(
             cell.model,
             attention_name=PLAIN_NAME,
@@ -154,6 +156,7 @@ class WholeModel:
         self.attention = attention
         self.cell = cell
         self.device = device
+        self.phase = phase
 
     def exact(self, sequences: Sequence[Batch]) -> Signal:
         """The signal in float64."""
@@ -188,7 +191,9 @@ class WholeModel:
         blocks: list[Tensor] = []
         for batch in sequences:
             self.attention.documents = batch.documents  # until backward, which computes the layers again
+            self.phase.enter("forward")  # a large model takes minutes on a CPU: the rank does not hang
             losses = _token_losses(model, batch) * weights(batch)
+            self.phase.enter("backward")
             losses.sum().backward()
             blocks += [each.detach().sum(dim=1) for each in losses.split(LOSS_BLOCK, dim=1)]
             for name, parameter in model.named_parameters():
@@ -196,6 +201,7 @@ class WholeModel:
                     own = parameter.grad.to(torch.promote_types(parameter.dtype, torch.float32))
                     gradients[name] = gradients[name] + own if name in gradients else own
             model.zero_grad()
+        self.phase.enter(None)
         sums = torch.cat(blocks).double()
         return Signal(float(sums.sum()), gradients, sums)
 
@@ -209,10 +215,10 @@ def needed_bytes(cell: RunConfig, tokens: int) -> int:
 
 
 @contextmanager
-def whole_model(cell: RunConfig, device: torch.device) -> Iterator[WholeModel]:
-    """The model, whose plain attention is there while the context lasts."""
+def whole_model(cell: RunConfig, device: torch.device, phase: StepPhase) -> Iterator[WholeModel]:
+    """The model, whose plain attention is there while the context lasts; `phase` is told of its progress."""
     with plain_attention_installed() as attention:
-        yield WholeModel(cell, device, attention)
+        yield WholeModel(cell, device, attention, phase)
 
 
 def _mean_over_tokens(sequences: Sequence[Batch]) -> Weights:
