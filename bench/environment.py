@@ -229,7 +229,7 @@ def sources_digest() -> str:
 
 
 def digest_of(package: Path, hardware: Path) -> str:
-    """The same of these folders, whatever their place."""
+    """A digest of the content of these folders, wherever they lie."""
     sources = (path.relative_to(package) for path in package.rglob("*.py"))
     told = [(str(path), package / path) for path in sources if Path(path.parts[0]).stem not in ABOVE_CELLS]
     told += [(f"hardware/{path.name}", path) for path in hardware.glob("*.yaml")]

@@ -49,7 +49,7 @@ class Verdict:
     details: list[str]
     """A line for each comparison."""
     unchecked: list[str]
-    """What no check reached: steps held against nothing, checks that were not made; empty where none is."""
+    """What no check reached: steps compared with nothing, checks that were not made; empty where none is."""
     failures: list[str]
     """One for each status that is not `ok`."""
     fits: list[str]
@@ -185,7 +185,7 @@ def _unchecked(summary: pd.DataFrame) -> list[str]:
     )
     checks = "; ".join(f"{what} in {count:,} of {_cells(told)}" for what, count in missing.items())
     sentences = {
-        f"{steps - held:,} of {steps:,} steps were held against nothing.": steps > held,
+        f"{steps - held:,} of {steps:,} steps were compared with nothing.": steps > held,
         f"Not checked: {checks}.": bool(missing),
         f"The records of {len(done) - len(told):,} of {_cells(done)} do not say what was checked.": (
             len(told) < len(done)

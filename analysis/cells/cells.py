@@ -76,7 +76,7 @@ class Cells:
         return self.frame.to_dict("records")
 
     def rows_of(self, part: pd.DataFrame) -> list[dict[Any, Any]]:
-        """The same of some rows of the frame, in their order; to take them apart again takes long."""
+        """Cell by cell the values of some rows of the frame, without converting them again."""
         return [self._row_at[label] for label in part.index]
 
     @property

@@ -241,7 +241,7 @@ def _full_length(section: Mapping[str, Any] | None) -> str | None:
 
 
 def _held(losses: Mapping[str, Any] | None) -> str | None:
-    """How many steps were held against which cell; of a record of an older version nothing is known."""
+    """How many steps were compared with which cell; of a record of an older version nothing is known."""
     if not losses or "held_steps" not in losses:
         return None
     steps, other = len(losses["loss"]), losses["held_against"]

@@ -52,7 +52,7 @@ class Speeds(Protocol):
         """Seconds of one call to the communication library, once all have arrived."""
 
     def state_message_s(self, exchange: Exchange, number_bytes: int) -> float:
-        """The same of an engine's own, beyond what its hooks take with a message that is as good as empty."""
+        """Seconds of one message of an engine, beyond what its hooks take with an almost empty one."""
 
     def host_s(self, launches: int) -> float:
         """Seconds of the host to start so many operations where it works ahead of the device, else 0."""

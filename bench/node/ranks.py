@@ -1,4 +1,4 @@
-"""The ranks of a cell on one node, as whoever follows a cell sees them: on this machine or on another."""
+"""The ranks of a cell on one node, this machine or another, as the launcher sees them."""
 
 from __future__ import annotations
 

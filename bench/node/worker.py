@@ -141,7 +141,7 @@ def _prepare(job: RankJob) -> None:
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
     # What a package will change one day it would say on every call, until nothing else is left of the log.
-    # "once" does not help: whoever touches the filters, as packages do in every step, makes Python forget.
+    # "once" does not help: packages touch the filters in every step, which makes Python forget.
     warnings.simplefilter("ignore", FutureWarning)
     os.environ.update(dict(job.cell.env))
     set_allocator(dict(job.cell.env))

@@ -61,7 +61,7 @@ def memory_of_text(text: str, *, limited: bool = False) -> str | None:
 
 
 def memory_of_error(error: BaseException, *, limited: bool = False) -> str | None:
-    """The same of an exception, by its type or text."""
+    """Which memory an exception says was used up, by its type or text; None where it says nothing of it."""
     kinds = (KINDS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in KINDS)
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "host"

@@ -115,7 +115,7 @@ def _padded(cell: RunConfig) -> RunConfig:
 
 
 def _computed_once(cell: RunConfig) -> RunConfig:
-    """The cell as arithmetic takes it: it gives the same each time, and is held against nothing."""
+    """The cell as arithmetic takes it: it gives the same each time, and is compared with nothing."""
     return replace(cell, measure=replace(cell.measure, repeats=1, reference_budget_s=0.0))
 
 

@@ -34,7 +34,7 @@ class Block:
 
     @property
     def area(self) -> int:
-        """The same of all heads and sequences."""
+        """Pairs of a query and a key that all heads of all sequences compute."""
         return self.sequences * self.heads * self.pairs
 
 

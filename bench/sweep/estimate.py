@@ -26,7 +26,7 @@ IMPORTING = "packages are imported"
 class Estimate:
     """Learns from the steps it is told of; before the first it knows what was expected of them.
 
-    A step is held against what was expected of it, or against its FLOPs where nothing was. Long steps run
+    A step is compared with what was expected of it, or with its FLOPs where nothing was. Long steps run
     at other rates than short ones, so the ratios are kept by doublings of a step's FLOPs.
     """
 

@@ -146,7 +146,7 @@ class Forecast:
         of_cell = {name: self._of(cell, machine) for name, cell in distinct.items()}
         self.cells = tuple(replace(of_cell[each.cell.cell_id], planned=each) for each in pending)
         self.references = tuple(missing_references([*distinct.values()]))
-        """Cells of `local` that run besides, for losses to be held against."""
+        """Cells of `local` that run besides, for losses to be compared with."""
 
     def _of(self, cell: RunConfig, machine: Machine) -> CellForecast:
         reason, step = refusal(cell), self._estimate.step(cell)

@@ -1,4 +1,4 @@
-"""Runs `local` for work of which a sweep has no cell that others could be held against.
+"""Runs `local` for work of which a sweep has no cell that others could be compared with.
 
 Such a cell is no result: its record is not stored, and its budget is stated.
 """
@@ -59,7 +59,7 @@ class References:
         self._settled.add(work)
         self.say(
             f"{length_label(cell.seq_len)}: {REFERENCE_STRATEGY} runs first, for at most"
-            f" {duration_label(reference.measure.timeout_s)}, because others are held against its losses"
+            f" {duration_label(reference.measure.timeout_s)}, because others are compared with its losses"
         )
         planned = PlannedCell(reference, repeat=0, order=0, role=Role.REFERENCE)
         try:

@@ -78,7 +78,7 @@ def run_plan(
         trajectories.keep_finished(cells, kept.records)
         ranked = [each.cell for each in pending if each.cell.mode in RUNS]
         if ranked:
-            # Before the server's imports, which would take the cores of whoever measures.
+            # Before the server's imports, which would take the cores of a sweep that measures.
             held.enter_context(_lease(launcher, ranked, plan, progress))
             launcher.warm()
         if resumed.is_whole:

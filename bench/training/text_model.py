@@ -25,7 +25,7 @@ _LLAMA_SIZES = {
 _QWEN_SIZES = _LLAMA_SIZES | {"vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32}
 DEFAULTS: Mapping[str, Numbers] = {
     "llama": _LLAMA_SIZES,
-    "mistral": _LLAMA_SIZES | {"intermediate_size": 14_336, "num_key_value_heads": 8, "sliding_window": 4096},
+    "mistral": _LLAMA_SIZES | {"intermediate_size": 14_336, "num_key_value_heads": 8},
     "qwen2": _QWEN_SIZES,
     "qwen3": _QWEN_SIZES | {"head_dim": 128},
 }

@@ -168,7 +168,7 @@ def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(ce
     page = render(archive, cells, verdict(cells), list, None)
     assert page.count('<tr class="partly"><th scope="row">') == 3
     assert '<th scope="row">attention</th><td>float64</td><td>8,192</td><td>32</td>' in page
-    assert "11 of 12 steps were held against nothing. Not checked: objective in 1 of 1 cell." in page
+    assert "11 of 12 steps were compared with nothing. Not checked: objective in 1 of 1 cell." in page
 
 
 def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(summary):

@@ -1,4 +1,4 @@
-"""A sweep without `local` runs one of its own accord, for others to be held against, and it is no result."""
+"""A sweep without `local` runs one of its own accord, for others to be compared with, and it is no result."""
 
 import io
 import os
