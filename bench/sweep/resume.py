@@ -85,6 +85,11 @@ def read_plan(folder: Path) -> StoredPlan:
     return StoredPlan(tuple(argv[1:]), tuple(cells))
 
 
+def refuse_another_sweep(plan: Plan) -> None:
+    """Raises ConfigError where the plan's folder holds no sweep to go on with, or another one."""
+    Resumed(plan)
+
+
 class Resumed:
     """The cells of a plan beside those of the sweep in its folder, by their ids.
 
