@@ -37,7 +37,7 @@ FACTOR = 4.0
 SCALE_FACTOR = 6.0
 """FACTOR for a gradient's scale. Three controls may show too little of one number by chance."""
 CHANCE = 4.0
-"""A random deviation has a part along a gradient of n numbers: about its own length / sqrt(n)."""
+"""A random deviation has a part along a gradient that n numbers carry: about its own length / sqrt(n)."""
 LOSS_BLOCK = 32
 """Rows whose loss is compared on its own: in the mean of all, errors of opposite signs cancel."""
 
@@ -53,8 +53,9 @@ class GradientError:
     """Of all that differs."""
     scale: float
     """Of the part that is parallel to it: rounding has little of it, a wrong factor has nothing else."""
-    numbers: int
-    """How many the gradient has: what is random in few of them is parallel by chance."""
+    numbers: float
+    """How many numbers carry the exact gradient, (sum g^2)^2 / sum g^4: few do in the weight of a norm of
+    heads. What is random in few numbers is parallel by chance."""
     share: float = 0.0
     """Of the squared length of all gradients together."""
 
@@ -259,7 +260,14 @@ def _error(found: Tensor | None, exact: Tensor, whole: float, eps: float) -> Gra
     missed, own = found.to(exact.device).double() - exact, float(exact.square().sum())
     square = max(own, eps**2 * whole) or 1.0
     distance, parallel = float(missed.norm()) / math.sqrt(square), float((missed * exact).sum()) / square
-    return GradientError(distance, abs(parallel), exact.numel(), own / (whole or 1.0))
+    return GradientError(distance, abs(parallel), _carrying(exact), own / (whole or 1.0))
+
+
+def _carrying(gradient: Tensor) -> float:
+    """How many numbers carry a gradient; all where it is zero."""
+    largest = float(gradient.abs().max())
+    squares = (gradient / (largest or 1.0)).square()  # of the largest 1: none of them underflows
+    return float(squares.sum() ** 2 / squares.square().sum()) if largest else float(gradient.numel())
 
 
 def _whole(errors: Mapping[str, GradientError], what: str) -> float:

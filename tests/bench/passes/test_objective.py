@@ -73,6 +73,16 @@ def test_what_rounding_makes_parallel_by_chance_is_allowed_and_least_in_many_num
     assert noise.limits("16", "bf16", 1.0).scale == pytest.approx(CHANCE * FACTOR * 1e-2 / 4)
 
 
+@pytest.mark.parametrize(
+    ("gradient", "numbers"),
+    [([1.0] * 8, 8), ([1.0] + [1e-3] * 7, 1), ([1e-90] * 2 + [0.0] * 6, 2), ([0.0] * 8, 8)],
+)
+def test_numbers_that_carry_a_gradient_are_counted(gradient, numbers):
+    """A head's 32 numbers of a norm's weight may be carried by three: then rounding is parallel by chance."""
+    exact = Signal(1.0, {"a": torch.tensor(gradient, dtype=torch.float64)})
+    assert exact.gradient_errors(exact)["a"].numbers == pytest.approx(numbers, rel=1e-3)
+
+
 def test_noise_is_that_of_the_controls_and_losses_of_opposite_signs_do_not_cancel():
     exact = Signal(2.0, {"a": torch.tensor([3.0, 4.0])}, torch.tensor([1.0, 1.0]))
     controls = [
