@@ -103,6 +103,9 @@ class Noise:
     """Of the whole gradient, relative to its length: a sound norm is off by less."""
     scale: float
     """Of one parameter's scale, each weighed by its share of the whole gradient."""
+    parallel: float
+    """Of the parts of the parameters' errors that are parallel to their exact gradients, relative to those
+    errors, all parameters alike. Errors come from few tokens: the numbers of a matrix do not err one by one."""
     gradients: Mapping[str, GradientError]
 
     def limits(self, name: str, dtype: str, distance: float) -> Limit:
@@ -110,26 +113,29 @@ class Noise:
         plain, floor = self.gradients[name], FLOORS[dtype].backward
         allowed = max(floor, FACTOR * plain.distance)
         by_chance = CHANCE * max(plain.distance, min(distance, allowed)) / math.sqrt(plain.numbers)
-        return Limit(allowed, max(floor, by_chance, SCALE_FACTOR * max(plain.scale, self.scale)))
+        measured = max(plain.scale, self.scale, self.parallel * plain.distance)
+        return Limit(allowed, max(floor, by_chance, SCALE_FACTOR * measured))
 
     @classmethod
     def of(cls, exact: Signal, controls: Iterable[Signal], eps: float) -> Noise:
         """Controls are compared one by one: no more than one has to be in memory."""
         compared = [(_block_error(exact, each), exact.gradient_errors(each, eps)) for each in controls]
         losses, errors = zip(*compared, strict=True)
+        gradients = {
+            name: GradientError(
+                _rms([each[name].distance for each in errors]),
+                _rms([each[name].scale for each in errors]),
+                one.numbers,
+                one.share,
+            )
+            for name, one in errors[0].items()
+        }
         return cls(
             loss=_rms(losses),
             grad_norm=_rms([_whole(each, "distance") for each in errors]),
             scale=_rms([_whole(each, "scale") for each in errors]),
-            gradients={
-                name: GradientError(
-                    _rms([each[name].distance for each in errors]),
-                    _rms([each[name].scale for each in errors]),
-                    one.numbers,
-                    one.share,
-                )
-                for name, one in errors[0].items()
-            },
+            parallel=_rms([each.scale / (each.distance or 1.0) for each in gradients.values()]),
+            gradients=gradients,
         )
 
 
