@@ -105,7 +105,7 @@ class Noise:
     """Of one parameter's scale, each weighed by its share of the whole gradient."""
     parallel: float
     """Of the parts of the parameters' errors that are parallel to their exact gradients, relative to those
-    errors, all parameters alike. Errors come from few tokens: the numbers of a matrix do not err one by one."""
+    errors, all parameters alike. Few tokens err, and in all numbers of a matrix."""
     gradients: Mapping[str, GradientError]
 
     def limits(self, name: str, dtype: str, distance: float) -> Limit:
