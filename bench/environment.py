@@ -40,10 +40,7 @@ PACKAGES = (
 )
 CUDA_PACKAGES = tuple(name for name in PACKAGES if name.startswith("nvidia-"))
 """Those of PACKAGES that only a GPU's ranks use."""
-INHERITED = (
-    "ATEN_", "CUDA_", "DS_", "GLOO_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "PYTORCH_",
-    "TORCH_BLAS", "TORCH_CUDNN", "TORCH_NCCL_",
-)  # fmt: skip
+INHERITED = ("ATEN_", "CUDA_", "GLOO_", "NCCL_", "OMP_", "ONEDNN_", "TORCH_NCCL_")
 """How the variables begin that change what a cell does and were set before the command."""
 SOURCES = REPOSITORY / "bench"
 HARDWARE = REPOSITORY / "conf" / "hardware"

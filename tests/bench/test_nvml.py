@@ -247,7 +247,6 @@ def test_only_variables_that_change_a_cell_are_inherited_into_its_record(monkeyp
         "CUDA_VISIBLE_DEVICES": "0",
         "NCCL_DEBUG": "INFO",
         "OMP_NUM_THREADS": "2",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "TORCH_NCCL_TRACE": "1",
     }
     secret = {"HF_TOKEN": "x", "WANDB_API_KEY": "y", "MY_NCCL_KEY": "z"}

@@ -67,6 +67,13 @@ def test_ctrl_c_during_a_reference_ends_the_sweep_without_a_record(swept, tmp_pa
     assert "resume=true" in said.splitlines()[-1]
 
 
+def test_attention_of_one_device_alone_runs_and_needs_no_reference(swept):
+    code, said, (record,), _ = swept("workload=attention", "strategy=local", "cluster.world_size=1")
+    assert (code, record["status"], record["config"]["trainer"]) == (0, "ok", "none")
+    assert "as a reference" not in said
+    assert "runs first" not in said
+
+
 def told(planned, cell, folder):
     """What is said where a cell's turn comes; there is nothing to run ranks with."""
     said = []
@@ -78,7 +85,9 @@ def told(planned, cell, folder):
 def test_where_local_is_planned_or_nobody_wants_a_reference_none_runs(tmp_path):
     cell, local = tiny_cell(*WORDS), tiny_cell(*WORDS, "strategy=local")
     assert told([cell, local], cell, tmp_path) == []
-    for words in (["measure.reference_budget_s=0"], ["workload=attention"]):
+    for words in (
+        ["measure.reference_budget_s=0"], ["workload=attention"], ["workload=attention", "strategy=local"],
+    ):  # fmt: skip
         other = tiny_cell(*WORDS, *words)
         assert told([other], other, tmp_path) == []
     with pytest.raises(AttributeError):
