@@ -16,7 +16,7 @@ from bench.passes import planned_stages
 from bench.request.choices import default_strategies, read_option
 from bench.request.measure import WINDOWS
 from bench.sweep.auto_choices import CHOICES
-from bench.sweep.estimate import FIXED_S, START_S, Estimate
+from bench.sweep.estimate import START_S, Estimate
 from bench.sweep.expected import Expected, ExpectedSteps, earlier_records, modelled
 from bench.sweep.forecast import INTERVAL_STEPS, Forecast
 from bench.sweep.plan import plan
@@ -101,11 +101,12 @@ def test_a_cell_that_does_not_fit_is_not_counted_and_advised_no_budget():
 
 @pytest.mark.parametrize("count", [4, 8])
 def test_the_minutes_of_gpus_count_what_a_cell_takes_outside_its_steps(count):
+    """15 to 40 s by what starts, is built and is read."""
     found = forecast(replace(GPUS, gpus=GPUS.gpus[:1] * count))
     for each in found.cells:
         steps = sum(stage.steps for stage in planned_stages(each.cell.measure, each.step.seconds))
-        assert each.cell_s == pytest.approx(FIXED_S["cuda"] + steps * each.step.seconds)
-    assert found.total_s > 7 * FIXED_S["cuda"]
+        assert 15 <= each.cell_s - steps * each.step.seconds <= 40
+    assert found.total_s >= sum(each.cell_s for each in found.cells if each.lasts)
 
 
 def test_a_reference_that_cannot_fit_is_neither_counted_nor_listed():
