@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.answers.equivalence import equivalence_line, is_as_expected, with_equivalence
+from analysis.answers.kernels import kernel_lines
 from analysis.answers.next_steps import next_steps
 from analysis.answers.origins import origin_lines
 from analysis.answers.published import decided_claims
@@ -109,7 +110,7 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
         drawn = for_figures(cells)
         draw = figure_writer(drawn, output / "figures", compared, other)
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
-        found = replace(found, origins=origins)
+        found = replace(found, origins=origins, kernels=kernel_lines(archive))
         longest = longest_lengths(cells, archive.frame)
         write_whole(output / "summary.md", _markdown_page(cells, longest, found, compared))
         page = output / "report.html"
@@ -202,7 +203,7 @@ def _answer(found: Verdict) -> list[str]:
     caveat = [found.caveat] if found.caveat else []
     way = [found.to_decide] if found.to_decide else []
     lines = [found.answer, *found.unchecked, *caveat, *found.failures, *found.fits, found.certainty]
-    lines += [*found.origins, *way]
+    lines += [*found.origins, *found.kernels, *way]
     return [line for line in lines if line]
 
 

@@ -352,8 +352,11 @@ class RunConfig:
 
     @property
     def ring_degree(self) -> int:
-        """Ranks of one ring: those that share a sequence but not its heads."""
-        return self.sp_degree // self.ulysses_degree
+        """Ranks of one ring: those that share a sequence but not its heads.
+
+        One where more ranks should share heads than share a sequence: such a cell is illegal.
+        """
+        return max(1, self.sp_degree // self.ulysses_degree)
 
     @property
     def ring_is_inner(self) -> bool:

@@ -61,6 +61,8 @@ class Verdict:
     """Why nothing is ranked; None where something is."""
     origins: list[str] = field(default_factory=list)
     """Which records count, and what is kept apart; empty of a sweep of one code, torch and device."""
+    kernels: list[str] = field(default_factory=list)
+    """For which kernels there are likely faster ones on these GPUs."""
 
 
 def verdict(cells: Cells, command: str | None = None) -> Verdict:

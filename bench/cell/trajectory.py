@@ -21,7 +21,7 @@ from bench.passes.objective.section import objective_tokens
 from bench.passes.timing.section import first_step_tokens
 from bench.record import Record, Status
 from bench.strategies import STRATEGIES
-from bench.training.trainer_facts import TRAINER_FACTS
+from bench.training.trainer_facts import is_stack
 
 REFERENCE_STRATEGY = "local"
 """Takes the place of any other reference: one device, nothing exchanged."""
@@ -95,7 +95,7 @@ def _replaces(cell: RunConfig, reference: Reference) -> bool:
 
 def is_base(trained: RunConfig | Reference) -> bool:
     """Whether it is what all others are compared with: one device, and the loop is ours."""
-    return trained.strategy == REFERENCE_STRATEGY and not TRAINER_FACTS[trained.trainer].is_stack
+    return trained.strategy == REFERENCE_STRATEGY and not is_stack(trained.trainer)
 
 
 def work_of(cell: RunConfig) -> str:

@@ -162,8 +162,7 @@ class Facts(ABC):
         """Beside what it saves, scores in memory at once: of `kernel=math` a block's, three times wide."""
         if cell.kernel != "math":
             return 0
-        # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
-        block = cell.padded_len // max(1, cell.ring_degree)
+        block = cell.padded_len // cell.ring_degree
         scores = cell.batch * cell.model.num_heads // cell.ulysses_degree * block**2
         return 3 * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype]) * scores
 
