@@ -127,12 +127,18 @@ def test_a_device_node_speaks_for_a_gpu_that_nvml_cannot_read(
 def test_only_variables_that_change_a_cell_are_inherited_into_its_record(monkeypatch):
     kept = {
         "CUDA_VISIBLE_DEVICES": "0",
+        "DS_SKIP_CUDA_CHECK": "1",
         "NCCL_DEBUG": "INFO",
+        "NVIDIA_TF32_OVERRIDE": "0",
         "OMP_NUM_THREADS": "2",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_BLAS_PREFER_CUBLASLT": "1",
+        "TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "10",
         "TORCH_NCCL_TRACE": "1",
     }
     secret = {"HF_TOKEN": "x", "WANDB_API_KEY": "y", "MY_NCCL_KEY": "z"}
-    assert inherited_env(secret | kept) == kept
+    own = {"DS_ACCELERATOR": "cpu", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    assert inherited_env(secret | kept | own) == kept
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     assert describe({})["inherited_env"]["NCCL_ALGO"] == "Ring"
 
