@@ -157,3 +157,16 @@ def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
 def create_record():
     fields = dict.fromkeys(Record.__dataclass_fields__)
     return Record(**{**fields, "environment": {}, "sections": {}})
+
+
+def test_an_idle_gpu_is_known_by_its_place_among_the_visible_ones(driver, monkeypatch):
+    busy = create_autospec(pynvml.nvmlDeviceGetUtilizationRates, side_effect=lambda i: SimpleNamespace(gpu=i))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", busy)
+    assert nvml.idle_gpus() == {0}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert nvml.idle_gpus() == {1}
+
+
+def test_a_driver_that_says_nothing_names_no_gpu_and_none_that_is_idle(driver):
+    driver("nvmlInit", pynvml.NVML_ERROR_UNKNOWN)
+    assert (nvml.visible_uuids(), nvml.idle_gpus()) == ([], set())
