@@ -40,8 +40,13 @@ PACKAGES = (
 )
 CUDA_PACKAGES = tuple(name for name in PACKAGES if name.startswith("nvidia-"))
 """Those of PACKAGES that only a GPU's ranks use."""
-INHERITED = ("ATEN_", "CUDA_", "GLOO_", "NCCL_", "OMP_", "ONEDNN_", "TORCH_NCCL_")
+INHERITED = (
+    "ATEN_", "CUDA_", "DS_", "GLOO_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "PYTORCH_",
+    "TORCH_BLAS", "TORCH_CUDNN", "TORCH_NCCL_",
+)  # fmt: skip
 """How the variables begin that change what a cell does and were set before the command."""
+OWN_VARIABLES = frozenset({"DS_ACCELERATOR", "DS_LOG_LEVEL", "PYTORCH_NVML_BASED_CUDA_CHECK"})
+"""Of these, the ones that the fork server sets for itself (bench/node/server.py)."""
 SOURCES = REPOSITORY / "bench"
 HARDWARE = REPOSITORY / "conf" / "hardware"
 """Figures that predictions are computed from; all other choices of conf/ are in a cell's configuration."""
@@ -166,7 +171,8 @@ def describe(strategy_package: Mapping[str, str]) -> dict[str, Any]:
 
 def inherited_env(variables: Mapping[str, str]) -> dict[str, str]:
     """Those that communication, CUDA, OpenMP and CPU kernels read; no others, as they may hold secrets."""
-    return {name: variables[name] for name in sorted(variables) if name.startswith(INHERITED)}
+    inherited = (name for name in sorted(variables) if name.startswith(INHERITED))
+    return {name: variables[name] for name in inherited if name not in OWN_VARIABLES}
 
 
 def _cpu_name() -> str:

@@ -162,6 +162,18 @@ def gpu_facts() -> GpuFacts:
     )
 
 
+def idle_gpus() -> set[int]:
+    """Which of the visible GPUs, from 0, ran no kernel of late; none where the driver does not say."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        busy = [pynvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in _visible_handles(pynvml)]
+    except pynvml.NVMLError:
+        return set()
+    return {device for device, percent in enumerate(busy) if percent == 0}
+
+
 def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
     """The devices that a value of CUDA_VISIBLE_DEVICES leaves, as CUDA reads it.
 

@@ -51,7 +51,10 @@ def is_finding(role: str, status: Status) -> bool:
 
 
 class Provenance(StrEnum):
-    """What stands behind a record's numbers; `synthetic` ones were made up to try the analysis at scale."""
+    """What stands behind a record's numbers.
+
+    `synthetic` ones were made up, or made on a test's stand-in for a device: they are evidence for nothing.
+    """
 
     MEASURED = "measured"
     REPLAYED = "replayed"

@@ -22,6 +22,10 @@ CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GP
 SHARED_GPU_BANNER = "Ranks share a GPU: shows that results are right; speeds mean nothing"
 CPU_CAVEAT = "CPU results show that the loop works. They do not rank strategies for GPUs."
 SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."
+SYNTHETIC_BANNER = "Synthetic: made on no real device; evidence for nothing"
+SYNTHETIC_CAVEAT = (
+    "Records of provenance synthetic were made on no real device: they are evidence for nothing."
+)
 SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
 """What a reader must know of all cells of a figure, in order."""
 
@@ -119,6 +123,11 @@ class Cells:
         """Per cell whether it is arithmetic: nothing ran."""
         return self.frame["provenance"].eq(Provenance.PREDICTED)
 
+    @cached_property
+    def are_synthetic(self) -> bool:
+        """Whether any of these cells was made up, or ran on a test's stand-in for a device."""
+        return bool(self.frame["provenance"].eq(Provenance.SYNTHETIC).any())
+
     @property
     def is_all_predicted(self) -> bool:
         """Whether nothing of these cells ran."""
@@ -127,11 +136,15 @@ class Cells:
     @property
     def caveat(self) -> str | None:
         """Why these cells rank nothing, as a sentence; None where they do."""
+        if self.are_synthetic:
+            return SYNTHETIC_CAVEAT
         return CPU_CAVEAT if self.is_cpu else SHARED_GPU_CAVEAT if self.shares_gpus else None
 
     @property
     def banner(self) -> str | None:
         """The same as a figure says it."""
+        if self.are_synthetic:
+            return SYNTHETIC_BANNER
         return CPU_BANNER if self.is_cpu else SHARED_GPU_BANNER if self.shares_gpus else None
 
     @cached_property

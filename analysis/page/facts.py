@@ -263,6 +263,7 @@ def _traced(trace: Mapping[str, Any]) -> dict[str, str | None]:
         "causal (query, key, head) triples by rank": ", ".join(
             f"{area:,}" for area in trace.get("causal_area") or ()
         ),
+        "chosen by torch for attention": ", ".join(trace.get("torch_attention") or ()),
         "purposes unknown": "; ".join(filter(None, trace.get("unjoined", ()))),
     }
 

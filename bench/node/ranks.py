@@ -61,6 +61,8 @@ class Answers:
     """Lacks ranks that did not write their stack in time."""
     stopped: AbstractSet[int] = field(default_factory=frozenset)
     """Those that a signal has stopped."""
+    idle: AbstractSet[int] = field(default_factory=frozenset)
+    """Those whose GPU ran nothing of late: one that waits for others in a collective keeps its own busy."""
 
 
 class NodeRanks(Protocol):

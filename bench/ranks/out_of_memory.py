@@ -31,6 +31,8 @@ SIGNS: Sequence[Sign] = (
     Sign(re.compile(r"(CUDA|HIP) out of memory"), "device"),
     Sign(re.compile(r"(CUDA|HIP)( driver)? error: out of memory"), "device"),
     Sign(re.compile(r"C(UBLAS|UDNN|USOLVER|UFFT|USPARSE)_(STATUS_)?ALLOC_FAILED"), "device"),
+    Sign(re.compile(r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), "device"),
+    Sign(re.compile(r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), "host"),
     Sign(re.compile(r"Cuda failure.{0,20}out of memory", re.IGNORECASE), "device"),
     Sign(re.compile(r"Failed to CUDA calloc"), "device"),
     Sign(re.compile(r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"), "device"),

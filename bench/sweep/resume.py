@@ -13,7 +13,7 @@ import yaml
 
 from bench.config import ConfigError, Resume, RunConfig
 from bench.environment import Departure, Origin, describe
-from bench.record import Status, is_finding
+from bench.record import Provenance, Status, is_finding
 from bench.request import values
 from bench.request.command_line import parsed
 from bench.request.legality import used_packages
@@ -180,9 +180,13 @@ class Kept:
 def kept_records(plan: Plan, records: Iterable[dict[str, Any]]) -> Kept:
     """What counts for this plan. A line that is not kept stays in the file, as evidence.
 
-    Of a cell that ran again the newest line counts, here as in every analysis.
+    Of a cell that ran again the newest line counts, here as in every analysis. A synthetic one never does.
     """
-    newest = {(record["cell_id"], record["repeat"]): record for record in records}
+    newest = {
+        (record["cell_id"], record["repeat"]): record
+        for record in records
+        if record["provenance"] != Provenance.SYNTHETIC
+    }
     cells = {planned.cell.cell_id: planned.cell for planned in plan.cells}
     if not newest:
         return Kept([], ())

@@ -245,12 +245,18 @@ def test_torchs_own_file_says_it_in_several_ways(tmp_path, monkeypatch, line, fo
 def test_only_variables_that_change_a_cell_are_inherited_into_its_record(monkeypatch):
     kept = {
         "CUDA_VISIBLE_DEVICES": "0",
+        "DS_SKIP_CUDA_CHECK": "1",
         "NCCL_DEBUG": "INFO",
+        "NVIDIA_TF32_OVERRIDE": "0",
         "OMP_NUM_THREADS": "2",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_BLAS_PREFER_CUBLASLT": "1",
+        "TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "10",
         "TORCH_NCCL_TRACE": "1",
     }
     secret = {"HF_TOKEN": "x", "WANDB_API_KEY": "y", "MY_NCCL_KEY": "z"}
-    assert inherited_env(secret | kept) == kept
+    own = {"DS_ACCELERATOR": "cpu", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    assert inherited_env(secret | kept | own) == kept
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     assert describe({})["inherited_env"]["NCCL_ALGO"] == "Ring"
 
@@ -269,3 +275,16 @@ def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
 def create_record():
     fields = dict.fromkeys(Record.__dataclass_fields__)
     return Record(**{**fields, "environment": {}, "sections": {}})
+
+
+def test_an_idle_gpu_is_known_by_its_place_among_the_visible_ones(driver, monkeypatch):
+    busy = create_autospec(pynvml.nvmlDeviceGetUtilizationRates, side_effect=lambda i: SimpleNamespace(gpu=i))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", busy)
+    assert nvml.idle_gpus() == {0}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert nvml.idle_gpus() == {1}
+
+
+def test_a_driver_that_says_nothing_names_no_gpu_and_none_that_is_idle(driver):
+    driver("nvmlInit", pynvml.NVML_ERROR_UNKNOWN)
+    assert (nvml.visible_uuids(), nvml.idle_gpus()) == ([], set())
