@@ -1,6 +1,6 @@
 """Sweeps' folders, read piece by piece and by several processes, so that 100,000 records take seconds.
 
-Raw records are too large to keep. Of each we keep its row and its place in the file, for the page that shows it.
+Raw records are too large to keep. Of each we keep its row and its place in the file, for the page to show it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ NEWER: Mapping[int, tuple[str, str]] = {
 def newer_kernel_lines(ran: Collection[tuple[str, float | None]]) -> list[str]:
     """One line for each kernel of these pairs of kernel and compute capability that has likely faster ones.
 
-    None for whoever compares it with another kernel on such a GPU.
+    None where a cell of another kernel on such a GPU is among them.
     """
     on_newer = sorted(
         {(kernel, int(found)) for kernel, found in ran if found is not None and int(found) in NEWER}

@@ -128,7 +128,7 @@ def _hardware(raw: Raw) -> dict[str, Any]:
 def _mode(raw: Raw, machine: Machine) -> str:
     """As asked; else measured where the GPUs are there or the model is one for CPU ranks.
 
-    GPUs that are there and cannot be used are no reason to predict: whoever resolves the cells says why.
+    GPUs that are there and cannot be used are no reason to predict: resolving the cells says why.
     """
     if raw["mode"] is not None:
         return str(raw["mode"])

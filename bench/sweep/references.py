@@ -101,8 +101,8 @@ def why_not_tried(reference: RunConfig, machine: Machine) -> str | None:
         return None
     return (
         f"{length_label(reference.seq_len)}: {REFERENCE_STRATEGY} does not run as a reference: a rank needs"
-        f" {room.needed_label} and may use {size_label(room.usable)}; others are held against the first sound"
-        " cell"
+        f" {room.needed_label} and may use {size_label(room.usable)}; others are compared with the first"
+        " sound cell"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a step hides: a link carries one message at a time, whoever sends it."""
+"""What a step hides: a link carries one message at a time."""
 
 import pytest
 
