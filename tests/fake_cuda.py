@@ -749,5 +749,6 @@ def play_gpus(monkeypatch, launcher, folder):
     monkeypatch.setattr(type(launcher), "run", run_on_fake)
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(2, folder))
     monkeypatch.setattr(outcome, "PROVENANCE_OF_MODE", synthetic)
+    monkeypatch.setattr("bench.environment.torch_cuda", lambda: "13.0")
     this_machine.cache_clear()
     return choices
