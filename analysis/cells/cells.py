@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,12 +19,14 @@ from analysis.labels import count_label
 from bench.config import NOT_USED
 from bench.record import Provenance, Role
 
-CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
-SHARED_GPU_BANNER = "Ranks share a GPU: shows that results are right; speeds mean nothing"
+CPU_BANNER = "CPU results do not rank strategies"
+SHARED_GPU_BANNER = "Ranks share a GPU: speeds mean nothing"
 CPU_CAVEAT = "CPU results show that the loop works. They do not rank strategies for GPUs."
 SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."
 SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
-"""What a reader must know of all cells of a figure, in order."""
+"""What a reader must know of all cells, in order."""
+HEADING_KEYS: Mapping[str, str] = {"model": "models", "engine": "engines", "dtype": "dtypes"}
+"""What a figure says of its cells, each with its plural for where they differ in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +129,7 @@ class Cells:
 
     @property
     def caveat(self) -> str | None:
-        """Why these cells rank nothing, as a sentence; None where they do."""
+        """Why these cells do not rank strategies, as a sentence; None where they do."""
         return CPU_CAVEAT if self.is_cpu else SHARED_GPU_CAVEAT if self.shares_gpus else None
 
     @property
@@ -141,11 +144,32 @@ class Cells:
         for key in SUBTITLE_KEYS:
             values = sorted(value for value in self.frame[key].dropna().unique() if value != NOT_USED)
             parts += [" and ".join(map(str, values))] if values else []
+        return ", ".join(parts) + self._ranks
+
+    @cached_property
+    def heading(self) -> str:
+        """The line under a figure's title: `measured: qwen3_nano, zero3, bf16 on NVIDIA H100, 2 ranks`."""
+        what = ", ".join(filter(None, (self._one_of(key, nouns) for key, nouns in HEADING_KEYS.items())))
+        how = " and ".join(sorted(map(str, self.frame["provenance"].dropna().unique())))
+        where = self._one_of("device_name", "devices") or self._one_of("hardware", "machines")
+        if self.is_all_predicted:
+            where = self._one_of("hardware", "machines")
+        where = re.sub(r"\((R|TM)\)|\bCPU\b", "", where)
+        return f"{how}: {what} on {' '.join(where.split())}{self._ranks}"
+
+    def _one_of(self, key: str, nouns: str) -> str:
+        """The value that all cells have, or how many there are."""
+        values = sorted(value for value in self.frame[key].dropna().unique() if value != NOT_USED)
+        return str(values[0]) if len(values) == 1 else f"{len(values)} {nouns}" if values else ""
+
+    @property
+    def _ranks(self) -> str:
+        """`, 2 ranks` or `, 1 to 8 ranks`; empty where it is not known."""
         ranks = self.frame["cluster.world_size"].dropna()
         if ranks.empty:
-            return ", ".join(parts)
+            return ""
         low, high = int(ranks.min()), int(ranks.max())
-        return ", ".join([*parts, count_label(high, "rank") if low == high else f"{low} to {high} ranks"])
+        return f", {count_label(high, 'rank') if low == high else f'{low} to {high} ranks'}"
 
     @cached_property
     def _row_at(self) -> dict[Any, dict[Any, Any]]:

@@ -250,7 +250,7 @@ def test_what_no_check_reached_is_said_and_then_nobody_claims_every_check(cells_
     found = verdict(cells_of(records))
     assert found.answer == "Ran: ring, ulysses and usp at 8k."
     assert found.unchecked == [
-        "4 of 10 steps were held against nothing.",
+        "4 of 10 steps have no reference to compare with.",
         "Not checked: objective in 2 of 2 cells; full length in 1 of 2 cells.",
         "The records of 1 of 3 cells do not say what was checked.",
     ]
@@ -268,7 +268,7 @@ def test_of_an_observed_loop_the_headline_says_check_by_check_what_was_checked(c
 
 def test_where_cells_are_ranked_it_is_said_as_well_and_of_checked_ones_nothing(cells_of):
     unchecked = make_record(checks=[{**STEPS_HELD, "steps": 0, "reason": "the first of its work"}])
-    assert verdict(cells_of([unchecked])).unchecked == ["2 of 2 steps were held against nothing."]
+    assert verdict(cells_of([unchecked])).unchecked == ["2 of 2 steps have no reference to compare with."]
     assert verdict(cells_of([make_record()])).unchecked == []
 
 
