@@ -145,8 +145,8 @@ def _to_decide(found: Sequence[Ranking], cells: Cells, command: str | None) -> s
         start = f"{MIN_PROCESSES} or more processes of each cell, run in turns, would decide"
     else:
         start = (
-            f"One process says nothing about another: {undecided}. {MIN_PROCESSES} or more of each cell, run"
-            " in turns, would tell this machine's differences from chance"
+            f"Differences may be chance: {undecided}. {MIN_PROCESSES} or more processes of each cell, run in"
+            " turns, would tell"
         )
     missing_s = _missing_s(cells.frame)
     if command is None or not missing_s:
@@ -324,7 +324,7 @@ def _sampled(summary: pd.DataFrame) -> str:
         parts.append(f"{count_label(len(cells), 'cell')} with n={n} {SAMPLES[str(n_of)]}")
     with_interval = int(timed["tokens_per_s_low"].notna().sum())
     unstable = int(timed["note"].str.contains(UNSTABLE_NOTE, na=False).sum())
-    doubt = f"; the steps of {unstable} are unstable, see their notes" if unstable else ""
+    doubt = f"; {count_label(unstable, 'cell')} with unstable steps, see the notes" if unstable else ""
     return (
         f"How sure: {_listed(parts)}; {with_interval} of {len(timed)} have a 95 % interval of the median"
         f" (which takes at least 6 samples){doubt}."

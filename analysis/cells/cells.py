@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -63,6 +63,10 @@ class Cells:
     def first(self, count: int) -> Self:
         """The first of too many cells."""
         return self if len(self) <= count else self.part(self.frame.index[:count])
+
+    def with_statuses(self, statuses: pd.Series[str]) -> Self:
+        """The same cells with other statuses, as a figure marks them."""
+        return replace(self, frame=self.frame.assign(status=statuses))
 
     @cached_property
     def process_counts(self) -> pd.Series[int]:

@@ -15,6 +15,9 @@ from bench.labels import length_label
 EFFICIENCY = "scaling_efficiency"
 MAX_LINES = 12
 """More lines than these cannot be told apart: then only some lengths are drawn."""
+MANY_BASES = "local where it did the same work, else the strategy's own fewest ranks; named in summary.csv"
+MAX_BASES = 3
+OWN = "the strategy's own"
 
 
 def scaling_cells(cells: Cells) -> tuple[Cells, list[str]]:
@@ -71,3 +74,12 @@ def fastest_per_ranks(rows: pd.DataFrame) -> pd.DataFrame:
     """Of the cells on each number of ranks the fastest; a number without a result stays in, as a gap."""
     best = rows.sort_values([RANKS, EFFICIENCY], ascending=[True, False], na_position="last")
     return best.drop_duplicates(RANKS)
+
+
+def scaling_bases(drawn: Sequence[Series]) -> list[str]:
+    """`100 %: local on 1 rank, or the strategy's own on 4 ranks`."""
+    columns = ["scaling_base_strategy", "scaling_base_ranks"]
+    found = pd.concat([each.rows[columns] for each in drawn]).dropna()
+    bases = sorted({(name != BASE, int(ranks)) for name, ranks in found.itertuples(index=False)})
+    names = [f"{OWN if is_own else BASE} on {count_label(ranks, 'rank')}" for is_own, ranks in bases]
+    return [f"100 %: {', or '.join(names) if len(names) <= MAX_BASES else MANY_BASES}"]

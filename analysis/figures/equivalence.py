@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,7 @@ def write_equivalence(
 ) -> list[FigureFile]:
     """A figure for each comparison, as PNG and SVG in the folder, and as the page shows them."""
     return [
-        save(drawn(lambda each=each: _sheet(each, banner)), folder / name_of(each), READING)
-        for each in comparisons
+        save(drawn(partial(_sheet, each, banner)), folder / name_of(each), READING) for each in comparisons
     ]
 
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 from operator import attrgetter
+
+from matplotlib.axes import Axes
 
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
-from analysis.cells.statuses import PREDICTED, RUNS_OUT, UNDECIDED, shown_statuses
+from analysis.cells.statuses import EXCLUDED, NOT_KNOWN, PREDICTED, RUNS_OUT, UNDECIDED, shown_statuses
 from analysis.figures.sheet import AXES_INCHES, Heading, Sheet, new_sheet
-from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis
+from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis, x_limits
 from analysis.labels import status_label
-from analysis.metrics.traced_shares import is_void
 
-EXCLUDED = "excluded (traced step not representative)"
-NOT_KNOWN = "excluded (not known from the trace)"
 GLYPHS: Mapping[str, str] = {
     "out_of_memory": "x", RUNS_OUT: "x", UNDECIDED: "$?$", EXCLUDED: "o", NOT_KNOWN: "o",
 }  # fmt: skip
 OTHER_GLYPH = "*"
-LINE_INCHES = 0.15
-MAX_ROWS = 8
+LINE_INCHES = 0.16
+MAX_ROWS = 16
+BESIDE = 0.04
+"""What a mark takes of it, with a gap."""
+ROOM = 0.45
+"""A label stands in line with its marks where so much of the axes is free on one side of them."""
 STRIP_COLOR = "#F6F6F6"
 
 
@@ -34,6 +39,11 @@ class Mark:
     color: str
     places: tuple[int, ...]
     """The lengths, or whatever else the figure is against."""
+
+    def free(self, limits: tuple[float, float]) -> tuple[float, float]:
+        """How much of a logarithmic axis is free on the left and on the right of the marks, 0..1 each."""
+        left, first, last, right = map(math.log, (limits[0], self.places[0], self.places[-1], limits[1]))
+        return (first - left) / (right - left), (right - last) / (right - left)
 
     @property
     def label(self) -> str:
@@ -59,61 +69,48 @@ def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]
     return marks
 
 
-def with_excluded(cells: Cells, column: str) -> Cells:
-    """The cells, with EXCLUDED or NOT_KNOWN as status where a trace left no value in this column."""
-    status, ratio = cells.frame["status"], cells.frame["traced_to_timed"]
-    is_missing = status.eq("ok") & ratio.notna() & cells.frame[column].isna()
-    if not is_missing.any():
-        return cells
-    why = ratio[is_missing].map(lambda each: EXCLUDED if is_void(each) else NOT_KNOWN)
-    return replace(cells, frame=cells.frame.assign(status=status.where(~is_missing, why)))
-
-
-def with_undecided(cells: Cells) -> Cells:
-    """The cells, with UNDECIDED as status where a prediction leaves open whether there is memory."""
-    shown = shown_statuses(cells.frame)
-    status = shown.where(shown.eq(UNDECIDED), cells.frame["status"])
-    return replace(cells, frame=cells.frame.assign(status=status))
-
-
 def sheet_against(
     scale: Scale, values: Sequence[int], heading: Heading, marks: Sequence[Mark], y_label: str
 ) -> Sheet:
     """Axes against lengths or ranks, beneath a strip with the marks where there are any."""
-    strip = [LINE_INCHES * (2 * len(marks) + 0.5)] if marks else []
+    limits = x_limits(values)
+    lines = [1 if max(mark.free(limits)) >= ROOM else 2 for mark in marks]
+    strip = [LINE_INCHES * (sum(lines) + 0.5)] if marks else []
     sheet = new_sheet(heading, [*strip, AXES_INCHES])
     sheet.axes.set_ylabel(y_label)
     for axes in sheet.panels:
         style_x_axis(axes, scale, values)
+    for mark, last in zip(marks, accumulate(lines), strict=True):
+        _draw(sheet, mark, last - 1, limits)
     if marks:
-        _draw(sheet, marks)
+        _style_strip(sheet.panels[0], sum(lines))
     return sheet
 
 
-def _draw(sheet: Sheet, marks: Sequence[Mark]) -> None:
-    """Each mark with its label in the line above it, at the end of the axes that it is nearer to."""
-    axes = sheet.panels[0]
-    axes.set_ylim(2 * len(marks), -0.5)
+def _style_strip(axes: Axes, lines: int) -> None:
+    axes.set_ylim(lines - 0.25, -0.75)
     axes.set_facecolor(STRIP_COLOR)
     axes.tick_params(left=False, labelleft=False, bottom=False, labelbottom=False)
     axes.set_xlabel("")
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.grid(visible=False, axis="y")
-    for row, mark in enumerate(marks):
-        glyph = GLYPHS.get(mark.status, OTHER_GLYPH)
-        thin = 0.4 if glyph.startswith("$") else 1.5
-        axes.plot(
-            mark.places, [2 * row + 1.25] * len(mark.places), linestyle="none", color=mark.color,
-            marker=glyph, fillstyle="none" if glyph == "o" else "full", markeredgewidth=thin, clip_on=False,
-        )  # fmt: skip
-        ends = axes.transAxes.inverted().transform(axes.transData.transform([(x, 0) for x in mark.places]))
-        is_right = ends[:, 0].mean() > 1 / 2
-        text = axes.text(
-            0.99 if is_right else 0.01, 2 * row + 0.3, mark.label, ha="right" if is_right else "left",
-            va="center", fontsize=8.5, color=MUTED_COLOR, transform=axes.get_yaxis_transform(),
-        )  # fmt: skip
-        text.set_in_layout(False)
-        sheet.fitted.append((text, axes))
+
+
+def _draw(sheet: Sheet, mark: Mark, line: int, limits: tuple[float, float]) -> None:
+    """The marks in this line of the strip; their label on the side with more room, or in the line above."""
+    axes, glyph = sheet.panels[0], GLYPHS.get(mark.status, OTHER_GLYPH)
+    axes.plot(
+        mark.places, [line] * len(mark.places), linestyle="none", color=mark.color, marker=glyph,
+        fillstyle="none" if glyph == "o" else "full", markeredgewidth=0.4 if glyph.startswith("$") else 1.5,
+    )  # fmt: skip
+    left, right = mark.free(limits)
+    is_beside = max(left, right) >= ROOM
+    text = axes.text(
+        0.01 if left >= right else 0.99, line - (not is_beside), mark.label, fontsize=8.5, color=MUTED_COLOR,
+        ha="left" if left >= right else "right", va="center", transform=axes.get_yaxis_transform(),
+    )  # fmt: skip
+    text.set_in_layout(False)
+    sheet.fitted.append((text, axes, max(left, right) - BESIDE if is_beside else 1.0))
 
 
 def say_empty(sheet: Sheet, cells: Cells) -> None:
@@ -123,4 +120,4 @@ def say_empty(sheet: Sheet, cells: Cells) -> None:
     text = sheet.axes.text(0.5, 0.5, f"No cell has a result ({why})", transform=sheet.axes.transAxes)
     text.set(horizontalalignment="center", color=MUTED_COLOR)
     sheet.axes.set_yticks([])
-    sheet.fitted.append((text, sheet.axes))
+    sheet.fitted.append((text, sheet.axes, 1.0))

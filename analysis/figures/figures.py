@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,9 @@ from analysis.cells.parts import SPLIT
 from analysis.cells.scaling import EFFICIENCY
 from analysis.cells.score import PEAK
 from analysis.cells.selection import Selection
+from analysis.cells.statuses import excluded_statuses, undecided_statuses
 from analysis.figures.equivalence import write_equivalence
-from analysis.figures.failures import (
-    failure_marks,
-    say_empty,
-    sheet_against,
-    with_excluded,
-    with_undecided,
-)
+from analysis.figures.failures import failure_marks, say_empty, sheet_against
 from analysis.figures.figure_file import FigureFile
 from analysis.figures.memory import PEAK_MEMORY, draw_peak_memory
 from analysis.figures.quantity import Quantity, draw_beside, draw_series
@@ -65,8 +61,8 @@ class FigureKind:
     """What makes a figure that is not against length."""
     of_predicted: str = ""
     """The reading of predicted cells, of which nothing was measured."""
-    marked: Callable[[Cells], Cells] = lambda cells: cells
-    """The cells with their statuses as this figure marks them."""
+    statuses: Callable[[pd.DataFrame], pd.Series[str]] | None = None
+    """How this figure marks cells, where that is not by their own statuses."""
 
     def reading_of(self, cells: Cells) -> str:
         """What is behind the points of these cells."""
@@ -78,7 +74,8 @@ class FigureKind:
         """The figure of these cells, before it is laid out."""
         if self.make is not None:
             return self.make(cells, heading)
-        marks = failure_marks(self.marked(cells).series)
+        marked = cells if self.statuses is None else cells.with_statuses(self.statuses(cells.frame))
+        marks = failure_marks(marked.series)
         # of a prediction no step was traced
         label = self.y_label.replace("traced", "expected") if cells.is_all_predicted else self.y_label
         sheet = sheet_against(LENGTH, LENGTH.values(cells.frame), heading, marks, label)
@@ -174,10 +171,6 @@ def _draw_share(purpose: str) -> Callable[[Cells, Sheet], None]:
     return draw
 
 
-def _excluding(column: str) -> Callable[[Cells], Cells]:
-    return lambda cells: with_excluded(cells, column)
-
-
 SHARE = f"share of the {TRACED}"
 OF_STEPS = ": median of the traced steps, bars from lowest to highest. Flat marks: waiting for the last rank"
 OF_SHARES = "Predicted: exposed transfer of the expected step; waiting is not predicted"
@@ -193,7 +186,7 @@ FIGURES: Mapping[str, FigureKind] = {
     "peak_memory": FigureKind(
         "Peak memory", "peak allocated, worst rank",
         "Highest tensor allocation of the worst rank in steady state",
-        needs=PEAK_MEMORY.column, draw=draw_peak_memory, marked=with_undecided,
+        needs=PEAK_MEMORY.column, draw=draw_peak_memory, statuses=undecided_statuses,
         of_predicted="Predicted: expected tensors of one rank; bars: band of the model, not a confidence"
         " interval; whether they fit counts what a process takes beside tensors, too",
     ),
@@ -202,14 +195,14 @@ FIGURES: Mapping[str, FigureKind] = {
         "Attention's communication while no compute hides it and all its ranks are there, as a share of the"
         f" time of all ranks{OF_STEPS}",
         needs="attention_transfer_share", draw=_draw_share("attention"),
-        marked=_excluding("attention_transfer_share"), of_predicted=OF_SHARES,
+        statuses=partial(excluded_statuses, column="attention_transfer_share"), of_predicted=OF_SHARES,
     ),
     "communication_share": FigureKind(
         "Communication share", SHARE,
         "All communication (attention, parameters, gradients, the rest) while no compute hides it and all its"
         f" ranks are there, as a share of the time of all ranks{OF_STEPS}",
         needs="communication_transfer_share", draw=_draw_share("communication"),
-        marked=_excluding("communication_transfer_share"), of_predicted=OF_SHARES,
+        statuses=partial(excluded_statuses, column="communication_transfer_share"), of_predicted=OF_SHARES,
     ),
     "step_parts": FigureKind(
         "Where the step went", "",
@@ -249,14 +242,12 @@ FIGURES: Mapping[str, FigureKind] = {
         needs=OUT_ERROR.column, draw=draw_error_growth,
     ),
 }  # fmt: skip
-FIRST = "throughput"
-"""The figure that shows failures where no cell has a result."""
 
 
 def figures_for(cells: Cells) -> list[str]:
-    """The names of the figures that have something to show of these cells."""
+    """Those that have something to show of these cells; the first where cells have no result but failures."""
     found = [name for name, kind in FIGURES.items() if cells.frame[kind.needs].notna().any()]
-    return found or ([FIRST] if len(cells) else [])
+    return found or [*FIGURES][: min(len(cells), 1)]
 
 
 def build(name: str, selected: Selection) -> Sheet:

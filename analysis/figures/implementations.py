@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +29,20 @@ QUANTITIES: Mapping[str, tuple[str, float]] = {
 """The panels: title, and what a stored value is divided by."""
 WIDE = 200
 """An axis that spans more has ticks at powers of ten only."""
-EDGE, LEAST_SPAN = 1.15, 8
 NOTE = "filled: ours, hollow: a package as shipped"
 
 
 def write_implementations(rows: Sequence[Mapping[str, Any]], on_cpu: bool, folder: Path) -> list[Path]:
     """A figure for each number of ranks and of heads, as PNG and SVG; the paths without their endings."""
     paths = []
-    for (ranks, heads, kv_heads), its in groupby(sorted(rows, key=_group), key=_group):
+    group = itemgetter("ranks", "num_heads", "num_kv_heads")
+    for (ranks, heads, kv_heads), its in groupby(sorted(rows, key=group), key=group):
         place, own = folder / f"implementations_{ranks}_ranks_{heads}_{kv_heads}_heads", [*its]
         subtitle = f"{ranks} ranks, {heads} query and {kv_heads} KV heads; {NOTE}"
         heading = Heading("One attention call", subtitle, CPU_BANNER if on_cpu else None)
-        write_files(drawn(lambda own=own, heading=heading: _sheet(own, heading)), place)
+        write_files(drawn(partial(_sheet, own, heading)), place)
         paths.append(place)
     return paths
-
-
-def _group(row: Mapping[str, Any]) -> tuple[int, int, int]:
-    return row["ranks"], row["num_heads"], row["num_kv_heads"]
 
 
 def _sheet(rows: Sequence[Mapping[str, Any]], heading: Heading) -> Sheet:
@@ -92,10 +90,8 @@ def _finish(axes: Axes, label: str) -> None:
     axes.set_xscale("log")
     axes.set_xlabel(label)
     low, high = axes.get_xlim()
-    is_wide = high / low > WIDE
-    rest = max(1.0, LEAST_SPAN * low / high) ** 0.5
-    axes.set_xlim(low / EDGE / rest, high * EDGE * rest)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if is_wide else (1.0, 2.0, 5.0)))
+    axes.set_xlim(low / 1.5, high * 1.5)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > WIDE else (1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.tick_params(axis="y", length=0)

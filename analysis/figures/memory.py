@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from analysis.cells.capacity import capacity_label
+from analysis.cells.capacity import Capacity, capacities_of, near_capacities
 from analysis.cells.cells import Cells
 from analysis.figures.quantity import Quantity, draw_series
 from analysis.figures.sheet import Sheet
@@ -20,22 +19,12 @@ from bench.labels import SIZES
 
 PEAK_MEMORY = Quantity("peak_allocated_bytes", band="predicted_peak_allocated{}_bytes")
 LINES = ("--", ":", "-.")
-FAR_ABOVE = 8
-"""A capacity this many times the highest peak is told in words unless a cell ran out of it."""
 CPU_REMARK = "On a CPU a limit counts what tensors take, to within some MiB"
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """One distinct capacity of some cells, in words."""
-
-    size_bytes: float
-    label: str
 
 
 def draw_peak_memory(cells: Cells, sheet: Sheet) -> None:
     """Peak allocated memory of the worst rank, and dashed what a rank may use."""
-    drawn = drawn_capacities(cells)
+    drawn = near_capacities(cells.frame, len(LINES))
     draw_series(sheet, cells, PEAK_MEMORY)
     sizes = [cells.frame[PEAK_MEMORY.column], pd.Series([each.size_bytes for each in drawn], dtype="float64")]
     scale_y(sheet.axes, pd.concat(sizes))
@@ -45,27 +34,9 @@ def draw_peak_memory(cells: Cells, sheet: Sheet) -> None:
     sheet.remarks.extend(_remarks(cells, drawn))
 
 
-def capacities_of(cells: Cells) -> list[Capacity]:
-    """The distinct capacities of these cells, ascending."""
-    known = cells.frame[cells.frame["capacity_bytes"].notna()]
-    known = known.drop_duplicates(["capacity_bytes", "capacity_source"])
-    found = {Capacity(cell["capacity_bytes"], capacity_label(cell)) for cell in cells.rows_of(known)}
-    return sorted(found, key=lambda each: (each.size_bytes, each.label))
-
-
-def drawn_capacities(cells: Cells) -> list[Capacity]:
-    """Those near enough to the peaks, or run out of, to be lines: the lowest, where they are many."""
-    reach_bytes = cells.frame["peak_allocated_bytes"].max() * FAR_ABOVE
-    met = {*cells.frame.loc[cells.frame["status"] == "out_of_memory", "capacity_bytes"].dropna()}
-    if math.isnan(reach_bytes):
-        return []
-    near = [each for each in capacities_of(cells) if each.size_bytes <= reach_bytes or each.size_bytes in met]
-    return near[: len(LINES)]
-
-
 def _remarks(cells: Cells, drawn: Sequence[Capacity]) -> list[str]:
     """Which capacities have no line, and what a limit counts."""
-    others = [each.label for each in capacities_of(cells) if each not in drawn]
+    others = [each.label for each in capacities_of(cells.frame) if each not in drawn]
     many = f"{count_label(len(others), 'other capacity', 'other capacities')} in summary.csv"
     above = f"Far above the axis: what one rank may use, {''.join(others)}"
     told = [above if len(others) == 1 else many] if others else []

@@ -72,8 +72,8 @@ class Sheet:
     spots: list[Spot] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     """What a reader must know of these cells; it stands in the caption."""
-    fitted: list[tuple[Text, Artist]] = field(default_factory=list)
-    """Texts that get smaller where they are wider than what is around them."""
+    fitted: list[tuple[Text, Artist, float]] = field(default_factory=list)
+    """Texts that get smaller where they are wider than a part, 0..1, of what is around them."""
 
     @property
     def axes(self) -> Axes:
@@ -90,18 +90,18 @@ def new_sheet(heading: Heading, inches: Sequence[float] = (AXES_INCHES,), column
     figure = Figure(figsize=(WIDTH_INCHES * columns, sum(inches)), dpi=DPI)
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(len(inches), columns, height_ratios=inches)
-    panels = [figure.add_subplot(place) for place in grid]
+    panels = [figure.add_subplot(grid[place]) for place in range(len(inches) * columns)]
     return Sheet(figure, panels, inches, heading, columns)
 
 
 def drawn(make: Callable[[], Sheet]) -> Sheet:
     """What `make` draws, in this project's style, with header and legend, laid out once for all its files."""
-    with mpl.rc_context({**RC}):
+    with mpl.rc_context(RC):
         sheet = make()
         _lay_out(sheet, _add_legend(sheet))
         _write_header(sheet)
-        for text, around in sheet.fitted:
-            fit(text, around)
+        for text, around, part in sheet.fitted:
+            fit(text, around, part)
     return sheet
 
 
@@ -160,12 +160,12 @@ def _write_header(sheet: Sheet) -> None:
         fit(figure.text(left, y / height, text, size=8.5, color=color, va="center"), figure)
 
 
-def fit(text: Text, around: Artist) -> None:
-    """Make a text smaller where it is wider than what is around it."""
+def fit(text: Text, around: Artist, part: float = 1.0) -> None:
+    """Make a text smaller where it is wider than this part of what is around it."""
     figure = text.get_figure(root=True)
     if figure is None or not text.get_text():
         return
-    room = around.get_window_extent().width - 2 * MARGIN_INCHES * figure.dpi
+    room = part * around.get_window_extent().width - 2 * MARGIN_INCHES * figure.dpi
     too_wide = text.get_window_extent().width / room
     if too_wide > 1:
         text.set_fontsize(float(text.get_fontsize()) / too_wide)

@@ -8,7 +8,8 @@ from typing import Any
 
 from analysis.cells.cells import Cells
 from analysis.cells.parts import SPLIT, WHOLE_STEP, part_text, parts_of, step_ms
-from analysis.figures.failures import failure_marks, sheet_against, with_excluded
+from analysis.cells.statuses import excluded_statuses
+from analysis.figures.failures import failure_marks, sheet_against
 from analysis.figures.sheet import Heading, Sheet, Spot
 from analysis.figures.style import LENGTH, PERCENT, look_of
 from bench.labels import length_label
@@ -27,7 +28,7 @@ def step_parts_sheet(cells: Cells, heading: Heading) -> Sheet:
     scale = replace(LENGTH, label=lambda place: length_label(lengths[place.bit_length() - 1]))
     marks = [
         replace(mark, places=tuple(places[length] for length in mark.places))
-        for mark in failure_marks(with_excluded(cells, SPLIT).series)
+        for mark in failure_marks(cells.with_statuses(excluded_statuses(cells.frame, SPLIT)).series)
     ]
     label = f"share of the {'expected' if cells.is_all_predicted else 'traced'} step"
     sheet = sheet_against(scale, [*places.values()], heading, marks, label)

@@ -22,7 +22,7 @@ from matplotlib.ticker import (
 from analysis.cells.series import Style
 from bench.labels import length_label
 
-RC: Mapping[str, Any] = {
+RC: dict[Any, Any] = {
     "font.size": 9,
     "axes.labelsize": 9,
     "axes.spines.top": False,

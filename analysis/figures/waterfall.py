@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -53,9 +54,9 @@ def waterfall_sheet(cells: Cells, heading: Heading) -> Sheet:
     return sheet
 
 
-def _rows(each: Series, frame: pd.DataFrame, length: int) -> pd.Index:
-    own = each.rows.index.intersection(frame.index)
-    return own[each.rows.loc[own, "seq_len"].eq(length)]
+def _rows(each: Series, frame: pd.DataFrame, length: int) -> list[int]:
+    own = frame.loc[each.rows.index.intersection(frame.index), "seq_len"]
+    return [*own.index[own == length]]
 
 
 def _explain(sheet: Sheet, cells: Cells, length: int, known: list[bool]) -> None:
@@ -77,10 +78,18 @@ def _draw(sheet: Sheet, axes: Axes, each: Series, cell: Cell, unit_ms: float) ->
     start, name = 0.0, f"{each.label}, {length_label(int(cell['seq_len']))}"
     for row, (part, ms) in enumerate(bars):
         left, width = (0.0 if part is whole else start), ms / unit_ms
-        look = {"color": part.color, "hatch": part.hatch, "edgecolor": "white", "linewidth": 0}
-        drawn = axes.barh(row, width, left=left, height=BAR_HEIGHT, **look)
+        look: dict[str, Any] = {
+            "color": part.color,
+            "hatch": part.hatch,
+            "edgecolor": "white",
+            "linewidth": 0,
+        }
+        axes.barh(row, width, left=left, height=BAR_HEIGHT, linewidth=0, **look)
         share = "" if part is whole else f", {percent_label(ms / step_ms(cell))}"
-        axes.bar_label(drawn, [f"{number_label(width)}{share}"], padding=3, fontsize=8.5)
+        axes.annotate(
+            f"{number_label(width)}{share}", (max(left, left + width), row), xytext=(3, 0),
+            textcoords="offset points", va="center", fontsize=8.5,
+        )  # fmt: skip
         heights = (row - BAR_HEIGHT / 2, row + BAR_HEIGHT / 2)
         text = f"{name}: {part_text(part.label, ms, cell)}"
         sheet.spots.append(Spot(axes, (left, left + width), heights, text))
@@ -94,7 +103,7 @@ def _draw(sheet: Sheet, axes: Axes, each: Series, cell: Cell, unit_ms: float) ->
         each.label, (MARGIN_INCHES / WIDTH_INCHES, 1), xycoords=("figure fraction", "axes fraction"),
         xytext=(0, 4), textcoords="offset points", fontweight="bold", annotation_clip=False,
     )  # fmt: skip
-    sheet.fitted.append((title, sheet.figure))
+    sheet.fitted.append((title, sheet.figure, 1.0))
     axes.tick_params(axis="y", length=0)
     axes.tick_params(labelbottom=False)
     axes.xaxis.set_major_locator(MaxNLocator(4))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.answers.equivalence import FLOOR_READING, equivalence_line
 from analysis.answers.next_steps import next_steps
@@ -27,6 +26,7 @@ from analysis.labels import count_label, more_label
 from analysis.metrics.definitions import meanings_of
 from analysis.page.facts import cell_facts
 from analysis.tables import ablation, attention, equivalence, max_length, score
+from analysis.tables.environment import environment_facts
 from analysis.tables.record import BLOCK_HEADINGS, CHECK_HEADINGS, Attempt, Pairs, as_text, attempt
 from analysis.tables.rows import (
     MAX_NUMBERS,
@@ -41,18 +41,10 @@ from analysis.tables.rows import (
 
 FEW_DETAILS = 8
 """So many comparisons stand on the first screen; the others are folded away."""
-MAX_VALUES = 4
-"""More different values than this are counted, not listed."""
-ONE_BY_ONE: Mapping[str, str] = {"packages": "package", "inherited_env": "variable"}
-"""Mappings of an environment whose entries are shown by themselves, after this word."""
-OF_PAIRS = ("gpu_topology", "gpu_p2p")
-"""Mappings with a word for each pair of GPUs."""
 LOSS_READING = (
     f"Loss: sum of token losses over the number of valid tokens. {FLOOR_READING} A later step may be the root"
     " of its number times as far off, because rounding adds up like a random walk."
 )
-RowsBehind = dict[tuple[str, ...], list[int]]
-"""Per cell the rows of the archive's frame that its records are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +97,11 @@ def render(
     shown, is_ranked = for_pages(cells), cells.caveat is None
     headings = [*zip(headings_of(cells), meanings_of(SORTED_BY), strict=True)]
     main = main_headings(cells)
-    return _template().render(
+    loader = PackageLoader("analysis.page", ".")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("report.html.jinja").render(
         count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         cells=cells,
         verdict=found,
@@ -125,16 +121,8 @@ def render(
         block_headings=BLOCK_HEADINGS,
         check_headings=CHECK_HEADINGS,
         shared=[*shared.items()],
-        environment=distinct_values(map(_one_by_one, archive.environments)),
+        environment=environment_facts(archive.environments),
     )
-
-
-def _template() -> Template:
-    loader = PackageLoader("analysis.page", ".")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("report.html.jinja")
 
 
 def with_meanings(headings: Sequence[str], columns: Sequence[str] = ()) -> list[tuple[str, str | None]]:
@@ -204,6 +192,7 @@ def _shown_cells(archive: Archive, shown: Cells, shared: Mapping[str, str]) -> l
     for number, (cell, identity, name, row) in enumerate(told):
         records = [archive.record(row_behind) for row_behind in rows_behind[identity]]
         texts = dict(zip(headings_of(shown), row.texts(), strict=True))
+        sorted_by = zip(texts, (cell[column] for column in SORTED_BY), strict=True)
         rest = [
             (heading, text) for heading, text in texts.items() if text and heading not in (*main, SPEED_UP)
         ]
@@ -214,7 +203,7 @@ def _shown_cells(archive: Archive, shown: Cells, shared: Mapping[str, str]) -> l
                 name=f"{name}, {row.length}",
                 status=cell["status"],
                 texts=texts,
-                values=_sort_values(cell, headings_of(shown)),
+                values={heading: str(value) for heading, value in sorted_by if pd.notna(value)},
                 facts=[*rest, *cell_facts(cell, is_ranked=is_ranked)],
                 settings=_own_settings(records[0], shared),
                 attempts=[attempt(record, links) for record in records],
@@ -223,14 +212,9 @@ def _shown_cells(archive: Archive, shown: Cells, shared: Mapping[str, str]) -> l
     return cells
 
 
-def _sort_values(cell: Mapping[Any, Any], headings: Sequence[str]) -> dict[str, str]:
-    found = ((heading, cell[column]) for heading, column in zip(headings, SORTED_BY, strict=True))
-    return {heading: str(value) for heading, value in found if value is not None and pd.notna(value)}
-
-
-def _rows_behind(frame: pd.DataFrame, shown: pd.DataFrame) -> RowsBehind:
+def _rows_behind(frame: pd.DataFrame, shown: pd.DataFrame) -> dict[tuple[str, ...], list[int]]:
     """Per cell that is shown the rows of its records."""
-    rows: RowsBehind = {}
+    rows: dict[tuple[str, ...], list[int]] = {}
     of_shown = frame[frame["cell_id"].isin(shown["cell_id"])]
     for row, identity in zip(of_shown.index, _identities(of_shown), strict=True):
         rows.setdefault(identity, []).append(row)
@@ -243,38 +227,5 @@ def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     return zip(*columns, strict=True)
 
 
-def distinct_values(mappings: Iterable[Mapping[str, Any]]) -> Pairs:
-    """Per key the different values met, as text; counted where they are many."""
-    values: dict[str, dict[str, None]] = {}
-    for mapping in mappings:
-        for key, value in mapping.items():
-            values.setdefault(key, {})[as_text(value)] = None
-    return [
-        (key, "; ".join(met) if len(met) <= MAX_VALUES else f"{len(met)} different values")
-        for key, met in values.items()
-    ]
-
-
 def _own_settings(record: Record, shared: Mapping[str, str]) -> Pairs:
     return [(key, as_text(value)) for key, value in record["config"].items() if key not in shared]
-
-
-def _one_by_one(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment with its packages and variables one by one, and pairs of GPUs that are alike as one."""
-    rest = {key: value for key, value in environment.items() if key not in ONE_BY_ONE}
-    pairs = {key: _of_pairs(environment[key]) for key in OF_PAIRS if environment.get(key)}
-    return {**rest, **pairs} | {
-        f"{word} {name}": value
-        for key, word in ONE_BY_ONE.items()
-        for name, value in (environment.get(key) or {}).items()
-    }
-
-
-def _of_pairs(values: Mapping[str, str]) -> str:
-    """`NVLink (all 28 pairs)`, or the pairs of each word: `PIX (0-1, 2-3), SYS (0-2, 0-3, 1-2, 1-3)`."""
-    alike: dict[str, list[str]] = {}
-    for pair, word in values.items():
-        alike.setdefault(word, []).append(pair)
-    if len(alike) == 1 and len(values) > 1:
-        return f"{min(alike)} (all {len(values)} pairs)"
-    return ", ".join(f"{word} ({', '.join(pairs)})" for word, pairs in alike.items())

@@ -14,7 +14,7 @@ def summary_table(cells: Cells, form: str) -> str:
     """The main columns of these cells in one of TABLE_FORMS, without those that are empty."""
     rows = [row.texts() for row in rows_of(cells)]
     frame = pd.DataFrame(rows, columns=headings_of(cells), dtype="str")[main_headings(cells)]
-    return TABLE_FORMS[form](frame.loc[:, frame.ne("").any()])
+    return TABLE_FORMS[form](frame[[heading for heading in frame if any(frame[heading])]])
 
 
 def _latex(frame: pd.DataFrame) -> str:

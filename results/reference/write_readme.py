@@ -16,7 +16,7 @@ FOLDER = Path("results/reference/cpu")
 BLOCK = re.compile(r"(<!-- output[^>]*-->\n).*?(<!-- end of output -->)", re.DOTALL)
 KEPT = ("summary.md", "summary.csv", "figures/throughput.png")
 WIDTH = 112
-LEFT_OUT = ("One process says nothing", "report: ")
+LEFT_OUT = ("Differences may be chance", "report: ")
 """How the lines begin that the README leaves out: what to run next, and where the page is."""
 
 

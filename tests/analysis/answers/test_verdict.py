@@ -92,9 +92,7 @@ def test_an_observed_loop_is_told_of_its_script_and_of_no_key_of_ours(cells_of):
 @pytest.mark.parametrize("where", [CPU, SHARED_GPU])
 def test_where_nothing_is_ranked_one_process_is_told_as_such_too(cells_of, where):
     told = verdict(cells_of([timed(name, [1.0] * 20, **where) for name in ("ulysses", "ring")]), "go")
-    assert told.to_decide.startswith(
-        "One process says nothing about another: 8k (one process each). 6 or more"
-    )
+    assert told.to_decide.startswith("Differences may be chance: 8k (one process each). 6 or more processes")
     assert told.to_decide.endswith("run: go (about 30 s)")
 
 
@@ -275,7 +273,7 @@ def test_where_cells_are_ranked_it_is_said_as_well_and_of_checked_ones_nothing(c
 def test_unsteady_cells_are_counted_where_it_says_how_sure_it_is(cells_of):
     steady, unsteady = [100.0 + step for step in range(8)], [100.0, 300.0] * 4
     records = [timed("ring", unsteady), timed("ulysses", steady), timed("usp", unsteady)]
-    assert verdict(cells_of(records)).certainty.endswith("; the steps of 2 are unstable, see their notes.")
+    assert verdict(cells_of(records)).certainty.endswith("; 2 cells with unstable steps, see the notes.")
     assert "unstable" not in verdict(cells_of([timed("ulysses", steady)])).certainty
 
 

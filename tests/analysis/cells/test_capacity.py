@@ -1,8 +1,8 @@
 import pytest
 import yaml
 
-from analysis.cells.capacity import capacity_label
-from analysis.figures.memory import CPU_REMARK, FAR_ABOVE
+from analysis.cells.capacity import FAR_ABOVE, capacity_label
+from analysis.figures.memory import CPU_REMARK
 from analysis.frame.load import HARDWARE_FOLDER, hardware_facts
 from tests.analysis.figures.drawing import sheet_of
 from tests.analysis.records import CPU, make_failure, make_record

@@ -9,7 +9,8 @@ from analysis.cells.cells import CPU_BANNER, SHARED_GPU_BANNER, Cells
 from analysis.cells.parts import step_ms
 from analysis.cells.selection import Selection, for_figures
 from analysis.cells.series import STRATEGY_STYLES, styles_of
-from analysis.figures.failures import EXCLUDED, MAX_ROWS, NOT_KNOWN, failure_marks
+from analysis.cells.statuses import EXCLUDED, NOT_KNOWN
+from analysis.figures.failures import MAX_ROWS, failure_marks
 from analysis.figures.figures import FIGURES, figures_for, write_figure
 from analysis.figures.sheet import legend_entries, write_files
 from analysis.figures.style import RC, dodge
