@@ -205,7 +205,10 @@ def _markdown_page(
 
 def _captions(figures: Sequence[FigureFile]) -> str:
     """What the figures show, as Markdown."""
-    lines = [f"{each.title} (figures/{each.name}.png): {each.caption}" for each in figures]
+    alike: dict[tuple[str, str], list[str]] = {}
+    for each in figures:
+        alike.setdefault((each.title, each.caption), []).append(f"figures/{each.name}.png")
+    lines = [f"{title} ({', '.join(files)}): {caption}" for (title, caption), files in alike.items()]
     return f"\n## Figures\n\n{_bullets(lines)}\n" if lines else ""
 
 

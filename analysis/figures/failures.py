@@ -9,11 +9,12 @@ from itertools import accumulate
 from operator import attrgetter
 
 from matplotlib.axes import Axes
+from matplotlib.textpath import TextPath
 
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.cells.statuses import EXCLUDED, NOT_KNOWN, PREDICTED, RUNS_OUT, UNDECIDED, shown_statuses
-from analysis.figures.sheet import AXES_INCHES, Heading, Sheet, new_sheet
+from analysis.figures.sheet import AXES_INCHES, POINTS_PER_INCH, WIDTH_INCHES, Heading, Sheet, new_sheet
 from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis, x_limits
 from analysis.labels import status_label
 
@@ -24,9 +25,10 @@ OTHER_GLYPH = "*"
 LINE_INCHES = 0.16
 MAX_ROWS = 16
 BESIDE = 0.04
-"""What a mark takes of it, with a gap."""
-ROOM = 0.45
-"""A label stands in line with its marks where so much of the axes is free on one side of them."""
+"""What a mark takes of the axes, with a gap."""
+LEAST_INCHES = 0.77 * WIDTH_INCHES
+"""About how wide the axes are at least."""
+SIZE = 8.5
 STRIP_COLOR = "#F6F6F6"
 
 
@@ -44,6 +46,11 @@ class Mark:
         """How much of a logarithmic axis is free on the left and on the right of the marks, 0..1 each."""
         left, first, last, right = map(math.log, (limits[0], self.places[0], self.places[-1], limits[1]))
         return (first - left) / (right - left), (right - last) / (right - left)
+
+    def has_room(self, limits: tuple[float, float]) -> bool:
+        """Whether the label fits beside the marks."""
+        width = float(TextPath((0, 0), self.label, size=SIZE).get_extents().width) / POINTS_PER_INCH
+        return width < LEAST_INCHES * (max(self.free(limits)) - BESIDE)
 
     @property
     def label(self) -> str:
@@ -74,7 +81,7 @@ def sheet_against(
 ) -> Sheet:
     """Axes against lengths or ranks, beneath a strip with the marks where there are any."""
     limits = x_limits(values)
-    lines = [1 if max(mark.free(limits)) >= ROOM else 2 for mark in marks]
+    lines = [1 if mark.has_room(limits) else 2 for mark in marks]
     strip = [LINE_INCHES * (sum(lines) + 0.5)] if marks else []
     sheet = new_sheet(heading, [*strip, AXES_INCHES])
     sheet.axes.set_ylabel(y_label)
@@ -104,9 +111,9 @@ def _draw(sheet: Sheet, mark: Mark, line: int, limits: tuple[float, float]) -> N
         fillstyle="none" if glyph == "o" else "full", markeredgewidth=0.4 if glyph.startswith("$") else 1.5,
     )  # fmt: skip
     left, right = mark.free(limits)
-    is_beside = max(left, right) >= ROOM
+    is_beside = mark.has_room(limits)
     text = axes.text(
-        0.01 if left >= right else 0.99, line - (not is_beside), mark.label, fontsize=8.5, color=MUTED_COLOR,
+        0.01 if left >= right else 0.99, line - (not is_beside), mark.label, fontsize=SIZE, color=MUTED_COLOR,
         ha="left" if left >= right else "right", va="center", transform=axes.get_yaxis_transform(),
     )  # fmt: skip
     text.set_in_layout(False)

@@ -37,13 +37,8 @@ MANY_LENGTHS_RATIO, LOG_OF_MANY_LENGTHS = 4, 2
 attention grows with the square of the length, so a linear axis would squash the long ones."""
 MIN_ERROR_REACH = 0.05
 """An axis of errors shows at least so much on either side, so that small ones look small."""
-ON_CPU = "On a CPU, exposed time includes contention for cores"
 SELECTED = "a part of the series; all are in summary.csv"
 TRACED = "traced step"
-EXCLUDED_REASON = (
-    f"left out because they took over {MAX_TRACED_TO_TIMED} or under {MIN_TRACED_TO_TIMED} times the timed"
-    " step, so that they do not describe it"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +132,7 @@ def draw_prediction_error(cells: Cells, sheet: Sheet) -> None:
 def draw_attention_of_single(cells: Cells, sheet: Sheet) -> None:
     """How near a strategy comes to one device's attention divided by its ranks."""
     draw_series(sheet, cells, ATTENTION_OF_SINGLE)
-    scale_y(sheet.axes, cells.frame[ATTENTION_OF_SINGLE.column], is_linear=True)
+    scale_y(sheet.axes, cells.frame[ATTENTION_OF_SINGLE.column], log_from=np.inf)
     sheet.axes.yaxis.set_major_formatter(PERCENT)
 
 
@@ -164,9 +159,10 @@ def _draw_share(purpose: str) -> Callable[[Cells, Sheet], None]:
         sheet.axes.yaxis.set_major_formatter(PERCENT)
         excluded = int(cells.frame["void_traced_steps"].sum())
         if excluded:
-            sheet.remarks.append(f"{count_label(excluded, TRACED)} {EXCLUDED_REASON}")
+            limits = f"over {MAX_TRACED_TO_TIMED} or under {MIN_TRACED_TO_TIMED} times the timed step"
+            sheet.remarks.append(f"Left out: {count_label(excluded, TRACED)} that took {limits}")
         if cells.is_cpu:
-            sheet.remarks.append(ON_CPU)
+            sheet.remarks.append("On a CPU, exposed time includes contention for cores")
 
     return draw
 

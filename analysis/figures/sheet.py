@@ -34,7 +34,7 @@ MARGIN_INCHES = 0.05
 TITLE_INCHES, LINE_INCHES = 0.24, 0.165
 AROUND_INCHES = 0.5
 """About what the ticks and labels of the axes take below them."""
-MAX_COLUMNS = 4
+MAX_COLUMNS, SMALL_TEXT = 4, 7.5
 POINT_REACH = 5
 """In points: a little more than half of a marker."""
 Handle = Line2D | ErrorbarContainer | BarContainer
@@ -116,12 +116,18 @@ def legend_entries(sheet: Sheet) -> dict[str, Handle]:
 
 
 def _add_legend(sheet: Sheet) -> float:
-    """Below the axes, with as many columns as the figure is wide enough for; how high it is, in inches."""
-    entries = legend_entries(sheet)
-    for columns in range(min(MAX_COLUMNS * sheet.columns, len(entries)), 0, -1):
+    """Below the axes, with as many columns as the figure is wide enough for; how high it is, in inches.
+
+    Where there would be one long column, two of smaller letters, if those are.
+    """
+    entries, most = legend_entries(sheet), MAX_COLUMNS * sheet.columns
+    shapes = [(columns, 9.0) for columns in range(min(most, len(entries)), 1, -1)]
+    shapes += [*([(2, SMALL_TEXT)] if len(entries) > most else []), (1, 9.0)] if entries else []
+    for columns, size in shapes:
         legend = sheet.figure.legend(  # type: ignore[call-overload]  # whose handles may be containers too
-            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, columnspacing=1.2
-        )
+            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, fontsize=size,
+            columnspacing=1.2,
+        )  # fmt: skip
         box = legend.get_window_extent()
         if columns == 1 or box.width <= sheet.figure.bbox.width:
             return float(box.height) / sheet.figure.dpi
@@ -206,7 +212,7 @@ def in_page(svg: str, name: str, rectangles: str, alternative: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="[^"]*">', "<g>", body)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", body)
-    body = re.sub(r" font-family: [^;]*;| transform=\"rotate\(-0 [^\"]*\"", "", body)
+    body = re.sub(r" font-family: [^;\"]*;?| transform=\"rotate\(-0 [^\"]*\"", "", body)
     told = f'<svg role="img" aria-label="{escape(alternative)}" '
     return told + body.removeprefix("<svg ").rstrip().removesuffix("</svg>") + rectangles + "</svg>"
 

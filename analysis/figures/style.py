@@ -102,19 +102,15 @@ def style_x_axis(axes: Axes, scale: Scale, values: Sequence[int]) -> None:
 
 
 def x_limits(values: Sequence[int]) -> tuple[float, float]:
-    """Both ends of the x axis: a little beyond the values, of which there may be none."""
-    if not values:
-        return 1.0, 2.0
+    """Both ends of the x axis: a little beyond the values."""
     margin = 2 ** (EDGE_OCTAVES if len(values) > 1 else 1.0)
     return min(values) / margin, max(values) * margin
 
 
-def scale_y(
-    axes: Axes, values: pd.Series[float], *, is_linear: bool = False, log_from: float = LOG_FROM_RATIO
-) -> None:
+def scale_y(axes: Axes, values: pd.Series[float], log_from: float = LOG_FROM_RATIO) -> None:
     """From zero on a linear axis; logarithmic where the values span more than a linear one can show."""
     low, high = values.min(), values.max()
-    if not is_linear and low > 0 and high / low > log_from:
+    if low > 0 and high / low > log_from:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:

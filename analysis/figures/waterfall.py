@@ -78,12 +78,7 @@ def _draw(sheet: Sheet, axes: Axes, each: Series, cell: Cell, unit_ms: float) ->
     start, name = 0.0, f"{each.label}, {length_label(int(cell['seq_len']))}"
     for row, (part, ms) in enumerate(bars):
         left, width = (0.0 if part is whole else start), ms / unit_ms
-        look: dict[str, Any] = {
-            "color": part.color,
-            "hatch": part.hatch,
-            "edgecolor": "white",
-            "linewidth": 0,
-        }
+        look: dict[str, Any] = {"color": part.color, "hatch": part.hatch, "edgecolor": "white"}
         axes.barh(row, width, left=left, height=BAR_HEIGHT, linewidth=0, **look)
         share = "" if part is whole else f", {percent_label(ms / step_ms(cell))}"
         axes.annotate(

@@ -38,6 +38,7 @@ from analysis.tables.rows import (
     number_rows,
     rows_of,
 )
+from bench.record import Provenance
 
 FEW_DETAILS = 8
 """So many comparisons stand on the first screen; the others are folded away."""
@@ -106,7 +107,7 @@ def render(
         cells=cells,
         verdict=found,
         few_details=FEW_DETAILS,
-        numbers=_numbers(cells) if not is_ranked else Table("", [], []),
+        numbers=Table("", [], []) if is_ranked or not found.details else _numbers(cells),
         answers=[*_compared(compared), *_claims(claims), _longest(longest)],
         first=next(iter(figures), None),
         figures=figures[1:],
@@ -114,6 +115,7 @@ def render(
         headings=[pair for pair in headings if pair[0] in main],
         shown=_shown_cells(archive, shown.cells, shared),
         cells_note=shown.note,
+        is_synthetic=bool(cells.frame["provenance"].eq(Provenance.SYNTHETIC).any()),
         has_predicted=bool(cells.are_predicted.any()),
         tables=_tables(cells, shown.cells),
         reasons=failure_reasons(cells),
@@ -158,11 +160,10 @@ def _claims(claims: Decided | None) -> Iterator[Table]:
         )
 
 
-def _longest(longest: Sequence[max_length.Found]) -> Table:
+def _longest(found: Sequence[max_length.Found]) -> Table:
     """The longest lengths that trained, where they were looked for."""
-    rows, lines = max_length.max_length_rows(longest), max_length.max_length_lines(longest)
-    headings = with_meanings(max_length.HEADINGS)
-    return Table("The longest sequence that trains", headings, rows, (6, 7), lines, max_length.READING)
+    told = (max_length.max_length_rows(found), (6, 7), max_length.max_length_lines(found), max_length.READING)
+    return Table("The longest sequence that trains", with_meanings(max_length.HEADINGS), *told)
 
 
 def _tables(cells: Cells, shown: Cells) -> list[Table]:
