@@ -58,7 +58,7 @@ def _map(leaders: Sequence[Leader], heading: Heading) -> Sheet:
 
 
 def _hatched_label(axes: Axes, label: str) -> None:
-    axes.bar(0, 0, color="white", edgecolor=MUTED_COLOR, hatch=HATCH, linewidth=0.5, label=label)
+    axes.bar(0, 0, bottom=-9, color="white", edgecolor=MUTED_COLOR, hatch=HATCH, linewidth=0.5, label=label)
 
 
 def _draw_field(axes: Axes, column: int, row: int, style: Style, is_open: bool) -> None:

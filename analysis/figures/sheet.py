@@ -28,12 +28,11 @@ from bench.store import write_whole
 WIDTH_INCHES = 4.4
 """A page 390 px wide shows 9 points of this as 10 px; a paper has it as one column and a half."""
 AXES_INCHES = 2.5
-DPI = 220
+DPI = 200
 POINTS_PER_INCH = 72
 MARGIN_INCHES = 0.05
 TITLE_INCHES, LINE_INCHES = 0.24, 0.165
-AROUND_INCHES = 0.5
-"""About what the ticks and labels of the axes take below them."""
+AROUND_INCHES = 0.5  # about what the ticks and labels of the axes take below them
 MAX_COLUMNS, SMALL_TEXT = 4, 7.5
 POINT_REACH = 5
 """In points: a little more than half of a marker."""
