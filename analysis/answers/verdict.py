@@ -32,13 +32,13 @@ TO_REPEAT: Mapping[bool, str] = {
     ),
 }
 """How cells get more processes, by whether they are observed loops."""
-MAX_NAMES = 12
-"""A sentence that would name more settings than this names strategies and counts their settings."""
+MAX_NAMES, MAX_LETTERS = 12, 400
+"""A sentence that would name more settings, or in more letters, names strategies and counts settings."""
 MAX_LENGTHS = 8
 CHECKED_BY = ["status", "checks", "checks_missing", "steps", "steps_held"]
 FITTED_BY = ["status", "seq_len", "provenance", "predicted_fit"]
 """The columns that sentences about some cells are made of: all of many cells take long to copy."""
-MAX_SERIES_NAMED = 100
+MAX_SERIES_NAMED = 12
 SHARES: Mapping[str, str] = {
     "all": "communication_transfer_share",
     "exchange": "attention_transfer_share",
@@ -252,7 +252,7 @@ def _longest_of(summary: pd.DataFrame, names: pd.Series[str]) -> str:
     longest = lengths[summary["status"].eq("ok") & ~may_run_out].groupby(names).max()
     is_beyond = lengths > names.map(longest).fillna(0)
     out, unsure = (lengths[rows & is_beyond].groupby(names).min() for rows in (ran_out, may_run_out))
-    every = [*names.unique()]
+    every = sorted(names.unique(), key=lambda name: name not in out.index and name not in unsure.index)
     parts = [
         _longest(name, longest.get(name), out.get(name), unsure.get(name))
         for name in every[:MAX_SERIES_NAMED]
@@ -336,7 +336,7 @@ def _by_name(cells: Iterable[tuple[str, Any]]) -> dict[str, set[int]]:
     where: dict[str, set[int]] = {}
     for name, seq_len in cells:
         where.setdefault(name, set()).add(int(seq_len))
-    if len(where) <= MAX_NAMES:
+    if len(where) <= MAX_NAMES and sum(map(len, where)) <= MAX_LETTERS:
         return where
     settings: dict[str, list[set[int]]] = {}
     for name, lengths in where.items():

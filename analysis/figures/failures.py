@@ -9,12 +9,11 @@ from itertools import accumulate
 from operator import attrgetter
 
 from matplotlib.axes import Axes
-from matplotlib.textpath import TextPath
 
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.cells.statuses import EXCLUDED, NOT_KNOWN, PREDICTED, RUNS_OUT, UNDECIDED, shown_statuses
-from analysis.figures.sheet import AXES_INCHES, POINTS_PER_INCH, WIDTH_INCHES, Heading, Sheet, new_sheet
+from analysis.figures.sheet import AXES_INCHES, WIDTH_INCHES, Heading, Sheet, inches_of, new_sheet
 from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis, x_limits
 from analysis.labels import status_label
 
@@ -49,8 +48,7 @@ class Mark:
 
     def has_room(self, limits: tuple[float, float]) -> bool:
         """Whether the label fits beside the marks."""
-        width = float(TextPath((0, 0), self.label, size=SIZE).get_extents().width) / POINTS_PER_INCH
-        return width < LEAST_INCHES * (max(self.free(limits)) - BESIDE)
+        return inches_of(self.label, SIZE) < LEAST_INCHES * (max(self.free(limits)) - BESIDE)
 
     @property
     def label(self) -> str:
@@ -61,7 +59,7 @@ class Mark:
 
 
 def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]:
-    """Every failed cell: a row by series and status, by strategy and status, or by status where many."""
+    """Every failed cell: a row by series and status, by strategy and status, or by status where too many."""
     marks: list[Mark] = []
     for name_of in (attrgetter("label"), attrgetter("strategy"), None):
         found: dict[tuple[str, str, str], set[int]] = {}
@@ -71,7 +69,7 @@ def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]
             for place, status in zip(rows[scale.column], shown_statuses(rows), strict=True):
                 found.setdefault((*who, status), set()).add(int(place))
         marks = [Mark(name, status, color, (*sorted(at),)) for (name, color, status), at in found.items()]
-        if len(marks) <= MAX_ROWS:
+        if len(marks) <= MAX_ROWS and all(inches_of(mark.label, SIZE) < LEAST_INCHES for mark in marks):
             break
     return marks
 

@@ -33,8 +33,7 @@ from analysis.labels import count_label
 from analysis.metrics.traced_shares import MAX_TRACED_TO_TIMED, MIN_TRACED_TO_TIMED
 
 MANY_LENGTHS_RATIO, LOG_OF_MANY_LENGTHS = 4, 2
-"""Lengths that span more than the first have tokens/s on a logarithmic axis, from the second ratio on:
-attention grows with the square of the length, so a linear axis would squash the long ones."""
+"""Over lengths that span more than the first, tokens/s are on a logarithmic axis from the second ratio on."""
 MIN_ERROR_REACH = 0.05
 """An axis of errors shows at least so much on either side, so that small ones look small."""
 SELECTED = "a part of the series; all are in summary.csv"

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.textpath import TextPath
 
 from analysis.figures.figure_file import FigureFile
 from analysis.figures.style import BANNER_COLOR, MUTED_COLOR, RC
@@ -33,11 +34,11 @@ POINTS_PER_INCH = 72
 MARGIN_INCHES = 0.05
 TITLE_INCHES, LINE_INCHES = 0.24, 0.165
 AROUND_INCHES = 0.5  # about what the ticks and labels of the axes take below them
-MAX_COLUMNS, SMALL_TEXT = 4, 7.5
+HANDLE_INCHES = 0.6  # what a legend takes beside its labels
+MAX_COLUMNS = 4
 POINT_REACH = 5
 """In points: a little more than half of a marker."""
-Handle = Line2D | ErrorbarContainer | BarContainer
-"""What a legend can show."""
+Handle = Line2D | ErrorbarContainer | BarContainer  # what a legend can show
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,7 @@ class Heading:
     """What stands above the axes, a line each."""
 
     title: str
-    subtitle: str
-    """What, where, on how many ranks."""
+    subtitle: str  # what, where, on how many ranks
     caveat: str | None = None
 
 
@@ -115,23 +115,32 @@ def legend_entries(sheet: Sheet) -> dict[str, Handle]:
 
 
 def _add_legend(sheet: Sheet) -> float:
-    """Below the axes, with as many columns as the figure is wide enough for; how high it is, in inches.
-
-    Where there would be one long column, two of smaller letters, if those are.
-    """
-    entries, most = legend_entries(sheet), MAX_COLUMNS * sheet.columns
-    shapes = [(columns, 9.0) for columns in range(min(most, len(entries)), 1, -1)]
-    shapes += [*([(2, SMALL_TEXT)] if len(entries) > most else []), (1, 9.0)] if entries else []
-    for columns, size in shapes:
+    """Below the axes, with as many columns as the figure is wide enough for; how high it is, in inches."""
+    entries, room = legend_entries(sheet), WIDTH_INCHES * sheet.columns - HANDLE_INCHES
+    for columns in range(min(MAX_COLUMNS * sheet.columns, len(entries)), 0, -1):
+        labels = [in_lines(label, room) if columns == 1 else label for label in entries]
         legend = sheet.figure.legend(  # type: ignore[call-overload]  # whose handles may be containers too
-            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, fontsize=size,
-            columnspacing=1.2,
-        )  # fmt: skip
+            entries.values(), labels, loc="outside lower center", ncols=columns, columnspacing=1.2
+        )
         box = legend.get_window_extent()
         if columns == 1 or box.width <= sheet.figure.bbox.width:
             return float(box.height) / sheet.figure.dpi
         legend.remove()
     return 0.0
+
+
+def in_lines(label: str, room: float) -> str:
+    """A label in several lines, broken after commas, where it is wider than so many inches."""
+    lines = [""]
+    for part in label.split(", "):
+        longer = f"{lines[-1]}, {part}" if lines[-1] else part
+        lines[-1:] = [longer] if not lines[-1] or inches_of(longer) <= room else [lines[-1], part]
+    return ",\n".join(lines)
+
+
+def inches_of(text: str, size: float = RC["font.size"]) -> float:
+    """How wide a text is."""
+    return float(TextPath((0, 0), text, size=size).get_extents().width) / POINTS_PER_INCH
 
 
 def _lay_out(sheet: Sheet, legend: float) -> None:

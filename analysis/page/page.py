@@ -21,7 +21,7 @@ from analysis.cells.selection import for_pages
 from analysis.cells.summary import CELL
 from analysis.figures.figure_file import FigureFile
 from analysis.frame.archive import Archive
-from analysis.frame.load import Record, node_links
+from analysis.frame.load import node_links
 from analysis.labels import count_label, more_label
 from analysis.metrics.definitions import meanings_of
 from analysis.page.facts import cell_facts
@@ -40,8 +40,6 @@ from analysis.tables.rows import (
 )
 from bench.record import Provenance
 
-FEW_DETAILS = 8
-"""So many comparisons stand on the first screen; the others are folded away."""
 LOSS_READING = (
     f"Loss: sum of token losses over the number of valid tokens. {FLOOR_READING} A later step may be the root"
     " of its number times as far off, because rounding adds up like a random walk."
@@ -106,7 +104,6 @@ def render(
         count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         cells=cells,
         verdict=found,
-        few_details=FEW_DETAILS,
         numbers=Table("", [], []) if is_ranked or not found.details else _numbers(cells),
         answers=[*_compared(compared), *_claims(claims), _longest(longest)],
         first=next(iter(figures), None),
@@ -192,6 +189,7 @@ def _shown_cells(archive: Archive, shown: Cells, shared: Mapping[str, str]) -> l
     told = zip(shown.rows, _identities(shown.frame), shown.names, rows_of(shown), strict=True)
     for number, (cell, identity, name, row) in enumerate(told):
         records = [archive.record(row_behind) for row_behind in rows_behind[identity]]
+        settings = records[0]["config"].items()
         texts = dict(zip(headings_of(shown), row.texts(), strict=True))
         sorted_by = zip(texts, (cell[column] for column in SORTED_BY), strict=True)
         rest = [
@@ -206,7 +204,7 @@ def _shown_cells(archive: Archive, shown: Cells, shared: Mapping[str, str]) -> l
                 texts=texts,
                 values={heading: str(value) for heading, value in sorted_by if pd.notna(value)},
                 facts=[*rest, *cell_facts(cell, is_ranked=is_ranked)],
-                settings=_own_settings(records[0], shared),
+                settings=[(key, as_text(each)) for key, each in settings if key not in shared],
                 attempts=[attempt(record, links) for record in records],
             )
         )
@@ -226,7 +224,3 @@ def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     """What each row is of: the request, its provenance, machine and software."""
     columns = (frame[key].fillna("").tolist() for key in CELL)
     return zip(*columns, strict=True)
-
-
-def _own_settings(record: Record, shared: Mapping[str, str]) -> Pairs:
-    return [(key, as_text(value)) for key, value in record["config"].items() if key not in shared]
