@@ -39,7 +39,7 @@ BEYOND_IDEAL = Part("attention beyond ideal", "#6BAED6", (EFFICIENCY,))
 ATTENTION = Part("attention compute", "#2171B5", (SPLIT,))
 IMBALANCE = Part("load imbalance", "#BDD7E7", ("part_imbalance_ms",))
 LATER_PARTS = (
-    Part("packing", "#7A5195", ("part_packing_ms",)),
+    Part("packing", "#C2A5CF", ("part_packing_ms",), "|||"),
     Part("exchange: transfer", "#CB181D", ("part_transfer_ms",), "///"),
     Part("exchange: waiting", "#FCAE91", ("part_waiting_ms",)),
     Part("parameters, gradients", "#FE9929", ("part_model_state_ms",), "\\\\\\"),

@@ -252,7 +252,8 @@ def tokens_per_s(record):
 @pytest.mark.parametrize("width", SHOWN_WIDTHS)
 def test_what_is_said_where_a_point_stands_is_the_record_s_value(found, records, width):
     told = found[f"points, {width}"]
-    assert set(told["hints"]) == {"block"}
+    if width == min(SHOWN_WIDTHS):  # there a table is wider than the page, and says so
+        assert {*told["hints"]} == {"block"}
     figures = {each["name"]: each for each in told["found"]}
     expected = {
         (record["config"]["strategy"], length_label(record["config"]["seq_len"])): (
