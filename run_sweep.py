@@ -55,9 +55,9 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
         raws, machine = [*composed], this_machine()
         experiment = experiment_of(raws)
         plans_only = values.flag("plan", raws[0]["plan"])
+        planned = plan(raws, machine, single=single, default_strategies=default_strategies)
         if experiment.opening is not None:
             print(experiment.opening(raws, machine))
-        planned = plan(raws, machine, single=single, default_strategies=default_strategies)
         pending = pending_cells(planned)
         estimate = estimate_of([each.cell for each in pending], machine)
         forecast = Forecast(planned, pending, machine, estimate)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.answers.equivalence import equivalence_line, is_as_expected, with_equivalence
+from analysis.answers.kernels import kernel_lines
 from analysis.answers.next_steps import next_steps
 from analysis.answers.origins import origin_lines
 from analysis.answers.published import decided_claims
@@ -108,7 +109,7 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     with forked_with(everything.frame) if pays else nullcontext() as other:
         write_table = csv_writer(everything.frame, output / "summary.csv", other)
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
-        found = replace(found, origins=origins)
+        found = replace(found, origins=origins, kernels=kernel_lines(archive))
         longest = longest_lengths(cells, archive.frame)
         drawn = for_figures(cells)
         figures = draw_figures(drawn, output / "figures", compared)
@@ -238,7 +239,7 @@ def _answer(found: Verdict) -> list[str]:
     way = [found.to_decide] if found.to_decide else []
     lines = [found.answer, *caveat, *found.failures, *found.fits, *found.shares, *found.unchecked]
     lines.append(found.certainty)
-    lines += [*found.origins, *way]
+    lines += [*found.origins, *found.kernels, *way]
     return [line for line in lines if line]
 
 

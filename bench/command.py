@@ -13,7 +13,7 @@ SCRIPT = "run_sweep.py"
 COMMAND = "ulysses-ring-bench"
 """What an installed copy puts on the path."""
 KEEP_ANY = "resume=any"
-"""A choice that whoever goes on with a sweep has made already."""
+"""A choice that a resumed sweep has made already."""
 TOOLS: Mapping[str, str] = {
     "report": "analysis.report",
     "compare": "analysis.compare",

@@ -54,7 +54,7 @@ def whole_rule(least: int) -> Meta:
 def positive_rule(
     example: float | str, *, or_zero: bool = False, most: float = float_info.max, of: str = ""
 ) -> Meta:
-    """The same of a finite number above 0, or of 0 too."""
+    """The rule for a finite number above 0, or for one of at least 0."""
     said = f"{'0 or ' if or_zero else ''}a positive number{of}"
     least = 0.0 if or_zero else float_info.min
     return Meta(ge=least, le=most, description=said, examples=[example])
@@ -102,7 +102,7 @@ class WhenTaken(StrEnum):
     WAIT = "wait"
     REFUSE = "refuse"
     NONE = "none"
-    """Take no lease, and run beside whoever holds it."""
+    """Take no lease, and run beside the sweep that holds it."""
 
 
 LEASES = tuple(WhenTaken)
@@ -260,7 +260,7 @@ class MeasureConfig:
     repeats_budget_s: SecondsOrZero
     """Seconds that a whole sweep should stay within where repeats are left open."""
     reference_budget_s: SecondsOrZero
-    """Seconds that a cell of `local` may take which runs only for others to be held against; 0 for none."""
+    """Seconds that a cell of `local` may take which runs only for others to be compared with; 0 for none."""
     timeout_s: SecondsOrZero
     """Seconds after which a cell's processes are ended."""
     trace: Flag
@@ -338,11 +338,11 @@ class RunConfig:
         return dict(self.options)[name]
 
     def flag(self, name: str) -> bool:
-        """The same of one that is true or false."""
+        """The value of a choice that is true or false."""
         return self.option(name) == "true"
 
     def number(self, name: str) -> int:
-        """The same of one that is a whole number."""
+        """The value of a choice that is a whole number."""
         return int(self.option(name))
 
     @property
@@ -352,8 +352,11 @@ class RunConfig:
 
     @property
     def ring_degree(self) -> int:
-        """Ranks of one ring: those that share a sequence but not its heads."""
-        return self.sp_degree // self.ulysses_degree
+        """Ranks of one ring: those that share a sequence but not its heads.
+
+        One where more ranks should share heads than share a sequence: such a cell is illegal.
+        """
+        return max(1, self.sp_degree // self.ulysses_degree)
 
     @property
     def ring_is_inner(self) -> bool:
@@ -367,7 +370,7 @@ class RunConfig:
 
     @property
     def ulysses_stride(self) -> int:
-        """The same of those that share heads."""
+        """The difference in rank of neighbours that exchange heads."""
         return self.ring_degree if self.ring_is_inner else 1
 
     def ring_rank(self, sequence_rank: int) -> int:

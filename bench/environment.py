@@ -12,12 +12,13 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bench.nvml import gpu_facts, visible_gpus
+from bench.nvml import VisibleGpus, gpu_facts, visible_gpus
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = (
@@ -39,8 +40,13 @@ PACKAGES = (
 )
 CUDA_PACKAGES = tuple(name for name in PACKAGES if name.startswith("nvidia-"))
 """Those of PACKAGES that only a GPU's ranks use."""
-INHERITED = ("ATEN_", "CUDA_", "GLOO_", "NCCL_", "OMP_", "ONEDNN_", "TORCH_NCCL_")
+INHERITED = (
+    "ATEN_", "CUDA_", "DS_", "GLOO_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "PYTORCH_",
+    "TORCH_BLAS", "TORCH_CUDNN", "TORCH_NCCL_",
+)  # fmt: skip
 """How the variables begin that change what a cell does and were set before the command."""
+OWN_VARIABLES = frozenset({"DS_ACCELERATOR", "DS_LOG_LEVEL", "PYTORCH_NVML_BASED_CUDA_CHECK"})
+"""Of these, the ones that the fork server sets for itself (bench/node/server.py)."""
 SOURCES = REPOSITORY / "bench"
 HARDWARE = REPOSITORY / "conf" / "hardware"
 """Figures that predictions are computed from; all other choices of conf/ are in a cell's configuration."""
@@ -65,8 +71,10 @@ class Machine:
     memory_bytes: int
     gpu_memory_bytes: tuple[int, ...] = ()
     """What each of `gpus` has in all, as NVML counts it; less is left for tensors."""
+    gpu_capabilities: tuple[str, ...] = ()
+    """The compute capability of each of `gpus`: `9.0`."""
     gpu_error: str | None = None
-    """Why a GPU that is there is not among `gpus`."""
+    """Why a GPU that is there is not among `gpus`, and a way out."""
 
     @property
     def device_name(self) -> str:
@@ -77,14 +85,54 @@ class Machine:
 def this_machine() -> Machine:
     """The visible GPUs by NVML's names, the cores this process may use, the processor and the memory."""
     visible = visible_gpus()
+    unusable = visible.error or _unusable_by_torch(visible)
+    gpus = () if unusable else visible.gpus
     return Machine(
-        gpus=tuple(gpu.name for gpu in visible.gpus),
+        gpus=tuple(gpu.name for gpu in gpus),
         cores=len(os.sched_getaffinity(0)),
         cpu=_cpu_name(),
         memory_bytes=psutil.virtual_memory().total,
-        gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in visible.gpus),
-        gpu_error=visible.error,
+        gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in gpus),
+        gpu_capabilities=tuple(gpu.capability for gpu in gpus),
+        gpu_error=unusable,
     )
+
+
+def _unusable_by_torch(visible: VisibleGpus) -> str | None:
+    """Why torch cannot use the GPUs that the driver shows, and a way out; None where it can, or may.
+
+    A driver runs programs of its own CUDA's major version, and of older ones (NVIDIA's "CUDA Compatibility").
+    """
+    built_for, torch = torch_cuda(), f"torch {installed('torch')}"
+    if not visible.gpus or built_for is None:
+        return None
+    name, build = visible.gpus[0].name, "install a build of torch for the driver's CUDA (docs/gpus.md)"
+    if not built_for:
+        return f"{name} is here, but {torch} is built without CUDA; {build}"
+    newest = visible.driver_cuda
+    if newest is None or newest[0] >= int(built_for.partition(".")[0]):
+        return None
+    return (
+        f"the driver of {name} runs CUDA {newest[0]}.{newest[1]} at the newest, but {torch} is built for CUDA"
+        f" {built_for}; update the driver, or {build}"
+    )
+
+
+@cache
+def torch_cuda() -> str | None:
+    """The CUDA that torch is built for, `13.0`; empty where it is built without, None where nothing says so.
+
+    From torch's own file: to import torch takes seconds.
+    """
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    try:
+        text = Path(found.origin).with_name("version.py").read_text()
+    except OSError:
+        return None
+    match = re.search(r"^cuda\b[^=\n]*= *(?:None|'(\d+[.\d]*)') *$", text, flags=re.MULTILINE)
+    return None if match is None else match[1] or ""
 
 
 @cache
@@ -123,7 +171,8 @@ def describe(strategy_package: Mapping[str, str]) -> dict[str, Any]:
 
 def inherited_env(variables: Mapping[str, str]) -> dict[str, str]:
     """Those that communication, CUDA, OpenMP and CPU kernels read; no others, as they may hold secrets."""
-    return {name: variables[name] for name in sorted(variables) if name.startswith(INHERITED)}
+    inherited = (name for name in sorted(variables) if name.startswith(INHERITED))
+    return {name: variables[name] for name in inherited if name not in OWN_VARIABLES}
 
 
 def _cpu_name() -> str:
@@ -229,7 +278,7 @@ def sources_digest() -> str:
 
 
 def digest_of(package: Path, hardware: Path) -> str:
-    """The same of these folders, whatever their place."""
+    """A digest of the content of these folders, wherever they lie."""
     sources = (path.relative_to(package) for path in package.rglob("*.py"))
     told = [(str(path), package / path) for path in sources if Path(path.parts[0]).stem not in ABOVE_CELLS]
     told += [(f"hardware/{path.name}", path) for path in hardware.glob("*.yaml")]

@@ -14,11 +14,18 @@ from typing import Any
 
 DEVICE_NODES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"))
 """There where the kernel has a driver for a GPU."""
-ALL_HIDDEN = frozenset({"", "-1"})
-"""Values of CUDA_VISIBLE_DEVICES by which people ask for no GPU."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ALL_HIDDEN = frozenset({"", "-1", "none", "nodevfiles"})
+"""Values of CUDA_VISIBLE_DEVICES, in small letters, by which people and Slurm ask for no GPU."""
+MIG = "MIG-"
+"""How the name of a slice of a GPU begins."""
 TOPOLOGY: Mapping[int, str] = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """The nearest that two GPUs have in common, as NVML numbers it and nvidia-smi calls it: one board, one PCIe
 switch, several switches, a host bridge, a NUMA node, the system."""
+MIG_WAY_OUT = (
+    "ranks and figures here are of whole GPUs: name GPUs without MIG in CUDA_VISIBLE_DEVICES, or switch it"
+    " off (nvidia-smi -mig 0)"
+)
 P2P_READ, P2P_NVLINK = 0, 2
 """Of nvml.h; nvidia-ml-py 13 has the first as a tuple, which no function takes."""
 P2P_STATUS: Mapping[int, str] = {
@@ -40,6 +47,8 @@ class Gpu:
 
     name: str
     memory_bytes: int
+    capability: str
+    """The compute capability: `9.0`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,10 @@ class VisibleGpus:
 
     gpus: tuple[Gpu, ...]
     error: str | None = None
-    """Why a GPU that this machine seems to have is not among them; None where nothing speaks for one."""
+    """Why a GPU that this machine seems to have is not among them, and a way out; None where nothing speaks
+    for one."""
+    driver_cuda: tuple[int, int] | None = None
+    """The newest CUDA that the driver runs; None where it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +86,50 @@ def visible_gpus() -> VisibleGpus:
 
     try:
         pynvml.nvmlInit()
-        found = [
-            Gpu(str(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
-            for handle in _visible_handles(pynvml)
-        ]
+        there, handles = int(pynvml.nvmlDeviceGetCount()), _visible_handles(pynvml)
+        unusable = _none_visible(there) if not handles else _sliced(pynvml, handles)
+        if unusable is not None:
+            return VisibleGpus((), unusable)
+        return VisibleGpus(tuple(_gpu(pynvml, handle) for handle in handles), None, _driver_cuda(pynvml))
     except pynvml.NVMLError as error:
         return VisibleGpus((), _unreadable(pynvml, error))
-    return VisibleGpus(tuple(found))
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, f"{major}.{minor}")
+
+
+def _driver_cuda(nvml: Any) -> tuple[int, int] | None:
+    try:
+        version = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+    except nvml.NVMLError:
+        return None
+    return version // 1000, version % 1000 // 10
+
+
+def _none_visible(there: int) -> str | None:
+    """That CUDA_VISIBLE_DEVICES names none of the GPUs there; None where somebody wants none."""
+    value = os.environ.get(VISIBLE, "")
+    if there == 0 or value.strip().lower() in ALL_HIDDEN:
+        return None
+    if value.strip().startswith(MIG):
+        return f"{VISIBLE}={value} names a slice of a GPU; {MIG_WAY_OUT}"
+    gpus = "GPU" if there == 1 else f"{there} GPUs"
+    return f"{VISIBLE}={value} names none of the {gpus} here; correct it or unset it"
+
+
+def _sliced(nvml: Any, handles: Handles) -> str | None:
+    """That one of these GPUs is cut into slices, of which CUDA shows a process one."""
+    for handle in handles:
+        try:
+            current, _ = nvml.nvmlDeviceGetMigMode(handle)
+        except nvml.NVMLError:  # a GPU, or a driver, that knows none
+            continue
+        if current:
+            return f"{nvml.nvmlDeviceGetName(handle)} is cut into MIG slices; {MIG_WAY_OUT}"
+    return None
 
 
 def visible_uuids() -> list[str]:
@@ -113,6 +162,18 @@ def gpu_facts() -> GpuFacts:
     )
 
 
+def idle_gpus() -> set[int]:
+    """Which of the visible GPUs, from 0, ran no kernel of late; none where the driver does not say."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        busy = [pynvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in _visible_handles(pynvml)]
+    except pynvml.NVMLError:
+        return set()
+    return {device for device, percent in enumerate(busy) if percent == 0}
+
+
 def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
     """The devices that a value of CUDA_VISIBLE_DEVICES leaves, as CUDA reads it.
 
@@ -132,11 +193,9 @@ def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
 
 
 def _device_index(entry: str, uuids: Sequence[str]) -> int | None:
-    """A device by its number, or by as much of its UUID as no other shares; a MIG slice by its GPU's."""
+    """A device by its number, or by as much of its UUID as no other shares; a MIG slice is none."""
     if entry.isascii() and entry.isdigit():
         return int(entry) if int(entry) < len(uuids) else None
-    if entry.startswith("MIG-"):
-        return 0 if uuids else None
     matching = [i for i, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
     return matching[0] if len(matching) == 1 else None
 
@@ -144,17 +203,20 @@ def _device_index(entry: str, uuids: Sequence[str]) -> int | None:
 def _visible_handles(nvml: Any) -> list[Any]:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     uuids = [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    return [handles[index] for index in visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)]
+    return [handles[index] for index in visible_devices(os.environ.get(VISIBLE), uuids)]
 
 
 def _unreadable(nvml: Any, error: Any) -> str | None:
     """That a device node speaks for a GPU which NVML cannot show; None for a machine without any."""
-    absent = (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_GPU_NOT_FOUND)
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ALL_HIDDEN
+    absent = (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_GPU_NOT_FOUND)
+    hidden = os.environ.get(VISIBLE, "all").strip().lower() in ALL_HIDDEN
     node = next((node for node in DEVICE_NODES if node.exists()), None)
     if node is None or hidden or error.value in absent:
         return None
-    return f"{node} is there, but NVML cannot read its GPU: {error}"
+    if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+        way_out = "start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver"
+        return f"{node} is there, but NVML's library libnvidia-ml is not; {way_out}"
+    return f"{node} is there, but NVML cannot read its GPU: {error}; see what nvidia-smi says"
 
 
 def _of_each(nvml: Any, handles: Handles, read: Callable[[Any, Any], Any]) -> list[Any] | None:

@@ -36,7 +36,7 @@ class Role(StrEnum):
     CELL = "cell"
     """An answer to the question."""
     REFERENCE = "reference"
-    """What others are held against."""
+    """What others are compared with."""
     CONTROL = "control"
     """The reference's work done in another way that should make no difference."""
     MISTAKE = "mistake"
@@ -51,7 +51,10 @@ def is_finding(role: str, status: Status) -> bool:
 
 
 class Provenance(StrEnum):
-    """What stands behind a record's numbers; `synthetic` ones were made up to try the analysis at scale."""
+    """What stands behind a record's numbers.
+
+    `synthetic` ones were made up, or made on a test's stand-in for a device: they are evidence for nothing.
+    """
 
     MEASURED = "measured"
     REPLAYED = "replayed"
@@ -132,7 +135,7 @@ class Check:
     """Of so many that ran; null where the check is about a part of them by its nature."""
     holds_steps: bool = False
     """Whether it compares loss and gradients of its steps with those of another computation. A step that no
-    such check covers is held against nothing."""
+    such check covers is compared with nothing."""
     reason: str | None = None
     """Why the check was not made, or not in all steps that it is about; null where it was."""
     below_noise: str | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.cell.launcher import Launcher
+from bench.environment import this_machine
 from bench.node import server
 from bench.node.lease import VARIABLE
 from bench.node.local import LocalNode
@@ -139,3 +140,12 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.section("faults")
     for line in [*aligned(fault_rows(reports)), LEGEND]:
         terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def fake_gpus(launcher, monkeypatch, tmp_path_factory):
+    """Two GPUs that the CPU plays; what is yielded says more to the ranks, such as `has_kernels`."""
+    from tests.fake_cuda import play_gpus  # it imports torch and all that ranks do
+
+    yield play_gpus(monkeypatch, launcher, tmp_path_factory.mktemp("gpus"))
+    this_machine.cache_clear()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from torch.profiler import profile
 
 from bench.node.worker import run_cell
 from bench.passes.telemetry import rank as telemetry_rank
-from bench.passes.telemetry.telemetry import Telemetry, open_nvml
+from bench.passes.telemetry.telemetry import open_nvml
 from bench.passes.trace import trace
 from bench.training.trainers.native import NativeTrainer
 from tests.faults import sleep_for_an_hour
@@ -146,7 +145,7 @@ def with_nvml(driver, job, log):
     stand_in = Driver(**driver)
     stand_in.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
     telemetry_rank.open_nvml = lambda *_, **__: open_nvml(torch.device("cuda", 0), stand_in)
-    telemetry_rank.Telemetry = partial(Telemetry, period_s=1e-3)
+    telemetry_rank.PERIOD_S = 1e-3
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid="1234")
     return run_cell(job, log)
 

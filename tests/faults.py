@@ -23,6 +23,7 @@ from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
 from bench.strategies.ring.attention import Ring
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
+from bench.training import models
 from bench.training.trainers.native import NativeTrainer
 
 
@@ -168,6 +169,12 @@ def drop_a_ring_step(job, log):
     """One rank's keys are never looked at, and never sent."""
     sources = Ring.sources
     Ring.sources = lambda self: sources(self)[:-1]
+    return run_cell(job, log)
+
+
+def choose_frequencies_by_own_length(job, log):
+    """As transformers does: by the largest position that a rank is given."""
+    models.BY_LENGTH = ()
     return run_cell(job, log)
 
 

@@ -11,7 +11,7 @@ from analysis.metrics import notes, traced_shares
 from analysis.metrics.definitions import QUANTITIES
 from bench.config import DTYPE_BYTES
 from bench.cost import flops
-from bench.equivalence.trajectory import LIMITS, MOVED
+from bench.equivalence.trajectory import LIMITS, MOVED, NOISE_FACTOR, UNMEASURED
 from bench.overhead import __main__ as overhead
 from bench.overhead import cells as fixed_costs
 from bench.overhead import comparison as step_costs
@@ -152,6 +152,8 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("training_signal", f"+ {MOVED:g} * max"),
         ("training_signal", ", ".join(f"{limit.loss:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         ("training_signal", ", ".join(f"{limit.grad_norm:.0e} {dtype}" for dtype, limit in LIMITS.items())),
+        ("training_signal", f"max(floor, {NOISE_FACTOR:.0f} * noise)"),
+        ("training_signal", f"limit of {UNMEASURED.loss:.0e} and {UNMEASURED.grad_norm:g} stands"),
         ("error_ulps", f"up to {row_errors.SAMPLED_TOKENS} tokens"),
         ("out_of_memory", f"the {WORDS_OF_NUMBERS[live_blocks.MAX_CLASSES]} classes of live blocks"),
         ("payload", f"under {calls.SMALL_BYTES:,} bytes"),

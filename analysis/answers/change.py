@@ -98,9 +98,11 @@ def environment_differences(before: Archive, after: Archive) -> list[tuple[str, 
 
 
 def _rows(frame: pd.DataFrame) -> dict[Key, list[int]]:
+    """Without synthetic records, which are evidence for nothing."""
     rows: dict[Key, list[int]] = {}
     for row, key in enumerate(zip(*(frame[name] for name in CELL), strict=True)):
-        rows.setdefault(key, []).append(row)
+        if key[1] != Provenance.SYNTHETIC:
+            rows.setdefault(key, []).append(row)
     return rows
 
 

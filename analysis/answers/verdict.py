@@ -68,6 +68,8 @@ class Verdict:
     """Which records count, and what is kept apart; empty of a sweep of one code, torch and device."""
     shares: list[str] = field(default_factory=list)
     """How much of a step was communication; empty where that is not known."""
+    kernels: list[str] = field(default_factory=list)
+    """For which kernels there are likely faster ones on these GPUs."""
 
 
 def verdict(cells: Cells, command: str | None = None) -> Verdict:

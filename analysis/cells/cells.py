@@ -23,6 +23,10 @@ CPU_BANNER = "CPU results do not rank strategies"
 SHARED_GPU_BANNER = "Ranks share a GPU: speeds mean nothing"
 CPU_CAVEAT = "CPU results show that the loop works. They do not rank strategies for GPUs."
 SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."
+SYNTHETIC_BANNER = "Synthetic: made on no real device; evidence for nothing"
+SYNTHETIC_CAVEAT = (
+    "Records of provenance synthetic were made on no real device: they are evidence for nothing."
+)
 SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
 """What a reader must know of all cells, in order."""
 HEADING_KEYS: Mapping[str, str] = {"model": "models", "engine": "engines", "dtype": "dtypes"}
@@ -83,7 +87,7 @@ class Cells:
         return self.frame.to_dict("records")
 
     def rows_of(self, part: pd.DataFrame) -> list[dict[Any, Any]]:
-        """The same of some rows of the frame, in their order; to take them apart again takes long."""
+        """Cell by cell the values of some rows of the frame, without converting them again."""
         return [self._row_at[label] for label in part.index]
 
     @property
@@ -126,6 +130,11 @@ class Cells:
         """Per cell whether it is arithmetic: nothing ran."""
         return self.frame["provenance"].eq(Provenance.PREDICTED)
 
+    @cached_property
+    def are_synthetic(self) -> bool:
+        """Whether any of these cells was made up, or ran on a test's stand-in for a device."""
+        return bool(self.frame["provenance"].eq(Provenance.SYNTHETIC).any())
+
     @property
     def is_all_predicted(self) -> bool:
         """Whether nothing of these cells ran."""
@@ -134,11 +143,15 @@ class Cells:
     @property
     def caveat(self) -> str | None:
         """Why these cells do not rank strategies, as a sentence; None where they do."""
+        if self.are_synthetic:
+            return SYNTHETIC_CAVEAT
         return CPU_CAVEAT if self.is_cpu else SHARED_GPU_CAVEAT if self.shares_gpus else None
 
     @property
     def banner(self) -> str | None:
         """The same as a figure says it."""
+        if self.are_synthetic:
+            return SYNTHETIC_BANNER
         return CPU_BANNER if self.is_cpu else SHARED_GPU_BANNER if self.shares_gpus else None
 
     @cached_property

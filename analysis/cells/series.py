@@ -176,7 +176,7 @@ def variants(cells: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
 
 def variant(row: pd.Series[Any] | Mapping[Any, Any], keys: Sequence[str]) -> str:
-    """The same of one cell."""
+    """The variant of one cell."""
     return ", ".join(filter(None, (_wording(key, row[key]) for key in keys)))
 
 

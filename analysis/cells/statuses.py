@@ -29,7 +29,7 @@ def shown_status(cell: Mapping[Any, Any]) -> str:
 
 
 def shown_statuses(frame: pd.DataFrame) -> pd.Series[str]:
-    """The same of many cells."""
+    """The shown status of every row."""
     shown = frame["status"].astype("object")
     predicted = frame["provenance"].eq(Provenance.PREDICTED)
     if not predicted.any():

@@ -1,6 +1,6 @@
 """Sweeps' folders, read piece by piece and by several processes, so that 100,000 records take seconds.
 
-Raw records are too large to keep. Of each there stays its row, and where it stands for whoever shows it.
+Raw records are too large to keep. Of each we keep its row and its place in the file, for the page to show it.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def read_archive(
 def _steps_held(frame: pd.DataFrame, files: Sequence[str]) -> pd.Series[float]:
     """Per record how many of its steps are held; `files` are where the records stand.
 
-    What others were held against is held by them: two that agree check each other. It came first, so its own
+    What others were compared with is held by them: two that agree check each other. It came first, so its own
     record cannot say so.
     """
     held, file = frame["steps_held"], pd.Series(files, index=frame.index, dtype="str")

@@ -89,7 +89,7 @@ class EndLosses(NamedTuple):
     """None of a wrong result, whose loss was no finite number, as is the next one."""
     last: float | None
     held_against: str | None
-    """The cell whose losses they were held against; None where there is none."""
+    """The cell whose losses they were compared with; None where there is none."""
 
 
 class Measured(Struct, frozen=True, kw_only=True):
@@ -216,7 +216,7 @@ def communication_share(trace: Trace) -> Share:
 
 
 def attention_exchange_share(trace: Trace) -> Share | None:
-    """The same of the attention exchange alone; None where a record does not tell purposes apart."""
+    """The shares of the attention exchange alone; None where a record does not list purposes."""
     total_ms, exposed_ms = trace.purpose_total_ms, trace.purpose_exposed_ms
     if total_ms is None or exposed_ms is None or any(trace.unjoined):
         return None

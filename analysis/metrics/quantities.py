@@ -78,7 +78,10 @@ COMMUNICATION_SHARE = Quantity(
 ATTENTION_EXCHANGE_SHARE = Quantity(
     "attention_exchange_share", "Attention exchange share", "fraction 0..1",
     "The part of the traced steps in which data moved for attention and no compute hid it.",
-    ("trace.purpose_total_ms", "trace.purpose_exposed_ms", "trace.unjoined", "trace.steps"),
+    (
+        "trace.purpose_total_ms", "trace.purpose_exposed_ms", "trace.unjoined", "trace.steps",
+        "trace.torch_attention",
+    ),
 )  # fmt: skip
 WAITING = Quantity(
     "waiting", "Waiting and load imbalance", "ms, fraction 0..1",

@@ -38,7 +38,6 @@ from analysis.tables.rows import (
     number_rows,
     rows_of,
 )
-from bench.record import Provenance
 
 LOSS_READING = (
     f"Loss: sum of token losses over the number of valid tokens. {FLOOR_READING} A later step may be the root"
@@ -112,7 +111,6 @@ def render(
         headings=[pair for pair in headings if pair[0] in main],
         shown=_shown_cells(archive, shown.cells, shared),
         cells_note=shown.note,
-        is_synthetic=bool(cells.frame["provenance"].eq(Provenance.SYNTHETIC).any()),
         has_predicted=bool(cells.are_predicted.any()),
         tables=_tables(cells, shown.cells),
         reasons=failure_reasons(cells),

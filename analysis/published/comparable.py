@@ -34,7 +34,7 @@ def fields_of(setup: Setup, *, but: Collection[str] = ()) -> list[Words]:
 
 
 def fields_of_base(setup: Setup) -> list[Words]:
-    """The same of the cell that the claim is a ratio to."""
+    """Values by column of the cell that the claim is a ratio to."""
     return [] if setup.base is None else [_fields(setup.base, ())]
 
 

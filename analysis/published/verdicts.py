@@ -25,7 +25,7 @@ class Judgement:
     why: str
     setup: Setup
     differences: Sequence[Difference]
-    """Between the claim's set-up and the cell that it was held against."""
+    """Between the claim's set-up and the cell that it was compared with."""
 
     @property
     def missing(self) -> list[Difference]:

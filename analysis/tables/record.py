@@ -206,6 +206,7 @@ def _traced(trace: Section) -> dict[str, Any]:
         "compute, ms by part and rank": _by_rank(trace.get("compute_ms")),
         "device copies, ms by part and rank": _by_rank(trace.get("copies_ms")),
         "causal (query, key, head) triples by rank": ", ".join(map(_count, trace.get("causal_area") or ())),
+        "chosen by torch for attention": ", ".join(trace.get("torch_attention") or ()),
         "purposes unknown": "; ".join(filter(None, trace.get("unjoined", ()))),
     }
 

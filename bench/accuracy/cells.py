@@ -1,4 +1,4 @@
-"""The list of cells that the cost model is held against: a file of command lines."""
+"""The list of cells that the cost model is compared with: a file of command lines."""
 
 from __future__ import annotations
 

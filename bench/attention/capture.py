@@ -22,7 +22,7 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A tensor's numbers in host memory. No tensor: whoever counts tensors does not count it."""
+    """A tensor's numbers in host memory. It is no tensor, so that code that counts tensors leaves it out."""
 
     numbers: np.ndarray
     dtype: torch.dtype

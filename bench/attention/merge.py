@@ -27,13 +27,13 @@ class Partial:
 
     @classmethod
     def nothing(cls, q: Tensor) -> Partial:
-        """Start from no keys at all: whoever merges first into a row is all of it."""
+        """Start from no keys at all: what is merged first into a row is all of it."""
         wide = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(q.shape, dtype=wide, device=q.device)
         return cls(out, torch.full(q.shape[:-1], -torch.inf, dtype=wide, device=q.device))
 
     def of(self, sequences: slice) -> Partial:
-        """The same of some sequences of the batch: what is merged there is merged here."""
+        """A view of some sequences of the batch: what is merged into it is merged into this one."""
         return self if sequences == slice(None) else Partial(self.out[sequences], self.lse[sequences])
 
     def merge(self, rows: slice, out: Tensor, lse: Tensor) -> None:

@@ -83,7 +83,8 @@ def packing_of(documents: Documents, scale: float, device: torch.device) -> Pack
         for sequence in range(len(documents.ends))
         for document in documents.of(sequence)
     ]
-    offsets = torch.tensor([0, *ends], dtype=torch.int32, device=device)
+    pinned = torch.tensor([0, *ends], dtype=torch.int32, pin_memory=device.type == "cuda")
+    offsets = pinned.to(device, non_blocking=True)
     longest = max(stop - start for start, stop in pairwise([0, *ends]))
     return Packing(offsets, offsets, longest, longest, causal=True, scale=scale, ends=(0, *ends))
 

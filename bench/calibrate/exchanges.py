@@ -16,7 +16,7 @@ from bench.calibrate.grid import Grid
 from bench.training.models import TORCH_DTYPES
 
 REDUCED_DTYPES = ("bf16", "fp32")
-"""In which gradients travel: whoever adds them up takes a time that depends on it."""
+"""In which gradients travel: adding them up takes a time that depends on it."""
 HIDDEN_MESSAGE_BYTES = 2**22
 HIDDEN_TOKENS = 2048
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from operator import attrgetter
 
 from bench.config import RunConfig
 from bench.node.ranks import Answers, Look, NodeRanks
@@ -23,6 +24,7 @@ LONGEST_STEPS = 10
 PATIENT_STACK_S = 5 * STACK_S
 """How long ranks have to write their stacks where nobody waits for them to end."""
 NOBODY = "no rank is to blame more than another: "
+STOPPED, IDLE = attrgetter("stopped"), attrgetter("idle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class HangWatch:
 def blamed_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame | None:
     """The rank of these that keeps the others waiting now; None where none can be told from the others."""
     answers = _asked(nodes)
-    blame = blamed(answers.doing, answers.stopped, live)
+    blame = blamed(answers.doing, answers.stopped, live, answers.idle)
     if blame is None:
         return None
     return Blame(
@@ -84,7 +86,7 @@ def blamed_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame
 
 def _blamed_now(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame:
     answers = _asked(nodes)
-    blame = blamed(answers.doing, answers.stopped, live)
+    blame = blamed(answers.doing, answers.stopped, live, answers.idle)
     if blame is not None:
         return blame
     told = (f"rank {rank} is {_whereabouts(answers.doing.get(rank))}" for rank in live)
@@ -95,7 +97,8 @@ def _asked(nodes: Sequence[NodeRanks]) -> Answers:
     """What the ranks of all nodes were doing; each node is asked after the other."""
     answers = [each.ask(PATIENT_STACK_S) for each in nodes]
     doing = {rank: what for each in answers for rank, what in each.doing.items()}
-    return Answers(doing, {rank for each in answers for rank in each.stopped})
+    stopped, idle = ({rank for each in answers for rank in found(each)} for found in (STOPPED, IDLE))
+    return Answers(doing, stopped, idle)
 
 
 def _whereabouts(doing: Doing | None) -> str:
@@ -103,10 +106,16 @@ def _whereabouts(doing: Doing | None) -> str:
     return "without an answer" if doing is None else f"in {doing.collective or doing.where}"
 
 
-def blamed(doing: Mapping[int, Doing], stopped: AbstractSet[int], ranks: Sequence[int]) -> Blame | None:
+def blamed(
+    doing: Mapping[int, Doing],
+    stopped: AbstractSet[int],
+    ranks: Sequence[int],
+    idle: AbstractSet[int] = frozenset(),
+) -> Blame | None:
     """The rank of these that keeps the others waiting; None where none can be told from the others.
 
-    A stopped rank first, then one that is in no collective while others are, then one that is in another
+    A stopped rank first, then one whose GPU is `idle` while others spin in a collective's kernel, wherever
+    their own code is by now. Then one that is in no collective while others are, then one that is in another
     collective, or else in another place, than most. `doing` lacks ranks that did not write their stack.
     """
     waiting = {rank: _whereabouts(each) for rank, each in doing.items() if each.collective is not None}
@@ -114,6 +123,9 @@ def blamed(doing: Mapping[int, Doing], stopped: AbstractSet[int], ranks: Sequenc
     if stopped:
         rank = min(stopped)
         return Blame(rank, f"stopped by a signal, such as SIGSTOP{_others(rank, waiting)}")
+    if len(idle) < len(ranks) and (left := [rank for rank in absent if rank in idle]):
+        where = f"{_whereabouts(doing.get(left[0]))} with nothing on its GPU"
+        return Blame(left[0], f"{where}{_others(left[0], waiting) or ', while the other GPUs are busy'}")
     if absent and waiting:
         rank = absent[0]
         return Blame(rank, f"{_whereabouts(doing.get(rank))}{_others(rank, waiting)}")

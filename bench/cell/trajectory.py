@@ -21,7 +21,7 @@ from bench.passes.objective.section import objective_tokens
 from bench.passes.timing.section import first_step_tokens
 from bench.record import Record, Status
 from bench.strategies import STRATEGIES
-from bench.training.trainer_facts import TRAINER_FACTS
+from bench.training.trainer_facts import is_stack
 
 REFERENCE_STRATEGY = "local"
 """Takes the place of any other reference: one device, nothing exchanged."""
@@ -31,7 +31,7 @@ DECIDES = ("seq_len", "model", "data", "seed", "dtype", "engine", "optimizer", "
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Whose losses others are held against."""
+    """Whose losses others are compared with."""
 
     cell_id: str
     strategy: str
@@ -46,9 +46,9 @@ class Trajectories:
         self._references: dict[str, Reference] = {}
 
     def held(self, cell: RunConfig, record: Record) -> Record:
-        """The record with what it was held against; a wrong result where it departed from that.
+        """The record with what it was compared with; a wrong result where it departed from that.
 
-        The first sound cell of a work is held against nothing, and is what the next are held against. So is
+        The first sound cell of a work is compared with nothing, and is what the next are compared with. So is
         the first of `local`: it is not blamed for leaving a strategy that came before it.
         """
         losses = record.sections.get("losses")
@@ -89,13 +89,13 @@ class Trajectories:
 
 
 def _replaces(cell: RunConfig, reference: Reference) -> bool:
-    """Whether others are better held against this cell."""
+    """Whether others are better compared with this cell."""
     return is_base(cell) and not is_base(reference)
 
 
 def is_base(trained: RunConfig | Reference) -> bool:
-    """Whether it is what all others are held against: one device, and the loop is ours."""
-    return trained.strategy == REFERENCE_STRATEGY and not TRAINER_FACTS[trained.trainer].is_stack
+    """Whether it is what all others are compared with: one device, and the loop is ours."""
+    return trained.strategy == REFERENCE_STRATEGY and not is_stack(trained.trainer)
 
 
 def work_of(cell: RunConfig) -> str:

@@ -18,7 +18,7 @@ def causal_area(cell: RunConfig, group_rank: int) -> int:
 
 
 def packed_area(cell: RunConfig, documents: Documents, group_rank: int) -> int:
-    """The same of all sequences of a batch, within whose documents attention stays."""
+    """Pairs of a query and a key of all sequences of a batch, where attention stays within documents."""
     return documents.causal_pairs(_queries(cell, group_rank)) * (cell.model.num_heads // cell.ulysses_degree)
 
 

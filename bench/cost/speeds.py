@@ -52,7 +52,7 @@ class Speeds(Protocol):
         """Seconds of one call to the communication library, once all have arrived."""
 
     def state_message_s(self, exchange: Exchange, number_bytes: int) -> float:
-        """The same of an engine's own, beyond what its hooks take with a message that is as good as empty."""
+        """Seconds of one message of an engine, beyond what its hooks take with an almost empty one."""
 
     def host_s(self, launches: int) -> float:
         """Seconds of the host to start so many operations where it works ahead of the device, else 0."""
@@ -104,17 +104,14 @@ class DatasheetSpeeds:
         return moved_bytes / (self.hardware.memory_bytes_per_s * self._share(self.hardware.memory))
 
     def exchange_s(self, exchange: Exchange, number_bytes: int) -> float:  # noqa: ARG002
-        """Latency, and bytes over the slowest link that they cross.
-
-        What leaves a node goes through its network, the rest beside it: an all-to-all sends each rank its
-        part, a ring passes all through every link.
-        """
+        """Latency, and bytes over the slowest link that they cross; nothing where a rank meets no other."""
+        if exchange.ranks <= 1:
+            return 0.0
         inside = min(exchange.span, self.hardware.devices_per_node)
-        here = max(1, inside // exchange.stride)
-        share = (exchange.ranks - here) / (exchange.ranks - 1) if exchange.is_even else 1.0
         times = [self._bytes_over_s(self.hardware.node, exchange.sent_bytes)]
         if exchange.span > inside:
-            times.append(self._bytes_over_s(self.hardware.network, round(exchange.sent_bytes * share)))
+            here = max(1, inside // exchange.stride)
+            times.append(self._bytes_over_s(self.hardware.network, _bytes_of_card(exchange, here)))
         return self._latency_s(exchange, inside) + max(times)
 
     def _latency_s(self, exchange: Exchange, inside: int) -> float:
@@ -137,11 +134,22 @@ class DatasheetSpeeds:
     def host_s(self, launches: int) -> float:
         return launches * self.hardware.host_s_per_operation.at(self.end)
 
-    def _bytes_over_s(self, link: Link, sent_bytes: int) -> float:
+    def _bytes_over_s(self, link: Link, sent_bytes: float) -> float:
         return sent_bytes / (link.bytes_per_s * self._share(self.hardware.link))
 
     def _share(self, share: Band) -> float:
         return share.at(SLOWEST[self.end])
+
+
+def _bytes_of_card(exchange: Exchange, here: int) -> float:
+    """What one GPU's network card sends to other nodes, where `here` of the ranks that meet share a node.
+
+    Of an all-to-all its rank's part for other nodes; of a message from the last rank of a node all. A
+    collective's ring leaves a node once, and NCCL lays a ring through each card (`src/graph/search.cc`).
+    """
+    if exchange.is_even:
+        return exchange.sent_bytes * (exchange.ranks - here) / (exchange.ranks - 1)
+    return exchange.sent_bytes if exchange.kind in MESSAGES else exchange.sent_bytes / here
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,9 @@ def step_parts(cell: RunConfig, work: StepWork, speeds: Speeds) -> StepParts:
     state_s = sum(
         each.count * speeds.state_message_s(each.exchange, state_bytes(cell)) for each in work.messages
     )
-    kernels_s = of_attention("kernels_s")
-    exposed_state_s = state_s - speeds.hidden_share * min(state_s, other_s + kernels_s)
+    kernels_s, hidden_s = of_attention("kernels_s"), of_attention("hidden_s")
+    link_is_free_s = other_s + kernels_s - hidden_s  # of the time that the device computes
+    exposed_state_s = state_s - speeds.hidden_share * min(state_s, link_is_free_s)
     device_s = other_s + kernels_s + of_attention("packing_s") + of_attention("exposed_s") + exposed_state_s
     launches = cell.grad_accum * launches_of(work.micro_step) + round(of_attention("launches"))
     return StepParts(
@@ -80,7 +81,7 @@ def step_parts(cell: RunConfig, work: StepWork, speeds: Speeds) -> StepParts:
         optimizer_ms=1e3 * update_s,
         other_compute_ms=1e3 * other_s,
         idle_ms=1e3 * max(0.0, speeds.host_s(launches) - device_s),
-        hidden_transfer_ms=1e3 * of_attention("hidden_s"),
+        hidden_transfer_ms=1e3 * hidden_s,
     )
 
 

@@ -13,7 +13,7 @@ from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
 from bench.labels import shown
 from bench.request.choices import Raw, read_option
-from bench.request.placement import place
+from bench.request.placement import place, shared_ranks
 from bench.request.resolve import resolve
 
 OWN: Mapping[str, Any] = {
@@ -61,6 +61,7 @@ def _rows(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
                 f"{key}={shown(raw[key])}: experiment=alst_ablation chooses it by row; leave it out"
             )
     where = place(raw["cluster"], machine)
+    ranks = shared_ranks(where, where.world_size)
     model = _model(raw.get("model") or {}, on_cpu=where.device == "cpu")
     for on in ROWS:
         row = {**raw, "model": model}
@@ -69,10 +70,10 @@ def _rows(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
         row["tiled_mlp"] = "tiled_mlp" in on
         row["offload"] = {key: key in on for key in OWN["offload"]}
         if "shared" in on:
-            yield {**row, "grad_accum": where.world_size, "sp_degree": where.world_size, "dp_shard": 1}
+            yield {**row, "grad_accum": ranks, "sp_degree": ranks, "dp_shard": 1}
         else:
             alone = read_option("strategy", "local")
-            yield {**row, "strategy": alone, "grad_accum": 1, "sp_degree": 1, "dp_shard": where.world_size}
+            yield {**row, "strategy": alone, "grad_accum": 1, "sp_degree": 1, "dp_shard": ranks}
 
 
 def _model(asked: Mapping[str, Any], *, on_cpu: bool) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Which implementation is faster: every one that is installed here and ours that it is held against."""
+"""Which implementation is faster: every one that is installed here and ours that it is compared with."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def implementation_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfi
 
 
 def counterpart_of(cell: RunConfig) -> RunConfig | None:
-    """Ours that it is held against: in the same layout, beside a package with its kernel and degrees too."""
+    """Ours that it is compared with: in the same layout, beside a package with its kernel and degrees too."""
     facts = STRATEGIES[cell.strategy]
     with STRATEGIES.plugin_errors_named(cell.strategy):
         name = facts.counterpart(cell)

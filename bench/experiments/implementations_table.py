@@ -20,14 +20,14 @@ from bench.strategies import STRATEGIES
 
 FILE, TABLE = "implementations.json", "implementations.md"
 HEADINGS = (
-    "implementation", "held against", "ms", "its time / that (95 % interval)", "sends, MiB", "peak, MiB",
+    "implementation", "compared with", "ms", "its time / that (95 % interval)", "sends, MiB", "peak, MiB",
     "error of out, ulps", "of gradients, ulps",
 )  # fmt: skip
 GRADIENTS = ("dq", "dk", "dv")
 NOTE = (
     "A call is attention forward and backward on a shard, as slow as its slowest rank. Each is timed in fresh"
     " processes, in turns. Times are medians over processes of the median call; where a ratio is above 1,"
-    " what it is held against is faster. Sends: what the rank that sends most hands to others. Peak: tensors"
+    " what it is compared with is faster. Sends: what the rank that sends most hands to others. Peak: tensors"
     " beyond the inputs. Errors at no more than 512 tokens, against float64, in units of the last place of"
     " the exact tensor's largest element."
 )

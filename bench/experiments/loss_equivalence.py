@@ -41,6 +41,11 @@ def cells_side_by_side(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]
     for raw in raws:
         for closed in _closed(raw, machine):
             base = _subject(closed, "ulysses", machine)
+            if base.workload.name != "train":
+                raise ConfigError(
+                    f"workload={base.workload.name}: experiment=loss_equivalence compares losses of training;"
+                    " leave out workload"
+                )
             if base.sp_degree == 1:
                 raise ConfigError(
                     "experiment=loss_equivalence: no ranks share a sequence; take two or more, with"

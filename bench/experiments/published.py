@@ -126,12 +126,16 @@ def _hardware(raw: Raw) -> dict[str, Any]:
 
 
 def _mode(raw: Raw, machine: Machine) -> str:
-    """As asked; else measured where the GPUs are there or the model is one for CPU ranks."""
+    """As asked; else measured where the GPUs are there or the model is one for CPU ranks.
+
+    GPUs that are there and cannot be used are no reason to predict: resolving the cells says why.
+    """
     if raw["mode"] is not None:
         return str(raw["mode"])
     model = raw.get("model") or {}
     is_small = "name" in model and parameters(model_config(model, 0)) <= MOST_CPU_PARAMETERS
-    return "measure" if is_small or len(machine.gpus) >= RANKS else PREDICT
+    is_broken = machine.gpu_error is not None and raw["cluster"]["device"] != "cpu"
+    return "measure" if is_small or is_broken or len(machine.gpus) >= RANKS else PREDICT
 
 
 def _trainers() -> list[dict[str, Any]]:

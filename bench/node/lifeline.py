@@ -18,7 +18,7 @@ def die_with_parent() -> None:
 
 
 def die_with_launcher() -> None:
-    """The same of a process of the fork server, which ends once nobody can ask it for another process.
+    """Have a process of the fork server end once nobody can ask that server for another process.
 
     It goes by a pipe whose other end each of its processes is handed to ask it by. A rank never does, and
     would keep it alive, and so itself, when the launcher is killed. One whose launcher is gone already ends

@@ -24,6 +24,7 @@ from bench.node.rank_files import failure_path, log_path, read_file, report_path
 from bench.node.ranks import Answers, Failing, Left, Look, News
 from bench.node.server import ForkServer
 from bench.node.stacks import ask_for_stacks
+from bench.nvml import idle_gpus
 from bench.ranks.log import Stage
 from bench.ranks.place import Place, place_path, read_place
 
@@ -116,6 +117,7 @@ class LocalRanks:
     ) -> None:
         """`scratch` holds the ranks' notes of their places, `receiver` is where they tell of themselves."""
         self.ranks = job.ranks
+        self._cluster = job.cell.cluster
         self._folder = folder
         self._scratch = scratch
         self._receiver: Connection | None = receiver
@@ -165,7 +167,8 @@ class LocalRanks:
             if self._place(rank) is not None
         }
         doing = ask_for_stacks(answering, wait_s)
-        return Answers(doing, {rank for rank, pid in live.items() if _is_stopped(pid)})
+        stopped = {rank for rank, pid in live.items() if _is_stopped(pid)}
+        return Answers(doing, stopped, self._idle() & live.keys())
 
     def stop(self) -> None:
         if self._is_over:
@@ -196,6 +199,13 @@ class LocalRanks:
     def pids(self) -> dict[int, int]:
         """The process of each rank that has not ended."""
         return {rank: process.pid for rank, process in self._running() if process.pid is not None}
+
+    def _idle(self) -> set[int]:
+        """Ranks whose own GPU has nothing to do; none where ranks share one, or the driver does not say."""
+        if self._cluster.device != "cuda" or self._cluster.ranks_per_gpu > 1:
+            return set()
+        idle = idle_gpus()
+        return {rank for device, rank in enumerate(self.ranks) if device in idle}
 
     def _place(self, rank: int) -> Place | None:
         """It is there once a rank can be asked for its stack."""

@@ -13,7 +13,7 @@ LONG_S = 3600.0
 
 
 class MeetingPlace:
-    """The store's process, by whoever started it."""
+    """The store's process, as the process that started it sees it."""
 
     def __init__(self, process: BaseProcess, receiver: Connection) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""The ranks of a cell on one node, as whoever follows a cell sees them: on this machine or on another."""
+"""The ranks of a cell on one node, this machine or another, as the launcher sees them."""
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ class Answers:
     """Lacks ranks that did not write their stack in time."""
     stopped: AbstractSet[int] = field(default_factory=frozenset)
     """Those that a signal has stopped."""
+    idle: AbstractSet[int] = field(default_factory=frozenset)
+    """Those whose GPU ran nothing of late: one that waits for others in a collective keeps its own busy."""
 
 
 class NodeRanks(Protocol):

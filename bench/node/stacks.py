@@ -21,6 +21,10 @@ POLL_S = 0.05
 DISTRIBUTED = "torch/distributed/"
 COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 """Code that a rank is in while it waits for the others; its outermost function is the one that was called."""
+WAITS_FOR_A_GPU = "synchronize"
+"""torch's name for each function by which the host waits for what it has queued on a GPU."""
+READS = re.compile(r"\.(wait|item|tolist|cpu)\(\)")
+"""Calls that C++ answers, so that no frame tells of them; the last three wait for the tensor's GPU."""
 PACKAGES = "/lib/python3"
 """In the path of code that is Python's own or was installed."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
@@ -84,13 +88,16 @@ def doing(stacks: str) -> Doing | None:
 
 
 def _collective(frames: Sequence[Frame]) -> str | None:
-    """The collective that a thread waits in, also by a call that C++ answers."""
+    """What a thread waits in: a collective, or its GPU, which other ranks keep waiting in one."""
     inside = [*takewhile(lambda frame: DISTRIBUTED in frame.file, frames)]
     called = [frame.function for frame in inside if frame.file.endswith(COLLECTIVES)]
     if called:
         return called[-1]
     innermost = frames[0]
-    return "wait" if ".wait()" in linecache.getline(innermost.file, innermost.line) else None
+    if innermost.function == WAITS_FOR_A_GPU:
+        return WAITS_FOR_A_GPU
+    read = READS.search(linecache.getline(innermost.file, innermost.line))
+    return None if read is None else read[1]
 
 
 def _threads(stacks: str) -> list[list[Frame]]:

@@ -37,7 +37,7 @@ from bench.ranks.device import (
     prepare_environment,
     set_allocator,
 )
-from bench.ranks.groups import deadline, make_groups
+from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
 from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
 from bench.ranks.place import PlaceFile, place_path
@@ -97,6 +97,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         with log.during("build"), measurement.building():
             log.step.enter("load")
             workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step, log.begin))
+            outwait_the_launcher(cell)
         workload.run(measurement.steps(workload))
         report = {**measurement.report(), "software": _software(cell, device)}
     with log.during("finish"):
@@ -141,7 +142,7 @@ def _prepare(job: RankJob) -> None:
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
     # What a package will change one day it would say on every call, until nothing else is left of the log.
-    # "once" does not help: whoever touches the filters, as packages do in every step, makes Python forget.
+    # "once" does not help: packages touch the filters in every step, which makes Python forget.
     warnings.simplefilter("ignore", FutureWarning)
     os.environ.update(dict(job.cell.env))
     set_allocator(dict(job.cell.env))

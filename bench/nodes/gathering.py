@@ -111,7 +111,7 @@ class Gathering:
         self.nodes.sort(key=_order)
 
     def _admit(self, say: Callable[[str], None], until_s: float) -> None:
-        """Take in whoever comes within a moment and knows the key."""
+        """Accept the nodes that connect within a moment and know the key."""
         try:
             connected, (host, *_) = self._listener.accept()
         except TimeoutError:

@@ -1,6 +1,6 @@
 """What a launcher and the agent of a node tell each other: JSON, read against these types.
 
-No pickle: whoever can write to a link must not be able to run code.
+No pickle: a process that can write to a link must not be able to run code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Beat(Message, frozen=True):
-    """Whoever sends it is there."""
+    """Its sender is there."""
 
 
 class Leave(Message, frozen=True):

@@ -18,7 +18,7 @@ UNKNOWN: Mapping[str, str] = {
 }
 """Why a check is never made of a loop."""
 NOT_IN_A_LOOP = "never compared in somebody's own loop"
-"""The same of all other checks whose pass has no section."""
+"""Why any other check is not made whose pass left no section."""
 OF_CELLS = frozenset({
     "every gradient on the cell's engine", "every shard of the parameters",
 })  # fmt: skip

@@ -26,7 +26,7 @@ from bench.ranks.log import StepPhase
 
 
 class Loop(Subject):
-    """One rank's part of a loop; whoever wrote it runs its steps."""
+    """One rank's part of a loop, whose own code runs the steps."""
 
     def __init__(
         self,

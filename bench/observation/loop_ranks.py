@@ -24,10 +24,14 @@ def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessG
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model computes, which need not be where its parameters are kept."""
-    if "nccl" in str(dist.get_backend()):
+    """Where the model computes: where its parameters are, unless those wait in host memory for a GPU.
+
+    A loop that never says which GPU is current leaves the first one current on every rank.
+    """
+    kept = next(model.parameters()).device
+    if kept.type != "cuda" and "nccl" in str(dist.get_backend()):
         return torch.device("cuda", torch.cuda.current_device())
-    return next(model.parameters()).device
+    return kept
 
 
 def agreed_time(device: torch.device) -> datetime:

@@ -52,7 +52,7 @@ from bench.record import Record, Status
 from bench.store import Store, StoreError
 
 LOST_PEER_WAIT_S = 1.0
-"""How long the record of a peer that left may still come; whoever started the ranks ends the others soon."""
+"""How long the record of a peer that left may still come; the launcher of the ranks ends the others soon."""
 STORE_WAIT_S = 10.0
 """Ranks that meet the same error write one after another."""
 

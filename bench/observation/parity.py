@@ -6,6 +6,7 @@ that share a sequence, and the exact result is computed beside it.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,17 +17,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.finite import worst
+from bench.labels import size_label
 from bench.observation.attention import Captured, coarsest
 from bench.passes.full_length.comparison import compare as compare_rows
 from bench.passes.full_length.section import FullLength
 from bench.passes.full_length.shards import Attention, Shards
-from bench.passes.parity.exact import relative_error, whole_attention, whole_attention_flops
+from bench.passes.parity.exact import CHUNK, relative_error, whole_attention, whole_attention_flops
 from bench.passes.parity.limits import tensor_limit
 from bench.passes.parity.section import RankParity
 from bench.training.models import TORCH_DTYPES
 
 BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}
 """Spent on the exact result and on plain attention in the model's own dtype: seconds on either."""
+BLOCKS = 6
+"""So many blocks of scores in float64 `whole_attention` holds at once."""
 GRADIENT_FLOORS: Mapping[str, float] = {"fp16": 4e-3, "bf16": 2e-2}
 """In 16 bit torch's own kernel on a CPU errs more the longer the sequence."""
 DTYPE_WORDS = {dtype: word for word, dtype in TORCH_DTYPES.items()}
@@ -89,12 +93,12 @@ def compare(captured: Captured, positions: list[int], sharers: Sharers) -> Compa
 
     All of a group must call it. `positions` are those of this rank's tokens.
     """
-    told = sharers.gathered_objects((_reason(captured, positions), positions))
-    held = [position for _, each in told for position in each]
-    reason = next((reason for reason, _ in told if reason is not None), None)
+    told = sharers.gathered_objects((_reason(captured, positions), positions, _free_bytes()))
+    held = [position for _, each, _ in told for position in each]
+    reason = next((reason for reason, *_ in told if reason is not None), None)
     if reason is None and sorted(held) != [*range(len(held))]:
         reason = "the ranks' tokens are not one sequence, such as packed documents"
-    if reason is None and len({len(each) for _, each in told}) > 1:
+    if reason is None and len({len(each) for _, each, _ in told}) > 1:
         reason = "the ranks hold shards of different lengths"
     if reason is not None:
         nothing = FullLength(tokens=0, rows=0, errors={}, limits={}, reason=reason)
@@ -104,7 +108,7 @@ def compare(captured: Captured, positions: list[int], sharers: Sharers) -> Compa
     x = {f"d{name}": torch.zeros_like(captured.tensors[name]) for name in ("q", "k", "v")}
     x |= captured.tensors
     scale = captured.scale or x["q"].shape[3] ** -0.5
-    heads = _compare_heads(x, scale, order, sharers)
+    heads = _compare_heads(x, scale, order, sharers, min(free for *_, free in told))
     return Comparison(heads, _compare_rows(x, scale, positions, order, sharers))
 
 
@@ -148,9 +152,23 @@ def _as_heads(x: Mapping[str, Tensor]) -> tuple[int, int, int, int]:
     return sequences, tokens, heads, size
 
 
-def _compare_heads(x: Mapping[str, Tensor], scale: float, order: Tensor, sharers: Sharers) -> RankParity:
+def _free_bytes() -> float:
+    """What this rank's GPU has left beside the loop's own; on a CPU no limit is known."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_initialized() else math.inf
+
+
+def _compare_heads(
+    x: Mapping[str, Tensor], scale: float, order: Tensor, sharers: Sharers, free_bytes: float
+) -> RankParity:
     """As many KV heads as the budget allows, each with the query heads that share it."""
     kv_heads, queries = x["k"].shape[1], x["q"].shape[1] // x["k"].shape[1]
+    needed_bytes = 8 * queries * len(order) * (BLOCKS * CHUNK + 2 * BLOCKS * x["q"].shape[3])
+    if needed_bytes > free_bytes:
+        reason = (
+            f"the exact result of one KV head at {len(order):,} tokens needs {size_label(needed_bytes)}, and"
+            f" {size_label(int(free_bytes))} of the GPU are free"
+        )
+        return RankParity(tokens=len(order), errors={}, limits={}, reason=reason)
     cost = 2 * whole_attention_flops(queries, len(order), x["q"].shape[3])
     affordable = min(kv_heads, int(BUDGET_FLOPS[x["q"].device.type] / cost))
     if affordable == 0:

@@ -2,7 +2,7 @@
 
 Of a cross-entropy l_i with weight w_i the gradient of the logits is w_i * (softmax_i - onehot(label_i)): its
 one negative entry stands at the label, and its positive ones add up to w_i * (1 - p_i), with p_i the label's
-probability. So weights and labels are what the loop trains on, whatever it says and whoever divides.
+probability. So weights and labels are what the loop trains on, whatever it states and wherever it divides.
 """
 
 from __future__ import annotations

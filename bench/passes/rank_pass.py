@@ -118,7 +118,7 @@ class Measurement:
         """Before anything is built: passes note what the rank holds until then.
 
         `folder` is for files, None where none is kept. `meet` is called before every collective between
-        steps: whoever goes on when one rank has failed raises there. Passes in `known` are not run again.
+        steps: ranks that go on when one has failed raise there. Passes in `known` are not run again.
         `instead` is other code for some passes.
         """
         self.measure = measure

@@ -21,6 +21,15 @@ def deadline(cell: RunConfig) -> timedelta:
     return timedelta(seconds=cell.measure.timeout_s + DEADLINE_MARGIN_S)
 
 
+def outwait_the_launcher(cell: RunConfig) -> None:
+    """Give all groups that exist the cell's deadline, also those that an engine or a package has made.
+
+    NCCL's watchdog would end a rank after 10 minutes, of a step that may take as long, and say less.
+    """
+    for group in dist.distributed_c10d._world.pg_map:
+        dist.distributed_c10d._set_pg_timeout(deadline(cell), group)
+
+
 @dataclass(frozen=True, slots=True)
 class RankGroups:
     """The process groups of one rank, and its place in them."""

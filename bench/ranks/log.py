@@ -2,7 +2,7 @@
 
 It tells before steps, never between them. Timed steps run back to back: on a GPU a step is launched long
 before it is done, so that only waiting for it, which would change what is timed, could tell that it is.
-Whoever listens counts steps by the clock and says "about".
+The listener counts steps by the clock and says "about".
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RankLog:
     def during(self, phase: str, steps: int = 0, step_s: float | None = None) -> Iterator[None]:
         """Name the phase for messages; a phase that raises stays the current one.
 
-        `steps` it is about to run at full length, of `step_s` seconds each: whoever listens counts by that.
+        `steps` it is about to run at full length, of `step_s` seconds each: the listener counts by that.
         """
         self.phase = phase
         self.step.enter(None)

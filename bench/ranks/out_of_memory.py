@@ -31,6 +31,8 @@ SIGNS: Sequence[Sign] = (
     Sign(re.compile(r"(CUDA|HIP) out of memory"), "device"),
     Sign(re.compile(r"(CUDA|HIP)( driver)? error: out of memory"), "device"),
     Sign(re.compile(r"C(UBLAS|UDNN|USOLVER|UFFT|USPARSE)_(STATUS_)?ALLOC_FAILED"), "device"),
+    Sign(re.compile(r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), "device"),
+    Sign(re.compile(r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), "host"),
     Sign(re.compile(r"Cuda failure.{0,20}out of memory", re.IGNORECASE), "device"),
     Sign(re.compile(r"Failed to CUDA calloc"), "device"),
     Sign(re.compile(r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"), "device"),
@@ -61,7 +63,7 @@ def memory_of_text(text: str, *, limited: bool = False) -> str | None:
 
 
 def memory_of_error(error: BaseException, *, limited: bool = False) -> str | None:
-    """The same of an exception, by its type or text."""
+    """Which memory an exception says was used up, by its type or text; None where it says nothing of it."""
     kinds = (KINDS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in KINDS)
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "host"

@@ -115,8 +115,19 @@ def this_hardware(machine: Machine, device: str) -> str:
     """The choice of conf/hardware/ that this machine is; UNKNOWN_HARDWARE for a GPU that has none."""
     if device == "cpu":
         return "cpu"
+    if not machine.gpus:  # observed loops may run on one that NVML does not show
+        return UNKNOWN_HARDWARE
     fits = (name for name, facts in known_hardware().items() if machine.gpus[0] in facts["device_names"])
     return next(fits, UNKNOWN_HARDWARE)
+
+
+def capability_of(cell: RunConfig, machine: Machine) -> float | None:
+    """The compute capability of a cell's GPUs, by its hardware's file, else by NVML of this machine."""
+    if cell.cluster.device != "cuda":
+        return None
+    known = known_hardware().get(cell.hardware, {}).get("compute_capability")
+    seen = known or next(iter(machine.gpu_capabilities), None)
+    return None if seen is None else float(seen)
 
 
 def usable_bytes(cell: RunConfig, machine: Machine) -> int | None:

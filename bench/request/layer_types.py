@@ -23,7 +23,7 @@ WINDOW_OFF_BY_DEFAULT = ("qwen2", "qwen3")
 DEFAULT_WINDOWS: Mapping[str, int] = {"mistral": 4096}
 """What transformers takes where a configuration does not name its window."""
 FIRST_WINDOWED = 28
-"""The same of the first layer that has one."""
+"""The first layer with a window, where a configuration does not name it."""
 WINDOW_KEYS: Mapping[str, str] = {
     "sliding_attention": "sliding_window",
     "chunked_attention": "attention_chunk_size",

@@ -18,15 +18,21 @@ class WindowDefaults:
     budget_s: float
     warmup_s: float
     least_steps: int
+    reference_budget_s: float
     repeats: int | Literal["auto"]
 
 
 WINDOWS: Mapping[str, WindowDefaults] = {
-    "cpu": WindowDefaults(budget_s=20.0, warmup_s=0.0, least_steps=0, repeats=1),
-    "cuda": WindowDefaults(budget_s=60.0, warmup_s=10.0, least_steps=6, repeats=AUTO),
-}
+    "cpu": WindowDefaults(
+        budget_s=20.0, warmup_s=0.0, least_steps=0, reference_budget_s=60.0, repeats=1
+    ),
+    "cuda": WindowDefaults(
+        budget_s=60.0, warmup_s=10.0, least_steps=6, reference_budget_s=180.0, repeats=AUTO
+    ),
+}  # fmt: skip
 """By device. On a GPU a step of the longest lengths takes 10 s, and six steps give an interval; on a CPU it
-takes half a minute, and one has to do. Repeats tell strategies apart, which results of a CPU cannot do."""
+takes half a minute, and one has to do. Repeats tell strategies apart, which results of a CPU cannot do. Of
+the time for a reference a GPU takes half a minute to begin."""
 
 
 def measure_config(raw: Raw, device: str) -> MeasureConfig:

@@ -41,6 +41,8 @@ class Place:
     """How many there may be."""
     nodes: int = 1
     """On so many machines, as many on each."""
+    is_open: bool = False
+    """Whether fewer may be taken: their number is left open, and GPUs of one machine may stay idle."""
 
     @property
     def is_one_machine(self) -> bool:
@@ -76,7 +78,8 @@ def place(raw: Raw, machine: Machine) -> Place:
     world_size = values.whole("cluster.world_size", world_size)
     if name == "auto":
         name = "gpu" if device == "cuda" else "cpu"
-    where = Place(name, device, backend, ranks_per_gpu, world_size, nodes)
+    is_open = raw["world_size"] == "auto" and device == "cuda" and nodes == 1
+    where = Place(name, device, backend, ranks_per_gpu, world_size, nodes, is_open)
     _refuse_too_many("cluster.world_size", world_size, where, machine)
     return where
 
@@ -138,9 +141,7 @@ def _refuse_too_many(key: str, ranks: int, where: Place, machine: Machine) -> No
 def _device(raw: Raw, machine: Machine) -> str:
     device: str = raw["device"]
     if device != "cpu" and machine.gpu_error is not None:
-        raise ConfigError(
-            f"cluster.device={device}: {machine.gpu_error}; see what nvidia-smi says, or take cluster=cpu"
-        )
+        raise ConfigError(f"cluster.device={device}: {machine.gpu_error}, or take cluster=cpu")
     if device == "auto":
         _refuse_unseen_gpus(raw, machine)
         device = "cuda" if machine.gpus else "cpu"
@@ -186,8 +187,21 @@ def degrees(raw: Raw, where: Place) -> Degrees:
     sp_degree = _known("sp_degree", raw["sp_degree"])
     left = max(1, where.world_size // (replicate * (shard or 1) * (sp_degree or 1)))
     if sp_degree is None:
-        return Degrees(left, replicate, shard or 1)
+        return Degrees(shared_ranks(where, left), replicate, shard or 1)
     return Degrees(sp_degree, replicate, shard or left)
+
+
+def shared_ranks(where: Place, ranks: int) -> int:
+    """How many of these ranks share a sequence where nobody says so: where GPUs may stay idle a power of two.
+
+    That divides the heads and lengths of most models.
+    """
+    return 1 << (ranks.bit_length() - 1) if where.is_open else ranks
+
+
+def ranks_taken(where: Place, spread: Degrees) -> int:
+    """The ranks of a cell that shares sequences: all, or those its degrees need where GPUs may stay idle."""
+    return spread.product if where.is_open and spread.product <= where.world_size else where.world_size
 
 
 def unshared_degrees(raw: Raw, where: Place, machine: Machine) -> Degrees:

@@ -42,6 +42,7 @@ from bench.request.placement import (
     degrees,
     memory_limit_gib,
     place,
+    ranks_taken,
     threads_per_rank,
     unshared_degrees,
 )
@@ -115,7 +116,7 @@ def _padded(cell: RunConfig) -> RunConfig:
 
 
 def _computed_once(cell: RunConfig) -> RunConfig:
-    """The cell as arithmetic takes it: it gives the same each time, and is held against nothing."""
+    """The cell as arithmetic takes it: it gives the same each time, and is compared with nothing."""
     return replace(cell, measure=replace(cell.measure, repeats=1, reference_budget_s=0.0))
 
 
@@ -142,6 +143,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
     where = place(raw["cluster"], machine)
     shares = STRATEGIES[strategy].shares_sequences
     spread = degrees(raw, where) if shares else unshared_degrees(raw, where, machine)
+    ranks = ranks_taken(where, spread) if shares else spread.product
     model = model_config(raw["model"], len(machine.gpus) if where.device == "cuda" else 0)
     return RunConfig(
         seq_len=seq_len,
@@ -163,7 +165,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         data=_data(raw["data"], model.vocab_size),
         mode=values.choice("mode", raw["mode"], MODES),
         hardware=_hardware(raw["hardware"], machine, where.device),
-        cluster=_cluster(raw["cluster"], where, machine, where.world_size if shares else spread.product),
+        cluster=_cluster(raw["cluster"], where, machine, ranks),
         sp_degree=spread.sp_degree,
         ulysses_degree=_ulysses_degree(raw, spread.sp_degree, model),
         dp_replicate=spread.dp_replicate,

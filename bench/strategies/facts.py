@@ -76,7 +76,7 @@ class Facts(ABC):
         return 1
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        """The strategy of ours that it is held against: of a package's that which does the same.
+        """The strategy of ours that it is compared with: of a package's that which does the same.
 
         Of ours the plain form, or the one whose place it takes; None where there is neither.
         """
@@ -162,8 +162,7 @@ class Facts(ABC):
         """Beside what it saves, scores in memory at once: of `kernel=math` a block's, three times wide."""
         if cell.kernel != "math":
             return 0
-        # Of an illegal cell, whose Ulysses group is larger than all ranks, there is no ring to speak of.
-        block = cell.padded_len // max(1, cell.ring_degree)
+        block = cell.padded_len // cell.ring_degree
         scores = cell.batch * cell.model.num_heads // cell.ulysses_degree * block**2
         return 3 * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype]) * scores
 
@@ -176,7 +175,7 @@ class Facts(ABC):
         """Attention-exchange payload in one optimizer step, in bytes, of the rank that sends most."""
 
     def rank_exchange_bytes(self, cell: RunConfig, rank: int) -> int:  # noqa: ARG002
-        """The same of one of the ranks that share a sequence."""
+        """Attention-exchange payload of one rank in one optimizer step, in bytes."""
         return self.exchange_bytes(cell)
 
     def extreme_ranks(self, cell: RunConfig) -> Collection[int]:
@@ -188,7 +187,7 @@ class Facts(ABC):
         return None
 
     def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule | None:  # noqa: ARG002
-        """The same of one of the ranks that share a sequence, where they send unevenly."""
+        """What one call of attention computes and sends on this rank, where ranks send unevenly."""
         return self.schedule(cell)
 
 
@@ -200,7 +199,7 @@ class ScheduledFacts(Facts):
         """What one call of attention computes and sends, on the rank that has most to do."""
 
     def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule:  # noqa: ARG002
-        """The same of one of the ranks that share a sequence, where they send unevenly."""
+        """What one call of attention computes and sends on this rank, where ranks send unevenly."""
         return self.schedule(cell)
 
     def exchange_bytes(self, cell: RunConfig) -> int:

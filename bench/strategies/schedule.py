@@ -34,7 +34,7 @@ class Block:
 
     @property
     def area(self) -> int:
-        """The same of all heads and sequences."""
+        """Pairs of a query and a key that all heads of all sequences compute."""
         return self.sequences * self.heads * self.pairs
 
 
@@ -116,7 +116,7 @@ def ring_blocks(cell: RunConfig, heads: int, kv_heads: int) -> list[Block]:
     In every layout it has as much to do in each ring step as any other, or more, and the others wait for it:
     the next keys come from a rank that is done with this step.
     """
-    degree = max(1, cell.ring_degree)  # an illegal cell's Ulysses group may be larger than all its ranks
+    degree = cell.ring_degree
     rank, shard_len = degree - 1, cell.padded_len // degree
     blocks = []
     for source in range(rank, -1, -1):

@@ -1,10 +1,13 @@
-"""Strategies whose code is a package's, as it is shipped: what is said where the package is not as it was."""
+"""Strategies and kernels whose code is a package's, as it is: what is said where it cannot be used."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
+from bench.attention.kernels import KERNELS, Kernel
 from bench.environment import installed
 from bench.ranks.log import RefusedError
 from bench.strategies.facts import Facts
@@ -20,6 +23,8 @@ def parts_of_package(facts: Facts) -> Iterator[None]:
     """
     try:
         yield
+    except RefusedError:
+        raise
     except Exception as error:
         package = facts.package
         found = f"the package {package} {installed(package or '')}"
@@ -27,3 +32,21 @@ def parts_of_package(facts: Facts) -> Iterator[None]:
             f"strategy={facts.name}: {found} cannot be used: {in_one_line(error)}; install the version that"
             f" was tried: {facts.install}"
         ) from error
+
+
+def usable_kernel(name: str) -> Kernel:
+    """The kernel, once what it calls could be imported: a wheel that was built for another torch cannot.
+
+    Raises RefusedError with the reason and the way out.
+    """
+    kernel, facts = KERNELS[name], KERNEL_FACTS[name]
+    if kernel.module is not None:
+        try:
+            importlib.import_module(kernel.module)
+        except Exception as error:
+            found = f"the package {facts.package} {installed(facts.package or '')}"
+            raise RefusedError(
+                f"kernel={name}: {found} cannot be used: {in_one_line(error)}; install it for this torch:"
+                f" {facts.install}; or take kernel={DEFAULT_KERNEL}"
+            ) from error
+    return kernel

@@ -13,13 +13,14 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.documents import Documents
-from bench.attention.kernels import KERNELS, Packing
+from bench.attention.kernels import Packing
 from bench.attention.packed import packing_of
 from bench.attention.watch import AttentionWatch
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
 from bench.strategies.keywords import refuse_unheard
+from bench.strategies.shipped import usable_kernel
 
 CheckpointContexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
 IGNORED_LABEL = -100
@@ -32,13 +33,23 @@ class Batch:
     """Whole sequences or their shards, [B, S]."""
 
     samples: Tensor
-    """[B], the sequences' numbers."""
+    """[B], the sequences' numbers, in host memory."""
     input_ids: Tensor
     labels: Tensor
     """Shifted before sharding: token i's label is token i+1, or IGNORED_LABEL."""
     position_ids: Tensor
     documents: Documents | None = None
     """Where those of the whole sequences end, also in a shard; None where each sequence is one."""
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on the device. A GPU copies it from pinned memory in its turn, and the host goes on."""
+        if device.type == "cpu":
+            return self
+        ids, labels, positions = (
+            rows.pin_memory().to(device, non_blocking=True)
+            for rows in (self.input_ids, self.labels, self.position_ids)
+        )
+        return Batch(self.samples, ids, labels, positions, self.documents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,7 @@ class Strategy(ABC):
         self.cell = cell
         self.facts = facts
         self.groups = groups
-        self.kernel = KERNELS[cell.kernel]
+        self.kernel = usable_kernel(cell.kernel)
         self.watch: AttentionWatch | None = None
         self.documents: Documents | None = None
         self.packing: Packing | None = None

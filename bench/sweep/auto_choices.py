@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bench.cell.run import RUNS
 from bench.config import AUTO, UNKNOWN_HARDWARE, RunConfig
+from bench.cost.newer_kernels import newer_kernel_lines
 from bench.environment import Machine
 from bench.request.choices import Raw
+from bench.request.hardware import capability_of
+from bench.strategies import STRATEGIES
 
 CHECKPOINTING: Mapping[bool, str] = {
     True: "on for GPU ranks: layers are computed again in backward, so that longer sequences fit",
@@ -33,6 +37,7 @@ CHOICES: Mapping[str, Callable[[RunConfig], Any]] = {
     "measure.budget_s": lambda cell: f"{cell.measure.budget_s:g}",
     "measure.warmup_s": lambda cell: f"{cell.measure.warmup_s:g}",
     "measure.least_steps": lambda cell: cell.measure.least_steps,
+    "measure.reference_budget_s": lambda cell: f"{cell.measure.reference_budget_s:g}",
     "measure.repeats": lambda cell: cell.measure.repeats,
 }
 """By each key that `auto` may stand for, what it became in a cell; None where the cell has no such choice."""
@@ -55,7 +60,29 @@ def choice_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machi
             f"hardware=auto: no file of conf/hardware/ names {machine.device_name}, so there is no MFU; name"
             " one with hardware=..., or add a file"
         )
-    return lines
+    lines += _idle_lines(raws, cells, machine)
+    kernels = {(cell.kernel, capability_of(cell, machine)) for cell in cells}
+    return [*lines, *newer_kernel_lines(kernels)]
+
+
+def _idle_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machine) -> list[str]:
+    """How many GPUs are taken, where their number was left open and some stay idle, and how to take all."""
+    there = len(machine.gpus)
+    taken = {
+        -(-cell.cluster.world_size // cell.cluster.ranks_per_gpu)
+        for cell in cells
+        if cell.cluster.device == "cuda" and cell.mode in RUNS and STRATEGIES[cell.strategy].shares_sequences
+    }
+    is_open = any(_is_open(raw, "cluster.world_size") for raw in raws)
+    if not is_open or not taken or max(taken) >= there:
+        return []
+    line = f"cluster.world_size=auto: {max(taken)} of {there} GPUs, the others stay idle"
+    if not any(_is_open(raw, "sp_degree") for raw in raws):
+        return [f"{line}: that is as many as the degrees take"]
+    dividing = there & -there  # the largest power of two that divides it
+    ways = [f"sp_degree={dividing} takes all in {there // dividing} groups"] if dividing > 1 else []
+    ways.append(f"cluster.world_size={there} lets all share a sequence")
+    return [f"{line}: sp_degree=auto is a power of two, as most heads and lengths are; {', '.join(ways)}"]
 
 
 def _trains(cell: RunConfig) -> bool:

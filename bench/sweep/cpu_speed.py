@@ -21,7 +21,7 @@ from bench.cost.operations import Operation
 from bench.cost.prediction import Prediction
 from bench.environment import REPOSITORY
 from bench.strategies.schedule import Block
-from bench.training.trainer_facts import SDPA, STACK_KERNELS, TRAINER_FACTS
+from bench.training.trainer_facts import SDPA, STACK_KERNELS, is_stack
 
 LENGTHS = (1024, 4096)
 ROWS = (1024, 8192)
@@ -52,7 +52,6 @@ class ProbeTask:
     def of(cls, cell: RunConfig) -> ProbeTask:
         """That of a cell on CPU ranks."""
         model = cell.model
-        is_stack = TRAINER_FACTS[cell.trainer].is_stack
         return cls(
             ranks=cell.cluster.ranks_per_node,
             threads=cell.cluster.threads_per_rank,
@@ -62,7 +61,7 @@ class ProbeTask:
             intermediate_size=model.intermediate_size,
             dtype=cell.dtype,
             kernel=cell.kernel,
-            is_sdpa=is_stack and STACK_KERNELS.get(cell.kernel) == SDPA,
+            is_sdpa=is_stack(cell.trainer) and STACK_KERNELS.get(cell.kernel) == SDPA,
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,8 +14,9 @@ from bench.ranks.log import Stage
 from bench.request.legality import refusal
 from bench.sweep.expected import Expected
 
-FIXED_S = 2.0
-"""Of a cell: all but its full-length steps. Seen on four CPU ranks with a warm fork server."""
+FIXED_S: Mapping[str, float] = {"cpu": 2.0, "cuda": 25.0}
+"""Of a cell: all but its full-length steps, by device. Seen on four CPU ranks with a warm fork server; of
+GPUs reckoned for a model of 4 billion weights: CUDA contexts, NCCL, weights, checks, traces that are read."""
 START_S = 6.0
 """Of a sweep's first cell beyond that: packages are imported (results/reference/cpu)."""
 LATE_S = 5.0
@@ -26,13 +27,13 @@ IMPORTING = "packages are imported"
 class Estimate:
     """Learns from the steps it is told of; before the first it knows what was expected of them.
 
-    A step is held against what was expected of it, or against its FLOPs where nothing was. Long steps run
+    A step is compared with what was expected of it, or with its FLOPs where nothing was. Long steps run
     at other rates than short ones, so the ratios are kept by doublings of a step's FLOPs.
     """
 
     def __init__(self, expected: Callable[[RunConfig], Expected | None] = lambda _: None) -> None:
-        self._expected = cache(expected)
         self._refusal = cache(refusal)
+        self._expected = cache(lambda cell: None if self._refusal(cell) else expected(cell))
         self._ratios: dict[tuple[bool, str], dict[int, float]] = {}
 
     def learn(self, cell: RunConfig, step_s: float) -> None:
@@ -71,7 +72,8 @@ class Estimate:
         step_s = self.step_s(cell)
         if step_s is None:
             return None
-        return FIXED_S + step_s * sum(each.steps for each in planned_stages(cell.measure, step_s))
+        steps = sum(each.steps for each in planned_stages(cell.measure, step_s))
+        return FIXED_S[cell.cluster.device] + step_s * steps
 
     def _work(self, cell: RunConfig) -> float:
         expected = self._expected(cell)
@@ -110,7 +112,7 @@ class CellProgress:
         self._cell = cell
         self._step_s = step_s
         self._now_s = now_s
-        self._fixed_s = FIXED_S + START_S if imports else FIXED_S
+        self._fixed_s = FIXED_S[cell.cluster.device] + (START_S if imports else 0.0)
         self._begun_s = self._entered_s = now_s()
         self._stage = Stage("starting", IMPORTING if imports else None)
         self._last_with_steps: Stage | None = None

@@ -116,7 +116,7 @@ def earlier_records(folder: Path = SWEEPS) -> list[Mapping[str, Any]]:
         try:
             if file.stat().st_size <= MOST_BYTES:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of a torn line: whoever resumes that sweep is told
+                    warnings.simplefilter("ignore")  # of a torn line: a resume of that sweep says so
                     found += read_records(file)
         except (OSError, StoreError):
             continue

@@ -5,81 +5,29 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS
 from bench.config import RunConfig
-from bench.cost.band import Band
-from bench.cost.fit import Fit, fit_of
-from bench.cost.memory import MemoryNeed, memory_need
-from bench.cost.memory_band import needed_band
+from bench.cost.fit import Fit
 from bench.environment import Machine
 from bench.labels import duration_label
 from bench.passes.timing.section import affordable_steps, budget_for
-from bench.request.hardware import usable_bytes
 from bench.request.legality import refusal
 from bench.statistics import interval_rank
 from bench.sweep.estimate import START_S, Estimate
 from bench.sweep.expected import Expected
 from bench.sweep.plan import Plan
-from bench.sweep.references import missing_references
+from bench.sweep.references import missing_references, why_not_tried
 from bench.sweep.repeats import Choice, Ran, choose
+from bench.sweep.room import Room, room_of
 
 INTERVAL_STEPS = next(n for n in range(1, 100) if interval_rank(n))
 """As many timed steps as an interval takes."""
 SPARE = 1.25
 """Advice leaves so much room: an estimate that is a fifth too low still gives as many steps."""
 ROUND_S = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What one rank of a cell needs, and what it may use."""
-
-    cell: RunConfig
-    need: MemoryNeed
-    usable: int
-    is_share: bool = False
-    """Whether nothing limits the rank but what the host's memory leaves to each."""
-
-    @property
-    def needed(self) -> Band:
-        return needed_band(self.cell, self.need)
-
-    @property
-    def fit(self) -> Fit:
-        return fit_of(self.needed, self.usable)
-
-    @property
-    def largest(self) -> str:
-        """The term that needs most."""
-        sizes = {field.name: getattr(self.need, field.name) for field in fields(MemoryNeed)}
-        return max(sizes, key=lambda name: sizes[name])
-
-    @property
-    def checkpointed(self) -> MemoryNeed | None:
-        """What the cell would need with checkpointing, where that may fit."""
-        if self.cell.checkpointing:
-            return None
-        cell = replace(self.cell, checkpointing=True)
-        need = memory_need(cell)
-        is_less = need is not None and fit_of(needed_band(cell, need), self.usable) is not Fit.OUT_OF_MEMORY
-        return need if is_less else None
-
-
-def room_of(cell: RunConfig, machine: Machine) -> Room | None:
-    """What one rank of a legal cell needs and has; None where either is not known.
-
-    CPU ranks without a limit share what memory the host has.
-    """
-    if refusal(cell) is not None:
-        return None
-    usable, need = usable_bytes(cell, machine), memory_need(cell)
-    is_share = usable is None and cell.cluster.device == "cpu"
-    if is_share:
-        usable = machine.memory_bytes // cell.cluster.ranks_per_node
-    return None if usable is None or need is None else Room(cell, need, usable, is_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +93,11 @@ class Forecast:
         distinct = {each.cell.cell_id: each.cell for each in pending}
         of_cell = {name: self._of(cell, machine) for name, cell in distinct.items()}
         self.cells = tuple(replace(of_cell[each.cell.cell_id], planned=each) for each in pending)
-        self.references = tuple(missing_references([*distinct.values()]))
-        """Cells of `local` that run besides, for losses to be held against."""
+        missing = {cell: why_not_tried(cell, machine) for cell in missing_references([*distinct.values()])}
+        self.references = tuple(cell for cell, reason in missing.items() if reason is None)
+        """Cells of `local` that run besides, for losses to be compared with."""
+        self.not_tried = tuple(reason for reason in missing.values() if reason is not None)
+        """Of which lengths there is no such cell, and why."""
 
     def _of(self, cell: RunConfig, machine: Machine) -> CellForecast:
         reason, step = refusal(cell), self._estimate.step(cell)

@@ -17,8 +17,9 @@ from bench.labels import duration_label, length_label, shown, size_label
 from bench.request.choices import Raw
 from bench.sweep.auto_choices import CHOICES, choices_left_open
 from bench.sweep.expected import OTHER_CPU
-from bench.sweep.forecast import INTERVAL_STEPS, CellForecast, Forecast, Room
+from bench.sweep.forecast import INTERVAL_STEPS, CellForecast, Forecast
 from bench.sweep.progress import CellLabels, setting
+from bench.sweep.room import Room
 
 HEADINGS = ("cell", "automatic choices", "steps", "time", "memory", "fit", "reason")
 FOLDED = frozenset({"cell", "automatic choices", "reason"})
@@ -157,14 +158,7 @@ def _expected(each: CellForecast) -> tuple[str, ...]:
     if each.room is None:
         return (step, time, UNKNOWN, UNKNOWN, "")
     reason = "" if each.room.fit is Fit.FITS else _shortage(each.room)
-    return (step, time, _band(each.room), FITS[each.room.fit], reason)
-
-
-def _band(room: Room) -> str:
-    """`12.1-15.3 GiB`, or `900.0 MiB-1.1 GiB`."""
-    low, high = (size_label(round(size)) for size in (room.needed.low, room.needed.high))
-    number, unit = low.split()
-    return f"{number}-{high}" if high.endswith(unit) else f"{low}-{high}"
+    return (step, time, each.room.needed_label, FITS[each.room.fit], reason)
 
 
 def _shortage(room: Room) -> str:
@@ -223,6 +217,7 @@ def _fitting(forecast: Forecast) -> Iterator[str]:
         yield f"memory that a rank may use: {', '.join(limits)}"
     if any(each.ends_early for each in forecast.cells):
         yield f"cells that do not fit are {RUNS_ANYWAY}; their time is not counted"
+    yield from forecast.not_tried
     yield from _shared(forecast)
 
 

@@ -1,4 +1,4 @@
-"""Runs `local` for work of which a sweep has no cell that others could be held against.
+"""Runs `local` for work of which a sweep has no cell that others could be compared with.
 
 Such a cell is no result: its record is not stored, and its budget is stated.
 """
@@ -17,11 +17,14 @@ from bench.cell.run import CellInterrupted, SharedSections, run
 from bench.cell.trajectory import REFERENCE_STRATEGY, Trajectories, is_base, work_of
 from bench.cell.watch import SILENT, Listener
 from bench.config import ClusterConfig, RunConfig
-from bench.labels import duration_label, length_label
+from bench.cost.fit import Fit
+from bench.environment import Machine, this_machine
+from bench.labels import duration_label, length_label, size_label
 from bench.passes.timing.section import MAX_WARM_UP_STEPS
 from bench.record import Role, Status
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
+from bench.sweep.room import room_of
 from bench.training.trainer_facts import NATIVE
 
 FOLDER = "references"
@@ -57,9 +60,13 @@ class References:
         if work in self._settled or reference is None or trajectories.know(work):
             return
         self._settled.add(work)
+        reason = why_not_tried(reference, this_machine())
+        if reason is not None:
+            self.say(reason)
+            return
         self.say(
             f"{length_label(cell.seq_len)}: {REFERENCE_STRATEGY} runs first, for at most"
-            f" {duration_label(reference.measure.timeout_s)}, because others are held against its losses"
+            f" {duration_label(reference.measure.timeout_s)}, because others are compared with its losses"
         )
         planned = PlannedCell(reference, repeat=0, order=0, role=Role.REFERENCE)
         try:
@@ -85,6 +92,18 @@ def missing_references(cells: Sequence[RunConfig]) -> list[RunConfig]:
         if reference is not None:
             found[work] = reference
     return [*found.values()]
+
+
+def why_not_tried(reference: RunConfig, machine: Machine) -> str | None:
+    """Why a reference does not run, in a line: it would run out of memory. None where it may fit."""
+    room = room_of(reference, machine)
+    if room is None or room.fit is not Fit.OUT_OF_MEMORY:
+        return None
+    return (
+        f"{length_label(reference.seq_len)}: {REFERENCE_STRATEGY} does not run as a reference: a rank needs"
+        f" {room.needed_label} and may use {size_label(room.usable)}; others are compared with the first"
+        " sound cell"
+    )
 
 
 def _fewer_ranks(cluster: ClusterConfig, ranks: int, threads_per_rank: int) -> ClusterConfig:

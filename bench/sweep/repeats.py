@@ -56,7 +56,7 @@ Choice = Mapping[int, More]
 def in_turns(cells: Sequence[RunConfig], repeats: Iterable[int]) -> list[Turn]:
     """Each of these repeats of every cell before any cell's next: a sweep broken off has as many of all.
 
-    The first go from short to long, at each length what others are held against before them. The cells of
+    The first go from short to long, at each length what others are compared with before them. The cells of
     later ones are shuffled by the seed: heat, and whatever else changes slowly, favours no cell.
     """
     seed = min((cell.seed for cell in cells), default=0)

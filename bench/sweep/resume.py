@@ -13,7 +13,7 @@ import yaml
 
 from bench.config import ConfigError, Resume, RunConfig
 from bench.environment import Departure, Origin, describe
-from bench.record import Status, is_finding
+from bench.record import Provenance, Status, is_finding
 from bench.request import values
 from bench.request.command_line import parsed
 from bench.request.legality import used_packages
@@ -83,6 +83,11 @@ def read_plan(folder: Path) -> StoredPlan:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{path}: is no sweep's plan ({why}); add the words of the sweep") from None
     return StoredPlan(tuple(argv[1:]), tuple(cells))
+
+
+def refuse_another_sweep(plan: Plan) -> None:
+    """Raises ConfigError where the plan's folder holds no sweep to go on with, or another one."""
+    Resumed(plan)
 
 
 class Resumed:
@@ -175,9 +180,13 @@ class Kept:
 def kept_records(plan: Plan, records: Iterable[dict[str, Any]]) -> Kept:
     """What counts for this plan. A line that is not kept stays in the file, as evidence.
 
-    Of a cell that ran again the newest line counts, here as in every analysis.
+    Of a cell that ran again the newest line counts, here as in every analysis. A synthetic one never does.
     """
-    newest = {(record["cell_id"], record["repeat"]): record for record in records}
+    newest = {
+        (record["cell_id"], record["repeat"]): record
+        for record in records
+        if record.get("provenance") != Provenance.SYNTHETIC
+    }
     cells = {planned.cell.cell_id: planned.cell for planned in plan.cells}
     if not newest:
         return Kept([], ())

@@ -28,7 +28,7 @@ from bench.sweep.interrupts import Interrupts
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 from bench.sweep.references import References
-from bench.sweep.resume import CONFIG, Kept, Resumed, kept_records
+from bench.sweep.resume import CONFIG, Kept, Resumed, kept_records, refuse_another_sweep
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry
@@ -63,7 +63,7 @@ def run_plan(
     interrupts: Interrupts | None = None,
 ) -> ExitCode:
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
-    Resumed(plan)
+    refuse_another_sweep(plan)
     interrupts = interrupts or Interrupts()
     if any(each.cell.mode in RUNS for each in plan.cells):
         refuse_no_docstrings()
@@ -78,7 +78,7 @@ def run_plan(
         trajectories.keep_finished(cells, kept.records)
         ranked = [each.cell for each in pending if each.cell.mode in RUNS]
         if ranked:
-            # Before the server's imports, which would take the cores of whoever measures.
+            # Before the server's imports, which would take the cores of a sweep that measures.
             held.enter_context(_lease(launcher, ranked, plan, progress))
             launcher.warm()
         if resumed.is_whole:
@@ -238,7 +238,7 @@ def pending_cells(plan: Plan) -> list[PlannedCell]:
 
     Raises ConfigError, as running it would, for a folder that does not go with `resume`.
     """
-    Resumed(plan)
+    refuse_another_sweep(plan)
     return _whatever_is_missing(plan, _kept_so_far(plan).records)[1]
 
 

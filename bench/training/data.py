@@ -64,6 +64,10 @@ class StepData:
 
     def micro_batch(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
         """Whole sequences [batch, seq_len] of one data-parallel rank and micro-step."""
+        return self.rows(step, micro_step, data_rank, seq_len).to(self.device)
+
+    def rows(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
+        """The same in host memory."""
         return self._whole(self.samples(step, micro_step, data_rank), seq_len)
 
     def samples(self, step: int, micro_step: int, data_rank: int) -> list[int]:
@@ -76,7 +80,8 @@ class StepData:
     def whole_step(self, step: int, seq_len: int) -> list[Batch]:
         """Every sequence of a step, one per batch, without any sharding."""
         per_step = self.cell.sequences_per_step
-        return [self._whole([i], seq_len) for i in range(step * per_step, (step + 1) * per_step)]
+        samples = range(step * per_step, (step + 1) * per_step)
+        return [self._whole([sample], seq_len).to(self.device) for sample in samples]
 
     def documents(self, samples: Sequence[int], seq_len: int) -> Documents | None:
         """Where those of whole sequences end; None where each is one. Padding is a document of its own."""
@@ -88,21 +93,21 @@ class StepData:
 
     def _whole(self, samples: Sequence[int], seq_len: int) -> Batch:
         own, padding = self._lengths(seq_len)
-        tokens = torch.stack([self.source.tokens(i, own + 1) for i in samples]).to(self.device)
-        in_sequence = torch.arange(seq_len, device=self.device).expand(len(samples), -1)
+        tokens = torch.stack([self.source.tokens(i, own + 1) for i in samples])
+        in_sequence = torch.arange(seq_len).expand(len(samples), -1)
         documents, positions = self.documents(samples, seq_len), in_sequence
         prompt_tokens = self.cell.data.prompt_tokens
         unchecked = (in_sequence < 2 * self.uncounted_tokens) & (in_sequence % 2 == 0)
         uncounted = unchecked | (in_sequence < prompt_tokens)
         if documents is not None:
-            positions = _restarted(documents).to(self.device)
+            positions = _restarted(documents)
             uncounted = unchecked | (positions < prompt_tokens)
-            uncounted |= self._last_of_documents(samples, seq_len).to(self.device)
+            uncounted |= self._last_of_documents(samples, seq_len)
         ids, labels = tokens[:, :-1], tokens[:, 1:]
         if padding:
             ids, labels = pad(ids, (0, padding)), pad(labels, (0, padding), value=IGNORED_LABEL)
         labels = labels.masked_fill(uncounted, IGNORED_LABEL)
-        return Batch(torch.tensor(samples, device=self.device), ids, labels, positions, documents)
+        return Batch(torch.tensor(samples), ids, labels, positions, documents)
 
     def _lengths(self, seq_len: int) -> tuple[int, int]:
         """A sequence's own tokens, and those after them that only fill it."""

@@ -59,6 +59,11 @@ TRAINER_FACTS: Mapping[str, TrainerFacts] = {
 }
 
 
+def is_stack(trainer: str) -> bool:
+    """Whether somebody else's training stack runs: neither a loop of ours nor, without training, none."""
+    return trainer in TRAINER_FACTS and TRAINER_FACTS[trainer].is_stack
+
+
 def _pair_refusals(cell: RunConfig, drives: EnginesByStrategy) -> list[str]:
     trainer, engines = f"trainer={cell.trainer}", drives.get(cell.strategy)
     if engines is None:

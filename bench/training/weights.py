@@ -1,6 +1,6 @@
 """The numbers of a model that was built without any, one decoder layer after another.
 
-Whoever shards each layer before the next is filled holds no more at once than shards and one layer. Random
+An engine that shards each layer before the next is filled holds at most its shards and one layer. Random
 numbers depend on the seed and a parameter's name, and on no other parameter, rank or sharding.
 """
 

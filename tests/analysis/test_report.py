@@ -319,6 +319,29 @@ def test_a_sweep_of_one_process_each_says_which_command_decides(tmp_path, capsys
 
 
 @pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize(
+    ("config", "seen", "newer"),
+    [
+        ({}, (), "on Hopper FlashAttention-3"),
+        ({"hardware": "unknown"}, ("10.0", "10.0"), "on Blackwell FlashAttention-4"),
+        ({"hardware": "a100_80gb"}, (), None),
+        ({"kernel": "cudnn"}, (), None),
+        ({"cluster.device": "cpu", "hardware": "cpu"}, (), None),
+    ],
+)
+def test_of_newer_gpus_table_and_page_say_that_there_are_likely_faster_kernels(
+    config, seen, newer, tmp_path, capsys
+):
+    environment = make_record()["environment"] | {"gpu_capabilities": seen}
+    sweep = write_sweep(tmp_path, [make_record(config=config, environment=environment)])
+    assert main([str(sweep)]) == 0
+    said = [capsys.readouterr().out, *((sweep / name).read_text() for name in ("summary.md", "report.html"))]
+    assert [text.count("is FlashAttention-2; ") for text in said] == [0 if newer is None else 1] * 3
+    if newer is not None:
+        assert all(f"is FlashAttention-2; {newer} or cuDNN is likely faster" in text for text in said[1:])
+
+
+@pytest.mark.usefixtures("without_figures")
 def test_all_is_written_although_nobody_reads_what_is_printed(tmp_path, monkeypatch):
     """As with `| head -1`."""
 

@@ -1,5 +1,6 @@
 """What a record says of GPUs and of the variables set before, by a driver shaped like nvidia-ml-py."""
 
+import re
 from types import SimpleNamespace
 from unittest.mock import create_autospec
 
@@ -7,12 +8,15 @@ import pynvml
 import pytest
 import torch
 
-from bench import nvml
+from bench import environment, nvml
 from bench.cell.outcome import with_software
-from bench.environment import describe, inherited_env, this_machine
+from bench.config import ConfigError
+from bench.environment import describe, inherited_env, this_machine, torch_cuda
 from bench.passes import decoded
 from bench.ranks.device import nccl_version
 from bench.record import Record
+from bench.request.resolve import resolve
+from tests.cells import make_raw
 
 LINKS = 18
 ANCESTORS = {(0, 1): pynvml.NVML_TOPOLOGY_SINGLE, (0, 2): pynvml.NVML_TOPOLOGY_SYSTEM,
@@ -35,6 +39,9 @@ DRIVER = {
     "nvmlDeviceGetName": lambda handle: f"a GPU {handle}",
     "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
     "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=2**36 + handle, used=5),
+    "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, handle),
+    "nvmlDeviceGetMigMode": lambda handle: (0, 0),
+    "nvmlSystemGetCudaDriverVersion_v2": lambda: 13010,
     "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 500_000 + handle,
     "nvmlDeviceGetTemperature": lambda handle, sensor: 40 + handle + 100 * sensor,
     "nvmlDeviceGetNvLinkState": link_state,
@@ -55,12 +62,16 @@ def driver(monkeypatch):
         monkeypatch.setattr(pynvml, name, create_autospec(real[name], side_effect=answer))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(nvml, "DEVICE_NODES", ())
-    return fail
+    monkeypatch.setattr(environment, "torch_cuda", lambda: "13.0")
+    this_machine.cache_clear()
+    yield fail
+    this_machine.cache_clear()
 
 
 def test_a_record_says_what_the_gpus_are_and_how_they_are_connected(driver):
     assert {name: value for name, value in describe({}).items() if name.startswith("gpu_")} == {
-        "gpu_memory_bytes": this_machine().gpu_memory_bytes,
+        "gpu_memory_bytes": (2**36, 2**36 + 1, 2**36 + 2),
+        "gpu_capabilities": ("9.0", "9.1", "9.2"),
         "gpu_driver": "580.1",
         "gpu_power_limit_w": [500.0, 500.001, 500.002],
         "gpu_temperature_c": [40, 41, 42],
@@ -107,7 +118,15 @@ def test_a_gpu_without_nvlink_has_no_active_link(driver):
         (pynvml.NVML_ERROR_UNKNOWN, True, "", None),
         (pynvml.NVML_ERROR_UNKNOWN, True, "-1", None),
         (pynvml.NVML_ERROR_UNKNOWN, False, None, None),
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, True, None, None),
+        (pynvml.NVML_ERROR_UNKNOWN, True, "NoDevFiles", None),
+        (pynvml.NVML_ERROR_GPU_NOT_FOUND, True, None, None),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, False, None, None),
+        (
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            True,
+            None,
+            "nvidiactl is there, but NVML's library libnvidia-ml is not; start a container with",
+        ),
     ],
 )
 def test_a_device_node_speaks_for_a_gpu_that_nvml_cannot_read(
@@ -124,15 +143,120 @@ def test_a_device_node_speaks_for_a_gpu_that_nvml_cannot_read(
     assert machine.gpu_error is None if said is None else said in machine.gpu_error
 
 
+def refused(machine, line=""):
+    """What a request is told on a machine; the CPU stays a choice."""
+    assert machine.gpus == ()
+    assert resolve(make_raw(*line.split(), "cluster=cpu"), machine).cluster.device == "cpu"
+    with pytest.raises(ConfigError) as said:
+        resolve(make_raw(*line.split()), machine)
+    assert "\n" not in str(said.value)
+    assert str(said.value).endswith(", or take cluster=cpu")
+    return str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("visible", "said"),
+    [
+        ("7", "CUDA_VISIBLE_DEVICES=7 names none of the 3 GPUs here; correct it or unset it"),
+        ("GPU-x", "CUDA_VISIBLE_DEVICES=GPU-x names none of the 3 GPUs here"),
+        ("0,0", "CUDA_VISIBLE_DEVICES=0,0 names none of the 3 GPUs here"),
+        (
+            "MIG-1,MIG-2",
+            "CUDA_VISIBLE_DEVICES=MIG-1,MIG-2 names a slice of a GPU; ranks and figures here are",
+        ),
+        ("", None),
+        (" -1 ", None),
+        ("NoDevFiles", None),
+        ("none", None),
+    ],
+)
+def test_a_variable_that_names_no_gpu_is_an_error_unless_it_asks_for_none(driver, monkeypatch, visible, said):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = this_machine.__wrapped__()
+    if said is None:
+        assert (machine.gpus, machine.gpu_error) == ((), None)
+    else:
+        assert said in refused(machine)
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [(None, 0), ("1", 0), ("0,2", 2)])
+def test_a_gpu_that_is_cut_into_slices_is_no_gpu_to_measure(driver, monkeypatch, visible, gpus):
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: (int(handle == 1), 0))
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        ANCESTORS[2, 0], P2P[2, 0] = ANCESTORS[0, 2], P2P[0, 2]
+    machine = this_machine.__wrapped__()
+    assert len(machine.gpus) == gpus
+    if not gpus:
+        assert "a GPU 1 is cut into MIG slices; ranks and figures here are of whole GPUs" in refused(machine)
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetMigMode", "nvmlSystemGetCudaDriverVersion_v2"])
+def test_a_driver_that_does_not_say_is_taken_at_its_word(driver, function):
+    driver(function, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert len(this_machine.__wrapped__().gpus) == 3
+
+
+@pytest.mark.parametrize(
+    ("built_for", "newest", "said"),
+    [
+        ("", 13010, "a GPU 0 is here, but torch .* is built without CUDA; install a build of torch"),
+        (
+            "13.0",
+            12080,
+            "the driver of a GPU 0 runs CUDA 12.8 at the newest, but torch .* is built for CUDA 13.0",
+        ),
+        ("12.8", 12040, None),
+        ("12.8", 13000, None),
+        (None, 11000, None),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_refused(driver, monkeypatch, built_for, newest, said):
+    """Within a major version of CUDA any driver runs any program."""
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", lambda: newest)
+    monkeypatch.setattr(environment, "torch_cuda", lambda: built_for)
+    machine = this_machine.__wrapped__()
+    if said is None:
+        assert len(machine.gpus) == 3
+    else:
+        assert re.search(said, refused(machine))
+
+
+def test_what_torch_is_built_for_is_read_without_importing_it():
+    assert torch_cuda() == (torch.version.cuda or "")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("cuda: Optional[str] = '12.8'", "12.8"),
+        ("cuda: Optional[str] = None", ""),
+        ("cuda = '13.0'", "13.0"),
+        ("hip = '6'", None),
+    ],
+)
+def test_torchs_own_file_says_it_in_several_ways(tmp_path, monkeypatch, line, found):
+    (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip: Optional[str] = None\n")
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(environment, "find_spec", lambda _: spec)
+    assert torch_cuda.__wrapped__() == found
+
+
 def test_only_variables_that_change_a_cell_are_inherited_into_its_record(monkeypatch):
     kept = {
         "CUDA_VISIBLE_DEVICES": "0",
+        "DS_SKIP_CUDA_CHECK": "1",
         "NCCL_DEBUG": "INFO",
+        "NVIDIA_TF32_OVERRIDE": "0",
         "OMP_NUM_THREADS": "2",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_BLAS_PREFER_CUBLASLT": "1",
+        "TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "10",
         "TORCH_NCCL_TRACE": "1",
     }
     secret = {"HF_TOKEN": "x", "WANDB_API_KEY": "y", "MY_NCCL_KEY": "z"}
-    assert inherited_env(secret | kept) == kept
+    own = {"DS_ACCELERATOR": "cpu", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    assert inherited_env(secret | kept | own) == kept
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     assert describe({})["inherited_env"]["NCCL_ALGO"] == "Ring"
 
@@ -151,3 +275,16 @@ def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
 def create_record():
     fields = dict.fromkeys(Record.__dataclass_fields__)
     return Record(**{**fields, "environment": {}, "sections": {}})
+
+
+def test_an_idle_gpu_is_known_by_its_place_among_the_visible_ones(driver, monkeypatch):
+    busy = create_autospec(pynvml.nvmlDeviceGetUtilizationRates, side_effect=lambda i: SimpleNamespace(gpu=i))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", busy)
+    assert nvml.idle_gpus() == {0}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert nvml.idle_gpus() == {1}
+
+
+def test_a_driver_that_says_nothing_names_no_gpu_and_none_that_is_idle(driver):
+    driver("nvmlInit", pynvml.NVML_ERROR_UNKNOWN)
+    assert (nvml.visible_uuids(), nvml.idle_gpus()) == ([], set())

@@ -34,4 +34,6 @@ def _backward(
     return grads[0].transpose(1, 2), grads[1].transpose(1, 2), grads[2].transpose(1, 2)
 
 
-KERNEL = Kernel("flash_attn_2", _forward, _backward, native_gqa=("cuda",))
+KERNEL = Kernel(
+    "flash_attn_2", _forward, _backward, native_gqa=("cuda",), module="flash_attn.flash_attn_interface"
+)

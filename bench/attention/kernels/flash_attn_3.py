@@ -44,4 +44,11 @@ def _backward(
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
-KERNEL = Kernel("flash_attn_3", _forward, _backward, native_gqa=("cuda",), fills_gradients=True)
+KERNEL = Kernel(
+    "flash_attn_3",
+    _forward,
+    _backward,
+    native_gqa=("cuda",),
+    fills_gradients=True,
+    module="flash_attn_interface",
+)

@@ -33,4 +33,4 @@ def _backward(
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
-KERNEL = Kernel("flash_attn_4", _forward, _backward, native_gqa=("cuda",))
+KERNEL = Kernel("flash_attn_4", _forward, _backward, native_gqa=("cuda",), module="flash_attn.cute.interface")

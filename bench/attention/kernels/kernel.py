@@ -44,3 +44,5 @@ class Kernel:
     """Whether `backward(..., into=(dq, dk, dv))` writes to these tensors and allocates none."""
     packed: PackedKernel | None = None
     """Its own entry for packed sequences; without one they are taken one after another."""
+    module: str | None = None
+    """Of its package, what it calls; None where all of it is torch's."""

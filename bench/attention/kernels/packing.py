@@ -20,7 +20,7 @@ class Packing:
     """Aligned to the bottom right: a sequence's queries are the last of its tokens."""
     scale: float
     ends: tuple[int, ...] | None = None
-    """`cu_seqlens_q` on the host, where queries and keys end alike and whoever packed them knows."""
+    """`cu_seqlens_q` on the host, where queries and keys end alike and the caller knows it."""
 
     def sequences(self) -> Iterator[tuple[slice, slice]]:
         """Queries and keys of each sequence.

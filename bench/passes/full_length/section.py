@@ -13,7 +13,7 @@ from bench.record import Check
 SAMPLED_ROWS = 32
 """Over all ranks that share a sequence, of every head."""
 SAMPLED_KEYS = 32
-"""The same of dk and dv; of every KV head."""
+"""Keys whose dk and dv are compared, over all ranks that share a sequence, of every KV head."""
 CPU_SCORES = 150_000_000
 """A CPU rank makes no more for the LSE of its queries: about a second in float32, two in float64.
 Far beyond, torch's own kernel errs by more than a sound one may."""

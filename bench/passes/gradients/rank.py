@@ -1,4 +1,4 @@
-"""Every full gradient of one step before any update, written for whoever wants to compare strategies."""
+"""Every full gradient of one step before any update, written to a file to compare strategies by."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ COMPARED = {
 """The names of this pass's checks, and with what each compares; of the last, where there is such a cell."""
 DIVIDED = 0.5
 """Of the gradient norm: what dividing it once more by two ranks takes away, the least of known mistakes."""
-NO_REFERENCE = "no cell of the same work had run before; later ones are held against this one"
+NO_REFERENCE = "no cell of the same work had run before; later ones are compared with this one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

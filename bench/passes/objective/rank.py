@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,10 +20,12 @@ from bench.config import LOW_PRECISION, OptimizerConfig, RunConfig
 from bench.labels import size_label
 from bench.passes.losses.rank import all_fed, expected_digest
 from bench.passes.objective.cut import cut_cell, cut_trainer
+from bench.passes.objective.kept import Kept, digest
 from bench.passes.objective.section import Objective, objective_tokens
 from bench.passes.objective.whole_model import (
     CONTROLS,
     FACTOR,
+    GradientError,
     Noise,
     Signal,
     Weights,
@@ -78,7 +82,7 @@ class ObjectivePass(RankPass):
                 trainer.cell.padded_len, trainer.strategy.facts.length_multiple(trainer.cell)
             )
             if self._fits(trainer.cell, tokens):
-                self.found = check(trainer, tokens, device)
+                self.found = check(trainer, tokens, device, self._sweep_folder())
                 return
             needed = size_label(needed_bytes(trainer.cell, tokens))
             reason = f"float64 on one rank would take about {needed}"
@@ -92,19 +96,27 @@ class ObjectivePass(RankPass):
     def part(self) -> Objective | None:
         return self.found
 
+    def _sweep_folder(self) -> Path | None:
+        """Where all cells of a sweep have their folders; this cell's stands in it."""
+        own = self.measurement.folder
+        return own.parent if own is not None else None
+
     def _fits(self, cell: RunConfig, tokens: int) -> bool:
         return bool(self.agreed(needed_bytes(cell, tokens) <= _room_bytes(self.measurement.subject.device)))
 
 
-def check(trainer: Trainer, tokens: int, device: torch.device) -> Objective:
-    """Take one short step, before any other; every rank must call it, and rank 0 compares."""
+def check(trainer: Trainer, tokens: int, device: torch.device, sweep_folder: Path | None = None) -> Objective:
+    """Take one short step, before any other; every rank must call it, and rank 0 compares.
+
+    How much rounding is allowed is measured once in a `sweep_folder` for all cells that round alike.
+    """
     checked = _on_uncounted_labels(trainer, tokens, device)
     found = _step(checked, tokens)
     lost = [] if math.isfinite(found.own_losses) else [dist.get_rank()]
     outcome = replace(_nothing(trainer, tokens), lost_on=lost)
     if dist.get_rank() == 0:
         with without_memory_limit():
-            outcome = _compared(outcome, found, checked, device)
+            outcome = _compared(outcome, found, checked, device, sweep_folder)
     dist.barrier()
     return outcome
 
@@ -131,12 +143,16 @@ def _nothing(trainer: Trainer, tokens: int) -> Objective:
     return Objective(tokens=tokens, sequences=sequences, parameters=0, errors={}, limits={})
 
 
-def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.device) -> Objective:
+def _compared(
+    outcome: Objective, step: Step, trainer: Trainer, device: torch.device, sweep_folder: Path | None
+) -> Objective:
     dtype = trainer.cell.dtype
     sequences = trainer.data.whole_step(0, outcome.tokens)
-    with whole_model(trainer.cell, device) as model:
+    with whole_model(trainer.cell, device, trainer.phase) as model:
         exact = model.exact(sequences)
-        controls = Controls(model, sequences, exact, trainer)
+        in_dtype = trainer.engine.weights_in_dtype
+        kept = Kept.of(sweep_folder, trainer.cell, sequences, in_dtype)
+        controls = Controls(model, sequences, exact, trainer, kept)
         noise = controls.noise()
         mistakes = controls.mistakes(noise)
     found = exact.gradient_errors(step.signal, controls.eps)
@@ -171,6 +187,7 @@ class Controls:
     sequences: list[Batch]
     exact: Signal
     trainer: Trainer
+    kept: Kept
 
     @property
     def eps(self) -> float:
@@ -179,6 +196,9 @@ class Controls:
 
     def noise(self) -> Noise:
         """How far the controls are from the exact step."""
+        return self.kept.get(Noise, self._noise)
+
+    def _noise(self) -> Noise:
         return Noise.of(self.exact, (self._rounded(key_parts=parts) for parts in CONTROLS), self.eps)
 
     def mistakes(self, noise: Noise) -> dict[str, Compared]:
@@ -190,13 +210,18 @@ class Controls:
         found = {"gradients divided by sp_degree": (1 - 1 / cell.sp_degree, scale)}
         if cell.dtype in LOW_PRECISION:  # in others rounding hides nothing
             weights = mean_of_ranks(self.trainer.strategy, self.sequences)
-            wrong = self.exact.gradient_errors(self._rounded(weights=weights), self.eps)
+            counted = digest([weights(batch) for batch in self.sequences])
+            wrong = self.kept.get(dict[str, GradientError], partial(self._errors, weights), counted)
             sizes = {
                 name: (error.distance, noise.limits(name, cell.dtype, error.distance).distance)
                 for name, error in wrong.items()
             }
             found |= {"losses averaged over ranks": next(iter(_nearest(sizes).values()))}
         return found
+
+    def _errors(self, weights: Weights) -> dict[str, GradientError]:
+        """Of gradients in which tokens count by these weights."""
+        return self.exact.gradient_errors(self._rounded(weights=weights), self.eps)
 
     def _rounded(self, *, key_parts: int = 1, weights: Weights | None = None) -> Signal:
         in_dtype = self.trainer.engine.weights_in_dtype

@@ -37,7 +37,7 @@ FACTOR = 4.0
 SCALE_FACTOR = 6.0
 """FACTOR for a gradient's scale. Three controls may show too little of one number by chance."""
 CHANCE = 4.0
-"""A random deviation has a part along a gradient of n numbers: about its own length / sqrt(n)."""
+"""A random deviation has a part along a gradient that n numbers carry: about its own length / sqrt(n)."""
 LOSS_BLOCK = 32
 """Rows whose loss is compared on its own: in the mean of all, errors of opposite signs cancel."""
 
@@ -53,8 +53,9 @@ class GradientError:
     """Of all that differs."""
     scale: float
     """Of the part that is parallel to it: rounding has little of it, a wrong factor has nothing else."""
-    numbers: int
-    """How many the gradient has: what is random in few of them is parallel by chance."""
+    numbers: float
+    """How many numbers carry the exact gradient, (sum g^2)^2 / sum g^4: few do in the weight of a norm of
+    heads. What is random in few numbers is parallel by chance."""
     share: float = 0.0
     """Of the squared length of all gradients together."""
 
@@ -102,6 +103,9 @@ class Noise:
     """Of the whole gradient, relative to its length: a sound norm is off by less."""
     scale: float
     """Of one parameter's scale, each weighed by its share of the whole gradient."""
+    parallel: float
+    """Of the parts of the parameters' errors that are parallel to their exact gradients, relative to those
+    errors, all parameters alike. Few tokens err, and in all numbers of a matrix."""
     gradients: Mapping[str, GradientError]
 
     def limits(self, name: str, dtype: str, distance: float) -> Limit:
@@ -109,26 +113,29 @@ class Noise:
         plain, floor = self.gradients[name], FLOORS[dtype].backward
         allowed = max(floor, FACTOR * plain.distance)
         by_chance = CHANCE * max(plain.distance, min(distance, allowed)) / math.sqrt(plain.numbers)
-        return Limit(allowed, max(floor, by_chance, SCALE_FACTOR * max(plain.scale, self.scale)))
+        measured = max(plain.scale, self.scale, self.parallel * plain.distance)
+        return Limit(allowed, max(floor, by_chance, SCALE_FACTOR * measured))
 
     @classmethod
     def of(cls, exact: Signal, controls: Iterable[Signal], eps: float) -> Noise:
         """Controls are compared one by one: no more than one has to be in memory."""
         compared = [(_block_error(exact, each), exact.gradient_errors(each, eps)) for each in controls]
         losses, errors = zip(*compared, strict=True)
+        gradients = {
+            name: GradientError(
+                _rms([each[name].distance for each in errors]),
+                _rms([each[name].scale for each in errors]),
+                one.numbers,
+                one.share,
+            )
+            for name, one in errors[0].items()
+        }
         return cls(
             loss=_rms(losses),
             grad_norm=_rms([_whole(each, "distance") for each in errors]),
             scale=_rms([_whole(each, "scale") for each in errors]),
-            gradients={
-                name: GradientError(
-                    _rms([each[name].distance for each in errors]),
-                    _rms([each[name].scale for each in errors]),
-                    one.numbers,
-                    one.share,
-                )
-                for name, one in errors[0].items()
-            },
+            parallel=_rms([each.scale / (each.distance or 1.0) for each in gradients.values()]),
+            gradients=gradients,
         )
 
 
@@ -139,7 +146,9 @@ Weights = Callable[[Batch], Tensor]
 class WholeModel:
     """The model as it is before any step, on this rank alone."""
 
-    def __init__(self, cell: RunConfig, device: torch.device, attention: PlainAttention) -> None:
+    def __init__(
+        self, cell: RunConfig, device: torch.device, attention: PlainAttention, phase: StepPhase
+    ) -> None:
         model = build_model(
             cell.model,
             attention_name=PLAIN_NAME,
@@ -154,6 +163,7 @@ class WholeModel:
         self.attention = attention
         self.cell = cell
         self.device = device
+        self.phase = phase
 
     def exact(self, sequences: Sequence[Batch]) -> Signal:
         """The signal in float64."""
@@ -188,7 +198,9 @@ class WholeModel:
         blocks: list[Tensor] = []
         for batch in sequences:
             self.attention.documents = batch.documents  # until backward, which computes the layers again
+            self.phase.enter("forward")  # a large model takes minutes on a CPU: the rank does not hang
             losses = _token_losses(model, batch) * weights(batch)
+            self.phase.enter("backward")
             losses.sum().backward()
             blocks += [each.detach().sum(dim=1) for each in losses.split(LOSS_BLOCK, dim=1)]
             for name, parameter in model.named_parameters():
@@ -196,6 +208,7 @@ class WholeModel:
                     own = parameter.grad.to(torch.promote_types(parameter.dtype, torch.float32))
                     gradients[name] = gradients[name] + own if name in gradients else own
             model.zero_grad()
+        self.phase.enter(None)
         sums = torch.cat(blocks).double()
         return Signal(float(sums.sum()), gradients, sums)
 
@@ -209,10 +222,10 @@ def needed_bytes(cell: RunConfig, tokens: int) -> int:
 
 
 @contextmanager
-def whole_model(cell: RunConfig, device: torch.device) -> Iterator[WholeModel]:
-    """The model, whose plain attention is there while the context lasts."""
+def whole_model(cell: RunConfig, device: torch.device, phase: StepPhase) -> Iterator[WholeModel]:
+    """The model, whose plain attention is there while the context lasts; `phase` is told of its progress."""
     with plain_attention_installed() as attention:
-        yield WholeModel(cell, device, attention)
+        yield WholeModel(cell, device, attention, phase)
 
 
 def _mean_over_tokens(sequences: Sequence[Batch]) -> Weights:
@@ -253,7 +266,14 @@ def _error(found: Tensor | None, exact: Tensor, whole: float, eps: float) -> Gra
     missed, own = found.to(exact.device).double() - exact, float(exact.square().sum())
     square = max(own, eps**2 * whole) or 1.0
     distance, parallel = float(missed.norm()) / math.sqrt(square), float((missed * exact).sum()) / square
-    return GradientError(distance, abs(parallel), exact.numel(), own / (whole or 1.0))
+    return GradientError(distance, abs(parallel), _carrying(exact), own / (whole or 1.0))
+
+
+def _carrying(gradient: Tensor) -> float:
+    """How many numbers carry a gradient; all where it is zero."""
+    largest = float(gradient.abs().max())
+    squares = (gradient / (largest or 1.0)).square()  # of the largest 1: none of them underflows
+    return float(squares.sum() ** 2 / squares.square().sum()) if largest else float(gradient.numel())
 
 
 def _whole(errors: Mapping[str, GradientError], what: str) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from bench.passes.rank_pass import RankPass, Steps
 from bench.passes.telemetry.section import RankTelemetry
-from bench.passes.telemetry.telemetry import Telemetry, open_nvml
+from bench.passes.telemetry.telemetry import PERIOD_S, Telemetry, open_nvml
 
 
 class TelemetryPass(RankPass):
@@ -18,7 +19,8 @@ class TelemetryPass(RankPass):
     def around_window(self) -> AbstractContextManager[Any]:
         if self.telemetry is None:
             subject = self.measurement.subject
-            self.telemetry = Telemetry(partial(open_nvml, subject.device, ranks_beside=subject.ranks_beside))
+            open_device = partial(open_nvml, subject.device, ranks_beside=subject.ranks_beside)
+            self.telemetry = Telemetry(open_device, _period_s())
         return self.telemetry.window()
 
     def run(self) -> Steps:
@@ -28,6 +30,11 @@ class TelemetryPass(RankPass):
 
     def part(self) -> RankTelemetry | None:
         return self.found
+
+
+def _period_s() -> float:
+    """Of this rank's samples: all ranks of a node together ask the driver as often as one alone would."""
+    return PERIOD_S * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 PASS = TelemetryPass

@@ -38,7 +38,7 @@ class TimingPass(RankPass):
 
         A short step has paid for lazy initialisation by now. Where the budget leaves no room for full-length
         warm-up steps and no least number is asked for, the first full-length step is the timed one and the
-        warm-up is called short. Whoever listens is told of what comes before it begins, and of nothing while
+        warm-up is called short. The listener is told of what comes before it begins, and of nothing while
         a window lasts.
         """
         measure, tell = self.measurement.measure, self.measurement.log.tell

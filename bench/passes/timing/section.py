@@ -16,7 +16,7 @@ other, and the warm-up steps after it. The timed steps are no part by name."""
 
 FIRST_STEP_TOKENS = 2048
 MAX_WARM_UP_STEPS = 100
-"""How many full-length steps `measure.warmup_s` may lead to: each trains, and is held against other cells."""
+"""How many full-length steps `measure.warmup_s` may lead to: each trains, and is compared with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from bench.passes.trace.intervals import Spans, covers, spans_of, union
 from bench.passes.trace.issued import issued_calls, paired
 from bench.passes.trace.launched import Launch, served
 from bench.passes.trace.nccl_kernels import kind_and_purpose
-from bench.passes.trace.reader import NCCL_PREFIX, Track
+from bench.passes.trace.reader import NCCL_PREFIX, TraceError, Track
 from bench.passes.trace.timeline import (
     COPY_PARTS,
     MOVEMENTS,
@@ -26,13 +26,21 @@ from bench.passes.trace.timeline import (
     step_us,
 )
 
+NO_KERNELS = (
+    "the profiler saw no kernel of the GPU; another tool may hold CUPTI (Nsight, DCGM's profiling), or the"
+    " driver may permit it to root only (NVreg_RestrictProfilingToAdminUsers)"
+)
+
 
 def cuda_timeline(tracks: Mapping[str, Track], regions: Regions, calls: Sequence[Call] | None) -> Timeline:
     """The timeline of a rank on a GPU: kernels and copies, booked where they were launched from.
 
     `calls` are the tap's, of this step or of one that made the same calls. Where NCCL's kernels cannot be
     joined to them the timeline says why, and a kernel is booked by its name and the place of its launch.
+    Raises TraceError where the trace holds no kernel: no step without one is a step.
     """
+    if not len(tracks["kernels"]):
+        raise TraceError(NO_KERNELS)
     operators, shift = tracks["operators"], clock_shift_us(tracks["annotations"], regions.clock_marks_ns)[0]
     kernels = _launched(tracks["kernels"], tracks["launches"], shift)
     copies = _launched(tracks["copies"], tracks["launches"], shift)

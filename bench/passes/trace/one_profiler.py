@@ -1,4 +1,4 @@
-"""torch has room for one profiler: a second one crashes the process, whoever started it."""
+"""torch has room for one profiler: a second one crashes the process."""
 
 from __future__ import annotations
 

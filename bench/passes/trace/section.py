@@ -107,6 +107,9 @@ class Trace:
     """By part and rank what a GPU copied or filled without a kernel and neither compute nor communication
     covers: `packing` in attention, `optimizer`, `other`. Empty on a CPU; older records count it as compute.
     """
+    torch_attention: list[str] | None = None
+    """Operators of torch's `scaled_dot_product_attention` that the step ran: a training stack leaves the
+    choice to torch, which may take cuDNN where the cell says `torch_flash`. Older records do not say."""
     failure: str | None = None
     """Why nothing is known of any traced step: on which rank the profiler failed, or its trace is no good."""
 
@@ -153,6 +156,7 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
             is_inspected=ranks[0].is_inspected,
             clock_bound_us=clock_bound_us(traces),
             waiting_unknown=found if isinstance(found, str) else None,
+            torch_attention=traces[0].torch_attention,
         )
 
     def gate(self, cell: RunConfig, section: Trace) -> str | None:

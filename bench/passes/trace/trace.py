@@ -7,6 +7,7 @@ readings of the clock beside it.
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ from bench.passes.trace.waiting import RankTrace
 CLOCK_MARKS = 5
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TIME_NAMESPACE = Path("/proc/self/ns/time")
+
+TORCH_ATTENTION = re.compile(r"aten::_scaled_dot_product_\w+(?<!_backward)$")
+"""What `scaled_dot_product_attention` calls in forward, one operator for each of its kernels."""
 
 MakeTimeline = Callable[[Mapping[str, Track], Regions, Sequence[Call] | None], Timeline]
 TIMELINES: Mapping[str, MakeTimeline] = {"cpu": cpu_timeline, "cuda": cuda_timeline}
@@ -155,6 +159,7 @@ def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> Ra
         unjoined=unjoined,
         unmatched=unjoined or timeline.unmatched,
         other_calls=other_calls(tracks, traced.regions, calls),
+        torch_attention=[name for name in sorted(tracks["operators"].names) if TORCH_ATTENTION.match(name)],
     )
 
 

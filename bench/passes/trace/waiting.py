@@ -7,7 +7,7 @@ hosts have been compared before and after the step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from bench.passes.calls import Meeting, meeting
 from bench.passes.trace.intervals import Span, length, overlap
@@ -37,6 +37,8 @@ class RankTrace:
     """Why they cannot be put beside those of other ranks; null where they can."""
     other_calls: str | None
     """What the step called more or less often than the inspected one; null where it made the same calls."""
+    torch_attention: list[str] = field(default_factory=list)
+    """The operators that torch's own `scaled_dot_product_attention` chose, by name."""
     clock_offset_us: float = 0.0
     """Its clock less rank 0's, where they were compared."""
     clock_bound_us: float | None = None

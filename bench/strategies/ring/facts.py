@@ -33,7 +33,7 @@ class Ring(ScheduledFacts):
         heads = cell.model.num_heads // cell.ulysses_degree
         kv_heads = exchanged_kv_heads(cell) // cell.ulysses_degree
         blocks = ring_blocks(cell, heads, kv_heads)
-        kv_bytes = tensor_bytes(cell, 2 * kv_heads, cell.padded_len // max(1, cell.ring_degree))
+        kv_bytes = tensor_bytes(cell, 2 * kv_heads, cell.padded_len // cell.ring_degree)
         kv = self.hop(cell, kv_bytes)
         return Schedule(
             forward=_forward(cell, blocks, kv),

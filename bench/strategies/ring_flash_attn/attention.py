@@ -11,6 +11,7 @@ from bench.attention.flash_attn_bridge import package_on
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
+from bench.strategies.shipped import parts_of_package
 from bench.strategies.strategy import Strategy
 
 FUNCTIONS: Mapping[str, str] = {
@@ -23,7 +24,8 @@ FUNCTIONS: Mapping[str, str] = {
 class RingFlashAttention(Strategy):
     def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
         super().__init__(cell, groups, facts)
-        self.function = self.function_of_package()
+        with parts_of_package(facts):
+            self.function = self.function_of_package()
 
     def function_of_package(self) -> Callable[..., Any]:
         """The one for the cell's layout."""

@@ -14,6 +14,7 @@ from bench.attention.flash_attn_bridge import package_on
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
+from bench.strategies.shipped import parts_of_package
 from bench.strategies.strategy import Strategy
 
 KV_HEADS_AT_A_TIME = 1
@@ -26,7 +27,8 @@ Places = tuple[Any, ...]
 class Llama3Attention(Strategy):
     def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
         super().__init__(cell, groups, facts)
-        self.package: Any = package_on("ring_flash_attn", self.kernel)
+        with parts_of_package(facts):
+            self.package: Any = package_on("ring_flash_attn", self.kernel)
         self.prepared: dict[tuple[tuple[int, ...], bool], Places] = {}
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
@@ -60,9 +62,10 @@ class Llama3Attention(Strategy):
         return results
 
     def _places(self, ends: tuple[int, ...], causal: bool, device: torch.device) -> Places:
-        """Prepared once, as the package's users do once a batch: it copies to the device and waits for it."""
+        """Prepared once, as the package's users do once a batch: it reads the device and waits for it."""
         if (ends, causal) not in self.prepared:
-            boundaries = torch.tensor([0, *ends], dtype=torch.int32, device=device)
+            pinned = torch.tensor([0, *ends], dtype=torch.int32, pin_memory=device.type == "cuda")
+            boundaries = pinned.to(device, non_blocking=True)
             self.prepared[ends, causal] = self.package.llama3_flash_attn_prepare_cu_seqlens(
                 boundaries, causal, rank=self.groups.sequence_rank, world_size=self.cell.sp_degree
             )

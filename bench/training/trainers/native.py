@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -12,24 +14,35 @@ from bench.training.loss import backward_loss
 from bench.training.trainers.trainer import StepOutcome, Trainer
 
 
+@dataclass(slots=True)
 class NativeTrainer(Trainer):
     """Our own loop: what a careful user writes by hand, and no more."""
+
+    ready: dict[tuple[int, int], list[Batch]] = field(init=False, default_factory=dict)
+    """The batches of the next step, by its number and length, where a GPU is busy while they are made."""
 
     def step(self, number: int, seq_len: int) -> StepOutcome:
         loss_sum, valid_tokens = self.accumulate(number, seq_len)
         self.phase.enter("optimizer")
         outcome = StepOutcome(loss_sum, valid_tokens, self.engine.update(), self.fed.take())
+        self._look_ahead(number + 1, seq_len)
         self.phase.enter(None)
         return outcome
 
     def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
         self.fed.take()
         self.phase.enter("load")
-        batches = self.fetch(number, seq_len)
+        batches = self.ready.pop((number, seq_len), None) or self.fetch(number, seq_len)
         valid_tokens = torch.stack([count_valid(batch.labels) for batch in batches]).sum()
         dist.all_reduce(valid_tokens)
         sums = [self._micro_step(batch, valid_tokens, last=batch is batches[-1]) for batch in batches]
         return torch.stack(sums).sum(), valid_tokens
+
+    def _look_ahead(self, number: int, seq_len: int) -> None:
+        """Make the next step's batches while the GPU works at this one; a CPU would only do it earlier."""
+        if self.data.device.type == "cuda":
+            self.phase.enter("load")
+            self.ready = {(number, seq_len): self.fetch(number, seq_len)}
 
     def _micro_step(self, batch: Batch, valid_tokens: Tensor, *, last: bool) -> Tensor:
         with self.engine.micro_step(last=last), self.strategy.step(batch):

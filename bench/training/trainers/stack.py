@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,14 +53,13 @@ class StackTrainer(Trainer):
         device: torch.device,
         phase: StepPhase,
     ) -> Self:
-        """The stack over the whole model, which every rank holds until the stack shards it."""
+        """The stack over the model, of which a GPU holds as much as the engine leaves it."""
         cell = strategy.cell
         prepare_accelerate(cell)
-        deque(layers, maxlen=0)
-        plain: PreTrainedModel = model.model.to(device)
+        engine = STACK_ENGINES[cell.engine](cell, strategy.groups)
+        plain: PreTrainedModel = engine.placed(model.model, layers, device)
         plain.set_attn_implementation(STACK_KERNELS[cell.kernel])
         signal = StackSignal(plain, model.fed, phase)
-        engine = STACK_ENGINES[cell.engine](cell, strategy.groups)
         trainer = cls(cell, engine, strategy, wiring, data, phase, model.fed, plain, signal)
         trainer.prepare()
         return trainer

@@ -43,7 +43,7 @@ class StackSamples(Dataset[Row]):
         batch, place = divmod(index, cell.batch)
         micro_step, group = dealt(cell, batch, self.ranks)
         step, within = divmod(micro_step, cell.grad_accum)
-        whole = self.data.micro_batch(self.first + step, within, group, self.seq_len)
+        whole = self.data.rows(self.first + step, within, group, self.seq_len)
         ids, labels = whole.input_ids[place], whole.labels[place]
         unshifted = torch.cat([labels.new_full((1,), IGNORED_LABEL), labels[:-1]])
         return {
@@ -70,5 +70,11 @@ def collated(rows: Sequence[Row]) -> dict[str, Tensor]:
 
 
 def loader(samples: StackSamples) -> DataLoader[Any]:
-    """A plain loader that keeps the order."""
-    return DataLoader(samples, batch_size=samples.data.cell.batch, collate_fn=collated, shuffle=False)
+    """A plain loader that keeps the order; it pins rows for a GPU, as Trainer's does."""
+    return DataLoader(
+        samples,
+        batch_size=samples.data.cell.batch,
+        collate_fn=collated,
+        shuffle=False,
+        pin_memory=samples.data.device.type == "cuda",
+    )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bench.config import OptimizerConfig, RunConfig
 from bench.ranks.groups import RankGroups
-from bench.training.engines import DDP, FSDP2, Engine, Zero3
+from bench.training.engines import DDP, FSDP2, Engine, Zero3, _partition
 from bench.training.optimizer import OPTIMIZERS, Updater
 
 Named = Iterable[tuple[str, Tensor]]
@@ -26,6 +28,15 @@ class StackEngine(Engine):
         self.cell = cell
         self.settings = cell.optimizer
         self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
+
+    def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
+        """The model for the stack, each of `layers` with its numbers when it is taken.
+
+        In host memory, layer by layer: FSDP2 takes each to the GPU when it shards it.
+        """
+        for layer in layers:
+            layer.to("cpu")
+        return model.to("cpu")
 
     def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
         """The prepared model, torch's optimizer below whatever wraps it, and what sets its learning rate."""
@@ -46,6 +57,10 @@ class StackDDP(StackEngine, DDP):
     def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
         del groups
         self._choose(cell)
+
+    def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:
+        deque(layers, maxlen=0)
+        return model.to(device)
 
     def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
         self.module = model
@@ -87,6 +102,12 @@ class StackZero3(StackEngine, Zero3):
     def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
         self._choose(cell)
         self.rank = groups.rank
+
+    def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
+        """Sharded layer by layer, as `from_pretrained` loads a model under ZeRO-3; no rank holds it whole."""
+        for part in itertools.chain(layers, [model]):
+            _partition(part, self.cell)
+        return model
 
     def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
         del optimizer

@@ -107,10 +107,12 @@ class Trainer(ABC):
         return self.strategy.watched(watch)
 
     def fetch(self, number: int, seq_len: int) -> list[Batch]:
-        """What this rank's model is fed in a step, one batch per micro-step."""
+        """What this rank's model is fed in a step, one batch per micro-step; only its shard is copied."""
         data_rank = self.strategy.groups.data_rank
-        whole = [
-            self.data.micro_batch(number, micro_step, data_rank, seq_len)
+        rows = [
+            self.data.rows(number, micro_step, data_rank, seq_len)
             for micro_step in range(self.cell.grad_accum)
         ]
-        return [self.strategy.shard(batch) for batch in whole] if self.wiring.shards_batch else whole
+        if self.wiring.shards_batch:
+            rows = [self.strategy.shard(batch) for batch in rows]
+        return [batch.to(self.data.device) for batch in rows]

@@ -210,3 +210,32 @@ def test_a_handle_that_is_waited_for_counts_as_a_collective(tmp_path):
     own.write_text("work = send()\nkv = arriving.wait()\n")
     stack = f'Current thread 0x00007e (most recent call first):\n  File "{own}", line {{}} in ring\n'
     assert [doing(stack.format(line)).collective for line in (1, 2)] == [None, "wait"]
+
+
+@pytest.mark.parametrize("read", ["norm.item()", "ends.tolist()", "losses.cpu()"])
+def test_a_rank_that_reads_its_gpu_waits_too(tmp_path, read):
+    own = tmp_path / "own.py"
+    own.write_text(f"x = {read}\n")
+    stack = f'Current thread 0x00007e (most recent call first):\n  File "{own}", line 1 in step\n'
+    assert f".{doing(stack).collective}()" in read
+
+
+def test_a_rank_that_waits_for_its_gpu_is_not_the_one_that_keeps_others_waiting():
+    stack = """Current thread 0x00007e (most recent call first):
+  File "/x/lib/python3.11/site-packages/torch/cuda/__init__.py", line 1126 in synchronize
+  File "/home/me/bench/passes/timing/clock.py", line 35 in synchronise
+"""
+    found = {0: doing(stack), 1: COMPUTING}
+    blame = blamed(found, set(), [0, 1])
+    assert (blame.rank, blame.what) == (1, "in matmul (own.py:7), while rank 0 waits in synchronize")
+
+
+def test_the_rank_whose_gpu_is_idle_while_others_spin_is_blamed_wherever_their_code_is():
+    """A GPU's queue of launches is full long before the host comes to wait for anything by name."""
+    found = {rank: Doing(f"layer (model.py:{rank})", None) for rank in range(3)}
+    blame = blamed(found, set(), [0, 1, 2], idle={1})
+    said = "in layer (model.py:1) with nothing on its GPU, while the other GPUs are busy"
+    assert (blame.rank, blame.what) == (1, said)
+    assert blamed(found, set(), [0, 1, 2], idle={0, 1, 2}) is None
+    waits = found | {1: in_collective("wait")}
+    assert blamed(waits, set(), [0, 1, 2], idle={1}).rank != 1

@@ -16,7 +16,7 @@ from bench.record import Provenance, Status
 from bench.request.hardware import hardware_of
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
-from bench.sweep.forecast import room_of
+from bench.sweep.room import room_of
 from tests.cells import TWO_CORES, make_cell, make_raw
 from tests.command import typed_here
 

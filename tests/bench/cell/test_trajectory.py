@@ -1,4 +1,4 @@
-"""Loss and gradient norm of every step are held against another cell of the same work."""
+"""Loss and gradient norm of every step are compared with another cell of the same work."""
 
 import re
 from dataclasses import asdict, replace

@@ -1,5 +1,7 @@
 """What an exchange takes beside its bytes: one start, and of a ring's further steps a hop each."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench.cost.band import End
@@ -28,6 +30,29 @@ NODE, NETWORK = H100.hardware.node, H100.hardware.network
 )
 def test_a_collective_starts_once_and_hops_from_rank_to_rank(exchange, latency_s):
     assert H100.exchange_s(exchange, 2) == pytest.approx(latency_s)
+
+
+@pytest.mark.parametrize("kind", ["all_to_all", "send", "all_gather", "all_reduce"])
+@pytest.mark.parametrize("stride", [1, 16])
+def test_a_rank_that_meets_no_other_waits_for_nobody(kind, stride):
+    assert H100.exchange_s(Exchange(kind, 0, 1, stride), 2) == 0
+
+
+@pytest.mark.parametrize(
+    ("exchange", "cards"),
+    [
+        (Exchange("all_gather", 1 << 30, 16), 8),
+        (Exchange("reduce_scatter", 1 << 30, 32), 8),
+        (Exchange("all_reduce", 1 << 30, 4, stride=4), 2),
+        (Exchange("all_gather", 1 << 30, 4, stride=8), 1),
+        (Exchange("send", 1 << 30, 16), 1),
+    ],
+)
+def test_the_network_cards_of_a_node_share_what_a_collectives_ring_sends_on(exchange, cards):
+    """A message from rank to rank leaves by one."""
+    rate = NETWORK.bytes_per_s * H100.hardware.link.at(End.EXPECTED)
+    sent_s = H100.exchange_s(exchange, 2) - H100.exchange_s(replace(exchange, sent_bytes=0), 2)
+    assert sent_s == pytest.approx((1 << 30) / cards / rate, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`experiment=implementations`: who takes part, what each is held against, and what the rows say."""
+"""`experiment=implementations`: who takes part, what each is compared with, and what the rows say."""
 
 import json
 import shutil

@@ -74,6 +74,7 @@ def test_fewer_ranks_in_a_sequence_take_more_sequences_at_once():
     [
         ("cluster.world_size=1", "no ranks share a sequence; take two or more"),
         ("strategy=local", "strategy=local: is what others are compared with"),
+        ("workload=attention", "workload=attention: experiment=loss_equivalence compares losses"),
     ],
 )
 def test_what_compares_nothing_is_refused(words, said):

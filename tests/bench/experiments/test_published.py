@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bench.cell.outcome import analytic
+from bench.config import ConfigError
 from bench.environment import REPOSITORY
 from bench.experiments.published import opening, published_cells
 from bench.experiments.published_table import loss_moment_bytes, memory_text, throughput_text
@@ -55,6 +56,13 @@ def test_it_is_measured_where_it_can_run(words, machine, mode):
     cells = cells_of("throughput", *words, machine=machine)
     assert {cell.mode for cell in cells} == {mode}
     assert {cell.offload.optimizer for cell in cells} == {False}
+
+
+def test_gpus_that_cannot_be_used_are_no_reason_to_predict():
+    broken = replace(TWO_CORES, gpu_error="a GPU is here, but torch is built without CUDA; install a build")
+    with pytest.raises(ConfigError, match="is built without CUDA; install a build, or take cluster=cpu"):
+        cells_of("throughput", machine=broken)
+    assert {cell.mode for cell in cells_of("throughput", "cluster=cpu", machine=broken)} == {"predict"}
 
 
 def test_what_is_named_wins():

@@ -7,8 +7,8 @@ Times are in ms.
 
 import pytest
 
-from bench.passes.trace.cuda_timeline import cuda_timeline
-from bench.passes.trace.reader import read_tracks
+from bench.passes.trace.cuda_timeline import NO_KERNELS, cuda_timeline
+from bench.passes.trace.reader import TraceError, read_tracks
 from bench.passes.trace.split import flights_ms, split
 from bench.passes.trace.waiting import RankTrace, waiting
 from tests.bench.passes.traces import WORKER, call, event, hop, kernel, mark, nccl, regions
@@ -148,7 +148,11 @@ def test_kernels_of_two_groups_with_equal_ranks_do_not_meet(order):
     [
         (ONE_HOP, HOP[0][:1], "the tap saw {'send': 1}, the profiler {'send': 1, 'recv': 1}"),
         ([*ONE_HOP[:2], ONE_HOP[3]], HOP[0], "not hold the launches of 1 of 1 NCCL kernels"),
-        (ONE_HOP[:2], HOP[0], "2 calls launched no NCCL kernel, the first of send"),
+        (
+            [*ONE_HOP[:2], *kernel("ampere_bf16_gemm", 50, 60, 3, 2)],
+            HOP[0],
+            "2 calls launched no NCCL kernel, the first of send",
+        ),
         (
             [*ONE_HOP, *kernel("ncclDevKernel_Generic", 50, 60, 3, 2, WORKER)],
             HOP[0],
@@ -167,7 +171,7 @@ def test_kernels_that_cannot_be_joined_have_no_waiting_and_say_why(events, calls
     assert isinstance(found, str)
     assert said in found
     assert split(of_cuda(events, calls, step=(0, 200))).total_ms == approx(
-        sum(each["dur"] for each in events if each["cat"] == "kernel") / 1e3
+        sum(each["dur"] for each in events if each["cat"] == "kernel" and "nccl" in each["name"]) / 1e3
     )
 
 
@@ -191,3 +195,11 @@ def test_device_copies_hide_no_communication_and_are_no_compute():
     assert found.compute_ms["other"] == approx(4)
     assert found.copies_ms == {"packing": approx(3), "optimizer": approx(1), "other": approx(2)}
     assert found.idle_ms == approx(2)
+
+
+def test_a_trace_without_any_kernel_is_no_step_of_no_communication():
+    """So it is where another tool holds CUPTI: operators, and nothing on the device."""
+    operators = [event("aten::mm", 2, 3), event("c10d::allreduce_", 4, 5)]
+    with pytest.raises(TraceError, match="no kernel of the GPU") as raised:
+        of_cuda(operators, TAPPED, step=(0, 100))
+    assert str(raised.value) == NO_KERNELS

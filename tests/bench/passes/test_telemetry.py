@@ -4,15 +4,17 @@ import os
 import threading
 import time
 from types import SimpleNamespace
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
 import pynvml
 import pytest
 import torch
 
+from bench.passes.telemetry import rank
 from bench.passes.telemetry.telemetry import (
     CLOCK_EVENTS,
     FIGURES,
+    PERIOD_S,
     NvmlDevice,
     Telemetry,
     open_nvml,
@@ -141,3 +143,13 @@ def test_a_cpu_cell_says_why_it_has_no_figures_and_how_loaded_the_machine_was(la
     assert telemetry.load_average >= 0
     assert len(telemetry.involuntary_switches) == record.config["cluster.world_size"]
     assert "CPU" in record.sections["memory"].device_used_reason
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_the_ranks_of_a_node_ask_the_driver_no_more_often_than_one_would(monkeypatch, ranks):
+    asked = []
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setattr(rank, "Telemetry", lambda _, period_s: asked.append(period_s) or Mock())
+    measurement = SimpleNamespace(subject=SimpleNamespace(device=torch.device("cpu"), ranks_beside=0))
+    rank.TelemetryPass(measurement).around_window()
+    assert asked == [PERIOD_S * ranks]

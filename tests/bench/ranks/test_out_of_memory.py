@@ -91,3 +91,10 @@ def test_the_cause_behind_a_failed_cleanup_is_found():
 def test_an_error_without_memory_behind_it_is_its_own_cause():
     error = ValueError("plain")
     assert root_cause(error) == (error, None)
+
+
+@pytest.mark.parametrize(("where", "memory"), [("DEVICE", "device"), ("HOST", "host")])
+def test_what_cudnn_9_says_of_memory_is_read(where, memory):
+    said = f"cuDNN Frontend error: CUDNN_STATUS_INTERNAL_ERROR_{where}_ALLOCATION_FAILED"
+    assert memory_of_error(RuntimeError(said)) == memory
+    assert memory_of_error(RuntimeError("CUDNN_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE")) is None

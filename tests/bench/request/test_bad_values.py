@@ -202,9 +202,9 @@ def test_heads_that_a_gpu_kernel_does_not_take_are_sent_to_one_that_does(kernel,
 @pytest.mark.parametrize("line", ["", "cluster=gpu", "cluster.device=cuda"])
 def test_a_gpu_that_cannot_be_read_is_no_reason_for_a_silent_sweep_on_the_cpu(line):
     broken = replace(
-        TWO_CORES, gpu_error="/dev/nvidiactl is there, but NVML cannot read its GPU: Unknown Error"
+        TWO_CORES, gpu_error="/dev/nvidiactl is there, but NVML cannot read its GPU; see what nvidia-smi says"
     )
-    with pytest.raises(ConfigError, match=r"cannot read its GPU: Unknown Error; .* take cluster=cpu") as said:
+    with pytest.raises(ConfigError, match=r"its GPU; see what nvidia-smi says, or take cluster=cpu") as said:
         asked(line, broken)
     assert "\n" not in str(said.value)
     assert asked("cluster=cpu", broken).cluster.device == "cpu"
@@ -219,7 +219,7 @@ UUIDS = ("GPU-aaa1", "GPU-aab2", "GPU-ccc3")
         (None, [0, 1, 2]), ("", []), ("-1", []), (" ", []), ("1", [1]), ("2,0", [2, 0]), (" 0 , 1 ", [0, 1]),
         ("0,0", []), ("0,3,1", [0]), ("3", []), ("0,-1,1", [0]), ("GPU-c", [2]),
         ("GPU-aaa1,GPU-ccc3", [0, 2]),
-        ("GPU-a", []), ("GPU-nonsense", []), ("none", []), ("0,x,1", [0]), ("\uff11", []), ("MIG-1", [0]),
+        ("GPU-a", []), ("GPU-nonsense", []), ("none", []), ("0,x,1", [0]), ("\uff11", []), ("MIG-1", []),
     ],
 )  # fmt: skip
 def test_the_visible_gpus_are_those_that_cuda_would_show(variable, devices):

@@ -2,13 +2,17 @@
 
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
 
+from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.attention.kernels import KERNELS
 from bench.environment import installed
+from bench.ranks.log import RefusedError
 from bench.request.legality import refusal
-from bench.strategies import STRATEGIES
+from bench.strategies import STRATEGIES, runnable, shipped
 from tests.cells import TINY, make_cell, tiny_cell, words_for
 from tests.command import typed
 from tests.installed import INSTALLED
@@ -87,3 +91,28 @@ def test_on_nccl_ringmaster_sends_the_bytes_of_its_formula(launcher, tmp_path, n
     on_nccl = replace(cell, cluster=replace(cell.cluster, backend="nccl"))
     assert sent == {STRATEGIES[name].exchange_bytes(on_nccl)}
     assert sent != {STRATEGIES[name].exchange_bytes(cell)}
+
+
+UNDEFINED = "undefined symbol: _ZN3c105ErrorC2E"
+
+
+def broken(name):
+    raise ImportError(UNDEFINED)
+
+
+@pytest.mark.parametrize("kernel", [name for name, kernel in KERNELS.items() if kernel.module])
+def test_a_kernel_whose_wheel_is_for_another_torch_is_refused_where_it_is_chosen(kernel, monkeypatch):
+    monkeypatch.setattr(shipped.importlib, "import_module", broken)
+    with pytest.raises(RefusedError, match=UNDEFINED) as raised:
+        shipped.usable_kernel(kernel)
+    assert f"kernel={kernel}: the package {KERNEL_FACTS[kernel].package}" in str(raised.value)
+    assert "take kernel=torch_flash" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["ring_flash_attn", "ring_flash_attn_llama3"])
+def test_ring_flash_attn_that_cannot_be_imported_is_refused(name, monkeypatch):
+    code = runnable(name)
+    monkeypatch.setattr(f"{code.__module__}.package_on", lambda *_: broken("ring_flash_attn"))
+    cell = make_cell(f"strategy={name}", "cluster.world_size=2")
+    with pytest.raises(RefusedError, match=f"strategy={name}: the package ring-flash-attn .* {UNDEFINED}"):
+        code(cell, Mock(), STRATEGIES[name])

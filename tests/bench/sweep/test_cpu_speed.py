@@ -50,6 +50,10 @@ def test_a_stack_that_runs_torchs_own_attention_is_timed_with_it():
     assert ProbeTask.of(cell("trainer=accelerate", "strategy=local")).is_sdpa
 
 
+def test_attention_alone_which_nobody_trains_is_timed_as_our_own():
+    assert not ProbeTask.of(cell("workload=attention")).is_sdpa
+
+
 @pytest.fixture
 def tasks(monkeypatch):
     """The tasks of which a timing was asked."""

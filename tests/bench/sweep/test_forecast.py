@@ -12,6 +12,7 @@ import run_sweep
 from bench.cell.launcher import Launcher
 from bench.config import AUTO, ConfigError
 from bench.environment import REPOSITORY, Machine, describe
+from bench.passes import planned_stages
 from bench.request.choices import default_strategies, read_option
 from bench.request.measure import WINDOWS
 from bench.sweep.auto_choices import CHOICES
@@ -96,6 +97,30 @@ def test_a_cell_that_does_not_fit_is_not_counted_and_advised_no_budget():
     assert found.total_s == pytest.approx(START_S + sum(each.cell_s for each in rest))
     assert found.bases == ["the cost model on hardware=h100_80gb"]
     assert f"and what {found.unknown} more of the cells take" in lines_of(found)
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_the_minutes_of_gpus_count_what_a_cell_takes_outside_its_steps(count):
+    """15 to 40 s by what starts, is built and is read."""
+    found = forecast(replace(GPUS, gpus=GPUS.gpus[:1] * count))
+    for each in found.cells:
+        steps = sum(stage.steps for stage in planned_stages(each.cell.measure, each.step.seconds))
+        assert 15 <= each.cell_s - steps * each.step.seconds <= 40
+    assert found.total_s >= sum(each.cell_s for each in found.cells if each.lasts)
+
+
+def test_a_reference_that_cannot_fit_is_neither_counted_nor_listed():
+    found = forecast(GPUS, strategies=["ulysses"], lengths=["8k", "64k"])
+    assert [cell.seq_len for cell in found.references] == [8192]
+    assert len(found.not_tried) == 1
+    assert "64k: local does not run as a reference: a rank needs" in lines_of(found)
+
+
+def test_an_illegal_cell_has_no_expected_step():
+    """Of one token on four ranks there is no arithmetic."""
+    found = forecast(GPUS, strategies=["ring"], lengths=["1"])
+    (cell,) = found.cells
+    assert (cell.step, cell.cell_s, cell.reason is None) == (None, None, False)
 
 
 def test_cpu_ranks_share_the_hosts_memory():

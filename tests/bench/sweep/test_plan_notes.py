@@ -10,6 +10,7 @@ import run_sweep
 from bench.cost.fit import Fit
 from bench.labels import length_label
 from bench.request.choices import default_strategies, read_option
+from bench.request.legality import refusal
 from bench.sweep import run as sweep_run
 from bench.sweep.estimate import Estimate
 from bench.sweep.expected import modelled
@@ -111,6 +112,66 @@ def test_a_cpu_warns_of_a_limit_and_of_nothing_else():
     short = [each[:2] for each in short_of_memory(limited, TWO_CORES)]
     assert short == [("local", "64k"), *((name, "96k") for name in default_strategies())]
     assert short_of_memory(planned(TWO_CORES), TWO_CORES) == []
+
+
+@pytest.mark.parametrize(("count", "taken"), [(3, 2), (5, 4), (6, 4), (7, 4)])
+def test_on_an_odd_number_of_gpus_no_default_cell_is_refused_and_the_plan_says_who_is_idle(count, taken):
+    found = planned(gpus(count))
+    cells = [each.cell for each in found.cells]
+    assert [refusal(cell) for cell in cells] == [None] * 9
+    assert {cell.sp_degree for cell in cells if cell.strategy != "local"} == {taken}
+    (said,) = [note for note in found.notes if "stay idle" in note]
+    assert said.startswith(f"cluster.world_size=auto: {taken} of {count} GPUs")
+    assert f"cluster.world_size={count} lets all share a sequence" in said
+    assert ("sp_degree=2 takes all in 3 groups" in said) == (count == 6)
+
+
+@pytest.mark.parametrize(
+    ("count", "values", "ranks"),
+    [
+        (6, {"sp_degree": 2}, (2, 3, 6)),
+        (7, {"sp_degree": 2}, (2, 3, 6)),
+        (6, {"dp_shard": 3}, (2, 3, 6)),
+        (4, {"sp_degree": 2, "dp_shard": 1}, (2, 1, 2)),
+        (6, {"cluster__world_size": 6}, (6, 1, 6)),
+        (4, {"sp_degree": 8}, (8, 1, 4)),
+        (8, {}, (8, 1, 8)),
+    ],
+)
+def test_degrees_that_are_given_take_as_many_gpus_as_they_need(count, values, ranks):
+    cell = planned(gpus(count), strategies=("ring",), lengths=["96k"], **values).cells[0].cell
+    assert (cell.sp_degree, cell.dp_shard, cell.cluster.world_size) == ranks
+
+
+NEWER = "kernel=torch_flash is FlashAttention-2; on "
+
+
+@pytest.mark.parametrize(
+    ("machine", "values", "said"),
+    [
+        (gpus(4), {}, f"{NEWER}Hopper FlashAttention-3 or cuDNN is likely faster"),
+        (gpus(4, "NVIDIA B200"), {}, f"{NEWER}Blackwell FlashAttention-4 or cuDNN is likely faster"),
+        (replace(gpus(4, "NVIDIA H20"), gpu_capabilities=("9.0",) * 4), {}, f"{NEWER}Hopper"),
+        (TWO_CORES, {"mode": "predict", "hardware": read_option("hardware", "h200_141gb")}, f"{NEWER}Hopper"),
+        (gpus(4, "NVIDIA A100-SXM4-80GB"), {}, None),
+        (gpus(4, "NVIDIA A10G"), {}, None),
+        (gpus(4), {"kernel": "cudnn"}, None),
+        (gpus(4), {"kernel": "math"}, None),
+        (TWO_CORES, {}, None),
+    ],
+)
+def test_on_newer_gpus_the_plan_says_that_there_are_likely_faster_kernels(machine, values, said):
+    notes = planned(machine, lengths=["8k"], strategies=("ulysses",), **values).notes
+    told = [note for note in notes if "FlashAttention" in note]
+    assert len(told) == (said is not None)
+    if said is not None:
+        assert told[0].startswith(said)
+        assert told[0].endswith("python run_sweep.py -m kernel=torch_flash,cudnn seq_len=8k,32k")
+
+
+def test_whoever_compares_kernels_is_told_of_none():
+    both = [each for kernel in ("torch_flash", "cudnn") for each in raws(("ulysses",), ["8k"], kernel=kernel)]
+    assert "FlashAttention" not in " ".join(plan(both, gpus(4), single=False).notes)
 
 
 @pytest.mark.parametrize(

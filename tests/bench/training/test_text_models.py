@@ -17,7 +17,9 @@ from transformers import (
 
 from bench.observation.observed_model import observed_model
 from bench.training.models import build_model, empty_model
-from tests.cells import make_cell
+from bench.training.text_model import DEFAULTS, text_numbers
+from tests import faults
+from tests.cells import make_cell, run_cell
 
 TOKENS = 192
 TEXT = {
@@ -80,6 +82,15 @@ MODELS = FOR_IMAGES | {
     "longrope": lambda: of("llama", LONG),
     "longrope of Mistral": lambda: of("mistral", {**LONG, "factor": 8.0}, sliding_window=None),
 }
+
+
+@pytest.mark.parametrize("family", DEFAULTS)
+def test_a_number_that_a_configuration_for_images_leaves_out_is_transformers_own(family):
+    """As in LLaVA 1.5's, whose `text_config` names no size but that of the vocabulary."""
+    numbers = text_numbers({"model_type": "llava", "text_config": {"model_type": family, "vocab_size": 7}})
+    plain = AutoConfig.for_model(family, vocab_size=7).to_dict()
+    found = {name: numbers[name] for name in DEFAULTS[family]}
+    assert found == {name: plain[name] for name in DEFAULTS[family]}
 
 
 @pytest.fixture(params=MODELS)
@@ -158,3 +169,18 @@ def test_an_older_file_of_qwen2_5_vl_has_the_text_model_s_numbers_beside_the_res
     built = build_model(cell.model, attention_name="sdpa", max_positions=TOKENS, seed=0).eval()
     assert cell.model.family == "qwen2"
     assert torch.allclose(logits(built, TOKENS), logits(model, TOKENS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["dynamic", "longrope"])
+def test_ranks_turn_by_the_whole_sequence_s_frequencies_and_else_the_model_is_to_blame(
+    launcher, tmp_path, case
+):
+    """Only the rank with the sequence's end would choose by that end."""
+    MODELS[case]().save_pretrained(tmp_path)
+    words = ("model=checkpoint", f"model.path={tmp_path}", "strategy=ulysses", "cluster.world_size=2")
+    cell = make_cell(*words, "seq_len=128", "measure.steps=1", "measure.warmup_steps=0")
+    right, _ = run_cell(launcher, cell, tmp_path / "right")
+    assert (right.status, right.sections["positions"].module) == ("ok", None), right.reason
+    wrong, _ = run_cell(launcher, cell, tmp_path / "wrong", faults.choose_frequencies_by_own_length)
+    assert wrong.status == "wrong_result"
+    assert wrong.reason.startswith("positions: ")

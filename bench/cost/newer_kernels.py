@@ -1,0 +1,35 @@
+"""What to know of a FlashAttention-2 kernel on a GPU for which there are newer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from bench.command import sweep_words
+
+SECOND_GENERATION = ("torch_flash", "flash_blocks", "flash_attn_2")
+NEWER: Mapping[int, tuple[str, str]] = {
+    9: ("Hopper", "FlashAttention-3"),
+    10: ("Blackwell", "FlashAttention-4"),
+}
+"""By major compute capability the generation, and the FlashAttention made for it."""
+
+
+def newer_kernel_lines(ran: Collection[tuple[str, float | None]]) -> list[str]:
+    """One line for each kernel of these pairs of kernel and compute capability that has likely faster ones.
+
+    None where a cell of another kernel on such a GPU is among them.
+    """
+    on_newer = sorted(
+        {(kernel, int(found)) for kernel, found in ran if found is not None and int(found) in NEWER}
+    )
+    if any(kernel not in (*SECOND_GENERATION, "math") for kernel, _ in on_newer):
+        return []
+    return [_line(kernel, *NEWER[major]) for kernel, major in on_newer if kernel in SECOND_GENERATION]
+
+
+def _line(kernel: str, generation: str, newer: str) -> str:
+    command = f"{sweep_words()} -m kernel={kernel},cudnn seq_len=8k,32k"
+    return (
+        f"kernel={kernel} is FlashAttention-2; on {generation} {newer} or cuDNN is likely faster, and the"
+        f" share of communication then higher. To compare: {command}"
+    )

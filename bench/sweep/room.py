@@ -1,0 +1,71 @@
+"""Whether a rank of a cell has the memory that it needs, before it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from bench.config import RunConfig
+from bench.cost.band import Band
+from bench.cost.fit import Fit, fit_of
+from bench.cost.memory import MemoryNeed, memory_need
+from bench.cost.memory_band import needed_band
+from bench.environment import Machine
+from bench.labels import size_label
+from bench.request.hardware import usable_bytes
+from bench.request.legality import refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one rank of a cell needs, and what it may use."""
+
+    cell: RunConfig
+    need: MemoryNeed
+    usable: int
+    is_share: bool = False
+    """Whether nothing limits the rank but what the host's memory leaves to each."""
+
+    @property
+    def needed(self) -> Band:
+        return needed_band(self.cell, self.need)
+
+    @property
+    def needed_label(self) -> str:
+        """`12.1-15.3 GiB`, or `900.0 MiB-1.1 GiB`."""
+        low, high = (size_label(round(size)) for size in (self.needed.low, self.needed.high))
+        number, unit = low.split()
+        return f"{number}-{high}" if high.endswith(unit) else f"{low}-{high}"
+
+    @property
+    def fit(self) -> Fit:
+        return fit_of(self.needed, self.usable)
+
+    @property
+    def largest(self) -> str:
+        """The term that needs most."""
+        sizes = {field.name: getattr(self.need, field.name) for field in fields(MemoryNeed)}
+        return max(sizes, key=lambda name: sizes[name])
+
+    @property
+    def checkpointed(self) -> MemoryNeed | None:
+        """What the cell would need with checkpointing, where that may fit."""
+        if self.cell.checkpointing:
+            return None
+        cell = replace(self.cell, checkpointing=True)
+        need = memory_need(cell)
+        is_less = need is not None and fit_of(needed_band(cell, need), self.usable) is not Fit.OUT_OF_MEMORY
+        return need if is_less else None
+
+
+def room_of(cell: RunConfig, machine: Machine) -> Room | None:
+    """What one rank of a legal cell needs and has; None where either is not known.
+
+    CPU ranks without a limit share what memory the host has.
+    """
+    if refusal(cell) is not None:
+        return None
+    usable, need = usable_bytes(cell, machine), memory_need(cell)
+    is_share = usable is None and cell.cluster.device == "cpu"
+    if is_share:
+        usable = machine.memory_bytes // cell.cluster.ranks_per_node
+    return None if usable is None or need is None else Room(cell, need, usable, is_share)

@@ -1,0 +1,41 @@
+"""Whatever a cell ended as, its record is reported, compared, and counts or runs again in a resumed sweep."""
+
+import pytest
+
+from analysis import compare, report
+from bench.environment import describe
+from bench.record import FINDINGS, Status
+from bench.sweep.plan import plan
+from bench.sweep.run import folder_lines, pending_cells
+from tests.analysis.records import FAILED, make_failure, make_record, write_sweep
+from tests.cells import TWO_CORES, make_raw
+
+
+def planned(folder, *words):
+    return plan([make_raw("strategy=ulysses", f"sweep_dir={folder}", *words)], TWO_CORES, single=False)
+
+
+def record_of(cell, status):
+    own = {"config": cell.flat(), "cell_id": cell.cell_id, "environment": describe({})}
+    if status is Status.OK:
+        return make_record(**own)
+    if status is Status.UNSUPPORTED:
+        return make_record(**own, **FAILED, status=status, reason="it is not for this")
+    return make_failure(status, "it ended so", **own)
+
+
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("status", Status)
+def test_every_status_is_reported_compared_and_gone_on_with(status, tmp_path, capsys):
+    cell, other = (planned("out", f"seq_len={length}").cells[0].cell for length in ("1k", "2k"))
+    sides = {
+        "alone": [record_of(cell, status)],
+        "beside": [record_of(cell, status), record_of(other, Status.OK)],
+    }
+    folders = [write_sweep(tmp_path / name, records) for name, records in sides.items()]
+    assert [report.main([str(folder)]) for folder in folders] == [0, 0]
+    assert compare.main([*map(str, folders)]) == 0
+    assert "Traceback" not in "".join(capsys.readouterr())
+    again = planned(folders[0], "seq_len=1k", "resume=true")
+    assert len(pending_cells(again)) == (status not in FINDINGS)
+    assert folder_lines(again) == []

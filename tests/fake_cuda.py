@@ -1,0 +1,752 @@
+"""A CUDA that the CPU plays, in the ranks of a test alone: no kernels of CUDA, no speed, no device memory.
+
+What it has in common with the real one is what Python sees: `torch.cuda`, NVML, NCCL's process groups (gloo
+carries them), streams, events, traces with kernels, and the rules that a CPU does not have:
+
+- A tensor has a side, the device's or the host's. Ops on tensors of both sides, `numpy()` of the device's and
+  pinning it raise as on a GPU. Where a side is not known, as of gradients that C++ makes, nothing raises.
+- Whatever would make the host wait for the device, and every copy from memory that is not pinned, is noted
+  while a timed step runs, with the place in the code.
+- Every collective that Python calls is noted. What an asynchronous one receives must not be used before it is
+  waited for, nor what it sends be changed, and work of one stream not used in another without a wait.
+
+`tests/fake_order.py` compares what the ranks noted. Meshes are of the CPU: FSDP2 uses no streams here.
+"""
+
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import sys
+import time
+import types
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, Work
+from torch.distributed.fsdp._fully_shard import _fully_shard
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
+
+import bench.ranks.groups
+from bench.cell import outcome
+from bench.environment import this_machine
+from bench.node.worker import run_cell
+from bench.passes.calls import COLLECTIVES
+from bench.passes.timing.clock import StepClock
+from bench.record import Provenance
+from tests.cuda_lines import FOLDER, Executed, cuda_only
+from tests.fake_nvml import BUSY, IDLE, MEMORY_BYTES, NAME, FakeNvml, busy_file, uuid
+
+NOTES = "fake_cuda_{rank}.json"
+HOST, DEVICE = "host", "device"
+CPU = torch.device("cpu")
+ON_DEVICE = torch.device("cpu", 0)
+"""What a tensor of the device says it is on: a CPU to all who ask, and yet not the host's."""
+AS_THEY_ARE = {torch.device, torch._C._nn._parse_to}
+"""Functions to which a device is a name; so are operators that another mode has seen already."""
+FROM_NUMBERS = {"tensor", "as_tensor", "scalar_tensor", "asarray"}
+MADE_ANEW = FROM_NUMBERS | {
+    "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "randperm", "linspace", "eye",
+    "from_numpy", "frombuffer", "empty_strided",
+}  # fmt: skip
+READ_BY_HOST = {
+    "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "masked_select", "unique",
+    "equal", "allclose", "is_nonzero",
+}  # fmt: skip
+BOTH_SIDES = {
+    "copy_", "__getitem__", "__setitem__", "__set__", "__get__", "index_put_", "to", "type_as", "backward",
+    "_foreach_copy_", "set_", "grad", "is_set_to",
+}  # fmt: skip
+"""Functions that take tensors of both sides."""
+LOOKS_ONLY = {
+    "__get__", "size", "stride", "dim", "numel", "nelement", "element_size", "is_contiguous", "data_ptr",
+    "storage_offset", "untyped_storage", "__len__", "view", "narrow", "split", "chunk", "unbind", "transpose",
+    "t", "permute", "unsqueeze", "squeeze", "expand", "select", "detach", "__getitem__", "unflatten",
+    "as_strided", "view_as", "requires_grad_", "__hash__", "record_stream", "is_floating_point", "__set__",
+    "register_hook", "retain_grad", "is_complex", "type", "get_device", "is_pinned", "is_shared", "__iter__",
+}  # fmt: skip
+"""Functions that read no numbers."""
+
+
+class Stream:
+    """Work queued in order; `seen` is how far it has waited for other streams."""
+
+    def __init__(self, device=None, priority=0, **_):
+        self.device, self.priority, self.device_type, self.device_index = device, priority, 1, 0
+        self.cuda_stream = self.stream_id = id(self)
+        self.queued, self.finished, self.seen = 0, 0, {}
+
+    def wait_stream(self, other):
+        self.seen[other] = other.queued
+        for each, queued in other.seen.items():
+            self.seen[each] = max(queued, self.seen.get(each, 0))
+
+    def wait_event(self, event):
+        for each, queued in event.done.items():
+            self.seen[each] = max(queued, self.seen.get(each, 0))
+
+    def record_event(self, event=None):
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self):
+        CUDA.wait("stream synchronize")
+        self.finished = self.queued
+
+    def query(self):
+        return True
+
+    def is_capturing(self):
+        return False
+
+    def __enter__(self):
+        self.before, CUDA.stream = CUDA.stream, self
+        CUDA.streams |= {self} - {CUDA.main}
+        return self
+
+    def __exit__(self, *_):
+        CUDA.stream = self.before
+
+
+class Event:
+    """A mark in a stream, and the time at which it was made."""
+
+    def __init__(self, enable_timing=False, **_):
+        self.is_timed, self.at_s, self.done = enable_timing, None, {}
+
+    def record(self, stream=None):
+        stream = stream or CUDA.stream
+        self.at_s, self.done = time.perf_counter(), {**stream.seen, stream: stream.queued}
+
+    def wait(self, stream=None):
+        (stream or CUDA.stream).wait_event(self)
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        CUDA.wait("event synchronize")
+
+    def elapsed_time(self, other):
+        assert self.is_timed, "an event that takes no time was asked for it"
+        assert other.is_timed, "an event that takes no time was asked for it"
+        return (other.at_s - self.at_s) * 1e3
+
+
+PlainGenerator = torch.Generator
+
+
+class Generator(PlainGenerator):
+    """A generator of the CPU, whatever device it is for."""
+
+    def __new__(cls, device="cpu"):
+        return PlainGenerator.__new__(PlainGenerator, moved(device))
+
+
+def moved(value):
+    """The CPU in place of a GPU, wherever it stands."""
+    if isinstance(value, torch.device):
+        return CPU if value.type == "cuda" or value == ON_DEVICE else value
+    is_cuda = isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+    return "cpu" if is_cuda else value
+
+
+def side_of(value):
+    """The side that a device is on; None of what is no device."""
+    if isinstance(value, torch.device) or (isinstance(value, str) and value in ("cpu", "cuda")):
+        return HOST if torch.device(value) == CPU else DEVICE
+    if isinstance(value, int) and not isinstance(value, bool):
+        return None
+    return DEVICE if isinstance(value, str) and value.startswith("cuda:") else None
+
+
+def tensors_in(values):
+    """The tensors among arguments, also in lists of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (each for each in value if isinstance(each, torch.Tensor))
+
+
+def place_of(tensor):
+    """Where its numbers lie in memory, from and to."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def where():
+    """The innermost function that is neither torch's nor of this file, as `folder/file.py:function`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if path != __file__ and "/torch/" not in path and not f"{path} {name}".count("<"):
+            break
+        frame = frame.f_back
+    return f"{'/'.join(Path(frame.f_code.co_filename).parts[-2:])}:{frame.f_code.co_name}"
+
+
+class FakeCuda:
+    """What one rank's device is asked to do."""
+
+    def __init__(self):
+        self.stream = self.main = Stream()
+        self.streams = set()
+        self.device = 0
+        self.fraction = 1.0
+        self.in_flight = {}
+        self.calls = []
+        self.faults = []
+        self.waits = Counter()
+        self.copies = Counter()
+        self.steps = 0
+        self.is_counting = False
+        self.busy = None
+
+    def open(self, folder, device):
+        """Tell from now on whether the device is busy."""
+        path = busy_file(folder, device)
+        path.write_bytes(IDLE)
+        with path.open("r+b") as file:
+            self.busy = mmap.mmap(file.fileno(), 1)
+
+    def wait(self, what):
+        """The host waits for the device."""
+        if self.is_counting:
+            self.waits[f"{what} in {where()}"] += 1
+
+    def copy(self, what):
+        """A copy between host and device that waits, as its memory is not pinned."""
+        if self.is_counting:
+            self.copies[f"{what} in {where()}"] += 1
+
+    def synchronize(self, _device=None):
+        self.wait("synchronize")
+        for stream in self.streams:
+            stream.finished = stream.queued
+        for work in [*self.in_flight]:
+            self.spin(work)
+        self.in_flight.clear()
+
+    def spin(self, work):
+        """As NCCL's kernel does until all ranks have come; gloo does not say so of a send or receive."""
+        if self.in_flight[work].kind in ("send", "recv"):
+            return
+        self.busy[:] = BUSY
+        while not work.is_completed():
+            os.sched_yield()
+        self.busy[:] = IDLE
+
+    def check(self, name, tensors):
+        """Whether these may be used now."""
+        if name in LOOKS_ONLY:
+            return
+        changes = (
+            tensors[0] if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" else None
+        )
+        for flight in self.in_flight.values():
+            if any(flight.receives(each) for each in tensors):
+                self.faults.append(f"{name} uses what {flight.kind} receives, in {where()}")
+            if changes is not None and flight.sends(changes):
+                self.faults.append(f"{name} changes what {flight.kind} sends, in {where()}")
+        for each in tensors:
+            stream, number = vars(each).get("_made_in", (self.stream, 0))
+            if stream is not self.stream and number > max(stream.finished, self.stream.seen.get(stream, 0)):
+                self.faults.append(f"{name} uses what another stream makes, in {where()}")
+
+    def notes(self):
+        """For the file."""
+        return {
+            "calls": self.calls,
+            "faults": self.faults,
+            "waits": dict(self.waits),
+            "copies": dict(self.copies),
+            "steps": self.steps,
+        }
+
+
+class Flight:
+    """A collective that nobody has waited for; it keeps its tensors, so that nothing takes their place."""
+
+    def __init__(self, kind, received, sent):
+        self.kind, self.kept = kind, (received, sent)
+        self.received, self.sent = ([place_of(each) for each in tensors] for tensors in (received, sent))
+
+    def receives(self, tensor):
+        return _overlaps(tensor, self.received)
+
+    def sends(self, tensor):
+        return _overlaps(tensor, self.sent)
+
+
+def _overlaps(tensor, places):
+    if not places or tensor.layout != torch.strided or not tensor.numel() or tensor.is_meta:
+        return False
+    start, end = place_of(tensor)
+    return any(start < stop and begin < end for begin, stop in places)
+
+
+CUDA = FakeCuda()
+
+
+class OnDevice(TorchFunctionMode):
+    """Runs everything on the CPU, and keeps which side a tensor is on as an attribute of it."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func in AS_THEY_ARE or isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
+        asked = self._asked(name, args, kwargs)
+        self._refuse(name, tensors, kwargs)
+        if tensors and (CUDA.in_flight or CUDA.streams):
+            CUDA.check(name, tensors)
+        self._count(name, tensors, args, kwargs, asked)
+        if func == torch.Tensor.device.__get__:
+            return _device_of(args[0])
+        if func is torch.Tensor.is_pinned:
+            return is_pinned(args[0])
+        pinned = kwargs.pop("pin_memory", False) or func is torch.Tensor.pin_memory
+        if func is torch.Tensor.pin_memory or func is torch.Tensor.cuda:
+            made = args[0].clone()
+        else:
+            swapped = {key: moved(value) for key, value in kwargs.items()}
+            made = func(*map(moved, args), **swapped)
+        if name in ("to", "cpu") and made is args[0] and {vars(made).get("_side"), asked} == {HOST, DEVICE}:
+            made = made.clone()  # a CPU has nothing to copy
+        return self._marked(func, name, made, tensors, asked, pinned=pinned)
+
+    def _asked(self, name, args, kwargs):
+        """The side that the caller names."""
+        if name in ("cuda", "cpu"):
+            return DEVICE if name == "cuda" else HOST
+        named = [kwargs.get("device"), *(args[1:] if name == "to" else ())]
+        found = [side for value in named if (side := side_of(value)) is not None]
+        if found:
+            return found[0]
+        return HOST if name in MADE_ANEW else None
+
+    def _refuse(self, name, tensors, kwargs):
+        """What a GPU cannot do."""
+        sides = {vars(each).get("_side") for each in tensors if each.dim() > 0}
+        if name == "numpy" and DEVICE in sides:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+        if name == "pin_memory" and DEVICE in sides:
+            raise RuntimeError("cannot pin 'torch.cuda.LongTensor' only dense CPU tensors can be pinned")
+        if {HOST, DEVICE} <= sides and name not in BOTH_SIDES | LOOKS_ONLY:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and"
+                f" cpu! ({name})"
+            )
+
+    def _count(self, name, tensors, args, kwargs, asked):
+        """What the host waits for, and what is copied from memory that is not pinned."""
+        if not CUDA.is_counting:
+            return
+        first = vars(tensors[0]).get("_side") if tensors else None
+        if name in READ_BY_HOST and first != HOST:
+            CUDA.wait(name)
+        elif name in FROM_NUMBERS and asked == DEVICE and not tensors:
+            CUDA.copy(name)
+        elif name in ("to", "cpu", "cuda") and asked not in (None, first) and tensors:
+            self._count_copy(name, asked, tensors[0], waits=not _non_blocking(args, kwargs))
+        elif (
+            name == "copy_"
+            and len(tensors) > 1
+            and {first, side := vars(tensors[1]).get("_side")} == {HOST, DEVICE}
+        ):
+            del side
+            self._count_copy(name, first, tensors[1], waits=not _non_blocking(args, kwargs))
+        elif name in ("__getitem__", "__setitem__") and first != HOST:
+            self._count_index(name, args)
+
+    def _count_copy(self, name, to, tensor, *, waits):
+        if to == HOST and waits:
+            CUDA.wait(f"{name} to the host")
+        elif to == DEVICE and vars(tensor).get("_side") == HOST and tensor.numel() > 0:
+            if not is_pinned(tensor):
+                CUDA.copy(f"{name} from pageable memory")
+            elif waits:
+                CUDA.wait(f"{name} from pinned memory")
+
+    def _count_index(self, name, args):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        for each in index:
+            if isinstance(each, list) or (isinstance(each, torch.Tensor) and vars(each).get("_side") == HOST):
+                CUDA.copy(f"{name} with an index of the host")
+            elif isinstance(each, torch.Tensor) and each.dtype == torch.bool and name == "__getitem__":
+                CUDA.wait(f"{name} with a mask")
+
+    def _marked(self, func, name, made, tensors, asked, *, pinned):
+        """The result with its side."""
+        sides = {vars(each).get("_side") for each in tensors}
+        side = asked or (DEVICE if DEVICE in sides else HOST if sides == {HOST} else None)
+        if func == torch.Tensor.data.__set__:
+            mark(tensors[0], vars(tensors[1]).get("_side"), pinned=is_pinned(tensors[1]))
+            return made
+        pinned = pinned or (
+            bool(tensors) and side == HOST and shares(made, tensors[0]) and is_pinned(tensors[0])
+        )
+        for each in tensors_in([made]):
+            if vars(each).get("_side") is None or asked is not None or pinned:
+                mark(each, HOST if pinned else side, pinned=pinned)
+            if CUDA.stream is not CUDA.main and name not in LOOKS_ONLY:
+                CUDA.stream.queued += 1
+                each._made_in = CUDA.stream, CUDA.stream.queued
+        if side == DEVICE and asked == DEVICE and isinstance(made, torch.Tensor):
+            self._refuse_without_room(made)
+        return made
+
+    def _refuse_without_room(self, made):
+        if made.nbytes > CUDA.fraction * MEMORY_BYTES:
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {made.nbytes / 2**20:.2f} MiB. GPU 0 has a total"
+                " capacity of 79.65 GiB, which a test plays."
+            )
+
+
+def mark(tensor, side, *, pinned=False):
+    """Keep a tensor's side."""
+    tensor._side, tensor._pinned = side, pinned
+
+
+def is_pinned(tensor):
+    return vars(tensor).get("_pinned", False)
+
+
+def shares(made, tensor):
+    """Whether a result is a view."""
+    if not isinstance(made, torch.Tensor) or not is_pinned(tensor):
+        return False
+    return made.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+
+
+def _device_of(tensor):
+    """What it says it is on; of an unknown side the device, as nearly all that C++ makes is there."""
+    return CPU if vars(tensor).get("_side") == HOST else torch.device("meta") if tensor.is_meta else ON_DEVICE
+
+
+def _non_blocking(args, kwargs):
+    return bool(kwargs.get("non_blocking") or any(each is True for each in args[2:3]))
+
+
+class Properties:
+    name, total_memory, major, minor = NAME, MEMORY_BYTES, 9, 0
+    multi_processor_count, warp_size, L2_cache_size = 132, 32, 50 * 2**20
+    max_threads_per_multi_processor, regs_per_multiprocessor = 2048, 65536
+
+    def __init__(self, device):
+        self.uuid = uuid(device)
+
+
+def _index_of(device):
+    if isinstance(device, str):
+        device = torch.device(device)
+    return (device.index or 0) if isinstance(device, torch.device) else int(device or 0)
+
+
+def _play_the_device(count):
+    """`torch.cuda`, by its names."""
+    held, peak = (partial(_resident, name) for name in ("rss", "rss"))
+    nothing = contextlib.nullcontext
+    functions = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: count,
+        "current_device": lambda: CUDA.device,
+        "set_device": lambda device: setattr(CUDA, "device", _index_of(device)),
+        "synchronize": CUDA.synchronize,
+        "Event": Event,
+        "Stream": Stream,
+        "stream": lambda stream: nothing() if stream is None else stream,
+        "StreamContext": lambda stream: nothing() if stream is None else stream,
+        "current_stream": lambda _=None: CUDA.stream,
+        "default_stream": lambda _=None: CUDA.main,
+        "set_stream": lambda stream: setattr(CUDA, "stream", stream),
+        "empty_cache": lambda: CUDA.wait("empty_cache"),
+        "memory_allocated": held,
+        "memory_reserved": held,
+        "max_memory_allocated": peak,
+        "max_memory_reserved": peak,
+        "reset_peak_memory_stats": lambda _=None: None,
+        "reset_max_memory_allocated": lambda _=None: None,
+        "reset_max_memory_cached": lambda _=None: None,
+        "memory_stats": lambda _=None: {"num_alloc_retries": 0, "num_ooms": 0},
+        "mem_get_info": lambda _=None: (60 * 2**30, MEMORY_BYTES),
+        "memory_summary": lambda *_, **__: "",
+        "get_device_properties": lambda device=None: Properties(_index_of(device)),
+        "get_device_capability": lambda _=None: (9, 0),
+        "get_device_name": lambda _=None: NAME,
+        "set_per_process_memory_fraction": lambda share, _=None: setattr(CUDA, "fraction", share),
+        "get_per_process_memory_fraction": lambda _=None: CUDA.fraction,
+        "is_bf16_supported": lambda *_, **__: True,
+        "is_current_stream_capturing": lambda: False,
+        "manual_seed": lambda _: None,
+        "manual_seed_all": lambda _: None,
+        "get_rng_state": lambda _=None: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "set_rng_state": lambda *_: None,
+        "set_rng_state_all": lambda *_: None,
+        "device": lambda _: nothing(),
+        "device_of": lambda _: nothing(),
+        "utilization": lambda _=None: 0,
+    }
+    for name, function in functions.items():
+        setattr(torch.cuda, name, function)
+        if hasattr(torch.cuda.memory, name):
+            setattr(torch.cuda.memory, name, function)
+    torch.cuda.memory.get_allocator_backend = lambda: "native"
+    torch.cuda.memory._snapshot = lambda *_, **__: {"allocator_settings": {"expandable_segments": False}}
+    torch.cuda.nccl.version = lambda: (2, 27, 5)
+    torch.cuda.nvtx = types.SimpleNamespace(
+        range_push=lambda _: None, range_pop=lambda: None, mark=lambda _: None, range=lambda _: nothing()
+    )
+    torch.version.cuda = "13.0"
+    torch.accelerator.is_available = lambda: True
+    torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
+    torch.accelerator.current_stream = lambda _=None: CUDA.stream
+    torch.accelerator.current_device_index = lambda: CUDA.device
+    torch.accelerator.synchronize = CUDA.synchronize
+    torch.Tensor.record_stream = lambda *_: None
+    torch.Generator = Generator
+
+
+def _resident(_, __=None):
+    with Path("/proc/self/statm").open() as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+SENT_AND_RECEIVED = {
+    "allreduce": (0, 0), "allreduce_coalesced": (0, 0), "broadcast": (None, 0), "_allgather_base": (1, 0),
+    "allgather": (1, 0), "allgather_into_tensor_coalesced": (1, 0), "_reduce_scatter_base": (1, 0),
+    "reduce_scatter": (1, 0), "reduce_scatter_tensor_coalesced": (1, 0), "alltoall_base": (1, 0),
+    "alltoall": (1, 0), "send": (0, None), "recv": (None, 0), "gather": (1, 0), "scatter": (1, 0),
+    "barrier": (None, None),
+}  # fmt: skip
+"""By a process group's method, which argument it sends and which it receives."""
+
+
+def _play_nccl():
+    """Process groups of gloo, which take themselves for NCCL's and note every call."""
+    d = dist.distributed_c10d
+    init, new_group, barrier = d.init_process_group, d.new_group, d.barrier
+
+    def init_process_group(backend=None, *args, device_id=None, **kwargs):
+        assert (backend, device_id.type) == ("nccl", "cuda"), (backend, device_id)
+        return init("gloo", *args, **kwargs)
+
+    def new_group_of_gloo(ranks=None, timeout=None, backend=None, *args, device_id=None, **kwargs):
+        return new_group(ranks, timeout, "gloo" if backend else None, *args, **kwargs)
+
+    def barrier_of_gloo(group=None, async_op=False, device_ids=None):
+        return barrier(group, async_op)
+
+    for module in (dist, d):
+        module.init_process_group = init_process_group
+        module.new_group = new_group_of_gloo
+        module.barrier = barrier_of_gloo
+    init_mesh = dist.device_mesh.init_device_mesh
+
+    def mesh_of_the_cpu(device_type, *args, **kwargs):
+        return init_mesh(moved(device_type), *args, **kwargs)
+
+    for module in (dist, dist.device_mesh, bench.ranks.groups):
+        module.init_device_mesh = mesh_of_the_cpu
+    _fully_shard._get_device_from_mesh = lambda _: ON_DEVICE
+
+
+def _note_calls():
+    """What is handed to process groups, and when it is waited for."""
+    for name, which in SENT_AND_RECEIVED.items():
+        setattr(ProcessGroup, name, _noted(name, getattr(ProcessGroup, name), *which))
+    wait = Work.wait
+
+    def waited(work, *args):
+        if work in CUDA.in_flight:
+            CUDA.spin(work)
+            del CUDA.in_flight[work]
+        return wait(work, *args)
+
+    Work.wait = waited
+
+
+def _noted(name, method, sent, received):
+    def call(group, *args, **kwargs):
+        gives, takes = (
+            [] if which is None or len(args) <= which else [*_flat(args[which])] for which in (sent, received)
+        )
+        CUDA.check(name, gives)
+        peer = args[1] if name in ("send", "recv") else None
+        sizes = [each.numel() for each in (takes if sent is None else gives)]
+        ranks = dist.get_process_group_ranks(group)
+        CUDA.calls.append([group.group_name, ranks, name, peer, sizes if name != "barrier" else []])
+        work = method(group, *args, **kwargs)
+        if work is not None:
+            CUDA.in_flight[work] = Flight(name, takes, gives)
+        return work
+
+    return call
+
+
+def _flat(handed):
+    if isinstance(handed, torch.Tensor):
+        yield handed
+    elif isinstance(handed, list | tuple):
+        for each in handed:
+            yield from _flat(each)
+
+
+def _play_autograd():
+    """Backward runs Python, too, with no mode on; autocast and its questions are those of the CPU."""
+    engine = torch.autograd._engine_run_backward
+
+    def run(*args, **kwargs):
+        with OnDevice():
+            return engine(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = run
+    autocast = torch.amp.autocast_mode.autocast
+    enter = autocast.__init__
+    autocast.__init__ = lambda self, device_type, *args, **kwargs: enter(
+        self, moved(device_type), *args, **kwargs
+    )
+    checkpoint = torch.utils.checkpoint  # which compares tensors that a mode has seen with others
+    checkpoint._allowed_determinism_checks_to_fns["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
+    grouped = torch._C._group_tensors_by_device_and_dtype
+
+    def grouped_on_device(*args):
+        of_device = grouped(*args).items()
+        return {(_device_of(lists[0][0]), dtype): (lists, rest) for (_, dtype), (lists, rest) in of_device}
+
+    torch._C._group_tensors_by_device_and_dtype = grouped_on_device
+    is_enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    torch.is_autocast_enabled = lambda device="cpu": is_enabled(moved(device))
+    torch.get_autocast_dtype = lambda device: dtype(moved(device))
+
+
+def _play_the_profiler(kept):
+    """A trace of the CPU's operators, each of which has launched a kernel; `kept` are its tracks."""
+    start, export = profile.__init__, profile.export_chrome_trace
+
+    def without_cuda(self, *args, activities=None, **kwargs):
+        activities = [each for each in activities or () if each is not ProfilerActivity.CUDA]
+        start(self, *args, activities=activities, **kwargs)
+
+    def with_kernels(self, path, *args, **kwargs):
+        export(self, path, *args, **kwargs)
+        trace = json.loads(Path(path).read_text())
+        trace["traceEvents"] += [
+            each for each in _kernels(trace["traceEvents"]) if each["cat"].partition("_")[0] in kept
+        ]
+        Path(path).write_text(json.dumps(trace))
+
+    profile.__init__, profile.export_chrome_trace = without_cuda, with_kernels
+
+
+def _kernels(events):
+    """Of each outermost operator a launch, and a kernel or copy at once; of each collective one of NCCL's.
+
+    Of a batch of sends and receives there is one kernel, which is launched after the last of them.
+    """
+    operators = [each for each in events if each.get("cat") == "cpu_op" and each["ph"] == "X"]
+    end, batches = {}, {}
+    for each in sorted(operators, key=lambda each: (each["ts"], -each["dur"])):
+        name, thread, stop = each["name"], each["tid"], each["ts"] + each["dur"]
+        kind = COLLECTIVES[name].kind if name in COLLECTIVES else None
+        if kind in ("send", "recv"):
+            batches[thread] = {**each, "ts": stop + AFTER_US, "dur": 1}
+        elif kind is not None:
+            yield from _launched(each, f"ncclDevKernel_{kind}", "kernel")
+        elif name.startswith("aten::") and each["ts"] >= end.get(thread, 0):
+            end[thread] = stop
+            if thread in batches:
+                yield from _launched(batches.pop(thread), "ncclDevKernel_SendRecv", "kernel")
+            yield from _launched(each, name, "gpu_memcpy" if name == "aten::copy_" else "kernel")
+
+
+def _launched(operator, name, category):
+    """The launch, and what it launched."""
+    number = next(LAUNCHES)
+    both = {"ph": "X", "pid": operator["pid"], "ts": operator["ts"], "args": {"correlation": number}}
+    yield {**both, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": operator["tid"], "dur": 0}
+    is_noted = name.startswith("nccl") and not name.endswith("SendRecv")
+    notes = {"In msg nelems": 1, "dtype": "Float"} if is_noted else {}
+    args = {"correlation": number, **notes}
+    yield {**both, "cat": category, "name": name, "tid": 7, "dur": operator["dur"], "args": args}
+
+
+LAUNCHES = itertools.count()
+AFTER_US = 0.01
+"""How long after the last call of a batch its kernel is launched."""
+
+
+def _count_in_timed_steps():
+    """From the first mark of a step to the second."""
+    mark_time = StepClock.mark
+
+    def marked(clock):
+        CUDA.is_counting = False
+        mark_time(clock)
+        CUDA.is_counting = len(clock._marks) == 1
+        CUDA.steps += CUDA.is_counting
+
+    StepClock.mark = marked
+
+
+def install(job, folder, *, kept=("cuda", "kernel", "gpu")):
+    """Play CUDA for the rest of this process; `kept` is what the profiler sees: launches, kernels, copies."""
+    count = job.cell.cluster.world_size
+    sys.modules["pynvml"] = FakeNvml(count, folder)
+    CUDA.open(folder, job.cell.cluster.device_index(job.local_rank))
+    _play_the_device(count)
+    _play_nccl()
+    _note_calls()
+    _play_autograd()
+    _play_the_profiler(kept)
+    _count_in_timed_steps()
+    OnDevice().__enter__()
+
+
+def played(folder, entry, job, log, **choices):
+    """A rank's life on the fake, `entry` or else the cell's passes; what it noted is left in its folder."""
+    install(job, folder, **choices)
+    executed = Executed(cuda_only()) if FOLDER in os.environ else None
+    if executed is not None:
+        executed.start()
+    try:
+        return (entry or run_cell)(job, log)
+    finally:
+        if executed is not None:
+            executed.stop(os.environ[FOLDER])
+        notes = json.dumps(CUDA.notes())
+        (job.folder / NOTES.format(rank=job.rank)).write_text(notes)
+
+
+def play_gpus(monkeypatch, launcher, folder):
+    """Have every rank that the launcher starts for a GPU run on the fake, of which NVML knows two.
+
+    Records have the provenance `synthetic`. What is returned is filled with choices of `install`.
+    """
+    choices, run = {}, launcher.run
+
+    def run_on_fake(self, cell, place, *, entry=None, **named):
+        if cell.cluster.device == "cuda":
+            entry = partial(played, folder, entry, **choices)
+        return run(cell, place, entry=entry, **named)
+
+    synthetic = {**outcome.PROVENANCE_OF_MODE, "measure": Provenance.SYNTHETIC}
+    monkeypatch.setattr(type(launcher), "run", run_on_fake)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(2, folder))
+    monkeypatch.setattr(outcome, "PROVENANCE_OF_MODE", synthetic)
+    this_machine.cache_clear()
+    return choices

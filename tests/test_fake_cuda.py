@@ -1,0 +1,410 @@
+"""Cells on a CUDA that the CPU plays: what only a GPU's ranks run is run, and waits for no more than it must.
+
+Nothing here has been on a GPU; `tests/gpu` holds what needs one.
+"""
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from analysis.answers.change import changes
+from analysis.cells.cells import SYNTHETIC_CAVEAT
+from analysis.frame.archive import read_archive
+from analysis.report import write_report
+from bench.attention.kernels import KERNELS
+from bench.cell import hang
+from bench.config import Resume
+from bench.cost.memory import memory_need
+from bench.environment import Machine, installed
+from bench.node.worker import join
+from bench.observation.loop_ranks import device_of
+from bench.ranks.device import finish_together
+from bench.record import Provenance
+from bench.request.legality import refusal
+from bench.store import read_records
+from bench.strategies import STRATEGIES
+from bench.strategies.torch_cp.attention import flash_operator_for_cpu
+from bench.sweep.expected import _is_of
+from bench.sweep.plan import plan
+from bench.sweep.progress import Progress
+from bench.sweep.resume import kept_records
+from bench.sweep.run import run_plan
+from tests.cells import CHECKS, TWO_CORES, make_cell, make_raw, run_cell, variants, words_for
+from tests.fake_cuda import CUDA, OnDevice, play_gpus
+from tests.fake_nvml import MEMORY_BYTES, NAME
+from tests.fake_order import notes_of, problems
+from tests.recorded_signatures import SOURCES, forget_packages, write_package
+from tests.together import seen_inside
+
+pytestmark = pytest.mark.ranks
+TWO_H100 = Machine(
+    gpus=(NAME,) * 2, cores=16, cpu="x", memory_bytes=2**40, gpu_memory_bytes=(MEMORY_BYTES,) * 2
+)
+SHORT = (
+    "model=qwen3_nano", "seq_len=256", "data=synthetic", "measure.steps=2", "measure.warmup_steps=0",
+    "measure.warmup_s=0", "measure.least_steps=1", "measure.repeats=1", "measure.trace=false",
+    "measure.reference_budget_s=0",
+)  # fmt: skip
+ULYSSES = "strategy=deepspeed_ulysses"
+PAGE = (Path(__file__).parents[1] / "docs" / "gpus.md").read_text()
+LISTED = set(re.findall(r"`(\w+/\w+\.py:\w+)`", PAGE))
+"""The functions of which the page says that they make the host wait in a timed step."""
+
+
+def fake_cell(*words):
+    return make_cell(*SHORT, *words, machine=TWO_H100)
+
+
+CELLS = {
+    "zero3, traced": ("strategy=ring", "engine=zero3", "measure.trace=true"),
+    "fsdp2, activations offloaded": ("strategy=ulysses", "engine=fsdp2", "offload.activations=true"),
+    "ddp, limited": ("strategy=usp", "engine=ddp", "cluster.memory_limit_gib=60"),
+    "attention alone": ("strategy=ring", "workload=attention"),
+    "packed documents": ("strategy=ulysses", "engine=fsdp2", "data.packing=documents"),
+    "optimizer offloaded": ("strategy=ring", "engine=zero3", "offload.optimizer=true"),
+    "accelerate": (ULYSSES, "trainer=accelerate"),
+    "transformers": (ULYSSES, "trainer=transformers"),
+    "trl": (ULYSSES, "trainer=trl"),
+}
+
+
+@pytest.mark.parametrize("words", CELLS.values(), ids=CELLS)
+def test_a_cell_runs(fake_gpus, launcher, tmp_path, words):
+    if "trainer=trl" in words and installed("trl") is None:
+        pytest.skip("trl is not installed")
+    has_checks = {"measure.trace=true", "cluster.memory_limit_gib=60"} & {*words}
+    without = ("parity", "full_length") if has_checks else CHECKS
+    record, folder = run_cell(launcher, fake_cell(*words), tmp_path, without=without)
+    assert record.status == "ok", record.reason
+    assert record.provenance == Provenance.SYNTHETIC
+    notes = notes_of(folder)
+    assert problems(notes) == []
+    assert all(each["steps"] > 0 and each["calls"] for each in notes)
+    waits = {text.rpartition(" in ")[2] for each in notes for text in (*each["waits"], *each["copies"])}
+    assert waits <= LISTED, waits - LISTED
+    if set(words) & {"engine=fsdp2", "engine=ddp", "workload=attention"}:
+        assert waits == set()
+
+
+CAN = (
+    "local", "ulysses", "ring", "usp", "ulysses_chunked", "gather_kv", "ring_self_attention",
+    "distflash_attn", "deepspeed_ulysses", "deepspeed_fpdt", "ring_flash_attn", "ring_flash_attn_llama3",
+)  # fmt: skip
+"""All but those whose package calls an operator that only CUDA has."""
+
+
+def test_every_strategy_that_can_sends_what_it_has_to(fake_gpus, launcher, tmp_path):
+    cells = {name: fake_cell(f"strategy={name}", "engine=fsdp2", *words_for(name)) for name in CAN}
+    seen = seen_inside(launcher, tmp_path, cells)
+    for name, cell in cells.items():
+        most = max(rank["sent_bytes"].get("attention", 0) for rank in seen[name])
+        assert most == (STRATEGIES[name].exchange_bytes(cell) or 0), name
+    for folder in tmp_path.iterdir():
+        assert problems(notes_of(folder)) == []
+
+
+@pytest.mark.parametrize("name", STRATEGIES.ours)
+def test_what_a_strategy_sends_on_gpus_is_known_without_running_it(name):
+    for layout, options in variants(STRATEGIES[name]):
+        choices = (f"layout={layout}", *(f"strategy.{key}={text}" for key, text in options))
+        cell = fake_cell(f"strategy={name}", "engine=fsdp2", *words_for(name), *choices)
+        assert (STRATEGIES[name].exchange_bytes(cell) or 0) >= 0
+        assert memory_need(cell).total > 0
+
+
+def never_come_in_rank_1(job, log):
+    """A rank stays in its own code, and the other in a collective whose kernel waits for it."""
+    device = join(job)
+    with log.during("timing"):
+        if job.rank == 1:
+            time.sleep(3600)
+        dist.all_reduce(torch.ones(1, device=device))
+
+
+def test_ranks_that_spin_in_a_collective_are_found_and_the_one_that_never_comes_is_blamed(
+    fake_gpus, launcher, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(hang, "FIRST_STEP_S", 0.0)
+    start = time.monotonic()
+    record, _ = run_cell(launcher, fake_cell("measure.hang_timeout_s=4"), tmp_path, never_come_in_rank_1)
+    assert (record.status, record.failure.rank) == ("timed_out", 1)
+    assert "no rank has reported progress for 4 s: it is in never_come_in_rank_1" in record.reason
+    assert "with nothing on its GPU, while the other GPUs are busy" in record.reason
+    assert time.monotonic() - start < 60
+
+
+def test_a_step_without_a_kernel_has_no_shares(fake_gpus, launcher, tmp_path):
+    fake_gpus["kept"] = ("cuda",)
+    words = ("strategy=ring", "engine=fsdp2", "measure.trace=true")
+    record, _ = run_cell(launcher, fake_cell(*words), tmp_path, without=CHECKS)
+    trace = record.sections["trace"]
+    assert record.status == "ok"
+    assert "rank 0: the trace cannot be read: the profiler saw no kernel of the GPU" in trace.failure
+    assert (trace.step_ms, trace.exposed_ms, trace.compute_ms, trace.idle_ms) == ([], [], None, None)
+
+
+def test_kernels_whose_launches_the_profiler_lost_are_booked_by_their_names(fake_gpus, launcher, tmp_path):
+    fake_gpus["kept"] = ("kernel", "gpu")
+    words = ("strategy=ring", "engine=ddp", "measure.trace=true")
+    record, _ = run_cell(launcher, fake_cell(*words), tmp_path, without=CHECKS)
+    trace = record.sections["trace"]
+    assert record.status == "ok", record.reason
+    assert "the trace does not hold the launches of" in trace.waiting_unknown
+    assert set(trace.communication_ms) >= {"other"}
+    assert min(trace.total_ms) > 0
+
+
+def test_a_tensor_that_the_limited_gpu_has_no_room_for_is_out_of_memory(fake_gpus, launcher, tmp_path):
+    cell = fake_cell("strategy=ring", "engine=ddp", "cluster.memory_limit_gib=0.000001")
+    record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
+    assert record.status == "out_of_memory"
+    assert record.failure.out_of_memory.memory == "device"
+
+
+def losses_on(launcher, folder, machine, *words):
+    alike = ("strategy=ulysses", "engine=ddp", "dtype=fp32", "kernel=math", "loss=untiled")
+    cell = make_cell(*SHORT, *alike, "checkpointing=false", *words, machine=machine)
+    record, _ = run_cell(launcher, cell, folder, without=CHECKS)
+    assert record.status == "ok", record.reason
+    return record.sections["losses"]
+
+
+def test_rows_that_are_made_ahead_are_those_of_their_step(fake_gpus, launcher, tmp_path):
+    """A step's losses are those of CPU ranks, which make each step's rows when it begins."""
+    ahead = losses_on(launcher, tmp_path / "gpu", TWO_H100)
+    at_once = losses_on(launcher, tmp_path / "cpu", TWO_CORES, "cluster.world_size=2")
+    assert ahead.loss == pytest.approx(at_once.loss, rel=1e-6)
+
+
+def break_the_rules(job, log):
+    """What each of these says, which a CPU would let pass."""
+    device = join(job)
+    on_device, on_host = torch.ones(3, device=device), torch.ones(3)
+    rules = {
+        "mixed": lambda: on_device + on_host,
+        "numpy": on_device.numpy,
+        "pin": on_device.pin_memory,
+        "view": lambda: on_device[1:] * on_host[1:],
+        "back": lambda: on_device.cpu() + on_host,
+        "number": lambda: on_device * torch.tensor(2.0),
+        "pinned": lambda: on_host.pin_memory().to(device, non_blocking=True) + on_device,
+    }
+    said = {}
+    for name, act in rules.items():
+        try:
+            act()
+        except (RuntimeError, TypeError) as error:
+            said[name] = str(error)
+    CUDA.is_counting = True
+    torch.tensor([1, 2], device=device)
+    on_device.sum().item()
+    on_host.to(device)
+    on_host.pin_memory()[1:].to(device, non_blocking=True)
+    on_device.to("cpu", non_blocking=True)
+    finish_together(device)
+    dist.get_backend = lambda *_: "nccl"
+    return {"said": said, "device": str(device_of(torch.nn.Linear(1, 1)))}
+
+
+def test_the_fake_refuses_and_notes_what_a_gpu_does(fake_gpus, launcher, tmp_path):
+    end, _ = launcher.run(fake_cell(), tmp_path, entry=break_the_rules)
+    assert end.report is not None, end.log_tail
+    said = end.report["said"]
+    assert end.report["device"] == "cuda:0"
+    assert {name: text[:30] for name, text in said.items()} == {
+        "mixed": "Expected all tensors to be on ",
+        "numpy": "can't convert cuda:0 device ty",
+        "pin": "cannot pin 'torch.cuda.LongTen",
+        "view": "Expected all tensors to be on ",
+    }
+    notes = notes_of(tmp_path)[0]
+    assert [name.partition(" in ")[0] for name in notes["copies"]] == ["tensor", "to from pageable memory"]
+    assert [name.partition(" in ")[0] for name in notes["waits"]] == ["item", "synchronize"]
+
+
+def use_what_has_not_come(job, log):
+    """A ring that computes with keys before they are there, and one that sends what it changes."""
+    device = join(job)
+    own, other = torch.ones(4, device=device), torch.empty(4, device=device)
+    ops = [dist.P2POp(dist.isend, own, 1 - job.rank), dist.P2POp(dist.irecv, other, 1 - job.rank)]
+    works = dist.batch_isend_irecv(ops)
+    other.sum()
+    own.add_(1)
+    own.sum()
+    for work in works:
+        work.wait()
+    other.sum()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        made = own * 2
+    made.sum()
+    torch.cuda.current_stream().wait_stream(side)
+    made.sum()
+    return {}
+
+
+def test_the_checker_finds_what_is_used_too_early(fake_gpus, launcher, tmp_path):
+    ends = launcher.run(fake_cell(), tmp_path, entry=use_what_has_not_come)
+    assert all(end.report is not None for end in ends), ends[0].log_tail
+    found = [each.partition(",")[0] for each in problems(notes_of(tmp_path))]
+    assert found == [
+        f"rank {rank}: {what}"
+        for rank in (0, 1)
+        for what in (
+            "sum uses what recv receives", "add_ changes what send sends",
+            "sum uses what another stream makes",
+        )
+    ]  # fmt: skip
+
+
+def call(kind, sizes, peer=None):
+    return ["0", [0, 1], kind, peer, sizes]
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        (([call("allreduce", [3])], [call("allreduce", [3])]), []),
+        (
+            ([call("allreduce", [3])], [call("broadcast", [3])]),
+            ["call 0 of group 0 is ('allreduce', (3,)) on"],
+        ),
+        (
+            ([call("allreduce", [3])], [call("allreduce", [4])]),
+            ["call 0 of group 0 is ('allreduce', (3,)) on"],
+        ),
+        (([call("allreduce", [3])], []), ["call 0 of group 0 is ('allreduce', (3,)) on"]),
+        (([call("send", [3], 1)], [call("recv", [3], 0)]), []),
+        (([call("send", [3], 1)], [call("recv", [4], 0)]), ["rank 0 sends [[3]] to rank 1, which receives"]),
+        (([call("alltoall_base", [3])], [call("alltoall_base", [5])]), []),
+    ],
+)
+def test_the_order_of_calls_is_held_against_that_of_the_other_ranks(calls, said):
+    found = problems([{"faults": [], "calls": each} for each in calls])
+    assert [each[: len(one)] for each, one in zip(found, said, strict=True)] == said
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU; operators take it for what it is."""
+
+    device = property(lambda _: torch.device("cuda", 0))
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if isinstance(func, torch._ops.OpOverloadPacket):
+            return func(*(plain(each) if isinstance(each, cls) else each for each in args), **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def plain(tensor):
+    return tensor.as_subclass(torch.Tensor)
+
+
+def cudnn_forward(q, k, v, bias, with_lse, dropout=0.0, causal=False, debug=False, *, scale=None):
+    """cuDNN's contract: the LSE has a last dimension of 1."""
+    out, lse = KERNELS["math"].forward(q, k, v, causal, scale)
+    none = torch.empty(0)
+    return out, lse.unsqueeze(-1), none, none, q.shape[2], k.shape[2], none, none, none
+
+
+def cudnn_backward(
+    dout, q, k, v, out, lse, seed, offset, bias, ends_q, ends_k, longest_q, longest_k, dropout, causal, *,
+    scale=None,
+):  # fmt: skip
+    assert lse.shape == (*out.shape[:-1], 1)
+    return KERNELS["math"].backward(dout, q, k, v, out, lse.squeeze(-1), causal, scale)
+
+
+def test_a_kernel_that_is_not_installed_is_refused_with_the_gpus_it_is_for():
+    cell = fake_cell("strategy=ring", "kernel=flash_attn_3")
+    if installed("flash-attn-3") is None:
+        assert "kernel=flash_attn_3 needs the package flash-attn-3 and a Hopper GPU" in refusal(cell)
+
+
+@pytest.fixture
+def cudnn_on_cpu():
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_dot_product_cudnn_attention", cudnn_forward, "CPU")
+    library.impl("_scaled_dot_product_cudnn_attention_backward", cudnn_backward, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.parametrize("name", [*SOURCES, "cudnn", "torch_flash"])
+def test_a_kernel_calls_its_operators_and_packages_as_on_a_gpu(name, monkeypatch, tmp_path, cudnn_on_cpu):
+    """Their contracts are played on the CPU: what they compute is the formula's."""
+    monkeypatch.syspath_prepend(tmp_path)
+    forget_packages()
+    if name in SOURCES:
+        write_package(tmp_path, SOURCES[name])
+    flash_operator_for_cpu()
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 4, 32, 16).as_subclass(OnGpu) for _ in range(4)]
+    found = {}
+    with OnDevice(), torch.no_grad():
+        for kernel in (KERNELS[name], KERNELS["math"]):
+            *qkv, dout = inputs
+            out, lse = kernel.forward(*qkv, True, 0.25)
+            tensors = [out, lse, *kernel.backward(dout, *qkv, out, lse, True, 0.25)]
+            found[kernel.name] = [*map(plain, tensors)]
+            transposed = dout.transpose(1, 2).contiguous().transpose(1, 2)
+            kernel.backward(transposed, *qkv, out, lse, True, 0.25)
+        if KERNELS[name].fills_gradients:
+            into = tuple(torch.empty_like(each) for each in qkv)
+            KERNELS[name].backward(dout, *qkv, out, lse, True, 0.25, into=into)
+            found[name][2:] = map(plain, into)
+    forget_packages()
+    for ours, formula in zip(found[name], found["math"], strict=True):
+        torch.testing.assert_close(ours, formula)
+
+
+@pytest.fixture(scope="module")
+def swept(request, launcher, tmp_path_factory):
+    """A sweep of the experiment on loss equivalence: its plan and folder, one cell of each role."""
+    folder = tmp_path_factory.mktemp("swept")
+    words = ("experiment=loss_equivalence", "dtype=fp32", "kernel=math", "optimizer=sgd")
+    raw = make_raw(
+        *SHORT,
+        *words,
+        "strategy=ring",
+        "engine=ddp",
+        "cluster.world_size=2",
+        "measure.steps=3",
+        f"sweep_dir={folder}",
+    )
+    whole = plan([raw], TWO_H100, single=False)
+    first = {each.role: each for each in reversed(whole.cells)}
+    few = replace(whole, cells=tuple(first.values()), grow=None)
+    with pytest.MonkeyPatch.context() as patched:
+        play_gpus(patched, launcher, tmp_path_factory.mktemp("gpus"))
+        run_plan(few, launcher, Progress(Console(quiet=True)), write_report=write_report)
+    return few, folder
+
+
+def test_an_experiment_runs_and_comes_to_its_conclusion(swept):
+    whole, folder = swept
+    records = read_records(folder / "records.jsonl")
+    assert [record["role"] for record in records] == [each.role for each in whole.cells]
+    assert {record["role"]: record["status"] for record in records} == {
+        "reference": "ok", "control": "ok", "cell": "ok", "mistake": "wrong_result",
+    }  # fmt: skip
+    assert "ring zigzag trained what data parallelism trains" in (folder / "report.html").read_text()
+
+
+def test_what_ran_on_the_fake_is_evidence_for_nothing(swept, monkeypatch):
+    whole, folder = swept
+    archive, records = read_archive([folder], {}), [*read_records(folder / "records.jsonl")]
+    assert {record["provenance"] for record in records} == {"synthetic"}
+    assert SYNTHETIC_CAVEAT in (folder / "summary.md").read_text() + (folder / "report.html").read_text()
+    assert "Most tokens/s" not in (folder / "report.html").read_text()
+    assert changes(archive, archive) == []
+    machine = replace(TWO_H100, cores=records[0]["environment"]["cores"])
+    assert not any(_is_of(record, machine) for record in records)
+    for resume in (Resume.MATCHING, Resume.ANY):
+        assert kept_records(replace(whole, resume=resume), records).records == []
