@@ -68,7 +68,8 @@ LOOKS_ONLY = {
     "storage_offset", "untyped_storage", "__len__", "view", "narrow", "split", "chunk", "unbind", "transpose",
     "t", "permute", "unsqueeze", "squeeze", "expand", "select", "detach", "__getitem__", "unflatten",
     "as_strided", "view_as", "requires_grad_", "__hash__", "record_stream", "is_floating_point", "__set__",
-    "register_hook", "retain_grad", "is_complex", "type", "get_device", "is_pinned", "is_shared", "__iter__",
+    "_has_compatible_shallow_copy_type", "register_hook", "retain_grad", "is_complex", "type", "get_device",
+    "is_pinned", "is_shared", "__iter__",
 }  # fmt: skip
 """Functions that read no numbers."""
 
@@ -748,5 +749,6 @@ def play_gpus(monkeypatch, launcher, folder):
     monkeypatch.setattr(type(launcher), "run", run_on_fake)
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(2, folder))
     monkeypatch.setattr(outcome, "PROVENANCE_OF_MODE", synthetic)
+    monkeypatch.setattr("bench.environment.torch_cuda", lambda: "13.0")
     this_machine.cache_clear()
     return choices

@@ -46,6 +46,12 @@ class FakeNvml:
     def nvmlSystemGetDriverVersion(self):
         return "580.95.05"
 
+    def nvmlSystemGetCudaDriverVersion_v2(self):
+        return 13_000
+
+    def nvmlDeviceGetMigMode(self, handle):
+        return 0, 0
+
     def nvmlDeviceGetCount(self):
         return self.count
 

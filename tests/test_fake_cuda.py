@@ -25,6 +25,7 @@ from bench.environment import Machine, installed
 from bench.node.worker import join
 from bench.observation.loop_ranks import device_of
 from bench.ranks.device import finish_together
+from bench.ranks.groups import make_groups
 from bench.record import Provenance
 from bench.request.legality import refusal
 from bench.store import read_records
@@ -35,6 +36,10 @@ from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
 from bench.sweep.resume import kept_records
 from bench.sweep.run import run_plan
+from bench.training.models import empty_model
+from bench.training.trainers.stack_accelerator import prepare_accelerate
+from bench.training.trainers.stack_engines import STACK_ENGINES
+from bench.training.weights import filled_layers, numbers_of
 from tests.cells import CHECKS, TWO_CORES, make_cell, make_raw, run_cell, variants, words_for
 from tests.fake_cuda import CUDA, OnDevice, play_gpus
 from tests.fake_nvml import MEMORY_BYTES, NAME
@@ -158,6 +163,7 @@ def test_kernels_whose_launches_the_profiler_lost_are_booked_by_their_names(fake
     assert "the trace does not hold the launches of" in trace.waiting_unknown
     assert set(trace.communication_ms) >= {"other"}
     assert min(trace.total_ms) > 0
+    assert trace.torch_attention == ["aten::_scaled_dot_product_flash_attention_for_cpu"]
 
 
 def test_a_tensor_that_the_limited_gpu_has_no_room_for_is_out_of_memory(fake_gpus, launcher, tmp_path):
@@ -261,6 +267,31 @@ def test_the_checker_finds_what_is_used_too_early(fake_gpus, launcher, tmp_path)
             "sum uses what another stream makes",
         )
     ]  # fmt: skip
+
+
+def place_models(job, log):
+    """What of a model a rank holds, and where, when a training stack is about to take it."""
+    device, placed = join(job), {}
+    for engine in ("ddp", "fsdp2", "zero3"):
+        cell = fake_cell("strategy=local", f"engine={engine}", "trainer=accelerate", "dp_shard=2")
+        prepare_accelerate(cell)
+        model = empty_model(cell.model, attention_name="sdpa", max_positions=cell.seq_len)
+        layers = filled_layers(model, numbers_of(cell.model, 0), device)
+        taken = STACK_ENGINES[engine](cell, make_groups(cell)).placed(model, layers, device)
+        parameters = [*taken.parameters()]
+        sides = {vars(each).get("_side") for each in parameters}
+        placed[engine] = [sum(each.numel() for each in parameters), *sides]
+    return placed
+
+
+def test_no_gpu_holds_the_whole_model_of_a_stack_that_shards_it(fake_gpus, launcher, tmp_path):
+    ends = launcher.run(fake_cell(), tmp_path, entry=place_models)
+    assert all(end.report is not None for end in ends), ends[0].log_tail
+    for end in ends:
+        whole, side = end.report["ddp"]
+        assert (whole > 0, side) == (True, "device")
+        assert end.report["fsdp2"] == [whole, "host"]
+        assert end.report["zero3"][0] == 0
 
 
 def call(kind, sizes, peer=None):
@@ -408,3 +439,11 @@ def test_what_ran_on_the_fake_is_evidence_for_nothing(swept, monkeypatch):
     assert not any(_is_of(record, machine) for record in records)
     for resume in (Resume.MATCHING, Resume.ANY):
         assert kept_records(replace(whole, resume=resume), records).records == []
+
+
+def test_no_code_of_the_product_knows_of_the_fake():
+    root = Path(__file__).parents[1]
+    code = [*(root / "bench").rglob("*.py"), *(root / "analysis").rglob("*.py"), root / "run_sweep.py"]
+    assert [
+        path for path in code if re.search(r"fake_(cuda|nvml)|(from|import) tests", path.read_text())
+    ] == []

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.config import AUTO
 from bench.environment import Machine
+from bench.request import values
 from bench.request.choices import Raw
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
@@ -18,7 +19,9 @@ def for_lone_ranks(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], st
     """
     sharing = {
         name: [raw for raw in raws if raw["strategy"]["name"] == name]
-        for name in dict.fromkeys(raw["strategy"]["name"] for raw in raws)
+        for name in dict.fromkeys(
+            values.choice("strategy", raw["strategy"]["name"], STRATEGIES) for raw in raws
+        )
         if STRATEGIES[name].shares_sequences
     }
     cells = (resolve(raw, machine) for each in sharing.values() for raw in each)

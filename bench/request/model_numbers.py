@@ -11,7 +11,7 @@ from typing import Any
 from bench.config import ConfigError, ModelConfig
 from bench.labels import shown
 from bench.request import values
-from bench.request.choices import Raw, read_option
+from bench.request.choices import Raw, options, read_option
 from bench.request.experts import experts_refused, has_experts
 from bench.request.layer_types import attention_dropout, unplain_layers
 from bench.training.text_model import text_numbers
@@ -29,6 +29,8 @@ def model_config(raw: Raw, gpus: int) -> ModelConfig:
         raw = read_option("model", _auto_model(gpus))
     elif name == "checkpoint":
         raw = _checkpoint(raw["path"])
+    elif "family" not in raw:  # somebody named one in place of these two
+        raw = read_option("model", values.choice("model", name, options("model")))
     try:
         return _checked(raw)
     except ConfigError as error:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+ON_HOST = "_bench_offsets_on_host"
+"""The attribute of offsets that a package made in which their numbers are kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packing:
@@ -26,12 +29,12 @@ class Packing:
         """Queries and keys of each sequence.
 
         One alone is as long as the longest, which the host knows. Several that it does not know are read from
-        the device, which waits for all that is queued there.
+        the device.
         """
         ends_q: Sequence[int] = self.ends or [0, self.max_seqlen_q]
         ends_k: Sequence[int] = self.ends or [0, self.max_seqlen_k]
         if self.ends is None and len(self.cu_seqlens_q) > len(ends_q):
-            ends_q, ends_k = self.cu_seqlens_q.tolist(), self.cu_seqlens_k.tolist()
+            ends_q, ends_k = _on_host(self.cu_seqlens_q), _on_host(self.cu_seqlens_k)
         for i in range(len(ends_q) - 1):
             yield slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
 
@@ -44,3 +47,11 @@ class Packing:
         yield slice(own, keys.stop), True
         if own > keys.start:
             yield slice(keys.start, own), False
+
+
+def _on_host(offsets: Tensor) -> list[int]:
+    """Read once a batch, as every layer is given this tensor: it waits for all that the device has to do."""
+    if not hasattr(offsets, ON_HOST):
+        setattr(offsets, ON_HOST, offsets.tolist())
+    known: list[int] = getattr(offsets, ON_HOST)
+    return known

@@ -18,6 +18,7 @@ from bench.request.legality import refusal
 from bench.training.models import TORCH_DTYPES
 from tests.cells import FOUR_H100, make_cell
 from tests.gpus import GPU_KERNELS, available, needs_gpu, skip_without
+from tests.synchronisations import synchronisations
 
 HEADS = {"MHA": (4, 4), "GQA": (4, 2), "MQA": (4, 1)}
 NEED_A_GPU = sorted(name for name, facts in KERNEL_FACTS.items() if "cpu" not in facts.dtypes)
@@ -188,6 +189,14 @@ def assert_packed_as_each_alone(name, lengths, causal, device, dtype, limit, hea
 @pytest.mark.parametrize("name", [name for name in KERNELS if available(name, "cpu")])
 def test_packed_sequences_are_each_attended_to_alone(name, lengths, causal):
     assert_packed_as_each_alone(name, lengths, causal, "cpu", torch.float32, 1e-5, 16)
+
+
+def test_boundaries_that_only_the_device_knows_are_read_once_for_all_layers():
+    _, packing = packed(*LENGTHS["three"], causal=True, device="cpu", dtype=torch.float32)
+    with synchronisations() as found:
+        layers = [[*replace(packing).sequences()] for _ in range(3)]
+    assert layers[0] == layers[2] != []
+    assert found == ["tolist"] * 2
 
 
 @needs_gpu

@@ -46,6 +46,8 @@ HYDRAS_ERRORS = {
     "a key below a value": ("measure.steps.foo=1", "did you mean measure.steps?"),
     "an unknown choice": ("strategy=ring_attentoin", "did you mean strategy=ring"),
     "a model with experts": ("model=qwen3_30b_a3b", "model=qwen3_30b_a3b: this model has experts"),
+    "an unknown choice by its name": ("-m strategy.name=foo", "strategy=foo: must be one of"),
+    "an unknown model by its name": ("model.name=foo", "model=foo: must be one of"),
     "a choice in the wrong case": ("strategy=ULYSSES", "did you mean strategy=ulysses?"),
     "an unknown group": ("foo/bar=3", "no such key"),
     "no choice": ("strategy=", "must be one of"),
