@@ -26,8 +26,8 @@ from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
-from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, for_figures
-from analysis.figures.files import figure_writer
+from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, Selection, for_figures
+from analysis.figures.figure_file import FigureFile
 from analysis.frame.archive import CAN_FORK, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.frame.origins import ORIGINS, mixed
@@ -49,6 +49,7 @@ from analysis.tables.max_length import (
     max_length_rows,
     max_length_short_rows,
 )
+from analysis.tables.printed import TABLE_FORMS, summary_table
 from analysis.tables.rows import markdown_cell, markdown_table, markdown_text
 from analysis.tables.score import HEADINGS as SCORE_HEADINGS
 from analysis.tables.score import score_rows
@@ -62,10 +63,10 @@ from bench.store import StoreError, warn_in_one_line, write_whole
 NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
 """Roles whose speed and memory answer nothing."""
 TERMINAL_COLUMNS = 100
-DRAWING = "analysis.figures.drawing"
+DRAWING = "analysis.figures.figures"
 """Imported while records are read, for matplotlib takes long."""
 MANY_RECORDS = 20_000
-"""Beyond this, another process writes summary.csv and draws figures beside this one."""
+"""Beyond this, another process writes summary.csv beside this one."""
 
 
 def write_report(folder: Path) -> bool:
@@ -102,26 +103,38 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     archive = mixed(archive, mix)
     compared = comparisons(archive)
     alone = bool(archive.frame["experiment"].eq(EXPERIMENT).all())
-    cells = Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
+    cells = _answering(archive)
     everything = Cells.of_records(archive.frame) if compared else cells
     pays = CAN_FORK and len(archive.frame) > MANY_RECORDS
     with forked_with(everything.frame) if pays else nullcontext() as other:
         write_table = csv_writer(everything.frame, output / "summary.csv", other)
-        drawn = for_figures(cells)
-        draw = figure_writer(drawn, output / "figures", compared, other)
         found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
         found = replace(found, origins=origins, kernels=kernel_lines(archive))
         longest = longest_lengths(cells, archive.frame)
-        write_whole(output / "summary.md", _markdown_page(cells, longest, found, compared))
+        drawn = for_figures(cells)
+        figures = draw_figures(drawn, output / "figures", compared)
+        write_whole(output / "summary.md", _markdown_page(cells, longest, found, compared, figures))
         page = output / "report.html"
         said = _terminal_text(cells, longest, found, compared, page)
         claims = decided_claims(archive.frame)
-        shown = render(archive, cells, found, draw, drawn.note, compared, claims, longest)
+        shown = render(archive, cells, found, figures, drawn.note, compared, claims, longest)
         write_table()
         write_whole(page, shown)
     with suppress(BrokenPipeError):  # who reads has seen enough
         print(said, end="", flush=True)
     return all(map(is_as_expected, compared))
+
+
+def _answering(archive: Archive) -> Cells:
+    """The cells whose speed and memory answer something."""
+    return Cells.of_records(archive.frame[~archive.frame["role"].isin(NO_ANSWERS)])
+
+
+def draw_figures(drawn: Selection, folder: Path, compared: Sequence[Comparison]) -> Sequence[FigureFile]:
+    """Every figure, written into the folder; imports matplotlib, which takes long."""
+    from analysis.figures.figures import write_figures
+
+    return write_figures(drawn, folder, compared)
 
 
 def _deciding_command(archive: Archive) -> str | None:
@@ -149,10 +162,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="set records beside one another that differ in it, in series and speed-ups; may be repeated",
     )
     parser.add_argument("--output", type=Path, help="where to write (default: the first FOLDER)")
+    parser.add_argument(
+        "--table", choices=[*TABLE_FORMS], help="print the summary in this form, for a paper; write nothing"
+    )
     chosen = parser.parse_args(arguments)
     warn_in_one_line()
     try:
-        _write(_some_records(chosen.folders), chosen.output or chosen.folders[0], dict.fromkeys(chosen.mix))
+        archive, mix = _some_records(chosen.folders), dict.fromkeys(chosen.mix)
+        if chosen.table:
+            print(summary_table(_answering(mixed(archive, mix)), chosen.table), end="")
+        else:
+            _write(archive, chosen.output or chosen.folders[0], mix)
     except StoreError as error:
         print(error, file=sys.stderr)
         return ExitCode.REQUEST_WRONG
@@ -163,7 +183,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _markdown_page(
-    cells: Cells, longest: Sequence[Found], found: Verdict, compared: Sequence[Comparison]
+    cells: Cells,
+    longest: Sequence[Found],
+    found: Verdict,
+    compared: Sequence[Comparison],
+    figures: Sequence[FigureFile],
 ) -> str:
     answer = _bullets(_answer(found))
     rest = len(cells) - MAX_SHOWN_CELLS
@@ -174,8 +198,19 @@ def _markdown_page(
     losses = f"## Loss equivalence\n\n{equivalence_markdown(compared)}\n" if compared else ""
     saved = ablation_rows(cells)
     ablation = f"\n## What each switch saves\n\n{markdown_table(ABLATION_HEADINGS, saved)}" if saved else ""
-    tables = f"{losses}{_longest(longest)}{table}{more}{attention}{ablation}{_score(shown)}"
+    tables = (
+        f"{losses}{_longest(longest)}{table}{more}{attention}{ablation}{_score(shown)}{_captions(figures)}"
+    )
     return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{tables}"
+
+
+def _captions(figures: Sequence[FigureFile]) -> str:
+    """What the figures show, as Markdown."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for each in figures:
+        alike.setdefault((each.title, each.caption), []).append(f"figures/{each.name}.png")
+    lines = [f"{title} ({', '.join(files)}): {caption}" for (title, caption), files in alike.items()]
+    return f"\n## Figures\n\n{_bullets(lines)}\n" if lines else ""
 
 
 def _longest(longest: Sequence[Found]) -> str:
@@ -202,7 +237,8 @@ def _bullets(lines: Sequence[str]) -> str:
 def _answer(found: Verdict) -> list[str]:
     caveat = [found.caveat] if found.caveat else []
     way = [found.to_decide] if found.to_decide else []
-    lines = [found.answer, *found.unchecked, *caveat, *found.failures, *found.fits, found.certainty]
+    lines = [found.answer, *caveat, *found.failures, *found.fits, *found.shares, *found.unchecked]
+    lines.append(found.certainty)
     lines += [*found.origins, *found.kernels, *way]
     return [line for line in lines if line]
 

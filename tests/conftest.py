@@ -69,7 +69,7 @@ def _sweeps_draw_nothing(request):
         yield
         return
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("analysis.report.figure_writer", lambda *_: list)
+        patched.setattr("analysis.report.draw_figures", lambda *_: [])
         yield
 
 

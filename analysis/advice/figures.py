@@ -6,58 +6,59 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.container import BarContainer
 
 from analysis.advice.maps import LINKS, LONGEST, Leader, Reach
 from analysis.cells.series import Style, styles_of
-from analysis.figures.drawing import framed, header_lines, write_files
-from analysis.figures.figures import Handle
+from analysis.figures.sheet import Heading, Sheet, drawn, new_sheet, write_files
 from analysis.figures.style import LENGTH, MUTED_COLOR, style_x_axis
 from bench.labels import KIB, length_label
 
-PREDICTED = "Predicted: nothing ran."
-MAP_TITLE = "Which strategy leads, by length and link"
-MAP_READING = (
-    "Each field is the strategy with most tokens/s at the best of its degrees; hatched: no clear difference"
-    " to the others named in it. Every link, within a node and between nodes, has the bandwidth on the left."
-)
+PREDICTED = "Predicted: nothing ran"
+MAP_TITLE = "Which strategy has most tokens/s, by length and link"
+LEVEL = "hatched: no clear difference to those named"
 REACH_TITLE = "Longest sequence that fits"
-REACH_READING = (
-    "Full bars fit; hatched, what a rank needs may or may not be there. Each bar is one number of ranks that"
-    " share a sequence (sp); the other ranks take other sequences."
-)
-NOTHING = Style("#F0F0F0", "")
+PERHAPS = "hatched: may fit or not"
+NOTHING = Style("#F0F0F0", "", "")
 HATCH = "////"
-ROW_INCHES = 0.45
-BAR_INCHES = 0.24
+ROW_INCHES = 0.42
+BAR_INCHES = 0.2
 LEAST_LENGTH = KIB
 
 
 def write_map(leaders: Sequence[Leader], subtitle: str, folder: Path) -> None:
-    """`crossover.png` and `.svg`: length by link bandwidth."""
+    """`crossover.png` and `.svg`: length by link bandwidth, at the best degrees of each strategy."""
+    heading = Heading(MAP_TITLE, subtitle, PREDICTED)
+    write_files(drawn(lambda: _map(leaders, heading)), folder / "crossover")
+
+
+def _map(leaders: Sequence[Leader], heading: Heading) -> Sheet:
     rows = {rate: row for row, (rate, _) in enumerate(LINKS)}
     lengths = sorted({each.seq_len for each in leaders})
     styles = styles_of({each.strategy for each in leaders if each.strategy is not None})
-    lines = header_lines(subtitle, MAP_READING, None, PREDICTED)
-    frame = framed(MAP_TITLE, lines, [ROW_INCHES * len(rows) + 0.5])
-    (axes,) = frame.panels
-    handles: dict[str, Handle] = {}
+    sheet = new_sheet(heading, [ROW_INCHES * len(rows)])
+    axes, named = sheet.axes, dict.fromkeys(each.strategy for each in leaders)
     for each in leaders:
         style = NOTHING if each.strategy is None else styles[each.strategy]
-        label = each.strategy or "nothing fits"
-        _draw_field(axes, lengths.index(each.seq_len), rows[each.bytes_per_s], style, len(each.level) > 1)
-        if label not in handles:
-            handles[label] = axes.bar(0, 0, bottom=-1, color=style.color)
-        others = [name for name in each.level if name != each.strategy]
-        _write_in(axes, lengths.index(each.seq_len), rows[each.bytes_per_s], others)
+        column, row = lengths.index(each.seq_len), rows[each.bytes_per_s]
+        _draw_field(axes, column, row, style, len(each.level) > 1)
+        _write_in(axes, column, row, [name for name in each.level if name != each.strategy])
+    for name in named:
+        style = NOTHING if name is None else styles[name]
+        axes.bar(0, 0, bottom=-1, color=style.color, label=name or "nothing fits")
+    _hatched_label(axes, LEVEL)
     axes.set_xticks(range(len(lengths)), map(length_label, lengths))
     axes.set_yticks(range(len(LINKS)), [f"{name}\n{rate / 1e9:g} GB/s" for rate, name in LINKS], size=8)
     axes.set_xlabel(LENGTH.title)
     axes.set_xlim(-0.5, len(lengths) - 0.5)
     axes.set_ylim(-0.5, len(LINKS) - 0.5)
-    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    axes.grid(visible=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
-    write_files(frame.finish(handles), folder / "crossover")
+    return sheet
+
+
+def _hatched_label(axes: Axes, label: str) -> None:
+    axes.bar(0, 0, bottom=-9, color="white", edgecolor=MUTED_COLOR, hatch=HATCH, linewidth=0.5, label=label)
 
 
 def _draw_field(axes: Axes, column: int, row: int, style: Style, is_open: bool) -> None:
@@ -75,29 +76,34 @@ def _write_in(axes: Axes, column: int, row: int, others: Sequence[str]) -> None:
 
 def write_reach(reaches: Iterable[Reach], seq_len: int, subtitle: str, folder: Path) -> None:
     """`longest.png` and `.svg`: tokens by strategy and sp_degree; a dotted line at the length asked about."""
+    heading = Heading(REACH_TITLE, subtitle, PREDICTED)
     rows = sorted(reaches, key=lambda each: (each.cell.strategy, each.cell.layout, each.cell.sp_degree))
+    write_files(drawn(lambda: _reach(rows, seq_len, heading)), folder / "longest")
+
+
+def _reach(rows: Sequence[Reach], seq_len: int, heading: Heading) -> Sheet:
     styles = styles_of(each.cell.strategy for each in rows)
-    lines = header_lines(subtitle, REACH_READING, None, PREDICTED)
-    frame = framed(REACH_TITLE, lines, [BAR_INCHES * len(rows) + 0.7])
-    (axes,) = frame.panels
-    handles: dict[str, Handle] = {}
+    sheet = new_sheet(heading, [BAR_INCHES * max(len(rows), 1)])
+    axes = sheet.axes
     for place, each in enumerate(reversed(rows)):
-        bar = _bar(axes, place, each, styles[each.cell.strategy])
-        handles.setdefault(each.cell.strategy, bar)
-    axes.axvline(seq_len, color=MUTED_COLOR, linestyle=":", linewidth=1)
+        _bar(axes, place, each, styles[each.cell.strategy])
+    if any(each.perhaps > each.surely for each in rows):
+        _hatched_label(axes, PERHAPS)
+    axes.axvline(seq_len, color=MUTED_COLOR, linestyle=":", linewidth=1, label="asked about")
     names = [f"{each.cell.strategy} sp {each.cell.sp_degree}" for each in reversed(rows)]
-    axes.set_yticks(range(len(rows)), names, size=8)
+    axes.set_yticks(range(len(rows)), names)
     longest = max((each.perhaps for each in rows), default=0)
     ticks = [length for length in (4**power * KIB for power in range(9)) if length <= max(longest, seq_len)]
     style_x_axis(axes, LENGTH, ticks)
     axes.set_xlim(LEAST_LENGTH, max(longest, seq_len) * 2)
-    axes.spines[["top", "right"]].set_visible(False)
-    write_files(frame.finish(handles), folder / "longest")
+    axes.set_ylim(-0.6, max(len(rows), 1) - 0.4)
+    axes.grid(visible=False, axis="y")
+    return sheet
 
 
-def _bar(axes: Axes, place: int, reach: Reach, style: Style) -> BarContainer:
+def _bar(axes: Axes, place: int, reach: Reach, style: Style) -> None:
     surely = max(reach.surely - LEAST_LENGTH, 0)
-    bar = axes.barh(place, surely, left=LEAST_LENGTH, height=0.72, color=style.color)
+    axes.barh(place, surely, left=LEAST_LENGTH, height=0.72, color=style.color)
     if reach.perhaps > reach.surely:
         start = max(reach.surely, LEAST_LENGTH)
         axes.barh(
@@ -108,7 +114,6 @@ def _bar(axes: Axes, place: int, reach: Reach, style: Style) -> BarContainer:
         _reach_label(reach), (max(reach.perhaps, LEAST_LENGTH), place), xytext=(4, 0),
         textcoords="offset points", va="center", size=8, color=MUTED_COLOR,
     )  # fmt: skip
-    return bar
 
 
 def _reach_label(reach: Reach) -> str:

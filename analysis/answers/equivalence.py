@@ -28,7 +28,7 @@ def with_equivalence(found: Verdict, comparisons: Sequence[Comparison], *, alone
     answer = _answer(comparisons)
     if not alone:
         return replace(found, answer=f"{answer} {found.answer}")
-    return replace(found, answer=answer, details=[], certainty="", to_decide=None)
+    return replace(found, answer=answer, details=[], certainty="", to_decide=None, shares=[])
 
 
 def equivalence_line(comparison: Comparison) -> str:

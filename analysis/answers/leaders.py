@@ -1,4 +1,4 @@
-"""Length by length: who led in a comparison, or what was measured where nobody may lead."""
+"""Length by length: who led in a comparison, or what was measured where strategies are not ranked."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def leader_lines(found: Sequence[Ranking]) -> list[str]:
 
 
 def measured_lines(found: Sequence[Ranking]) -> list[str]:
-    """A line for each comparison that ranks nothing: its cells by name, each with its tokens/s."""
+    """A line for each comparison that does not rank its cells: its cells by name, each with its tokens/s."""
     return _first([_measured(ranking) for ranking in found[:MAX_LINES]], len(found))
 
 

@@ -30,7 +30,7 @@ NEXT_STEPS: Mapping[Status, str] = {
 """For every status but `ok`; after out of memory, the ways that the cells have not tried follow."""
 OF_OBSERVED: Mapping[Status, str] = {
     Status.UNSUPPORTED: "the reason says what to change in the script or in how it is observed",
-    Status.WRONG_RESULT: "its result is wrong, so it has no speed; the reason says what to mend in the loop",
+    Status.WRONG_RESULT: "its result is wrong, so it has no speed; the reason says what to fix in the loop",
     Status.OUT_OF_MEMORY: (
         "where it no longer fits is a result; to fit more, share a sequence among more ranks, checkpoint"
         " activations, or take smaller batches or shorter sequences"

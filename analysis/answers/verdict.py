@@ -14,7 +14,7 @@ from analysis.answers.leaders import Ranking, leader_lines, measured_lines, rank
 from analysis.answers.observed import observed_lines
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
-from analysis.labels import count_label, more_label, signed_percent_label, status_label
+from analysis.labels import count_label, more_label, percent_label, signed_percent_label, status_label
 from analysis.metrics.checks import BETWEEN_NAMES
 from bench.cost.fit import Fit
 from bench.labels import duration_label, length_label
@@ -32,13 +32,18 @@ TO_REPEAT: Mapping[bool, str] = {
     ),
 }
 """How cells get more processes, by whether they are observed loops."""
-MAX_NAMES = 12
-"""A sentence that would name more settings than this names strategies and counts their settings."""
+MAX_NAMES, MAX_LETTERS = 12, 400
+"""A sentence that would name more settings, or in more letters, names strategies and counts settings."""
 MAX_LENGTHS = 8
 CHECKED_BY = ["status", "checks", "checks_missing", "steps", "steps_held"]
 FITTED_BY = ["status", "seq_len", "provenance", "predicted_fit"]
 """The columns that sentences about some cells are made of: all of many cells take long to copy."""
-MAX_SERIES_NAMED = 100
+MAX_SERIES_NAMED = 12
+SHARES: Mapping[str, str] = {
+    "all": "communication_transfer_share",
+    "exchange": "attention_transfer_share",
+    "waiting": "communication_waiting_share",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class Verdict:
     details: list[str]
     """A line for each comparison."""
     unchecked: list[str]
-    """What no check reached: steps compared with nothing, checks that were not made; empty where none is."""
+    """What no check reached: steps without a reference, checks that were not made; empty where none is."""
     failures: list[str]
     """One for each status that is not `ok`."""
     fits: list[str]
@@ -58,9 +63,11 @@ class Verdict:
     to_decide: str | None
     """What would decide the comparisons that are undecided, and how long that takes; None without any."""
     caveat: str | None
-    """Why nothing is ranked; None where something is."""
+    """Why strategies are not ranked; None where they are."""
     origins: list[str] = field(default_factory=list)
     """Which records count, and what is kept apart; empty of a sweep of one code, torch and device."""
+    shares: list[str] = field(default_factory=list)
+    """How much of a step was communication; empty where that is not known."""
     kernels: list[str] = field(default_factory=list)
     """For which kernels there are likely faster ones on these GPUs."""
 
@@ -82,6 +89,7 @@ def verdict(cells: Cells, command: str | None = None) -> Verdict:
         certainty=_certainty(cells),
         to_decide=_to_decide(found, cells, command),
         caveat=cells.caveat,
+        shares=_shares(cells),
     )
 
 
@@ -139,8 +147,8 @@ def _to_decide(found: Sequence[Ranking], cells: Cells, command: str | None) -> s
         start = f"{MIN_PROCESSES} or more processes of each cell, run in turns, would decide"
     else:
         start = (
-            f"One process says nothing about another: {undecided}. {MIN_PROCESSES} or more of each cell, run"
-            " in turns, would tell this machine's differences from chance"
+            f"Differences may be chance: {undecided}. {MIN_PROCESSES} or more processes of each cell, run in"
+            " turns, would tell"
         )
     missing_s = _missing_s(cells.frame)
     if command is None or not missing_s:
@@ -156,7 +164,7 @@ def _missing_s(summary: pd.DataFrame) -> float:
 
 
 def _ran(cells: Cells, *, is_checked: bool) -> str:
-    """Sentences for cells that rank nothing: what ran at which lengths, and what was predicted."""
+    """Sentences for cells that do not rank strategies: what ran at which lengths, and what was predicted."""
     ok, predicted = cells.frame["status"] == "ok", cells.are_predicted
     kinds = {
         "Ran and passed every check" if is_checked else "Ran": ok & ~predicted,
@@ -187,7 +195,7 @@ def _unchecked(summary: pd.DataFrame) -> list[str]:
     )
     checks = "; ".join(f"{what} in {count:,} of {_cells(told)}" for what, count in missing.items())
     sentences = {
-        f"{steps - held:,} of {steps:,} steps were compared with nothing.": steps > held,
+        f"{steps - held:,} of {steps:,} steps have no reference to compare with.": steps > held,
         f"Not checked: {checks}.": bool(missing),
         f"The records of {len(done) - len(told):,} of {_cells(done)} do not say what was checked.": (
             len(told) < len(done)
@@ -246,7 +254,7 @@ def _longest_of(summary: pd.DataFrame, names: pd.Series[str]) -> str:
     longest = lengths[summary["status"].eq("ok") & ~may_run_out].groupby(names).max()
     is_beyond = lengths > names.map(longest).fillna(0)
     out, unsure = (lengths[rows & is_beyond].groupby(names).min() for rows in (ran_out, may_run_out))
-    every = [*names.unique()]
+    every = sorted(names.unique(), key=lambda name: name not in out.index and name not in unsure.index)
     parts = [
         _longest(name, longest.get(name), out.get(name), unsure.get(name))
         for name in every[:MAX_SERIES_NAMED]
@@ -263,6 +271,25 @@ def _longest(name: str, fits: int | None, runs_out: int | None, undecided: int |
     if not told:
         return f"{name} {length_label(int(fits))} (nothing longer was tried)" if fits else f"{name} unknown"
     return f"{name} {length_label(int(fits)) if fits else 'none'} ({told})"
+
+
+def _shares(cells: Cells) -> list[str]:
+    """A sentence on communication in the traced steps of cells on several ranks; none where none is known."""
+    ran = cells.frame["cluster.world_size"].gt(1) & ~cells.are_predicted
+    known = cells.frame.loc[ran & cells.frame["communication_transfer_share"].notna(), [*SHARES.values()]]
+    if known.empty:
+        return []
+    of = {name: _from_to(known[column]) for name, column in SHARES.items()}
+    waiting = f"; waiting for another rank took {of['waiting']}" if of["waiting"] else ""
+    exchange = of["exchange"] or "an unknown part"
+    took = f"Communication that no compute hides took {of['all']} of a traced step"
+    return [f"{took} (attention's exchange: {exchange}){waiting}."]
+
+
+def _from_to(shares: pd.Series[float]) -> str:
+    """`0.1 % to 1.7 %`, or one figure where both are equal; empty where none is known."""
+    ends = [percent_label(shares.min()), percent_label(shares.max())]
+    return " to ".join(filter(None, dict.fromkeys(ends)))
 
 
 def _certainty(cells: Cells) -> str:
@@ -299,7 +326,7 @@ def _sampled(summary: pd.DataFrame) -> str:
         parts.append(f"{count_label(len(cells), 'cell')} with n={n} {SAMPLES[str(n_of)]}")
     with_interval = int(timed["tokens_per_s_low"].notna().sum())
     unstable = int(timed["note"].str.contains(UNSTABLE_NOTE, na=False).sum())
-    doubt = f"; the steps of {unstable} are unstable, see their notes" if unstable else ""
+    doubt = f"; {count_label(unstable, 'cell')} with unstable steps, see the notes" if unstable else ""
     return (
         f"How sure: {_listed(parts)}; {with_interval} of {len(timed)} have a 95 % interval of the median"
         f" (which takes at least 6 samples){doubt}."
@@ -311,7 +338,7 @@ def _by_name(cells: Iterable[tuple[str, Any]]) -> dict[str, set[int]]:
     where: dict[str, set[int]] = {}
     for name, seq_len in cells:
         where.setdefault(name, set()).add(int(seq_len))
-    if len(where) <= MAX_NAMES:
+    if len(where) <= MAX_NAMES and sum(map(len, where)) <= MAX_LETTERS:
         return where
     settings: dict[str, list[set[int]]] = {}
     for name, lengths in where.items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -18,8 +19,8 @@ from analysis.labels import count_label
 from bench.config import NOT_USED
 from bench.record import Provenance, Role
 
-CPU_BANNER = "CPU: shows that the loop works, not which strategy is faster on GPUs"
-SHARED_GPU_BANNER = "Ranks share a GPU: shows that results are right; speeds mean nothing"
+CPU_BANNER = "CPU results do not rank strategies"
+SHARED_GPU_BANNER = "Ranks share a GPU: speeds mean nothing"
 CPU_CAVEAT = "CPU results show that the loop works. They do not rank strategies for GPUs."
 SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."
 SYNTHETIC_BANNER = "Synthetic: made on no real device; evidence for nothing"
@@ -27,7 +28,9 @@ SYNTHETIC_CAVEAT = (
     "Records of provenance synthetic were made on no real device: they are evidence for nothing."
 )
 SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
-"""What a reader must know of all cells of a figure, in order."""
+"""What a reader must know of all cells, in order."""
+HEADING_KEYS: Mapping[str, str] = {"model": "models", "engine": "engines", "dtype": "dtypes"}
+"""What a figure says of its cells, each with its plural for where they differ in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +67,10 @@ class Cells:
     def first(self, count: int) -> Self:
         """The first of too many cells."""
         return self if len(self) <= count else self.part(self.frame.index[:count])
+
+    def with_statuses(self, statuses: pd.Series[str]) -> Self:
+        """The same cells with other statuses, as a figure marks them."""
+        return replace(self, frame=self.frame.assign(status=statuses))
 
     @cached_property
     def process_counts(self) -> pd.Series[int]:
@@ -135,7 +142,7 @@ class Cells:
 
     @property
     def caveat(self) -> str | None:
-        """Why these cells rank nothing, as a sentence; None where they do."""
+        """Why these cells do not rank strategies, as a sentence; None where they do."""
         if self.are_synthetic:
             return SYNTHETIC_CAVEAT
         return CPU_CAVEAT if self.is_cpu else SHARED_GPU_CAVEAT if self.shares_gpus else None
@@ -154,11 +161,32 @@ class Cells:
         for key in SUBTITLE_KEYS:
             values = sorted(value for value in self.frame[key].dropna().unique() if value != NOT_USED)
             parts += [" and ".join(map(str, values))] if values else []
+        return ", ".join(parts) + self._ranks
+
+    @cached_property
+    def heading(self) -> str:
+        """The line under a figure's title: `measured: qwen3_nano, zero3, bf16 on NVIDIA H100, 2 ranks`."""
+        what = ", ".join(filter(None, (self._one_of(key, nouns) for key, nouns in HEADING_KEYS.items())))
+        how = " and ".join(sorted(map(str, self.frame["provenance"].dropna().unique())))
+        where = self._one_of("device_name", "devices") or self._one_of("hardware", "machines")
+        if self.is_all_predicted:
+            where = self._one_of("hardware", "machines")
+        where = re.sub(r"\((R|TM)\)|\bCPU\b", "", where)
+        return f"{how}: {what} on {' '.join(where.split())}{self._ranks}"
+
+    def _one_of(self, key: str, nouns: str) -> str:
+        """The value that all cells have, or how many there are."""
+        values = sorted(value for value in self.frame[key].dropna().unique() if value != NOT_USED)
+        return str(values[0]) if len(values) == 1 else f"{len(values)} {nouns}" if values else ""
+
+    @property
+    def _ranks(self) -> str:
+        """`, 2 ranks` or `, 1 to 8 ranks`; empty where it is not known."""
         ranks = self.frame["cluster.world_size"].dropna()
         if ranks.empty:
-            return ", ".join(parts)
+            return ""
         low, high = int(ranks.min()), int(ranks.max())
-        return ", ".join([*parts, count_label(high, "rank") if low == high else f"{low} to {high} ranks"])
+        return f", {count_label(high, 'rank') if low == high else f'{low} to {high} ranks'}"
 
     @cached_property
     def _row_at(self) -> dict[Any, dict[Any, Any]]:

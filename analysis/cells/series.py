@@ -61,26 +61,42 @@ Codes = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What a strategy is drawn with, the same in every figure."""
+    """What a strategy is drawn with, the same in every figure of every sweep."""
 
     color: str
     marker: str
+    line: str
+    """Solid for Ulysses, dashed for a ring, dash-dotted for both together, dotted for others."""
 
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; grey for their too pale yellow.
+SOLID, DASHED, DASH_DOTTED, DOTTED = "-", "--", "-.", ":"
+# First Okabe and Ito's colours, which colour-blind readers can tell apart (grey for their too pale yellow),
+# then Tol's muted ones. No two strategies share a marker.
 STRATEGY_STYLES: Mapping[str, Style] = {
-    "local": Style("#000000", "o"),
-    "ulysses": Style("#0072B2", "s"),
-    "ring": Style("#D55E00", "^"),
-    "usp": Style("#009E73", "D"),
-    "deepspeed_ulysses": Style("#56B4E9", "v"),
-    "ring_flash_attn": Style("#E69F00", "P"),
-    "ring_flash_attn_llama3": Style("#CC79A7", "p"),
-    "torch_cp": Style("#7F7F7F", "h"),
+    "local": Style("#000000", "o", SOLID),
+    "ulysses": Style("#0072B2", "s", SOLID),
+    "ring": Style("#D55E00", "^", DASHED),
+    "usp": Style("#009E73", "D", DASH_DOTTED),
+    "deepspeed_ulysses": Style("#56B4E9", "v", SOLID),
+    "ring_flash_attn": Style("#E69F00", "P", DASHED),
+    "ring_flash_attn_llama3": Style("#CC79A7", "p", DOTTED),
+    "torch_cp": Style("#7F7F7F", "h", DOTTED),
+    "ulysses_chunked": Style("#332288", "<", SOLID),
+    "gather_kv": Style("#882255", "*", DOTTED),
+    "ring_self_attention": Style("#999933", ">", DASHED),
+    "distflash_attn": Style("#AA4499", "X", DASHED),
+    "deepspeed_fpdt": Style("#117733", "d", SOLID),
+    "ringmaster_ulysses": Style("#44AA99", "H", SOLID),
+    "ringmaster_ring": Style("#44AA99", "8", DASHED),
+    "ringmaster_usp": Style("#44AA99", "1", DASH_DOTTED),
+    "yunchang_ulysses": Style("#661100", "2", SOLID),
+    "yunchang_ring": Style("#661100", "3", DASHED),
+    "yunchang_usp": Style("#661100", "4", DASH_DOTTED),
 }
-# Tol's muted colours, apart from the ones above.
-OTHER_COLORS = ("#882255", "#332288", "#999933", "#117733", "#AA4499", "#88CCEE")
-OTHER_MARKERS = ("<", ">", "8", "d")
+OTHER_COLORS = ("#6699CC", "#AA3377", "#228833", "#BB5566", "#004488", "#997700")
+OTHER_MARKERS = ("8", "H", "<", ">")
+OTHER_STYLES = tuple(Style(color, marker, SOLID) for marker in OTHER_MARKERS for color in OTHER_COLORS)
+"""Of strategies that come as plug-ins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +156,16 @@ def cell_names(summary: pd.DataFrame, keys: Sequence[str], number: pd.Series[int
 
 
 def styles_of(strategies: Iterable[str]) -> dict[str, Style]:
-    """Each strategy's colour and marker, no two alike while there are colours left.
+    """Each strategy's style.
 
-    One that is not in the table gets those its name leads to, whatever else is drawn; where two names lead
-    to one colour, the later in the alphabet takes the next that is free.
+    One that is not in the table gets the style its name leads to, whatever else is drawn; only where two
+    names lead to the same, the later in the alphabet takes the next that is free.
     """
-    names = sorted(set(strategies))
-    styles = {name: STRATEGY_STYLES[name] for name in names if name in STRATEGY_STYLES}
-    free = [*OTHER_COLORS]
-    for name in (name for name in names if name not in STRATEGY_STYLES):
-        code = zlib.crc32(name.encode())
-        wanted = code % len(OTHER_COLORS)
-        turns = (OTHER_COLORS[(wanted + turn) % len(OTHER_COLORS)] for turn in range(len(OTHER_COLORS)))
-        color = next(color for color in turns if color in free)
-        free = [each for each in free if each != color] or [*OTHER_COLORS]
-        styles[name] = Style(color, OTHER_MARKERS[code // len(OTHER_COLORS) % len(OTHER_MARKERS)])
+    styles = {name: STRATEGY_STYLES[name] for name in sorted({*strategies}) if name in STRATEGY_STYLES}
+    for name in sorted({*strategies} - styles.keys()):
+        wanted = zlib.crc32(name.encode()) % len(OTHER_STYLES)
+        turns = [*OTHER_STYLES[wanted:], *OTHER_STYLES[:wanted]]
+        styles[name] = next((style for style in turns if style not in styles.values()), turns[0])
     return styles
 
 

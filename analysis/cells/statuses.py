@@ -7,10 +7,13 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.metrics.traced_shares import is_void
 from bench.cost.fit import Fit
 from bench.record import Provenance, Status
 
 PREDICTED, FITS, UNDECIDED, RUNS_OUT = "predicted", "predicted_fits", "predicted_undecided", "predicted_out"
+EXCLUDED = "excluded (traced step not representative)"
+NOT_KNOWN = "excluded (not known from the trace)"
 OF_FIT: Mapping[str, str] = {Fit.FITS: FITS, Fit.UNDECIDED: UNDECIDED, Fit.OUT_OF_MEMORY: RUNS_OUT}
 """By the verdict on memory, what stands for the status of a predicted cell."""
 SAYS_NOTHING = frozenset({Status.OK.value, Status.OUT_OF_MEMORY.value})
@@ -34,3 +37,17 @@ def shown_statuses(frame: pd.DataFrame) -> pd.Series[str]:
     of_predicted = [shown_status(cell) for cell in frame[predicted].to_dict("records")]
     shown[predicted] = of_predicted
     return shown
+
+
+def excluded_statuses(frame: pd.DataFrame, column: str) -> pd.Series[str]:
+    """The statuses, with EXCLUDED or NOT_KNOWN where a trace left no value in this column."""
+    status, ratio = frame["status"].astype("object"), frame["traced_to_timed"]
+    is_missing = status.eq("ok") & ratio.notna() & frame[column].isna()
+    why = ratio.map(lambda each: EXCLUDED if is_void(each) else NOT_KNOWN, na_action="ignore")
+    return status.where(~is_missing, why)
+
+
+def undecided_statuses(frame: pd.DataFrame) -> pd.Series[str]:
+    """The statuses, with UNDECIDED where a prediction leaves open whether there is memory."""
+    shown = shown_statuses(frame)
+    return shown.where(shown.eq(UNDECIDED), frame["status"])

@@ -6,37 +6,28 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.cells.equivalence import Comparison, Training
 from analysis.cells.series import Style, styles_of
-from analysis.figures.drawing import (
-    NARROW_INCHES,
-    WIDTH_INCHES,
-    Figures,
-    framed,
-    header_lines,
-    letters_in,
-    save,
-)
 from analysis.figures.figure_file import FigureFile
-from analysis.figures.figures import legend_entries
-from analysis.figures.style import MUTED_COLOR, line_of
+from analysis.figures.sheet import Heading, Sheet, drawn, new_sheet, save
+from analysis.figures.style import MUTED_COLOR, look_of
 from bench.record import Role
 
-PANEL_INCHES = (2.6, 2.2, 2.2)
+PANEL_INCHES = (1.9, 1.7, 1.7)
 MISTAKE_COLORS = ("#8B0000", "#C04000", "#A0522D", "#B8860B", "#7B3F00", "#CD5C5C")
 TITLE = "Loss equivalence"
 READING = (
     "Top: loss of each step, of several seeds that of the first. Beneath: how far it is from the mean of"
     " equivalent trainings, plain data parallelism and its controls, and how far the gradient norm is,"
     " relative; of several seeds the root mean square. Shaded: the noise floor; a training is the same whose"
-    " mean over all steps lies in it. Dotted curves are known mistakes, made on purpose."
+    " mean over all steps lies in it. Dotted curves are known mistakes, made on purpose"
 )
 
 
@@ -55,8 +46,9 @@ def write_equivalence(
     comparisons: Sequence[Comparison], folder: Path, banner: str | None
 ) -> list[FigureFile]:
     """A figure for each comparison, as PNG and SVG in the folder, and as the page shows them."""
-    folder.mkdir(exist_ok=True)
-    return [save(_figures(each, banner), folder / name_of(each), TITLE, READING) for each in comparisons]
+    return [
+        save(drawn(partial(_sheet, each, banner)), folder / name_of(each), READING) for each in comparisons
+    ]
 
 
 def name_of(comparison: Comparison) -> str:
@@ -64,15 +56,9 @@ def name_of(comparison: Comparison) -> str:
     return "loss_equivalence_" + re.sub(r"[^\w.=-]+", "_", comparison.name)
 
 
-def _figures(comparison: Comparison, banner: str | None) -> Figures:
-    return Figures(*(_figure(comparison, banner, each) for each in (WIDTH_INCHES, NARROW_INCHES)))
-
-
-def _figure(comparison: Comparison, banner: str | None, width: float) -> Figure:
-    subtitle = f"{comparison.machine}: {comparison.name}"
-    lines = header_lines(subtitle, READING, None, banner, letters_in(width))
-    frame = framed(TITLE, lines, PANEL_INCHES, width)
-    losses, loss_apart, norm_apart = frame.panels
+def _sheet(comparison: Comparison, banner: str | None) -> Sheet:
+    sheet = new_sheet(Heading(TITLE, f"{comparison.machine}: {comparison.name}", banner), PANEL_INCHES)
+    losses, loss_apart, norm_apart = sheet.panels
     curves = [*_curves(comparison)]
     for curve in curves:
         losses.plot(curve.loss, label=curve.label, **curve.look)
@@ -80,15 +66,13 @@ def _figure(comparison: Comparison, banner: str | None, width: float) -> Figure:
     floor = comparison.floor_by_step()
     for axes, signal in ((loss_apart, "loss"), (norm_apart, "grad_norm")):
         _draw_apart(axes, [(each.apart[signal], each.look) for each in curves if each.apart], floor[signal])
-    loss_apart.set_ylabel("|difference| (nats)")
-    norm_apart.set_ylabel("gradient norm, relative")
+    loss_apart.set_ylabel("apart (nats)")
+    norm_apart.set_ylabel("norm, relative")
     norm_apart.set_xlabel("step")
-    for axes in frame.panels:
+    for axes in sheet.panels:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(-0.5, comparison.steps - 0.5)
-        axes.grid(visible=True, color="#E0E0E0", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    return frame.finish(legend_entries(losses))
+    return sheet
 
 
 def _curves(comparison: Comparison) -> Iterator[Curve]:
@@ -103,8 +87,7 @@ def _curves(comparison: Comparison) -> Iterator[Curve]:
         number = drawn[kind]
         drawn[kind] += training.role != Role.CONTROL
         label = "controls" if training.role == Role.CONTROL else training.label
-        look = _look(training, number, styles)
-        yield Curve(row.trainings[0].loss, label, look, comparison.apart(row))
+        yield Curve(row.trainings[0].loss, label, _look(training, number, styles), comparison.apart(row))
 
 
 def _look(training: Training, number: int, styles: Mapping[str, Style]) -> dict[str, Any]:
@@ -114,8 +97,7 @@ def _look(training: Training, number: int, styles: Mapping[str, Style]) -> dict[
     if training.role == Role.CONTROL:
         return {"color": MUTED_COLOR, "linewidth": 0.8, "alpha": 0.7}
     style = styles[str(training.setting("strategy"))]
-    look = {"color": style.color, "marker": style.marker, "markersize": 4, "linewidth": 1.2}
-    return look | line_of(number)
+    return look_of(style, number) | {"markersize": 4, "linewidth": 1.2}
 
 
 def _draw_apart(

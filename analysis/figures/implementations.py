@@ -4,75 +4,57 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from analysis.figures.drawing import DPI, write_files
-from analysis.figures.style import BANNER_COLOR, MUTED_COLOR
+from analysis.cells.cells import CPU_BANNER
+from analysis.figures.sheet import Heading, Sheet, drawn, new_sheet, write_files
 from bench.labels import MIB, length_label
 
-WIDTH_INCHES = 10.5
-ROW_INCHES = 0.24
-OTHER_INCHES = 1.7
+ROW_INCHES = 0.19
 MARKERS = "osD^v<>ph*"
 COLOURS = ("#1B6CA8", "#D95F02", "#4D9221", "#7B3294", "#8C510A", "#5E3C99", "#01665E", "#C51B7D")
 """Of lengths; colour and marker tell the same."""
 QUANTITIES: Mapping[str, tuple[str, float]] = {
     "call_ms": ("ms, forward and backward", 1.0),
-    "peak_bytes": ("peak beyond the inputs, MiB", MIB),
-    "sent_bytes": ("sent by the rank that sends most, MiB", MIB),
+    "peak_bytes": ("peak beyond inputs, MiB", MIB),
+    "sent_bytes": ("most sent by a rank, MiB", MIB),
 }
-"""The axes: title, and what a stored value is divided by."""
+"""The panels: title, and what a stored value is divided by."""
 WIDE = 200
 """An axis that spans more has ticks at powers of ten only."""
-EDGE, LEAST_SPAN = 1.15, 8
-ON_A_CPU = "A CPU shows that the loop works, not which implementation is faster on GPUs"
+NOTE = "filled: ours, hollow: a package as shipped"
 
 
 def write_implementations(rows: Sequence[Mapping[str, Any]], on_cpu: bool, folder: Path) -> list[Path]:
     """A figure for each number of ranks and of heads, as PNG and SVG; the paths without their endings."""
     paths = []
-    for (ranks, heads, kv_heads), its in groupby(sorted(rows, key=_group), key=_group):
-        place = folder / f"implementations_{ranks}_ranks_{heads}_{kv_heads}_heads"
-        title = f"One attention call on {ranks} ranks, {heads} query and {kv_heads} KV heads"
-        write_files(_figure([*its], title, on_cpu=on_cpu), place)
+    group = itemgetter("ranks", "num_heads", "num_kv_heads")
+    for (ranks, heads, kv_heads), its in groupby(sorted(rows, key=group), key=group):
+        place, own = folder / f"implementations_{ranks}_ranks_{heads}_{kv_heads}_heads", [*its]
+        subtitle = f"{ranks} ranks, {heads} query and {kv_heads} KV heads; {NOTE}"
+        heading = Heading("One attention call", subtitle, CPU_BANNER if on_cpu else None)
+        write_files(drawn(partial(_sheet, own, heading)), place)
         paths.append(place)
     return paths
 
 
-def _group(row: Mapping[str, Any]) -> tuple[int, int, int]:
-    return row["ranks"], row["num_heads"], row["num_kv_heads"]
-
-
-def _figure(rows: Sequence[Mapping[str, Any]], title: str, *, on_cpu: bool) -> Figure:
+def _sheet(rows: Sequence[Mapping[str, Any]], heading: Heading) -> Sheet:
     names = [*_families(rows)]
-    height = OTHER_INCHES + ROW_INCHES * len(names)
-    figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=13)
-    panels = figure.subplots(1, len(QUANTITIES), sharey=True)
-    lengths = sorted({row["seq_len"] for row in rows})
-    for axes, (column, (label, unit)) in zip(panels, QUANTITIES.items(), strict=True):
-        for number, length in enumerate(lengths):
+    sheet = new_sheet(heading, [ROW_INCHES * len(names)], columns=len(QUANTITIES))
+    for axes, (column, (label, unit)) in zip(sheet.panels, QUANTITIES.items(), strict=True):
+        for number, length in enumerate(sorted({row["seq_len"] for row in rows})):
             _draw(axes, names, [row for row in rows if row["seq_len"] == length], column, unit, number)
         _finish(axes, label)
-    panels[0].set_yticks(range(len(names)), names, fontsize=8)
-    panels[0].set_ylim(len(names) - 0.5, -0.5)
-    drawn = {str(handle.get_label()): handle for handle in reversed(panels[0].get_lines())}
-    labels = [length_label(length) for length in lengths if length_label(length) in drawn]
-    handles = [drawn[label] for label in labels]
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
-    note = "filled: ours, hollow: a package as shipped"
-    said, colour = (f"{ON_A_CPU}; {note}", BANNER_COLOR) if on_cpu else (note, MUTED_COLOR)
-    text = panels[0].text(0, 1.02, said, transform=panels[0].transAxes, color=colour, fontsize=9)
-    text.set_in_layout(False)  # it is as wide as all panels
-    return figure
+        axes.set_yticks(range(len(names)), names if axes is sheet.panels[0] else [])
+        axes.set_ylim(len(names) - 0.5, -0.5)
+    return sheet
 
 
 def _families(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -100,23 +82,17 @@ def _draw(
         fill = colour if row["package"] is None else "white"
         axes.plot(
             [shown], [names.index(row["implementation"])], marker, color=colour, markerfacecolor=fill,
-            markersize=6.5, label=length_label(row["seq_len"]),
+            label=length_label(row["seq_len"]),
         )  # fmt: skip
 
 
 def _finish(axes: Axes, label: str) -> None:
     axes.set_xscale("log")
-    axes.set_xlabel(label, fontsize=9)
+    axes.set_xlabel(label)
     low, high = axes.get_xlim()
-    is_wide = high / low > WIDE
-    rest = max(1.0, LEAST_SPAN * low / high) ** 0.5
-    axes.set_xlim(low / EDGE / rest, high * EDGE * rest)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if is_wide else (1.0, 2.0, 5.0)))
+    axes.set_xlim(low / 1.5, high * 1.5)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > WIDE else (1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.tick_params(axis="x", labelsize=8)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="both", color="#DDDDDD", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines["left"].set_visible(False)

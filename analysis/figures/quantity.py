@@ -1,4 +1,4 @@
-"""A column of the frame as a figure draws it: where its points stand, and what one says when pointed at."""
+"""A column of the frame against length: a line for each series, which says its values when pointed at."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.cells.statuses import shown_status
-from analysis.figures.style import dodge
+from analysis.figures.sheet import Sheet
+from analysis.figures.style import MUTED_COLOR, dodge, look_of
 from analysis.labels import n_label, status_label
 from analysis.metrics.definitions import text_of
 from bench.labels import length_label
 from bench.record import Provenance
 
 BAND = "band of the model"
+BESIDE: Mapping[str, Any] = {
+    "marker": "_", "markersize": 12, "markeredgewidth": 2.5, "linestyle": (0, (1, 2)), "linewidth": 1.0,
+    "zorder": 1.8,
+}  # fmt: skip
+"""A flat mark behind the points: no filling tells it apart from them, as that is a variant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,6 @@ class Quantity:
     """A column to draw, with the columns of its interval where it has one."""
 
     column: str
-    noun: str
     low: str | None = None
     high: str | None = None
     range_noun: str = "range"
@@ -38,39 +44,48 @@ class Quantity:
     """How many a cell's value is of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Area:
-    """A point or a bar in the data of a figure's axes, and what it says when pointed at."""
-
-    x: tuple[float, float]
-    """Begin and end; equal of a point, as is the next one."""
-    y: tuple[float, float]
-    text: str
-
-
-def placed(series: Sequence[Series], column: str) -> Iterator[tuple[Series, pd.DataFrame, pd.Series[float]]]:
-    """Each series that has a value in this column, its cells by length, and where on the x axis they stand.
+def placed(
+    series: Sequence[Series], column: str, x_column: str = "seq_len"
+) -> Iterator[tuple[Series, pd.DataFrame, pd.Series[float]]]:
+    """Each series that has a value in this column, its cells in order, and where on the x axis they stand.
 
     Cells without a value stay in, as gaps: a line must not run across a failure.
     """
     drawn = [each for each in series if each.rows[column].notna().any()]
-    lengths = sorted({int(length) for each in drawn for length in each.rows["seq_len"]})
+    places = sorted({int(place) for each in drawn for place in each.rows[x_column]})
     for number, each in enumerate(drawn):
-        rows = each.rows.sort_values("seq_len")
-        yield each, rows, rows["seq_len"] * dodge(number, len(drawn), lengths)
+        rows = each.rows.sort_values(x_column)
+        yield each, rows, rows[x_column] * dodge(number, len(drawn), places)
 
 
-def areas_of(*quantities: Quantity) -> Callable[[Cells], Iterator[Area]]:
-    """What can be pointed at in a figure of these quantities against length: every point."""
-    return lambda cells: (area for each in quantities for area in _areas(cells, each))
+def draw_series(sheet: Sheet, cells: Cells, quantity: Quantity) -> None:
+    """A line with error bars for each series."""
+    for each, rows, x in placed(cells.series, quantity.column):
+        sheet.axes.errorbar(
+            x, rows[quantity.column], yerr=_error_bars(rows, quantity), capsize=3, label=each.label,
+            **look_of(each.style, each.variant_number),
+        )  # fmt: skip
+        _say(sheet, cells, each, rows, x, quantity)
 
 
-def _areas(cells: Cells, quantity: Quantity) -> Iterator[Area]:
-    for each, rows, places in placed(cells.series, quantity.column):
-        for x, cell in zip(places, cells.rows_of(rows), strict=True):
-            value = float(cell[quantity.column])
-            if pd.notna(value):
-                yield Area((x, x), (value, value), point_text(each.label, cell, quantity))
+def draw_beside(sheet: Sheet, cells: Cells, quantity: Quantity, label: str) -> None:
+    """What stands beside each point of the series, with one entry in the legend for all of them."""
+    drawn = [*placed(cells.series, quantity.column)]
+    for each, rows, x in drawn:
+        sheet.axes.plot(x, rows[quantity.column], color=each.style.color, alpha=0.6, **BESIDE)
+        _say(sheet, cells, each, rows, x, quantity)
+    if drawn:
+        # A container as the series are: a line would stand before them in the legend.
+        sheet.axes.errorbar([], [], color=MUTED_COLOR, label=label, **BESIDE)
+
+
+def _say(
+    sheet: Sheet, cells: Cells, each: Series, rows: pd.DataFrame, x: pd.Series[float], quantity: Quantity
+) -> None:
+    for place, cell in zip(x, cells.rows_of(rows), strict=True):
+        value = float(cell[quantity.column])
+        if pd.notna(value):
+            sheet.point(place, value, point_text(each.label, cell, quantity))
 
 
 def point_text(name: str, cell: Mapping[Any, Any], quantity: Quantity) -> str:
@@ -81,13 +96,21 @@ def point_text(name: str, cell: Mapping[Any, Any], quantity: Quantity) -> str:
 
 
 def _range(cell: Mapping[Any, Any], quantity: Quantity) -> str:
-    is_band = quantity.band is not None and cell["provenance"] == Provenance.PREDICTED
-    noun = BAND if is_band else quantity.range_noun
-    low, high = (
-        (quantity.band.format("_low"), quantity.band.format("_high"))
-        if is_band and quantity.band is not None
-        else (quantity.low, quantity.high)
-    )
+    noun, low, high = quantity.range_noun, quantity.low, quantity.high
+    if quantity.band is not None and cell["provenance"] == Provenance.PREDICTED:
+        noun, low, high = BAND, quantity.band.format("_low"), quantity.band.format("_high")
     if low is None or high is None or pd.isna(cell[low]) or pd.isna(cell[high]):
         return ""
     return f"{noun} {text_of(cell, low)} to {text_of(cell, high)}"
+
+
+def _error_bars(rows: pd.DataFrame, quantity: Quantity) -> list[pd.Series[float]] | None:
+    """Distances from the value down and up; NaN, so nothing, where a cell has no interval and no band."""
+    value = rows[quantity.column]
+    low, high = (rows[end] if end else value * np.nan for end in (quantity.low, quantity.high))
+    if quantity.band is not None:
+        predicted = rows["provenance"].eq(Provenance.PREDICTED)
+        low = low.where(~predicted, rows[quantity.band.format("_low")])
+        high = high.where(~predicted, rows[quantity.band.format("_high")])
+    down, up = value - low, high - value
+    return None if down.isna().all() else [down.clip(lower=0), up.clip(lower=0)]

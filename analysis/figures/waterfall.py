@@ -1,73 +1,105 @@
-"""The parts of a traced step in the order in which they are stacked, with their names and colours."""
+"""One traced step from ideal attention down to the whole, part by part: a panel for each strategy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
-from analysis.metrics.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS
+from analysis.cells.cells import Cells
+from analysis.cells.parts import Cell, Part, has_ideal, part_text, step_ms, waterfall_of
+from analysis.cells.series import Series
+from analysis.figures.sheet import MARGIN_INCHES, WIDTH_INCHES, Heading, Sheet, Spot, new_sheet
+from analysis.figures.style import MUTED_COLOR
+from analysis.labels import count_label, number_label, percent_label
+from bench.labels import length_label
 
-
-@dataclass(frozen=True, slots=True)
-class PartStyle:
-    """How one part of a step is called and coloured."""
-
-    label: str
-    color: str
-    columns: tuple[str, ...]
-    """Whose sum it is."""
-    is_left_out_at_zero: bool = False
-    """Whether a cell that has none of it does not name it."""
-
-
-# Attention in blues, what moves in reds and yellows, the rest in greys and greens: apart in print too.
-IDEAL_PART = PartStyle("ideal attention (local / capacity)", "#08519C", (IDEAL,))
-EFFICIENCY_PART = PartStyle("kernel at the block shape", "#6BAED6", (EFFICIENCY,))
-WHOLE_ATTENTION = PartStyle("attention compute", "#2171B5", ("part_attention_ms",))
-LATER_PARTS = (
-    PartStyle("load imbalance", "#BDD7E7", ("part_imbalance_ms",)),
-    PartStyle("packing", "#7A5195", ("part_packing_ms",)),
-    PartStyle("attention exchange, transfer", "#CB181D", ("part_transfer_ms",)),
-    PartStyle("attention exchange, waiting", "#FCAE91", ("part_waiting_ms",)),
-    PartStyle("parameters and gradients, exposed", "#FE9929", ("part_model_state_ms",)),
-    PartStyle("other communication, exposed", "#FEE391", ("part_other_exchange_ms",)),
-    PartStyle("optimizer", "#238B45", ("part_optimizer_ms",)),
-    PartStyle("other compute", "#74C476", ("part_other_compute_ms",)),
-    PartStyle("device copies", "#C7E9C0", ("part_copies_ms",), is_left_out_at_zero=True),
-    PartStyle("idle", "#D9D9D9", ("part_idle_ms",)),
-)
-WHOLE_STEP = (
-    PartStyle("attention compute", "#2171B5", ("part_attention_ms", "part_imbalance_ms")),
-    *LATER_PARTS[1:],
+ROW_INCHES, TITLE_INCHES = 0.165, 0.1
+MAX_PANELS = 6
+MANY_MS = 10_000
+"""From here on times are in seconds."""
+BAR_HEIGHT = 0.74
+WITHOUT_IDEAL = "From attention to the whole step"
+WHOLE = "whole step"
+IDEAL_IS = (
+    "Ideal attention: what local's attention took for the same work, divided by {of}; where a strategy's took"
+    " less than that, its bar beyond ideal goes to the left"
 )
 
 
-def waterfall_of(cell: Mapping[Any, Any] | pd.Series[Any]) -> list[tuple[PartStyle, float]]:
-    """Every part of a cell's step with its milliseconds, from ideal attention to idle time.
+def waterfall_sheet(cells: Cells, heading: Heading) -> Sheet:
+    """The length at which most series have a traced step, the longest of equals; `local` on top."""
+    frame = cells.frame[cells.frame["part_attention_ms"].notna()]
+    counts = frame["seq_len"].value_counts()
+    length = int(counts.index[counts == counts.max()].max())
+    chosen = [(each, row) for each in cells.series for row in _rows(each, frame, length)]
+    shown = [(each, cells.rows_of(cells.frame.loc[[row]])[0]) for each, row in chosen[:MAX_PANELS]]
+    known = [has_ideal(cell) for _, cell in shown]
+    heading = replace(heading, title=heading.title if any(known) else WITHOUT_IDEAL)
+    heights = [ROW_INCHES * (len(waterfall_of(cell)) + 1) + TITLE_INCHES for _, cell in shown]
+    sheet = new_sheet(heading, heights)
+    end_ms = max(ms for _, cell in shown for ms in (step_ms(cell), waterfall_of(cell)[0][1]))
+    unit, unit_ms = ("s", 1e3) if end_ms >= MANY_MS else ("ms", 1.0)
+    for axes, (each, cell) in zip(sheet.panels, shown, strict=True):
+        _draw(sheet, axes, each, cell, unit_ms)
+        axes.set_xlim(0, end_ms / unit_ms)
+    sheet.axes.tick_params(labelbottom=True)
+    sheet.axes.set_xlabel(f"{unit} of one step at {length_label(length)}")
+    _explain(sheet, cells, length, known)
+    if len(chosen) > MAX_PANELS:
+        sheet.remarks.append(f"{count_label(len(chosen) - MAX_PANELS, 'more cell')} in summary.csv")
+    return sheet
 
-    Attention is not split where it took no longer than what was to be its best, or where that is not known.
-    """
-    is_split = bool(cell[EFFICIENCY] >= 0)
-    parts = ((IDEAL_PART, EFFICIENCY_PART) if is_split else (WHOLE_ATTENTION,)) + LATER_PARTS
-    return parts_of(cell, parts)
+
+def _rows(each: Series, frame: pd.DataFrame, length: int) -> list[int]:
+    own = frame.loc[each.rows.index.intersection(frame.index), "seq_len"]
+    return [*own.index[own == length]]
 
 
-def parts_of(
-    cell: Mapping[Any, Any] | pd.Series[Any], styles: Iterable[PartStyle]
-) -> list[tuple[PartStyle, float]]:
-    """These parts with their milliseconds, less those that a cell without them does not name."""
-    found = ((part, part_ms(cell, part)) for part in styles)
-    return [(part, ms) for part, ms in found if ms or not part.is_left_out_at_zero]
+def _explain(sheet: Sheet, cells: Cells, length: int, known: list[bool]) -> None:
+    """What is ideal here, or that it is not known."""
+    of = "the cores of its ranks" if cells.is_cpu else "the number of its GPUs"
+    if any(known):
+        sheet.remarks.append(IDEAL_IS.format(of=of))
+    if not all(known):
+        sheet.remarks.append(
+            f"Without an ideal where local has no traced step of the same work at {length_label(length)}"
+        )
+    if len({*cells.frame["seq_len"]}) > 1:
+        sheet.remarks.append("The details of each cell have its parts at the other lengths")
 
 
-def part_ms(cell: Mapping[Any, Any] | pd.Series[Any], style: PartStyle) -> float:
-    """The milliseconds of one part."""
-    return float(sum(cell[column] for column in style.columns))
-
-
-def step_ms(cell: Mapping[Any, Any] | pd.Series[Any]) -> float:
-    """The traced step of a cell's busiest rank, the sum of its parts."""
-    return float(sum(cell[column] for column in PART_COLUMNS))
+def _draw(sheet: Sheet, axes: Axes, each: Series, cell: Cell, unit_ms: float) -> None:
+    whole = Part(WHOLE, each.style.color, ())
+    bars = [*waterfall_of(cell), (whole, step_ms(cell))]
+    start, name = 0.0, f"{each.label}, {length_label(int(cell['seq_len']))}"
+    for row, (part, ms) in enumerate(bars):
+        left, width = (0.0 if part is whole else start), ms / unit_ms
+        look: dict[str, Any] = {"color": part.color, "hatch": part.hatch, "edgecolor": "white"}
+        axes.barh(row, width, left=left, height=BAR_HEIGHT, linewidth=0, **look)
+        share = "" if part is whole else f", {percent_label(ms / step_ms(cell))}"
+        axes.annotate(
+            f"{number_label(width)}{share}", (max(left, left + width), row), xytext=(3, 0),
+            textcoords="offset points", va="center", fontsize=8.5,
+        )  # fmt: skip
+        heights = (row - BAR_HEIGHT / 2, row + BAR_HEIGHT / 2)
+        text = f"{name}: {part_text(part.label, ms, cell)}"
+        sheet.spots.append(Spot(axes, (left, left + width), heights, text))
+        start = left + width
+        if row + 2 < len(bars):
+            axes.plot([start, start], [row, row + 1], color=MUTED_COLOR, linewidth=0.6)
+    axes.set_yticks(range(len(bars)), [part.label for part, _ in bars])
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_title(" ", fontsize=9, pad=3)
+    title = axes.annotate(
+        each.label, (MARGIN_INCHES / WIDTH_INCHES, 1), xycoords=("figure fraction", "axes fraction"),
+        xytext=(0, 4), textcoords="offset points", fontweight="bold", annotation_clip=False,
+    )  # fmt: skip
+    sheet.fitted.append((title, sheet.figure, 1.0))
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(labelbottom=False)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.grid(visible=False, axis="y")

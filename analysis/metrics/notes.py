@@ -73,7 +73,7 @@ def void_note(shares: TracedShares) -> str | None:
     if shares.steps:
         return f"{shares.void_steps} of {len(shares.ratios)} traced steps are left out: they {took}"
     which = "the traced step" if shares.void_steps == 1 else f"all {shares.void_steps} traced steps"
-    return f"communication share void: {which} {took}"
+    return f"communication share excluded: {which} {took}"
 
 
 def _times(ratios: Sequence[float]) -> str:

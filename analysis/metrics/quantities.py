@@ -231,7 +231,7 @@ HARNESS_OVERHEAD = Quantity(
 )  # fmt: skip
 STABILITY = Quantity(
     "stability", "Flags on a cell", "text",
-    "What a reader must know before trusting a number: unsteady steps, a busy machine, void shares.",
+    "What a reader must know before trusting a number: unsteady steps, a busy machine, excluded shares.",
 )  # fmt: skip
 SWEEP_RATIO = Quantity(
     "sweep_ratio", "Ratio of two sides", "ratio",

@@ -15,19 +15,18 @@
   mark();
 })();
 
-// Below a figure stands what is pointed at or touched: browsers show an SVG's own title late, and on touch never.
+// Below a figure stands what is pointed at or touched.
 (() => {
-  document.querySelectorAll(".drawing").forEach((drawing) => {
-    const caption = drawing.parentElement.querySelector(".pointed");
+  document.querySelectorAll("figure").forEach((figure) => {
     const show = (event) => {
       const spot = event.target.closest(".spots rect");
       if (!spot) return;
-      drawing.querySelectorAll(".shown").forEach((each) => each.classList.remove("shown"));
+      figure.querySelectorAll(".shown").forEach((each) => each.classList.remove("shown"));
       spot.classList.add("shown");
-      caption.textContent = spot.querySelector("title").textContent;
+      figure.querySelector(".pointed").textContent = spot.dataset.say;
     };
-    drawing.addEventListener("pointerover", show);
-    drawing.addEventListener("click", show);
+    figure.addEventListener("pointerover", show);
+    figure.addEventListener("click", show);
   });
 })();
 
@@ -80,7 +79,7 @@
     }
   }
 
-  headings.forEach((heading, column) => {
+  headings.slice(0, -1).forEach((heading, column) => {
     const button = document.createElement("button");
     button.type = "button";
     button.append(...heading.childNodes);

@@ -18,6 +18,10 @@ HEADINGS = (
     "length", "on", "adds", "peak allocated", "saves", "by the formula", "measured / formula",
     "step time (ms)", "moved per step",
 )  # fmt: skip
+READING = (
+    "Of the worst rank; each row beside the one that lacks only what it adds. A CPU rank has one memory, so"
+    " offloading saves it nothing: what it has to move stands in the last column."
+)
 Row = Mapping[Any, Any]
 SWITCHES: Mapping[str, Callable[[Row], bool]] = {
     "checkpointing": lambda cell: bool(cell["checkpointing"]),

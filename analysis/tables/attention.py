@@ -22,6 +22,11 @@ COLUMNS = (
     "attention_flops_per_s", "attention_of_single", "out_error_ulps", "dq_error_ulps",
 )  # fmt: skip
 """The summary's column behind each of HEADINGS."""
+READING = (
+    "One call, no model around it; times are medians of the slowest rank. Of one device / ranks: the same"
+    " kernel on one device, divided by the ranks that share a sequence, over this call. Ulps: units in the"
+    " last place of the dtype at a row's maximum, the largest of some sampled tokens."
+)
 COLUMN = "attention_forward_ms"
 """Present where a cell was about attention alone."""
 

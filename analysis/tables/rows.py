@@ -42,6 +42,12 @@ OF_PREDICTIONS: Mapping[str, str] = {
     "95 % interval": "band",
 }
 """What headings are called where nothing ran."""
+SPEED_UP, STEP_TIME = "speed-up", "step time (ms)"
+MAIN = (
+    "strategy", "length", "ranks/sp", "status", "tokens/s", "n and 95 % interval", STEP_TIME,
+    "peak allocated (of capacity)", "attention exchange: transfer", "attention exchange: waiting", SPEED_UP,
+)  # fmt: skip
+"""Those of the page's table and of a printed one, ten at a time; the details of a cell have the others."""
 NUMBER_HEADINGS = (
     "strategy", "length", "status", "tokens/s", "peak allocated", "exchange: transfer", "waiting",
 )  # fmt: skip
@@ -83,6 +89,16 @@ def rows_of(cells: Cells) -> list[Row]:
 def headings_of(cells: Cells) -> list[str]:
     """HEADINGS as they are called for these cells."""
     return [OF_PREDICTIONS.get(each, each) if cells.is_all_predicted else each for each in HEADINGS]
+
+
+def main_headings(cells: Cells) -> list[str]:
+    """Those of MAIN: the speed-up where strategies are ranked, else the step time."""
+    left_out = SPEED_UP if cells.caveat is not None else STEP_TIME
+    return [
+        OF_PREDICTIONS.get(each, each) if cells.is_all_predicted else each
+        for each in MAIN
+        if each != left_out
+    ]
 
 
 def number_rows(cells: Cells) -> list[list[str]]:

@@ -24,6 +24,11 @@ COLUMNS = (
     "peak_allocated_error_share", "peak_allocated_in_band", FIT_OUTCOME,
 )  # fmt: skip
 """The summary's column behind each of HEADINGS."""
+READING = (
+    "Predicted before the run by the cost model, with its band in brackets, which is no confidence interval."
+    " Error: predicted over measured, less 1. Memory verdict: whether there is room, and whether that came"
+    " true."
+)
 BANDS: Mapping[str, str] = {
     "predicted_step_time_ms": "step_time{}_ms",
     "predicted_tokens_per_s": "tokens_per_s{}",

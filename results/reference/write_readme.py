@@ -1,6 +1,7 @@
-"""Write what the README shows of results/reference/cpu: `python results/reference/write_readme.py`.
+"""Make what is shown of the shipped records again: `python results/reference/write_readme.py`.
 
-That is the block of terminal output in README.md, the figure beside it, and the folder's summary.
+That is the block of terminal output in README.md, and the summaries and figures of the folders here. Records
+stay as they are. `--advice` draws the figures of predictions again, too, which takes a minute.
 """
 
 import re
@@ -12,20 +13,50 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Path("results/reference/cpu")
+REFERENCE = Path("results/reference")
+README_SWEEP = "cpu"
 BLOCK = re.compile(r"(<!-- output[^>]*-->\n).*?(<!-- end of output -->)", re.DOTALL)
-KEPT = ("summary.md", "summary.csv", "figures/throughput.png")
+OF_A_SWEEP = ("throughput", "peak_memory", "attention_exchange", "step_parts", "waterfall")
+LOSSES = "figures/loss_equivalence_1k_qwen3_nano_bf16_zero3_adamw"
+SEEDS = ("loss_equivalence", "loss_equivalence_seeds", "loss_equivalence_fresh_seeds")
+REPORTS = (
+    (("cpu",), "cpu", ("summary.md", "summary.csv", *(f"figures/{name}.png" for name in OF_A_SWEEP))),
+    (("loss_equivalence",), "loss_equivalence", ("summary.md", f"{LOSSES}.png")),
+    (("loss_equivalence_whole",), "loss_equivalence_whole", ("summary.md", f"{LOSSES}_3_seeds.png")),
+    (("loss_equivalence_seeds",), "loss_equivalence_seeds", ("summary.md",)),
+    (("loss_equivalence_fresh_seeds",), "loss_equivalence_fresh_seeds", ("summary.md",)),
+    ((*SEEDS, "--mix", "code"), "loss_equivalence_fresh_seeds", (f"{LOSSES}_6_seeds.png",)),
+    (("alst_ablation",), "alst_ablation", ("summary.md",)),
+)
+"""Folders (and options) of a report, the folder here that keeps files of it, and which."""
+IMPLEMENTATIONS = "implementations/four_heads"
+ADVICE = {
+    "one_node": ("cluster.world_size=8", "seq_len=128k"),
+    "four_nodes": ("cluster.world_size=32", "seq_len=512k"),
+}
+MODEL = ("model=qwen3_8b", "hardware=h100_80gb")
 WIDTH = 112
-LEFT_OUT = ("One process says nothing", "report: ")
+LEFT_OUT = ("Differences may be chance", "report: ")
 """How the lines begin that the README leaves out: what to run next, and where the page is."""
 
 
-def reported(scratch: Path) -> str:
-    """What the report of the records prints; its files are below `scratch`."""
-    shutil.copytree(ROOT / FOLDER, scratch / FOLDER)
-    run = [sys.executable, "-m", "analysis.report", str(FOLDER)]
+def run(module: str, *words: str, scratch: Path) -> str:
+    """What one of our commands prints in a copy of the repository's results."""
     places = {"cwd": scratch, "env": {"PYTHONPATH": str(ROOT)}}
-    return subprocess.run(run, **places, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.run(command, **places, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603
+
+
+def report(words: tuple[str, ...], kept_in: str, kept: tuple[str, ...], scratch: Path) -> str:
+    """Keep files of the report of some folders; what it printed."""
+    folders = [str(REFERENCE / word) if (ROOT / REFERENCE / word).is_dir() else word for word in words]
+    output = REFERENCE / kept_in if words == (kept_in,) else Path("joint")
+    printed = run("analysis.report", *folders, "--output", str(output), scratch=scratch)
+    for name in kept:
+        target = ROOT / REFERENCE / kept_in / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(scratch / output / name, target)
+    return printed
 
 
 def block(printed: str) -> str:
@@ -35,15 +66,35 @@ def block(printed: str) -> str:
     return "\n" + "".join(f"    {line}\n" for line in lines) + "\n"
 
 
-def main() -> None:
-    """Write README.md and the files of KEPT."""
+def write_block(output: str) -> None:
+    """Put the terminal output of the README's sweep into README.md."""
     readme = ROOT / "README.md"
+    readme.write_text(BLOCK.sub(lambda found: found[1] + output + found[2], readme.read_text()))
+
+
+def draw_advice(scratch: Path) -> None:
+    """The figures of predictions; what is printed beside them stays as it was."""
+    for name, words in ADVICE.items():
+        folder = REFERENCE / "advice" / name
+        run("analysis.advise", *MODEL, *words, "--records", "--figures", str(folder), scratch=scratch)
+        for path in (scratch / folder).glob("*.png"):
+            shutil.copyfile(path, ROOT / folder / path.name)
+
+
+def main() -> None:
+    """Write README.md, the files of REPORTS and the figures of the other folders."""
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        output = block(reported(scratch))
-        readme.write_text(BLOCK.sub(lambda found: found[1] + output + found[2], readme.read_text()))
-        for kept in KEPT:
-            shutil.copyfile(scratch / FOLDER / kept, ROOT / FOLDER / kept)
+        shutil.copytree(ROOT / REFERENCE, scratch / REFERENCE)
+        for words, kept_in, kept in REPORTS:
+            printed = report(words, kept_in, kept, scratch)
+            if kept_in == README_SWEEP:
+                write_block(block(printed))
+        run("analysis.implementations", str(REFERENCE / IMPLEMENTATIONS), scratch=scratch)
+        for path in (ROOT / REFERENCE / IMPLEMENTATIONS).glob("*.png"):
+            shutil.copyfile(scratch / REFERENCE / IMPLEMENTATIONS / path.name, path)
+        if "--advice" in sys.argv[1:]:
+            draw_advice(scratch)
 
 
 if __name__ == "__main__":

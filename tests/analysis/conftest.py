@@ -10,7 +10,7 @@ from tests.analysis.records import frame_of_records
 @pytest.fixture
 def without_figures(monkeypatch):
     """Reports without drawings, which take seconds, for tests that read sentences; others draw them all."""
-    monkeypatch.setattr("analysis.report.figure_writer", lambda *_: list)
+    monkeypatch.setattr("analysis.report.draw_figures", lambda *_: [])
 
 
 @pytest.fixture(scope="session")

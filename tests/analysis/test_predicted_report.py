@@ -29,7 +29,7 @@ LENGTHS = [1024 * thousands for thousands in (8, 16, 32, 64, 256)]
 def without_figures():
     """Drawing takes seconds, and other tests look at figures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("analysis.report.figure_writer", lambda *_: list)
+        patch.setattr("analysis.report.draw_figures", lambda *_: [])
         yield
 
 

@@ -45,5 +45,5 @@ def test_figures_are_drawn(tmp_path, monkeypatch):
     files = {path.name for path in (tmp_path / "figures").iterdir()}
     assert files == {"crossover.png", "crossover.svg", "longest.png", "longest.svg"}
     svg = (tmp_path / "figures" / "longest.svg").read_text()
-    assert "<!-- ring sp 8 -->" in svg
+    assert ">ring sp 8</text>" in svg
     assert "crossover.png" in line

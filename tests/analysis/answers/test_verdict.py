@@ -92,9 +92,7 @@ def test_an_observed_loop_is_told_of_its_script_and_of_no_key_of_ours(cells_of):
 @pytest.mark.parametrize("where", [CPU, SHARED_GPU])
 def test_where_nothing_is_ranked_one_process_is_told_as_such_too(cells_of, where):
     told = verdict(cells_of([timed(name, [1.0] * 20, **where) for name in ("ulysses", "ring")]), "go")
-    assert told.to_decide.startswith(
-        "One process says nothing about another: 8k (one process each). 6 or more"
-    )
+    assert told.to_decide.startswith("Differences may be chance: 8k (one process each). 6 or more processes")
     assert told.to_decide.endswith("run: go (about 30 s)")
 
 
@@ -250,7 +248,7 @@ def test_what_no_check_reached_is_said_and_then_nobody_claims_every_check(cells_
     found = verdict(cells_of(records))
     assert found.answer == "Ran: ring, ulysses and usp at 8k."
     assert found.unchecked == [
-        "4 of 10 steps were compared with nothing.",
+        "4 of 10 steps have no reference to compare with.",
         "Not checked: objective in 2 of 2 cells; full length in 1 of 2 cells.",
         "The records of 1 of 3 cells do not say what was checked.",
     ]
@@ -268,14 +266,14 @@ def test_of_an_observed_loop_the_headline_says_check_by_check_what_was_checked(c
 
 def test_where_cells_are_ranked_it_is_said_as_well_and_of_checked_ones_nothing(cells_of):
     unchecked = make_record(checks=[{**STEPS_HELD, "steps": 0, "reason": "the first of its work"}])
-    assert verdict(cells_of([unchecked])).unchecked == ["2 of 2 steps were compared with nothing."]
+    assert verdict(cells_of([unchecked])).unchecked == ["2 of 2 steps have no reference to compare with."]
     assert verdict(cells_of([make_record()])).unchecked == []
 
 
 def test_unsteady_cells_are_counted_where_it_says_how_sure_it_is(cells_of):
     steady, unsteady = [100.0 + step for step in range(8)], [100.0, 300.0] * 4
     records = [timed("ring", unsteady), timed("ulysses", steady), timed("usp", unsteady)]
-    assert verdict(cells_of(records)).certainty.endswith("; the steps of 2 are unstable, see their notes.")
+    assert verdict(cells_of(records)).certainty.endswith("; 2 cells with unstable steps, see the notes.")
     assert "unstable" not in verdict(cells_of([timed("ulysses", steady)])).certainty
 
 

@@ -1,10 +1,10 @@
 import pytest
 import yaml
 
-from analysis.cells.capacity import capacity_label
-from analysis.figures.capacity_lines import CPU_REMARK, FAR_ABOVE
+from analysis.cells.capacity import FAR_ABOVE, capacity_label
+from analysis.figures.memory import CPU_REMARK
 from analysis.frame.load import HARDWARE_FOLDER, hardware_facts
-from tests.analysis.figures.test_figures import axes_of
+from tests.analysis.figures.drawing import sheet_of
 from tests.analysis.records import CPU, make_failure, make_record
 
 GIB = 2**30
@@ -61,47 +61,41 @@ def test_every_hardware_says_its_memory(name):
     assert 1 <= hardware_facts("memory_bytes")[name] / (nominal_gb * 1e9) < 1.1
 
 
-def capacity_ys(axes):
-    across = (line for line in axes.lines if line.get_transform() == axes.get_yaxis_transform())
-    return sorted(line.get_ydata()[0] for line in across)
+def capacities(sheet):
+    """Per label of the legend where its line is."""
+    across = [line for line in sheet.axes.lines if line.get_transform() == sheet.axes.get_yaxis_transform()]
+    return {line.get_label().removeprefix("may use: "): line.get_ydata()[0] for line in across}
 
 
-def labels(axes):
-    return [text.get_text() for text in axes.texts]
+def memory_of(cells_of, *records):
+    return sheet_of("peak_memory", cells_of(records))
 
 
 def test_the_memory_figure_has_a_line_with_its_name_at_each_capacity(cells_of):
-    records = [peak(2, **LIMIT), peak(3, **{"cluster.memory_limit_gib": 8.0}, seq_len=16384)]
-    axes = axes_of("peak_memory", cells_of(records))
-    assert capacity_ys(axes) == [4 * GIB, 8 * GIB]
-    assert {"limit 4 GiB", "limit 8 GiB"} <= set(labels(axes))
-    assert all(bottom < y < top for y in capacity_ys(axes) for bottom, top in [axes.get_ylim()])
-
-
-def test_lines_too_close_for_two_labels_share_one(cells_of):
-    records = [peak(30, **{"cluster.memory_limit_gib": 40.0 + number}) for number in range(2)]
-    assert "limit 40 GiB, limit 41 GiB" in labels(axes_of("peak_memory", cells_of(records)))
+    other = {"cluster.memory_limit_gib": 4.1}
+    sheet = memory_of(cells_of, peak(2, **LIMIT), peak(3, **other, seq_len=16384))
+    assert capacities(sheet) == {"limit 4 GiB": 4 * GIB, "limit 4.1 GiB": 4.1 * GIB}
+    bottom, top = sheet.axes.get_ylim()
+    assert all(bottom < y < top for y in capacities(sheet).values())
 
 
 def test_a_capacity_far_above_all_peaks_is_told_in_words(cells_of):
-    axes = axes_of("peak_memory", cells_of([peak(4.1 / FAR_ABOVE, **LIMIT), make_record(config=LIMIT)]))
-    assert capacity_ys(axes) == [4 * GIB]
-    axes = axes_of("peak_memory", cells_of([peak(3.9 / FAR_ABOVE, **LIMIT)]))
-    assert capacity_ys(axes) == []
-    assert "limit 4 GiB" in axes.get_title(loc="left")
+    near = memory_of(cells_of, peak(4.1 / FAR_ABOVE, **LIMIT), make_record(config=LIMIT))
+    assert capacities(near) == {"limit 4 GiB": 4 * GIB}
+    far = memory_of(cells_of, peak(3.9 / FAR_ABOVE, **LIMIT))
+    assert capacities(far) == {}
+    assert far.remarks == ["Far above the axis: what one rank may use, limit 4 GiB"]
 
 
 @pytest.mark.parametrize("least", [0.01, 1.0])
-def test_a_cross_for_out_of_memory_stands_above_the_line_it_ran_into(cells_of, least):
+def test_a_capacity_that_a_cell_ran_out_of_is_a_line_however_far_above_the_peaks(cells_of, least):
     oom = make_failure("out_of_memory", "no", config=LIMIT | {"seq_len": 65536})
-    axes = axes_of("peak_memory", cells_of([peak(least, **LIMIT), oom]))
-    (line,) = capacity_ys(axes)
-    (cross,) = (each for each in axes.lines if each.get_marker() == "x")
-    y = axes.transAxes.inverted().transform(axes.transData.transform((8192, line)))[1]
-    assert y < cross.get_ydata()[0] < 1
+    sheet = memory_of(cells_of, peak(least, **LIMIT), oom)
+    assert capacities(sheet) == {"limit 4 GiB": 4 * GIB}
+    assert [line.get_marker() for line in sheet.panels[0].lines] == ["x"]
 
 
 def test_a_limit_on_a_cpu_says_what_it_counts(cells_of):
-    on_cpu, on_gpu = (axes_of("peak_memory", cells_of([peak(2, **LIMIT | c)])) for c in (CPU, {}))
-    assert CPU_REMARK in on_cpu.get_title(loc="left").replace("\n", " ")
-    assert CPU_REMARK not in on_gpu.get_title(loc="left")
+    on_cpu, on_gpu = (memory_of(cells_of, peak(2, **LIMIT | where)) for where in (CPU, {}))
+    assert CPU_REMARK in on_cpu.remarks
+    assert CPU_REMARK not in on_gpu.remarks

@@ -153,6 +153,11 @@ def test_what_a_stack_logs_is_compared_with_what_it_logs_of_data_parallelism(com
     assert row[5] == "1.0e-01 / 1.0e-01"
 
 
+def texts_in(svg):
+    """How many texts a picture has, and how they are turned and placed."""
+    return svg.count("</text>"), re.findall(r'<(?:text|g) [^>]*transform="((?!rotate\(-0 )[^"]*)"', svg)
+
+
 def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("analysis.figures.figures.figures_for", lambda _: [])  # only those of trainings
     records = [REFERENCE, *CONTROLS, SOUND, MISTAKE]
@@ -165,9 +170,12 @@ def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_pat
     assert "zigzag" not in markdown
     svg = (tmp_path / "figures" / "loss_equivalence_8k_qwen3_nano_fp32_zero3_sgd.svg").read_text()
     for label in ("data parallelism", "ulysses contiguous", "controls", "mistake: mask_off_by_one"):
-        assert svg.count(f"<!-- {label} -->") == 1  # every training once, controls together
+        assert svg.count(f">{label}</text>") == 1  # every training once, controls together
     assert FLOOR_READING in page
-    assert page.count('<img src="data:image/svg+xml') == 1
+    assert page.count("<figure") == 1
+    in_page = re.search(r"<svg role.*?</svg>", page, re.DOTALL)[0]
+    assert texts_in(in_page) == texts_in(svg)
+    assert ">apart (nats)</text>" in in_page
     assert (tmp_path / "summary.csv").read_text().count("\n") == 1 + len(records)
 
 

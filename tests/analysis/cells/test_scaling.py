@@ -1,11 +1,10 @@
 import pytest
 
+from analysis.cells.scaling import EFFICIENCY, MAX_LINES, scaling_cells
 from analysis.cells.series import STRATEGY_STYLES
-from analysis.figures.drawing import build_figure
 from analysis.figures.figures import FIGURES, figures_for
-from analysis.figures.scaling import EFFICIENCY, MAX_LINES, scaling_cells, scaling_marks
 from analysis.labels import SHARED_CORES
-from tests.analysis.figures.test_figures import axes_of, texts
+from tests.analysis.figures.drawing import axes_of, sheet_of, texts
 from tests.analysis.records import CPU, make_failure, make_record, make_timing, on_ranks
 
 LENGTHS = [8192 * 2**power for power in range(6)]
@@ -107,23 +106,25 @@ def test_the_figure_shows_the_fastest_cell_of_each_number_of_ranks_and_the_ideal
 
 
 def test_the_figure_names_its_base(cells_of):
-    figure = build_figure("scaling", cells_of([local(400.0), *ulysses({2: 250.0, 4: 125.0})]))
-    assert any("100 %: local on 1 rank" in text for text in texts(figure))
-    figure = build_figure("scaling", cells_of(ulysses({2: 250.0, 4: 125.0})))
-    assert any("100 %: the strategy's own on 2 ranks" in text for text in texts(figure))
+    remarks = sheet_of("scaling", cells_of([local(400.0), *ulysses({2: 250.0, 4: 125.0})])).remarks
+    assert any("100 %: local on 1 rank" in text for text in remarks)
+    remarks = sheet_of("scaling", cells_of(ulysses({2: 250.0, 4: 125.0}))).remarks
+    assert any("100 %: the strategy's own on 2 ranks" in text for text in remarks)
 
 
 def test_a_cpu_s_figure_says_that_its_ranks_share_cores_and_no_other_does(cells_of):
-    on_cpu, on_gpu = (build_figure("scaling", cells_of(ulysses({2: 9.0, 4: 9.0}, **c))) for c in (CPU, {}))
-    assert any(SHARED_CORES in text for text in texts(on_cpu))
-    assert not any(SHARED_CORES in text for text in texts(on_gpu))
+    on_cpu, on_gpu = (sheet_of("scaling", cells_of(ulysses({2: 9.0, 4: 9.0}, **c))) for c in (CPU, {}))
+    assert SHARED_CORES in on_cpu.remarks
+    assert SHARED_CORES not in on_gpu.remarks
 
 
 def test_a_failure_stands_at_its_number_of_ranks(cells_of):
     config = {"cluster.world_size": 1, "sp_degree": 1}
     records = [make_failure("out_of_memory", "no", config=config), *ulysses({2: 250.0, 4: 125.0})]
-    (mark,) = scaling_marks(cells_of(records))
-    assert (mark.places, mark.series) == ((1,), "ulysses, 8k")
+    sheet = sheet_of("scaling", cells_of(records))
+    (mark,) = sheet.panels[0].lines
+    assert list(mark.get_xdata()) == [1]
+    assert "ulysses, 8k: out of memory" in texts(sheet.figure)
 
 
 def test_of_too_many_lines_some_lengths_are_drawn_and_the_rest_counted(cells_of):

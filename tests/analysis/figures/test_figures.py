@@ -3,19 +3,19 @@ import itertools
 import math
 import re
 
-import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from analysis.cells.cells import CPU_BANNER, SHARED_GPU_BANNER, Cells
-from analysis.cells.selection import for_figures
+from analysis.cells.parts import step_ms
+from analysis.cells.selection import Selection, for_figures
 from analysis.cells.series import STRATEGY_STYLES, styles_of
-from analysis.figures.drawing import NARROW_INCHES, WIDTH_INCHES, build_figure, png_bytes, svg_bytes
-from analysis.figures.failures import failure_marks
-from analysis.figures.figures import AGAINST_LENGTH, FIGURES, figures_for, legend_entries
-from analysis.figures.style import dodge
-from analysis.labels import status_label
+from analysis.cells.statuses import EXCLUDED, NOT_KNOWN
+from analysis.figures.failures import MAX_ROWS, failure_marks
+from analysis.figures.figures import FIGURES, figures_for, write_figure
+from analysis.figures.sheet import legend_entries, write_files
+from analysis.figures.style import RC, dodge
+from bench.strategies import STRATEGIES
+from tests.analysis.figures.drawing import axes_of, built, cut_off_in, overlaps_in, sheet_of, texts
 from tests.analysis.predictions import make_predicted, with_prediction
 from tests.analysis.records import (
     CPU,
@@ -32,22 +32,9 @@ from tests.analysis.records import (
 from tests.analysis.synthetic import synthetic_records
 
 LENGTHS = [8192, 16384, 32768, 65536, 98304]
-LEGIBLE_PX = 11
-WIDE_PX, NARROW_PX = 640, 340
-"""How wide a page of 1400 px shows one of two figures in a row, and one of 390 px each, less a scroll bar."""
-
-
-def texts(figure):
-    """Every text of a figure, its lines joined to one."""
-    return [
-        text.get_text().replace("\n", " ") for text in figure.findobj(lambda each: hasattr(each, "get_text"))
-    ]
-
-
-def axes_of(name, cells):
-    axes = Figure().add_subplot()
-    FIGURES[name].draw(cells, axes)
-    return axes
+OTHER_AXES = {"waterfall", "scaling", "step_parts"}
+STRIP = 0
+"""The number of the panel with the failures, where there are any."""
 
 
 @pytest.fixture(params=FIGURES)
@@ -55,26 +42,33 @@ def name(request):
     return request.param
 
 
-@pytest.fixture(params=[name for name, kind in FIGURES.items() if kind.against == AGAINST_LENGTH])
+@pytest.fixture(params=[name for name in FIGURES if name not in OTHER_AXES])
 def name_against_length(request):
     return request.param
 
 
-def of_each_kind(**config):
-    """Long names, calls of attention, a traced step of eleven days and a failure."""
-    records = on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **config)
-    slow = {"trace": make_record()["trace"] | {"step_ms": [1e9] * 2}}
+def complete(record):
+    """A record that every figure shows something of."""
+    return with_prediction(of_attention(record))
+
+
+def of_each_kind():
+    """Long names and variants, calls of attention, a traced step of eleven days, failures."""
+    slow = {"trace": make_trace(2, step_ms=[1e9] * 2)}
     return [
-        *records,
-        of_attention(make_record(config=config, **slow)),
-        make_failure("error", "no", config=config),
+        *map(complete, on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **CPU)),
+        of_attention(make_record(config=CPU, **slow)),
+        make_failure("error", "no", config=CPU | {"cluster.memory_limit_gib": 4.0}),
+        make_failure(
+            "wrong_result", "no", config=CPU | {"strategy": "ring_flash_attn_llama3", "seq_len": 4096}
+        ),
     ]
 
 
 def crowded():
     """Many ranks, capacities near one another, and every seventh cell without a result."""
     records = [
-        record
+        complete(record)
         for limit in (4.0, 4.1, 40.0)
         for record in on_ranks(
             [*STRATEGY_STYLES][1:6], LENGTHS, [1, 2, 4, 8], **{"cluster.memory_limit_gib": limit}
@@ -87,78 +81,123 @@ def crowded():
 
 
 SWEEPS = {
-    "no cells": list,
-    "one cell": lambda: [make_record()],
-    "many cells": lambda: grid([*STRATEGY_STYLES][:6], LENGTHS),
-    "a failure alone": lambda: [make_failure("out_of_memory", "no room")],
+    "one cell": lambda: [complete(make_record())],
+    "many cells": lambda: [*map(complete, grid([*STRATEGY_STYLES][:6], LENGTHS))],
     "failures among cells": lambda: synthetic_records(30),
-    "a CPU": lambda: of_each_kind(**CPU | {"cluster.memory_limit_gib": 4.0}),
+    "a CPU": of_each_kind,
     "all at once": crowded,
 }
 
 
 @pytest.fixture(scope="module")
-def selected(tmp_path_factory):
-    """What of a sweep of SWEEPS is drawn, by its name."""
+def drawn_once(tmp_path_factory):
+    """Names of a figure and a sweep to its sheet; drawing takes long, so each is drawn once for all tests."""
 
-    def selected(sweep):
-        folder = tmp_path_factory.mktemp("sweeps")
-        return for_figures(Cells.of_records(frame_of_records(folder, SWEEPS[sweep]())))
+    @functools.cache
+    def cells_of(sweep):
+        return Cells.of_records(frame_of_records(tmp_path_factory.mktemp("sweeps"), SWEEPS[sweep]()))
 
-    return functools.cache(selected)
-
-
-@pytest.fixture(scope="module")
-def drawn_once(selected):
-    """Names of a figure and a sweep to it; drawing takes long, so each is drawn once for all tests."""
-
-    def drawn(name, sweep, width=WIDTH_INCHES):
-        shown = selected(sweep)
-        return build_figure(name, shown.cells, shown.note, width)
-
-    return functools.cache(drawn)
+    return functools.cache(lambda name, sweep: built(name, cells_of(sweep)))
 
 
-@pytest.mark.parametrize("sweep", ["no cells", "one cell", "many cells"])
-def test_a_figure_is_drawn_for_any_number_of_cells(drawn_once, name, sweep):
-    assert ("No records" in texts(drawn_once(name, sweep))) == (sweep == "no cells")
+def drawn_names(sweep):
+    """Those of FIGURES that have something to show of a sweep."""
+    without = {
+        "one cell": {"scaling"},
+        "many cells": {"scaling"},
+        "failures among cells": {
+            "attention_exchange", "step_parts", "waterfall", "prediction_error", "scaling",
+            "attention_of_single", "error_growth",
+        },
+    }  # fmt: skip
+    return [name for name in FIGURES if name not in without.get(sweep, ())]
 
 
-@pytest.mark.parametrize("name", ["throughput", "step_parts", "scaling"])
-def test_a_figure_is_a_png_and_an_svg_of_which_the_same_records_give_the_same(cells_of, drawn_once, name):
-    figure = drawn_once(name, "one cell")
-    assert png_bytes(figure).startswith(b"\x89PNG")
-    svg = svg_bytes(figure)
-    assert b"<svg" in svg
-    assert not re.search(rb'clipPath id="(?!clip\d+")', svg)  # named after memory addresses
-    assert svg == svg_bytes(build_figure(name, cells_of([make_record()])))
+EVERY_FIGURE = [(sweep, name) for sweep in SWEEPS for name in drawn_names(sweep)]
 
 
-def test_a_figure_without_usable_cells_says_so_and_shows_the_failures(drawn_once, name):
-    figure = drawn_once(name, "a failure alone")
-    assert any(text.startswith("No cell has a") and "1 OOM" in text for text in texts(figure))
-    assert "OOM" in texts(figure)
+@pytest.mark.parametrize(("sweep", "name"), EVERY_FIGURE)
+def test_no_text_of_a_figure_overlaps_another_or_is_cut_off(drawn_once, sweep, name):
+    figure = drawn_once(name, sweep).figure
+    assert overlaps_in(figure) == []
+    assert cut_off_in(figure) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [288, 3000])
+def test_no_two_texts_overlap_where_many_cells_fail(cells_of, count):
+    cells = cells_of(synthetic_records(count))
+    for name in figures_for(cells):
+        figure = built(name, cells).figure
+        assert overlaps_in(figure) == []
+        assert cut_off_in(figure) == []
+
+
+@pytest.mark.parametrize("name", ["throughput", "step_parts", "waterfall"])
+def test_the_same_records_give_the_same_files(cells_of, drawn_once, name, tmp_path):
+    cells = cells_of(SWEEPS["one cell"]())
+    for folder, sheet in (("one", drawn_once(name, "one cell")), ("two", built(name, cells))):
+        (tmp_path / folder).mkdir()
+        write_files(sheet, tmp_path / folder / name)
+    for ending in ("png", "svg"):
+        one, two = ((tmp_path / folder / f"{name}.{ending}").read_bytes() for folder in ("one", "two"))
+        assert one == two
+
+
+def test_a_figure_in_a_page_has_names_of_its_own_and_nothing_that_two_figures_could_share(cells_of, tmp_path):
+    svg = write_figure("throughput", for_figures(cells_of([make_record()])), tmp_path).svg
+    names = re.findall(r'\bid="([^"]*)"', svg)
+    assert names
+    assert all(each.startswith("throughput-") for each in names)
+    assert {*re.findall(r'(?:url\(#|href="#)([^")]*)', svg)} <= {*names}
+
+
+def test_a_figure_without_values_is_left_out_and_of_failures_alone_one_stays(cells_of):
+    failed = make_failure("out_of_memory", "no room")
+    assert figures_for(cells_of([failed])) == ["throughput"]
+    assert figures_for(cells_of([])) == []
+    assert "step_parts" not in figures_for(cells_of([make_record(trace=None)]))
+    said = texts(built("throughput", cells_of([failed])).figure)
+    assert {"No cell has a result (1 OOM)", "ulysses: out of memory"} <= {*said}
 
 
 @pytest.mark.parametrize(("status", "glyph"), [("out_of_memory", "x"), ("timed_out", "*"), ("error", "*")])
-def test_a_failed_cell_has_its_own_mark_at_its_length(cells_of, name_against_length, status, glyph):
-    records = [make_record(), make_failure(status, "no", config={"seq_len": 65536})]
-    lines = axes_of(name_against_length, cells_of(records)).lines
-    marks = [line for line in lines if line.get_marker() == glyph]
-    assert [list(mark.get_xdata()) for mark in marks] == [[65536]]
-    assert marks[0].get_color() == STRATEGY_STYLES["ulysses"].color
+def test_a_failed_cell_has_a_mark_at_its_length_and_a_label(cells_of, name_against_length, status, glyph):
+    records = [complete(make_record()), make_failure(status, "no", config={"seq_len": 65536})]
+    sheet = sheet_of(name_against_length, cells_of(records))
+    (mark,) = [line for line in sheet.panels[STRIP].lines if line.get_marker() == glyph]
+    assert list(mark.get_xdata()) == [65536]
+    assert mark.get_color() == STRATEGY_STYLES["ulysses"].color
+    assert f"ulysses: {status.replace('_', ' ')}" in texts(sheet.figure)
 
 
-def test_no_data_point_reaches_into_the_lane_of_the_failures(cells_of, name_against_length):
-    records = [with_prediction(of_attention(record)) for record in grid(["local", "ulysses"], LENGTHS)]
-    records.append(make_failure("killed", "no", config={"seq_len": 4096}))
-    axes = axes_of(name_against_length, cells_of(records))
-    lane = next(line for line in axes.lines if list(line.get_xdata()) == [0, 1]).get_ydata()[0]
-    points = [
-        point for line in axes.lines if line.get_transform() == axes.transData for point in line.get_xydata()
-    ]
-    in_axes = axes.transAxes.inverted().transform(axes.transData.transform(points))
-    assert np.nanmax(in_axes[:, 1]) < lane < 1
+def test_a_failure_among_bars_stands_where_the_bars_of_its_length_would(cells_of):
+    records = [make_record(), make_failure("error", "no", config={"seq_len": 65536})]
+    sheet = sheet_of("step_parts", cells_of(records))
+    (mark,) = sheet.panels[STRIP].lines
+    labels = dict(zip(sheet.axes.get_xticks(), sheet.axes.get_xticklabels(), strict=True))
+    assert [labels[place].get_text() for place in mark.get_xdata()] == ["64k"]
+
+
+def test_a_mark_stands_inside_the_axes_in_line_with_the_other_cells_of_its_length(drawn_once):
+    strip, axes = drawn_once("throughput", "failures among cells").panels
+    assert strip.get_xlim() == axes.get_xlim()
+    assert strip.get_position().x0 == pytest.approx(axes.get_position().x0)
+    bottom, top = sorted(strip.get_ylim())
+    for line in strip.lines:
+        assert all(strip.get_xlim()[0] < x < strip.get_xlim()[1] for x in line.get_xdata())
+        assert all(bottom < y < top for y in line.get_ydata())
+
+
+def test_failures_of_one_series_and_status_are_one_row_and_of_too_many_series_are_told_by_status(cells_of):
+    failing = [16384, 32768, 98304]
+    records = [make_failure("out_of_memory", "no", config={"seq_len": each}) for each in failing]
+    (mark,) = failure_marks(cells_of([*grid(["local"], LENGTHS), *records]).series)
+    assert mark.places == (16384, 32768, 98304)
+    many = [make_failure("error", "no", config={"strategy": each}) for each in STRATEGY_STYLES]
+    assert len(many) > MAX_ROWS
+    (mark,) = failure_marks(cells_of(many).series)
+    assert mark.label == "error"
 
 
 def test_error_bars_stand_only_where_an_interval_does(cells_of):
@@ -171,30 +210,35 @@ def test_error_bars_stand_only_where_an_interval_does(cells_of):
     assert (with_bars, without) == (True, False)
 
 
-def banners_in(figure):
-    return {each for each in (CPU_BANNER, SHARED_GPU_BANNER) if each in " ".join(texts(figure))}
-
-
-@pytest.mark.parametrize(("sweep", "banners"), [("a CPU", {CPU_BANNER}), ("one cell", set())])
-def test_every_figure_of_cells_that_rank_nothing_says_so_and_no_other_does(drawn_once, name, sweep, banners):
-    assert banners_in(drawn_once(name, sweep)) == banners
-
-
 @pytest.mark.parametrize(
-    ("config", "banners"), [(SHARED_GPU, {SHARED_GPU_BANNER}), ({"cluster.ranks_per_gpu": 1}, set())]
+    ("config", "banner"), [(CPU, CPU_BANNER), (SHARED_GPU, SHARED_GPU_BANNER), ({}, None)]
 )
-def test_a_figure_says_whether_ranks_share_a_gpu(cells_of, config, banners):
-    assert banners_in(build_figure("throughput", cells_of([make_record(config=config)]))) == banners
+def test_every_figure_of_cells_that_are_not_ranked_says_so_in_one_line(cells_of, config, banner):
+    cells = cells_of([make_record(config=config)])
+    for name in ("throughput", "waterfall"):
+        found = {CPU_BANNER, SHARED_GPU_BANNER} & {*texts(built(name, cells).figure)}
+        assert found == ({banner} if banner else set())
 
 
-def test_every_figure_says_what_was_measured_on_what(drawn_once, name):
-    expected = "measured, h100_80gb, NVIDIA H100 80GB HBM3, qwen3_nano, zero3, bf16, train, 2 ranks"
-    assert expected in " ".join(texts(drawn_once(name, "one cell")))
+def test_every_figure_says_what_was_measured_on_what(drawn_once):
+    for name in drawn_names("one cell"):
+        expected = "measured: qwen3_nano, zero3, bf16 on NVIDIA H100 80GB HBM3, 2 ranks"
+        assert expected in texts(drawn_once(name, "one cell").figure)
 
 
-def test_lengths_are_labelled_8k_and_96k(drawn_once, name_against_length):
-    figure = drawn_once(name_against_length, "many cells")
-    assert {"8k", "64k", "96k"} <= {label.get_text() for label in figure.axes[0].get_xticklabels()}
+def test_a_figure_of_a_part_of_the_series_says_so(cells_of):
+    cells = cells_of([make_record()])
+    from analysis.figures.figures import build
+
+    assert "a part of the series; all are in summary.csv" in texts(
+        build("throughput", Selection(cells, "24 of 30")).figure
+    )
+
+
+def test_lengths_are_labelled_8k_and_96k(cells_of, name_against_length):
+    cells = cells_of([*map(complete, grid(["local"], [8192, 32768, 98304]))])
+    labels = {label.get_text() for label in axes_of(name_against_length, cells).get_xticklabels()}
+    assert {"8k", "32k", "96k"} <= labels
 
 
 def test_a_line_does_not_run_across_a_failed_length(cells_of):
@@ -220,147 +264,89 @@ def test_the_second_engine_of_a_strategy_has_hollow_markers(cells_of, name):
     assert [each.get_fillstyle() for each in drawn] == ["full", "none"]
 
 
-def test_no_two_strategies_look_alike():
-    looks = styles_of([*STRATEGY_STYLES, *(f"somebodys_{number}" for number in range(6))]).values()
-    assert len({look.color for look in looks}) == len(looks) == len(STRATEGY_STYLES) + 6
-    known = styles_of(STRATEGY_STYLES).values()
-    assert all(a.color != b.color and a.marker != b.marker for a, b in itertools.combinations(known, 2))
+def test_every_strategy_of_ours_has_a_look_and_a_mark_that_no_other_has():
+    assert {*STRATEGIES} == {*STRATEGY_STYLES}
+    assert len({look.marker for look in STRATEGY_STYLES.values()}) == len(STRATEGY_STYLES)
 
 
-def test_an_unknown_strategy_looks_the_same_whatever_is_drawn_beside_it():
+def test_a_plug_in_s_strategy_looks_the_same_whatever_is_drawn_beside_it():
     alone = styles_of(["something_new"])["something_new"]
     assert styles_of([*STRATEGY_STYLES, "something_new"])["something_new"] == alone
     assert alone not in STRATEGY_STYLES.values()
-    assert styles_of(["b", "a", "ring"]) == styles_of(["ring", "a", "b"])
-
-
-def test_more_unknown_strategies_than_colours_have_a_look_each():
     names = [f"somebodys_{number}" for number in range(20)]
-    assert styles_of(names).keys() == set(names)
+    assert len({*styles_of(names).values()}) == len(names)
 
 
 def test_points_of_neighbouring_lengths_never_change_places():
     lengths = [65536, 98304]
-    last = lengths[0] * dodge(29, 30, lengths)
-    assert last < lengths[1] * dodge(0, 30, lengths)
+    assert lengths[0] * dodge(29, 30, lengths) < lengths[1] * dodge(0, 30, lengths)
 
 
-def test_the_bars_of_a_step_fill_it(cells_of):
-    axes = axes_of("step_parts", cells_of(grid(["local", "ulysses"], LENGTHS)))
-    tops = {}
-    for bar in axes.patches:
-        tops[bar.get_x()] = max(tops.get(bar.get_x(), 0), bar.get_y() + bar.get_height())
-    assert len(tops) == 2 * len(LENGTHS)
-    assert all(top == pytest.approx(1) for top in tops.values())
-
-
-def test_no_bar_of_a_step_is_cut_off(cells_of, drawn_once):
-    few = [cells_of(grid([*STRATEGY_STYLES][:6], lengths)) for lengths in ([8192], [8192, 16384])]
-    many = drawn_once("step_parts", "many cells").axes[0]
-    for axes in (many, *(axes_of("step_parts", cells) for cells in few)):
+def test_the_bars_of_a_step_fill_it_and_none_is_cut_off(cells_of):
+    for lengths in (LENGTHS, [8192], [8192, 16384]):
+        axes = axes_of("step_parts", cells_of(grid(["local", "ulysses"], lengths)))
+        tops = {}
+        for bar in axes.patches:
+            tops[bar.get_x()] = max(tops.get(bar.get_x(), 0), bar.get_y() + bar.get_height())
+        assert len(tops) == 2 * len(lengths)
+        assert all(top == pytest.approx(1) for top in tops.values())
         left, right = axes.get_xlim()
         assert all(left <= bar.get_x() and bar.get_x() + bar.get_width() <= right for bar in axes.patches)
 
 
-def test_every_part_of_a_waterfall_begins_where_the_one_before_ends(cells_of):
-    axes = axes_of("waterfall", cells_of([make_record(config={"strategy": "local"}), make_record()]))
-    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
-    assert bars[0][0] == 0
-    for (_, end), (start, _) in itertools.pairwise(bars):
-        assert start == pytest.approx(end) or (start == 0 and end == pytest.approx(1))
-    assert bars[-1][1] == pytest.approx(1)
+def waterfall(cells):
+    """Per panel its title, and the labels and ends of its bars from the top."""
+    return {
+        axes.texts[-1].get_text(): [
+            (label.get_text(), bar.get_x(), bar.get_x() + bar.get_width())
+            for label, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)
+        ]
+        for axes in sheet_of("waterfall", cells).panels
+    }
 
 
-def test_a_waterfall_of_many_cells_says_how_many_it_leaves_out(cells_of):
-    records = grid([*STRATEGY_STYLES], [2**n for n in range(10, 20)])
-    figure = axes_of("waterfall", cells_of(records)).get_figure()
-    assert any(text.startswith("and 20 more cells") for text in texts(figure))
+def test_a_waterfall_goes_part_by_part_from_ideal_attention_down_to_the_whole_step(cells_of):
+    cells = cells_of([make_record(config={"strategy": "local"}), make_record()])
+    panels = waterfall(cells)
+    assert [*panels] == ["local", "ulysses"]
+    (first, *_), (last, start, end) = panels["ulysses"], panels["ulysses"][-1]
+    assert (first[0], first[1], last, start) == ("ideal attention", 0, "whole step", 0)
+    assert end == pytest.approx(step_ms(cells.rows[1]))
+    parts = panels["ulysses"][:-1]
+    assert all(two[1] == pytest.approx(one[2]) for one, two in itertools.pairwise(parts))
+    assert parts[-1][2] == pytest.approx(end)
 
 
-def boxes_of_texts(figure):
-    figure.draw_without_rendering()
-    shown = [each for each in figure.findobj(Text) if each.get_visible() and each.get_text().strip()]
-    return {(id(each), each.get_text()): each.get_window_extent() for each in shown}
+def test_a_waterfall_shows_no_part_that_took_no_time(cells_of):
+    trace = make_trace(2, idle_ms=[0.0] * 2)
+    (panel,) = waterfall(cells_of([make_record(trace=trace)])).values()
+    assert not {"idle", "load imbalance", "device copies"} & {label for label, *_ in panel}
 
 
-@pytest.mark.parametrize("sweep", ["no cells", "one cell", "many cells", "failures among cells"])
-def test_no_two_texts_of_a_figure_overlap(drawn_once, name, sweep):
-    assert overlaps_in(drawn_once(name, sweep)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [288, 3000])
-def test_no_two_texts_overlap_where_many_cells_fail(cells_of, name, count):
-    drawn = for_figures(cells_of(synthetic_records(count)))
-    assert overlaps_in(build_figure(name, drawn.cells, drawn.note)) == []
-
-
-def test_the_sentence_of_an_empty_figure_stands_clear_of_many_failures(cells_of):
-    cells = for_figures(cells_of(synthetic_records(288))).cells
-    figure = build_figure("step_parts", cells)
-    assert any(text.startswith("No cell has a split") for text in texts(figure))
-    assert overlaps_in(figure) == []
-
-
-def test_no_text_overlaps_or_is_cut_off_where_ranks_and_capacities_are_many_and_cells_fail(drawn_once, name):
-    figure = drawn_once(name, "all at once")
-    assert overlaps_in(figure) == []
-    assert not is_cut_off(figure)
-
-
-@pytest.mark.parametrize("width", [WIDTH_INCHES, NARROW_INCHES])
-def test_no_text_is_cut_off_at_the_edge_of_a_figure(drawn_once, name, width):
-    assert not is_cut_off(drawn_once(name, "a CPU", width))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [WIDTH_INCHES, NARROW_INCHES])
-def test_no_text_is_cut_off_at_the_edge_of_a_gpu_s_figure(cells_of, name, width):
-    assert not is_cut_off(build_figure(name, cells_of(of_each_kind()), width=width))
-
-
-def test_for_narrow_screens_a_figure_s_texts_are_all_there_legible_and_apart(drawn_once, selected, name):
-    figure = drawn_once(name, "failures among cells", NARROW_INCHES)
-    assert overlaps_in(figure) == []
-    assert not is_cut_off(figure)
-    assert smallest_text_px(figure, NARROW_PX) >= LEGIBLE_PX
-    marks = FIGURES[name].marks(selected("failures among cells").cells)
-    failed = {f"{mark.series}: {status_label(mark.status)}" for mark in marks}
-    assert failed <= {*texts(figure)}
-
-
-def test_no_text_of_a_figure_is_small_where_two_share_a_page_1400_px_wide(drawn_once, name):
-    assert smallest_text_px(drawn_once(name, "many cells"), WIDE_PX) >= LEGIBLE_PX
-
-
-def smallest_text_px(figure, width_px):
-    """How high the smallest letters are on a page that shows the figure so wide."""
-    shown = [each for each in figure.findobj(Text) if each.get_visible() and each.get_text().strip()]
-    return min(each.get_fontsize() for each in shown) / 72 * width_px / figure.get_size_inches()[0]
-
-
-def is_cut_off(figure):
-    """Whether anything drawn reaches over the figure's edge, by more than a hundredth of an inch."""
-    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    return min(box.x0, box.y0, width - box.x1, height - box.y1) < -0.01
-
-
-def overlaps_in(figure):
-    return [
-        (one[1], two[1])
-        for (one, a), (two, b) in itertools.combinations(boxes_of_texts(figure).items(), 2)
-        if a.x0 + 1 < b.x1 and b.x0 + 1 < a.x1 and a.y0 + 1 < b.y1 and b.y0 + 1 < a.y1
-    ]
-
-
-def test_failures_at_neighbouring_lengths_are_named_once_and_others_each(cells_of):
-    failing = [16384, 32768, 98304]
+def test_attention_that_took_less_than_ideal_goes_to_the_left(cells_of):
     records = [
-        *grid(["local"], LENGTHS),
-        *(make_failure("out_of_memory", "no", config={"seq_len": each}) for each in failing),
+        make_record(config={"strategy": "local"}, trace=make_trace(1, 70.0)),
+        make_record(trace=make_trace(2, 30.0)),
     ]
-    marks = failure_marks(cells_of(records).series)
-    assert [mark.places for mark in marks] == [(16384, 32768), (98304,)]
+    (_, beyond, *_) = waterfall(cells_of(records))["ulysses"]
+    assert (beyond[0], beyond[1], beyond[2]) == ("attention beyond ideal", 35, 30)
+
+
+def test_a_waterfall_says_what_ideal_is_and_where_it_is_not_known(cells_of):
+    known = [make_record(config={"strategy": "local"}), make_record()]
+    for records, title, said in (
+        (known, "From ideal attention to the whole step", "what local's attention took for the same work"),
+        (known[1:], "From attention to the whole step", "Without an ideal where local has no traced step"),
+    ):
+        sheet = sheet_of("waterfall", cells_of(records))
+        assert sheet.heading.title == title
+        assert any(said in remark for remark in sheet.remarks)
+
+
+def test_a_waterfall_is_of_the_longest_of_the_lengths_that_most_strategies_ran(cells_of):
+    records = [*grid(["local", "ulysses"], LENGTHS[:3]), *grid(["ulysses"], LENGTHS[3:])]
+    sheet = sheet_of("waterfall", cells_of(records))
+    assert sheet.axes.get_xlabel() == "ms of one step at 32k"
 
 
 def test_sizes_on_a_logarithmic_axis_are_powers_of_two(cells_of):
@@ -371,17 +357,10 @@ def test_sizes_on_a_logarithmic_axis_are_powers_of_two(cells_of):
     assert {math.log2(tick) % 1 for tick in axes.get_yticks()} == {0}
 
 
-def test_between_the_powers_of_two_nothing_is_named(cells_of):
-    """As between 19 and 440 MiB, where matplotlib would."""
-    memory = [{"peak_allocated_bytes": [size * 2**20]} for size in (19, 150, 440)]
-    records = [make_record(config={"seq_len": 8192 * 2**i}, memory=each) for i, each in enumerate(memory)]
-    assert not overlaps_in(build_figure("peak_memory", cells_of(records)))
-
-
 def test_a_memory_axis_says_where_its_ticks_are(cells_of):
     axes = axes_of("peak_memory", cells_of([make_record(memory={"peak_allocated_bytes": [2 * 2**30]})]))
     labels = [axes.yaxis.get_major_formatter()(tick, None) for tick in axes.get_yticks()]
-    assert labels[:3] == ["0 GiB", "0.25 GiB", "0.5 GiB"]
+    assert labels[:3] == ["0 GiB", "0.5 GiB", "1 GiB"]
     assert [float(label.removesuffix(" GiB")) * 2**30 for label in labels] == [*axes.get_yticks()]
 
 
@@ -396,25 +375,19 @@ def of_one_length(traces):
 @pytest.mark.parametrize("name", OF_A_TRACE)
 @pytest.mark.parametrize(
     ("without", "said"),
-    [({"step_ms": [400.0] * 2}, "void"), ({"unjoined": ["no tap"] * 2, **UNKNOWN}, "not known")],
+    [({"step_ms": [400.0] * 2}, EXCLUDED), ({"unjoined": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN)],
 )
-def test_a_traced_cell_without_a_value_is_named(cells_of, name, without, said):
+def test_a_traced_cell_without_a_value_is_marked_as_excluded(cells_of, name, without, said):
     traces = {"ring": make_trace(2), "ulysses": make_trace(2, **without), "usp": None}
-    axes = axes_of(name, cells_of(of_one_length(traces)))
-    found = texts(axes.get_figure())
-    assert said in found
-    assert "ulysses" in found
-    assert "usp" not in {*found, *legend_entries(axes)}
-    only = texts(axes_of(name, cells_of(of_one_length({"ulysses": traces["ulysses"]}))).get_figure())
-    assert any(text.endswith(f"(1 {said})") for text in only)
+    sheet = sheet_of(name, cells_of(of_one_length(traces)))
+    assert f"ulysses: {said}" in texts(sheet.figure)
+    assert not any("usp" in text for text in [*texts(sheet.figure), *legend_entries(sheet)])
 
 
 @pytest.mark.parametrize("name", ["attention_exchange", "communication_share"])
 def test_the_legend_says_what_stands_beside_the_points_last(cells_of, name):
     cells = cells_of(of_one_length({"ring": make_trace(2), "ulysses": make_trace(2)}))
-    assert [*legend_entries(axes_of(name, cells))] == ["ring", "ulysses", "waiting for the last rank"]
-    untraced = cells_of(of_one_length({"ring": None}))
-    assert legend_entries(axes_of(name, untraced)) == {}
+    assert [*legend_entries(sheet_of(name, cells))] == ["ring", "ulysses", "waiting for the last rank"]
 
 
 def bars_of(axes):
@@ -433,17 +406,19 @@ def test_a_prediction_s_bars_are_its_band_and_a_measurement_s_its_interval(cells
 
 def test_where_memory_is_undecided_the_figure_of_memory_alone_marks_it(cells_of):
     cells = cells_of([make_predicted(fit="undecided"), make_predicted(config={"seq_len": 16384})])
-    shown = {name: texts(axes_of(name, cells).get_figure()) for name in ("peak_memory", "throughput")}
-    assert "undecided (predicted)" in shown["peak_memory"]
-    assert "undecided (predicted)" not in shown["throughput"]
-    alone = axes_of("throughput", cells_of([make_predicted(fit="out_of_memory")]))
-    assert "OOM (predicted)" in texts(alone.get_figure())
+    shown = {name: texts(sheet_of(name, cells).figure) for name in ("peak_memory", "throughput")}
+    said = "ulysses: undecided (predicted)"
+    assert said in shown["peak_memory"]
+    assert said not in shown["throughput"]
+    alone = sheet_of("throughput", cells_of([make_predicted(fit="out_of_memory")]))
+    assert "ulysses: OOM (predicted)" in texts(alone.figure)
 
 
 def test_a_figure_of_predictions_speaks_of_no_sample_interval_or_trace(cells_of):
     cells = cells_of([make_predicted()])
     for name in figures_for(cells):
-        said = " ".join(texts(build_figure(name, cells)))
+        sheet = built(name, cells)
+        said = " ".join([*texts(sheet.figure), FIGURES[name].reading_of(cells)])
         assert not [words for words in ("95 % interval", "traced step", "median of") if words in said]
         assert "Predicted: " in said
 
@@ -455,3 +430,7 @@ def test_the_bars_of_an_error_reach_zero_where_the_measurement_lies_in_the_band(
         ((low, high),) = bars_of(axes)
         assert (low < 0 <= high) == reaches
         assert axes.get_ylim()[0] <= low
+
+
+def test_text_stays_text_in_a_vector_file():
+    assert RC["svg.fonttype"] == "none"

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import convert
 
-from analysis.figures.waterfall import step_ms, waterfall_of
+from analysis.cells.parts import step_ms, waterfall_of
 from analysis.metrics.measured import attention_exchange_share, straggler_gap_ms
 from analysis.metrics.recorded import Trace
 from analysis.metrics.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS, step_parts

@@ -86,8 +86,11 @@ def test_where_waiting_is_unknown_exposed_time_does_not_pass_for_transfer(trace)
             [110.0, 130.0, 60.0],
             "2 of 3 traced steps are left out: they took 0.60 to 1.30 times the timed step",
         ),
-        ([60.0], "communication share void: the traced step took 0.60 times the timed step"),
-        ([130.0, 140.0], "communication share void: all 2 traced steps took 1.30 to 1.40 times the timed"),
+        ([60.0], "communication share excluded: the traced step took 0.60 times the timed step"),
+        (
+            [130.0, 140.0],
+            "communication share excluded: all 2 traced steps took 1.30 to 1.40 times",
+        ),
         ([110.0, 90.0], None),
     ],
 )

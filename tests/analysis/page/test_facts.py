@@ -5,13 +5,14 @@ import pytest
 
 from analysis.answers.verdict import verdict
 from analysis.cells.cells import Cells
-from analysis.figures.waterfall import step_ms
+from analysis.cells.parts import step_ms
 from analysis.frame.archive import read_archive
 from analysis.frame.load import node_links
 from analysis.labels import SHARED_CORES, number_label
-from analysis.page.facts import as_text, attempt, cell_facts
+from analysis.page.facts import cell_facts
 from analysis.page.page import render
 from analysis.tables.csv_text import csv_text
+from analysis.tables.record import as_text, attempt
 from analysis.tables.rows import rows_of
 from tests.analysis.records import (
     CPU,
@@ -136,7 +137,7 @@ def test_the_facts_say_that_a_device_without_a_datasheet_has_no_mfu(summary_of):
 
 def test_the_page_shows_the_facts_of_a_cell(cells, tmp_path):
     archive = read_archive([write_sweep(tmp_path, records())], {})
-    page = render(archive, cells, verdict(cells), list, None)
+    page = render(archive, cells, verdict(cells), [], None)
     assert f"<dd>1.50 times local on 1 rank (cell {BASE['cell_id']})</dd>" in page
 
 
@@ -153,10 +154,10 @@ def test_a_record_s_checks_say_how_far_they_reach_or_why_they_were_not_made(stat
     """Of a wrong result none is called passed: one of them found it."""
     found = attempt(make_record(status=status, checks=CHECKS)).checks
     assert [check.texts for check in found] == [
-        ("float64", "8,192", "32", "1", made),
-        ("another cell", "8,192", "all", "1 of 12", f"{made}; cell abc ran 1 step"),
-        ("another cell", "8,192", "all", "0 of 12", "not checked; the first"),
-        ("float64", "", "", "", "not checked; no time"),
+        ("attention", "float64", "8,192", "32", "1", made),
+        ("training signal", "another cell", "8,192", "all", "1 of 12", f"{made}; cell abc ran 1 step"),
+        ("training signal", "another cell", "8,192", "all", "0 of 12", "not checked; the first"),
+        ("objective", "float64", "", "", "", "not checked; no time"),
     ]
     assert [check.is_whole for check in found] == [True, False, False, False]
     assert attempt(make_record(checks=None)).checks == []
@@ -165,10 +166,11 @@ def test_a_record_s_checks_say_how_far_they_reach_or_why_they_were_not_made(stat
 def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(cells_of, tmp_path):
     archive = read_archive([write_sweep(tmp_path, [make_record(checks=CHECKS)])], {})
     cells = cells_of([make_record(checks=CHECKS)])
-    page = render(archive, cells, verdict(cells), list, None)
+    page = render(archive, cells, verdict(cells), [], None)
     assert page.count('<tr class="partly"><th scope="row">') == 3
     assert '<th scope="row">attention</th><td>float64</td><td>8,192</td><td>32</td>' in page
-    assert "11 of 12 steps were compared with nothing. Not checked: objective in 1 of 1 cell." in page
+    assert "11 of 12 steps have no reference to compare with." in page
+    assert "Not checked: objective in 1 of 1 cell." in page
 
 
 def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(summary):
@@ -178,7 +180,7 @@ def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(summary):
     found_ms = [float(part.split()[-2]) for part in parts.split(" + ")]
     assert sum(found_ms) == pytest.approx(step_ms(cell), abs=0.01 * len(found_ms))
     assert whole == f"{number_label(step_ms(cell))} ms"
-    assert "attention exchange, transfer" in said
+    assert "exchange: transfer" in said
 
 
 LINK = "attention exchange against the link"

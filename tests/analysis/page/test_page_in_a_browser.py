@@ -4,14 +4,16 @@ import html
 import json
 import re
 import shutil
+import statistics
 import subprocess
 
 import pytest
 
+from analysis.labels import bytes_label
 from analysis.metrics.definitions import BY_COLUMN
 from analysis.report import write_report
-from tests.analysis.figures.test_figures import NARROW_PX, WIDE_PX
-from tests.analysis.records import make_failure, write_sweep
+from bench.labels import length_label
+from tests.analysis.records import make_failure, make_trace, write_sweep
 from tests.analysis.synthetic import synthetic_records
 
 CHROMIUM = shutil.which("chromium")
@@ -40,21 +42,40 @@ WAIT = "new Promise((done) => setTimeout(done, 100))"
 
 
 POINTED = """
-const drawing = document.querySelector(".drawing"), picture = drawing.querySelector("img");
-const spots = [...drawing.querySelectorAll("svg")].find((each) => getComputedStyle(each).display !== "none");
-const spot = spots.querySelector("rect");
-spot.scrollIntoView();
-const [one, two, place] = [picture, spots, spot].map((each) => each.getBoundingClientRect());
-const [x, y] = [place.x + place.width / 2, place.y + place.height / 2];
-document.elementFromPoint(x, y).dispatchEvent(new Event("pointerover", {bubbles: true}));
-const said = document.querySelector(".pointed").textContent;
+const found = [...document.querySelectorAll("figure")].map((figure) => {
+  const said = figure.querySelector(".pointed");
+  const spots = [...figure.querySelectorAll(".spots rect")].map((spot) => {
+    const {x, y, width, height} = spot.getBoundingClientRect();
+    spot.dispatchEvent(new Event("pointerover", {bubbles: true}));
+    return {said: said.textContent, x: x + width / 2, y: y + height / 2};
+  });
+  const marks = [...figure.querySelectorAll("use")].map((each) => each.getBoundingClientRect());
+  return {
+    name: figure.id, spots,
+    marks: marks.map(({x, y, width, height}) => [x + width / 2, y + height / 2]),
+  };
+});
 const hints = [...document.querySelectorAll(".scrolls + .hint")];
-return {
-  said, titles: [...spots.querySelectorAll("title")].map((each) => each.textContent),
-  apart: Math.max(Math.abs(one.width - two.width), Math.abs(one.height - two.height)),
-  picture: one.width, shape: one.height / one.width,
-  hints: hints.map((each) => getComputedStyle(each).display),
-};
+return {found, hints: hints.map((each) => getComputedStyle(each).display)};
+"""
+LABELS = """
+return [...document.querySelectorAll("figure")].map((figure) => {
+  const outer = figure.querySelector("svg").getBoundingClientRect();
+  const labels = [...figure.querySelectorAll("svg text")].filter((each) => each.textContent.trim());
+  const boxes = labels.map((each) => [each.textContent, each.getBoundingClientRect()]);
+  const scale = outer.width / figure.querySelector("svg").viewBox.baseVal.width;
+  const size = (each) => parseFloat(getComputedStyle(each).fontSize) * scale;
+  const meet = (a, b) => a.left + 1 < b.right && b.left + 1 < a.right
+    && a.top + 1.5 < b.bottom && b.top + 1.5 < a.bottom;
+  return {
+    name: figure.id, width: outer.width,
+    cut: boxes.filter(([, box]) => box.left < outer.left - 1 || box.right > outer.right + 1
+      || box.top < outer.top - 1 || box.bottom > outer.bottom + 1).map(([text]) => text),
+    over: boxes.flatMap(([one, a], number) => boxes.slice(number + 1)
+      .filter(([, b]) => meet(a, b)).map(([other]) => [one, other])),
+    smallest: Math.min(...labels.map(size)),
+  };
+});
 """
 UNFOLDED = """
 document.getElementById("open-all").click();
@@ -63,6 +84,8 @@ const root = document.documentElement;
 return {inner: window.innerWidth, content: root.scrollWidth, visible: root.clientWidth};
 """
 NARROW_WIDTHS = (320, 360, 768)
+SHOWN_WIDTHS = (1400, 390)
+LEGIBLE_PX = 8
 SCRIPTS = {
     "clicks on a heading": """
         click("tokens/s"); const up = values("tokens/s"); const states = [heads[4].ariaSort];
@@ -94,13 +117,12 @@ SCRIPTS = {
         const focused = acting.filter((each) => { each.focus(); return document.activeElement === each; });
         return [acting.length, focused.length];
     """,
-    "a point, wide": POINTED,
-    "a point, narrow": POINTED,
+    **{f"points, {width}": POINTED for width in SHOWN_WIDTHS},
+    **{f"labels, {width}": LABELS for width in SHOWN_WIDTHS},
     **{f"unfolded, {width}": UNFOLDED for width in NARROW_WIDTHS},
 }
 WIDTHS = {
-    "a point, wide": 1400,
-    "a point, narrow": 390,
+    **{f"{what}, {width}": width for what in ("points", "labels") for width in SHOWN_WIDTHS},
     **{f"unfolded, {width}": width for width in NARROW_WIDTHS},
 }
 IN_TURNS = """
@@ -120,11 +142,34 @@ document.getElementById("found").textContent = JSON.stringify(found);
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """The source of a page of 61 cells."""
-    folder = tmp_path_factory.mktemp("page")
+def records():
+    """60 synthetic cells, with traces where they ran, and a failure with a long reason."""
     long_reason = "a/very/long/path/without/any/place/to/break" * 20
-    records = [*synthetic_records(60), make_failure("out_of_memory", long_reason, long_reason)]
+    cells = [record | {"trace": record["trace"] and traced(record)} for record in synthetic_records(60)]
+    return [*cells, make_failure("out_of_memory", long_reason, long_reason)]
+
+
+def traced(record):
+    """A trace of this record's own step, which its ranks spent as those of make_trace did."""
+    step_ms, trace = record["trace"]["step_ms"], make_trace(len(record["trace"]["step_ms"]))
+    return scaled(trace, step_ms[0] / trace["step_ms"][0])
+
+
+def scaled(section, factor, *, is_ms=False):
+    """All times of a section, times the factor."""
+    if isinstance(section, dict):
+        return {
+            key: scaled(each, factor, is_ms=is_ms or key.endswith("_ms")) for key, each in section.items()
+        }
+    if isinstance(section, list):
+        return [scaled(each, factor, is_ms=is_ms) for each in section]
+    return section * factor if is_ms else section
+
+
+@pytest.fixture(scope="module")
+def page(records, tmp_path_factory):
+    """The source of their page."""
+    folder = tmp_path_factory.mktemp("page")
     write_report(write_sweep(folder, records))
     return (folder / "report.html").read_text()
 
@@ -197,15 +242,47 @@ def test_everything_that_acts_is_reached_with_the_keyboard(found):
     assert reached == focused > 61
 
 
-def test_a_point_says_its_numbers_in_the_drawing_that_fits_the_page(found):
-    wide, narrow = (found[f"a point, {which}"] for which in ("wide", "narrow"))
-    for told in (wide, narrow):
-        assert told["said"] in told["titles"]
-        assert told["apart"] < 4  # the picture's border is 1 px
-        assert set(told["hints"]) == {"block"}
-    assert wide["picture"] >= WIDE_PX
-    assert narrow["picture"] >= NARROW_PX
-    assert narrow["shape"] > 1.1 * wide["shape"]
+def tokens_per_s(record):
+    """From the raw record: whole-sequence tokens over the median step of the slowest rank."""
+    timing = record["timing"]
+    slowest = [max(step) for step in zip(*timing["step_times_ms"], strict=True)]
+    return 1000 * timing["tokens_per_step"] / statistics.median(slowest)
+
+
+@pytest.mark.parametrize("width", SHOWN_WIDTHS)
+def test_what_is_said_where_a_point_stands_is_the_record_s_value(found, records, width):
+    told = found[f"points, {width}"]
+    if width == min(SHOWN_WIDTHS):  # there a table is wider than the page, and says so
+        assert {*told["hints"]} == {"block"}
+    figures = {each["name"]: each for each in told["found"]}
+    expected = {
+        (record["config"]["strategy"], length_label(record["config"]["seq_len"])): (
+            f"{tokens_per_s(record):,.0f} tokens/s",
+            bytes_label(max(record["memory"]["peak_allocated_bytes"])),
+        )
+        for record in records
+        if record["status"] == "ok"
+    }
+    for number, name in enumerate(("figure-throughput", "figure-peak_memory")):
+        figure = figures[name]
+        said = [spot["said"] for spot in figure["spots"]]
+        assert len(said) == len(expected)
+        for (strategy, length), values in expected.items():
+            assert any(
+                re.match(rf"{strategy}(, [^:]*)?, {length}: {re.escape(values[number])}", each)
+                for each in said
+            )
+        for spot in figure["spots"]:
+            assert min(max(abs(spot["x"] - x), abs(spot["y"] - y)) for x, y in figure["marks"]) < 2
+
+
+@pytest.mark.parametrize("width", SHOWN_WIDTHS)
+def test_no_label_of_a_figure_is_cut_off_overlaps_another_or_is_too_small(found, width):
+    told = found[f"labels, {width}"]
+    assert len(told) > 4
+    for figure in told:
+        assert (figure["name"], figure["cut"], figure["over"]) == (figure["name"], [], [])
+        assert figure["smallest"] >= LEGIBLE_PX
 
 
 @pytest.mark.parametrize("width", NARROW_WIDTHS)
