@@ -180,7 +180,7 @@ def kept_records(plan: Plan, records: Iterable[dict[str, Any]]) -> Kept:
     newest = {
         (record["cell_id"], record["repeat"]): record
         for record in records
-        if record["provenance"] != Provenance.SYNTHETIC
+        if record.get("provenance") != Provenance.SYNTHETIC
     }
     cells = {planned.cell.cell_id: planned.cell for planned in plan.cells}
     if not newest:
