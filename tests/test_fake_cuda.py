@@ -41,7 +41,7 @@ from bench.training.trainers.stack_accelerator import prepare_accelerate
 from bench.training.trainers.stack_engines import STACK_ENGINES
 from bench.training.weights import filled_layers, numbers_of
 from tests.cells import CHECKS, TWO_CORES, make_cell, make_raw, run_cell, variants, words_for
-from tests.fake_cuda import CUDA, OnDevice, play_gpus
+from tests.fake_cuda import CUDA, OnDevice, gpus_played
 from tests.fake_nvml import MEMORY_BYTES, NAME
 from tests.fake_order import notes_of, problems
 from tests.recorded_signatures import SOURCES, forget_packages, write_package
@@ -396,7 +396,7 @@ def test_a_kernel_calls_its_operators_and_packages_as_on_a_gpu(name, monkeypatch
 
 
 @pytest.fixture(scope="module")
-def swept(request, launcher, tmp_path_factory):
+def swept(launcher, tmp_path_factory):
     """A sweep of the experiment on loss equivalence: its plan and folder, one cell of each role."""
     folder = tmp_path_factory.mktemp("swept")
     words = ("experiment=loss_equivalence", "dtype=fp32", "kernel=math", "optimizer=sgd")
@@ -412,8 +412,7 @@ def swept(request, launcher, tmp_path_factory):
     whole = plan([raw], TWO_H100, single=False)
     first = {each.role: each for each in reversed(whole.cells)}
     few = replace(whole, cells=tuple(first.values()), grow=None)
-    with pytest.MonkeyPatch.context() as patched:
-        play_gpus(patched, launcher, tmp_path_factory.mktemp("gpus"))
+    with gpus_played(launcher, tmp_path_factory.mktemp("gpus")):
         run_plan(few, launcher, Progress(Console(quiet=True)), write_report=write_report)
     return few, folder
 
