@@ -13,10 +13,6 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from analysis.answers.change import changes
-from analysis.cells.cells import SYNTHETIC_CAVEAT
-from analysis.frame.archive import read_archive
-from analysis.report import write_report
 from bench.attention.kernels import KERNELS
 from bench.cell import hang
 from bench.config import Resume
@@ -398,6 +394,8 @@ def test_a_kernel_calls_its_operators_and_packages_as_on_a_gpu(name, monkeypatch
 @pytest.fixture(scope="module")
 def swept(launcher, tmp_path_factory):
     """A sweep of the experiment on loss equivalence: its plan and folder, one cell of each role."""
+    from analysis.report import write_report  # not where ranks import this file for what they run
+
     folder = tmp_path_factory.mktemp("swept")
     words = ("experiment=loss_equivalence", "dtype=fp32", "kernel=math", "optimizer=sgd")
     raw = make_raw(
@@ -427,7 +425,11 @@ def test_an_experiment_runs_and_comes_to_its_conclusion(swept):
     assert "ring zigzag trained what data parallelism trains" in (folder / "report.html").read_text()
 
 
-def test_what_ran_on_the_fake_is_evidence_for_nothing(swept, monkeypatch):
+def test_what_ran_on_the_fake_is_evidence_for_nothing(swept):
+    from analysis.answers.change import changes
+    from analysis.cells.cells import SYNTHETIC_CAVEAT
+    from analysis.frame.archive import read_archive
+
     whole, folder = swept
     archive, records = read_archive([folder], {}), [*read_records(folder / "records.jsonl")]
     assert {record["provenance"] for record in records} == {"synthetic"}
