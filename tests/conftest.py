@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bench.cell.launcher import Launcher
-from bench.environment import this_machine
 from bench.node import server
 from bench.node.lease import VARIABLE
 from bench.node.local import LocalNode
@@ -143,9 +142,9 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture
-def fake_gpus(launcher, monkeypatch, tmp_path_factory):
-    """Two GPUs that the CPU plays; what is yielded says more to the ranks, such as `has_kernels`."""
-    from tests.fake_cuda import play_gpus  # it imports torch and all that ranks do
+def fake_gpus(launcher, tmp_path_factory):
+    """Two GPUs that the CPU plays; what is yielded says more to the ranks, such as what the profiler sees."""
+    from tests.fake_cuda import gpus_played  # it imports torch and all that ranks do
 
-    yield play_gpus(monkeypatch, launcher, tmp_path_factory.mktemp("gpus"))
-    this_machine.cache_clear()
+    with gpus_played(launcher, tmp_path_factory.mktemp("gpus")) as choices:
+        yield choices

@@ -25,6 +25,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
@@ -733,10 +734,11 @@ def played(folder, entry, job, log, **choices):
         (job.folder / NOTES.format(rank=job.rank)).write_text(notes)
 
 
-def play_gpus(monkeypatch, launcher, folder):
-    """Have every rank that the launcher starts for a GPU run on the fake, of which NVML knows two.
+@contextlib.contextmanager
+def gpus_played(launcher, folder):
+    """While it lasts, each rank that the launcher starts for a GPU is on the fake, of which NVML knows two.
 
-    Records have the provenance `synthetic`. What is returned is filled with choices of `install`.
+    Records have the provenance `synthetic`. What is yielded is filled with choices of `install`.
     """
     choices, run = {}, launcher.run
 
@@ -746,9 +748,11 @@ def play_gpus(monkeypatch, launcher, folder):
         return run(cell, place, entry=entry, **named)
 
     synthetic = {**outcome.PROVENANCE_OF_MODE, "measure": Provenance.SYNTHETIC}
-    monkeypatch.setattr(type(launcher), "run", run_on_fake)
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(2, folder))
-    monkeypatch.setattr(outcome, "PROVENANCE_OF_MODE", synthetic)
-    monkeypatch.setattr("bench.environment.torch_cuda", lambda: "13.0")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(launcher), "run", run_on_fake)
+        patched.setitem(sys.modules, "pynvml", FakeNvml(2, folder))
+        patched.setattr(outcome, "PROVENANCE_OF_MODE", synthetic)
+        patched.setattr("bench.environment.torch_cuda", lambda: "13.0")
+        this_machine.cache_clear()
+        yield choices
     this_machine.cache_clear()
-    return choices

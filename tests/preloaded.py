@@ -11,6 +11,7 @@ import pytest
 import bench.cell.run
 import bench.observation
 import tests.cells
+import tests.fake_cuda
 import tests.together
 from bench.passes.trace import section
 from tests.trace_cases import TRACED

@@ -13,10 +13,6 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from analysis.answers.change import changes
-from analysis.cells.cells import SYNTHETIC_CAVEAT
-from analysis.frame.archive import read_archive
-from analysis.report import write_report
 from bench.attention.kernels import KERNELS
 from bench.cell import hang
 from bench.config import Resume
@@ -41,7 +37,7 @@ from bench.training.trainers.stack_accelerator import prepare_accelerate
 from bench.training.trainers.stack_engines import STACK_ENGINES
 from bench.training.weights import filled_layers, numbers_of
 from tests.cells import CHECKS, TWO_CORES, make_cell, make_raw, run_cell, variants, words_for
-from tests.fake_cuda import CUDA, OnDevice, play_gpus
+from tests.fake_cuda import CUDA, OnDevice, gpus_played
 from tests.fake_nvml import MEMORY_BYTES, NAME
 from tests.fake_order import notes_of, problems
 from tests.recorded_signatures import SOURCES, forget_packages, write_package
@@ -396,8 +392,10 @@ def test_a_kernel_calls_its_operators_and_packages_as_on_a_gpu(name, monkeypatch
 
 
 @pytest.fixture(scope="module")
-def swept(request, launcher, tmp_path_factory):
+def swept(launcher, tmp_path_factory):
     """A sweep of the experiment on loss equivalence: its plan and folder, one cell of each role."""
+    from analysis.report import write_report  # not where ranks import this file for what they run
+
     folder = tmp_path_factory.mktemp("swept")
     words = ("experiment=loss_equivalence", "dtype=fp32", "kernel=math", "optimizer=sgd")
     raw = make_raw(
@@ -412,8 +410,7 @@ def swept(request, launcher, tmp_path_factory):
     whole = plan([raw], TWO_H100, single=False)
     first = {each.role: each for each in reversed(whole.cells)}
     few = replace(whole, cells=tuple(first.values()), grow=None)
-    with pytest.MonkeyPatch.context() as patched:
-        play_gpus(patched, launcher, tmp_path_factory.mktemp("gpus"))
+    with gpus_played(launcher, tmp_path_factory.mktemp("gpus")):
         run_plan(few, launcher, Progress(Console(quiet=True)), write_report=write_report)
     return few, folder
 
@@ -428,7 +425,11 @@ def test_an_experiment_runs_and_comes_to_its_conclusion(swept):
     assert "ring zigzag trained what data parallelism trains" in (folder / "report.html").read_text()
 
 
-def test_what_ran_on_the_fake_is_evidence_for_nothing(swept, monkeypatch):
+def test_what_ran_on_the_fake_is_evidence_for_nothing(swept):
+    from analysis.answers.change import changes
+    from analysis.cells.cells import SYNTHETIC_CAVEAT
+    from analysis.frame.archive import read_archive
+
     whole, folder = swept
     archive, records = read_archive([folder], {}), [*read_records(folder / "records.jsonl")]
     assert {record["provenance"] for record in records} == {"synthetic"}
