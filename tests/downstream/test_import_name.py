@@ -30,6 +30,7 @@ sys.exit(ulysses_ring_bench.command.main())
 def run(folder, script):
     (folder / "train.py").write_text(script)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    environment.pop("PYTHONSAFEPATH", None)  # a fork server of this process may have set it
     command = [sys.executable, "train.py"]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

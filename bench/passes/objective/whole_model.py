@@ -103,9 +103,6 @@ class Noise:
     """Of the whole gradient, relative to its length: a sound norm is off by less."""
     scale: float
     """Of one parameter's scale, each weighed by its share of the whole gradient."""
-    parallel: float
-    """Of the parts of the parameters' errors that are parallel to their exact gradients, relative to those
-    errors, all parameters alike. Few tokens err, and in all numbers of a matrix."""
     gradients: Mapping[str, GradientError]
 
     def limits(self, name: str, dtype: str, distance: float) -> Limit:
@@ -113,8 +110,7 @@ class Noise:
         plain, floor = self.gradients[name], FLOORS[dtype].backward
         allowed = max(floor, FACTOR * plain.distance)
         by_chance = CHANCE * max(plain.distance, min(distance, allowed)) / math.sqrt(plain.numbers)
-        measured = max(plain.scale, self.scale, self.parallel * plain.distance)
-        return Limit(allowed, max(floor, by_chance, SCALE_FACTOR * measured))
+        return Limit(allowed, max(floor, by_chance, SCALE_FACTOR * max(plain.scale, self.scale)))
 
     @classmethod
     def of(cls, exact: Signal, controls: Iterable[Signal], eps: float) -> Noise:
@@ -134,7 +130,6 @@ class Noise:
             loss=_rms(losses),
             grad_norm=_rms([_whole(each, "distance") for each in errors]),
             scale=_rms([_whole(each, "scale") for each in errors]),
-            parallel=_rms([each.scale / (each.distance or 1.0) for each in gradients.values()]),
             gradients=gradients,
         )
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -66,14 +65,12 @@ def test_a_parameter_without_a_gradient_errs_infinitely():
 
 
 def test_what_rounding_makes_parallel_by_chance_is_allowed_and_least_in_many_numbers():
-    noise = Noise(0.0, 1e-2, 1e-3, 0.01, {str(n): GradientError(1e-2, 5e-4, n) for n in (16, 2**20)})
+    noise = Noise(0.0, 1e-2, 1e-3, {str(n): GradientError(1e-2, 5e-4, n) for n in (16, 2**20)})
     few, many = (noise.limits(str(n), "bf16", 2e-2) for n in (16, 2**20))
     assert few.distance == many.distance == pytest.approx(FACTOR * 1e-2)
     assert few.scale == pytest.approx(CHANCE * 2e-2 / 4)
     assert many.scale == pytest.approx(SCALE_FACTOR * 1e-3)
     assert noise.limits("16", "bf16", 1.0).scale == pytest.approx(CHANCE * FACTOR * 1e-2 / 4)
-    from_few_tokens = replace(noise, parallel=0.3).limits(str(2**20), "bf16", 2e-2)
-    assert from_few_tokens.scale == pytest.approx(SCALE_FACTOR * 0.3 * 1e-2)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +96,6 @@ def test_noise_is_that_of_the_controls_and_losses_of_opposite_signs_do_not_cance
     assert noise.gradients["a"].scale == pytest.approx(root * 4 / 25)
     assert noise.grad_norm == pytest.approx(noise.gradients["a"].distance)
     assert noise.scale == pytest.approx(noise.gradients["a"].scale)
-    assert noise.parallel == pytest.approx(4 / 5)
 
 
 def test_a_gradient_that_is_zero_but_for_rounding_is_measured_by_the_whole():
