@@ -110,7 +110,7 @@ def _driver_cuda(nvml: Any) -> tuple[int, int] | None:
 
 
 def _none_visible(there: int) -> str | None:
-    """That CUDA_VISIBLE_DEVICES names none of the GPUs there; None where somebody wants none."""
+    """An error line where CUDA_VISIBLE_DEVICES names no GPU here; None where it hides all on purpose."""
     value = os.environ.get(VISIBLE, "")
     if there == 0 or value.strip().lower() in ALL_HIDDEN:
         return None
@@ -121,7 +121,7 @@ def _none_visible(there: int) -> str | None:
 
 
 def _sliced(nvml: Any, handles: Handles) -> str | None:
-    """That one of these GPUs is cut into slices, of which CUDA shows a process one."""
+    """An error line where one of these GPUs is cut into MIG slices: CUDA shows a process only one slice."""
     for handle in handles:
         try:
             current, _ = nvml.nvmlDeviceGetMigMode(handle)

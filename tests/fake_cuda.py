@@ -457,9 +457,33 @@ def _index_of(device):
 
 def _play_the_device(count):
     """`torch.cuda`, by its names."""
-    held, peak = (partial(_resident, name) for name in ("rss", "rss"))
+    for name, function in _functions(count).items():
+        setattr(torch.cuda, name, function)
+        if hasattr(torch.cuda.memory, name):
+            setattr(torch.cuda.memory, name, function)
+    torch.cuda.memory.get_allocator_backend = lambda: "native"
+    torch.cuda.memory._snapshot = lambda *_, **__: {"allocator_settings": {"expandable_segments": False}}
+    torch.cuda.nccl.version = lambda: (2, 27, 5)
+    torch.cuda.nvtx = types.SimpleNamespace(
+        range_push=lambda _: None,
+        range_pop=lambda: None,
+        mark=lambda _: None,
+        range=lambda _: contextlib.nullcontext(),
+    )
+    torch.version.cuda = "13.0"
+    torch.accelerator.is_available = lambda: True
+    torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
+    torch.accelerator.current_stream = lambda _=None: CUDA.stream
+    torch.accelerator.current_device_index = lambda: CUDA.device
+    torch.accelerator.synchronize = CUDA.synchronize
+    torch.Tensor.record_stream = lambda *_: None
+    torch.Generator = Generator
+
+
+def _functions(count):
+    """Those of `torch.cuda` by their names."""
     nothing = contextlib.nullcontext
-    functions = {
+    return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "init": lambda: None,
@@ -476,10 +500,10 @@ def _play_the_device(count):
         "default_stream": lambda _=None: CUDA.main,
         "set_stream": lambda stream: setattr(CUDA, "stream", stream),
         "empty_cache": lambda: CUDA.wait("empty_cache"),
-        "memory_allocated": held,
-        "memory_reserved": held,
-        "max_memory_allocated": peak,
-        "max_memory_reserved": peak,
+        "memory_allocated": _resident,
+        "memory_reserved": _resident,
+        "max_memory_allocated": _resident,
+        "max_memory_reserved": _resident,
         "reset_peak_memory_stats": lambda _=None: None,
         "reset_max_memory_allocated": lambda _=None: None,
         "reset_max_memory_cached": lambda _=None: None,
@@ -503,27 +527,9 @@ def _play_the_device(count):
         "device_of": lambda _: nothing(),
         "utilization": lambda _=None: 0,
     }
-    for name, function in functions.items():
-        setattr(torch.cuda, name, function)
-        if hasattr(torch.cuda.memory, name):
-            setattr(torch.cuda.memory, name, function)
-    torch.cuda.memory.get_allocator_backend = lambda: "native"
-    torch.cuda.memory._snapshot = lambda *_, **__: {"allocator_settings": {"expandable_segments": False}}
-    torch.cuda.nccl.version = lambda: (2, 27, 5)
-    torch.cuda.nvtx = types.SimpleNamespace(
-        range_push=lambda _: None, range_pop=lambda: None, mark=lambda _: None, range=lambda _: nothing()
-    )
-    torch.version.cuda = "13.0"
-    torch.accelerator.is_available = lambda: True
-    torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
-    torch.accelerator.current_stream = lambda _=None: CUDA.stream
-    torch.accelerator.current_device_index = lambda: CUDA.device
-    torch.accelerator.synchronize = CUDA.synchronize
-    torch.Tensor.record_stream = lambda *_: None
-    torch.Generator = Generator
 
 
-def _resident(_, __=None):
+def _resident(_=None):
     with Path("/proc/self/statm").open() as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

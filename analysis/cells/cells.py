@@ -69,7 +69,7 @@ class Cells:
         return self if len(self) <= count else self.part(self.frame.index[:count])
 
     def with_statuses(self, statuses: pd.Series[str]) -> Self:
-        """The same cells with other statuses, as a figure marks them."""
+        """These cells with these statuses in place of their own."""
         return replace(self, frame=self.frame.assign(status=statuses))
 
     @cached_property

@@ -69,7 +69,7 @@ def draw_series(sheet: Sheet, cells: Cells, quantity: Quantity) -> None:
 
 
 def draw_beside(sheet: Sheet, cells: Cells, quantity: Quantity, label: str) -> None:
-    """What stands beside each point of the series, with one entry in the legend for all of them."""
+    """Draw a second quantity at each point of the series; the legend has one entry for all."""
     drawn = [*placed(cells.series, quantity.column)]
     for each, rows, x in drawn:
         sheet.axes.plot(x, rows[quantity.column], color=each.style.color, alpha=0.6, **BESIDE)

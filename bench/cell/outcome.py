@@ -121,7 +121,7 @@ def judged(
 
 
 def with_losses(record: Record, cell: RunConfig, losses: Losses) -> Record:
-    """The same record with what its losses were compared with, in its checks too."""
+    """The record with these losses; its checks name the cell that they were compared with."""
     sections = {**record.sections, "losses": losses}
     return replace(record, sections=sections, checks=checks(cell, sections))
 

@@ -142,7 +142,7 @@ class DatasheetSpeeds:
 
 
 def _bytes_of_card(exchange: Exchange, here: int) -> float:
-    """What one GPU's network card sends to other nodes, where `here` of the ranks that meet share a node.
+    """Bytes that one GPU's network card sends to other nodes; `here` ranks of the exchange share its node.
 
     Of an all-to-all its rank's part for other nodes; of a message from the last rank of a node all. A
     collective's ring leaves a node once, and NCCL lays a ring through each card (`src/graph/search.cc`).

@@ -1,4 +1,4 @@
-"""What one cell of a sweep has measured about rounding, kept for the cells after it as a file."""
+"""Files in which a cell of a sweep keeps measured rounding errors for later cells."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Measurements of one model, its weights, dtype, data and device, which the cells of a sweep share."""
+    """Measurements that cells of one model, its weights, dtype, data and device share."""
 
     folder: Path | None
     """Where the sweep keeps the folders of its cells; None where nothing is kept."""
     decides: str
-    """The same for two cells exactly when they round alike."""
+    """A text that is equal for two cells exactly when they round alike."""
 
     @classmethod
     def of(cls, folder: Path | None, cell: RunConfig, sequences: Sequence[Batch], *decides: Any) -> Kept:
-        """Of the steps that a cell's model takes with these sequences; `decides` is what else matters."""
+        """For steps of the cell's model with these sequences; `decides` is what else matters."""
         model = [asdict(cell.model), cell.loss, cell.seed, cell.dtype, cell.cluster.device]
         fed = [
             tensor for batch in sequences for tensor in (batch.input_ids, batch.labels, batch.position_ids)
@@ -41,7 +41,7 @@ class Kept:
         return cls(folder, f"{told} {digest(fed)}")
 
     def get(self, kind: type[Found], measure: Callable[[], Found], *decides: str) -> Found:
-        """What a cell before this one found, or what `measure` finds now; `decides` is what else matters."""
+        """What an earlier cell measured, or what `measure` returns now; `decides` is what else matters."""
         if self.folder is None:
             return measure()
         name = hashlib.sha256(" ".join([self.decides, *decides]).encode()).hexdigest()[:16]
@@ -57,7 +57,7 @@ class Kept:
 
 
 def digest(tensors: Sequence[Tensor]) -> str:
-    """The same for tensors of the same numbers."""
+    """A hash of the tensors' shapes and numbers."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(repr(tensor.shape).encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
