@@ -38,7 +38,7 @@ def _remarks(cells: Cells, drawn: Sequence[Capacity]) -> list[str]:
     """Which capacities have no line, and what a limit counts."""
     others = [each.label for each in capacities_of(cells.frame) if each not in drawn]
     many = f"{count_label(len(others), 'other capacity', 'other capacities')} in summary.csv"
-    above = f"A rank may use {''.join(others)}, far above the axis"
+    above = f"Not drawn, far above the axis: {''.join(others)}"
     told = [above if len(others) == 1 else many] if others else []
     is_limited = cells.is_cpu and any(each.label.startswith("limit") for each in drawn)
     return [*told, CPU_REMARK] if is_limited else told

@@ -84,7 +84,7 @@ def test_a_capacity_far_above_all_peaks_is_told_in_words(cells_of):
     assert capacities(near) == {"limit 4 GiB": 4 * GIB}
     far = memory_of(cells_of, peak(3.9 / FAR_ABOVE, **LIMIT))
     assert capacities(far) == {}
-    assert far.remarks == ["Far above the axis: what one rank may use, limit 4 GiB"]
+    assert far.remarks == ["Not drawn, far above the axis: limit 4 GiB"]
 
 
 @pytest.mark.parametrize("least", [0.01, 1.0])
