@@ -341,6 +341,8 @@ class OnDevice(TorchFunctionMode):
         sides = {vars(each).get("_side") for each in tensors if each.dim() > 0}
         if name == "numpy" and DEVICE in sides:
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+        if name == "pin_memory" and any(0 in each.stride() for each in tensors if each.numel() > 1):
+            raise RuntimeError("more than one element of the written-to tensor refers to a single memory")
         if name == "pin_memory" and DEVICE in sides:
             raise RuntimeError("cannot pin 'torch.cuda.LongTensor' only dense CPU tensors can be pinned")
         if {HOST, DEVICE} <= sides and name not in BOTH_SIDES | LOOKS_ONLY:

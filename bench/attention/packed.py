@@ -16,6 +16,7 @@ from bench.attention.documents import Documents
 from bench.attention.kernels import Kernel, Packing, kernel_backward, kernel_forward
 from bench.attention.kernels.kernel import PackedKernel
 from bench.attention.merge import Partial
+from bench.attention.pinned import sent
 
 
 def packed_forward(
@@ -83,8 +84,7 @@ def packing_of(documents: Documents, scale: float, device: torch.device) -> Pack
         for sequence in range(len(documents.ends))
         for document in documents.of(sequence)
     ]
-    pinned = torch.tensor([0, *ends], dtype=torch.int32, pin_memory=device.type == "cuda")
-    offsets = pinned.to(device, non_blocking=True)
+    offsets = sent(torch.tensor([0, *ends], dtype=torch.int32), device)
     longest = max(stop - start for start, stop in pairwise([0, *ends]))
     return Packing(offsets, offsets, longest, longest, causal=True, scale=scale, ends=(0, *ends))
 

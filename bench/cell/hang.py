@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from operator import attrgetter
 
 from bench.config import RunConfig
 from bench.node.ranks import Answers, Look, NodeRanks
@@ -24,7 +23,6 @@ LONGEST_STEPS = 10
 PATIENT_STACK_S = 5 * STACK_S
 """How long ranks have to write their stacks where nobody waits for them to end."""
 NOBODY = "no rank is to blame more than another: "
-STOPPED, IDLE = attrgetter("stopped"), attrgetter("idle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,8 @@ def _asked(nodes: Sequence[NodeRanks]) -> Answers:
     """What the ranks of all nodes were doing; each node is asked after the other."""
     answers = [each.ask(PATIENT_STACK_S) for each in nodes]
     doing = {rank: what for each in answers for rank, what in each.doing.items()}
-    stopped, idle = ({rank for each in answers for rank in found(each)} for found in (STOPPED, IDLE))
+    stopped = {rank for each in answers for rank in each.stopped}
+    idle = {rank for each in answers for rank in each.idle}
     return Answers(doing, stopped, idle)
 
 
@@ -114,9 +113,9 @@ def blamed(
 ) -> Blame | None:
     """The rank of these that keeps the others waiting; None where none can be told from the others.
 
-    A stopped rank first, then one whose GPU is `idle` while others spin in a collective's kernel, wherever
-    their own code is by now. Then one that is in no collective while others are, then one that is in another
-    collective, or else in another place, than most. `doing` lacks ranks that did not write their stack.
+    A stopped rank first, then one whose GPU is `idle` while others spin in a collective's kernel. Then one
+    that is in no collective while others are, then one that is in another collective, or else in another
+    place, than most. `doing` lacks ranks that did not write their stack.
     """
     waiting = {rank: _whereabouts(each) for rank, each in doing.items() if each.collective is not None}
     absent = [rank for rank in ranks if rank not in waiting and rank not in stopped]

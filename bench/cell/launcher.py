@@ -49,6 +49,7 @@ class Launcher:
         entry: RankEntry | None = None,
         listener: Listener = SILENT,
         known: frozenset[str] = frozenset(),
+        shared_folder: str | None = None,
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
         deadline = time.monotonic() + cell.measure.timeout_s
@@ -59,7 +60,7 @@ class Launcher:
         store = StoreAddress(*nodes[0].store(), secrets.token_hex(8)) if len(nodes) > 1 else None
         with _stopped_at_last() as started:
             for number, node in enumerate(nodes):
-                job = NodeJob(cell, number, tuple(cell.cluster.ranks_of(number)), store, known)
+                job = NodeJob(cell, number, tuple(cell.cluster.ranks_of(number)), store, known, shared_folder)
                 started.append(node.start(job, folder, entry))
             watch = Watch(started, HangWatch(cell))
             watch.follow(deadline, listener)

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 
 class SharedSections:
-    """Sections that one cell of a sweep has found and that hold for others, as their passes say."""
+    """What one cell of a sweep has found and holds for others: sections, as their passes say, and files."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        """Files go to the folder; None where none are kept."""
+        self.folder = None if folder is None else str(folder.resolve())
         self._found: dict[str, Any] = {}
 
     def of(self, cell: RunConfig) -> Sections:
@@ -78,8 +80,7 @@ def run(
     if reason is not None:
         return refused(planned, reason, wall_s=0.0)
     shared = shared or SharedSections()
-    known = shared.of(planned.cell)
-    record = MODES[planned.cell.mode](planned, launcher, folder, entry, listener, known)
+    record = MODES[planned.cell.mode](planned, launcher, folder, entry, listener, shared)
     shared.keep(planned.cell, record)
     return record
 
@@ -90,14 +91,17 @@ def measure(
     folder: Path,
     entry: RankEntry | None,
     listener: Listener,
-    known: Sections,
+    shared: SharedSections,
 ) -> Record:
     """Run all ranks of the cell, and put together what they report."""
     start, started_at = time.monotonic(), datetime.now(UTC)
     own, nodes = folder / planned.folder_name, launcher.nodes_for(planned.cell)
+    known = shared.of(planned.cell)
     try:
         left_out = frozenset(known) | LEFT_OUT.get(planned.role, frozenset())
-        ends = launcher.run(planned.cell, own, entry=entry, listener=listener, known=left_out)
+        ends = launcher.run(
+            planned.cell, own, entry=entry, listener=listener, known=left_out, shared_folder=shared.folder
+        )
     except KeyboardInterrupt as stop:
         record = interrupted(planned, stop, time.monotonic() - start, started_at)
         raise CellInterrupted(record) from None
@@ -111,13 +115,13 @@ def predict(
     folder: Path,  # noqa: ARG001
     entry: RankEntry | None,  # noqa: ARG001
     listener: Listener,  # noqa: ARG001
-    known: Sections,  # noqa: ARG001
+    shared: SharedSections,  # noqa: ARG001
 ) -> Record:
     """What arithmetic says the cell would take; starts nothing."""
     return predicted(planned)
 
 
-Mode = Callable[[PlannedCell, Launcher, Path, "RankEntry | None", Listener, Sections], Record]
+Mode = Callable[[PlannedCell, Launcher, Path, "RankEntry | None", Listener, SharedSections], Record]
 MODES: Mapping[str, Mode] = {"measure": measure, "predict": predict}
 """How a cell becomes a record, by its mode."""
 RUNS = frozenset({"measure"})

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from bench.attention.kernel_facts import GENERATIONS
 from bench.command import sweep_words
 
 SECOND_GENERATION = ("torch_flash", "flash_blocks", "flash_attn_2")
-NEWER: Mapping[int, tuple[str, str]] = {
-    9: ("Hopper", "FlashAttention-3"),
-    10: ("Blackwell", "FlashAttention-4"),
-}
-"""By major compute capability the generation, and the FlashAttention made for it."""
+NEWER: Mapping[int, str] = {9: "FlashAttention-3", 10: "FlashAttention-4"}
+"""The FlashAttention made for GPUs of a major compute capability."""
 
 
 def newer_kernel_lines(ran: Collection[tuple[str, float | None]]) -> list[str]:
-    """One line for each kernel of these pairs of kernel and compute capability that has likely faster ones.
+    """A line for each FlashAttention-2 kernel that ran on a GPU with a likely faster one.
 
     None where a cell of another kernel on such a GPU is among them.
     """
@@ -24,7 +22,11 @@ def newer_kernel_lines(ran: Collection[tuple[str, float | None]]) -> list[str]:
     )
     if any(kernel not in (*SECOND_GENERATION, "math") for kernel, _ in on_newer):
         return []
-    return [_line(kernel, *NEWER[major]) for kernel, major in on_newer if kernel in SECOND_GENERATION]
+    return [
+        _line(kernel, GENERATIONS[major], NEWER[major])
+        for kernel, major in on_newer
+        if kernel in SECOND_GENERATION
+    ]
 
 
 def _line(kernel: str, generation: str, newer: str) -> str:

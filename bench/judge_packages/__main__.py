@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
-from bench.cell.run import measure
+from bench.cell.run import SharedSections, measure
 from bench.cell.watch import SILENT
 from bench.command import tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
@@ -96,7 +96,7 @@ class Judge:
             return Answer(Verdict("absent", f"install it with: {subject.facts.install}"), refusal(cell))
         with tempfile.TemporaryDirectory() as folder:
             planned = PlannedCell(cell, repeat=0, order=next(self.order))
-            record = measure(planned, self.launcher, Path(folder), None, SILENT, {})
+            record = measure(planned, self.launcher, Path(folder), None, SILENT, SharedSections())
         return Answer(verdict_of(record), refusal(cell))
 
 

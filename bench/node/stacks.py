@@ -21,6 +21,7 @@ POLL_S = 0.05
 DISTRIBUTED = "torch/distributed/"
 COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 """Code that a rank is in while it waits for the others; its outermost function is the one that was called."""
+TORCH = "/torch/"
 WAITS_FOR_A_GPU = "synchronize"
 """torch's name for each function by which the host waits for what it has queued on a GPU."""
 READS = re.compile(r"\.(wait|item|tolist|cpu)\(\)")
@@ -94,7 +95,7 @@ def _collective(frames: Sequence[Frame]) -> str | None:
     if called:
         return called[-1]
     innermost = frames[0]
-    if innermost.function == WAITS_FOR_A_GPU:
+    if innermost.function == WAITS_FOR_A_GPU and TORCH in innermost.file:
         return WAITS_FOR_A_GPU
     read = READS.search(linecache.getline(innermost.file, innermost.line))
     return None if read is None else read[1]

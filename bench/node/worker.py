@@ -82,7 +82,12 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     """Join, build, and run the cell's passes: this rank's part of every section of the record."""
     cell = job.cell
     measurement = Measurement(
-        cell.measure, torch.device(cell.cluster.device), log, job.folder, known=job.known
+        cell.measure,
+        torch.device(cell.cluster.device),
+        log,
+        job.folder,
+        known=job.known,
+        shared_folder=job.shared_folder,
     )
     with log.during("join"):
         device = join(job)

@@ -75,7 +75,7 @@ class RemoteNode:
         folder.mkdir(parents=True, exist_ok=True)
         run = next(self._runs)
         self._heard_s = time.monotonic()
-        self.tell(Start(run=run, job=job))
+        self.tell(Start(run=run, job=replace(job, shared_folder=None)))
         return RemoteRanks(self, job, folder, run)
 
     def store(self) -> tuple[str, int]:

@@ -93,7 +93,7 @@ def compare(captured: Captured, positions: list[int], sharers: Sharers) -> Compa
 
     All of a group must call it. `positions` are those of this rank's tokens.
     """
-    told = sharers.gathered_objects((_reason(captured, positions), positions, _free_bytes()))
+    told = sharers.gathered_objects((_reason(captured, positions), positions, _free_bytes(captured)))
     held = [position for _, each, _ in told for position in each]
     reason = next((reason for reason, *_ in told if reason is not None), None)
     if reason is None and sorted(held) != [*range(len(held))]:
@@ -152,9 +152,13 @@ def _as_heads(x: Mapping[str, Tensor]) -> tuple[int, int, int, int]:
     return sequences, tokens, heads, size
 
 
-def _free_bytes() -> float:
-    """What this rank's GPU has left beside the loop's own; on a CPU no limit is known."""
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_initialized() else math.inf
+def _free_bytes(captured: Captured) -> float:
+    """What the GPU of these tensors has left beside the loop's own; of a CPU no limit is known."""
+    device = next((x.device for x in captured.tensors.values()), None)
+    if device is None or device.type != "cuda":
+        return math.inf
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + reusable
 
 
 def _compare_heads(

@@ -122,11 +122,12 @@ def this_hardware(machine: Machine, device: str) -> str:
 
 
 def capability_of(cell: RunConfig, machine: Machine) -> float | None:
-    """The compute capability of a cell's GPUs, by its hardware's file, else by NVML of this machine."""
+    """The compute capability of a cell's GPUs, by its hardware's file, or as seen where it runs."""
     if cell.cluster.device != "cuda":
         return None
     known = known_hardware().get(cell.hardware, {}).get("compute_capability")
-    seen = known or next(iter(machine.gpu_capabilities), None)
+    here = machine.gpu_capabilities if cell.mode == "measure" else ()
+    seen = known or next(iter(here), None)
     return None if seen is None else float(seen)
 
 

@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from bench.attention.documents import Documents
 from bench.attention.kernels import Packing
 from bench.attention.packed import packing_of
+from bench.attention.pinned import sent
 from bench.attention.watch import AttentionWatch
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
@@ -42,13 +43,9 @@ class Batch:
     """Where those of the whole sequences end, also in a shard; None where each sequence is one."""
 
     def to(self, device: torch.device) -> Batch:
-        """The same on the device. A GPU copies it from pinned memory in its turn, and the host goes on."""
-        if device.type == "cpu":
-            return self
-        ids, labels, positions = (
-            rows.pin_memory().to(device, non_blocking=True)
-            for rows in (self.input_ids, self.labels, self.position_ids)
-        )
+        """The same on the device, without a wait for it; `samples` stay in host memory."""
+        rows = (self.input_ids, self.labels, self.position_ids)
+        ids, labels, positions = (sent(each, device) for each in rows)
         return Batch(self.samples, ids, labels, positions, self.documents)
 
 

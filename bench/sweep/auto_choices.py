@@ -79,6 +79,8 @@ def _idle_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machin
     line = f"cluster.world_size=auto: {max(taken)} of {there} GPUs, the others stay idle"
     if not any(_is_open(raw, "sp_degree") for raw in raws):
         return [f"{line}: that is as many as the degrees take"]
+    if any(cell.cluster.ranks_per_gpu > 1 or cell.dp_replicate > 1 for cell in cells):
+        return [line]
     dividing = there & -there  # the largest power of two that divides it
     ways = [f"sp_degree={dividing} takes all in {there // dividing} groups"] if dividing > 1 else []
     ways.append(f"cluster.world_size={there} lets all share a sequence")

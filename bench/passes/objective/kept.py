@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bench.config import RunConfig
+from bench.environment import installed, sources_digest
 from bench.strategies.strategy import Batch
 
 Found = TypeVar("Found")
@@ -25,7 +26,7 @@ class Kept:
     """Measurements that cells of one model, its weights, dtype, data and device share."""
 
     folder: Path | None
-    """Where the sweep keeps the folders of its cells; None where nothing is kept."""
+    """Where the sweep keeps them; None where nothing is kept."""
     decides: str
     """A text that is equal for two cells exactly when they round alike."""
 
@@ -37,7 +38,8 @@ class Kept:
             tensor for batch in sequences for tensor in (batch.input_ids, batch.labels, batch.position_ids)
         ]
         ends = [str(batch.documents) for batch in sequences]
-        told = json.dumps([torch.__version__, model, ends, decides], sort_keys=True, default=str)
+        made_by = [sources_digest(), torch.__version__, installed("transformers"), _device_name(cell)]
+        told = json.dumps([made_by, model, ends, decides], sort_keys=True, default=str)
         return cls(folder, f"{told} {digest(fed)}")
 
     def get(self, kind: type[Found], measure: Callable[[], Found], *decides: str) -> Found:
@@ -45,15 +47,20 @@ class Kept:
         if self.folder is None:
             return measure()
         name = hashlib.sha256(" ".join([self.decides, *decides]).encode()).hexdigest()[:16]
-        path = self.folder / f"rounding_{name}.json"
+        path = self.folder / f"{name}.json"
         try:
             return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), kind)
         except (OSError, ValueError):  # the first cell, or a file that was cut short
             found = measure()
         with suppress(OSError):  # a disk without room: the next cell measures again
+            self.folder.mkdir(parents=True, exist_ok=True)
             path.with_suffix(".new").write_text(json.dumps(msgspec.to_builtins(found)), encoding="utf-8")
             path.with_suffix(".new").replace(path)
         return found
+
+
+def _device_name(cell: RunConfig) -> str:
+    return torch.cuda.get_device_name() if cell.cluster.device == "cuda" else "cpu"
 
 
 def digest(tensors: Sequence[Tensor]) -> str:

@@ -82,7 +82,7 @@ class ObjectivePass(RankPass):
                 trainer.cell.padded_len, trainer.strategy.facts.length_multiple(trainer.cell)
             )
             if self._fits(trainer.cell, tokens):
-                self.found = check(trainer, tokens, device, self._sweep_folder())
+                self.found = check(trainer, tokens, device, self.measurement.shared_folder)
                 return
             needed = size_label(needed_bytes(trainer.cell, tokens))
             reason = f"float64 on one rank would take about {needed}"
@@ -96,19 +96,16 @@ class ObjectivePass(RankPass):
     def part(self) -> Objective | None:
         return self.found
 
-    def _sweep_folder(self) -> Path | None:
-        """Where all cells of a sweep have their folders; this cell's stands in it."""
-        own = self.measurement.folder
-        return own.parent if own is not None else None
-
     def _fits(self, cell: RunConfig, tokens: int) -> bool:
         return bool(self.agreed(needed_bytes(cell, tokens) <= _room_bytes(self.measurement.subject.device)))
 
 
-def check(trainer: Trainer, tokens: int, device: torch.device, sweep_folder: Path | None = None) -> Objective:
+def check(
+    trainer: Trainer, tokens: int, device: torch.device, shared_folder: Path | None = None
+) -> Objective:
     """Take one short step, before any other; every rank must call it, and rank 0 compares.
 
-    How much rounding is allowed is measured once in a `sweep_folder` for all cells that round alike.
+    Cells that round alike share through `shared_folder` how much rounding is allowed.
     """
     checked = _on_uncounted_labels(trainer, tokens, device)
     found = _step(checked, tokens)
@@ -116,7 +113,7 @@ def check(trainer: Trainer, tokens: int, device: torch.device, sweep_folder: Pat
     outcome = replace(_nothing(trainer, tokens), lost_on=lost)
     if dist.get_rank() == 0:
         with without_memory_limit():
-            outcome = _compared(outcome, found, checked, device, sweep_folder)
+            outcome = _compared(outcome, found, checked, device, shared_folder)
     dist.barrier()
     return outcome
 
@@ -144,14 +141,14 @@ def _nothing(trainer: Trainer, tokens: int) -> Objective:
 
 
 def _compared(
-    outcome: Objective, step: Step, trainer: Trainer, device: torch.device, sweep_folder: Path | None
+    outcome: Objective, step: Step, trainer: Trainer, device: torch.device, shared_folder: Path | None
 ) -> Objective:
     dtype = trainer.cell.dtype
     sequences = trainer.data.whole_step(0, outcome.tokens)
     with whole_model(trainer.cell, device, trainer.phase) as model:
         exact = model.exact(sequences)
         in_dtype = trainer.engine.weights_in_dtype
-        kept = Kept.of(sweep_folder, trainer.cell, sequences, in_dtype)
+        kept = Kept.of(shared_folder, trainer.cell, sequences, in_dtype, model.rotary)
         controls = Controls(model, sequences, exact, trainer, kept)
         noise = controls.noise()
         mistakes = controls.mistakes(noise)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bench.attention.documents import Documents
 from bench.attention.flash_attn_bridge import package_on
+from bench.attention.pinned import sent
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
@@ -64,8 +65,7 @@ class Llama3Attention(Strategy):
     def _places(self, ends: tuple[int, ...], causal: bool, device: torch.device) -> Places:
         """Prepared once, as the package's users do once a batch: it reads the device and waits for it."""
         if (ends, causal) not in self.prepared:
-            pinned = torch.tensor([0, *ends], dtype=torch.int32, pin_memory=device.type == "cuda")
-            boundaries = pinned.to(device, non_blocking=True)
+            boundaries = sent(torch.tensor([0, *ends], dtype=torch.int32), device)
             self.prepared[ends, causal] = self.package.llama3_flash_attn_prepare_cu_seqlens(
                 boundaries, causal, rank=self.groups.sequence_rank, world_size=self.cell.sp_degree
             )

@@ -1,11 +1,13 @@
 """Which device a loop is on, and what of it is left for a check."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bench.observation import loop_ranks, parity
+from bench.observation.attention import Captured
 from bench.observation.loop_ranks import device_of
 
 
@@ -22,9 +24,13 @@ def test_parameters_say_which_gpu_a_loop_is_on_that_never_set_one(monkeypatch, k
 
 def test_heads_are_not_compared_on_a_gpu_that_has_no_room_for_them(monkeypatch):
     """In float64 a block of scores alone is as large as a rank's activations."""
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**36))
-    assert parity._free_bytes() == 2**30
+    free, held = {"cuda:3": 2**29}, {"cuda:3": 2**30}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[str(device)], 2**36))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: held[str(device)])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[str(device)] // 2)
+    on_gpu = SimpleNamespace(device=torch.device("cuda:3"))
+    assert parity._free_bytes(Captured({"q": on_gpu})) == 2**30
+    assert parity._free_bytes(Captured({"q": torch.ones(1)})) == math.inf
     x = {name: torch.empty(1, 4, 2**16, 64, device="meta") for name in ("q", "out", "dout")}
     x |= {name: torch.empty(1, 1, 2**16, 64, device="meta") for name in ("k", "v")}
     found = parity._compare_heads(x, 1.0, torch.arange(2**16), parity.Sharers(None, lambda: None), 2.0**30)

@@ -66,6 +66,18 @@ def test_a_file_that_was_cut_short_is_measured_again(tmp_path):
     assert found(kept) == (NOISE, False)
 
 
+def test_a_checkpoint_whose_frequencies_follow_from_the_length_does_not_share_it(tmp_path):
+    found(Kept.of(tmp_path, CELL, [batch()], True, "ntk of 8192 tokens"))
+    assert found(Kept.of(tmp_path, CELL, [batch()], True, "ntk of 65536 tokens"))[1]
+
+
+@pytest.mark.parametrize("made_by", ["sources_digest", "installed"])
+def test_what_other_software_measured_is_measured_again(tmp_path, monkeypatch, made_by):
+    found(Kept.of(tmp_path, CELL, [batch()], True))
+    monkeypatch.setattr(f"bench.passes.objective.kept.{made_by}", lambda *_: "another")
+    assert found(Kept.of(tmp_path, CELL, [batch()], True))[1]
+
+
 def test_without_a_folder_nothing_is_kept():
     kept = Kept.of(None, CELL, [batch()], True)
     assert [found(kept)[1], found(kept)[1]] == [True, True]
