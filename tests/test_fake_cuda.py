@@ -64,12 +64,8 @@ def fake_cell(*words):
 
 CELLS = {
     "zero3, traced": ("strategy=ring", "engine=zero3", "measure.trace=true"),
-    "fsdp2, activations offloaded": (
-        "strategy=ulysses",
-        "engine=fsdp2",
-        "offload.activations=true",
-        "batch=2",
-    ),
+    "fsdp2, activations offloaded": ("strategy=ulysses", "engine=fsdp2", "offload.activations=true"),
+    "ddp, two whole sequences": ("strategy=local", "engine=ddp", "batch=2"),
     "ddp, limited": ("strategy=usp", "engine=ddp", "cluster.memory_limit_gib=60"),
     "attention alone": ("strategy=ring", "workload=attention"),
     "packed documents": ("strategy=ulysses", "engine=fsdp2", "data.packing=documents"),
