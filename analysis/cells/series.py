@@ -64,9 +64,10 @@ class Style:
     """What a strategy is drawn with, the same in every figure of every sweep."""
 
     color: str
-    marker: str
+    marker: str | tuple[int, int, int]
+    """One of matplotlib's filled ones, or a star of so many points: how it is filled tells settings apart."""
     line: str
-    """Solid for Ulysses, dashed for a ring, dash-dotted for both together, dotted for others."""
+    """Solid for local, Ulysses and plug-ins, dashed for a ring, dash-dotted for both, dotted for others."""
 
 
 SOLID, DASHED, DASH_DOTTED, DOTTED = "-", "--", "-.", ":"
@@ -88,10 +89,10 @@ STRATEGY_STYLES: Mapping[str, Style] = {
     "deepspeed_fpdt": Style("#117733", "d", SOLID),
     "ringmaster_ulysses": Style("#44AA99", "H", SOLID),
     "ringmaster_ring": Style("#44AA99", "8", DASHED),
-    "ringmaster_usp": Style("#44AA99", "1", DASH_DOTTED),
-    "yunchang_ulysses": Style("#661100", "2", SOLID),
-    "yunchang_ring": Style("#661100", "3", DASHED),
-    "yunchang_usp": Style("#661100", "4", DASH_DOTTED),
+    "ringmaster_usp": Style("#44AA99", (4, 1, 0), DASH_DOTTED),
+    "yunchang_ulysses": Style("#661100", (5, 1, 0), SOLID),
+    "yunchang_ring": Style("#661100", (6, 1, 0), DASHED),
+    "yunchang_usp": Style("#661100", (7, 1, 0), DASH_DOTTED),
 }
 OTHER_COLORS = ("#6699CC", "#AA3377", "#228833", "#BB5566", "#004488", "#997700")
 OTHER_MARKERS = ("8", "H", "<", ">")

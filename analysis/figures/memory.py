@@ -39,7 +39,8 @@ def _remarks(cells: Cells, drawn: Sequence[Capacity]) -> list[str]:
     others = [each.label for each in capacities_of(cells.frame) if each not in drawn]
     many = f"{count_label(len(others), 'other capacity', 'other capacities')} in summary.csv"
     above = f"Not drawn, far above the axis: {''.join(others)}"
-    told = [above if len(others) == 1 else many] if others else []
+    is_above = len(others) == 1 and len(drawn) < len(LINES)
+    told = [above if is_above else many] if others else []
     is_limited = cells.is_cpu and any(each.label.startswith("limit") for each in drawn)
     return [*told, CPU_REMARK] if is_limited else told
 

@@ -41,6 +41,8 @@ def step_parts_sheet(cells: Cells, heading: Heading) -> Sheet:
     room, left = BAR_ROOM / len(drawn), MAX_BARS
     for number, each in enumerate(drawn):
         rows = each.rows[each.rows[SPLIT].notna()].head(left)
+        if rows.empty:
+            break
         left -= len(rows)
         x = rows["seq_len"].map(places) * 2 ** ((number - (len(drawn) - 1) / 2) * room)
         look = look_of(each.style, each.variant_number) | {"linestyle": "none"}

@@ -25,8 +25,8 @@ BAR_HEIGHT = 0.74
 WITHOUT_IDEAL = "From attention to the whole step"
 WHOLE = "whole step"
 IDEAL_IS = (
-    "Ideal attention: what local's attention took for the same work, divided by {of}; where a strategy's took"
-    " less than that, its bar beyond ideal goes to the left"
+    "Ideal attention: local's attention time for the same work, times local's {of}, divided by the cell's;"
+    " where a strategy's took less than that, its bar beyond ideal goes to the left"
 )
 
 
@@ -61,7 +61,7 @@ def _rows(each: Series, frame: pd.DataFrame, length: int) -> list[int]:
 
 def _explain(sheet: Sheet, cells: Cells, length: int, known: list[bool]) -> None:
     """What is ideal here, or that it is not known."""
-    of = "the cores of its ranks" if cells.is_cpu else "the number of its GPUs"
+    of = "cores" if cells.is_cpu else "GPUs"
     if any(known):
         sheet.remarks.append(IDEAL_IS.format(of=of))
     if not all(known):

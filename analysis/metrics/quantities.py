@@ -109,7 +109,7 @@ STEP_PARTS = Quantity(
 )  # fmt: skip
 IDEAL_ATTENTION = Quantity(
     "ideal_attention", "Ideal attention and the waterfall", "ms",
-    "What local's attention took for the same work, divided by the cores or GPUs of the cell.",
+    "What local's attention would take on the cores or GPUs of the cell, if they shared its work evenly.",
 )  # fmt: skip
 STRAGGLER_GAP = Quantity(
     "straggler_gap", "Straggler gap", "ms",

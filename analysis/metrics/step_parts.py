@@ -3,7 +3,7 @@
 All parts are of one rank, the one that attention kept busiest, and add up to its traced step. With A(r)
 the attention compute of rank r:
 
-ideal_attention   what `local`'s attention took for the same work, divided by the cores or GPUs of the cell:
+ideal_attention   what `local`'s attention would take on the cell's cores or GPUs, sharing its work evenly:
                   A(local) x capacity(local) / capacity(cell)
 block_efficiency  mean A(r) - ideal: the kernel at the block shapes, heads and merges of the strategy
 imbalance         A(busiest) - mean A(r)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.cells.capacity import capacity_label
 from analysis.cells.comparison import BASE
-from analysis.cells.parts import step_ms, waterfall_of
+from analysis.cells.parts import has_ideal, step_ms, waterfall_of
 from analysis.labels import SHARED_CORES, count_label, number_label
 from analysis.metrics.definitions import text_of
 from analysis.tables.record import Pairs, known_facts
@@ -30,6 +30,7 @@ CHECKPOINTING: Mapping[tuple[bool, str], str] = {
 def cell_facts(cell: Mapping[Any, Any], *, is_ranked: bool = True) -> Pairs:
     """What the table has no column for, without what is not known. No speed-up where nothing is ranked."""
     step = "expected step" if cell["provenance"] == Provenance.PREDICTED else "traced step"
+    start = "ideal attention" if has_ideal(cell) else "attention"
     no_peak = cell["hardware"] == UNKNOWN_HARDWARE and pd.notna(cell["step_time_ms"])
     gap = text_of(cell, "straggler_gap_ms")
     return known_facts(
@@ -43,7 +44,7 @@ def cell_facts(cell: Mapping[Any, Any], *, is_ranked: bool = True) -> Pairs:
             "memory one rank may use": capacity_label(cell),
             "checkpointing": _checkpointing(cell),
             "peak reserved": text_of(cell, "peak_reserved_bytes"),
-            f"from ideal attention to the {step}": _waterfall(cell),
+            f"from {start} to the {step}": _waterfall(cell),
             "attention exchange exposed / in flight, worst rank": _both(
                 cell, "exposed_attention_exchange_share", "attention_exchange_share"
             ),

@@ -109,7 +109,7 @@ def render(
         figures=figures[1:],
         figures_note=figures_note,
         headings=[pair for pair in headings if pair[0] in main],
-        shown=_shown_cells(archive, shown.cells, shared),
+        shown=_shown_cells(archive, shown.cells, shared, cells),
         cells_note=shown.note,
         has_predicted=bool(cells.are_predicted.any()),
         tables=_tables(cells, shown.cells),
@@ -180,15 +180,15 @@ def _tables(cells: Cells, shown: Cells) -> list[Table]:
     ]
 
 
-def _shown_cells(archive: Archive, shown: Cells, shared: Mapping[str, str]) -> list[ShownCell]:
-    """The cells, each with its own settings and its records."""
+def _shown_cells(archive: Archive, shown: Cells, shared: Mapping[str, str], whole: Cells) -> list[ShownCell]:
+    """The shown cells of the `whole` table, each with its own settings and its records."""
     cells, links, rows_behind = [], node_links(), _rows_behind(archive.frame, shown.frame)
-    main, is_ranked = main_headings(shown), shown.caveat is None
+    headings, main, is_ranked = headings_of(whole), main_headings(whole), whole.caveat is None
     told = zip(shown.rows, _identities(shown.frame), shown.names, rows_of(shown), strict=True)
     for number, (cell, identity, name, row) in enumerate(told):
         records = [archive.record(row_behind) for row_behind in rows_behind[identity]]
         settings = records[0]["config"].items()
-        texts = dict(zip(headings_of(shown), row.texts(), strict=True))
+        texts = dict(zip(headings, row.texts(), strict=True))
         sorted_by = zip(texts, (cell[column] for column in SORTED_BY), strict=True)
         rest = [
             (heading, text) for heading, text in texts.items() if text and heading not in (*main, SPEED_UP)

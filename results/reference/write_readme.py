@@ -1,7 +1,7 @@
 """Make what is shown of the shipped records again: `python results/reference/write_readme.py`.
 
-That is the block of terminal output in README.md, and the summaries and figures of the folders here. Records
-stay as they are. `--advice` draws the figures of predictions again, too, which takes a minute.
+That is the block of terminal output in README.md, and most summaries and figures of the folders here
+(REPORTS). Records stay as they are. `--advice` draws the figures of predictions again, which takes a minute.
 """
 
 import re

@@ -18,6 +18,7 @@ from analysis.metrics.definitions import BY_COLUMN
 from analysis.page.page import render
 from analysis.report import main, write_report
 from bench.record import Provenance
+from tests.analysis.predictions import make_predicted
 from tests.analysis.records import (
     CPU,
     grid,
@@ -288,6 +289,17 @@ def test_of_too_many_cells_the_page_shows_some_and_the_csv_all(tmp_path, monkeyp
     assert re.findall(r'<figure id="figure-(\w+)"', page) == ["throughput", "peak_memory", "scaling"]
     assert len((tmp_path / "summary.csv").read_text().splitlines()) == 451
     assert "and 350 more cells; all cells are in summary.csv" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_page_whose_shown_cells_are_all_predicted_has_the_headings_of_its_whole_table(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("analysis.cells.selection.MAX_SHOWN_CELLS", 2)
+    late = {"started_at": "2026-12-01T00:00:00+00:00"}
+    expected = [make_predicted(config={"seq_len": length}) | late for length in (8192, 16384)]
+    write_report(write_sweep(tmp_path, [*grid(["ulysses"], [8192, 16384]), *expected]))
+    page = (tmp_path / "report.html").read_text()
+    assert len(re.findall(r'<details class="cell"', page)) == 2
 
 
 def test_many_reasons_and_many_settings_are_counted_not_listed(cells_of):

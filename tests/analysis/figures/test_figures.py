@@ -335,7 +335,11 @@ def test_attention_that_took_less_than_ideal_goes_to_the_left(cells_of):
 def test_a_waterfall_says_what_ideal_is_and_where_it_is_not_known(cells_of):
     known = [make_record(config={"strategy": "local"}), make_record()]
     for records, title, said in (
-        (known, "From ideal attention to the whole step", "what local's attention took for the same work"),
+        (
+            known,
+            "From ideal attention to the whole step",
+            "local's attention time for the same work, times local's GPUs, divided by the cell's",
+        ),
         (known[1:], "From attention to the whole step", "Without an ideal where local has no traced step"),
     ):
         sheet = sheet_of("waterfall", cells_of(records))
