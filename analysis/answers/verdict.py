@@ -265,11 +265,11 @@ def _longest_of(summary: pd.DataFrame, names: pd.Series[str]) -> str:
 
 
 def _longest(name: str, fits: int | None, runs_out: int | None, undecided: int | None) -> str:
-    """`ring 64k (96k undecided, 128k runs out)`, or that nothing longer was tried."""
+    """`ring 64k (96k undecided, 128k runs out)`, or that no length ran out."""
     beyond = [(undecided, "undecided"), (runs_out, "runs out")]
     told = ", ".join(f"{length_label(int(length))} {what}" for length, what in beyond if length is not None)
     if not told:
-        return f"{name} {length_label(int(fits))} (nothing longer was tried)" if fits else f"{name} unknown"
+        return f"{name} {length_label(int(fits))} (limit not found)" if fits else f"{name} unknown"
     return f"{name} {length_label(int(fits)) if fits else 'none'} ({told})"
 
 

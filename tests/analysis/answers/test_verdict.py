@@ -151,12 +151,13 @@ def test_the_longest_length_that_fits_is_told_per_strategy_where_memory_ran_out(
         make_failure("out_of_memory", "no", config={"seq_len": 65536}),
         make_failure("out_of_memory", "no", config={"seq_len": 32768}),
         timed("ring", [100.0] * 8, seq_len=65536),
+        make_failure("crashed", "no", config={"strategy": "ring", "seq_len": 131072}),
         make_failure("out_of_memory", "no", config={"strategy": "usp"}),
     ]
     (sentence,) = verdict(cells_of(records)).fits
     assert sentence == (
         "Longest length that fits in memory: ulysses 16k (32k runs out); usp none (8k runs out);"
-        " ring 64k (nothing longer was tried)."
+        " ring 64k (limit not found)."
     )
 
 
@@ -180,7 +181,7 @@ def test_two_limits_are_two_answers(cells_of):
     ]
     sentence = verdict(cells_of(records)).fits[0]
     assert "ulysses, limit 1 GiB none (8k runs out)" in sentence
-    assert "ulysses, limit 2 GiB 8k (nothing longer was tried)" in sentence
+    assert "ulysses, limit 2 GiB 8k (limit not found)" in sentence
 
 
 def test_a_cpu_result_carries_its_caveat_and_a_gpu_result_none(cells_of):
