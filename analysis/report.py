@@ -7,10 +7,8 @@ import gc
 import os
 import sys
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
@@ -28,7 +26,7 @@ from analysis.cells.cells import Cells
 from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, Selection, for_figures
 from analysis.figures.figure_file import FigureFile
-from analysis.frame.archive import CAN_FORK, Archive, read_archive
+from analysis.frame.archive import Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.frame.origins import ORIGINS, mixed
 from analysis.labels import more_label
@@ -36,7 +34,7 @@ from analysis.page.page import render
 from analysis.tables.ablation import HEADINGS as ABLATION_HEADINGS
 from analysis.tables.ablation import ablation_rows
 from analysis.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
-from analysis.tables.csv_file import csv_writer, forked_with
+from analysis.tables.csv_text import csv_text
 from analysis.tables.equivalence import equivalence_markdown
 from analysis.tables.max_length import EXPERIMENT as LONGEST
 from analysis.tables.max_length import HEADINGS as LONGEST_HEADINGS
@@ -63,10 +61,6 @@ from bench.store import StoreError, warn_in_one_line, write_whole
 NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
 """Roles whose speed and memory answer nothing."""
 TERMINAL_COLUMNS = 100
-DRAWING = "analysis.figures.figures"
-"""Imported while records are read, for matplotlib takes long."""
-MANY_RECORDS = 20_000
-"""Beyond this, another process writes summary.csv beside this one."""
 
 
 def write_report(folder: Path) -> bool:
@@ -83,7 +77,7 @@ def write_joint_report(folders: Sequence[Path], output: Path) -> bool:
 
 
 def _records(folders: Sequence[Path]) -> Archive:
-    return read_archive(folders, peak_flops_per_s(), meanwhile=partial(import_module, DRAWING))
+    return read_archive(folders, peak_flops_per_s())
 
 
 def _some_records(folders: Sequence[Path]) -> Archive:
@@ -105,21 +99,17 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     alone = bool(archive.frame["experiment"].eq(EXPERIMENT).all())
     cells = _answering(archive)
     everything = Cells.of_records(archive.frame) if compared else cells
-    pays = CAN_FORK and len(archive.frame) > MANY_RECORDS
-    with forked_with(everything.frame) if pays else nullcontext() as other:
-        write_table = csv_writer(everything.frame, output / "summary.csv", other)
-        found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
-        found = replace(found, origins=origins, kernels=kernel_lines(archive))
-        longest = longest_lengths(cells, archive.frame)
-        drawn = for_figures(cells)
-        figures = draw_figures(drawn, output / "figures", compared)
-        write_whole(output / "summary.md", _markdown_page(cells, longest, found, compared, figures))
-        page = output / "report.html"
-        said = _terminal_text(cells, longest, found, compared, page)
-        claims = decided_claims(archive.frame)
-        shown = render(archive, cells, found, figures, drawn.note, compared, claims, longest)
-        write_table()
-        write_whole(page, shown)
+    found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
+    found = replace(found, origins=origins, kernels=kernel_lines(archive))
+    longest = longest_lengths(cells, archive.frame)
+    drawn = for_figures(cells)
+    figures = draw_figures(drawn, output / "figures", compared)
+    page = output / "report.html"
+    claims = decided_claims(archive.frame)
+    write_whole(output / "summary.csv", csv_text(everything.frame))
+    write_whole(output / "summary.md", _markdown_page(cells, longest, found, compared, figures))
+    write_whole(page, render(archive, cells, found, figures, drawn.note, compared, claims, longest))
+    said = _terminal_text(cells, longest, found, compared, page)
     with suppress(BrokenPipeError):  # who reads has seen enough
         print(said, end="", flush=True)
     return all(map(is_as_expected, compared))
@@ -250,7 +240,7 @@ def _terminal_text(
     compared: Sequence[Comparison],
     page: Path,
 ) -> str:
-    """What is printed once all is written: made before, while another process draws."""
+    """What is printed once all is written."""
     console = Console(highlight=False)
     console.width = min(console.width, TERMINAL_COLUMNS) if console.is_terminal else TERMINAL_COLUMNS
     with console.capture() as said:
@@ -275,8 +265,9 @@ def _print_summary(
     if longest:
         texts = zip(*max_length_short_rows(longest), strict=True)
         print_table(console, dict(zip(SHORT_LONGEST_HEADINGS, texts, strict=True)))
-    for each in compared:
-        console.print(Text(f"{each.name}: {equivalence_line(each)}"))
+    for line in (f"{each.name}: {equivalence_line(each)}" for each in compared):
+        if line not in found.answer:  # which repeats those that found something else
+            console.print(Text(line))
     lines = [
         *failure_reasons(cells),
         *next_steps(cells),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,15 +124,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
     Raises OSError, which names the file, where it cannot be written.
     """
-    write_pieces(path, [content])
-
-
-def write_pieces(path: Path, pieces: Iterable[str | bytes]) -> None:
-    """`write_whole` of what is made piece by piece and never stands in memory at once."""
     draft = path.with_name(f".{path.name}.part")
     try:
         with draft.open("wb") as file:
-            file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+            file.write(content.encode() if isinstance(content, str) else content)
         draft.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from None

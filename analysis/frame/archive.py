@@ -1,4 +1,4 @@
-"""Sweeps' folders, read piece by piece and by several processes, so that 100,000 records take seconds.
+"""Sweeps' folders, read line by line.
 
 Raw records are too large to keep. Of each we keep its row and its place in the file, for the page to show it.
 """
@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import json
 import mmap
-import multiprocessing
-import os
-import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,12 +23,11 @@ from analysis.metrics.recorded import Recorded, flaw, read_line
 from bench.record import READABLE_VERSIONS, Status, is_finding
 from bench.store import CHECK_PATH, DELETE_LINE, StoreError, parse_record, refuse_other_formats
 
-PIECE_BYTES = 16 * 2**20
+SMALL_BYTES = 16 * 2**20
+"""A file that a person may have edited: it is searched for keys that stand twice, too."""
 READ_AHEAD_BYTES = 2**18
 BATCH_RECORDS = 128
 """So many records at a time become columns, for more leave the processor's caches before they do."""
-CAN_FORK = sys.platform == "linux"
-"""Elsewhere a forked process may not use the system's own libraries."""
 VOLATILE = {"load_average": None, "gpu_temperature_c": None}
 """What of an environment changes by the minute."""
 
@@ -43,31 +37,20 @@ MADE_WITH: Mapping[str, str] = {"code": "code", "torch": "torch", "device": "dev
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Whole lines of one records.jsonl: bytes `start` to `end`.
-
-    Only one that `is_all` of its file is searched for keys that stand twice, and checked where no number is
-    read. No program writes such, and a file that an editor opens is small.
-    """
+class Lines:
+    """The whole lines of one records.jsonl: all but a torn last one."""
 
     path: Path
-    start: int
     end: int
-    is_all: bool
 
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """The lines one by one, for all at once leave the processor's caches, and the byte each starts at."""
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        """The lines one by one, and the byte each starts at."""
         with self.path.open("rb", READ_AHEAD_BYTES) as file:
-            start = file.seek(self.start)
+            start = 0
             while start < self.end:
                 line = file.readline()
                 yield start, line[:-1]
                 start += len(line)
-
-    def line_number(self, place: int) -> int:
-        """Which line of the file, from 1, the line at `place` of this piece is."""
-        with self.path.open("rb") as file:
-            return 1 + file.read(self.start).count(b"\n") + place
 
 
 @dataclass(slots=True)
@@ -100,7 +83,7 @@ class Environments:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What is kept of one piece: the columns of its rows and the byte at which each record starts."""
+    """What is kept of one file: the columns of its rows and the byte at which each record starts."""
 
     columns: Columns
     starts: list[int]
@@ -132,21 +115,17 @@ class Archive:
         try:
             return parse_record(path, 0, line, READABLE_VERSIONS, allow_duplicate_keys=True)
         except StoreError:
-            number = Piece(path, start, start, is_all=False).line_number(0)
+            number = _line_number(path, start)
             return parse_record(path, number, line, READABLE_VERSIONS, allow_duplicate_keys=True)
 
 
-def read_archive(
-    folders: Iterable[Path], peaks: Mapping[str, float], meanwhile: Callable[[], object] = lambda: None
-) -> Archive:
+def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive:
     """The records of all folders. `peaks` maps hardware to peak FLOP/s.
-
-    Where other processes read them, this one does what there is to do `meanwhile`.
 
     Raises StoreError, in one line, for a folder without records and for a line that is no record.
     """
-    pieces = [piece for folder in folders for piece in _pieces(folder)]
-    reads = [*_read_all(pieces, peaks, meanwhile)]
+    files = [*map(_lines, folders)]
+    reads = [read_file(lines, peaks) for lines in files]
     columns = joined([read.columns for read in reads], [len(read.starts) for read in reads])
     shared, environments = Shared(), Environments()
     for read in reads:
@@ -154,7 +133,7 @@ def read_archive(
             shared.add(read.shared.settings)
         for environment in read.environments.met.values():
             environments.add(environment)
-    places = [(piece.path, start) for piece, read in zip(pieces, reads, strict=True) for start in read.starts]
+    places = [(lines.path, start) for lines, read in zip(files, reads, strict=True) for start in read.starts]
     last = _last_attempts(places, columns)
     frame = frame_of(columns)
     left_out = _left_out(frame, places, last)
@@ -184,15 +163,16 @@ def _steps_held(frame: pd.DataFrame, files: Sequence[str]) -> pd.Series[float]:
     return held.where(held != 0, of_first.clip(upper=frame["steps"][first]).reindex(frame.index))
 
 
-def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
-    """Parse every line of a piece; raises StoreError, with the line's number, at the first that is bad."""
-    starts, shared, environments = [], Shared(), Environments()
+def read_file(lines: Lines, peaks: Mapping[str, float]) -> Read:
+    """Parse every line of a file; raises StoreError, with the line's number, at the first that is bad."""
+    starts: list[int] = []
+    shared, environments = Shared(), Environments()
     parts, counts = [], []
-    lines = enumerate(piece.lines())
-    while batch := [*islice(lines, BATCH_RECORDS)]:
+    places = iter(lines)
+    while batch := [*islice(places, BATCH_RECORDS)]:
         rows = []
-        for place, (start, line) in batch:
-            record = _parsed(piece, place, line)
+        for start, line in batch:
+            record = _parsed(lines, 1 + len(starts), line)
             rows.append(row_of(record, peaks))
             shared.add(record.config)
             environments.add(record.environment or {})
@@ -202,60 +182,43 @@ def read_piece(piece: Piece, peaks: Mapping[str, float]) -> Read:
     return Read(joined(parts, counts), starts, shared, environments)
 
 
-def _parsed(piece: Piece, place: int, line: bytes) -> Recorded:
-    if piece.is_all:
-        parse_record(piece.path, 1 + place, line, READABLE_VERSIONS)
+def _parsed(lines: Lines, number: int, line: bytes) -> Recorded:
+    if lines.end <= SMALL_BYTES:
+        parse_record(lines.path, number, line, READABLE_VERSIONS)
     try:
         return read_line(line)
     except (ValueError, RecursionError) as error:
-        # Counting lines takes as long as finding them, so only a bad one is given its number.
-        number = piece.line_number(place)
-        parse_record(piece.path, number, line, READABLE_VERSIONS, allow_duplicate_keys=True)
-        raise StoreError(f"{piece.path}:{number}: not a record: {flaw(error)}; {DELETE_LINE}") from None
+        parse_record(lines.path, number, line, READABLE_VERSIONS, allow_duplicate_keys=True)
+        raise StoreError(f"{lines.path}:{number}: not a record: {flaw(error)}; {DELETE_LINE}") from None
 
 
-def _pieces(folder: Path) -> Iterator[Piece]:
-    """The pieces of a folder's records; a torn last line is left out with one warning."""
+def _lines(folder: Path) -> Lines:
+    """The lines of a folder's records; a torn last line is left out with one warning."""
     path = folder / "records.jsonl"
     try:
         if not path.is_file():
             hint = "name a sweep's folder, for example results/sweeps/<time>"
             raise StoreError(f"{folder}: no file records.jsonl in this folder; {hint}")
-        yield from _pieces_of(path)
+        return _whole_lines(path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {CHECK_PATH}") from None
 
 
-def _pieces_of(path: Path) -> Iterator[Piece]:
+def _whole_lines(path: Path) -> Lines:
     if path.stat().st_size == 0:
-        return
+        return Lines(path, 0)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         refuse_other_formats(path, content[:4])
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
-            number = Piece(path, whole, len(content), is_all=False).line_number(0)
-            warnings.warn(f"{path}:{number}: dropped a torn last line", stacklevel=2)
-        start = 0
-        while start < whole:
-            end = min(whole, content.find(b"\n", min(start + PIECE_BYTES, whole - 1)) + 1)
-            yield Piece(path, start, end, is_all=end - start == whole)
-            start = end
+            warnings.warn(f"{path}:{_line_number(path, whole)}: dropped a torn last line", stacklevel=2)
+        return Lines(path, whole)
 
 
-def _read_all(
-    pieces: Sequence[Piece], peaks: Mapping[str, float], meanwhile: Callable[[], object]
-) -> Iterator[Read]:
-    """What is kept of every piece, in order; by one process where a second would not pay."""
-    work = partial(read_piece, peaks=peaks)
-    workers = min(len(pieces), len(os.sched_getaffinity(0))) if CAN_FORK else 1
-    if workers < 2 or sum(piece.end - piece.start for piece in pieces) <= PIECE_BYTES:  # noqa: PLR2004
-        yield from map(work, pieces)
-        return
-    # Forked, they need no second import; nothing in here has started a thread that could hold a lock.
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
-        reads = pool.map(work, pieces)
-        meanwhile()
-        yield from reads
+def _line_number(path: Path, start: int) -> int:
+    """Which line of the file, from 1, starts at this byte."""
+    with path.open("rb") as file:
+        return 1 + file.read(start).count(b"\n")
 
 
 def _left_out(frame: pd.DataFrame, places: Sequence[tuple[Path, int]], last: Sequence[int]) -> Counter[str]:

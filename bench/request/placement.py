@@ -44,10 +44,6 @@ class Place:
     is_open: bool = False
     """Whether fewer may be taken: their number is left open, and GPUs of one machine may stay idle."""
 
-    @property
-    def is_one_machine(self) -> bool:
-        return self.name not in GATHERED
-
 
 @dataclass(frozen=True, slots=True)
 class Degrees:

@@ -276,7 +276,7 @@ assert "matplotlib.pyplot" not in sys.modules
 
 
 def test_of_too_many_cells_the_page_shows_some_and_the_csv_all(tmp_path, monkeypatch):
-    for limit in ("report.MANY_RECORDS", "report.MAX_SHOWN_CELLS", "cells.selection.MAX_SHOWN_CELLS"):
+    for limit in ("report.MAX_SHOWN_CELLS", "cells.selection.MAX_SHOWN_CELLS"):
         monkeypatch.setattr(f"analysis.{limit}", 100)
     monkeypatch.setattr(
         "analysis.figures.figures.figures_for", lambda _: ["throughput", "peak_memory", "scaling"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.store import read_records, write_pieces, write_whole
+from bench.store import read_records, write_whole
 from tests.command import typed_here
 
 
@@ -35,19 +35,6 @@ def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):
     with largest_file(4096), pytest.raises(OSError, match=r"report\.html") as raised:
         write_whole(path, "x" * 10_000)
     assert raised.value.filename == str(path)
-    assert path.read_text() == "before"
-    assert [*tmp_path.iterdir()] == [path]
-
-
-def test_a_file_whose_making_is_interrupted_stays_as_it_was(tmp_path):
-    def pieces():
-        yield "half"
-        raise KeyboardInterrupt
-
-    path = tmp_path / "summary.csv"
-    write_whole(path, "before")
-    with pytest.raises(KeyboardInterrupt):
-        write_pieces(path, pieces())
     assert path.read_text() == "before"
     assert [*tmp_path.iterdir()] == [path]
 

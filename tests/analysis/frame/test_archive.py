@@ -1,11 +1,10 @@
 import json
-import os
 
 import pandas as pd
 import pytest
 
 from analysis.frame import archive
-from analysis.frame.archive import CAN_FORK, read_archive
+from analysis.frame.archive import read_archive
 from analysis.frame.load import METRIC_COLUMNS, NUMBER_COLUMNS
 from bench.environment import REPOSITORY
 from bench.store import StoreError
@@ -16,31 +15,19 @@ REFERENCE = REPOSITORY / "results" / "reference" / "cpu"
 
 
 @pytest.fixture
-def in_pieces(monkeypatch):
-    """Pieces of a few lines, so that a small file is read by several processes too, in several batches."""
-    monkeypatch.setattr(archive, "PIECE_BYTES", 10_000)
-    monkeypatch.setattr(archive, "BATCH_RECORDS", 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+def in_batches(monkeypatch):
+    """Batches of a few lines of a file too large to be searched for keys that stand twice."""
+    monkeypatch.setattr(archive, "SMALL_BYTES", 10_000)
+    monkeypatch.setattr(archive, "BATCH_RECORDS", 7)
 
 
-@pytest.mark.skipif(not CAN_FORK, reason="one process reads all where a system cannot fork")
-def test_pieces_read_by_several_processes_are_the_records_in_their_order(tmp_path, in_pieces, monkeypatch):
+def test_batches_are_the_records_in_their_order(tmp_path, in_batches, monkeypatch):
     records = synthetic_records(100)
     folder = write_sweep(tmp_path, records)
     archived = read_archive([folder], {})
-    monkeypatch.setattr(archive, "PIECE_BYTES", 2**30)
     monkeypatch.setattr(archive, "BATCH_RECORDS", 128)
     pd.testing.assert_frame_equal(archived.frame, read_archive([folder], {}).frame)
     assert [archived.record(row) for row in range(100)] == records
-
-
-@pytest.mark.skipif(not CAN_FORK, reason="one process reads all where a system cannot fork")
-def test_meanwhile_is_while_other_processes_read(tmp_path, in_pieces):
-    many, few = write_sweep(tmp_path / "many", synthetic_records(20)), write_sweep(tmp_path / "few", [])
-    done = []
-    for folder in (few, many):
-        read_archive([folder], {}, meanwhile=lambda name=folder.name: done.append(name))
-    assert done == ["many"]
 
 
 @pytest.mark.parametrize(
@@ -85,20 +72,14 @@ def test_a_setting_that_is_a_list_in_every_record_is_one_comparable_value(tmp_pa
 
 
 @pytest.mark.parametrize("lacking", ["cell_id", "config", "provenance"])
-def test_a_line_that_lacks_a_part_is_named_by_its_number(tmp_path, in_pieces, lacking):
+def test_a_line_that_lacks_a_part_is_named_by_its_number(tmp_path, in_batches, lacking):
     records = synthetic_records(60)
     del records[44][lacking]
     with pytest.raises(StoreError, match=rf"records.jsonl:45: .*{lacking}"):
         read_archive([write_sweep(tmp_path, records)], {})
 
 
-def test_a_line_of_a_later_batch_is_named_by_its_number(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "BATCH_RECORDS", 7)
-    with pytest.raises(StoreError, match=r"records.jsonl:45: "):
-        read_archive([write_sweep(tmp_path, [*synthetic_records(44), {}])], {})
-
-
-def test_a_line_that_only_a_reader_of_all_of_it_refuses_is_named_by_its_number(tmp_path, in_pieces):
+def test_a_line_that_only_a_reader_of_all_of_it_refuses_is_named_by_its_number(tmp_path, in_batches):
     folder = write_sweep(tmp_path, synthetic_records(60))
     lines = (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
     lines[44] = b'{"extra": "\xff", ' + lines[44][1:]

@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from analysis.tables.csv_text import FORMULA_STARTS, csv_pieces, csv_text
+from analysis.tables.csv_text import FORMULA_STARTS, csv_text
 from tests.analysis.records import make_failure, make_record
 
 
@@ -18,9 +18,10 @@ def test_no_text_cell_is_a_formula(summary_of, start):
     assert [row["reason"] for row in rows] == ["before it", f"'{start}1+1"]
 
 
-@pytest.mark.parametrize("text", ["a, b", 'say "no"', "one\ntwo", "one\r\ntwo", "\x1f=1", "plain"])
-def test_a_text_is_read_back_as_it_was(summary_of, text):
-    assert cells(summary_of([make_failure("error", text)]))[0]["reason"] == text
+@pytest.mark.parametrize("text", ["a, b", 'say "no"', "one\ntwo", "one\r\ntwo", "one\rtwo", "plain"])
+def test_a_text_is_read_back_as_it_was_with_one_kind_of_line_end(summary_of, text):
+    found = cells(summary_of([make_failure("error", text)]))[0]["reason"]
+    assert found == "\n".join(text.splitlines())
 
 
 @pytest.mark.parametrize(("value", "written"), [(True, "True"), (None, ""), (-1, "-1"), (["=1"], '["=1"]')])
@@ -44,13 +45,3 @@ def test_a_number_stays_a_number(summary_of):
 def test_missing_is_an_empty_cell(summary_of):
     row = cells(summary_of([make_failure("error", "gone")]))[0]
     assert row["step_time_ms"] == row["peak_allocated_bytes"] == row["speed_up"] == ""
-
-
-def test_rows_in_several_pieces_are_written_as_in_one(summary_of, monkeypatch):
-    failures = [make_failure("error", f"{n}, of 3", config={"seed": n}) for n in range(1, 4)]
-    summary = summary_of([make_record(), *failures, make_record(config={"seed": 4})])
-    header, rows = csv_pieces(summary)
-    monkeypatch.setattr("analysis.tables.csv_text.PIECE_ROWS", 2)
-    again, *pieces = csv_pieces(summary)
-    assert [piece.count("\n") for piece in pieces] == [2, 2, 1]
-    assert [again, "".join(pieces)] == [header, rows]
