@@ -143,13 +143,9 @@ def _to_decide(found: Sequence[Ranking], cells: Cells, command: str | None) -> s
     undecided = _undecided(found)
     if not undecided:
         return None
-    if cells.caveat is None:
-        start = f"{MIN_PROCESSES} or more processes of each cell, run in turns, would decide"
-    else:
-        start = (
-            f"Differences may be chance: {undecided}. {MIN_PROCESSES} or more processes of each cell, run in"
-            " turns, would tell"
-        )
+    start = f"{MIN_PROCESSES} or more processes of each cell, run in turns, would decide"
+    if cells.caveat is not None:
+        start = f"Differences may be chance: {undecided}. {start}"
     missing_s = _missing_s(cells.frame)
     if command is None or not missing_s:
         ways = [TO_REPEAT[is_observed] for is_observed in sorted(cells.are_observed.unique())]
