@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed.fsdp._fully_shard import _fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
@@ -570,6 +571,14 @@ def _play_nccl():
     def mesh_of_the_cpu(device_type, *args, **kwargs):
         return init_mesh(moved(device_type), *args, **kwargs)
 
+    d._get_object_coll_device = lambda _=None: "cuda"
+    parallel = DistributedDataParallel.__init__
+
+    def on_a_gpu(self, module, device_ids=None, output_device=None, **kwargs):
+        assert device_ids in (None, [CUDA.device]), device_ids
+        parallel(self, module, **kwargs)
+
+    DistributedDataParallel.__init__ = on_a_gpu
     for module in (dist, dist.device_mesh, bench.ranks.groups):
         module.init_device_mesh = mesh_of_the_cpu
     _fully_shard._get_device_from_mesh = lambda _: ON_DEVICE
@@ -595,6 +604,8 @@ def _noted(name, method, sent, received):
         gives, takes = (
             [] if which is None or len(args) <= which else [*_flat(args[which])] for which in (sent, received)
         )
+        if any(vars(each).get("_side") == HOST for each in (*gives, *takes)):
+            raise RuntimeError(f"No backend type associated with device type cpu ({name})")
         CUDA.check(name, gives)
         peer = args[1] if name in ("send", "recv") else None
         sizes = [each.numel() for each in (takes if sent is None else gives)]

@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from torch.nn.parallel import DistributedDataParallel
 
+import bench
 from bench.attention.kernels import KERNELS
 from bench.cell import hang
 from bench.config import Resume
@@ -20,6 +22,7 @@ from bench.cost.memory import memory_need
 from bench.environment import Machine, installed
 from bench.node.worker import join
 from bench.observation.loop_ranks import device_of
+from bench.observation.outcome import ObserveRequest
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.record import Provenance
@@ -52,6 +55,7 @@ SHORT = (
     "measure.warmup_s=0", "measure.least_steps=1", "measure.repeats=1", "measure.trace=false",
     "measure.reference_budget_s=0",
 )  # fmt: skip
+ONE_STEP = ObserveRequest(strategy="own", folder=Path(), steps=1, warmup_steps=0, report=False)
 ULYSSES = "strategy=deepspeed_ulysses"
 PAGE = (Path(__file__).parents[1] / "docs" / "gpus.md").read_text()
 LISTED = set(re.findall(r"`(\w+/\w+\.py:\w+)`", PAGE))
@@ -71,6 +75,7 @@ CELLS = {
     "packed documents": ("strategy=ulysses", "engine=fsdp2", "data.packing=documents"),
     "optimizer offloaded": ("strategy=ring", "engine=zero3", "offload.optimizer=true"),
     "accelerate": (ULYSSES, "trainer=accelerate"),
+    "accelerate, ddp": ("strategy=local", "engine=ddp", "dp_shard=2", "trainer=accelerate"),
     "transformers": (ULYSSES, "trainer=transformers"),
     "trl": (ULYSSES, "trainer=trl"),
 }
@@ -90,7 +95,8 @@ def test_a_cell_runs(fake_gpus, launcher, tmp_path, words):
     assert all(each["steps"] > 0 and each["calls"] for each in notes)
     waits = {text.rpartition(" in ")[2] for each in notes for text in (*each["waits"], *each["copies"])}
     assert waits <= LISTED, waits - LISTED
-    if set(words) & {"engine=fsdp2", "engine=ddp", "workload=attention"}:
+    is_native = not any(word.startswith("trainer=") for word in words)
+    if is_native and {*words} & {"engine=fsdp2", "engine=ddp", "workload=attention"}:
         assert waits == set()
 
 
@@ -264,6 +270,34 @@ def test_the_checker_finds_what_is_used_too_early(fake_gpus, launcher, tmp_path)
             "sum uses what another stream makes",
         )
     ]  # fmt: skip
+
+
+def observe_a_loop(job, log):
+    """A loop of one's own on two GPUs, each with a copy of the model, watched by `bench.observe`."""
+    device = join(job)
+    model = empty_model(fake_cell().model, attention_name="sdpa", max_positions=64)
+    for _ in filled_layers(model, numbers_of(fake_cell().model, 0), device):
+        pass
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(ONE_STEP.steps_needed):
+        ids = torch.randint(256, (1, 64), device=device)
+        with bench.observe(model, folder=job.folder / "seen", steps=1, warmup_steps=0, report=False):
+            model(input_ids=ids).logits.float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    finish_together(device)
+    return {}
+
+
+def test_a_loop_of_ones_own_is_observed(fake_gpus, launcher, tmp_path):
+    ends = launcher.run(fake_cell(), tmp_path, entry=observe_a_loop)
+    assert all(end.report is not None for end in ends), ends[0].log_tail
+    (record,) = read_records(tmp_path / "seen" / "records.jsonl")
+    assert record["status"] == "ok", record["reason"]
+    assert record["trace"]["failure"] is None
+    assert min(record["memory"]["peak_allocated_bytes"]) > 0
+    assert problems(notes_of(tmp_path)) == []
 
 
 def place_models(job, log):
