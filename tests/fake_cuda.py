@@ -28,6 +28,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.numa.binding
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -210,6 +211,8 @@ class FakeCuda:
         self.waits = Counter()
         self.copies = Counter()
         self.steps = 0
+        self.ranges, self.open_ranges = [], []
+        self.history = None
         self.is_counting = False
         self.busy = None
 
@@ -219,6 +222,11 @@ class FakeCuda:
         path.write_bytes(IDLE)
         with path.open("r+b") as file:
             self.busy = mmap.mmap(file.fileno(), 1)
+
+    def start_range(self, name):
+        self.ranges.append(name)
+        self.open_ranges.append(len(self.ranges))
+        return len(self.ranges)
 
     def wait(self, what):
         """The host waits for the device."""
@@ -272,6 +280,8 @@ class FakeCuda:
             "waits": dict(self.waits),
             "copies": dict(self.copies),
             "steps": self.steps,
+            "ranges": self.ranges,
+            "open_ranges": len(self.open_ranges),
         }
 
 
@@ -465,14 +475,25 @@ def _play_the_device(count):
         if hasattr(torch.cuda.memory, name):
             setattr(torch.cuda.memory, name, function)
     torch.cuda.memory.get_allocator_backend = lambda: "native"
-    torch.cuda.memory._snapshot = lambda *_, **__: {"allocator_settings": {"expandable_segments": False}}
+    torch.cuda.memory._record_memory_history = lambda **how: setattr(CUDA, "history", how)
+    torch.cuda.memory._snapshot = lambda *_, **__: {
+        "allocator_settings": {"expandable_segments": False},
+        "history": CUDA.history,
+    }
     torch.cuda.nccl.version = lambda: (2, 27, 5)
     torch.cuda.nvtx = types.SimpleNamespace(
         range_push=lambda _: None,
         range_pop=lambda: None,
+        range_start=CUDA.start_range,
+        range_end=CUDA.open_ranges.remove,
         mark=lambda _: None,
         range=lambda _: contextlib.nullcontext(),
     )
+    cpus = sorted(os.sched_getaffinity(0))
+    torch.numa.binding._get_numa_node_index_for_gpu_index = lambda *, gpu_index: gpu_index
+    torch.numa.binding._get_allowed_logical_cpu_indices_for_numa_node = lambda *, numa_node_index: {
+        cpus[numa_node_index % len(cpus)]
+    }
     torch.version.cuda = "13.0"
     torch.accelerator.is_available = lambda: True
     torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")

@@ -3,6 +3,8 @@
 Nothing here has been on a GPU; `tests/gpu` holds what needs one.
 """
 
+import os
+import pickle
 import re
 import time
 from dataclasses import replace
@@ -170,10 +172,46 @@ def test_kernels_whose_launches_the_profiler_lost_are_booked_by_their_names(fake
 
 
 def test_a_tensor_that_the_limited_gpu_has_no_room_for_is_out_of_memory(fake_gpus, launcher, tmp_path):
-    cell = fake_cell("strategy=ring", "engine=ddp", "cluster.memory_limit_gib=0.000001")
-    record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
+    limit = ("cluster.memory_limit_gib=0.000001", "measure.memory_snapshot=true")
+    cell = fake_cell("strategy=ring", "engine=ddp", *limit)
+    record, folder = run_cell(launcher, cell, tmp_path, without=CHECKS)
     assert record.status == "out_of_memory"
     assert record.failure.out_of_memory.memory == "device"
+    assert record.failure.out_of_memory.snapshot == f"memory_rank_{record.failure.rank}.pickle"
+    assert (folder / record.failure.out_of_memory.snapshot).exists()
+
+
+def test_a_cell_can_be_looked_into(fake_gpus, launcher, tmp_path):
+    """Ranges for Nsight Systems, the allocator's history."""
+    words = ("measure.nvtx=true", "measure.memory_snapshot=true")
+    record, folder = run_cell(
+        launcher, fake_cell("strategy=ring", "engine=ddp", *words), tmp_path, without=CHECKS
+    )
+    assert record.status == "ok", record.reason
+    names = [f"memory_rank_{rank}.pickle" for rank in (0, 1)]
+    assert record.sections["memory"].snapshot == names
+    for name in names:
+        assert pickle.loads((folder / name).read_bytes())["history"]["max_entries"] > 0  # noqa: S301
+    for note in notes_of(folder):
+        step = [f"timing {phase}" for phase in ("load", "forward", "loss", "backward", "optimizer")]
+        assert (note["ranges"][0], note["ranges"][-1]) == ("start", "finish")
+        assert " ".join(step) in " ".join(note["ranges"])
+        assert note["open_ranges"] == 1  # the last, which ends with the process
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_each_rank_is_bound_to_the_cpus_near_its_gpu(fake_gpus, launcher, tmp_path):
+    """Each GPU of the fake has a node of its own, with one CPU. Torch asks only whether numactl is there."""
+    (tmp_path / "numactl").touch(0o755)
+    near = fake_cell("strategy=ring", "engine=ddp", "cluster.numa_binding=node")
+    with_numactl = replace(near, env=(("PATH", f"{tmp_path}:{os.environ['PATH']}"),))
+    record, _ = run_cell(launcher, with_numactl, tmp_path, without=CHECKS)
+    assert record.status == "ok", record.reason
+    assert record.sections["telemetry"].cpus == [str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:2]]
+    without = replace(near, env=(("PATH", str(tmp_path / "nowhere")),))
+    record, _ = run_cell(launcher, without, tmp_path, without=CHECKS)
+    assert (record.status, record.failure.kind) == ("unsupported", "RefusedError")
+    assert "cluster.numa_binding=node: torch cannot bind this rank: numactl CLI is required" in record.reason
 
 
 def losses_on(launcher, folder, machine, *words):
