@@ -29,8 +29,13 @@ OWN = "own"
 """A choice that is somebody's own code, not one of the tables'."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 LOW_PRECISION = ("bf16", "fp16")
-ONE_MACHINE: Mapping[str, Any] = {"nodes": 1, "network": None}
-"""Fields of a cluster that records of before there were several nodes lack, and what they were then."""
+ADDED: Mapping[str, Mapping[str, Any]] = {
+    "cluster": {"nodes": 1, "network": None, "numa_binding": None},
+    "measure": {"nvtx": False, "memory_snapshot": False},
+}
+"""Fields that older records lack, and what they were then."""
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+"""torch's words for CPUs near a GPU, those of torchrun's --numa-binding."""
 MASKS = ("causal", "full")
 DEALS = ("in_order", "reversed")
 OPTIMIZERS = ("adamw", "sgd")
@@ -173,6 +178,8 @@ class ClusterConfig:
     """Machines that the ranks are on, as many on each; neighbours in rank share one."""
     network: str | None = None
     """What the user calls the network between them; None on one machine."""
+    numa_binding: Annotated[str, _one_of(NUMA_BINDINGS)] | None = None
+    """Which CPUs near its GPU a rank is bound to; None for whatever the system gives it."""
 
     def __post_init__(self) -> None:
         if self.world_size % self.nodes:
@@ -270,6 +277,10 @@ class MeasureConfig:
     hang_timeout_s: SecondsOrZero = 0.0
     """Seconds without any progress of a rank after which a cell's processes are ended before that, if ten of
     its steps take no longer; 0 for none."""
+    nvtx: Flag = False
+    """Whether ranks on GPUs mark what they do for Nsight Systems."""
+    memory_snapshot: Flag = False
+    """Whether CUDA's allocator keeps its history, which slows steps, and ranks write it to a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,9 +422,10 @@ class RunConfig:
         del fields["experiment"]
         for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces", "hang_timeout_s"):
             del fields["measure"][name]
-        for name, of_one in ONE_MACHINE.items():
-            if fields["cluster"][name] == of_one:
-                del fields["cluster"][name]
+        for group, before in ADDED.items():
+            for name, value in before.items():
+                if fields[group][name] == value:
+                    del fields[group][name]
         return fields
 
     def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:

@@ -28,8 +28,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.numa.binding
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed.fsdp._fully_shard import _fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
@@ -209,6 +211,8 @@ class FakeCuda:
         self.waits = Counter()
         self.copies = Counter()
         self.steps = 0
+        self.ranges, self.open_ranges = [], []
+        self.history = None
         self.is_counting = False
         self.busy = None
 
@@ -218,6 +222,11 @@ class FakeCuda:
         path.write_bytes(IDLE)
         with path.open("r+b") as file:
             self.busy = mmap.mmap(file.fileno(), 1)
+
+    def start_range(self, name):
+        self.ranges.append(name)
+        self.open_ranges.append(len(self.ranges))
+        return len(self.ranges)
 
     def wait(self, what):
         """The host waits for the device."""
@@ -271,6 +280,8 @@ class FakeCuda:
             "waits": dict(self.waits),
             "copies": dict(self.copies),
             "steps": self.steps,
+            "ranges": self.ranges,
+            "open_ranges": len(self.open_ranges),
         }
 
 
@@ -464,14 +475,25 @@ def _play_the_device(count):
         if hasattr(torch.cuda.memory, name):
             setattr(torch.cuda.memory, name, function)
     torch.cuda.memory.get_allocator_backend = lambda: "native"
-    torch.cuda.memory._snapshot = lambda *_, **__: {"allocator_settings": {"expandable_segments": False}}
+    torch.cuda.memory._record_memory_history = lambda **how: setattr(CUDA, "history", how)
+    torch.cuda.memory._snapshot = lambda *_, **__: {
+        "allocator_settings": {"expandable_segments": False},
+        "history": CUDA.history,
+    }
     torch.cuda.nccl.version = lambda: (2, 27, 5)
     torch.cuda.nvtx = types.SimpleNamespace(
         range_push=lambda _: None,
         range_pop=lambda: None,
+        range_start=CUDA.start_range,
+        range_end=CUDA.open_ranges.remove,
         mark=lambda _: None,
         range=lambda _: contextlib.nullcontext(),
     )
+    cpus = sorted(os.sched_getaffinity(0))
+    torch.numa.binding._get_numa_node_index_for_gpu_index = lambda *, gpu_index: gpu_index
+    torch.numa.binding._get_allowed_logical_cpu_indices_for_numa_node = lambda *, numa_node_index: {
+        cpus[numa_node_index % len(cpus)]
+    }
     torch.version.cuda = "13.0"
     torch.accelerator.is_available = lambda: True
     torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
@@ -570,6 +592,14 @@ def _play_nccl():
     def mesh_of_the_cpu(device_type, *args, **kwargs):
         return init_mesh(moved(device_type), *args, **kwargs)
 
+    d._get_object_coll_device = lambda _=None: "cuda"
+    parallel = DistributedDataParallel.__init__
+
+    def on_a_gpu(self, module, device_ids=None, output_device=None, **kwargs):
+        assert device_ids in (None, [CUDA.device]), device_ids
+        parallel(self, module, **kwargs)
+
+    DistributedDataParallel.__init__ = on_a_gpu
     for module in (dist, dist.device_mesh, bench.ranks.groups):
         module.init_device_mesh = mesh_of_the_cpu
     _fully_shard._get_device_from_mesh = lambda _: ON_DEVICE
@@ -595,6 +625,8 @@ def _noted(name, method, sent, received):
         gives, takes = (
             [] if which is None or len(args) <= which else [*_flat(args[which])] for which in (sent, received)
         )
+        if any(vars(each).get("_side") == HOST for each in (*gives, *takes)):
+            raise RuntimeError(f"No backend type associated with device type cpu ({name})")
         CUDA.check(name, gives)
         peer = args[1] if name in ("send", "recv") else None
         sizes = [each.numel() for each in (takes if sent is None else gives)]

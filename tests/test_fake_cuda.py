@@ -3,6 +3,8 @@
 Nothing here has been on a GPU; `tests/gpu` holds what needs one.
 """
 
+import os
+import pickle
 import re
 import time
 from dataclasses import replace
@@ -12,7 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from torch.nn.parallel import DistributedDataParallel
 
+import bench
 from bench.attention.kernels import KERNELS
 from bench.cell import hang
 from bench.config import Resume
@@ -20,6 +24,7 @@ from bench.cost.memory import memory_need
 from bench.environment import Machine, installed
 from bench.node.worker import join
 from bench.observation.loop_ranks import device_of
+from bench.observation.outcome import ObserveRequest
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.record import Provenance
@@ -52,6 +57,7 @@ SHORT = (
     "measure.warmup_s=0", "measure.least_steps=1", "measure.repeats=1", "measure.trace=false",
     "measure.reference_budget_s=0",
 )  # fmt: skip
+ONE_STEP = ObserveRequest(strategy="own", folder=Path(), steps=1, warmup_steps=0, report=False)
 ULYSSES = "strategy=deepspeed_ulysses"
 PAGE = (Path(__file__).parents[1] / "docs" / "gpus.md").read_text()
 LISTED = set(re.findall(r"`(\w+/\w+\.py:\w+)`", PAGE))
@@ -71,6 +77,7 @@ CELLS = {
     "packed documents": ("strategy=ulysses", "engine=fsdp2", "data.packing=documents"),
     "optimizer offloaded": ("strategy=ring", "engine=zero3", "offload.optimizer=true"),
     "accelerate": (ULYSSES, "trainer=accelerate"),
+    "accelerate, ddp": ("strategy=local", "engine=ddp", "dp_shard=2", "trainer=accelerate"),
     "transformers": (ULYSSES, "trainer=transformers"),
     "trl": (ULYSSES, "trainer=trl"),
 }
@@ -90,7 +97,8 @@ def test_a_cell_runs(fake_gpus, launcher, tmp_path, words):
     assert all(each["steps"] > 0 and each["calls"] for each in notes)
     waits = {text.rpartition(" in ")[2] for each in notes for text in (*each["waits"], *each["copies"])}
     assert waits <= LISTED, waits - LISTED
-    if set(words) & {"engine=fsdp2", "engine=ddp", "workload=attention"}:
+    is_native = not any(word.startswith("trainer=") for word in words)
+    if is_native and {*words} & {"engine=fsdp2", "engine=ddp", "workload=attention"}:
         assert waits == set()
 
 
@@ -164,10 +172,46 @@ def test_kernels_whose_launches_the_profiler_lost_are_booked_by_their_names(fake
 
 
 def test_a_tensor_that_the_limited_gpu_has_no_room_for_is_out_of_memory(fake_gpus, launcher, tmp_path):
-    cell = fake_cell("strategy=ring", "engine=ddp", "cluster.memory_limit_gib=0.000001")
-    record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
+    limit = ("cluster.memory_limit_gib=0.000001", "measure.memory_snapshot=true")
+    cell = fake_cell("strategy=ring", "engine=ddp", *limit)
+    record, folder = run_cell(launcher, cell, tmp_path, without=CHECKS)
     assert record.status == "out_of_memory"
     assert record.failure.out_of_memory.memory == "device"
+    assert record.failure.out_of_memory.snapshot == f"memory_rank_{record.failure.rank}.pickle"
+    assert (folder / record.failure.out_of_memory.snapshot).exists()
+
+
+def test_a_cell_can_be_looked_into(fake_gpus, launcher, tmp_path):
+    """Ranges for Nsight Systems, the allocator's history."""
+    words = ("measure.nvtx=true", "measure.memory_snapshot=true")
+    record, folder = run_cell(
+        launcher, fake_cell("strategy=ring", "engine=ddp", *words), tmp_path, without=CHECKS
+    )
+    assert record.status == "ok", record.reason
+    names = [f"memory_rank_{rank}.pickle" for rank in (0, 1)]
+    assert record.sections["memory"].snapshot == names
+    for name in names:
+        assert pickle.loads((folder / name).read_bytes())["history"]["max_entries"] > 0  # noqa: S301
+    for note in notes_of(folder):
+        step = [f"timing {phase}" for phase in ("load", "forward", "loss", "backward", "optimizer")]
+        assert (note["ranges"][0], note["ranges"][-1]) == ("start", "finish")
+        assert " ".join(step) in " ".join(note["ranges"])
+        assert note["open_ranges"] == 1  # the last, which ends with the process
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_each_rank_is_bound_to_the_cpus_near_its_gpu(fake_gpus, launcher, tmp_path):
+    """Each GPU of the fake has a node of its own, with one CPU. Torch asks only whether numactl is there."""
+    (tmp_path / "numactl").touch(0o755)
+    near = fake_cell("strategy=ring", "engine=ddp", "cluster.numa_binding=node")
+    with_numactl = replace(near, env=(("PATH", f"{tmp_path}:{os.environ['PATH']}"),))
+    record, _ = run_cell(launcher, with_numactl, tmp_path, without=CHECKS)
+    assert record.status == "ok", record.reason
+    assert record.sections["telemetry"].cpus == [str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:2]]
+    without = replace(near, env=(("PATH", str(tmp_path / "nowhere")),))
+    record, _ = run_cell(launcher, without, tmp_path, without=CHECKS)
+    assert (record.status, record.failure.kind) == ("unsupported", "RefusedError")
+    assert "cluster.numa_binding=node: torch cannot bind this rank: numactl CLI is required" in record.reason
 
 
 def losses_on(launcher, folder, machine, *words):
@@ -264,6 +308,34 @@ def test_the_checker_finds_what_is_used_too_early(fake_gpus, launcher, tmp_path)
             "sum uses what another stream makes",
         )
     ]  # fmt: skip
+
+
+def observe_a_loop(job, log):
+    """A loop of one's own on two GPUs, each with a copy of the model, watched by `bench.observe`."""
+    device = join(job)
+    model = empty_model(fake_cell().model, attention_name="sdpa", max_positions=64)
+    for _ in filled_layers(model, numbers_of(fake_cell().model, 0), device):
+        pass
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(ONE_STEP.steps_needed):
+        ids = torch.randint(256, (1, 64), device=device)
+        with bench.observe(model, folder=job.folder / "seen", steps=1, warmup_steps=0, report=False):
+            model(input_ids=ids).logits.float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    finish_together(device)
+    return {}
+
+
+def test_a_loop_of_ones_own_is_observed(fake_gpus, launcher, tmp_path):
+    ends = launcher.run(fake_cell(), tmp_path, entry=observe_a_loop)
+    assert all(end.report is not None for end in ends), ends[0].log_tail
+    (record,) = read_records(tmp_path / "seen" / "records.jsonl")
+    assert record["status"] == "ok", record["reason"]
+    assert record["trace"]["failure"] is None
+    assert min(record["memory"]["peak_allocated_bytes"]) > 0
+    assert problems(notes_of(tmp_path)) == []
 
 
 def place_models(job, log):

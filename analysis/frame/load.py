@@ -45,7 +45,9 @@ METRIC_COLUMNS = tuple(each.column for each in OF_RECORD)
 NUMBER_COLUMNS = frozenset({"device_memory_bytes", *(each.column for each in OF_RECORD if not each.is_text)})
 NO_SETTING = frozenset({*RECORD_COLUMNS, *DERIVED_COLUMNS, *BY_COLUMN})
 """Every column that is not part of a cell's configuration."""
-SWITCHES = ("tiled_mlp", "offload.activations", "offload.optimizer")
+SWITCHES = (
+    "tiled_mlp", "offload.activations", "offload.optimizer", "measure.nvtx", "measure.memory_snapshot",
+)  # fmt: skip
 """Settings that older records do not name: what they name now was off."""
 SETTINGS = (
     "seq_len", "strategy", "sp_degree", "layout", "kernel", "engine", "dtype", "model", "workload", "batch",

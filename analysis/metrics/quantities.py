@@ -49,7 +49,7 @@ OTHER_MEMORY = Quantity(
     "What the allocator, the whole device and the process held, tensors or not, on the worst rank.",
     ("memory.peak_reserved_bytes", "memory.whole_life_reserved_bytes", "memory.device_used_bytes",
      "memory.device_used_reason", "memory.peak_resident_bytes", "memory.base_resident_bytes",
-     "memory.allocator_settings"),
+     "memory.allocator_settings", "memory.snapshot"),
 )  # fmt: skip
 SAVED_MEMORY = Quantity(
     "saved_memory", "Saved memory and offloaded bytes", "bytes",
@@ -65,7 +65,7 @@ OUT_OF_MEMORY = Quantity(
     "The allocation that failed, what held memory then, and the longest length that was run without it.",
     ("failure.out_of_memory.memory", "failure.out_of_memory.requested_bytes",
      "failure.out_of_memory.limit_bytes", "failure.out_of_memory.held_bytes",
-     "failure.out_of_memory.largest", "memory.limit_base_bytes"),
+     "failure.out_of_memory.largest", "failure.out_of_memory.snapshot", "memory.limit_base_bytes"),
 )  # fmt: skip
 COMMUNICATION_SHARE = Quantity(
     "communication_share", "Communication share", "fraction 0..1",
@@ -218,7 +218,7 @@ TELEMETRY = Quantity(
     ("telemetry.reason", "telemetry.throttled", "telemetry.sample_ms", "telemetry.power_w",
      "telemetry.sm_clock_mhz", "telemetry.reference_clock_mhz", "telemetry.utilisation",
      "telemetry.clock_events", "telemetry.foreign_processes", "telemetry.load_average",
-     "telemetry.involuntary_switches"),
+     "telemetry.involuntary_switches", "telemetry.cpus"),
 )  # fmt: skip
 CELL_TIME = Quantity(
     "cell_time", "Time of a cell and its fixed cost", "s",

@@ -167,7 +167,7 @@ class LocalRanks:
             for rank, pid in live.items()
             if self._place(rank) is not None
         }
-        doing = ask_for_stacks(answering, wait_s)
+        doing = ask_for_stacks(answering, self._cluster.device, wait_s)
         stopped = {rank for rank, pid in live.items() if _is_stopped(pid)}
         return Answers(doing, stopped, self._idle() & live.keys())
 

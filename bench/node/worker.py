@@ -30,6 +30,7 @@ from bench.node.job import RankJob, StoreAddress
 from bench.node.lifeline import die_with_parent
 from bench.node.stacks import STACK_SIGNAL
 from bench.passes.rank_pass import Measurement
+from bench.ranks.cpus import bind_near_gpu
 from bench.ranks.device import (
     claim_device,
     finish_together,
@@ -40,8 +41,10 @@ from bench.ranks.device import (
 from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
 from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
+from bench.ranks.nvtx import NvtxRanges
 from bench.ranks.place import PlaceFile, place_path
 from bench.ranks.products import use_wide_products
+from bench.ranks.snapshot import snapshot_path
 from bench.strategies import STRATEGIES, runnable
 from bench.training.models import TORCH_DTYPES
 from bench.workloads import WORKLOADS, Rank
@@ -89,6 +92,8 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         known=job.known,
         shared_folder=job.shared_folder,
     )
+    if cell.measure.nvtx:
+        log.keep(NvtxRanges().enter)
     with log.during("join"):
         device = join(job)
         groups = make_groups(cell)
@@ -132,7 +137,8 @@ def _fail(
 ) -> None:
     """Write the failure and say so at once; only the first of a rank's errors counts."""
     if not _path(job, "failure").exists():
-        _write(job, "failure", describe_failure(error, log, job.cell.cluster))
+        snapshot = snapshot_path(job.folder, job.rank) if job.cell.measure.memory_snapshot else None
+        _write(job, "failure", describe_failure(error, log, job.cell.cluster, snapshot))
         tell(RankFailed(job.rank))
 
 
@@ -173,6 +179,8 @@ def join(job: RankJob) -> torch.device:
     """Meet the other ranks, and claim this rank's device."""
     cluster = job.cell.cluster
     device = claim_device(cluster)
+    if cluster.numa_binding is not None:
+        bind_near_gpu(cluster.numa_binding, device)
     dist.init_process_group(
         cluster.backend,
         timeout=deadline(job.cell),

@@ -46,16 +46,16 @@ class StepPhase:
         """The phase; None outside of any."""
         self.on_change: Callable[[str | None], None] | None = None
         """Called with the phase that ends, before another begins; it must not fail."""
-        self.note: Callable[[str | None], None] | None = None
-        """Called with the phase that begins; it must not fail."""
+        self.notes: list[Callable[[str | None], None]] = []
+        """Each is called with the phase that begins; it must not fail."""
 
     def enter(self, name: str | None) -> None:
         """One phase ends and the next begins; costs an attribute."""
         if self.on_change is not None:
             self.on_change(self.name)
         self.name = name
-        if self.note is not None:
-            self.note(name)
+        for note in self.notes:
+            note(name)
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ class RankLog:
 
     def keep(self, note: Callable[[str, str | None], None]) -> None:
         """Have every phase noted, and the step's phase with it, from the present ones on."""
-        self.step.note = lambda step_phase: note(self.phase, step_phase)
-        self.step.note(self.step.name)
+        self.step.notes.append(lambda step_phase: note(self.phase, step_phase))
+        note(self.phase, self.step.name)
 
     def begin(self, part: str) -> None:
         """Tell of something within the phase that may take long and runs no steps."""

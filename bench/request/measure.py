@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from bench.config import AUTO, MeasureConfig, Seconds
+from bench.config import AUTO, ConfigError, MeasureConfig, Seconds
 from bench.request import values
 from bench.request.choices import Raw
 
@@ -34,6 +34,8 @@ WINDOWS: Mapping[str, WindowDefaults] = {
 takes half a minute, and one has to do. Repeats tell strategies apart, which results of a CPU cannot do. Of
 the time for a reference a GPU takes half a minute to begin."""
 
+ON_GPUS_ALONE = ("nvtx", "memory_snapshot")
+
 
 def measure_config(raw: Raw, device: str) -> MeasureConfig:
     """The numbers of `measure` for ranks on this device; raises ConfigError for a value that is no good."""
@@ -41,4 +43,8 @@ def measure_config(raw: Raw, device: str) -> MeasureConfig:
     given = {key: window.get(key, value) if value == AUTO else value for key, value in raw.items()}
     for key in ("budget_s", "repeats_budget_s", "timeout_s"):  # 0 is for loops that are observed
         values.checked(f"measure.{key}", given[key], Seconds)
-    return values.section("measure", given, MeasureConfig)
+    measure = values.section("measure", given, MeasureConfig)
+    for key in ON_GPUS_ALONE:
+        if device == "cpu" and getattr(measure, key):
+            raise ConfigError(f"measure.{key}=true: the ranks run on the CPU, not on a GPU; leave it out")
+    return measure

@@ -15,6 +15,7 @@ from bench.config import (
     MASKS,
     NO_MISTAKE,
     NOT_USED,
+    NUMA_BINDINGS,
     OPTIMIZERS,
     PACKING,
     SCHEDULES,
@@ -192,6 +193,7 @@ def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> Clust
         backend=where.backend,
         threads_per_rank=1,
         memory_limit_gib=memory_limit_gib(raw, where.device),
+        numa_binding=_numa_binding(raw["numa_binding"], where.device),
     )
     nodes = all_ranks.nodes_of(world_size) if world_size != where.world_size else where.nodes
     network = _network(raw["network"], where)
@@ -203,6 +205,15 @@ def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> Clust
         ranks_per_gpu=min(where.ranks_per_gpu, world_size),
         threads_per_rank=threads_per_rank(raw, machine, world_size // nodes),
     )
+
+
+def _numa_binding(raw: Any, device: str) -> str | None:
+    """Which CPUs near its GPU a rank is bound to; refused where ranks run on CPUs."""
+    if raw is None:
+        return None
+    if device == "cpu":
+        raise ConfigError(f"cluster.numa_binding={raw}: the ranks run on the CPU, not on a GPU; leave it out")
+    return values.choice("cluster.numa_binding", raw, NUMA_BINDINGS)
 
 
 def _network(raw: Any, where: Place) -> str | None:

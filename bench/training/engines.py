@@ -212,12 +212,12 @@ class Zero3(Engine):
         join_deepspeed(cell)
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         for part in itertools.chain(layers, [model]):
-            _partition(part, cell)
+            keep_own_share(part, cell)
         self.engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=make_optimizer(model, cell.optimizer),
             lr_scheduler=partial(make_schedule, config=cell.optimizer),
-            config=_zero3_config(cell),
+            config=zero3_config(cell),
         )
         self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
         self.module = self.engine
@@ -275,7 +275,7 @@ class Zero3(Engine):
 ENGINES: Mapping[str, type[Engine]] = {"ddp": DDP, "fsdp2": FSDP2, "zero3": Zero3}
 
 
-def _partition(part: nn.Module, cell: RunConfig) -> None:
+def keep_own_share(part: nn.Module, cell: RunConfig) -> None:
     """Leave of each parameter that ZeRO-3 does not have yet only this rank's share, in the cell's dtype."""
     import deepspeed
     from deepspeed.utils import groups
@@ -285,12 +285,14 @@ def _partition(part: nn.Module, cell: RunConfig) -> None:
             parameter.data = parameter.data.to(TORCH_DTYPES[cell.dtype])
     # Not the default group: gathers of parameters would wait there for what strategies exchange.
     gathering = groups._get_sequence_data_parallel_group()
-    deepspeed.zero.Init(part, data_parallel_group=gathering, config_dict_or_path=_zero3_config(cell))
+    deepspeed.zero.Init(part, data_parallel_group=gathering, config_dict_or_path=zero3_config(cell))
 
 
-def _zero3_config(cell: RunConfig) -> dict[str, Any]:
-    """Bucket sizes are those that transformers' Trainer writes for "auto": DeepSpeed's own defaults
-    allocate a gigabyte whatever the model.
+def zero3_config(cell: RunConfig) -> dict[str, Any]:
+    """DeepSpeed's settings.
+
+    Bucket sizes are those that transformers' Trainer writes for "auto": DeepSpeed's own defaults allocate a
+    gigabyte whatever the model.
     """
     hidden = cell.model.hidden_size
     offload = {"device": "cpu", "pin_memory": cell.cluster.device == "cuda"}

@@ -242,6 +242,12 @@ def test_torchs_own_file_says_it_in_several_ways(tmp_path, monkeypatch, line, fo
     assert torch_cuda.__wrapped__() == found
 
 
+@pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None), SimpleNamespace(origin="nowhere/x.py")])
+def test_a_torch_whose_file_is_not_found_says_nothing(monkeypatch, spec):
+    monkeypatch.setattr(environment, "find_spec", lambda _: spec)
+    assert torch_cuda.__wrapped__() is None
+
+
 def test_only_variables_that_change_a_cell_are_inherited_into_its_record(monkeypatch):
     kept = {
         "CUDA_VISIBLE_DEVICES": "0",

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from bench.passes.memory.peaks import MemoryWatch
 from bench.passes.memory.section import RankMemory
 from bench.passes.rank_pass import Measurement, RankPass
+from bench.ranks.snapshot import keep_history, snapshot_path, write_snapshot
 
 
 class MemoryPass(RankPass):
@@ -21,6 +23,8 @@ class MemoryPass(RankPass):
         self.offloaded_activation_bytes: int | None = None
 
     def around_building(self) -> AbstractContextManager[Any]:
+        if self.measurement.measure.memory_snapshot:
+            keep_history()
         return self.peaks.life
 
     def around_first_step(self) -> AbstractContextManager[Any]:
@@ -49,7 +53,14 @@ class MemoryPass(RankPass):
             allocator_settings=self.allocator_settings,
             offloaded_activation_bytes=self.offloaded_activation_bytes,
             offloaded_optimizer_bytes=trainer.engine.offloaded_bytes() if trainer else None,
+            snapshot=self._snapshot(),
         )
+
+    def _snapshot(self) -> str | None:
+        folder = self.measurement.folder
+        if folder is None or not self.measurement.measure.memory_snapshot:
+            return None
+        return write_snapshot(snapshot_path(folder, dist.get_rank()))
 
 
 def _allocator_settings(device: torch.device) -> dict[str, str] | None:

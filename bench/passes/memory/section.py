@@ -30,6 +30,7 @@ class RankMemory:
     allocator_settings: dict[str, str] | None = None
     offloaded_activation_bytes: int | None = None
     offloaded_optimizer_bytes: int | None = None
+    snapshot: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,8 @@ class Memory:
     offloaded_optimizer_bytes: list[int] | None = None
     """Gradients that one step has to copy to the optimizer in host memory, and weights back, together; a CPU
     rank copies them within its memory. Null without `offload.optimizer`."""
+    snapshot: list[str] | None = None
+    """The files in the cell's folder that `measure.memory_snapshot` leaves."""
 
 
 class MemoryFacts(PassFacts[RankMemory, Memory]):

@@ -28,6 +28,7 @@ class RankTelemetry:
     throttled: bool | None
     load_average: float
     involuntary_switches: int
+    cpus: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class Telemetry:
     """The machine's at the window's start."""
     involuntary_switches: list[int]
     """How often a rank lost its core in the window."""
+    cpus: list[str] | None = None
+    """Those that a rank may run on, as `0-15,32-47`; null in older records."""
 
 
 class TelemetryFacts(PassFacts[RankTelemetry, Telemetry]):

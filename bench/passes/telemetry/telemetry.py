@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from bench.passes.telemetry.section import RankTelemetry
+from bench.ranks.cpus import own_cpus
 
 PERIOD_S = 0.2
 MAX_SAMPLES = 1000
@@ -134,6 +135,7 @@ class Telemetry:
             throttled=throttled(known.get("sm_clock_mhz"), events, clock),
             load_average=self._load_average,
             involuntary_switches=self._switches,
+            cpus=own_cpus(),
         )
 
     def _sample_until(self, stop: threading.Event) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from bench.config import RunConfig
 from bench.ranks.deepspeed import join_deepspeed
-from bench.training.engines import _zero3_config
+from bench.training.engines import zero3_config
 from bench.training.trainer_facts import STACK_KERNELS
 
 MIXED_PRECISION: Mapping[str, str] = {"bf16": "bf16", "fp32": "no"}
@@ -110,15 +110,10 @@ def engine_plugins(cell: RunConfig) -> dict[str, Any]:
     return PLUGINS[cell.engine](cell)
 
 
-def deepspeed_config(cell: RunConfig) -> dict[str, Any]:
-    """DeepSpeed's own settings, those of the native loop."""
-    return _zero3_config(cell)
-
-
 def _zero3(cell: RunConfig) -> dict[str, Any]:
     from accelerate import DeepSpeedPlugin
 
-    return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=deepspeed_config(cell))}
+    return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=zero3_config(cell))}
 
 
 def _fsdp2(cell: RunConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bench.config import OptimizerConfig, RunConfig
 from bench.ranks.groups import RankGroups
-from bench.training.engines import DDP, FSDP2, Engine, Zero3, _partition
+from bench.training.engines import DDP, FSDP2, Engine, Zero3, keep_own_share
 from bench.training.optimizer import OPTIMIZERS, Updater
 
 Named = Iterable[tuple[str, Tensor]]
@@ -106,7 +106,7 @@ class StackZero3(StackEngine, Zero3):
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
         """Sharded layer by layer, as `from_pretrained` loads a model under ZeRO-3; no rank holds it whole."""
         for part in itertools.chain(layers, [model]):
-            _partition(part, self.cell)
+            keep_own_share(part, self.cell)
         return model
 
     def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.config import RunConfig
+from bench.training.engines import zero3_config
 from bench.training.optimizer import make_optimizer, make_schedule
 from bench.training.trainers.stack import StackTrainer
-from bench.training.trainers.stack_accelerator import deepspeed_config, parallelism
+from bench.training.trainers.stack_accelerator import parallelism
 from bench.training.trainers.stack_data import NEXT_LABELS, SAMPLES, SHIFT_LABELS, collated
 from bench.training.trainers.stack_engines import bare_optimizer
 from bench.training.trainers.trainer import NextStep, StepOutcome
@@ -180,7 +181,7 @@ class HuggingFaceTrainer(StackTrainer):
 
 
 def _zero3(cell: RunConfig) -> dict[str, Any]:
-    return {"deepspeed": deepspeed_config(cell)}
+    return {"deepspeed": zero3_config(cell)}
 
 
 def _fsdp2(cell: RunConfig) -> dict[str, Any]:  # noqa: ARG001

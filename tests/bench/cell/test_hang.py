@@ -213,11 +213,12 @@ def test_a_handle_that_is_waited_for_counts_as_a_collective(tmp_path):
 
 
 @pytest.mark.parametrize("read", ["norm.item()", "ends.tolist()", "losses.cpu()"])
-def test_a_rank_that_reads_its_gpu_waits_too(tmp_path, read):
+def test_a_rank_that_reads_its_gpu_waits_too_and_one_on_a_cpu_computes(tmp_path, read):
     own = tmp_path / "own.py"
     own.write_text(f"x = {read}\n")
     stack = f'Current thread 0x00007e (most recent call first):\n  File "{own}", line 1 in step\n'
-    assert f".{doing(stack).collective}()" in read
+    assert f".{doing(stack, 'cuda').collective}()" in read
+    assert doing(stack, "cpu").collective is None
 
 
 def test_a_rank_that_waits_for_its_gpu_is_not_the_one_that_keeps_others_waiting():

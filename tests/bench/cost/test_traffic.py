@@ -14,7 +14,7 @@ from bench.cost.weights import parameters
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
-from bench.training.engines import _zero3_config
+from bench.training.engines import zero3_config
 from bench.training.models import empty_model
 from tests.cells import FOUR_H100, TWO_CORES, make_cell, raw_with, variants
 from tests.together import look_inside_the_third_step, seen_inside
@@ -41,7 +41,7 @@ def test_the_tensors_are_those_of_transformers(name):
 
 def test_zero3s_sizes_are_those_of_the_engine():
     cell = make_cell("model=qwen3_4b")
-    zero3 = _zero3_config(cell)["zero_optimization"]
+    zero3 = zero3_config(cell)["zero_optimization"]
     assert zero3["reduce_bucket_size"] == reduced_at_once(cell)
     whole = zero3["stage3_param_persistence_threshold"]
     assert [stays_whole(cell.model, TrainedTensor("", whole + more)) for more in (0, 1)] == [True, False]
