@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.passes.parity.attention import random_input
+from bench.passes.parity.attention import laid_out_as_by_a_model, random_input
 from bench.passes.subject import AttentionCall
 from bench.passes.timing.clock import StepClock, synchronise
 from bench.workloads.workload import Rank, Workload
@@ -75,4 +75,5 @@ class Attention(Workload):
     def _shard(self, which: int) -> Tensor:
         """This rank's part of an input; the whole of it is there for a moment only."""
         whole = random_input(self.cell, which, self.cell.seq_len, self.rank.device)
-        return torch.cat([whole[:, :, piece] for piece in self.rank.strategy.slices(whole.shape[2])], dim=2)
+        pieces = self.rank.strategy.slices(whole.shape[2])
+        return laid_out_as_by_a_model(torch.cat([whole[:, :, piece] for piece in pieces], dim=2))

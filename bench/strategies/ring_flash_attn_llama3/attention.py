@@ -51,7 +51,7 @@ class Llama3Attention(Strategy):
             *packing, key_slice = self._places(its_ends, causal, qkv[0].device)
             results.append(
                 self.package.llama3_flash_attn_varlen_func(
-                    *(x.transpose(0, 1).contiguous() for x in one),
+                    *(x.transpose(0, 1) for x in one),
                     *packing,
                     KV_HEADS_AT_A_TIME,
                     key_slice,
