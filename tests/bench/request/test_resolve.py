@@ -109,6 +109,10 @@ ILLEGAL = {
     ),
     "ranks that do not multiply out": (("sp_degree=3",), "is not cluster.world_size=2"),
     "replicated ZeRO-3": (("dp_replicate=2",), "engine=fsdp2"),
+    "a stride that divides no KV heads": (
+        ("strategy=ring_flash_attn_llama3", "strategy.heads_k_stride=3"),
+        "choose 1 or 2",
+    ),
     "flash-attn on a CPU": (("kernel=flash_attn_2",), "kernel=torch_flash"),
 }
 
