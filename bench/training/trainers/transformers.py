@@ -169,7 +169,9 @@ class HuggingFaceTrainer(StackTrainer):
 
     def _outcome(self) -> StepOutcome:
         loss_sum, valid_tokens = self.signal.take()
-        logged, norm = torch.stack(self.loop.losses).sum(), self.engine.reported_norm(self.loop.grad_norm)
+        # As the Trainer adds them: some stacks' losses are in bf16.
+        logged = torch.stack(self.loop.losses).sum(dtype=torch.float32)
+        norm = self.engine.reported_norm(self.loop.grad_norm)
         return StepOutcome(loss_sum, valid_tokens, norm, self.fed.take(), logged)
 
     def _micro_steps(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
