@@ -1,7 +1,6 @@
 """`experiment=implementations`: who takes part, what each is compared with, and what the rows say."""
 
 import json
-import shutil
 import subprocess
 import sys
 from copy import deepcopy
@@ -12,14 +11,11 @@ import pytest
 from analysis.implementations import main as draw
 from bench.attention import kernel_facts
 from bench.config import ConfigError, RunConfig
-from bench.environment import REPOSITORY
 from bench.experiments.implementations import counterpart_of, implementation_cells, label_of
 from bench.experiments.implementations_table import FILE, TABLE, markdown, rows_of
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw
-
-OLD = REPOSITORY / "results" / "reference" / "implementations" / "four_heads" / FILE
 
 
 def cells_of(*words, machine=TWO_CORES):
@@ -159,9 +155,3 @@ def test_the_command_runs_the_sweep_and_its_folder_can_be_drawn(tmp_path):
     assert (folder / "implementations_2_ranks_4_2_heads.svg").exists()
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (again.returncode, len(again.stderr.strip().splitlines())) == (2, 1)
-
-
-def test_a_comparison_of_before_it_was_an_experiment_can_be_drawn(tmp_path):
-    shutil.copy(OLD, tmp_path)
-    draw([str(tmp_path)])
-    assert len([*tmp_path.glob("*.svg")]) == 2

@@ -85,7 +85,7 @@ ILLEGAL = {
     "a length that padding would fill": (("strategy=ring", "seq_len=250"), "seq_len=248, or take pad=true"),
     "packing in DeepSpeed": (("strategy=deepspeed_ulysses", *PACKED), "take strategy=ulysses or ring"),
     "packing in a published ring": (("strategy=ring_flash_attn", *PACKED), "a multiple of sp_degree"),
-    "packing in torch's ring": (("strategy=torch_cp", *PACKED), "a causal flag and no boundaries"),
+    "packing in torch's ring": (("strategy=torch_cp", *PACKED), "boundaries with flex attention"),
     "packing of random inputs": (("workload=attention", *PACKED), "take workload=train"),
     "a length too short for zigzag": (("strategy=ring_flash_attn", "seq_len=2"), "multiple of 4"),
     "a layout of another strategy": (("layout=zigzag",), "choose layout=contiguous"),
