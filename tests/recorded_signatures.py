@@ -7,6 +7,8 @@ after the bar.
 import sys
 from dataclasses import dataclass
 
+import torch
+
 from bench.attention.kernels import KERNELS, Packing, kernel_backward, kernel_forward
 from bench.attention.packed import packed_backward, packed_forward
 
@@ -123,7 +125,7 @@ def compute(name, given):
     """What flash-attention's function of this name computes, by the kernel `math`."""
     given = {key: value for key, value in given.items() if value is not None}
     is_causal = given.get("causal", False) or given.get("is_causal", False)
-    if "varlen" in name:
+    if "varlen" in name or "cu_seqlens_q" in given:
         return _compute_packed(given, is_causal)
     call = {"causal": is_causal, "scale": given["softmax_scale"]}
     q, k, v, *of_backward = (given[key].transpose(1, 2) for key in QKV if key in given)
@@ -141,12 +143,15 @@ def compute(name, given):
 
 
 def _compute_packed(given, is_causal):
-    offsets = (given[f"{what}_{which}"] for what in ("cu_seqlens", "max_seqlen") for which in "qk")
-    packing = Packing(*offsets, is_causal, given["softmax_scale"])
+    cu_seqlens = given["cu_seqlens_q"], given["cu_seqlens_k"]
+    longest = [int(each.diff().max()) for each in cu_seqlens]  # FlashAttention-4's backward is not told
+    assert [given.get(f"max_seqlen_{which}") for which in "qk"] in (longest, [None, None])
+    packing = Packing(*cu_seqlens, *longest, is_causal, given["softmax_scale"])
     q, k, v, *of_backward = (given[key] for key in QKV if key in given)
     if not of_backward:
         return *packed_forward(KERNELS["math"], q, k, v, packing), None, None
     out, dout = of_backward
-    into = given["dq"], given["dk"], given["dv"]
-    packed_backward(KERNELS["math"], into, dout, (q, k, v), out, given["softmax_lse"], packing)
-    return None
+    lse = given["lse"] if "lse" in given else given["softmax_lse"]
+    into = tuple(given.get(f"d{name}", torch.empty_like(x)) for name, x in zip("qkv", (q, k, v), strict=True))
+    packed_backward(KERNELS["math"], into, dout, (q, k, v), out, lse, packing)
+    return into

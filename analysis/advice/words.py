@@ -24,9 +24,7 @@ def name_of(option: Option) -> str:
     cell, facts = option.cell, STRATEGIES[option.cell.strategy]
     layout = "" if cell.layout == facts.default_layout else f" {cell.layout}"
     chosen = (
-        f" {key}={value}"
-        for key, value in cell.options
-        if value != default_text(facts.options[key], cell.sp_degree, cell.model)
+        f" {key}={value}" for key, value in cell.options if value != default_text(facts.options[key], cell)
     )
     return f"{cell.strategy}{layout}{''.join(chosen)}"
 

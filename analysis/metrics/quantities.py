@@ -181,7 +181,7 @@ ATTENTION_ALONE = Quantity(
     "attention_alone", "Attention alone", "ms, FLOP/s, fraction",
     "One attention call, forward and backward, and how near it comes to one device's over the ranks.",
     ("attention.forward_ms", "attention.backward_ms", "attention.single_forward_ms",
-     "attention.single_backward_ms", "attention.single_reason"),
+     "attention.single_backward_ms", "attention.single_reason", "attention.added_ms"),
 )  # fmt: skip
 TRAINING_SIGNAL = Quantity(
     "training_signal", "Loss, gradient norm and tokens", "nats per token, norm, count",

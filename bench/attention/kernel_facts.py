@@ -12,6 +12,8 @@ ANY_DTYPE = ("bf16", "fp16", "fp32", "fp64")
 HALF = ("bf16", "fp16")
 HEAD_DIM_MULTIPLE = 8
 """Fused kernels load 16 bytes at a time; torch's attention pads heads, the operators below it refuse them."""
+FLASH_ATTN = "flash_attn_2"
+"""The kernel that ring-flash-attn, yunchang and FPDT were written for: the package flash-attn."""
 GENERATIONS: Mapping[int, str] = {9: "Hopper", 10: "Blackwell"}
 
 
@@ -91,7 +93,7 @@ KERNEL_FACTS: Mapping[str, KernelFacts] = {
         KernelFacts("flash_blocks", {"cpu": ANY_DTYPE, "cuda": HALF}, max_head_dim=256),
         # Wider heads need a cuDNN after 9.22, and then a backward takes 256 but not 192 (sdp_utils.cpp).
         KernelFacts("cudnn", {"cuda": HALF}, max_head_dim=128),
-        KernelFacts("flash_attn_2", {"cuda": HALF}, "flash-attn", "pip install flash-attn", max_head_dim=256),
+        KernelFacts(FLASH_ATTN, {"cuda": HALF}, "flash-attn", "pip install flash-attn", max_head_dim=256),
         KernelFacts(
             "flash_attn_3",
             {"cuda": HALF},

@@ -56,9 +56,7 @@ def packed_backward(
     """Write the gradients of q [T, N, D], of k and v [T, K, D] to the three tensors of `into`."""
     own = _own_entry(kernel, qkv[0])
     if own is not None:
-        # torch's operator allocates its gradients and takes no others, so this copy remains.
-        for given, gradient in zip(into, own.backward(dout_TND, *qkv, out_TND, lse_NT, packing), strict=True):
-            given.copy_(gradient)
+        own.backward(into, dout_TND, *qkv, out_TND, lse_NT, packing)
         return
     q_TND, k_TKD, v_TKD = qkv
     dq_TND, dk_TKD, dv_TKD = into

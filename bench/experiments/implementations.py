@@ -7,15 +7,15 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from bench.attention.kernel_facts import DEFAULT_KERNEL
-from bench.config import ConfigError, RunConfig
+from bench.attention.kernel_facts import DEFAULT_KERNEL, FLASH_ATTN, KERNEL_FACTS
+from bench.config import AUTO, ConfigError, RunConfig
 from bench.environment import Machine
 from bench.request.choices import Raw, option_of
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
-from bench.strategies.options import Flag, Option, WholeNumber, default_text
+from bench.strategies.options import Option, default_text, in_yaml
 
 WITHOUT_EFFECT = ("checkpoints", "inner")
 """Options that one call on one node does not know: what layers keep, and whose ranks are neighbours."""
@@ -30,6 +30,8 @@ def implementation_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfi
     for raw in raws:
         for strategy in [raw["strategy"]] if "strategy" in raw else _strategies():
             cell = _shared_attention(resolve({**raw, "strategy": strategy}, machine))
+            if raw["kernel"] == AUTO:
+                cell = _on_flash_attn(cell)
             ours = counterpart_of(cell) if refusal(cell) is None else None
             cells |= {each.cell_id: each for each in (ours, cell) if each is not None}
     return [*cells.values()]
@@ -68,13 +70,21 @@ def label_of(cell: RunConfig) -> str:
 
 def _with_own_choices(cell: RunConfig, facts: Facts) -> RunConfig:
     """The cell under this strategy, with the strategy's own options and degrees as they are by default."""
-    defaults = {key: default_text(own, cell.sp_degree, cell.model) for key, own in facts.options.items()}
+    defaults = {key: default_text(own, cell) for key, own in facts.options.items()}
     degree = facts.ulysses_degree(cell.sp_degree, cell.model)
     return replace(cell, strategy=facts.name, options=tuple(defaults.items()), ulysses_degree=degree)
 
 
+def _on_flash_attn(cell: RunConfig) -> RunConfig:
+    """A package that calls flash-attn is given it where it is installed, as its users have it."""
+    flash_attn = KERNEL_FACTS[FLASH_ATTN]
+    refused = [*flash_attn.refusals(cell), *flash_attn.package_refusals(cell)]
+    calls = STRATEGIES[cell.strategy].calls_flash_attn
+    return replace(cell, kernel=FLASH_ATTN) if calls and not refused else cell
+
+
 def _strategies() -> Iterator[dict[str, Any]]:
-    """Every strategy with every combination of its own options; of a number its own choice alone."""
+    """Every strategy with every combination of its own options; of an `auto` its own choice alone."""
     for facts in STRATEGIES.usable():
         if facts.shares_sequences:
             own = {key: _values(option) for key, option in facts.options.items() if key not in WITHOUT_EFFECT}
@@ -83,10 +93,11 @@ def _strategies() -> Iterator[dict[str, Any]]:
 
 
 def _values(option: Option) -> tuple[Any, ...]:
-    """The default first."""
-    if isinstance(option, Flag):
-        return (option.default, not option.default)
-    return ("auto",) if isinstance(option, WholeNumber) else option
+    """The default first; alone where it is `auto`."""
+    default = in_yaml(option)
+    if isinstance(option, tuple):
+        return option
+    return (default,) if default == AUTO else (default, not default)
 
 
 def _shared_attention(cell: RunConfig) -> RunConfig:

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from bench.attention.kernel_facts import FLASH_ATTN
 from bench.config import RunConfig
 from bench.experiments.implementations import counterpart_of, label_of
 from bench.labels import MIB, length_label
@@ -25,9 +26,12 @@ HEADINGS = (
 )  # fmt: skip
 GRADIENTS = ("dq", "dk", "dv")
 NOTE = (
-    "A call is attention forward and backward on a shard, as slow as its slowest rank. Each is timed in fresh"
-    " processes, in turns. Times are medians over processes of the median call; where a ratio is above 1,"
-    " what it is compared with is faster. Sends: what the rank that sends most hands to others. Peak: tensors"
+    "A call is attention forward and backward on a shard, as slow as its slowest rank. Inputs are laid out in"
+    " memory as in a model. Each is timed in fresh processes, in turns. Times are medians over processes of"
+    " the median call; where a ratio is above 1, what it is compared with is faster. Ours in it: what our way"
+    " to call the package adds to its call, timed alone; the package's users do not pay for it. Stand-in: our"
+    " functions under flash-attn's names, which copy gradients that flash-attn writes in place. Sends: what"
+    " the rank that sends most hands to others. Peak: tensors"
     " beyond the inputs. Errors at no more than 512 tokens, against float64, in units of the last place of"
     " the exact tensor's largest element."
 )
@@ -61,12 +65,17 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _call_ms(record: Mapping[str, Any]) -> float:
     """The median call of the slowest rank."""
-    return float(statistics.median(map(max, zip(*record["timing"]["step_times_ms"], strict=True))))
+    return _median_ms(record["timing"]["step_times_ms"])
+
+
+def _median_ms(by_rank: Sequence[Sequence[float]]) -> float:
+    return float(statistics.median(map(max, zip(*by_rank, strict=True))))
 
 
 def _row(records: Sequence[Mapping[str, Any]], calls_ms: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     first, cell = records[0], RunConfig.from_flat(records[0]["config"])
-    package = STRATEGIES[cell.strategy].package
+    facts = STRATEGIES[cell.strategy]
+    package = facts.package
     own_ms = calls_ms.get(first["cell_id"], [])
     ours = counterpart_of(cell) if own_ms else None
     ours_ms = calls_ms.get(ours.cell_id, []) if ours else []
@@ -83,7 +92,9 @@ def _row(records: Sequence[Mapping[str, Any]], calls_ms: Mapping[str, Sequence[f
         "reason": next(
             (each["reason"] or each["status"] for each in records if each["status"] != Status.OK), None
         ),
+        "stand_in": facts.calls_flash_attn and cell.kernel != FLASH_ATTN,
         "call_ms": own_ms,
+        "added_ms": _added_ms(records) if own_ms else None,
         "ratio": ratio,
         "interval": interval and [interval.low, interval.high],
         "ours_is_slower": package is not None and interval is not None and interval.high < 1,
@@ -93,6 +104,12 @@ def _row(records: Sequence[Mapping[str, Any]], calls_ms: Mapping[str, Sequence[f
             else {"sent_bytes": None, "peak_bytes": None, "error_ulps": None}
         ),
     }
+
+
+def _added_ms(records: Sequence[Mapping[str, Any]]) -> list[float] | None:
+    """By process the median over calls of the slowest rank; None where nothing is added."""
+    added = [record["attention"]["added_ms"] for record in records]
+    return None if None in added else [_median_ms(by_rank) for by_rank in added]
 
 
 def _found(record: Mapping[str, Any], dtype: str) -> dict[str, Any]:
@@ -132,15 +149,24 @@ def _cells(row: Row) -> list[str]:
         return [f"`{row['implementation']}`", f"did not run: {row['reason']}", *[""] * (len(HEADINGS) - 2)]
     ulps = row["error_ulps"]
     return [
-        f"`{row['implementation']}`" + (f" ({row['package']})" if row["package"] else ""),
+        f"`{row['implementation']}`" + (f" ({_code(row)})" if row["package"] else ""),
         f"`{row['counterpart']}`" if row["counterpart"] else "",
-        f"{statistics.median(row['call_ms']):.1f}",
+        _call(row),
         _ratio(row),
         f"{row['sent_bytes'] / MIB:.3g}",
         f"{row['peak_bytes'] / MIB:.3g}",
         f"{ulps['out']:.2g}" if "out" in ulps else "",
         f"{max(ulps[name] for name in GRADIENTS):.2g}" if "dq" in ulps else "",
     ]
+
+
+def _code(row: Row) -> str:
+    return f"{row['package']}, on our stand-in for flash-attn" if row["stand_in"] else f"{row['package']}"
+
+
+def _call(row: Row) -> str:
+    shown = f"{statistics.median(row['call_ms']):.1f}"
+    return f"{shown}, ours in it {statistics.median(row['added_ms']):.1f}" if row["added_ms"] else shown
 
 
 def _ratio(row: Row) -> str:

@@ -49,7 +49,7 @@ from bench.request.placement import (
 )
 from bench.request.target import PREDICT, target_machine
 from bench.strategies import STRATEGIES
-from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text
+from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, in_yaml
 from bench.training.text import beginning
 from bench.training.tokenizer import refuse_tokenizer
 from bench.training.trainer_facts import TRAINER_FACTS, UNTILED
@@ -146,12 +146,12 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
     spread = degrees(raw, where) if shares else unshared_degrees(raw, where, machine)
     ranks = ranks_taken(where, spread) if shares else spread.product
     model = model_config(raw["model"], len(machine.gpus) if where.device == "cuda" else 0)
-    return RunConfig(
+    cell = RunConfig(
         seq_len=seq_len,
         batch=values.whole("batch", raw["batch"]),
         grad_accum=values.whole("grad_accum", raw["grad_accum"]),
         strategy=strategy,
-        options=_options(raw["strategy"], spread.sp_degree, model),
+        options=(),
         layout=_layout(raw["layout"], strategy),
         kernel=_kernel(raw["kernel"], STRATEGIES[strategy].kernels),
         dtype=values.choice("dtype", raw["dtype"], DTYPE_BYTES),
@@ -181,6 +181,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
         mistake=values.choice("mistake", raw["mistake"], (NO_MISTAKE, *MISTAKES)),
     )
+    return replace(cell, options=_options(raw["strategy"], cell))
 
 
 def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> ClusterConfig:
@@ -257,7 +258,7 @@ def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
     return values.whole("ulysses_degree", raw["ulysses_degree"])
 
 
-def _options(raw: Raw, sp_degree: int, model: ModelConfig) -> tuple[tuple[str, str], ...]:
+def _options(raw: Raw, cell: RunConfig) -> tuple[tuple[str, str], ...]:
     known = STRATEGIES[raw["name"]].options
     for key in raw:
         if key not in ("name", *known):
@@ -265,17 +266,17 @@ def _options(raw: Raw, sp_degree: int, model: ModelConfig) -> tuple[tuple[str, s
             way_out = f"did you mean strategy.{near}?" if near else "leave it out"
             raise ConfigError(f"strategy.{key}: {raw['name']} has no such option; {way_out}")
     with STRATEGIES.plugin_errors_named(raw["name"]):
-        return tuple((key, _option(key, raw[key], own, sp_degree, model)) for key, own in known.items())
+        return tuple((key, _option(key, raw[key], own, cell)) for key, own in known.items())
 
 
-def _option(key: str, value: Any, option: Option, sp_degree: int, model: ModelConfig) -> str:
+def _option(key: str, value: Any, option: Option, cell: RunConfig) -> str:
     """One of a strategy's own choices, as a cell holds it."""
     name = f"strategy.{key}"
+    if value == AUTO and in_yaml(option) == AUTO:
+        return default_text(option, cell)
     if isinstance(option, Flag):
         return flag_text(values.flag(name, value))
     if isinstance(option, WholeNumber):
-        if value == AUTO:
-            return default_text(option, sp_degree, model)
         return str(values.whole(name, value, least=option.least))
     return values.choice(name, value, option)
 

@@ -38,6 +38,8 @@ class Facts(ABC):
     """The distribution whose code runs; None where it is ours."""
     tried: ClassVar[str | None] = None
     """The version of it that passed the gates, where it is no requirement of ours; None where any will do."""
+    calls_flash_attn: ClassVar[bool] = False
+    """Whether its package calls flash-attn's functions: only on `flash_attn_2` are they no stand-ins."""
     shares_sequences: ClassVar[bool] = True
     """Whether ranks share a sequence at all; false only for `local`."""
     is_hybrid: ClassVar[bool] = False

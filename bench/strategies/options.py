@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.config import AUTO, ModelConfig
+from bench.config import AUTO, RunConfig
 
 TRUE, FALSE = "true", "false"
 """A flag as a cell holds it: a strategy's own choices are texts there."""
@@ -16,15 +16,16 @@ TRUE, FALSE = "true", "false"
 class Flag:
     """True or false."""
 
-    default: bool
+    default: bool | Callable[[RunConfig], bool]
+    """A function of the cell is `auto` in the YAML."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeNumber:
     """A whole number; `auto` in the YAML."""
 
-    auto: Callable[[int, ModelConfig], int]
-    """What `auto` is for so many ranks that share a sequence, and this model."""
+    auto: Callable[[RunConfig], int]
+    """What `auto` is for this cell, whose own options are not known yet."""
     least: int = 1
 
 
@@ -40,19 +41,23 @@ def flag_text(flag: bool) -> str:
 def in_yaml(option: Option) -> Any:
     """What the strategy's file holds."""
     if isinstance(option, Flag):
-        return option.default
+        return AUTO if callable(option.default) else option.default
     return AUTO if isinstance(option, WholeNumber) else option[0]
 
 
-def default_text(option: Option, sp_degree: int, model: ModelConfig) -> str:
+def default_text(option: Option, cell: RunConfig) -> str:
     """What a cell holds that leaves the choice to us."""
     if isinstance(option, WholeNumber):
-        return str(option.auto(sp_degree, model))
-    return flag_text(option.default) if isinstance(option, Flag) else option[0]
+        return str(option.auto(cell))
+    if isinstance(option, Flag):
+        return flag_text(option.default(cell) if callable(option.default) else option.default)
+    return option[0]
 
 
 def in_words(option: Option) -> str:
     """The values it may have."""
     if isinstance(option, WholeNumber):
         return f"{AUTO}, or a whole number from {option.least}"
-    return f"{TRUE}, {FALSE}" if isinstance(option, Flag) else ", ".join(option)
+    if isinstance(option, Flag):
+        return ", ".join([AUTO] * callable(option.default) + [TRUE, FALSE])
+    return ", ".join(option)

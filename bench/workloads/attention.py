@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.passes.parity.attention import random_input
+from bench.passes.parity.attention import laid_out_as_by_a_model, random_input
 from bench.passes.subject import AttentionCall
 from bench.passes.timing.clock import StepClock, synchronise
 from bench.workloads.workload import Rank, Workload
@@ -64,6 +64,20 @@ class Attention(Workload):
         dq, dk, dv = (leaf.grad for leaf in self.leaves if leaf.grad is not None)
         return AttentionCall(self.out.detach(), dq, dk, dv)
 
+    def added_ms(self, calls: int) -> list[float] | None:
+        """Forward and backward, after a call that warms up."""
+        clocks = []
+        for _ in range(1 + calls):
+            leaves = [leaf.detach().requires_grad_() for leaf in self.leaves]
+            clocks.append(clock := StepClock(self.device))
+            clock.mark()
+            added = self.rank.strategy.added_work(*leaves)
+            if added is None:
+                return None
+            added.backward(added.detach())
+            clock.mark()
+        return [ms for clock in clocks[1:] for ms in clock.step_times_ms()]
+
     def _forward(self) -> Tensor:
         strategy = self.rank.strategy
         attention = partial(strategy.attention, causal=self.causal)
@@ -75,4 +89,5 @@ class Attention(Workload):
     def _shard(self, which: int) -> Tensor:
         """This rank's part of an input; the whole of it is there for a moment only."""
         whole = random_input(self.cell, which, self.cell.seq_len, self.rank.device)
-        return torch.cat([whole[:, :, piece] for piece in self.rank.strategy.slices(whole.shape[2])], dim=2)
+        pieces = self.rank.strategy.slices(whole.shape[2])
+        return laid_out_as_by_a_model(torch.cat([whole[:, :, piece] for piece in pieces], dim=2))

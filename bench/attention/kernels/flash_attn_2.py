@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bench.attention.kernels.kernel import Kernel
+from bench.attention.kernels.kernel import Kernel, PackedKernel
+from bench.attention.kernels.packing import Packing
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -34,6 +35,40 @@ def _backward(
     return grads[0].transpose(1, 2), grads[1].transpose(1, 2), grads[2].transpose(1, 2)
 
 
+def _packed_forward(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
+    from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
+
+    out_TND, lse_NT, *_ = _flash_attn_varlen_forward(
+        q, k, v, *packing.offsets, dropout_p=0.0, softmax_scale=packing.scale, causal=packing.causal,
+        window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None, return_softmax=False,
+    )  # fmt: skip
+    return out_TND, lse_NT
+
+
+def _packed_backward(
+    into: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    packing: Packing,
+) -> None:
+    from flash_attn.flash_attn_interface import _flash_attn_varlen_backward
+
+    _flash_attn_varlen_backward(
+        dout, q, k, v, out, lse.contiguous(), *into, *packing.offsets, dropout_p=0.0,
+        softmax_scale=packing.scale, causal=packing.causal, window_size_left=-1, window_size_right=-1,
+        softcap=0.0, alibi_slopes=None, deterministic=False,
+    )  # fmt: skip
+
+
 KERNEL = Kernel(
-    "flash_attn_2", _forward, _backward, native_gqa=("cuda",), module="flash_attn.flash_attn_interface"
+    "flash_attn_2",
+    _forward,
+    _backward,
+    native_gqa=("cuda",),
+    packed=PackedKernel(("cuda",), _packed_forward, _packed_backward),
+    module="flash_attn.flash_attn_interface",
 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bench.attention.kernels.kernel import Kernel
+from bench.attention.kernels.kernel import Kernel, PackedKernel
+from bench.attention.kernels.packing import Packing
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -44,11 +45,45 @@ def _backward(
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
+def _packed_forward(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
+    from flash_attn_interface import _flash_attn_forward
+
+    out_TND, lse_NT, *_ = _flash_attn_forward(
+        q, k, v, **_offsets(packing), softmax_scale=packing.scale, causal=packing.causal
+    )
+    return out_TND, lse_NT
+
+
+def _packed_backward(
+    into: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    packing: Packing,
+) -> None:
+    from flash_attn_interface import _flash_attn_backward
+
+    dq, dk, dv = into
+    _flash_attn_backward(
+        dout, q, k, v, out, lse.contiguous(), **_offsets(packing), dq=dq, dk=dk, dv=dv,
+        softmax_scale=packing.scale, is_causal=packing.causal, deterministic=False,
+    )  # fmt: skip
+
+
+def _offsets(packing: Packing) -> dict[str, Tensor | int]:
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    return dict(zip(names, packing.offsets, strict=True))
+
+
 KERNEL = Kernel(
     "flash_attn_3",
     _forward,
     _backward,
     native_gqa=("cuda",),
     fills_gradients=True,
+    packed=PackedKernel(("cuda",), _packed_forward, _packed_backward),
     module="flash_attn_interface",
 )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bench.attention.kernels.kernel import Kernel
+from bench.attention.kernels.kernel import Kernel, PackedKernel
+from bench.attention.kernels.packing import Packing
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -33,4 +34,43 @@ def _backward(
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
-KERNEL = Kernel("flash_attn_4", _forward, _backward, native_gqa=("cuda",), module="flash_attn.cute.interface")
+def _packed_forward(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    out_TND, lse_NT, *_ = _flash_attn_fwd(
+        q, k, v, cu_seqlens_q=packing.cu_seqlens_q, cu_seqlens_k=packing.cu_seqlens_k,
+        max_seqlen_q=packing.max_seqlen_q, max_seqlen_k=packing.max_seqlen_k,
+        softmax_scale=packing.scale, causal=packing.causal, return_lse=True,
+    )  # fmt: skip
+    return out_TND, lse_NT
+
+
+def _packed_backward(
+    into: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    packing: Packing,
+) -> None:
+    """Copied: torch's adapter gives the package no gradients to fill, and neither do we."""
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    gradients = _flash_attn_bwd(
+        q, k, v, out=out, dout=dout, lse=lse.contiguous(), softmax_scale=packing.scale, causal=packing.causal,
+        cu_seqlens_q=packing.cu_seqlens_q, cu_seqlens_k=packing.cu_seqlens_k, deterministic=False,
+    )  # fmt: skip
+    for given, gradient in zip(into, gradients, strict=True):
+        given.copy_(gradient)
+
+
+KERNEL = Kernel(
+    "flash_attn_4",
+    _forward,
+    _backward,
+    native_gqa=("cuda",),
+    packed=PackedKernel(("cuda",), _packed_forward, _packed_backward),
+    module="flash_attn.cute.interface",
+)

@@ -13,7 +13,7 @@ Forward = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 PackedForward = Callable[[Tensor, Tensor, Tensor, Packing], tuple[Tensor, Tensor]]
 PackedBackward = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Packing], tuple[Tensor, Tensor, Tensor]
+    [tuple[Tensor, Tensor, Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Packing], None
 ]
 
 
@@ -26,7 +26,7 @@ class PackedKernel:
     forward: PackedForward
     """`forward(q_TND, k_TKD, v_TKD, packing) -> out_TND, lse_NT`."""
     backward: PackedBackward
-    """`backward(dout, q, k, v, out, lse, packing) -> dq, dk, dv`."""
+    """`backward((dq, dk, dv), dout, q, k, v, out, lse, packing)` writes to the given gradients."""
 
 
 @dataclass(frozen=True, slots=True)

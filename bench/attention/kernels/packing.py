@@ -25,6 +25,11 @@ class Packing:
     ends: tuple[int, ...] | None = None
     """`cu_seqlens_q` on the host, where queries and keys end alike and the caller knows it."""
 
+    @property
+    def offsets(self) -> tuple[Tensor, Tensor, int, int]:
+        """In the order in which flash-attention and torch take them."""
+        return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
+
     def sequences(self) -> Iterator[tuple[slice, slice]]:
         """Queries and keys of each sequence.
 

@@ -71,23 +71,27 @@ def _heads_at_once(q: Tensor) -> Iterator[slice]:
 
 def _packed_forward(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
     out_TND, lse_NT, *_ = torch.ops.aten._flash_attention_forward(
-        q, k, v, *_offsets(packing), 0.0, packing.causal, False, scale=packing.scale
+        q, k, v, *packing.offsets, 0.0, packing.causal, False, scale=packing.scale
     )
     return out_TND, lse_NT
 
 
 def _packed_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packing: Packing
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = torch.ops.aten._flash_attention_backward(
-        dout, q, k, v, out, lse.contiguous(), *_offsets(packing), 0.0, packing.causal, *_no_dropout(q),
+    into: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    packing: Packing,
+) -> None:
+    """Copied: torch's operator allocates its gradients and takes no others."""
+    gradients = torch.ops.aten._flash_attention_backward(
+        dout, q, k, v, out, lse.contiguous(), *packing.offsets, 0.0, packing.causal, *_no_dropout(q),
         scale=packing.scale,
     )  # fmt: skip
-    return dq, dk, dv
-
-
-def _offsets(packing: Packing) -> tuple[Tensor, Tensor, int, int]:
-    return packing.cu_seqlens_q, packing.cu_seqlens_k, packing.max_seqlen_q, packing.max_seqlen_k
+    _write(into, gradients)
 
 
 def _no_dropout(q: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ class AttentionPass(RankPass):
             backward_ms=list(backward_ms),
             error_ulps=errors.of_shard(call),
             error_rows=len(errors.rows),
+            added_ms=subject.added_ms(len(clocks)),
             single=time_single_device(strategy, subject.device, errors, causal=subject.causal),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.config import RunConfig
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_rank
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_rank, known_by_rank
 from bench.passes.parity.limits import FLOORS
 from bench.record import Check
 
@@ -40,6 +40,7 @@ class RankCalls:
     error_ulps: dict[str, float]
     """Of `out` and `dq`; of `dk` and `dv` only where they are not finite."""
     single: SingleDevice
+    added_ms: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,9 @@ class AttentionCalls:
     each row's own maximum."""
     control_error_ulps: dict[str, float] | None
     """The single device's."""
+    added_ms: list[list[float]] | None = None
+    """By rank and call, forward and backward, of what our way to call the package adds to it, measured alone;
+    null where it adds nothing, and in older records."""
 
 
 class AttentionFacts(PassFacts[RankCalls, AttentionCalls]):
@@ -78,6 +82,7 @@ class AttentionFacts(PassFacts[RankCalls, AttentionCalls]):
             error_rows=first.error_rows,
             error_ulps=first.error_ulps,
             control_error_ulps=first.single.control_error_ulps,
+            added_ms=known_by_rank(parts, "added_ms"),
         )
 
     def gate(self, cell: RunConfig, section: AttentionCalls) -> str | None:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from bench.attention.kernels import attend
 from bench.passes.attention.row_errors import RowErrors
 from bench.passes.attention.section import SingleDevice
-from bench.passes.parity.attention import random_input
+from bench.passes.parity.attention import laid_out_as_by_a_model, random_input
 from bench.passes.timing.clock import StepClock
 from bench.ranks.out_of_memory import memory_of_error
 from bench.strategies.strategy import Strategy
@@ -34,7 +34,9 @@ def time_single_device(
 
 def _time(strategy: Strategy, device: torch.device, errors: RowErrors, *, causal: bool) -> SingleDevice:
     cell = strategy.cell
-    *qkv, dout = (random_input(cell, which, cell.seq_len, device) for which in range(4))
+    *qkv, dout = (
+        laid_out_as_by_a_model(random_input(cell, which, cell.seq_len, device)) for which in range(4)
+    )
     leaves = [x.requires_grad_() for x in qkv]
     clocks: list[StepClock] = []
     spent_ms, calls = 0.0, 1

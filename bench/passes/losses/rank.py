@@ -40,14 +40,21 @@ def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> RankLos
         valid_tokens=valid.tolist(),
         tokens_digest=[all_fed(outcome.fed_digest.to(data.device)) for outcome in outcomes],
         expected_digest=[expected_digest(data, step, seq_len) for step in range(len(outcomes))],
-        logged_loss=_logged(outcomes),
+        logged_loss=_logged(outcomes, mean_of_ranks=trainer.logs_mean_of_ranks),
     )
 
 
-def _logged(outcomes: Sequence[StepOutcome]) -> list[float] | None:
-    """What a training stack said of each step, None where the loop is ours."""
-    logged = [float(outcome.logged_loss) for outcome in outcomes if outcome.logged_loss is not None]
-    return logged or None
+def _logged(outcomes: Sequence[StepOutcome], *, mean_of_ranks: bool) -> list[float] | None:
+    """What a training stack logs of each step, None where the loop is ours."""
+    own = [outcome.logged_loss for outcome in outcomes if outcome.logged_loss is not None]
+    if not own:
+        return None
+    logged = torch.stack(own)
+    if mean_of_ranks:
+        dist.all_reduce(logged)
+        logged = logged / dist.get_world_size()
+    found: list[float] = logged.tolist()
+    return found
 
 
 def all_fed(own: Tensor) -> str:

@@ -74,6 +74,11 @@ def random_input(cell: RunConfig, which: int, seq_len: int, device: torch.device
     return torch.randn(shape, generator=generator, dtype=TORCH_DTYPES[cell.dtype], device=device)
 
 
+def laid_out_as_by_a_model(x_BHSD: Tensor) -> Tensor:
+    """The same numbers in memory of [B, S, heads, D], seen through a transpose, as a model has them."""
+    return x_BHSD.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def _gathered(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:
     """out, dq, dk, dv and the LSE, if exposed, of whole sequences in token order, from every rank's shard."""
     pieces = strategy.slices(inputs[0].shape[2])

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from bench.attention.flash_attn_bridge import package_on
 from bench.config import RunConfig
 from bench.ranks.deepspeed import join_deepspeed
 from bench.ranks.groups import RankGroups
+from bench.strategies.deepspeed_fpdt.facts import offloads
 from bench.strategies.facts import Facts
 from bench.strategies.shipped import parts_of_package
 from bench.strategies.strategy import Strategy
@@ -26,31 +28,44 @@ class DeepSpeedFPDTAttention(Strategy):
         join_deepspeed(cell)
         with parts_of_package(facts):
             layer = package_on("deepspeed.sequence.fpdt_layer", self.kernel)
-            self.operation = layer._FPDTGPUAttentionImpl_
+            name = "_FPDTGPUOffloadingAttentionImpl_" if offloads(cell) else "_FPDTGPUAttentionImpl_"
+            self.operation = getattr(layer, name)
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:  # noqa: ARG002
         q_size, kv_size = (x.shape[1] * x.shape[3] for x in (q_BNSD, k_BKSD))
-        qkv_BSE = torch.cat([x.transpose(1, 2).flatten(2) for x in (q_BNSD, k_BKSD, v_BKSD)], dim=-1)
-        identity_EE = torch.eye(qkv_BSE.shape[-1], dtype=qkv_BSE.dtype, device=qkv_BSE.device)
+        qkv_SBE, identity_EE, zero_E = _projection(q_BNSD, k_BKSD, v_BKSD)
         out_BSND: Tensor = self.operation.apply(
-            qkv_BSE.transpose(0, 1),
+            qkv_SBE,
             None,  # mask
             None,  # inference parameters
             None,  # rotary embedding
             self.groups.sequence,
             SCATTER_DIM,
             GATHER_DIM,
-            qkv_BSE.shape[-1],
+            len(zero_E),
             q_size,
             q_BNSD.shape[3],
             kv_size,
             identity_EE,
-            identity_EE.new_zeros(len(identity_EE)),
+            zero_E,
             0.0,  # dropout
             self.cell.number("chunks"),
-            False,  # offload, which needs CUDA's streams
+            offloads(self.cell),
         )
         return out_BSND.transpose(1, 2)
+
+    def added_work(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+        """The projection, chunk by chunk; its weight's gradient is made too, as in the package's backward."""
+        qkv_SBE, identity_EE, zero_E = _projection(q_BNSD, k_BKSD, v_BKSD)
+        weights = identity_EE.requires_grad_(), zero_E.requires_grad_()
+        return torch.cat([linear(chunk, *weights) for chunk in qkv_SBE.chunk(self.cell.number("chunks"))])
+
+
+def _projection(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What the operation projects, [S, B, E], and a weight and a bias that change nothing."""
+    qkv_BSE = torch.cat([x.transpose(1, 2).flatten(2) for x in (q_BNSD, k_BKSD, v_BKSD)], dim=-1)
+    identity_EE = torch.eye(qkv_BSE.shape[-1], dtype=qkv_BSE.dtype, device=qkv_BSE.device)
+    return qkv_BSE.transpose(0, 1), identity_EE, identity_EE.new_zeros(len(identity_EE))
 
 
 STRATEGY = DeepSpeedFPDTAttention

@@ -1,18 +1,33 @@
-"""DeepSpeed's FPDT (arXiv:2408.16978) without its offload: Ulysses, a chunk of the sequence after another."""
+"""DeepSpeed's FPDT (arXiv:2408.16978): Ulysses, a chunk of the sequence after another, kept on the host."""
 
 from __future__ import annotations
 
-from bench.config import ModelConfig, RunConfig
+from bench.config import RunConfig
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
 from bench.strategies.facts import head_exchange_refusals
-from bench.strategies.options import WholeNumber
+from bench.strategies.options import Flag, WholeNumber
 from bench.strategies.schedule import Schedule, Stage, whole_block
 from bench.strategies.ulysses.facts import Ulysses, exchange_heads
 
+CHUNK_TOKENS = 65536
+"""The package's own default, `FPDT_Attention.chunk_size`."""
+CPU_CHUNKS = 4
+"""Sequences of CPU ranks are shorter than the package's chunk: uncut, they run none of what FPDT adds."""
 
-def four_chunks(sp_degree: int, model: ModelConfig) -> int:  # noqa: ARG001  the same for all
-    """So few that short sequences can be cut; the package's own default is a chunk of 65,536 tokens."""
-    return 4
+
+def chunks_of_package(cell: RunConfig) -> int:
+    """As many as the package cuts; on CPU ranks four."""
+    return CPU_CHUNKS if cell.cluster.device == "cpu" else max(1, cell.seq_len // CHUNK_TOKENS)
+
+
+def on_gpus(cell: RunConfig) -> bool:
+    """The package's own default, which needs CUDA's streams."""
+    return cell.cluster.device == "cuda"
+
+
+def offloads(cell: RunConfig) -> bool:
+    """As `FPDT_Attention` decides: one chunk stays on the GPU."""
+    return cell.flag("offload") and cell.number("chunks") > 1
 
 
 class DeepSpeedFPDT(Ulysses):
@@ -20,7 +35,7 @@ class DeepSpeedFPDT(Ulysses):
 
     The operation projects its input to Q, K and V itself. Here they are projected already, as models
     norm and rotate them in between, so it is given a matrix of ones and zeros: its time holds that product,
-    forward and backward.
+    forward and backward. `workload=attention` times it alone, too.
     """
 
     name = "deepspeed_fpdt"
@@ -30,10 +45,26 @@ class DeepSpeedFPDT(Ulysses):
     # It merges chunks in float32 whatever the inputs are.
     dtypes = ("bf16", "fp16", "fp32")
     kept_copies = (2, 2)
-    options = {"chunks": WholeNumber(auto=four_chunks)}  # noqa: RUF012  a class's own constant, as in torch_cp
+    calls_flash_attn = True
+    options = {  # noqa: RUF012  a class's own constant, as in torch_cp
+        "chunks": WholeNumber(auto=chunks_of_package),
+        "offload": Flag(default=on_gpus),
+    }
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
         return "ulysses"
+
+    def refusals(self, cell: RunConfig) -> list[str]:
+        refused = cell.flag("offload") and cell.cluster.device == "cpu"
+        reason = (
+            f"strategy.offload=true is not for {self.name} on CPU ranks, as it copies on CUDA's streams; take"
+            " strategy.offload=false"
+        )
+        return [*super().refusals(cell), *[reason] * refused]
+
+    def kept_bytes_per_token(self, cell: RunConfig) -> int:
+        """Nothing where chunks wait for backward in host memory; a single chunk is never moved there."""
+        return 0 if offloads(cell) else super().kept_bytes_per_token(cell)
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002
         """No chunk sees a later one."""

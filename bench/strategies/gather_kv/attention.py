@@ -74,7 +74,7 @@ def gathered_backward(
     """Gradients of q and of this rank's own k and v: of its keys, those of all ranks are added up, wide."""
     rank, ranks, wide = ring.group.rank(), ring.group.size(), lse.dtype
     tiles_of = partial(ring.tiles, q.shape[2])
-    dq = torch.zeros(q.shape, dtype=wide, device=q.device)
+    dq = torch.zeros_like(q, dtype=wide)
     dkv = torch.zeros(kv.shape, dtype=wide, device=kv.device)
     for call in (*calls_on_own(tiles_of, rank), *calls_on_others(tiles_of, rank, ranks)):
         _add_gradients((dq, dkv), (dout, q, kv, out, lse), call, ring.kernel)

@@ -115,7 +115,7 @@ def ring_backward(
     so that it is sent P-1 times and not P.
     """
     scale, wide = q.shape[-1] ** -0.5, lse.dtype
-    dq = torch.zeros(q.shape, dtype=wide, device=q.device)
+    dq = torch.zeros_like(q, dtype=wide)
     own = torch.zeros(kv.shape, dtype=wide, device=kv.device)
     home = None
     for source in ring.sources():

@@ -43,7 +43,7 @@ class RingFlashAttention(Strategy):
         return lse_BNS
 
     def _call(self, *qkv: Tensor, **keywords: Any) -> Any:
-        q_BSND, k_BSKD, v_BSKD = (x.transpose(1, 2).contiguous() for x in qkv)
+        q_BSND, k_BSKD, v_BSKD = (x.transpose(1, 2) for x in qkv)
         return self.function(q_BSND, k_BSKD, v_BSKD, group=self.groups.sequence, **keywords)
 
 

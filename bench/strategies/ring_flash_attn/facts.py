@@ -16,6 +16,7 @@ class RingFlashAttn(Ring):
         " document's length to be a multiple of sp_degree"
     )
     package = "ring-flash-attn"
+    calls_flash_attn = True
     dtypes = HALF  # as flash-attn
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002

@@ -18,9 +18,6 @@ from bench.strategies.facts import Facts
 from bench.strategies.shipped import parts_of_package
 from bench.strategies.strategy import Strategy
 
-KV_HEADS_AT_A_TIME = 1
-"""The package's `heads_k_stride` as its own examples have it: least memory, most overlap."""
-
 Places = tuple[Any, ...]
 """What the package prepares: where sequences end among queries and keys, how long they are, which keys."""
 
@@ -51,9 +48,9 @@ class Llama3Attention(Strategy):
             *packing, key_slice = self._places(its_ends, causal, qkv[0].device)
             results.append(
                 self.package.llama3_flash_attn_varlen_func(
-                    *(x.transpose(0, 1).contiguous() for x in one),
+                    *(x.transpose(0, 1) for x in one),
                     *packing,
-                    KV_HEADS_AT_A_TIME,
+                    self.cell.number("heads_k_stride"),
                     key_slice,
                     causal=causal,
                     group=self.groups.sequence,

@@ -5,34 +5,51 @@ from __future__ import annotations
 from bench.attention.kernel_facts import HALF
 from bench.config import RunConfig
 from bench.strategies.facts import ScheduledFacts
+from bench.strategies.options import WholeNumber
 from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes
+
+
+def one_head(cell: RunConfig) -> int:  # noqa: ARG001  the same for all
+    """As the package's README has it: least memory, most overlap; more heads at a time are fewer launches."""
+    return 1
 
 
 class RingFlashAttnLlama3(ScheduledFacts):
     name = "ring_flash_attn_llama3"
     packs = True
     package = "ring-flash-attn"
+    calls_flash_attn = True
     dtypes = HALF  # as flash-attn
+    options = {"heads_k_stride": WholeNumber(auto=one_head)}  # noqa: RUF012  the package's own word
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
         return "gather_kv"
 
+    def head_refusals(self, cell: RunConfig) -> list[str]:
+        heads, kv_heads = cell.number("heads_k_stride"), cell.model.num_kv_heads
+        if kv_heads % heads == 0:
+            return []
+        divisors = [str(each) for each in range(1, kv_heads + 1) if kv_heads % each == 0]
+        way_out = f"choose {' or '.join(divisors)}"
+        return [f"strategy.heads_k_stride={heads} must divide the {kv_heads} KV heads; {way_out}"]
+
     def schedule(self, cell: RunConfig) -> Schedule:
         """K and V are gathered in forward and in backward, their gradients reduced and scattered.
 
-        One KV head at a time; the next is gathered while one is computed. An all-gather hands a shard to P-1
-        ranks, a reduce-scatter hands P-1 shards over once (arXiv:2407.21783, section 3.3.2); gradients
-        travel in the cell's dtype.
+        So many KV heads at a time; the next are gathered while these are computed. An all-gather hands a
+        shard to P-1 ranks, a reduce-scatter hands P-1 shards over once (arXiv:2407.21783, section 3.3.2);
+        gradients travel in the cell's dtype.
         """
-        kv_heads, ranks = cell.model.num_kv_heads, cell.sp_degree
-        head_bytes = tensor_bytes(cell, 2, cell.shard_len) * (ranks - 1)
-        gathered, reduced = (Exchange(kind, head_bytes, ranks) for kind in ("all_gather", "reduce_scatter"))
-        heads = cell.model.num_heads // kv_heads
+        kv_heads, ranks = cell.number("heads_k_stride"), cell.sp_degree
+        rounds = -(-cell.model.num_kv_heads // kv_heads)  # none would be left of a number that is refused
+        sent_bytes = tensor_bytes(cell, 2 * kv_heads, cell.shard_len) * (ranks - 1)
+        gathered, reduced = (Exchange(kind, sent_bytes, ranks) for kind in ("all_gather", "reduce_scatter"))
+        heads = cell.model.num_heads // rounds
         is_causal = cell.workload.mask == "causal"
-        block = Block(cell.batch, heads, 1, cell.shard_len, cell.padded_len, is_causal)
+        block = Block(cell.batch, heads, kv_heads, cell.shard_len, cell.padded_len, is_causal)
         hidden = Stage((block,), (gathered,), is_hidden=True)
         first, last = Stage(exchanges=(gathered,)), Stage((block,))
-        computed = (hidden,) * (kv_heads - 1) + (last,)
+        computed = (hidden,) * (rounds - 1) + (last,)
         home = Stage(exchanges=(reduced,))
         backward = (part for stage in computed for part in (stage, home))
         return Schedule(forward=(first, *computed), backward=(first, *backward))

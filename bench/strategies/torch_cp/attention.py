@@ -59,7 +59,7 @@ class TorchContextParallel(Strategy):
         # What torch calls load balancing is the order of the zigzag layout under a causal mask.
         _cp_options.enable_load_balance = causal and self.cell.layout == "zigzag"
         q, k, v = (
-            DTensor.from_local(x.contiguous(), self.mesh, [Shard(SEQUENCE_DIM)], run_check=False)
+            DTensor.from_local(x, self.mesh, [Shard(SEQUENCE_DIM)], run_check=False)
             for x in (q_BNSD, k_BKSD, v_BKSD)
         )
         return self.operator(q, k, v, causal).to_local()

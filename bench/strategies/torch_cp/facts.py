@@ -18,7 +18,10 @@ class TorchCP(Ring):
     name = "torch_cp"
     packs = False
     first_gradients_wait = False
-    why_it_packs_not = "torch's ring is given a causal flag and no boundaries"
+    why_it_packs_not = (
+        "torch's context parallel takes boundaries with flex attention, and runs here with SDPA's kernels,"
+        " which take none"
+    )
     layouts = ("zigzag", "contiguous")
     # It merges blocks in float32 whatever the inputs are, so float64 would not be float64.
     dtypes = ("bf16", "fp16", "fp32")

@@ -35,6 +35,8 @@ def gather_seq_scatter_heads(
     With fewer KV heads than ranks each head is sent to all the ranks whose query heads need it.
     """
     ranks = group.size()
+    if ranks == 1:
+        return q_BNSD, k_BKSD, v_BKSD
     shares = [_share_heads(x, ranks) for x in (q_BNSD, k_BKSD, v_BKSD)]
     sent_PBHSD = torch.cat([share.transpose(0, 1) for share in shares], dim=2)
     received_PBHSD = all_to_all(sent_PBHSD, group)
@@ -45,6 +47,8 @@ def gather_seq_scatter_heads(
 
 def gather_heads_scatter_seq(out_BMTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """This rank's shard of all heads, [B, N, S, D]."""
+    if group.size() == 1:
+        return out_BMTD
     sent_PBMSD = out_BMTD.unflatten(2, (group.size(), -1)).permute(2, 0, 1, 3, 4)
     return all_to_all(sent_PBMSD, group).transpose(0, 1).flatten(1, 2)
 

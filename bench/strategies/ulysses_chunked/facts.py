@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from bench.config import ModelConfig, RunConfig
+from bench.config import RunConfig
 from bench.strategies.facts import CallMemory, activation_bytes, exchanged_kv_heads, lse_bytes
 from bench.strategies.options import Flag, WholeNumber
 from bench.strategies.schedule import Schedule, Stage, Stages, whole_block, wide
 from bench.strategies.ulysses.facts import Ulysses, exchange_heads
 
 
-def most_chunks(sp_degree: int, model: ModelConfig) -> int:
+def most_chunks(cell: RunConfig) -> int:
     """A query head of each rank in each round, as the paper has it: the least memory.
 
     A round costs a kernel call and two all-to-alls, forward and backward alike, which shows at short lengths:
     `strategy.chunks` trades that against memory.
     """
-    return max(1, model.num_heads // sp_degree)
+    return max(1, cell.model.num_heads // cell.sp_degree)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ class YunchangUlysses(Ulysses):
     packs = False
     why_it_packs_not = "yunchang hands flash-attn whole sequences"
     package = "yunchang"
+    calls_flash_attn = True
     tried = "0.6.4"
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002

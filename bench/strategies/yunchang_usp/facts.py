@@ -17,6 +17,7 @@ class YunchangUSP(USP):
     first_gradients_wait = YunchangRing.first_gradients_wait
     why_it_packs_not = YunchangRing.why_it_packs_not
     package = "yunchang"
+    calls_flash_attn = True
     tried = YunchangRing.tried
     dtypes = YunchangRing.dtypes
 

@@ -33,7 +33,7 @@ class StepOutcome:
     fed_digest: Tensor
     """Of the tokens that entered this rank's model."""
     logged_loss: Tensor | None = None
-    """The loss that a training stack logs on this rank; None where the loop is ours."""
+    """The loss that a training stack has of this step on this rank; None where the loop is ours."""
 
 
 NextStep = Callable[[StepOutcome | None], bool]
@@ -56,6 +56,9 @@ class Trainer(ABC):
 
     counts_own_tokens: ClassVar[bool] = False
     """Whether outcomes count the valid tokens of this rank alone; they are added up after the last step."""
+
+    logs_mean_of_ranks: ClassVar[bool] = False
+    """Whether a stack logs the mean of all ranks' `logged_loss`; it is taken after the last step."""
 
     @classmethod
     def build(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -23,11 +23,17 @@ from bench.training.trainers.trainer import NextStep, StepOutcome
 
 
 class AskingLoop:
-    """What is added to a Trainer, in front of it: it asks before each step, and puts back the last labels."""
+    """What is added to a Trainer, in front of it: it asks before each step, and puts back the last labels.
+
+    It keeps what the Trainer would log of each step, where it is computed: a loop that logs every step waits
+    for the device in every step.
+    """
 
     bench: HuggingFaceTrainer
     next_step: NextStep
-    logs: dict[str, float]
+    losses: list[Tensor]
+    """Of the micro-steps of the step at hand."""
+    grad_norm: Tensor | float
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """The batches of the next step, or none at the end."""
@@ -58,13 +64,20 @@ class AskingLoop:
             inputs[SHIFT_LABELS] = inputs.pop(NEXT_LABELS).contiguous()
         return super().compute_loss(model, inputs, *args, **named)  # type: ignore[misc]
 
-    def log(self, logs: dict[str, float], *args: Any, **named: Any) -> None:
-        self.logs = {**logs}
-        super().log(logs, *args, **named)  # type: ignore[misc]
+    def training_step(self, *args: Any, **named: Any) -> Tensor:
+        loss: Tensor = super().training_step(*args, **named)  # type: ignore[misc]
+        self.losses.append(loss)
+        return loss
+
+    def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **named: Any) -> None:
+        self.grad_norm = grad_norm
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **named)  # type: ignore[misc]
 
 
 @dataclass(slots=True)
 class HuggingFaceTrainer(StackTrainer):
+    logs_mean_of_ranks: ClassVar[bool] = True
+
     loop: Any = None
     """The Trainer of transformers or of a package that builds on it."""
 
@@ -78,7 +91,7 @@ class HuggingFaceTrainer(StackTrainer):
                 data_collator=collated,
                 **self.extras(),
             )
-        self.loop.bench = self
+        self.loop.bench, self.loop.losses = self, []
 
     def base(self) -> Any:
         """The class whose loop runs."""
@@ -101,7 +114,7 @@ class HuggingFaceTrainer(StackTrainer):
         return {}
 
     def arguments(self) -> dict[str, Any]:
-        """As its documentation configures it; it logs every step, and keeps nothing."""
+        """As its documentation configures it; it keeps nothing, and logs as seldom as Trainer by default."""
         cell = self.cell
         return {
             "per_device_train_batch_size": cell.batch,
@@ -111,7 +124,7 @@ class HuggingFaceTrainer(StackTrainer):
             "max_grad_norm": cell.optimizer.max_grad_norm,
             "bf16": cell.dtype == "bf16",
             "use_cpu": cell.cluster.device == "cpu" and cell.dtype == "bf16",
-            "logging_steps": 1,
+            "logging_steps": 500,
             "train_sampling_strategy": "sequential",
             "remove_unused_columns": False,
             "save_strategy": "no",
@@ -151,13 +164,15 @@ class HuggingFaceTrainer(StackTrainer):
     def _go_on(self, next_step: NextStep, outcome: StepOutcome | None) -> bool:
         goes_on = next_step(outcome)
         self.fed.take()
+        self.loop.losses = []
         self.phase.enter("load")
         return goes_on
 
     def _outcome(self) -> StepOutcome:
         loss_sum, valid_tokens = self.signal.take()
-        logs = self.loop.logs
-        logged, norm = (torch.tensor(float(logs[name])) for name in ("loss", "grad_norm"))
+        # As the Trainer adds them: some stacks' losses are in bf16.
+        logged = torch.stack(self.loop.losses).sum(dtype=torch.float32)
+        norm = self.engine.reported_norm(self.loop.grad_norm)
         return StepOutcome(loss_sum, valid_tokens, norm, self.fed.take(), logged)
 
     def _micro_steps(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:

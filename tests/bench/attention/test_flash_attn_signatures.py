@@ -10,7 +10,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.attention import flash_attn_autograd, flash_attn_bridge
 from bench.attention.flash_attn_bridge import package_on
-from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
+from bench.attention.kernels import KERNELS, Packing, kernel_backward, kernel_forward
+from bench.attention.packed import packed_backward, packed_forward
 from tests.recorded_signatures import (
     FLASH_ATTN_2,
     FLASH_ATTN_2_PUBLIC,
@@ -73,6 +74,24 @@ def test_a_packages_functions_take_our_calls_and_are_given_what_they_expect(inst
     assert len(module.calls) == 2
     for by_package, by_formula in zip(found[name], found["math"], strict=True):
         torch.testing.assert_close(by_package, by_formula)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_packages_functions_take_packed_sequences_and_are_given_what_they_expect(installed, name):
+    module = installed(SOURCES[name])
+    torch.manual_seed(0)
+    q, k, v, dout = (torch.randn(48, heads, 16) for heads in (4, 2, 2, 4))
+    ends = torch.tensor([0, 10, 48], dtype=torch.int32)
+    packing = Packing(ends, ends, 38, 38, causal=True, scale=0.25)
+    entry = KERNELS[name].packed
+    by_package, by_formula = ([torch.empty_like(x) for x in (q, k, v)] for _ in range(2))
+    out, lse = entry.forward(q, k, v, packing)
+    entry.backward(tuple(by_package), dout, q, k, v, out, lse, packing)
+    assert len(module.calls) == 2
+    expected = packed_forward(KERNELS["math"], q, k, v, packing)
+    packed_backward(KERNELS["math"], tuple(by_formula), dout, (q, k, v), *expected, packing)
+    for found, exact in zip([out, lse, *by_package], [*expected, *by_formula], strict=True):
+        torch.testing.assert_close(found, exact)
 
 
 @pytest.mark.parametrize("name", [*OFFERED, *PUBLIC])

@@ -10,7 +10,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.attention.flash_attn_bridge import flash_attn_from
 from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.attention.kernels import KERNELS, Kernel, Packing, attend, kernel_backward, kernel_forward
+from bench.attention.kernels import (
+    KERNELS,
+    Kernel,
+    Packing,
+    attend,
+    kernel_backward,
+    kernel_forward,
+    torch_flash,
+)
 from bench.attention.packed import packed_backward, packed_forward
 from bench.passes.parity.exact import relative_error
 from bench.passes.parity.limits import FLOORS, tensor_limit
@@ -208,14 +216,19 @@ def test_packed_sequences_are_each_attended_to_alone_on_a_gpu(name, lengths, cau
     assert_packed_as_each_alone(name, lengths, causal, "cuda", torch.bfloat16, 2e-2, 64)
 
 
-def test_torchs_cuda_operators_for_packed_sequences_are_called_once_and_read_nothing_from_the_device():
+def test_torchs_cuda_operators_for_packed_sequences_are_called_once_and_read_nothing_from_the_device(
+    monkeypatch,
+):
+    written = []
+    monkeypatch.setattr(torch_flash, "_write", lambda _, gradients: written.extend(gradients))
     inputs, packing = packed([0, 16, 48], [0, 16, 112], True, "cpu", torch.bfloat16)
     with FakeTensorMode(), Operators() as operators:
         cu_q, cu_k = on_no_gpu(packing.cu_seqlens_q, packing.cu_seqlens_k)
         there = replace(packing, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
         *qkv, dout = on_no_gpu(*inputs)
         out, lse = packed_forward(KERNELS["torch_flash"], *qkv, there)
-        found = named(out, lse, *KERNELS["torch_flash"].packed.backward(dout, *qkv, out, lse, there))
+        KERNELS["torch_flash"].packed.backward(qkv, dout, *qkv, out, lse, there)
+        found = named(out, lse, *written)
     q, k, v, _ = (x.shape for x in inputs)
     assert {key: x.shape for key, x in found.items()} == named(q, (q[1], q[0]), q, k, v)
     assert operators.called.count("_flash_attention_forward") == 1

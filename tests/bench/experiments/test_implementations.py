@@ -1,23 +1,21 @@
 """`experiment=implementations`: who takes part, what each is compared with, and what the rows say."""
 
 import json
-import shutil
 import subprocess
 import sys
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 
 from analysis.implementations import main as draw
+from bench.attention import kernel_facts
 from bench.config import ConfigError, RunConfig
-from bench.environment import REPOSITORY
 from bench.experiments.implementations import counterpart_of, implementation_cells, label_of
 from bench.experiments.implementations_table import FILE, TABLE, markdown, rows_of
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw
-
-OLD = REPOSITORY / "results" / "reference" / "implementations" / "four_heads" / FILE
 
 
 def cells_of(*words, machine=TWO_CORES):
@@ -71,6 +69,7 @@ def records_of(cell, calls_ms, status="ok", reason=None):
             "forward_taken_bytes": [5, 5], "forward_kept_bytes": [2, 2], "backward_taken_bytes": [1, 7],
         },
         "parity": {"errors": {"out": 2**-7, "dq": 2**-8, "dk": 0.0, "dv": 0.0}},
+        "attention": {"added_ms": None},
     }  # fmt: skip
     return [
         found
@@ -104,6 +103,28 @@ def test_the_verdict_follows_the_interval(factor, words, slower):
     assert any(words in line for line in markdown([ours, row]))
 
 
+def test_a_package_that_calls_flash_attn_is_given_it_where_it_is_installed(monkeypatch):
+    words = ("strategy=deepspeed_fpdt", "kernel=auto"), ("strategy=deepspeed_ulysses", "kernel=auto")
+    named = ("strategy=ring_flash_attn", "kernel=torch_flash")
+    assert {cell.kernel for cell in cells_of(*words[0], machine=FOUR_H100)} == {"torch_flash"}
+    monkeypatch.setattr(kernel_facts, "installed", lambda _: "2.8.3")
+    kernels = [{cell.kernel for cell in cells_of(*each, machine=FOUR_H100)} for each in (*words, named)]
+    assert kernels == [{"flash_attn_2"}, {"torch_flash"}, {"torch_flash"}]
+    assert {cell.kernel for cell in cells_of(*words[0])} == {"torch_flash"}
+
+
+def test_the_table_says_where_our_stand_in_ran_and_what_we_add_to_a_call():
+    ours, row = rows_of([*records_of(RING, OURS_MS), *records_of(PACKAGE, OURS_MS)])
+    assert (ours["stand_in"], row["stand_in"], row["added_ms"]) == (False, True, None)
+    assert any("on our stand-in for flash-attn" in line for line in markdown([row]))
+    added = {"attention": {"added_ms": [[1.0, 2.0], [3.0, 4.0]]}}
+    (row,) = rows_of([each | added for each in records_of(PACKAGE, OURS_MS)])
+    assert row["added_ms"] == [3.5] * 6
+    assert any("| 15.4, ours in it 3.5 |" in line for line in markdown([row]))
+    on_flash_attn = records_of(replace(PACKAGE, kernel="flash_attn_2"), OURS_MS)
+    assert not rows_of(on_flash_attn)[0]["stand_in"]
+
+
 def test_what_fails_in_one_process_has_its_reason_and_no_time():
     records = [*records_of(RING, OURS_MS), *records_of(PACKAGE, OURS_MS, "crashed", "it is gone")]
     row = rows_of(records)[1]
@@ -134,9 +155,3 @@ def test_the_command_runs_the_sweep_and_its_folder_can_be_drawn(tmp_path):
     assert (folder / "implementations_2_ranks_4_2_heads.svg").exists()
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (again.returncode, len(again.stderr.strip().splitlines())) == (2, 1)
-
-
-def test_a_comparison_of_before_it_was_an_experiment_can_be_drawn(tmp_path):
-    shutil.copy(OLD, tmp_path)
-    draw([str(tmp_path)])
-    assert len([*tmp_path.glob("*.svg")]) == 2

@@ -85,7 +85,7 @@ ILLEGAL = {
     "a length that padding would fill": (("strategy=ring", "seq_len=250"), "seq_len=248, or take pad=true"),
     "packing in DeepSpeed": (("strategy=deepspeed_ulysses", *PACKED), "take strategy=ulysses or ring"),
     "packing in a published ring": (("strategy=ring_flash_attn", *PACKED), "a multiple of sp_degree"),
-    "packing in torch's ring": (("strategy=torch_cp", *PACKED), "a causal flag and no boundaries"),
+    "packing in torch's ring": (("strategy=torch_cp", *PACKED), "boundaries with flex attention"),
     "packing of random inputs": (("workload=attention", *PACKED), "take workload=train"),
     "a length too short for zigzag": (("strategy=ring_flash_attn", "seq_len=2"), "multiple of 4"),
     "a layout of another strategy": (("layout=zigzag",), "choose layout=contiguous"),
@@ -109,6 +109,10 @@ ILLEGAL = {
     ),
     "ranks that do not multiply out": (("sp_degree=3",), "is not cluster.world_size=2"),
     "replicated ZeRO-3": (("dp_replicate=2",), "engine=fsdp2"),
+    "a stride that divides no KV heads": (
+        ("strategy=ring_flash_attn_llama3", "strategy.heads_k_stride=3"),
+        "choose 1 or 2",
+    ),
     "flash-attn on a CPU": (("kernel=flash_attn_2",), "kernel=torch_flash"),
 }
 

@@ -4,11 +4,20 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.passes.attention.row_errors import _rows, error_ulps, ulp
 from bench.passes.attention.section import FACTS, AttentionCalls
 from bench.passes.parity.exact import plain_attention
+from bench.ranks.groups import make_groups
+from bench.ranks.log import StepPhase
 from bench.request.legality import refusal
+from bench.strategies import STRATEGIES, runnable
+from bench.training.models import empty_model
+from bench.workloads.attention import Attention
+from bench.workloads.workload import Rank
 from tests import faults
 from tests.cells import CHECKS, run_cell, tiny_cell, words_for
 from tests.installed import INSTALLED
@@ -48,6 +57,7 @@ def test_every_strategy_is_timed_forward_and_backward_and_errs_no_more_than_its_
         )
         assert all(forward + backward <= step for forward, backward, step in zip(*times, strict=True))
     assert calls.single_forward_ms
+    assert [*map(len, calls.added_ms or [])] == ([2] * ranks if strategy == "deepspeed_fpdt" else [])
     assert 0 < calls.error_ulps["out"] <= 2 * calls.control_error_ulps["out"] + 1
     factor = 3 if strategy in KEEPS_ROUNDED else 2
     assert 0 < calls.error_ulps["dq"] <= factor * calls.control_error_ulps["dq"] + 1
@@ -145,3 +155,31 @@ def test_calls_before_the_clock_fill_the_seconds_that_were_asked_for(record):
     asked = record("strategy=ulysses", "measure.warmup_s=0"), record("strategy=ulysses", "measure.warmup_s=2")
     plain, warm = (found.wall_s - found.fixed_cost_s for found in asked)
     assert plain < 2 < warm
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of one rank."""
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_inputs_are_laid_out_in_memory_as_a_model_hands_them_to_attention(one_rank):
+    cell = tiny_cell("workload=attention", "strategy=local", "cluster.world_size=1", "batch=2")
+    strategy = runnable("local")(cell, make_groups(cell), STRATEGIES["local"])
+    seen = {}
+
+    def attention(module, q, k, v, mask, **keywords):
+        out = torch.zeros_like(q.transpose(1, 2)).requires_grad_()
+        out.register_hook(lambda dout: seen.update(dout=dout.transpose(1, 2).stride()))
+        seen.update(q=q.stride(), k=k.stride(), v=v.stride())
+        return out, None
+
+    with strategy.install() as wiring:
+        workload = Attention(Rank(strategy, wiring, torch.device("cpu"), StepPhase()))
+        ALL_ATTENTION_FUNCTIONS[wiring.attention_name] = attention
+        model = empty_model(cell.model, attention_name=wiring.attention_name, max_positions=cell.seq_len)
+        model.to_empty(device="cpu")(torch.zeros(2, cell.seq_len, dtype=torch.long)).logits.sum().backward()
+    inputs = dict(zip("qkv", workload.leaves, strict=True), dout=workload.dout)
+    assert {name: x.stride() for name, x in inputs.items()} == seen
