@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.attention.kernel_facts import HALF
+from bench.attention.kernel_facts import HALF, WHY_HALF
 from bench.config import RunConfig
 from bench.strategies.facts import ScheduledFacts
 from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes
@@ -12,7 +12,7 @@ class RingFlashAttnLlama3(ScheduledFacts):
     name = "ring_flash_attn_llama3"
     packs = True
     package = "ring-flash-attn"
-    dtypes = HALF  # as flash-attn
+    dtypes, why_these_dtypes = HALF, WHY_HALF
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
         return "gather_kv"
