@@ -14,20 +14,20 @@ INTRODUCTION = """\
 # What the packages can do
 
 Made by `{command} --output docs/implementations.md`. To judge another version of a package, install it and
-run this. {machine}; 2 CPU ranks (4 for USP, 2 x 2), 256 tokens, 4 query heads. One thing at a time is changed
-from bf16, 4 query and 2 KV heads and a causal mask: of attention alone up to the full mask, of a training step
-after it. Cells that a sweep would refuse are run, too, and go through the gates that every cell goes through.
+run this. {machine}; 2 CPU ranks (4 for USP, 2 x 2), 256 tokens, 4 query heads. One thing at a time is
+changed from bf16, 4 query and 2 KV heads and a causal mask: of attention alone up to the full mask, of a
+training step after it. Cells that a sweep would refuse are run, too. All go through the gates of every cell.
 
 - `runs`: it passed every gate. A dagger: a sweep refuses it all the same, as `unsupported`.
 - `wrong`: the package's own functions give a wrong number. The last section says how to see it without us.
 - `refuses`: the package says that it cannot. `fails`: it ends otherwise. `absent`: it is not installed.
 - `not asked`: the package has no argument for it, or is not written for such input. Nothing was run.
 - `not offered here`: the package may do it, and our adapter lacks it. Nothing was run.
-- `unexplained`: it sent other bytes than our formula says, and no gate found a wrong number. In a sweep this is
-  a `wrong_result` without a speed: nothing shows there that what was asked for ran.
+- `unexplained`: it sent other bytes than our formula says, and no gate found a wrong number. In a sweep this
+  is a `wrong_result` without a speed: nothing shows there that what was asked for ran.
 
-A number is that of the words below the table. Where flash-attn is not installed, a stand-in with its functions
-computes. It runs on a CPU and takes float32, which flash-attn does not.
+A number is that of the words below the table. Where flash-attn is not installed, a stand-in with its
+functions computes. It runs on a CPU and takes float32, which flash-attn does not.
 """
 
 WITHOUT_US_IS_IN = "bench/judge_packages/without_us.py"
