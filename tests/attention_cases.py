@@ -43,9 +43,11 @@ def all_cases(strategies, world_size):
                     if (mask == "causal") in facts.causal_masks(layout):
                         cases[strategy, layout, options, dtype, heads, mask] = cell
                 packed = replace(cell, data=replace(cell.data, packing="documents"))
-                trained = replace(packed, workload=replace(cell.workload, name="train"))
-                if not facts.packing_refusals(trained):
-                    cases[strategy, layout, options, dtype, heads, "documents"] = packed
+                for each in (packed, replace(packed, batch=1)):
+                    trained = replace(each, workload=replace(cell.workload, name="train"))
+                    if not facts.packing_refusals(trained):
+                        cases[strategy, layout, options, dtype, heads, "documents"] = each
+                        break
     return cases
 
 
@@ -100,7 +102,7 @@ def waits_in_a_layer(strategy, device, causal):
     pieces = strategy.slices(inputs[0].shape[2])
     q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    documents = drawn_documents(BATCH, q.shape[2] * strategy.cell.sp_degree)
+    documents = drawn_documents(strategy.cell.batch, q.shape[2] * strategy.cell.sp_degree)
     packed = documents if strategy.cell.data.packs else None
     with strategy.packed(packed), synchronisations() as found:
         strategy.attention(*leaves, causal=causal).backward(dout)
