@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.strategies.ringmaster_ulysses.attention import Attention, Ringmaster
+from bench.strategies.ringmaster_ulysses.attention import IN_TRANSFORMERS, Attention, Ringmaster
 
 ROTATIONS: Mapping[str, str] = {"allgather": "ALLGATHER", "p2p": "ALLTOALL"}
 """The package's own words."""
@@ -34,7 +34,7 @@ class RingmasterRingAttention(Ringmaster):
 
 def implementation(rotation: str, kernel: str) -> str:
     """What the package calls the kernel, and remembers its functions by; it passes keys with one only."""
-    return "flash_attention_2" if rotation == "p2p" else f"bench/{kernel}"
+    return "flash_attention_2" if rotation == "p2p" else IN_TRANSFORMERS.get(kernel, f"bench/{kernel}")
 
 
 STRATEGY = RingmasterRingAttention
