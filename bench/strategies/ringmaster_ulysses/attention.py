@@ -27,8 +27,8 @@ IN_TRANSFORMERS: Mapping[str, str] = {
 }
 """What transformers calls the kernels that it loads itself: under another name it asks a hub for them.
 
-Of the second the bridge offers functions that take what those of the first do: the package passes `dropout_p`,
-which FlashAttention-3's own have not.
+The second is reached by the bridge, whose functions take what those of the first do: the package passes
+`dropout_p`, which FlashAttention-3's own have not.
 """
 
 

@@ -13,7 +13,6 @@ from bench.strategies.facts import Facts
 from bench.strategies.shipped import parts_of_package
 from bench.strategies.strategy import Strategy
 
-
 ATTENTION_TYPES: Mapping[str, str] = {"flash_attn_3": "FA3"}
 """Kernels that the package calls by itself; any other stands for flash-attn's functions, its `FA`.
 

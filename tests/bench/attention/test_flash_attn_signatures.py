@@ -136,7 +136,7 @@ WITH_PUBLIC = {
 
 @pytest.fixture
 def in_transformers(installed, tmp_path, monkeypatch):
-    """A function that installs flash-attn with what transformers imports of it, as a machine with CUDA has it."""
+    """A function that installs flash-attn with what transformers imports of it on a machine with CUDA."""
 
     def install(name):
         write_package(tmp_path, WITH_PUBLIC[name])
