@@ -38,16 +38,16 @@ def all_cases(strategies, world_size):
         facts = STRATEGIES[strategy]
         for (layout, options), dtype, heads in itertools.product(variants(facts, numbers=2), LIMITS, HEADS):
             cell = attention_cell(strategy, layout, options, dtype, heads, world_size)
-            if refusal(cell) is None and cell.cluster.world_size == world_size:
-                for mask in ("causal", "full"):
-                    if (mask == "causal") in facts.causal_masks(layout):
-                        cases[strategy, layout, options, dtype, heads, mask] = cell
-                packed = replace(cell, data=replace(cell.data, packing="documents"))
-                for each in (packed, replace(packed, batch=1)):
-                    trained = replace(each, workload=replace(cell.workload, name="train"))
-                    if not facts.packing_refusals(trained):
-                        cases[strategy, layout, options, dtype, heads, "documents"] = each
-                        break
+            if cell.cluster.world_size != world_size:
+                continue
+            full = replace(cell, workload=replace(cell.workload, mask="full"))
+            packed = replace(cell, data=replace(cell.data, packing="documents"))
+            tried = {"causal": cell, "full": full, "documents": packed}
+            if refusal(packed) is not None:
+                tried["documents"] = replace(packed, batch=1)
+            for mask, each in tried.items():
+                if refusal(each) is None:
+                    cases[strategy, layout, options, dtype, heads, mask] = each
     return cases
 
 

@@ -145,13 +145,14 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
     spread = degrees(raw, where) if shares else unshared_degrees(raw, where, machine)
     ranks = ranks_taken(where, spread) if shares else spread.product
     model = model_config(raw["model"], len(machine.gpus) if where.device == "cuda" else 0)
+    own_choices = _options(raw["strategy"], spread.sp_degree, model)
     return RunConfig(
         seq_len=seq_len,
         batch=values.whole("batch", raw["batch"]),
         grad_accum=values.whole("grad_accum", raw["grad_accum"]),
         strategy=strategy,
-        options=_options(raw["strategy"], spread.sp_degree, model),
-        layout=_layout(raw["layout"], strategy),
+        options=own_choices,
+        layout=_layout(raw["layout"], strategy, dict(own_choices)),
         kernel=_kernel(raw["kernel"], STRATEGIES[strategy].kernels),
         dtype=values.choice("dtype", raw["dtype"], DTYPE_BYTES),
         model=model,
@@ -269,9 +270,9 @@ def _option(key: str, value: Any, option: Option, sp_degree: int, model: ModelCo
     return values.choice(name, value, option)
 
 
-def _layout(raw: Any, strategy: str) -> str:
+def _layout(raw: Any, strategy: str, options: Mapping[str, str]) -> str:
     if raw == "auto":
-        return STRATEGIES[strategy].default_layout
+        return STRATEGIES[strategy].layouts_with(options)[0]
     return values.choice("layout", raw, LAYOUTS)
 
 

@@ -79,6 +79,10 @@ class Facts(ABC):
     def default_layout(self) -> str:
         return self.layouts[0]
 
+    def layouts_with(self, options: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
+        """Which of its layouts go with these choices of its own, the default first."""
+        return self.layouts
+
     @property
     def is_optional(self) -> bool:
         """Whether its package is no requirement of ours: then nothing takes it that does not name it."""
@@ -134,7 +138,7 @@ class Facts(ABC):
     def refusals(self, cell: RunConfig) -> list[str]:
         """Why this cell cannot run, each with a way out; empty when it can."""
         unlisted = [
-            *_not_among("layout", cell.layout, self.layouts, self.name),
+            *_not_among("layout", cell.layout, self.layouts_with(dict(cell.options)), self.name),
             *_not_among("dtype", cell.dtype, self.dtypes, self.name),
             *_not_among("kernel", cell.kernel, self.kernels or (cell.kernel,), self.name),
             *self.mask_refusals(cell),
@@ -177,6 +181,10 @@ class Facts(ABC):
 
     def head_refusals(self, cell: RunConfig) -> list[str]:  # noqa: ARG002  most strategies take any heads
         return []
+
+    def balances(self, cell: RunConfig) -> bool:  # noqa: ARG002
+        """Whether ranks share the causal mask's work evenly although their layout does not."""
+        return False
 
     def recomputes_attention(self, cell: RunConfig) -> bool:
         """Whether attention runs forward once more in backward."""

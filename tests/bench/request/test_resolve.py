@@ -83,7 +83,10 @@ ILLEGAL = {
     "heads that do not divide": (("cluster.world_size=3", "seq_len=9k"), "choose sp_degree from 1, 2, 4"),
     "a length that does not divide": (("seq_len=8193",), "the nearest is seq_len=8192"),
     "a length that padding would fill": (("strategy=ring", "seq_len=250"), "seq_len=248, or take pad=true"),
-    "packing in DeepSpeed": (("strategy=deepspeed_ulysses", *PACKED), "take strategy=ulysses or ring"),
+    "packing two sequences in DeepSpeed": (
+        ("strategy=deepspeed_ulysses", "batch=2", *PACKED),
+        "take batch=1",
+    ),
     "packing in a published ring": (("strategy=ring_flash_attn", *PACKED), "a multiple of sp_degree"),
     "packing in torch's ring": (("strategy=torch_cp", *PACKED), "not offered here: torch knows documents"),
     "packing of random inputs": (("workload=attention", *PACKED), "take workload=train"),
