@@ -36,6 +36,9 @@ CASES_AND_FLAGS = [
     for flag in ("false", "true")
     if flag == "true" or ONLY_CHECKPOINTED not in words
 ]
+CASES_AND_FLAGS += [
+    pytest.param(("strategy=deepspeed_ulysses", "data.packing=documents", "engine=ddp", "grad_accum=2"))
+]
 
 
 @pytest.fixture(scope="module")
