@@ -94,7 +94,8 @@ def words_for(strategy, options=()):
 
 def words_of_choices(options):
     """On CPU ranks a ring that passes keys from rank to rank has a kernel of its own, not under autocast."""
-    return ("kernel=math", "dtype=fp32") if dict(options).get("rotation") in ("p2p", "distflash") else ()
+    words = {"p2p": ("kernel=math", "dtype=fp32"), "distflash": ("dtype=fp32",)}
+    return words.get(dict(options).get("rotation"), ())
 
 
 def texts_of(option, numbers):

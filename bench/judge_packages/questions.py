@@ -35,8 +35,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """What is asked, by the table's column: each changes one thing of the base, for attention or for a step."""
 RANKS, HYBRID = ("cluster.world_size=2",), ("cluster.world_size=4", "ulysses_degree=2")
 """A hybrid has two in each direction."""
-OWN_KERNELS = ("p2p", "head_tail", "distflash")
-"""Values with which ringmaster has a kernel of its own for CPU ranks."""
 INNER = "inner"
 """Which ranks are neighbours changes no answer."""
 
@@ -85,5 +83,5 @@ def _of_layout(facts: Facts, layout: str) -> Iterator[str]:
 def _of_choice(choice: Mapping[str, str]) -> Iterator[str]:
     for key, value in choice.items():
         yield f"strategy.{key}={value}"
-        if value in OWN_KERNELS:
+        if value == "p2p":  # on CPU ranks ringmaster passes keys with a kernel of its own
             yield "kernel=math"

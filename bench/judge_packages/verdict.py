@@ -19,8 +19,8 @@ WORDS: Mapping[Status, str] = {
 }
 """What other ends are called depends on the error."""
 REFUSING = frozenset({"AssertionError", "NotImplementedError", "ValueError"})
-"""Errors by which a package says that it cannot."""
-FRAME = re.compile(r"site-packages/(\w+)/")
+"""Errors by which a package says that it cannot; so does any that a line of its own raises."""
+FRAME = re.compile(r"site-packages/(\w+)/[^\n]*(?:\n *(raise)\b)?")
 MOST_CHARACTERS = 300
 
 
@@ -53,8 +53,9 @@ def verdict_of(record: Record, cell: RunConfig) -> Verdict:
         return Verdict(WORDS[record.status], "" if record.status is Status.OK else why)
     if failure is None:
         return Verdict("fails", why)
-    word = "refuses" if failure.kind in REFUSING else "fails"
-    return Verdict(word, _short(f"{_speaker(failure.log_tail)}{failure.kind}: {failure.message}"))
+    speaker, raises = _last_frame(failure.log_tail)
+    word = "refuses" if failure.kind in REFUSING or raises else "fails"
+    return Verdict(word, _short(f"{speaker}{failure.kind}: {failure.message}"))
 
 
 def _only_bytes_differ(record: Record, cell: RunConfig) -> bool:
@@ -65,10 +66,10 @@ def _only_bytes_differ(record: Record, cell: RunConfig) -> bool:
     return first_failure(cell, {**record.sections, EngagementFacts.name: None}) is None
 
 
-def _speaker(log: str) -> str:
-    """The package whose line raised the last error of a log."""
-    packages = FRAME.findall(log)
-    return f"{packages[-1]}: " if packages else ""
+def _last_frame(log: str) -> tuple[str, bool]:
+    """The package whose line raised the last error of a log, and whether that line says `raise`."""
+    frames: list[tuple[str, str]] = FRAME.findall(log)
+    return (f"{frames[-1][0]}: ", bool(frames[-1][1])) if frames else ("", False)
 
 
 def _short(text: str) -> str:

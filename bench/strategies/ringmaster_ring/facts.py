@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.strategies.facts import ScheduledFacts, activation_bytes
@@ -16,10 +17,12 @@ from bench.strategies.schedule import (
 )
 
 FLOAT32_BYTES = 4
-OWN_KERNEL, TORCH_KERNEL = "math", "torch_flash"
-"""Ours that does what the package's own attention for CPUs does, and torch's, which it calls there, too."""
 ROTATION = "rotation"
 ALLGATHER, P2P, HEAD_TAIL, DISTFLASH = "allgather", "p2p", "head_tail", "distflash"
+TORCH_KERNEL = "torch_flash"
+OWN_KERNELS: Mapping[str, str] = {P2P: "math", HEAD_TAIL: TORCH_KERNEL, DISTFLASH: TORCH_KERNEL}
+"""The kernel that errs as the package does where it calls none: the balanced rings round the output to the
+cell's dtype before backward, as flash kernels do."""
 BALANCED = (HEAD_TAIL, DISTFLASH)
 """What the package calls its `load_balance`; either has its own way to rotate keys."""
 
@@ -69,6 +72,9 @@ class RingmasterRing(ScheduledFacts):
     def kept_bytes_per_token(self, cell: RunConfig) -> int:
         return kept_by_ring(cell)
 
+    def scores_bytes(self, cell: RunConfig) -> int:
+        return super().scores_bytes(replace(cell, kernel="math") if takes_scores(cell) else cell)
+
     def schedule(self, cell: RunConfig) -> Schedule:
         """That of a rank with most blocks and, among those, most to send."""
         return self.rank_schedule(cell, cell.sp_degree - 1 - cell.sp_degree // 2)
@@ -117,16 +123,15 @@ def kernel_refusals(cell: RunConfig) -> list[str]:
     documents = " and documents" if cell.data.packs else ""
     who = f"{cell.strategy} with {chosen}{documents} on {device.upper()} ranks"
     if not takes_scores(cell):
-        is_torchs = cell.kernel in (OWN_KERNEL, TORCH_KERNEL)
-        if device == "cpu" and cell.data.packs and not is_torchs:
+        if device == "cpu" and cell.data.packs and cell.kernel not in OWN_KERNELS.values():
             said = "which computes with torch's masked attention"
             return [f"kernel={cell.kernel} is not for {who}, {said}; take kernel={TORCH_KERNEL}"]
         return []
     reasons = []
-    if cell.kernel != OWN_KERNEL:
+    if cell.kernel != OWN_KERNELS[rotation]:
         reasons.append(
             f"kernel={cell.kernel} is not for {who}, which computes all scores itself; take"
-            f" kernel={OWN_KERNEL}, or {other}"
+            f" kernel={OWN_KERNELS[rotation]}, or {other}"
         )
     if cell.engine == "ddp" and cell.dtype == "bf16":
         reasons.append(

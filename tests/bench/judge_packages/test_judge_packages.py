@@ -30,6 +30,14 @@ def record(status, *, reason=None, kind=None):
     return SimpleNamespace(status=status, reason=reason, failure=failure, sections={})
 
 
+def raised():
+    """By a line of the package's own."""
+    found = record(Status.ERROR, kind="RuntimeError")
+    log = 'File "/x/site-packages/yunchang/b.py", line 3, in f\n    raise RuntimeError("no way")\n'
+    found.failure = replace(found.failure, log_tail=log)
+    return found
+
+
 @pytest.mark.parametrize(
     ("found", "word", "why"),
     [
@@ -38,6 +46,7 @@ def record(status, *, reason=None, kind=None):
         (record(Status.UNSUPPORTED, reason="broken"), "refuses", "broken"),
         (record(Status.ERROR, kind="ValueError"), "refuses", "yunchang: ValueError: no way"),
         (record(Status.ERROR, kind="RuntimeError"), "fails", "yunchang: RuntimeError: no way"),
+        (raised(), "refuses", "yunchang: RuntimeError: no way"),
         (record(Status.TIMED_OUT), "fails", "timed_out"),
     ],
 )

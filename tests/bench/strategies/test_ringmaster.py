@@ -43,8 +43,6 @@ def on_a_gpu(cell):
 
 def cell_of(rotation, mask, ranks):
     words = PACKED if mask == "documents" else ()
-    if (rotation, mask) == ("head_tail", "documents"):
-        words = (*words, "kernel=math")
     return tiny_cell(
         f"strategy={NAME}", f"strategy.rotation={rotation}", f"cluster.world_size={ranks}", "seq_len=192",
         "model=qwen3_nano", "engine=fsdp2", "dtype=bf16", *words,
@@ -78,12 +76,16 @@ REFUSED = {
         "take workload.mask=causal",
     ),
     "distflash repeats no KV head on a CPU": (
-        ("strategy.rotation=distflash", "kernel=math", "dtype=fp32"),
+        ("strategy.rotation=distflash", "dtype=fp32"),
         "which repeats none",
     ),
-    "scores of its own": (("strategy.rotation=distflash", "model.num_kv_heads=4"), "take kernel=math"),
+    "scores of its own, as math": (("strategy.rotation=p2p",), "take kernel=math"),
+    "scores of its own, as flash kernels": (
+        ("strategy.rotation=distflash", "kernel=math", "engine=fsdp2", "model.num_kv_heads=4"),
+        "take kernel=torch_flash",
+    ),
     "several packed sequences": (
-        ("strategy.rotation=distflash", "kernel=math", "dtype=fp32", "batch=2", *PACKED),
+        ("strategy.rotation=distflash", "dtype=fp32", "batch=2", *PACKED),
         "documents of the first; take batch=1",
     ),
     "documents on a kernel of its own": (("kernel=flash_blocks", *PACKED), "take kernel=torch_flash"),
