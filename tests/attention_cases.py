@@ -38,14 +38,16 @@ def all_cases(strategies, world_size):
         facts = STRATEGIES[strategy]
         for (layout, options), dtype, heads in itertools.product(variants(facts, numbers=2), LIMITS, HEADS):
             cell = attention_cell(strategy, layout, options, dtype, heads, world_size)
-            if refusal(cell) is None and cell.cluster.world_size == world_size:
-                for mask in ("causal", "full"):
-                    if (mask == "causal") in facts.causal_masks(layout):
-                        cases[strategy, layout, options, dtype, heads, mask] = cell
-                packed = replace(cell, data=replace(cell.data, packing="documents"))
-                trained = replace(packed, workload=replace(cell.workload, name="train"))
-                if not facts.packing_refusals(trained):
-                    cases[strategy, layout, options, dtype, heads, "documents"] = packed
+            if cell.cluster.world_size != world_size:
+                continue
+            full = replace(cell, workload=replace(cell.workload, mask="full"))
+            packed = replace(cell, data=replace(cell.data, packing="documents"))
+            tried = {"causal": cell, "full": full, "documents": packed}
+            if refusal(packed) is not None:
+                tried["documents"] = replace(packed, batch=1)
+            for mask, each in tried.items():
+                if refusal(each) is None:
+                    cases[strategy, layout, options, dtype, heads, mask] = each
     return cases
 
 
@@ -100,7 +102,7 @@ def waits_in_a_layer(strategy, device, causal):
     pieces = strategy.slices(inputs[0].shape[2])
     q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    documents = drawn_documents(BATCH, q.shape[2] * strategy.cell.sp_degree)
+    documents = drawn_documents(strategy.cell.batch, q.shape[2] * strategy.cell.sp_degree)
     packed = documents if strategy.cell.data.packs else None
     with strategy.packed(packed), synchronisations() as found:
         strategy.attention(*leaves, causal=causal).backward(dout)

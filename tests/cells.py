@@ -78,18 +78,24 @@ def _found_so_far():
 def variants(facts, numbers=1):
     """Every layout of a strategy with every choice that is its own, and of a number the first few."""
     choices = [[(key, text) for text in texts_of(option, numbers)] for key, option in facts.options.items()]
-    return itertools.product(facts.layouts, itertools.product(*choices))
+    return [
+        (layout, options)
+        for layout, options in itertools.product(facts.layouts, itertools.product(*choices))
+        if layout in facts.layouts_with(dict(options))
+    ]
 
 
 def words_for(strategy, options=()):
     """What a strategy with these choices has to be told to run on up to four CPU ranks."""
-    heads = ("model=qwen3_nano", "model.num_kv_heads=4") if strategy in SHARE_EVERY_HEAD else ()
+    needs_all = strategy in SHARE_EVERY_HEAD or ("rotation", "distflash") in options
+    heads = ("model=qwen3_nano", "model.num_kv_heads=4") if needs_all else ()
     return *heads, *words_of_choices(options)
 
 
 def words_of_choices(options):
     """On CPU ranks a ring that passes keys from rank to rank has a kernel of its own, not under autocast."""
-    return ("kernel=math", "dtype=fp32") if dict(options).get("rotation") == "p2p" else ()
+    words = {"p2p": ("kernel=math", "dtype=fp32"), "distflash": ("dtype=fp32",)}
+    return words.get(dict(options).get("rotation"), ())
 
 
 def texts_of(option, numbers):

@@ -45,6 +45,11 @@ FLASH_ATTN_2_PUBLIC = {
     " softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs block_table",
 }
 """Its differentiable functions, at 0053002."""
+FLASH_ATTN_3_PUBLIC = {
+    "flash_attn_func": "q k v | softmax_scale causal qv q_descale k_descale v_descale window_size"
+    " attention_chunk softcap num_splits pack_gqa deterministic sm_margin return_attn_probs",
+}
+"""Of `hopper/flash_attn_interface.py`, at 01afd16."""
 SOURCES = {
     "flash_attn_2": FLASH_ATTN_2,
     "flash_attn_3": Source(
@@ -116,7 +121,7 @@ def write_package(folder, source):
 
 def forget_packages():
     """What was imported of such packages, and of the one that is built on them."""
-    roots = {"flash_attn", "flash_attn_interface", "ring_flash_attn"}
+    roots = {"flash_attn", "flash_attn_interface", "ring_flash_attn", "ringmaster", "yunchang"}
     for name in [name for name in sys.modules if name.partition(".")[0] in roots]:
         del sys.modules[name]
 
@@ -127,7 +132,7 @@ def compute(name, given):
     is_causal = given.get("causal", False) or given.get("is_causal", False)
     if "varlen" in name or "cu_seqlens_q" in given:
         return _compute_packed(given, is_causal)
-    call = {"causal": is_causal, "scale": given["softmax_scale"]}
+    call = {"causal": is_causal, "scale": given.get("softmax_scale", given["q"].shape[-1] ** -0.5)}
     q, k, v, *of_backward = (given[key].transpose(1, 2) for key in QKV if key in given)
     if not of_backward:
         out, lse = kernel_forward(KERNELS["math"], q, k, v, **call)

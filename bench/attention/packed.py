@@ -87,6 +87,14 @@ def packing_of(documents: Documents, scale: float, device: torch.device) -> Pack
     return Packing(offsets, offsets, longest, longest, causal=True, scale=scale, ends=(0, *ends))
 
 
+def restarted(documents: Documents) -> Tensor:
+    """Positions that begin anew in every document, [B, T], in host memory."""
+    rows = range(len(documents.ends))
+    return torch.stack(
+        [torch.cat([torch.arange(len(document)) for document in documents.of(row)]) for row in rows]
+    )
+
+
 def attend_packed(
     q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, packing: Packing
 ) -> Tensor:

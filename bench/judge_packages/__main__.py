@@ -1,7 +1,8 @@
 """What the installed packages can do: `python -m bench.judge_packages`; some ten minutes on two idle cores.
 
-Every strategy of a package runs small cells through the gates, without what we would refuse beforehand. Exits
-1 where one does not run though nothing here refuses it: then its facts are out of date.
+Every strategy of a package runs small cells through the gates, also those that we would refuse beforehand.
+Exits 1 where one does not run though nothing here refuses it: then its facts are out of date. Exits 1, too,
+where a package is wrong and the page does not say how to see that without us.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import installed, this_machine
 from bench.judge_packages.page import Answer, Answers, page, unexpected
 from bench.judge_packages.questions import BASE, CHOICES, Subject, subjects
-from bench.judge_packages.verdict import Verdict, verdict_of
+from bench.judge_packages.verdict import Verdict, verdict_of, without_a_run
 from bench.node.lease import add_lease_option, lease_of
 from bench.request.legality import refusal
 
@@ -90,14 +91,17 @@ class Judge:
         return subject.cell(CHOICES[choice], self.machine)
 
     def answer(self, subject: Subject, choice: str) -> Answer:
-        """What becomes of the cell; without the package nothing runs."""
+        """What becomes of the cell; nothing runs without the package, or where it would not be told."""
         cell, package = self.cell(subject, choice), subject.facts.package
         if package is not None and installed(package) is None:
             return Answer(Verdict("absent", f"install it with: {subject.facts.install}"), refusal(cell))
+        unsaid = without_a_run(subject.facts, cell)
+        if unsaid is not None:
+            return Answer(unsaid, refusal(cell))
         with tempfile.TemporaryDirectory() as folder:
             planned = PlannedCell(cell, repeat=0, order=next(self.order))
             record = measure(planned, self.launcher, Path(folder), None, SILENT, SharedSections())
-        return Answer(verdict_of(record), refusal(cell))
+        return Answer(verdict_of(record, cell), refusal(cell))
 
 
 if __name__ == "__main__":

@@ -59,16 +59,29 @@ def subjects(names: tuple[str, ...] = ()) -> Iterator[Subject]:
         if facts.package is None or (names and facts.name not in names):
             continue
         for layout in facts.layouts:
-            for words in _own_choices(facts):
-                yield Subject(facts, (*((f"layout={layout}",) if len(facts.layouts) > 1 else ()), *words))
+            for choice in _own_choices(facts):
+                if layout in facts.layouts_with(choice):
+                    yield Subject(facts, (*_of_layout(facts, layout), *_of_choice(choice)))
 
 
-def _own_choices(facts: Facts) -> Iterator[tuple[str, ...]]:
+def _own_choices(facts: Facts) -> Iterator[dict[str, str]]:
+    """Each value of its own words; one strategy has one such word at most."""
     words = {key: option for key, option in facts.options.items() if isinstance(option, tuple)}
     asked = {key: values for key, values in words.items() if key != INNER}
     if not asked:
-        yield ()
+        yield {}
     for key, values in asked.items():
         for value in values:
-            # On CPU ranks a ring that passes keys from rank to rank may have a kernel of its own.
-            yield (f"strategy.{key}={value}", *(("kernel=math",) if value == "p2p" else ()))
+            yield {key: value}
+
+
+def _of_layout(facts: Facts, layout: str) -> Iterator[str]:
+    if len(facts.layouts) > 1:
+        yield f"layout={layout}"
+
+
+def _of_choice(choice: Mapping[str, str]) -> Iterator[str]:
+    for key, value in choice.items():
+        yield f"strategy.{key}={value}"
+        if value == "p2p":  # on CPU ranks ringmaster passes keys with a kernel of its own
+            yield "kernel=math"

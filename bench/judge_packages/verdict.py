@@ -1,4 +1,4 @@
-"""What a record says of the package that ran."""
+"""What a record says of the package that ran, and what is not asked of a package at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bench.config import RunConfig
+from bench.passes import first_failure
+from bench.passes.engagement.section import EngagementFacts, wrong_exchange
 from bench.record import Record, Status
+from bench.strategies.facts import Facts
 
 WORDS: Mapping[Status, str] = {
     Status.OK: "runs",
@@ -15,8 +19,8 @@ WORDS: Mapping[Status, str] = {
 }
 """What other ends are called depends on the error."""
 REFUSING = frozenset({"AssertionError", "NotImplementedError", "ValueError"})
-"""Errors by which a package says that it cannot."""
-FRAME = re.compile(r"site-packages/(\w+)/")
+"""Errors by which a package says that it cannot; so does any that a line of its own raises."""
+FRAME = re.compile(r"site-packages/(\w+)/[^\n]*(?:\n *(raise)\b)?")
 MOST_CHARACTERS = 300
 
 
@@ -25,30 +29,47 @@ class Verdict:
     """One answer."""
 
     word: str
-    """runs, wrong (a gate found it), refuses (the package says so), fails, or absent (not installed)."""
+    """One of those that the page explains."""
     why: str = ""
-    """The gate's words or the package's, empty where it runs."""
+    """The gate's words, the package's or ours; empty where it runs."""
 
     @property
     def runs(self) -> bool:
         return self.word == "runs"
 
 
-def verdict_of(record: Record) -> Verdict:
+def without_a_run(facts: Facts, cell: RunConfig) -> Verdict | None:
+    """The verdict of a cell that says nothing about the package; None where it has to run."""
+    untold = facts.untold(cell)
+    return None if untold is None else Verdict(untold.word, untold.why)
+
+
+def verdict_of(record: Record, cell: RunConfig) -> Verdict:
     """What became of a cell that nobody refused beforehand."""
     failure, why = record.failure, _short(record.reason or str(record.status))
+    if record.status is Status.WRONG_RESULT and _only_bytes_differ(record, cell):
+        return Verdict("unexplained", why)
     if record.status in WORDS:
         return Verdict(WORDS[record.status], "" if record.status is Status.OK else why)
     if failure is None:
         return Verdict("fails", why)
-    word = "refuses" if failure.kind in REFUSING else "fails"
-    return Verdict(word, _short(f"{_speaker(failure.log_tail)}{failure.kind}: {failure.message}"))
+    speaker, raises = _last_frame(failure.log_tail)
+    word = "refuses" if failure.kind in REFUSING or raises else "fails"
+    return Verdict(word, _short(f"{speaker}{failure.kind}: {failure.message}"))
 
 
-def _speaker(log: str) -> str:
-    """The package whose line raised the last error of a log."""
-    packages = FRAME.findall(log)
-    return f"{packages[-1]}: " if packages else ""
+def _only_bytes_differ(record: Record, cell: RunConfig) -> bool:
+    """Whether attention's bytes are not those of our formula, and no gate found a wrong number."""
+    engagement = record.sections.get(EngagementFacts.name)
+    if engagement is None or record.reason != wrong_exchange(cell, engagement):
+        return False
+    return first_failure(cell, {**record.sections, EngagementFacts.name: None}) is None
+
+
+def _last_frame(log: str) -> tuple[str, bool]:
+    """The package whose line raised the last error of a log, and whether that line says `raise`."""
+    frames: list[tuple[str, str]] = FRAME.findall(log)
+    return (f"{frames[-1][0]}: ", bool(frames[-1][1])) if frames else ("", False)
 
 
 def _short(text: str) -> str:

@@ -152,7 +152,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         grad_accum=values.whole("grad_accum", raw["grad_accum"]),
         strategy=strategy,
         options=(),
-        layout=_layout(raw["layout"], strategy),
+        layout=AUTO,
         kernel=_kernel(raw["kernel"], STRATEGIES[strategy].kernels),
         dtype=values.choice("dtype", raw["dtype"], DTYPE_BYTES),
         model=model,
@@ -181,7 +181,8 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
         mistake=values.choice("mistake", raw["mistake"], (NO_MISTAKE, *MISTAKES)),
     )
-    return replace(cell, options=_options(raw["strategy"], cell))
+    own_choices = _options(raw["strategy"], cell)
+    return replace(cell, options=own_choices, layout=_layout(raw["layout"], strategy, dict(own_choices)))
 
 
 def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> ClusterConfig:
@@ -281,9 +282,9 @@ def _option(key: str, value: Any, option: Option, cell: RunConfig) -> str:
     return values.choice(name, value, option)
 
 
-def _layout(raw: Any, strategy: str) -> str:
+def _layout(raw: Any, strategy: str, options: Mapping[str, str]) -> str:
     if raw == "auto":
-        return STRATEGIES[strategy].default_layout
+        return STRATEGIES[strategy].layouts_with(options)[0]
     return values.choice("layout", raw, LAYOUTS)
 
 

@@ -12,6 +12,18 @@ from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
 from bench.strategies.options import Option
 from bench.strategies.schedule import WIDE_BYTES, Schedule, wide
 
+NOT_OFFERED, NOT_ASKED = "not offered here", "not asked"
+"""Our adapter lacks it; the package has no argument for it. docs/implementations.md explains them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Untold:
+    """What of a cell a package is not told: whatever comes out says nothing about the package."""
+
+    word: str
+    """NOT_OFFERED or NOT_ASKED."""
+    why: str
+
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
@@ -34,6 +46,8 @@ class Facts(ABC):
     """Which tokens a rank may hold, the default first."""
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPE_BYTES)
     """The dtypes it can run in."""
+    why_these_dtypes: ClassVar[str] = ""
+    """Why its package is not asked for the others; empty where there is no such reason."""
     package: ClassVar[str | None] = None
     """The distribution whose code runs; None where it is ours."""
     tried: ClassVar[str | None] = None
@@ -54,6 +68,10 @@ class Facts(ABC):
     """Whether its attention stays within the documents of packed sequences, wherever they end."""
     why_it_packs_not: ClassVar[str] = "its attention is not told where documents end"
     """The reason, where it does not."""
+    packing_is: ClassVar[str] = NOT_OFFERED
+    """Where it does not: NOT_OFFERED, or NOT_ASKED of a package that has no argument for boundaries."""
+    why_no_full_mask: ClassVar[str] = ""
+    """Why its package is not asked for a full mask; empty where it takes one, or refuses it itself."""
     kept_copies: ClassVar[tuple[int, int]] = (0, 0)
     """How many tensors of all query heads, and of all KV heads, are saved beyond Q, K, V and the output."""
     sends_unevenly: ClassVar[bool] = False
@@ -62,6 +80,10 @@ class Facts(ABC):
     @property
     def default_layout(self) -> str:
         return self.layouts[0]
+
+    def layouts_with(self, options: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
+        """Which of its layouts go with these choices of its own, the default first."""
+        return self.layouts
 
     @property
     def is_optional(self) -> bool:
@@ -88,6 +110,19 @@ class Facts(ABC):
         """Whether attention can be causal (True) and full (False) in this layout."""
         return (True, False)
 
+    def untold(self, cell: RunConfig) -> Untold | None:
+        """The first thing in the cell that its code is not told; None where it is told everything."""
+        told = (
+            (cell.dtype in self.dtypes or not self.why_these_dtypes, NOT_ASKED, self.why_these_dtypes),
+            (not cell.data.packs or self.packs, self.packing_is, self.why_it_packs_not),
+            (
+                cell.workload.mask == "causal" or not self.why_no_full_mask,
+                NOT_ASKED,
+                self.why_no_full_mask,
+            ),
+        )
+        return next((Untold(word, why) for is_told, word, why in told if not is_told), None)
+
     def kept_bytes_per_token(self, cell: RunConfig) -> int:
         """Bytes of each of a rank's tokens that attention saves beyond Q, K, V, the output and its LSE."""
         q_copies, kv_copies = self.kept_copies
@@ -105,7 +140,7 @@ class Facts(ABC):
     def refusals(self, cell: RunConfig) -> list[str]:
         """Why this cell cannot run, each with a way out; empty when it can."""
         unlisted = [
-            *_not_among("layout", cell.layout, self.layouts, self.name),
+            *_not_among("layout", cell.layout, self.layouts_with(dict(cell.options)), self.name),
             *_not_among("dtype", cell.dtype, self.dtypes, self.name),
             *_not_among("kernel", cell.kernel, self.kernels or (cell.kernel,), self.name),
             *self.mask_refusals(cell),
@@ -123,9 +158,9 @@ class Facts(ABC):
     def mask_refusals(self, cell: RunConfig) -> list[str]:
         if (cell.workload.mask == "causal") in self.causal_masks(cell.layout):
             return []
-        return [
-            f"workload.mask=full is not for {self.name} in {cell.layout} layout; take workload.mask=causal"
-        ]
+        reason = f" ({NOT_ASKED}: {self.why_no_full_mask})" if self.why_no_full_mask else ""
+        who = f"{self.name} in {cell.layout} layout{reason}"
+        return [f"workload.mask=full is not for {who}; take workload.mask=causal"]
 
     def packing_refusals(self, cell: RunConfig) -> list[str]:
         if not cell.data.packs:
@@ -136,7 +171,8 @@ class Facts(ABC):
         if self.packs:
             return []
         way_out = "take strategy=ulysses or ring, or data.packing=none"
-        return [f"data.packing=documents is not for {self.name}: {self.why_it_packs_not}; {way_out}"]
+        reason = f"{self.packing_is}: {self.why_it_packs_not}"
+        return [f"data.packing=documents is not for {self.name} ({reason}); {way_out}"]
 
     def degree_refusals(self, cell: RunConfig) -> list[str]:
         """Why `ulysses_degree` is not legal: only a hybrid has a choice of degrees."""
@@ -147,6 +183,10 @@ class Facts(ABC):
 
     def head_refusals(self, cell: RunConfig) -> list[str]:  # noqa: ARG002  most strategies take any heads
         return []
+
+    def balances(self, cell: RunConfig) -> bool:  # noqa: ARG002
+        """Whether ranks share the causal mask's work evenly although their layout does not."""
+        return False
 
     def recomputes_attention(self, cell: RunConfig) -> bool:
         """Whether attention runs forward once more in backward."""

@@ -7,8 +7,10 @@ from typing import Any
 
 from bench.cell.run import RUNS
 from bench.config import AUTO, UNKNOWN_HARDWARE, RunConfig
+from bench.cost.area import causal_area
 from bench.cost.newer_kernels import newer_kernel_lines
 from bench.environment import Machine
+from bench.experiments.implementations import label_of
 from bench.request.choices import Raw
 from bench.request.hardware import capability_of
 from bench.strategies import STRATEGIES
@@ -62,7 +64,33 @@ def choice_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machi
         )
     lines += _idle_lines(raws, cells, machine)
     kernels = {(cell.kernel, capability_of(cell, machine)) for cell in cells}
-    return [*lines, *newer_kernel_lines(kernels)]
+    return [*lines, *_balance_lines(cells), *newer_kernel_lines(kernels)]
+
+
+def _balance_lines(cells: Sequence[RunConfig]) -> list[str]:
+    """Where contiguous rings stand beside rings of even causal work: their last rank has the most to do."""
+    causal = [cell for cell in cells if cell.workload.mask == "causal" and cell.ring_degree > 1]
+    uneven = [cell for cell in causal if cell.layout == "contiguous" and not _balances(cell)]
+    even = [cell for cell in causal if cell.layout != "contiguous" or _balances(cell)]
+    if not uneven or not even:
+        return []
+    most = max(map(_share_of_last, uneven))
+    named, others = (", ".join(sorted({label_of(cell) for cell in each})) for each in (uneven, even))
+    ways = ["layout=contiguous for all"]
+    if any(cell.strategy == "ringmaster_ring" for cell in uneven):
+        ways.append("strategy.rotation=head_tail for ringmaster_ring")
+    shares = f"causal work is uneven with {named}, whose last rank has up to {most:.1f} times the mean"
+    return [f"layout: {shares}, and even with {others}; alike: {', or '.join(ways)}"]
+
+
+def _balances(cell: RunConfig) -> bool:
+    return STRATEGIES[cell.strategy].balances(cell)
+
+
+def _share_of_last(cell: RunConfig) -> float:
+    """The last rank's causal work over the mean rank's."""
+    area = [causal_area(cell, rank) for rank in range(cell.sp_degree)]
+    return len(area) * area[-1] / sum(area)
 
 
 def _idle_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machine) -> list[str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bench.attention.documents import Documents
+from bench.attention.packed import restarted
 from bench.config import RunConfig
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch
@@ -100,7 +101,7 @@ class StepData:
         unchecked = (in_sequence < 2 * self.uncounted_tokens) & (in_sequence % 2 == 0)
         uncounted = unchecked | (in_sequence < prompt_tokens)
         if documents is not None:
-            positions = _restarted(documents)
+            positions = restarted(documents)
             uncounted = unchecked | (positions < prompt_tokens)
             uncounted |= self._last_of_documents(samples, seq_len)
         ids, labels = tokens[:, :-1], tokens[:, 1:]
@@ -169,14 +170,6 @@ def mixed(x: Tensor) -> Tensor:
     x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15
     return x ^ (x >> 31)
-
-
-def _restarted(documents: Documents) -> Tensor:
-    """Positions that begin anew in every document, [B, T]."""
-    rows = range(len(documents.ends))
-    return torch.stack(
-        [torch.cat([torch.arange(len(document)) for document in documents.of(row)]) for row in rows]
-    )
 
 
 def _text_source(cell: RunConfig) -> Source:

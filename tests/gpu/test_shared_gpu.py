@@ -2,12 +2,14 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.config import MASKS
 from bench.node.worker import join
 from bench.request.legality import ENGINE_DTYPES, refusal
 from bench.strategies import STRATEGIES
@@ -92,8 +94,9 @@ def attention_cases(ranks):
                 words += [f"strategy.{key}={value}" for key, value in options]
                 cell = gpu_cell(*words, *MANY_CASES, ranks=ranks)
                 if available(kernel, "cuda") and refusal(cell) is None:
-                    for causal in facts.causal_masks(layout):
-                        known[strategy, layout, options, kernel, dtype, causal] = cell
+                    for mask in MASKS:
+                        if not facts.mask_refusals(replace(cell, workload=replace(cell.workload, mask=mask))):
+                            known[strategy, layout, options, kernel, dtype, mask == "causal"] = cell
     return known
 
 

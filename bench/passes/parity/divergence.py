@@ -13,6 +13,8 @@ from bench.passes.parity.exact import Tensors, masked_attention, relative_error,
 from bench.strategies.strategy import Strategy
 
 Named = Mapping[str, Tensor]
+ENOUGH = 64
+"""Numbers of fp16 that are all numbers of bf16 by chance with probability 8^-64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ def first_divergence(
 ) -> str | None:
     """The first tensor beyond its limit, its tokens and the cause that explains it; None when all fit."""
     for name, limit in limits.items():
+        if _was_bf16(found[name]):
+            return f"{name} is fp16 but holds numbers of bf16 only: three of its bits were rounded away"
         error = relative_error(found[name], exact[name])
         if not error <= limit:
             cause = _factor(strategy, found[name], exact[name], limit)
@@ -49,6 +53,14 @@ def first_divergence(
             said = f"{name} is off by {error:.1e} of its maximum (limit {limit:.1e}) at {tokens}"
             return f"{said}; {cause or 'no known cause fits'}"
     return None
+
+
+def _was_bf16(found: Tensor) -> bool:
+    """Whether fp16 numbers went through bf16, which an error within the limit may hide."""
+    numbers = found[found != 0]
+    if found.dtype is not torch.float16 or len(numbers) < ENOUGH:
+        return False
+    return bool((numbers.bfloat16().half() == numbers).all())
 
 
 def _tokens(found: Tensor, exact: Tensor, limit: float) -> str:

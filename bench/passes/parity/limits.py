@@ -23,10 +23,10 @@ class Floor:
 FLOORS: Mapping[str, Floor] = {
     "fp64": Floor(1e-12, 1e-12, 1e-12),
     "fp32": Floor(1e-5, 1e-5, 1e-5),
-    "fp16": Floor(0.0, 4e-3, 1e-4),
+    "fp16": Floor(0.0, 2e-3, 1e-4),
     "bf16": Floor(0.0, 0.0, 1e-4),
 }
-"""In fp16 ring_flash_attn's contiguous layout has `dq` off by 2.8e-3: it is rounded between hops."""
+"""In fp16 `math` erred by up to 1.1e-3 in `dq`, 2.6 times as much as plain attention."""
 
 
 def tensor_limit(name: str, dtype: str, plain_error: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.config import RunConfig
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
-from bench.strategies.facts import head_exchange_refusals
+from bench.strategies.facts import NOT_ASKED, head_exchange_refusals
 from bench.strategies.options import Flag, WholeNumber
 from bench.strategies.schedule import Schedule, Stage, whole_block
 from bench.strategies.ulysses.facts import Ulysses, exchange_heads
@@ -40,7 +40,9 @@ class DeepSpeedFPDT(Ulysses):
 
     name = "deepspeed_fpdt"
     packs = False
-    why_it_packs_not = "it attends to whole sequences, a chunk after another"
+    packing_is = NOT_ASKED
+    why_it_packs_not = "DeepSpeed's operation takes no boundaries of documents"
+    why_no_full_mask = "DeepSpeed's operation has no `causal` argument and is always causal"
     package = DeepSpeedUlysses.package
     # It merges chunks in float32 whatever the inputs are.
     dtypes = ("bf16", "fp16", "fp32")

@@ -9,6 +9,8 @@ from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from torch import Tensor
 
 from bench.attention.kernels import attend
+from bench.attention.packed import attend_packed, restarted
+from bench.attention.pinned import sent
 from bench.config import RunConfig
 from bench.ranks.deepspeed import join_deepspeed
 from bench.ranks.groups import RankGroups
@@ -32,13 +34,18 @@ class DeepSpeedUlyssesAttention(Strategy):
         )
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        batch, _, shard_len, _ = q_BNSD.shape
-        start = self.groups.sequence_rank * shard_len
-        positions = torch.arange(start, start + shard_len, device=q_BNSD.device).expand(batch, -1)
+        positions_BS = self._positions(len(q_BNSD), q_BNSD.shape[2], q_BNSD.device)
         out_BSND = self.model_attention(
-            torch.nn.Module(), q_BNSD, k_BKSD, v_BKSD, position_ids=positions.contiguous(), causal=causal
+            torch.nn.Module(), q_BNSD, k_BKSD, v_BKSD, position_ids=positions_BS.contiguous(), causal=causal
         )
         return out_BSND.transpose(1, 2)
+
+    def _positions(self, batch: int, shard_len: int, device: torch.device) -> Tensor:
+        """Those that a model is given on this rank: they begin anew in every document."""
+        start = self.groups.sequence_rank * shard_len
+        if self.documents is not None:
+            return sent(restarted(self.documents)[:, start : start + shard_len], device)
+        return torch.arange(start, start + shard_len, device=device).expand(batch, -1)
 
     def model_attention(
         self,
@@ -63,7 +70,14 @@ class DeepSpeedUlyssesAttention(Strategy):
         causal: bool = True,
         **keywords: Any,  # noqa: ARG002
     ) -> tuple[Tensor, None]:
-        out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=causal)
+        """Stands for transformers' attention on flash-attn, which reads boundaries from gathered positions.
+
+        It reads them from the device in every layer, and the host waits. Here they are known once a batch.
+        """
+        if self.packing is not None:
+            out_BMTD = attend_packed(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, packing=self.packing)
+        else:
+            out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=causal)
         return out_BMTD.transpose(1, 2), None
 
 

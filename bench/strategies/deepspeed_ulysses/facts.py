@@ -12,15 +12,20 @@ POSITION_ID_BYTES = 8
 
 class DeepSpeedUlysses(Ulysses):
     name = "deepspeed_ulysses"
-    packs = False
-    why_it_packs_not = (
-        "DeepSpeed hands gathered position ids to the attention it wraps, which is a kernel that reads none"
-    )
     kept_copies = (1, 0)
     package = "deepspeed"
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
         return "ulysses"
+
+    def packing_refusals(self, cell: RunConfig) -> list[str]:
+        """transformers, whose attention it wraps, takes position ids of one sequence only for boundaries."""
+        refused = super().packing_refusals(cell)
+        if refused or not cell.data.packs or cell.batch == 1:
+            return refused
+        way_out = f"take batch=1 and grad_accum={cell.batch * cell.grad_accum}, or strategy=ulysses"
+        reason = "transformers finds boundaries in the position ids of one sequence only"
+        return [f"data.packing=documents with batch={cell.batch} is not for {self.name}: {reason}; {way_out}"]
 
     def schedule(self, cell: RunConfig) -> Schedule:
         """The heads as in `ulysses`, each tensor by itself; every forward gathers the int64 position ids."""

@@ -25,6 +25,9 @@ class DistFlashAttn(ScheduledFacts):
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *_checkpoint_refusals(cell)]
 
+    def balances(self, cell: RunConfig) -> bool:  # noqa: ARG002
+        return True
+
     def recomputes_attention(self, cell: RunConfig) -> bool:
         return cell.checkpointing and cell.option(CHECKPOINTS) == LAYER_INPUT
 

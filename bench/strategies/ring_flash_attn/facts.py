@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.attention.kernel_facts import HALF
+from bench.attention.kernel_facts import HALF, WHY_HALF
 from bench.config import RunConfig
 from bench.strategies.ring.facts import Ring
 
@@ -12,15 +12,18 @@ class RingFlashAttn(Ring):
     packs = False
     first_gradients_wait = False
     why_it_packs_not = (
-        "the functions of its layouts take no boundaries, and its varlen ones want each"
-        " document's length to be a multiple of sp_degree"
+        "its varlen rings want each document's length to be a multiple of sp_degree, in zigzag of twice that,"
+        " and each document laid out by itself"
     )
     package = "ring-flash-attn"
     calls_flash_attn = True
-    dtypes = HALF  # as flash-attn
+    dtypes, why_these_dtypes = HALF, WHY_HALF
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
         return "ring"
+
+    def refusals(self, cell: RunConfig) -> list[str]:
+        return [*super().refusals(cell), *rounding_refusals(cell)]
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:
         """The package's zigzag and striped rings know a causal mask only."""
@@ -31,3 +34,11 @@ class RingFlashAttn(Ring):
         if cell.sp_degree == 1 and cell.cluster.backend == "gloo":
             return ["sp_degree=1 is not for ring_flash_attn on gloo; take strategy=local"]
         return super().degree_refusals(cell)
+
+
+def rounding_refusals(cell: RunConfig) -> list[str]:
+    """The contiguous ring returns the gradient of Q as bf16, whatever the inputs are."""
+    if cell.layout != "contiguous" or cell.dtype != "fp16":
+        return []
+    who = f"{cell.strategy} in contiguous layout"
+    return [f"dtype=fp16 is not for {who}, which rounds dq to bf16; take dtype=bf16, or layout=zigzag"]

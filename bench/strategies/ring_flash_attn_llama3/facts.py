@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.attention.kernel_facts import HALF
+from bench.attention.kernel_facts import HALF, WHY_HALF
 from bench.config import RunConfig
 from bench.strategies.facts import ScheduledFacts
 from bench.strategies.options import WholeNumber
@@ -19,7 +19,7 @@ class RingFlashAttnLlama3(ScheduledFacts):
     packs = True
     package = "ring-flash-attn"
     calls_flash_attn = True
-    dtypes = HALF  # as flash-attn
+    dtypes, why_these_dtypes = HALF, WHY_HALF
     options = {"heads_k_stride": WholeNumber(auto=one_head)}  # noqa: RUF012  the package's own word
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002

@@ -5,36 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.strategies.ringmaster_ulysses.attention import Attention, Ringmaster
+from bench.strategies.ringmaster_ring.facts import ALLGATHER, BALANCED, P2P, ROTATION
+from bench.strategies.ringmaster_ulysses.attention import IN_TRANSFORMERS, Attention, Ringmaster
 
-ROTATIONS: Mapping[str, str] = {"allgather": "ALLGATHER", "p2p": "ALLTOALL"}
-"""The package's own words."""
+ROTATIONS: Mapping[str, str] = {ALLGATHER: "ALLGATHER", P2P: "ALLTOALL"}
+"""The package's own words; its balanced rings read none of them."""
 PROVIDER = "hf_kernels"
 """Its way to flash-attn's functions, which it asks transformers for."""
 
 
 class RingmasterRingAttention(Ringmaster):
     def runtime_of_package(self) -> Any:
-        from ringmaster import Backend, CPRuntime, RingmasterConfig
+        from ringmaster import Backend, CPRuntime, LoadBalance, RingmasterConfig
 
-        degree = self.cell.sp_degree
-        config = RingmasterConfig(degree, Backend.RING, ulysses_size=1, ring_size=degree)
+        degree, rotation = self.cell.sp_degree, self.cell.option(ROTATION)
+        balance = LoadBalance(rotation) if rotation in BALANCED else LoadBalance.NONE
+        config = RingmasterConfig(
+            degree, Backend.RING, ulysses_size=1, ring_size=degree, load_balance=balance
+        )
         return CPRuntime(config, ring_group=self.groups.sequence, cp_group=self.groups.sequence)
 
     def function_of_package(self) -> Attention:
         from ringmaster import RotateMethod
         from ringmaster.strategies.ring import make_ring_attention
 
-        rotation = self.cell.option("rotation")
+        rotation = self.cell.option(ROTATION)
+        method = RotateMethod[ROTATIONS.get(rotation, "ALLGATHER")]
         function: Attention = make_ring_attention(
-            PROVIDER, implementation(rotation, self.kernel.name), RotateMethod[ROTATIONS[rotation]]
+            PROVIDER, implementation(rotation, self.kernel.name), method
         )
         return function
 
 
 def implementation(rotation: str, kernel: str) -> str:
     """What the package calls the kernel, and remembers its functions by; it passes keys with one only."""
-    return "flash_attention_2" if rotation == "p2p" else f"bench/{kernel}"
+    if rotation != ALLGATHER:
+        return "flash_attention_2"
+    return IN_TRANSFORMERS.get(kernel, f"bench/{kernel}")
 
 
 STRATEGY = RingmasterRingAttention

@@ -1,9 +1,12 @@
-"""ringmaster's ring: all keys gathered at once, as it does by default, or passed from rank to rank."""
+"""ringmaster's ring: all keys gathered at once, as it does by default, or passed on; and two balanced."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.strategies.facts import ScheduledFacts
+from bench.strategies.facts import ScheduledFacts, activation_bytes
 from bench.strategies.schedule import (
     Block,
     Exchange,
@@ -14,60 +17,129 @@ from bench.strategies.schedule import (
 )
 
 FLOAT32_BYTES = 4
-OWN_KERNEL = "math"
-"""Ours that does the same as the package's own attention for CPUs."""
-
-
-PACKED_OTHERWISE = (
-    "it then gathers all keys whatever the rotation, and on CPU ranks computes with torch's masked attention"
-)
+ROTATION = "rotation"
+ALLGATHER, P2P, HEAD_TAIL, DISTFLASH = "allgather", "p2p", "head_tail", "distflash"
+TORCH_KERNEL = "torch_flash"
+OWN_KERNELS: Mapping[str, str] = {P2P: "math", HEAD_TAIL: TORCH_KERNEL, DISTFLASH: TORCH_KERNEL}
+"""The kernel that errs as the package does where it calls none: the balanced rings round the output to the
+cell's dtype before backward, as flash kernels do."""
+BALANCED = (HEAD_TAIL, DISTFLASH)
+"""What the package calls its `load_balance`; either has its own way to rotate keys."""
 
 
 class RingmasterRing(ScheduledFacts):
     name = "ringmaster_ring"
-    why_it_packs_not = PACKED_OTHERWISE
+    packs = True
+    layouts = ("contiguous", "zigzag")
     package = "axolotl-ringmaster"
     tried = "0.2.7"
-    options = {"rotation": ("allgather", "p2p")}  # noqa: RUF012  a class's own constant, as in torch_cp
+    options = {ROTATION: (ALLGATHER, P2P, HEAD_TAIL, DISTFLASH)}  # noqa: RUF012  a class's own constant
+    sends_unevenly = True
 
     def counterpart(self, cell: RunConfig) -> str | None:
-        return "ring" if cell.option("rotation") == "p2p" else "gather_kv"
+        ours = {ALLGATHER: "gather_kv", P2P: "ring", HEAD_TAIL: "ring", DISTFLASH: "distflash_attn"}
+        return ours[cell.option(ROTATION)]
+
+    def layouts_with(self, options: Mapping[str, str]) -> tuple[str, ...]:
+        return ("zigzag",) if options[ROTATION] == HEAD_TAIL else ("contiguous",)
+
+    def balances(self, cell: RunConfig) -> bool:
+        return cell.option(ROTATION) == DISTFLASH
 
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *kernel_refusals(cell)]
 
+    def mask_refusals(self, cell: RunConfig) -> list[str]:
+        if cell.option(ROTATION) not in BALANCED or cell.workload.mask == "causal":
+            return super().mask_refusals(cell)
+        who = f"{self.name} with strategy.{ROTATION}={cell.option(ROTATION)}"
+        return [f"workload.mask=full is not for {who}; take workload.mask=causal"]
+
+    def packing_refusals(self, cell: RunConfig) -> list[str]:
+        return [*super().packing_refusals(cell), *boundary_refusals(cell)]
+
+    def head_refusals(self, cell: RunConfig) -> list[str]:
+        """Its balanced contiguous ring repeats no KV head in backward, on a CPU and without documents."""
+        model, is_packed = cell.model, cell.data.packs
+        if cell.option(ROTATION) != DISTFLASH or cell.cluster.device != "cpu" or is_packed:
+            return []
+        if model.num_kv_heads == model.num_heads:
+            return []
+        who = f"{self.name} with strategy.{ROTATION}={DISTFLASH} on CPU ranks, which repeats none"
+        way_out = f"take model.num_kv_heads={model.num_heads}, or strategy.{ROTATION}={P2P}"
+        return [f"model.num_kv_heads={model.num_kv_heads} is not for {who}; {way_out}"]
+
     def kept_bytes_per_token(self, cell: RunConfig) -> int:
         return kept_by_ring(cell)
 
+    def scores_bytes(self, cell: RunConfig) -> int:
+        return super().scores_bytes(replace(cell, kernel="math") if takes_scores(cell) else cell)
+
     def schedule(self, cell: RunConfig) -> Schedule:
-        heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
-        return ring_schedule(cell, heads // cell.ulysses_degree, kv_heads // cell.ulysses_degree)
+        """That of a rank with most blocks and, among those, most to send."""
+        return self.rank_schedule(cell, cell.sp_degree - 1 - cell.sp_degree // 2)
+
+    def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule:
+        if cell.option(ROTATION) == DISTFLASH and cell.sp_degree > 1:
+            return balanced_schedule(cell, rank)
+        return ring_schedule(cell, cell.model.num_heads, cell.model.num_kv_heads)
+
+
+def boundary_refusals(cell: RunConfig) -> list[str]:
+    """One rank hands over no boundaries. The balanced rings know those of the first sequence of a batch."""
+    if not cell.data.packs:
+        return []
+    if cell.sp_degree == 1:
+        return [f"data.packing=documents is not for {cell.strategy} on one rank; take strategy=local"]
+    if cell.option(ROTATION) in BALANCED and cell.batch > 1:
+        who = f"{cell.strategy} with strategy.{ROTATION}={cell.option(ROTATION)}"
+        reason = "it masks every sequence by the documents of the first"
+        way_out = f"take batch=1 and grad_accum={cell.batch * cell.grad_accum}"
+        return [f"data.packing=documents with batch={cell.batch} is not for {who}: {reason}; {way_out}"]
+    return []
+
+
+def takes_scores(cell: RunConfig) -> bool:
+    """Whether the package calls no kernel: it computes all scores of a block at once, in float32.
+
+    So it does on CPU ranks where it passes keys, and anywhere in its zigzag ring over documents.
+    """
+    rotation, packs = cell.option(ROTATION), cell.data.packs
+    if rotation == HEAD_TAIL:
+        return packs
+    return cell.cluster.device == "cpu" and (rotation == DISTFLASH or (rotation == P2P and not packs))
 
 
 def kernel_refusals(cell: RunConfig) -> list[str]:
-    """Passing keys on a CPU, the package calls no kernel: it computes all scores at once, and in float32.
+    """Where it calls no kernel, ours that does the same has to be named, and no dtype that it has not.
 
     Under autocast, which is DDP's bf16, its products are rounded to bf16 all the same.
     """
-    if cell.option("rotation") != "p2p" or cell.cluster.device != "cpu":
+    rotation, device = cell.option(ROTATION), cell.cluster.device
+    chosen = f"strategy.{ROTATION}={rotation}"
+    other = f"strategy.{ROTATION}={ALLGATHER}"
+    if rotation == HEAD_TAIL and device == "cpu" and not cell.data.packs:
+        return [f"{chosen} needs a GPU, as the package's zigzag ring computes there only; take {other}"]
+    documents = " and documents" if cell.data.packs else ""
+    who = f"{cell.strategy} with {chosen}{documents} on {device.upper()} ranks"
+    if not takes_scores(cell):
+        if device == "cpu" and cell.data.packs and cell.kernel not in OWN_KERNELS.values():
+            said = "which computes with torch's masked attention"
+            return [f"kernel={cell.kernel} is not for {who}, {said}; take kernel={TORCH_KERNEL}"]
         return []
-    who = f"{cell.strategy} with strategy.rotation=p2p on CPU ranks"
     reasons = []
-    if cell.kernel != OWN_KERNEL:
+    if cell.kernel != OWN_KERNELS[rotation]:
         reasons.append(
             f"kernel={cell.kernel} is not for {who}, which computes all scores itself; take"
-            f" kernel={OWN_KERNEL}, or strategy.rotation=allgather"
+            f" kernel={OWN_KERNELS[rotation]}, or {other}"
         )
     if cell.engine == "ddp" and cell.dtype == "bf16":
         reasons.append(
             f"engine=ddp with dtype=bf16 is not for {who}, whose products autocast rounds to bf16; take"
-            " engine=fsdp2 or zero3, or strategy.rotation=allgather"
+            f" engine=fsdp2 or zero3, or {other}"
         )
     if cell.dtype == "fp64":
-        reasons.append(
-            f"dtype=fp64 is not for {who}, which computes in float32; take dtype=fp32, or"
-            " strategy.rotation=allgather"
-        )
+        reasons.append(f"dtype=fp64 is not for {who}, which computes in float32; take dtype=fp32, or {other}")
     return reasons
 
 
@@ -79,9 +151,9 @@ def kept_by_ring(cell: RunConfig) -> int:
     model, number_bytes = cell.model, DTYPE_BYTES[cell.dtype]
     if cell.ring_degree == 1:
         return 0
-    if cell.option("rotation") == "allgather":
+    if gathers(cell):
         heads_bytes = (cell.ring_degree - 1) * 2 * model.num_kv_heads * number_bytes
-    elif cell.cluster.device == "cpu":
+    elif cell.option(ROTATION) == P2P and cell.cluster.device == "cpu":
         repeated = 2 * (model.num_heads - model.num_kv_heads) * number_bytes
         heads_bytes = repeated + model.num_heads * FLOAT32_BYTES
     else:
@@ -91,9 +163,15 @@ def kept_by_ring(cell: RunConfig) -> int:
 
 def ring_schedule(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
     """A ring of the package over these heads of a ring shard; nothing is sent in one of a single rank."""
-    if cell.option("rotation") == "allgather":
+    if gathers(cell):
         return _gathered(cell, heads, kv_heads)
-    return _passed(cell, heads, kv_heads)
+    return (_balanced if cell.option(ROTATION) == HEAD_TAIL else _passed)(cell, heads, kv_heads)
+
+
+def gathers(cell: RunConfig) -> bool:
+    """Whether every rank has all keys: of packed documents also where they are to be passed on."""
+    rotation = cell.option(ROTATION)
+    return rotation == ALLGATHER or (rotation == P2P and cell.data.packs)
 
 
 def _gathered(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
@@ -134,3 +212,54 @@ def _passed(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
     forward = [Stage((block,), (hop,), is_hidden=True) for block in blocks]
     backward = [Stage((block,), (hop, hop), is_hidden=True) for block in (*blocks, last)]
     return Schedule(forward=(*forward, Stage((last,))), backward=tuple(backward))
+
+
+def _balanced(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
+    """The zigzag ring: the hops of `_passed` in the cell's dtype, but only those of keys are hidden.
+
+    The package waits for each hop of gradients before it goes on, and for the last one of keys.
+    """
+    ranks, stride = cell.ring_degree, cell.ring_stride
+    hop = Exchange("send", tensor_bytes(cell, 2 * kv_heads, cell.padded_len // ranks), ranks, stride)
+    home = Stage(exchanges=(hop,))
+    *blocks, last = ring_blocks(cell, heads, kv_heads)
+    hidden = [Stage((block,), (hop,), is_hidden=True) for block in blocks]
+    if not blocks:
+        return Schedule(forward=(Stage((last,)),), backward=(Stage((last,)),))
+    backward = [part for stage in (*hidden, Stage((last,))) for part in (stage, home)]
+    return Schedule(forward=(*hidden, Stage((last,))), backward=(*backward, home))
+
+
+def balanced_schedule(cell: RunConfig, rank: int) -> Schedule:
+    """The contiguous ring that lends work: P-1 hops of keys, then half as many of queries, none hidden.
+
+    Hops of keys go all the way round, though the first half of them is not computed with. A rank that has
+    another's queries gives back output and LSE; in backward it is lent the output's gradient, the output
+    and the LSE as well, and gives back dq. Over gloo ranks send these in backward though nobody needs them.
+    """
+    model, ranks = cell.model, cell.sp_degree
+    half, sends_always = ranks // 2, cell.cluster.backend == "gloo"
+    q, kv = activation_bytes(cell, model.num_heads), activation_bytes(cell, 2 * model.num_kv_heads)
+    lse = q // (model.head_dim * DTYPE_BYTES[cell.dtype]) * FLOAT32_BYTES
+    own, whole = (
+        Stage((Block(cell.batch, model.num_heads, model.num_kv_heads, *(cell.shard_len,) * 2, masked),))
+        for masked in (True, False)
+    )
+
+    def sent(size: int, *, when: bool = True) -> list[Stage]:
+        return [Stage(exchanges=(Exchange("send", size, ranks),))] if when else []
+
+    def computed(*, when: bool) -> list[Stage]:
+        return [whole] if when else []
+
+    forward, backward = [own], [own]
+    for hop in range(1, ranks):
+        is_mine = hop > half and rank >= hop
+        forward += [*sent(kv), *computed(when=is_mine)]
+        backward += [*sent(kv), *computed(when=is_mine), *sent(kv)]
+    for hop in range(1, half + 1):
+        helps, is_helped = rank + hop < ranks, rank >= hop
+        forward += [*sent(q), *computed(when=helps), *sent(q + lse, when=helps)]
+        backward += [*sent(q), *sent(3 * q + lse, when=is_helped or sends_always)]
+        backward += [*computed(when=helps), *sent(q, when=helps or sends_always)]
+    return Schedule(tuple(forward), tuple(backward))

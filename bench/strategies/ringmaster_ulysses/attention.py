@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +21,15 @@ from bench.strategies.strategy import Strategy
 
 Attention = Callable[..., tuple[Tensor, None]]
 """`attention(module, q_BNSD, k_BKSD, v_BKSD, mask, **keywords)`, as transformers calls one."""
+IN_TRANSFORMERS: Mapping[str, str] = {
+    "flash_attn_2": "flash_attention_2",
+    "flash_attn_3": "flash_attention_3",
+}
+"""What transformers calls the kernels that it loads itself: under another name it asks a hub for them.
+
+The second is reached by the bridge, whose functions take what those of the first do: the package passes
+`dropout_p`, which FlashAttention-3's own have not.
+"""
 
 
 class Ringmaster(Strategy):
@@ -66,8 +76,12 @@ class RingmasterUlyssesAttention(Ringmaster):
     def function_of_package(self) -> Attention:
         from ringmaster.strategies.ulysses import make_ulysses_attention
 
-        inner = f"bench_{self.kernel.name}"
-        ALL_ATTENTION_FUNCTIONS[inner] = attention_on(self.kernel)
+        inner = IN_TRANSFORMERS.get(self.kernel.name)
+        if inner is None:
+            inner = f"bench_{self.kernel.name}"
+            ALL_ATTENTION_FUNCTIONS[inner] = attention_on(self.kernel)
+        # Where transformers' own attention looks for the kernel's name.
+        self.module.config = SimpleNamespace(_attn_implementation=inner)  # type: ignore[assignment]
         function: Attention = make_ulysses_attention(inner)
         return function
 

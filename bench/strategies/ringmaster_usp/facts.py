@@ -5,8 +5,10 @@ from __future__ import annotations
 from bench.config import RunConfig
 from bench.strategies.facts import head_exchange_refusals
 from bench.strategies.ringmaster_ring.facts import (
-    PACKED_OTHERWISE,
-    RingmasterRing,
+    ALLGATHER,
+    P2P,
+    ROTATION,
+    boundary_refusals,
     kept_by_ring,
     kernel_refusals,
     ring_schedule,
@@ -18,13 +20,11 @@ from bench.strategies.usp.facts import USP
 
 class RingmasterUSP(USP):
     name = "ringmaster_usp"
-    packs = False
-    why_it_packs_not = PACKED_OTHERWISE
     kept_copies = (1, 0)
     layouts = ("contiguous",)
     package = "axolotl-ringmaster"
     tried = "0.2.7"
-    options = {**RingmasterRing.options, **USP.options}  # noqa: RUF012  a class's own constant, as in torch_cp
+    options = {ROTATION: (ALLGATHER, P2P), **USP.options}  # noqa: RUF012  a class's own constant, as in torch_cp
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
         return "usp"
@@ -34,6 +34,9 @@ class RingmasterUSP(USP):
 
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *kernel_refusals(cell)]
+
+    def packing_refusals(self, cell: RunConfig) -> list[str]:
+        return [*super().packing_refusals(cell), *boundary_refusals(cell)]
 
     def kept_bytes_per_token(self, cell: RunConfig) -> int:
         return super().kept_bytes_per_token(cell) + kept_by_ring(cell)

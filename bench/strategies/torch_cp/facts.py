@@ -18,10 +18,7 @@ class TorchCP(Ring):
     name = "torch_cp"
     packs = False
     first_gradients_wait = False
-    why_it_packs_not = (
-        "torch's context parallel takes boundaries with flex attention, and runs here with SDPA's kernels,"
-        " which take none"
-    )
+    why_it_packs_not = "torch knows documents in its ring of flex_attention, which is no kernel here"
     layouts = ("zigzag", "contiguous")
     # It merges blocks in float32 whatever the inputs are, so float64 would not be float64.
     dtypes = ("bf16", "fp16", "fp32")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from bench.attention.flash_attn_bridge import package_on
@@ -11,12 +13,21 @@ from bench.strategies.facts import Facts
 from bench.strategies.shipped import parts_of_package
 from bench.strategies.strategy import Strategy
 
+ATTENTION_TYPES: Mapping[str, str] = {"flash_attn_3": "FA3"}
+"""Kernels that the package calls by itself; any other stands for flash-attn's functions, its `FA`.
+
+Its rings have an FA3, too, but it passes `causal=False` whatever is asked for, and arguments that
+FlashAttention-3 no longer takes (`yunchang/kernels/attention.py`, `flash_attn3_func_forward`).
+"""
+
 
 class YunchangUlyssesAttention(Strategy):
     def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
         super().__init__(cell, groups, facts)
         with parts_of_package(facts):
-            self.package_attention = package_on("yunchang", self.kernel).UlyssesAttention(groups.sequence)
+            package = package_on("yunchang", self.kernel)
+            kind = package.kernels.AttnType[ATTENTION_TYPES.get(self.kernel.name, "FA")]
+            self.package_attention = package.UlyssesAttention(groups.sequence, attn_type=kind)
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         qkv = (x.transpose(1, 2) for x in (q_BNSD, k_BKSD, v_BKSD))

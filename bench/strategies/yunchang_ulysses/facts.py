@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.config import RunConfig
-from bench.strategies.facts import head_exchange_refusals
+from bench.strategies.facts import NOT_ASKED, head_exchange_refusals
 from bench.strategies.schedule import Schedule, Stage, whole_block
 from bench.strategies.ulysses.facts import Ulysses, exchange_heads
 
@@ -11,7 +11,8 @@ from bench.strategies.ulysses.facts import Ulysses, exchange_heads
 class YunchangUlysses(Ulysses):
     name = "yunchang_ulysses"
     packs = False
-    why_it_packs_not = "yunchang hands flash-attn whole sequences"
+    packing_is = NOT_ASKED
+    why_it_packs_not = "yunchang's UlyssesAttention takes no boundaries of documents"
     package = "yunchang"
     calls_flash_attn = True
     tried = "0.6.4"

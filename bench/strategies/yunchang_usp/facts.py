@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bench.config import ModelConfig, RunConfig
-from bench.strategies.facts import head_exchange_refusals
+from bench.strategies.facts import NOT_ASKED, head_exchange_refusals
+from bench.strategies.ring_flash_attn.facts import rounding_refusals
 from bench.strategies.schedule import Schedule
 from bench.strategies.usp.facts import USP
 from bench.strategies.yunchang_ring.facts import YunchangRing
@@ -15,11 +16,13 @@ class YunchangUSP(USP):
     packs = False
     kept_copies = (1, 0)
     first_gradients_wait = YunchangRing.first_gradients_wait
-    why_it_packs_not = YunchangRing.why_it_packs_not
+    packing_is = NOT_ASKED
+    why_it_packs_not = "yunchang's LongContextAttention takes no boundaries of documents"
     package = "yunchang"
     calls_flash_attn = True
     tried = YunchangRing.tried
     dtypes = YunchangRing.dtypes
+    why_these_dtypes = YunchangRing.why_these_dtypes
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
         return "usp"
@@ -28,6 +31,9 @@ class YunchangUSP(USP):
         """Such that there is a ring, where there can be: of one rank its backward sends to itself."""
         degree = super().ulysses_degree(sp_degree, model)
         return degree // 2 if degree == sp_degree > 1 else degree
+
+    def refusals(self, cell: RunConfig) -> list[str]:
+        return [*super().refusals(cell), *rounding_refusals(cell)]
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:
         return YunchangRing().causal_masks(layout)

@@ -2,19 +2,28 @@
 
 import importlib
 import inspect
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+import transformers.modeling_flash_attention_utils as transformers_flash
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention import flash_attn_autograd, flash_attn_bridge
 from bench.attention.flash_attn_bridge import package_on
 from bench.attention.kernels import KERNELS, Packing, kernel_backward, kernel_forward
 from bench.attention.packed import packed_backward, packed_forward
+from bench.strategies import STRATEGIES, runnable
+from bench.strategies.ringmaster_ring.attention import implementation
+from bench.strategies.ringmaster_ulysses.attention import IN_TRANSFORMERS
+from tests.cells import make_cell
 from tests.recorded_signatures import (
     FLASH_ATTN_2,
     FLASH_ATTN_2_PUBLIC,
+    FLASH_ATTN_3_PUBLIC,
     SOURCES,
     forget_packages,
     parameters,
@@ -131,3 +140,68 @@ def test_flash_attn_3_fills_the_gradients_that_ring_flash_attn_gives(installed):
         copies[name] = sum(event.name == "aten::copy_" for event in profile.events())
     torch.testing.assert_close(filled["flash_attn_3"], filled["math"])
     assert copies["flash_attn_3"] == copies["math"]  # those of the package, which computes as `math` does
+
+
+WITH_PUBLIC = {
+    "flash_attn_2": replace(
+        FLASH_ATTN_2,
+        functions=FLASH_ATTN_2.functions | FLASH_ATTN_2_PUBLIC | {"flash_attn_with_kvcache": "q |"},
+    ),
+    "flash_attn_3": replace(
+        SOURCES["flash_attn_3"], functions=SOURCES["flash_attn_3"].functions | FLASH_ATTN_3_PUBLIC
+    ),
+}
+
+
+@pytest.fixture
+def in_transformers(installed, tmp_path, monkeypatch):
+    """A function that installs flash-attn with what transformers imports of it on a machine with CUDA."""
+
+    def install(name):
+        write_package(tmp_path, WITH_PUBLIC[name])
+        if name == "flash_attn_2":
+            (tmp_path / "flash_attn" / "__init__.py").write_text(
+                "from flash_attn.flash_attn_interface import *\n__version__ = '2.8.3'\n"
+            )
+            (tmp_path / "flash_attn" / "bert_padding.py").write_text("pad_input = unpad_input = None\n")
+        monkeypatch.setattr(transformers_flash, "is_flash_attn_2_available", lambda: name == "flash_attn_2")
+        monkeypatch.setattr(transformers_flash, "_loaded_implementation", None)
+        return importlib.import_module(WITH_PUBLIC[name].module)
+
+    return install
+
+
+def test_transformers_loads_flash_attn_by_the_names_that_ringmaster_is_given(in_transformers):
+    module = in_transformers("flash_attn_2")
+    for rotation in ("allgather", "p2p"):
+        with flash_attn_bridge.flash_attn_from(KERNELS["flash_attn_2"]):
+            given = transformers_flash._lazy_imports(implementation(rotation, "flash_attn_2"))
+        assert given[:2] == (module.flash_attn_func, module.flash_attn_varlen_func)
+    assert IN_TRANSFORMERS["flash_attn_2"] in ALL_ATTENTION_FUNCTIONS
+    assert implementation("allgather", "torch_flash") not in ALL_ATTENTION_FUNCTIONS
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "called"),
+    [
+        ("ringmaster_ulysses", "flash_attn_2", "flash_attn_func"),
+        ("ringmaster_ring", "flash_attn_2", "flash_attn_func"),
+        ("ringmaster_ulysses", "flash_attn_3", "_flash_attn_forward"),
+        ("ringmaster_ring", "flash_attn_3", "_flash_attn_forward"),
+        ("yunchang_ulysses", "flash_attn_2", "flash_attn_func"),
+        ("yunchang_ulysses", "flash_attn_3", "flash_attn_func"),
+    ],
+)
+def test_packages_call_flash_attn_as_it_can_be_called(in_transformers, one_rank, name, kernel, called):
+    """On one rank; ringmaster passes `dropout_p`, so that FlashAttention-3 is called through the bridge."""
+    facts = STRATEGIES[name]
+    pytest.importorskip(facts.package.removeprefix("axolotl-"))
+    forget_packages()
+    module = in_transformers(kernel)
+    cell = replace(make_cell(f"strategy={name}", "cluster.world_size=1", "model=qwen3_nano"), kernel=kernel)
+    strategy = runnable(name)(cell, SimpleNamespace(sequence=dist.group.WORLD), facts)
+    q, k, v, _ = qkv_and_dout(torch.bfloat16)
+    found = strategy.attention(q, k, v)
+    expected, _ = kernel_forward(KERNELS["math"], q, k, v, causal=True, scale=q.shape[-1] ** -0.5)
+    torch.testing.assert_close(found, expected)
+    assert module.calls == [called]

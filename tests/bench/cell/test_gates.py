@@ -21,6 +21,7 @@ CASES = {
     )
     for name in INSTALLED
     for layout, options in variants(STRATEGIES[name])
+    if ("rotation", "head_tail") not in options  # for GPUs: tests/bench/strategies/test_ringmaster.py
 }
 
 
@@ -34,6 +35,9 @@ CASES_AND_FLAGS = [
     for number, (case, words) in enumerate(CASES.items())
     for flag in ("false", "true")
     if flag == "true" or ONLY_CHECKPOINTED not in words
+]
+CASES_AND_FLAGS += [
+    pytest.param(("strategy=deepspeed_ulysses", "data.packing=documents", "engine=ddp", "grad_accum=2"))
 ]
 
 

@@ -83,12 +83,23 @@ ILLEGAL = {
     "heads that do not divide": (("cluster.world_size=3", "seq_len=9k"), "choose sp_degree from 1, 2, 4"),
     "a length that does not divide": (("seq_len=8193",), "the nearest is seq_len=8192"),
     "a length that padding would fill": (("strategy=ring", "seq_len=250"), "seq_len=248, or take pad=true"),
-    "packing in DeepSpeed": (("strategy=deepspeed_ulysses", *PACKED), "take strategy=ulysses or ring"),
+    "packing two sequences in DeepSpeed": (
+        ("strategy=deepspeed_ulysses", "batch=2", *PACKED),
+        "take batch=1",
+    ),
     "packing in a published ring": (("strategy=ring_flash_attn", *PACKED), "a multiple of sp_degree"),
-    "packing in torch's ring": (("strategy=torch_cp", *PACKED), "boundaries with flex attention"),
+    "packing in torch's ring": (("strategy=torch_cp", *PACKED), "not offered here: torch knows documents"),
     "packing of random inputs": (("workload=attention", *PACKED), "take workload=train"),
     "a length too short for zigzag": (("strategy=ring_flash_attn", "seq_len=2"), "multiple of 4"),
     "a layout of another strategy": (("layout=zigzag",), "choose layout=contiguous"),
+    "a contiguous ring that rounds dq to bf16": (
+        ("strategy=ring_flash_attn", "layout=contiguous", "dtype=fp16"),
+        "take dtype=bf16, or layout=zigzag",
+    ),
+    "full attention of FPDT": (
+        ("strategy=deepspeed_fpdt", "workload=attention", "workload.mask=full"),
+        "(not asked: DeepSpeed's operation has no `causal` argument",
+    ),
     "ring-flash-attn in float32": (("strategy=ring_flash_attn", "dtype=fp32"), "dtype=bf16 or fp16"),
     "kept outputs of layers that are not checkpointed": (
         ("strategy=distflash_attn", "strategy.checkpoints=attention_output", "checkpointing=false"),

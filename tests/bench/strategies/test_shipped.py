@@ -5,14 +5,24 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+import torch
 import torch.distributed as dist
+from transformers.modeling_flash_attention_utils import (
+    _is_packed_sequence,
+    prepare_fa_kwargs_from_position_ids,
+)
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.environment import installed
+from bench.node.worker import join
+from bench.passes.parity.attention import random_inputs
+from bench.ranks.device import finish_together
+from bench.ranks.groups import make_groups
 from bench.ranks.log import RefusedError
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES, runnable, shipped
+from bench.training.packing import drawn_documents
 from tests.cells import TINY, make_cell, tiny_cell, words_for
 from tests.command import typed
 from tests.installed import INSTALLED
@@ -91,6 +101,50 @@ def test_on_nccl_ringmaster_sends_the_bytes_of_its_formula(launcher, tmp_path, n
     on_nccl = replace(cell, cluster=replace(cell.cluster, backend="nccl"))
     assert sent == {STRATEGIES[name].exchange_bytes(on_nccl)}
     assert sent != {STRATEGIES[name].exchange_bytes(cell)}
+
+
+def boundaries_that_transformers_reads(job, log):
+    """A rank's whole life: from what DeepSpeed gathers of positions, and those that attention is told."""
+    device = join(job)
+    cell = job.cell
+    strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+    gathered, plain = [], strategy.exchange.attn
+
+    def attention(*args, position_ids, **keywords):
+        gathered.append(position_ids)
+        return plain(*args, position_ids=position_ids, **keywords)
+
+    strategy.exchange.attn = attention
+    documents = drawn_documents(cell.batch, cell.seq_len)
+    with strategy.packed(documents):
+        q, k, v = (x[:, :, : cell.shard_len] for x in random_inputs(cell, cell.seq_len, device)[:3])
+        strategy.attention(q, k, v)
+        told = strategy.packing.cu_seqlens_q.tolist()
+    (positions,) = gathered
+    assert _is_packed_sequence(positions, batch_size=len(positions))
+    (read, _), _ = prepare_fa_kwargs_from_position_ids(positions)
+    finish_together(device)
+    return {"told": told, "read": read.tolist()}
+
+
+@pytest.mark.ranks
+def test_deepspeed_gathers_the_positions_in_which_transformers_finds_the_documents(launcher, tmp_path):
+    cell = tiny_cell("strategy=deepspeed_ulysses", "data.packing=documents", "cluster.world_size=2")
+    ends = launcher.run(cell, tmp_path, entry=boundaries_that_transformers_reads)
+    for end in ends:
+        assert end.report is not None, end.failure or end.log_tail
+        assert end.report["read"] == end.report["told"]
+        assert len(end.report["told"]) > 2
+
+
+def test_deepspeed_packs_one_sequence_at_a_time():
+    """transformers looks for boundaries in no larger batch."""
+    words = ("strategy=deepspeed_ulysses", "data.packing=documents", "cluster.world_size=2", "batch=2")
+    assert "with batch=2 is not for deepspeed_ulysses" in refusal(make_cell(*words))
+    assert refusal(make_cell(*words[:-1])) is None
+    positions = torch.tensor([[0, 1, 0, 1]] * 2)
+    assert not _is_packed_sequence(positions, batch_size=2)
+    assert _is_packed_sequence(positions[:1], batch_size=1)
 
 
 UNDEFINED = "undefined symbol: _ZN3c105ErrorC2E"

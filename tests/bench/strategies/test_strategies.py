@@ -18,13 +18,10 @@ from tests.attention_cases import (
 
 SETS = {"ours": tuple(STRATEGIES.ours)} | {name: (name,) for name in STRATEGIES.plugin_names()}
 """One set of ranks tests all of ours; `-k NAME` tests a package's own strategy and nothing else."""
+READS = {"tolist", "aten._local_scalar_dense.default", "aten.lift_fresh.default"}
 WAITS = {
     "ring_flash_attn_llama3 on documents": {"tolist"},
-    "ringmaster_ulysses on documents": {
-        "tolist",
-        "aten._local_scalar_dense.default",
-        "aten.lift_fresh.default",
-    },
+    **{f"ringmaster_{each} on documents": READS for each in ("ulysses", "ring", "usp")},
 }
 """The package tells kernels on the device where documents end; those that take one at a time read it."""
 

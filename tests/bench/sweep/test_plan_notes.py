@@ -146,6 +146,28 @@ def test_degrees_that_are_given_take_as_many_gpus_as_they_need(count, values, ra
 NEWER = "kernel=torch_flash is FlashAttention-2; on "
 
 
+UNEVEN = (
+    "causal work is uneven with ringmaster_ring, whose last rank has up to 1.5 times the mean, and even with"
+    " ring; alike: layout=contiguous for all, or strategy.rotation=head_tail for ringmaster_ring"
+)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "said"),
+    [
+        (("ring", "ulysses"), None),
+        (("ulysses", "ringmaster_ring"), None),
+        (
+            ("ring", "ringmaster_ring"),
+            UNEVEN,
+        ),
+    ],
+)
+def test_contiguous_rings_beside_balanced_ones_are_named(strategies, said):
+    notes = [line for line in planned(TWO_CORES, strategies=strategies).notes if line.startswith("layout:")]
+    assert notes == ([] if said is None else [f"layout: {said}"])
+
+
 @pytest.mark.parametrize(
     ("machine", "values", "said"),
     [

@@ -1,0 +1,108 @@
+"""ringmaster's ways for GPUs, on CPU ranks whose tensors say that a GPU has them."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bench.request.legality import refusal
+from bench.strategies import STRATEGIES
+from tests.attention_cases import LIMITS, check_cases, errors_of
+from tests.cells import make_cell, tiny_cell
+from tests.installed import INSTALLED
+from tests.together import look_inside, seen_inside
+
+NAME = "ringmaster_ring"
+INSTALLED_ONLY = pytest.mark.skipif(NAME not in INSTALLED, reason="axolotl-ringmaster is not installed")
+PACKED = ("data.packing=documents",)
+ROTATIONS = STRATEGIES[NAME].options["rotation"]
+
+
+def as_on_a_gpu():
+    """What the package asks: whose tensor it is, and which library carries messages."""
+    told = dist.get_backend
+    dist.get_backend = lambda group=None: "nccl" if told(group) == "gloo" else told(group)
+    torch.Tensor.is_cuda = property(lambda tensor: True)
+
+
+def look_inside_as_on_a_gpu(job, log):
+    as_on_a_gpu()
+    return look_inside(job, log)
+
+
+def check_cases_as_on_a_gpu(job, log):
+    as_on_a_gpu()
+    return check_cases(job, log)
+
+
+def on_a_gpu(cell):
+    return replace(cell, cluster=replace(cell.cluster, device="cuda", backend="nccl"))
+
+
+def cell_of(rotation, mask, ranks):
+    words = PACKED if mask == "documents" else ()
+    return tiny_cell(
+        f"strategy={NAME}", f"strategy.rotation={rotation}", f"cluster.world_size={ranks}", "seq_len=192",
+        "model=qwen3_nano", "engine=fsdp2", "dtype=bf16", *words,
+    )  # fmt: skip
+
+
+@INSTALLED_ONLY
+@pytest.mark.ranks
+def test_its_flash_rings_compute_and_send_what_they_should(launcher, tmp_path, monkeypatch):
+    """Against float64 on four ranks, and to the byte on three and four: work is lent among odd ranks too."""
+    cases = [*itertools.product(ROTATIONS, ("causal", "documents"))]
+    four = {case: cell_of(*case, 4) for case in cases}
+    errors = errors_of(launcher, tmp_path, four, entry=check_cases_as_on_a_gpu)
+    assert {case: found for case, found in errors.items() if max(found.values()) > LIMITS["bf16"]} == {}
+    cells = {f"{case} on {ranks}": cell_of(*case, ranks) for case in cases for ranks in (3, 4)}
+    assert {name: refusal(on_a_gpu(cell)) for name, cell in cells.items()} == dict.fromkeys(cells)
+    monkeypatch.setattr("tests.together.refusal", lambda cell: None)
+    seen = seen_inside(launcher, tmp_path, cells, look_inside_as_on_a_gpu)
+    for name, cell in cells.items():
+        sent = [rank["sent_bytes"]["attention"] for rank in seen[name]]
+        formula = [STRATEGIES[NAME].rank_exchange_bytes(on_a_gpu(cell), rank) for rank in range(len(sent))]
+        assert sent == formula, name
+
+
+REFUSED = {
+    "head_tail needs a GPU": (("strategy.rotation=head_tail",), "needs a GPU"),
+    "head_tail is zigzag": (("strategy.rotation=head_tail", "layout=contiguous"), "choose layout=zigzag"),
+    "the others are not": (("layout=zigzag",), "choose layout=contiguous"),
+    "a balanced ring is causal": (
+        ("strategy.rotation=distflash", "workload=attention", "workload.mask=full"),
+        "take workload.mask=causal",
+    ),
+    "distflash repeats no KV head on a CPU": (
+        ("strategy.rotation=distflash", "dtype=fp32"),
+        "which repeats none",
+    ),
+    "scores of its own, as math": (("strategy.rotation=p2p",), "take kernel=math"),
+    "scores of its own, as flash kernels": (
+        ("strategy.rotation=distflash", "kernel=math", "engine=fsdp2", "model.num_kv_heads=4"),
+        "take kernel=torch_flash",
+    ),
+    "several packed sequences": (
+        ("strategy.rotation=distflash", "dtype=fp32", "batch=2", *PACKED),
+        "documents of the first; take batch=1",
+    ),
+    "documents on a kernel of its own": (("kernel=flash_blocks", *PACKED), "take kernel=torch_flash"),
+    "documents on one rank": (("cluster.world_size=1", *PACKED), "take strategy=local"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_it_cannot_do_is_refused_by_name(case, monkeypatch):
+    monkeypatch.setattr("bench.request.legality.installed", lambda package: "1.0")
+    words, way_out = REFUSED[case]
+    reason = refusal(make_cell(f"strategy={NAME}", "model=qwen3_nano", "cluster.world_size=2", *words))
+    assert way_out in reason
+
+
+def test_its_zigzag_ring_is_in_zigzag_by_default():
+    cells = {each: make_cell(f"strategy={NAME}", f"strategy.rotation={each}") for each in ROTATIONS}
+    assert {each: cell.layout for each, cell in cells.items()} == {
+        "allgather": "contiguous", "p2p": "contiguous", "head_tail": "zigzag", "distflash": "contiguous"
+    }  # fmt: skip
