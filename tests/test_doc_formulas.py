@@ -149,7 +149,7 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("full_length", ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.KEY_FLOORS.items())),
         ("full_length", ", ".join(f"{x:.2g} {dtype}" for dtype, x in full_length.IDENTITY_LIMITS.items())),
         ("full_length", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in full_length.OUT_FLOORS.items())),
-        ("training_signal", f"+ {MOVED:g} * max"),
+        ("training_signal", f"+ {MOVED:g} * floor * max"),
         ("training_signal", ", ".join(f"{limit.loss:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         ("training_signal", ", ".join(f"{limit.grad_norm:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         ("training_signal", f"max(floor, {NOISE_FACTOR:.0f} * noise)"),

@@ -15,7 +15,7 @@ import msgspec
 
 from bench.cell.outcome import found_wrong, with_losses
 from bench.config import RunConfig
-from bench.equivalence.trajectory import first_departure, limit_for
+from bench.equivalence.trajectory import first_departure, limit_for, moved_for
 from bench.passes.losses.section import Losses
 from bench.passes.objective.section import objective_tokens
 from bench.passes.timing.section import first_step_tokens
@@ -64,7 +64,7 @@ class Trajectories:
                 losses, held_against=reference.cell_id, held_steps=steps, held_within=asdict(limit)
             )
             record = with_losses(record, cell, losses)
-            departure = first_departure(losses, reference.losses, limit)
+            departure = first_departure(losses, reference.losses, limit, moved_for(cell.dtype, limit))
             if departure is not None:
                 return found_wrong(record, f"{departure} of {reference.strategy} on the same data")
         self._keep(cell, losses)

@@ -82,9 +82,20 @@ def limit_for(dtype: str, noise: Mapping[str, float]) -> Limit:
     return Limit(*(max(getattr(floor, name), NOISE_FACTOR * noise[name]) for name in NAMES))
 
 
-def first_departure(found: Trajectory, reference: Trajectory, limit: Limit) -> str | None:
+def moved_for(dtype: str, limit: Limit) -> float:
+    """MOVED for such a limit: what a moved nat adds follows from the dtype, not from measured noise.
+
+    The noise of trained weights is that of single rows. With MOVED times it, losses that differ from batch to
+    batch would hide an update that was lost.
+    """
+    return MOVED * LIMITS[dtype].loss / limit.loss
+
+
+def first_departure(
+    found: Trajectory, reference: Trajectory, limit: Limit, moved: float = MOVED
+) -> str | None:
     """The first step in which one leaves the other, in words; None where no common step shows one."""
-    for each in _pairs(found, reference):
+    for each in _pairs(found, reference, moved):
         allowed = getattr(limit, each.name) * each.unit
         if not abs(each.own - each.other) <= allowed:
             said = f"step {each.step}: the {NAMES[each.name]} is {each.own:.6g}"
@@ -107,14 +118,14 @@ def mean_of(trajectories: Sequence[Trajectory]) -> Trajectory:
     return Signals([*map(fmean, losses)], [*map(fmean, norms)])
 
 
-def units(reference: Trajectory) -> Mapping[str, list[float]]:
+def units(reference: Trajectory, moved: float = MOVED) -> Mapping[str, list[float]]:
     """By signal what a limit is a multiple of, step by step."""
     steps = range(len(reference.loss))
-    moved = [max(abs(each - reference.loss[0]) for each in reference.loss[: step + 1]) for step in steps]
+    nats = [max(abs(each - reference.loss[0]) for each in reference.loss[: step + 1]) for step in steps]
     # A gradient that has become small is known no better than while it was large.
     norms = accumulate((abs(norm) for norm in reference.grad_norm), max)
     return {
-        "loss": [math.sqrt(1 + step) * abs(reference.loss[step]) + MOVED * moved[step] for step in steps],
+        "loss": [math.sqrt(1 + step) * abs(reference.loss[step]) + moved * nats[step] for step in steps],
         "grad_norm": [math.sqrt(1 + step) * norm for step, norm in zip(steps, norms, strict=False)],
     }
 
@@ -130,9 +141,9 @@ class _Pair:
     unit: float
 
 
-def _pairs(found: Trajectory, reference: Trajectory) -> Iterator[_Pair]:
+def _pairs(found: Trajectory, reference: Trajectory, moved: float = MOVED) -> Iterator[_Pair]:
     """Every signal of every step that both have."""
-    unit = units(reference)
+    unit = units(reference, moved)
     for step in range(min(len(found.loss), len(reference.loss))):
         for name in NAMES:
             own, other = getattr(found, name)[step], getattr(reference, name)[step]

@@ -32,6 +32,7 @@ from bench.passes.objective.whole_model import (
     WholeModel,
     needed_bytes,
     whole_model,
+    whole_scale,
 )
 from bench.passes.parity.limits import FLOORS
 from bench.passes.rank_pass import RankPass
@@ -155,12 +156,15 @@ def _compared(
     found = exact.gradient_errors(step.signal, controls.eps)
     limits = {name: noise.limits(name, dtype, error.distance) for name, error in found.items()}
     gradients = {f"gradient of {name}": (found[name].distance, limits[name].distance) for name in found}
-    scales = {f"scale of the gradient of {name}": (found[name].scale, limits[name].scale) for name in found}
+    scales = {
+        f"scale of the gradient of {name}": (abs(found[name].scale), limits[name].scale) for name in found
+    }
     norms = _norm_errors(step, trainer.cell.optimizer)
     compared = {
         "loss": (exact.loss_error(step.signal), max(FLOORS[dtype].loss, FACTOR * noise.loss)),
         **_nearest(gradients),
         **_nearest(scales),
+        "scale of the whole gradient": (abs(whole_scale(found)), noise.whole_limit(dtype)),
         **{name: (error, NORM_LIMIT) for name, error in norms.items()},
     }
     is_wrong = any(not error <= limit for error, limit in compared.values())

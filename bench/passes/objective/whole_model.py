@@ -52,7 +52,8 @@ class GradientError:
     distance: float
     """Of all that differs."""
     scale: float
-    """Of the part that is parallel to it: rounding has little of it, a wrong factor has nothing else."""
+    """Of the part that is parallel to it, positive where that is too long. Rounding has little of it, a wrong
+    factor has nothing else."""
     numbers: float
     """How many numbers carry the exact gradient, (sum g^2)^2 / sum g^4: few do in the weight of a norm of
     heads. What is random in few numbers is parallel by chance."""
@@ -103,6 +104,8 @@ class Noise:
     """Of the whole gradient, relative to its length: a sound norm is off by less."""
     scale: float
     """Of one parameter's scale, each weighed by its share of the whole gradient."""
+    whole_scale: float
+    """Of the whole gradient's scale."""
     gradients: Mapping[str, GradientError]
 
     def limits(self, name: str, dtype: str, distance: float) -> Limit:
@@ -111,6 +114,14 @@ class Noise:
         allowed = max(floor, FACTOR * plain.distance)
         by_chance = CHANCE * max(plain.distance, min(distance, allowed)) / math.sqrt(plain.numbers)
         return Limit(allowed, max(floor, by_chance, SCALE_FACTOR * max(plain.scale, self.scale)))
+
+    def whole_limit(self, dtype: str) -> float:
+        """Of the whole gradient's scale: parameters that err independently of one another err less together.
+
+        Three controls may all be near zero by chance, so what their parameters' errors come to counts, too.
+        """
+        independent = math.sqrt(sum((each.share * each.scale) ** 2 for each in self.gradients.values()))
+        return max(FLOORS[dtype].backward, SCALE_FACTOR * max(self.whole_scale, independent))
 
     @classmethod
     def of(cls, exact: Signal, controls: Iterable[Signal], eps: float) -> Noise:
@@ -130,6 +141,7 @@ class Noise:
             loss=_rms(losses),
             grad_norm=_rms([_whole(each, "distance") for each in errors]),
             scale=_rms([_whole(each, "scale") for each in errors]),
+            whole_scale=_rms([whole_scale(each) for each in errors]),
             gradients=gradients,
         )
 
@@ -266,7 +278,7 @@ def _error(found: Tensor | None, exact: Tensor, whole: float, eps: float) -> Gra
     missed, own = found.to(exact.device).double() - exact, float(exact.square().sum())
     square = max(own, eps**2 * whole) or 1.0
     distance, parallel = float(missed.norm()) / math.sqrt(square), float((missed * exact).sum()) / square
-    return GradientError(distance, abs(parallel), _carrying(exact), own / (whole or 1.0))
+    return GradientError(distance, parallel, _carrying(exact), own / (whole or 1.0))
 
 
 def _carrying(gradient: Tensor) -> float:
@@ -274,6 +286,11 @@ def _carrying(gradient: Tensor) -> float:
     largest = float(gradient.abs().max())
     squares = (gradient / (largest or 1.0)).square()  # of the largest 1: none of them underflows
     return float(squares.sum() ** 2 / squares.square().sum()) if largest else float(gradient.numel())
+
+
+def whole_scale(errors: Mapping[str, GradientError]) -> float:
+    """By how much the gradients are too large as one, relative; nan where one is missing."""
+    return sum(each.share * each.scale for each in errors.values())
 
 
 def _whole(errors: Mapping[str, GradientError], what: str) -> float:

@@ -9,10 +9,12 @@ from bench.equivalence.trajectory import (
     MOVED,
     NOISE_FACTOR,
     UNMEASURED,
+    Limit,
     distance,
     first_departure,
     limit_for,
     mean_of,
+    moved_for,
 )
 
 
@@ -43,6 +45,20 @@ def test_a_limit_follows_the_measured_noise_and_is_never_below_that_of_random_we
     assert (noisy.loss, noisy.grad_norm) == (NOISE_FACTOR * 1e-3, LIMITS["bf16"].grad_norm)
     assert limit_for("bf16", {}) == UNMEASURED
     assert limit_for("fp32", {}) == LIMITS["fp32"]
+
+
+def test_losses_that_differ_from_batch_to_batch_do_not_hide_a_lost_update():
+    """Of a trained checkpoint in bf16, where the second figure is what losing one update does."""
+    norms = (1.0,) * 4
+    reference, lost = (
+        made_up([1.085, 1.821, 1.697, 1.655], norms),
+        made_up([1.085, 1.821, 1.697, 1.683], norms),
+    )
+    limit = Limit(6.3e-3, 5.3e-2)
+    moved = moved_for("bf16", limit)
+    assert first_departure(lost, reference, limit, moved).startswith("step 3: the loss is 1.683")
+    assert first_departure(made_up([1.085, 1.821, 1.697, 1.657], norms), reference, limit, moved) is None
+    assert moved_for("bf16", LIMITS["bf16"]) == MOVED
 
 
 def test_a_distance_is_the_mean_over_steps_in_multiples_of_what_a_step_allows():

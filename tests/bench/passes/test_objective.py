@@ -13,7 +13,15 @@ from bench.passes.facts import RankReport
 from bench.passes.objective.rank import Step as ObjectiveStep
 from bench.passes.objective.rank import _norm_errors, mean_of_ranks
 from bench.passes.objective.section import objective_tokens
-from bench.passes.objective.whole_model import CHANCE, FACTOR, SCALE_FACTOR, GradientError, Noise, Signal
+from bench.passes.objective.whole_model import (
+    CHANCE,
+    FACTOR,
+    SCALE_FACTOR,
+    GradientError,
+    Noise,
+    Signal,
+    whole_scale,
+)
 from bench.strategies.strategy import IGNORED_LABEL
 from tests import faults
 from tests.cells import make_cell, run_cell, tiny_cell
@@ -65,12 +73,27 @@ def test_a_parameter_without_a_gradient_errs_infinitely():
 
 
 def test_what_rounding_makes_parallel_by_chance_is_allowed_and_least_in_many_numbers():
-    noise = Noise(0.0, 1e-2, 1e-3, {str(n): GradientError(1e-2, 5e-4, n) for n in (16, 2**20)})
+    noise = Noise(0.0, 1e-2, 1e-3, 0.0, {str(n): GradientError(1e-2, 5e-4, n) for n in (16, 2**20)})
     few, many = (noise.limits(str(n), "bf16", 2e-2) for n in (16, 2**20))
     assert few.distance == many.distance == pytest.approx(FACTOR * 1e-2)
     assert few.scale == pytest.approx(CHANCE * 2e-2 / 4)
     assert many.scale == pytest.approx(SCALE_FACTOR * 1e-3)
     assert noise.limits("16", "bf16", 1.0).scale == pytest.approx(CHANCE * FACTOR * 1e-2 / 4)
+
+
+def test_one_factor_on_all_gradients_shows_in_the_whole_where_it_shows_in_no_parameter():
+    exact = Signal(1.0, {str(n): torch.ones(4096) for n in range(16)}, torch.ones(1))
+
+    def with_factors(factors):
+        gradients = {n: f * each for f, (n, each) in zip(factors, exact.gradients.items(), strict=True)}
+        return Signal(1.0, gradients, torch.ones(1))
+
+    noise = Noise.of(exact, [with_factors([1.002, 0.998] * 8)], eps=0.0)
+    found = exact.gradient_errors(with_factors([1.0075] * 16))
+    assert all(each.scale < noise.limits(n, "bf16", each.distance).scale for n, each in found.items())
+    assert noise.whole_scale == pytest.approx(0.0, abs=1e-6)
+    assert whole_scale(found) == pytest.approx(7.5e-3, rel=1e-3)
+    assert noise.whole_limit("bf16") == pytest.approx(SCALE_FACTOR * 2e-3 / 4, rel=1e-3)
 
 
 @pytest.mark.parametrize(
