@@ -32,6 +32,7 @@ class RingmasterRing(ScheduledFacts):
     packs = True
     layouts = ("contiguous", "zigzag")
     package = "axolotl-ringmaster"
+    calls_flash_attn = True
     tried = "0.2.7"
     options = {ROTATION: (ALLGATHER, P2P, HEAD_TAIL, DISTFLASH)}  # noqa: RUF012  a class's own constant
     sends_unevenly = True

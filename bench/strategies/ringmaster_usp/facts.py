@@ -23,6 +23,7 @@ class RingmasterUSP(USP):
     kept_copies = (1, 0)
     layouts = ("contiguous",)
     package = "axolotl-ringmaster"
+    calls_flash_attn = True
     tried = "0.2.7"
     options = {ROTATION: (ALLGATHER, P2P), **USP.options}  # noqa: RUF012  a class's own constant, as in torch_cp
 
