@@ -103,8 +103,10 @@ def spread_label(row: Mapping[Any, Any]) -> str:
     """How sure a cell's tokens/s is: `n=8, 2,390 to 2,470` or `n=1, no interval`."""
     if pd.isna(row["n"]):
         return ""
-    parts = [f"n={n_label(row)}", interval_label(row)]
+    interval = interval_label(row)
+    parts = [f"n={n_label(row)}", interval]
     lowest, highest = row["tokens_per_s_lowest_repeat"], row["tokens_per_s_highest_repeat"]
-    if pd.notna(lowest):
-        parts.append(f"repeats {number_label(lowest)} to {number_label(highest)}")
+    repeats = f"{number_label(lowest)} to {number_label(highest)}"
+    if pd.notna(lowest) and repeats != interval:  # of six repeats the interval goes from lowest to highest
+        parts.append(f"repeats {repeats}")
     return ", ".join(parts)

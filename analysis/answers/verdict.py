@@ -145,7 +145,7 @@ def _to_decide(found: Sequence[Ranking], cells: Cells, command: str | None) -> s
         return None
     start = f"{MIN_PROCESSES} or more processes of each cell, run in turns, would decide"
     if cells.caveat is not None:
-        start = f"Differences may be chance: {undecided}. {start}"
+        start = f"Differences may be chance: {undecided}. {start} on this CPU"
     missing_s = _missing_s(cells.frame)
     if command is None or not missing_s:
         ways = [TO_REPEAT[is_observed] for is_observed in sorted(cells.are_observed.unique())]
@@ -205,7 +205,7 @@ def _cells(cells: pd.DataFrame) -> str:
 
 
 def _failures(cells: Cells) -> list[str]:
-    """One sentence per status: who met it and at which lengths; running out of memory comes first."""
+    """How many failed, then a sentence per status: who met it at which lengths; out of memory comes first."""
     summary, predicted = cells.frame, cells.are_predicted
     ran_out = summary["status"] == "out_of_memory"
     undecided = predicted & summary["predicted_fit"].eq(Fit.UNDECIDED) & summary["status"].eq("ok")
@@ -216,7 +216,11 @@ def _failures(cells: Cells) -> list[str]:
     }
     others = summary["status"][~ran_out & summary["status"].ne("ok")].unique()
     kinds |= {status_label(status).capitalize(): summary["status"].eq(status) for status in sorted(others)}
-    return [f"{said}: {where(cells, rows)}." for said, rows in kinds.items() if rows.any()]
+    told = [f"{said}: {where(cells, rows)}." for said, rows in kinds.items() if rows.any()]
+    if len(told) == 1 or predicted.any():
+        return told
+    failed = int(summary["status"].ne("ok").sum())
+    return [f"{failed} of {count_label(len(cells), 'cell')} have no result.", *told] if told else []
 
 
 def where(cells: Cells, rows: pd.Series[bool]) -> str:
@@ -276,7 +280,7 @@ def _shares(cells: Cells) -> list[str]:
     if known.empty:
         return []
     of = {name: _from_to(known[column]) for name, column in SHARES.items()}
-    waiting = f"; waiting for another rank took {of['waiting']}" if of["waiting"] else ""
+    waiting = f", and waiting for another rank {of['waiting']} more" if of["waiting"] else ""
     exchange = of["exchange"] or "an unknown part"
     took = f"Communication that no compute hides took {of['all']} of a traced step"
     return [f"{took} (attention's exchange: {exchange}){waiting}."]
@@ -290,7 +294,7 @@ def _from_to(shares: pd.Series[float]) -> str:
 
 def _certainty(cells: Cells) -> str:
     """What the numbers are of: samples and their intervals, and the model's bands."""
-    told = [_sampled(cells.frame), _banded(cells.frame[cells.are_predicted])]
+    told = [_sampled(cells), _banded(cells.frame[cells.are_predicted])]
     return " ".join(filter(None, told)) or "No cell has a timed result."
 
 
@@ -311,18 +315,19 @@ def _banded(predicted: pd.DataFrame) -> str:
     )
 
 
-def _sampled(summary: pd.DataFrame) -> str:
+def _sampled(cells: Cells) -> str:
+    summary = cells.frame
     timed = summary.loc[summary["n"].notna(), ["n", "n_of", "tokens_per_s_low", "note"]]
     if timed.empty:
         return ""
     parts = []
-    for n_of, cells in timed.groupby("n_of"):
-        low, high = int(cells["n"].min()), int(cells["n"].max())
+    for n_of, alike in timed.groupby("n_of"):
+        low, high = int(alike["n"].min()), int(alike["n"].max())
         n = str(low) if low == high else f"{low} to {high}"
-        parts.append(f"{count_label(len(cells), 'cell')} with n={n} {SAMPLES[str(n_of)]}")
+        parts.append(f"{count_label(len(alike), 'cell')} with n={n} {SAMPLES[str(n_of)]}")
     with_interval = int(timed["tokens_per_s_low"].notna().sum())
-    unstable = int(timed["note"].str.contains(UNSTABLE_NOTE, na=False).sum())
-    doubt = f"; {count_label(unstable, 'cell')} with unstable steps, see the notes" if unstable else ""
+    unstable = summary["n"].notna() & summary["note"].str.contains(UNSTABLE_NOTE, na=False)
+    doubt = f"; unstable steps (see the notes): {where(cells, unstable)}" if unstable.any() else ""
     return (
         f"How sure: {_listed(parts)}; {with_interval} of {len(timed)} have a 95 % interval of the median"
         f" (which takes at least 6 samples){doubt}."

@@ -19,7 +19,7 @@ from analysis.labels import count_label
 from bench.config import NOT_USED
 from bench.record import Provenance, Role
 
-CPU_BANNER = "CPU results do not rank strategies"
+CPU_BANNER = "CPU results do not rank strategies for GPUs"
 SHARED_GPU_BANNER = "Ranks share a GPU: speeds mean nothing"
 CPU_CAVEAT = "CPU results show that the loop works. They do not rank strategies for GPUs."
 SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."

@@ -41,9 +41,9 @@ IMBALANCE = Part("load imbalance", "#BDD7E7", ("part_imbalance_ms",))
 LATER_PARTS = (
     Part("packing", "#C2A5CF", ("part_packing_ms",), "|||"),
     Part("exchange: transfer", "#CB181D", ("part_transfer_ms",), "///"),
-    Part("exchange: waiting", "#FCAE91", ("part_waiting_ms",)),
+    Part("exchange: waiting", "#FCAE91", ("part_waiting_ms",), ".."),
     Part("parameters, gradients", "#FE9929", ("part_model_state_ms",), "\\\\\\"),
-    Part("other communication", "#FEE391", ("part_other_exchange_ms",)),
+    Part("other communication", "#FEE391", ("part_other_exchange_ms",), "oo"),
     Part("optimizer", "#238B45", ("part_optimizer_ms",), "xxx"),
     Part("other compute", "#74C476", ("part_other_compute_ms",)),
     Part("device copies", "#C7E9C0", ("part_copies_ms",), "---"),

@@ -208,7 +208,7 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "waterfall": FigureKind(
         "From ideal attention to the whole step", "",
-        "One step of the rank that attention kept busiest, part by part from the top",
+        "One traced step, which is not a timed one, of the rank that attention kept busiest, part by part",
         needs=SPLIT, make=waterfall_sheet,
         of_predicted="Predicted: the expected step of the rank with most to do, part by part from the top",
     ),

@@ -49,7 +49,7 @@ MAIN = (
 )  # fmt: skip
 """Those of the page's table and of a printed one, ten at a time; the details of a cell have the others."""
 NUMBER_HEADINGS = (
-    "strategy", "length", "status", "tokens/s", "peak allocated", "exchange: transfer", "waiting",
+    "strategy", "length", "status", "tokens/s", "peak per rank", "exchange: transfer", "exchange: waiting",
 )  # fmt: skip
 """Those of the page's first screen where nothing is ranked."""
 MAX_NUMBERS = 24

@@ -142,7 +142,10 @@ def test_what_ran_out_of_memory_comes_first_among_the_failures(cells_of):
         make_failure("crashed", "no", config={"strategy": "ring"}),
         make_failure("out_of_memory", "no", config={"seq_len": 65536}),
     ]
-    assert verdict(cells_of(records)).failures[0] == "Out of memory: ulysses at 64k."
+    assert verdict(cells_of(records)).failures[:2] == [
+        "2 of 2 cells have no result.",
+        "Out of memory: ulysses at 64k.",
+    ]
 
 
 def test_the_longest_length_that_fits_is_told_per_strategy_where_memory_ran_out(cells_of):
@@ -271,10 +274,12 @@ def test_where_cells_are_ranked_it_is_said_as_well_and_of_checked_ones_nothing(c
     assert verdict(cells_of([make_record()])).unchecked == []
 
 
-def test_unsteady_cells_are_counted_where_it_says_how_sure_it_is(cells_of):
+def test_unsteady_cells_are_named_where_it_says_how_sure_it_is(cells_of):
     steady, unsteady = [100.0 + step for step in range(8)], [100.0, 300.0] * 4
     records = [timed("ring", unsteady), timed("ulysses", steady), timed("usp", unsteady)]
-    assert verdict(cells_of(records)).certainty.endswith("; 2 cells with unstable steps, see the notes.")
+    assert verdict(cells_of(records)).certainty.endswith(
+        "; unstable steps (see the notes): ring at 8k; usp at 8k."
+    )
     assert "unstable" not in verdict(cells_of([timed("ulysses", steady)])).certainty
 
 
