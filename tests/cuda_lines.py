@@ -6,8 +6,9 @@ runs the tests on the fake CUDA and on a fake NVML, lists the rest by name, and 
 more than MAX_LEFT.
 
 Derived from the sources: branches whose condition holds on CUDA or NCCL alone, what a table has under the key
-"cuda", functions and classes with CUDA, NCCL, NVML or GPU in their names, modules so named, kernels that have
-no CPU among their devices, and modules that only such modules import. Module level code runs on import.
+"cuda", functions and classes with CUDA, NCCL, NVML, NVTX or GPU in their names, modules so named, kernels
+that have no CPU among their devices, and modules that only such modules import. Module level code runs on
+import.
 """
 
 import ast
@@ -29,7 +30,7 @@ TESTS = (
 FOLDER = "CUDA_LINES"
 """The variable that names where ranks write what they executed."""
 ON_GPU, ELSEWHERE = {"cuda", "nccl"}, {"cpu", "gloo"}
-IN_NAMES = ("cuda", "nccl", "nvml", "gpu")
+IN_NAMES = ("cuda", "nccl", "nvml", "nvtx", "gpu")
 ASKS_CUDA = {"is_initialized", "is_available"}
 NO_RANK = {"request", "sweep", "cost", "calibrate", "nodes", "experiments", "accuracy", "overhead"}
 """Rooms that plan: they read the device of a cell and run on any machine."""
