@@ -23,8 +23,8 @@ GLYPHS: Mapping[str, str] = {
 OTHER_GLYPH = "*"
 LINE_INCHES = 0.16
 MAX_ROWS = 16
-BESIDE = 0.04
-"""What a mark takes of the axes, with a gap."""
+BESIDE = 0.03
+"""What a mark takes of the axes, from its middle, with a gap."""
 LEAST_INCHES = 0.77 * WIDTH_INCHES
 """About how wide the axes are at least."""
 SIZE = 8.5
@@ -102,17 +102,19 @@ def _style_strip(axes: Axes, lines: int) -> None:
 
 
 def _draw(sheet: Sheet, mark: Mark, line: int, limits: tuple[float, float]) -> None:
-    """The marks in this line of the strip; their label on the side with more room, or in the line above."""
+    """The marks in this line of the strip; their label beside them, or in the line above."""
     axes, glyph = sheet.panels[0], GLYPHS.get(mark.status, OTHER_GLYPH)
     axes.plot(
         mark.places, [line] * len(mark.places), linestyle="none", color=mark.color, marker=glyph,
         fillstyle="none" if glyph == "o" else "full", markeredgewidth=0.4 if glyph.startswith("$") else 1.5,
     )  # fmt: skip
     left, right = mark.free(limits)
-    is_beside = mark.has_room(limits)
+    is_beside, is_left = mark.has_room(limits), left >= right
+    beside = left - BESIDE if is_left else 1 - right + BESIDE
     text = axes.text(
-        0.01 if left >= right else 0.99, line - (not is_beside), mark.label, fontsize=SIZE, color=MUTED_COLOR,
-        ha="left" if left >= right else "right", va="center", transform=axes.get_yaxis_transform(),
+        beside if is_beside else 0.99 * (not is_left), line - (not is_beside), mark.label, fontsize=SIZE,
+        ha="right" if is_left == is_beside else "left", va="center", color=MUTED_COLOR,
+        transform=axes.get_yaxis_transform(),
     )  # fmt: skip
     text.set_in_layout(False)
     sheet.fitted.append((text, axes, max(left, right) - BESIDE if is_beside else 1.0))

@@ -210,6 +210,7 @@ class Controls:
         scale = min(noise.limits(name, cell.dtype, 1 - 1 / cell.sp_degree).scale for name in noise.gradients)
         found = {"gradients divided by sp_degree": (1 - 1 / cell.sp_degree, scale)}
         if cell.dtype in LOW_PRECISION:  # in others rounding hides nothing
+            found["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(cell.dtype))
             weights = mean_of_ranks(self.trainer.strategy, self.sequences)
             counted = digest([weights(batch) for batch in self.sequences])
             wrong = self.kept.get(dict[str, GradientError], partial(self._errors, weights), counted)
