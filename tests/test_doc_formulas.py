@@ -134,7 +134,7 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("objective", f"at most {cut.CUT_VOCABULARY} words"),
         ("objective", f"{limits.FLOORS['bf16'].loss:.0e} bf16 for the loss"),
         ("objective", f"up to {objective_section.MAX_TOKENS:,} tokens"),
-        ("objective", f"max(floor, {whole_model.FACTOR:.0f} * noise(loss))"),
+        ("objective", f"max(floor, {whole_model.FACTOR:.0f} * noise(x))"),
         ("objective", f"{whole_model.SCALE_FACTOR:.0f} * noise(scale)"),
         ("objective", f"blocks of {whole_model.LOSS_BLOCK} rows"),
         ("objective", f"{objective.CPU_ROOM_BYTES // 2**30} GiB on a CPU"),
