@@ -23,10 +23,8 @@ GLYPHS: Mapping[str, str] = {
 OTHER_GLYPH = "*"
 LINE_INCHES = 0.16
 MAX_ROWS = 16
-BESIDE = 0.03
-"""What a mark takes of the axes, from its middle, with a gap."""
-LEAST_INCHES = 0.77 * WIDTH_INCHES
-"""About how wide the axes are at least."""
+BESIDE = 0.03  # what a mark takes of the axes, from its middle, with a gap
+LEAST_INCHES = 0.77 * WIDTH_INCHES  # about how wide the axes are
 SIZE = 8.5
 STRIP_COLOR = "#F6F6F6"
 

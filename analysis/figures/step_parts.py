@@ -14,10 +14,8 @@ from analysis.figures.sheet import Heading, Sheet, Spot
 from analysis.figures.style import LENGTH, PERCENT, look_of
 from bench.labels import length_label
 
-MAX_BARS = 120
-"""More bars than these nobody can tell apart, and each takes the time of a hundred points."""
-BAR_ROOM = 0.68
-"""The part of the gap between two lengths that their bars fill."""
+MAX_BARS = 120  # nobody can tell more apart, and each takes the time of a hundred points
+BAR_ROOM = 0.68  # the part of the gap between two lengths that their bars fill
 MARKER_Y = -0.05
 
 
