@@ -11,7 +11,7 @@ from bench.strategies.strategy import Batch
 from tests.cells import make_cell
 
 CELL = make_cell("strategy=ulysses", "cluster.world_size=2")
-NOISE = Noise(0.1, 0.2, 0.3, {"w": GradientError(math.inf, 0.5, 7, 0.25)})
+NOISE = Noise(0.1, 0.2, 0.3, 0.4, {"w": GradientError(math.inf, 0.5, 7, 0.25)})
 
 
 def batch(first=0):
