@@ -32,7 +32,9 @@ def _closed(raw: Raw) -> Iterator[dict[str, Any]]:
     named = [raw["strategy"]] if "strategy" in raw else [read_option("strategy", name) for name in packing]
     for strategy in named:
         facts = STRATEGIES.get(strategy["name"])
-        layouts = facts.layouts if facts is not None and raw["layout"] == AUTO else (raw["layout"],)
+        layouts: tuple[Any, ...] = (raw["layout"],)
+        if facts is not None and raw["layout"] == AUTO:
+            layouts = facts.layouts_with(strategy)
         for layout in layouts:
             yield {**raw, "strategy": strategy, "layout": layout, "dtype": raw["dtype"] or _dtype(facts)}
 
