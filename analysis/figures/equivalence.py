@@ -104,7 +104,7 @@ def _draw_apart(
     axes: Axes, curves: Sequence[tuple[Sequence[float], dict[str, Any]]], floor: Sequence[float]
 ) -> None:
     known = [each for values, _ in curves for each in values if each > 0] or [1.0]
-    least = min(*known, *floor) / 3
+    least = max(min(*known, *floor), min(floor) / 1000) / 3  # equal but for float64: at the bottom
     axes.set_yscale("log")
     for values, look in curves:
         axes.plot([max(each, least) for each in values], **look)
