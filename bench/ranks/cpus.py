@@ -6,7 +6,6 @@ import os
 from itertools import groupby
 
 import torch
-from torch.numa.binding import AffinityMode, NumaOptions, _maybe_apply_numa_binding_to_current_process
 
 from bench.ranks.log import RefusedError
 
@@ -16,9 +15,11 @@ def bind_near_gpu(binding: str, device: torch.device) -> None:
 
     Raises RefusedError where torch cannot: it wants the program numactl and Linux's files about the GPU.
     """
-    options = NumaOptions(AffinityMode(binding))
     try:
-        _maybe_apply_numa_binding_to_current_process(gpu_index=device.index, numa_options=options)
+        from torch.numa import binding as numa  # a private function, which other releases may lack
+
+        options = numa.NumaOptions(numa.AffinityMode(binding))
+        numa._maybe_apply_numa_binding_to_current_process(gpu_index=device.index, numa_options=options)
     except Exception as error:
         raise RefusedError(
             f"cluster.numa_binding={binding}: torch cannot bind this rank: {error}; leave it out"
