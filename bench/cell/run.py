@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SharedSections:
-    """What one cell of a sweep has found and holds for others: sections, as their passes say, and files."""
+    """Results that cells of a sweep share: sections that one cell found, and files."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """Files go to the folder; None where none are kept."""

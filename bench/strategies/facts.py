@@ -18,7 +18,7 @@ NOT_OFFERED, NOT_ASKED = "not offered here", "not asked"
 
 @dataclass(frozen=True, slots=True)
 class Untold:
-    """What of a cell a package is not told: whatever comes out says nothing about the package."""
+    """A setting of the cell that a package is not given: the result says nothing about the package."""
 
     word: str
     """NOT_OFFERED or NOT_ASKED."""
@@ -111,7 +111,7 @@ class Facts(ABC):
         return (True, False)
 
     def untold(self, cell: RunConfig) -> Untold | None:
-        """The first thing in the cell that its code is not told; None where it is told everything."""
+        """The first setting of the cell that the package is not given; None where it is given all."""
         told = (
             (cell.dtype in self.dtypes or not self.why_these_dtypes, NOT_ASKED, self.why_these_dtypes),
             (not cell.data.packs or self.packs, self.packing_is, self.why_it_packs_not),

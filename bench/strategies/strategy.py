@@ -43,7 +43,7 @@ class Batch:
     """Where those of the whole sequences end, also in a shard; None where each sequence is one."""
 
     def to(self, device: torch.device) -> Batch:
-        """The same on the device, without a wait for it; `samples` stay in host memory."""
+        """This batch on the device, copied without waiting for it; `samples` stay in host memory."""
         rows = (self.input_ids, self.labels, self.position_ids)
         ids, labels, positions = (sent(each, device) for each in rows)
         return Batch(self.samples, ids, labels, positions, self.documents)

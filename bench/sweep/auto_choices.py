@@ -68,7 +68,7 @@ def choice_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machi
 
 
 def _balance_lines(cells: Sequence[RunConfig]) -> list[str]:
-    """Where contiguous rings stand beside rings of even causal work: their last rank has the most to do."""
+    """A line where some rings share causal work evenly and contiguous ones do not; none elsewhere."""
     causal = [cell for cell in cells if cell.workload.mask == "causal" and cell.ring_degree > 1]
     uneven = [cell for cell in causal if cell.layout == "contiguous" and not _balances(cell)]
     even = [cell for cell in causal if cell.layout != "contiguous" or _balances(cell)]

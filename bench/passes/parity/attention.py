@@ -75,7 +75,7 @@ def random_input(cell: RunConfig, which: int, seq_len: int, device: torch.device
 
 
 def laid_out_as_by_a_model(x_BHSD: Tensor) -> Tensor:
-    """The same numbers in memory of [B, S, heads, D], seen through a transpose, as a model has them."""
+    """These numbers with the strides of a model: contiguous as [B, S, heads, D], then transposed."""
     return x_BHSD.transpose(1, 2).contiguous().transpose(1, 2)
 
 
