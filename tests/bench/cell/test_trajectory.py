@@ -61,6 +61,22 @@ def test_a_sound_strategy_is_held_in_every_step_and_says_against_what(
     assert (held.against, held.steps, held.of_steps) == (f"cell {local[0].cell_id}", 6, 6)
 
 
+def test_noise_of_the_weights_does_not_make_batches_hide_a_departure(local):
+    """The loss differs by 0.8 nats between batches; 0.05 nats are beyond what rounding may do."""
+    cell, record = local
+    objective = replace(record.sections["objective"], noise={"loss": 1.6e-3, "grad_norm": 1e-3})
+
+    def with_losses(loss):
+        losses = replace(record.sections["losses"], loss=loss)
+        return replace(record, sections={**record.sections, "losses": losses, "objective": objective})
+
+    trajectories = Trajectories()
+    trajectories.held(cell, with_losses([1.0, *[1.8] * 5]))
+    assert trajectories.held(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.82])).status == "ok"
+    left = trajectories.held(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.85]))
+    assert left.reason.startswith("step 5: the loss is 1.85")
+
+
 def test_local_takes_the_place_of_another_reference_and_no_other_does(local):
     cell, record = local
     trajectories = Trajectories()

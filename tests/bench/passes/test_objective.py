@@ -176,6 +176,7 @@ def test_where_float64_has_no_room_the_cell_is_ok_and_says_so(launcher, tmp_path
     assert (
         record.sections["losses"].loss == with_room.sections["losses"].loss
     )  # the step is taken all the same
+    assert {"loss", "scale of the whole gradient"} <= with_room.sections["objective"].errors.keys()
     found = record.sections["objective"]
     assert (record.status, found.parameters, found.errors) == ("ok", 0, {})
     assert re.fullmatch(r"float64 on one rank would take about [\d.]+ MiB", found.reason)
