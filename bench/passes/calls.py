@@ -18,12 +18,25 @@ PURPOSE_OF_KIND: Mapping[str, str] = {
     "reduce": "gradients",
 }
 
+SHARE_OF_KIND: Mapping[str, Callable[[int], float]] = {
+    "all_to_all": lambda size: (size - 1) / size,
+    "all_gather": lambda size: size - 1,
+    "reduce_scatter": lambda size: (size - 1) / size,
+    "all_reduce": lambda size: 2 * (size - 1) / size,
+    "reduce": lambda size: min(1, size - 1),
+    "gather": lambda size: min(1, size - 1),
+    "broadcast": lambda size: min(1, size - 1),
+    "scatter": lambda size: (size - 1) / size,  # all but the root hand over nothing
+    "send": lambda size: min(1, size - 1),
+}
+"""Which share of what a rank hands over leaves it, in a group of so many ranks; nothing of other kinds."""
+
 Meeting = tuple[str, str, tuple[int, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """How to read one operator: its kind, which argument is sent, which share of that leaves the rank.
+    """How to read one operator: its kind, and which argument is sent.
 
     `peer` is the argument that names the other rank, by its place in the group, for a send or receive.
     `splits` is the argument that says how much goes to each rank, or is a tensor for each; where it is
@@ -32,7 +45,6 @@ class Collective:
 
     kind: str
     sent: int
-    share: Callable[[int], float]
     peer: int | None = None
     splits: int | None = None
     root: int | None = None
@@ -56,10 +68,11 @@ class Call:
     sent_bytes: int
     arrival_ns: int
 
-
-def meeting(kind: str, group: str, members: tuple[int, ...], ordinal: int) -> Meeting:
-    """What the same call has in common on all its members: a send meets its receive."""
-    return ("send_recv" if kind in {"send", "recv"} else kind, group, members, ordinal)
+    @property
+    def meeting(self) -> Meeting:
+        """What the same call has in common on all its members: a send meets its receive."""
+        kind = "send_recv" if self.kind in {"send", "recv"} else self.kind
+        return kind, self.group, self.members, self.ordinal
 
 
 def purpose_of(kind: str, handed_bytes: int, *, in_attention: bool) -> str:
@@ -71,36 +84,14 @@ def purpose_of(kind: str, handed_bytes: int, *, in_attention: bool) -> str:
     return PURPOSE_OF_KIND.get(kind, "other")
 
 
-def _to_each_other(size: int) -> float:
-    return (size - 1) / size
-
-
-def _whole_to_each_other(size: int) -> float:
-    return size - 1
-
-
-def _there_and_back(size: int) -> float:
-    return 2 * (size - 1) / size
-
-
-def _once(size: int) -> float:
-    return min(1, size - 1)
-
-
-def _nothing(size: int) -> float:  # noqa: ARG001
-    return 0
-
-
-_ALL_GATHER = Collective("all_gather", 1, _whole_to_each_other)
-_REDUCE_SCATTER = Collective("reduce_scatter", 1, _to_each_other)
-_ALL_REDUCE = Collective("all_reduce", 0, _there_and_back)
-_BROADCAST = Collective("broadcast", 0, _once)
-_ALL_GATHER_OF_FIRST = Collective("all_gather", 0, _whole_to_each_other)
-_REDUCE_SCATTER_OF_FIRST = Collective("reduce_scatter", 0, _to_each_other)
-_ALL_TO_ALL_OF_FIRST = Collective("all_to_all", 0, _to_each_other)
+_ALL_GATHER, _ALL_GATHER_OF_FIRST = Collective("all_gather", 1), Collective("all_gather", 0)
+_REDUCE_SCATTER, _REDUCE_SCATTER_OF_FIRST = Collective("reduce_scatter", 1), Collective("reduce_scatter", 0)
+_ALL_REDUCE = Collective("all_reduce", 0)
+_BROADCAST = Collective("broadcast", 0)
+_ALL_TO_ALL_OF_FIRST = Collective("all_to_all", 0)
 COLLECTIVES: Mapping[str, Collective] = {
-    "c10d::alltoall_base_": Collective("all_to_all", 1, _to_each_other, splits=4),
-    "c10d::alltoall_": Collective("all_to_all", 1, _to_each_other, splits=1),
+    "c10d::alltoall_base_": Collective("all_to_all", 1, splits=4),
+    "c10d::alltoall_": Collective("all_to_all", 1, splits=1),
     "c10d::_allgather_base_": _ALL_GATHER,
     "c10d::allgather_": _ALL_GATHER,
     "c10d::allgather_coalesced_": _ALL_GATHER,
@@ -110,14 +101,14 @@ COLLECTIVES: Mapping[str, Collective] = {
     "c10d::reduce_scatter_tensor_coalesced_": _REDUCE_SCATTER,
     "c10d::allreduce_": _ALL_REDUCE,
     "c10d::allreduce_coalesced_": _ALL_REDUCE,
-    "c10d::reduce_": Collective("reduce", 0, _once, root=3),
-    "c10d::gather_": Collective("gather", 1, _once, root=3),
+    "c10d::reduce_": Collective("reduce", 0, root=3),
+    "c10d::gather_": Collective("gather", 1, root=3),
     "c10d::broadcast_": _BROADCAST,
-    "c10d::scatter_": Collective("scatter", 1, _to_each_other),  # all but the root hand over nothing
-    "c10d::send": Collective("send", 0, _once, peer=2),
-    "c10d::recv_": Collective("recv", 0, _nothing, peer=2),
-    "c10d::recv_any_source_": Collective("recv_any_source", 0, _nothing),  # its sender is found out later
-    "c10d::barrier": Collective("barrier", 0, _nothing),
+    "c10d::scatter_": Collective("scatter", 1),
+    "c10d::send": Collective("send", 0, peer=2),
+    "c10d::recv_": Collective("recv", 0, peer=2),
+    "c10d::recv_any_source_": Collective("recv_any_source", 0),  # its sender is found out later
+    "c10d::barrier": Collective("barrier", 0),
     # These hide the c10d call that they make: DTensor's, and DeepSpeed's exchange.
     "_c10d_functional::all_reduce": _ALL_REDUCE,
     "_c10d_functional::all_reduce_": _ALL_REDUCE,
@@ -131,7 +122,7 @@ COLLECTIVES: Mapping[str, Collective] = {
     "_c10d_functional::reduce_scatter_tensor": _REDUCE_SCATTER_OF_FIRST,
     "_c10d_functional::reduce_scatter_tensor_coalesced": _REDUCE_SCATTER_OF_FIRST,
     "_c10d_functional::reduce_scatter_tensor_out": _REDUCE_SCATTER_OF_FIRST,
-    "_c10d_functional::all_to_all_single": Collective("all_to_all", 0, _to_each_other, splits=2),
+    "_c10d_functional::all_to_all_single": Collective("all_to_all", 0, splits=2),
     "_dtensor::shard_dim_alltoall": _ALL_TO_ALL_OF_FIRST,
     "deepspeed::dim_zero_all_to_all": _ALL_TO_ALL_OF_FIRST,
 }

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.attention.watch import AttentionWatch
 from bench.kept_errors import KeptErrors
-from bench.passes.calls import Call, Collective, collective_of, purpose_of
+from bench.passes.calls import SHARE_OF_KIND, Call, Collective, collective_of, purpose_of
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName  # a name that torch had not always
@@ -103,7 +103,9 @@ def _share_sent(collective: Collective, args: Sequence[Any], group: dist.Process
         return 0
     splits = [] if collective.splits is None else args[collective.splits]
     sizes = [_bytes(part) if isinstance(part, Tensor) else part for part in splits]
-    return 1 - sizes[group.rank()] / sum(sizes) if any(sizes) else collective.share(group.size())
+    if any(sizes):
+        return 1 - sizes[group.rank()] / sum(sizes)
+    return SHARE_OF_KIND[collective.kind](group.size()) if collective.kind in SHARE_OF_KIND else 0
 
 
 def _bytes(handed: Any) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.passes.calls import COLLECTIVES, Call
 from bench.passes.trace.reader import Track
-from bench.passes.trace.timeline import JoinError, Regions, clock_shift_us, within
+from bench.passes.trace.timeline import JoinError, Regions, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,52 +25,41 @@ class Issued:
     end: float
 
 
-def issued_calls(operators: Track, regions: Regions, shift: float) -> dict[str, list[Issued]]:
+def issued_calls(operators: Track, regions: Regions) -> dict[str, list[Issued]]:
     """Per kind this rank's calls of the step, in order; a dispatch mode makes one look like several."""
     rows = np.flatnonzero(operators.named(lambda n: n.startswith("c10d::") and n in COLLECTIVES))
     rows = operators.outermost(rows)
     issued: dict[str, list[Issued]] = {}
     for row in rows[np.argsort(operators.spans[rows, 0])]:
-        start, end = (float(time) + shift for time in operators.spans[row])
+        start, end = operators.spans[row].tolist()
         if within(start, regions):
             kind = COLLECTIVES[operators.names[operators.name[row]]].kind
             issued.setdefault(kind, []).append(Issued(int(operators.thread[row]), start, end))
     return issued
 
 
-def paired(
-    issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]
-) -> dict[str, list[tuple[Issued, Call]]]:
-    """Per kind the k-th call that the profiler saw with the tap's k-th; JoinError unless they are as many."""
+def paired(issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]) -> list[tuple[Issued, Call]]:
+    """Of every kind the k-th call that the profiler saw with the tap's k-th.
+
+    Raises JoinError unless they are as many.
+    """
     tapped: dict[str, list[Call]] = {}
     for call in calls:
         tapped.setdefault(call.kind, []).append(call)
     counts, seen = ({kind: len(each) for kind, each in found.items()} for found in (tapped, issued))
     if counts != seen:
         raise JoinError(f"the tap saw {counts}, the profiler {seen}")
-    return {kind: [*zip(found, tapped[kind], strict=True)] for kind, found in issued.items()}
+    return [pair for kind, found in issued.items() for pair in zip(found, tapped[kind], strict=True)]
 
 
-def other_calls(tracks: Mapping[str, Track], regions: Regions, calls: Sequence[Call]) -> str | None:
+def other_calls(issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]) -> str | None:
     """The first kind of call of which a traced step made more or fewer than the inspected one's `calls`.
 
-    None where there is none, or where the trace cannot be read against this rank's clock.
+    As in `it made 0 calls of all_to_all, the inspected step 8 (attention)`; None where there is none.
     """
-    try:
-        shift, _ = clock_shift_us(tracks["annotations"], regions.clock_marks_ns)
-    except JoinError:
-        return None
-    return first_difference(issued_calls(tracks["operators"], regions, shift), calls)
-
-
-def first_difference(issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]) -> str | None:
-    """`it made 0 calls of all_to_all, the inspected step 8 (attention)`, or None where they are as many."""
-    purposes: dict[str, dict[str, None]] = {}
-    for call in calls:
-        purposes.setdefault(call.kind, {})[call.purpose] = None
-    for kind in dict.fromkeys([*purposes, *issued]):
-        made, inspected = len(issued.get(kind, ())), sum(call.kind == kind for call in calls)
-        if made != inspected:
-            why = f" ({', '.join(purposes[kind])})" if kind in purposes else ""
-            return f"it made {made} calls of {kind}, the inspected step {inspected}{why}"
+    for kind in dict.fromkeys([*(call.kind for call in calls), *issued]):
+        made, purposes = len(issued.get(kind, ())), [call.purpose for call in calls if call.kind == kind]
+        if made != len(purposes):
+            why = f" ({', '.join(dict.fromkeys(purposes))})" if purposes else ""
+            return f"it made {made} calls of {kind}, the inspected step {len(purposes)}{why}"
     return None

@@ -8,10 +8,10 @@ host's order says which calls a kernel serves, and the tap what these are.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bench.passes.calls import Call, meeting
+from bench.passes.calls import Call
 from bench.passes.trace.issued import Issued
 from bench.passes.trace.timeline import JoinError
 
@@ -27,67 +27,52 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A call and the rows of the kernels that carried it out."""
+    """A call as the host issued it, and the rows of the kernels that carried it out."""
 
+    issued: Issued
     call: Call
-    rows: list[int]
+    rows: list[int] = field(default_factory=list)
+
+    @property
+    def lacks_kernel(self) -> bool:
+        """A call of a single rank may need none."""
+        return not self.rows and len(self.call.members) > 1
 
 
-def served(pairs: Mapping[str, Sequence[tuple[Issued, Call]]], launches: Iterable[Launch]) -> list[Served]:
+def served(pairs: Iterable[tuple[Issued, Call]], launches: Sequence[Launch]) -> list[Served]:
     """Every call of several ranks with its kernels; one of a single rank may need none.
 
     Raises JoinError where such a call has no kernel, and where a kernel has no call.
     """
-    threads: dict[int, _Thread] = {}
-    for issued, call in (pair for found in pairs.values() for pair in found):
-        threads.setdefault(issued.thread, _Thread()).calls.append((issued, Served(call, [])))
-    for launch in launches:
-        threads.setdefault(launch.thread, _Thread()).launches.append(launch)
-    found = [each for thread in threads.values() for each in thread.joined()]
-    idle = [each.call.kind for each in found if not each.rows and len(each.call.members) > 1]
+    found = sorted((Served(*pair) for pair in pairs), key=lambda each: each.issued.start)
+    for thread in {launch.thread for launch in launches}:
+        _join(
+            [each for each in found if each.issued.thread == thread],
+            sorted((each for each in launches if each.thread == thread), key=lambda launch: launch.time),
+        )
+    idle = [each.call.kind for each in found if each.lacks_kernel]
     if idle:
         raise JoinError(f"{len(idle)} calls launched no NCCL kernel, the first of {idle[0]}")
     return [each for each in found if each.rows]
 
 
-@dataclass(slots=True)
-class _Thread:
-    """One thread of the host: its calls and its launches."""
-
-    calls: list[tuple[Issued, Served]] = field(default_factory=list)
-    launches: list[Launch] = field(default_factory=list)
-
-    def joined(self) -> list[Served]:
-        """The calls with their kernels: those launched inside a call, then those that follow a batch."""
-        self.calls.sort(key=lambda pair: pair[0].start)
-        starts = [issued.start for issued, _ in self.calls]
-        following: list[tuple[int, int]] = []
-        for launch in sorted(self.launches, key=lambda launch: launch.time):
-            at = bisect_right(starts, launch.time) - 1
-            if at >= 0 and launch.time <= self.calls[at][0].end:
-                self.calls[at][1].rows.append(launch.row)
-            else:
-                following.append((at + 1, launch.row))
-        self._close_batches(following)
-        return [each for _, each in self.calls]
-
-    def _close_batches(self, following: Sequence[tuple[int, int]]) -> None:
-        """`following` are (how many calls were made before it, kernel) of launches between calls."""
-        batch: list[Served] = []
-        closed = 0
-        for made, row in following:
-            if made > closed or not batch:
-                batch = [each for _, each in self.calls[closed:made] if _is_open(each)]
-            closed = made
-            if not batch:
-                raise JoinError("an NCCL kernel was launched by no call of the step")
-            meetings = {meeting(each.call.kind, each.call.group, (), 0) for each in batch}
-            if len(meetings) > 1:
-                raise JoinError(f"an NCCL kernel was launched for calls of {len(meetings)} kinds or groups")
-            for each in batch:
-                each.rows.append(row)
-
-
-def _is_open(each: Served) -> bool:
-    """Whether the call still lacks the kernel that it needs."""
-    return not each.rows and len(each.call.members) > 1
+def _join(calls: Sequence[Served], launches: Iterable[Launch]) -> None:
+    """Give the calls of one thread its kernels: one launched inside a call, or after a batch of calls."""
+    starts = [each.issued.start for each in calls]
+    batch: list[Served] = []
+    closed = 0
+    for launch in launches:
+        made = bisect_right(starts, launch.time)
+        if made and launch.time <= calls[made - 1].issued.end:
+            calls[made - 1].rows.append(launch.row)
+            continue
+        if made > closed or not batch:
+            batch = [each for each in calls[closed:made] if each.lacks_kernel]
+        closed = made
+        if not batch:
+            raise JoinError("an NCCL kernel was launched by no call of the step")
+        meetings = {each.call.meeting[:2] for each in batch}
+        if len(meetings) > 1:
+            raise JoinError(f"an NCCL kernel was launched for calls of {len(meetings)} kinds or groups")
+        for each in batch:
+            each.rows.append(launch.row)

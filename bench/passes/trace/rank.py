@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from bench.passes.rank_pass import RankPass, Steps
@@ -49,7 +50,7 @@ class TracePass(RankPass):
                 # The calls of an inspected step tell what each transfer was for.
                 found = tracer.read(measurement.tap.calls)
                 if found is not None and before is not None and after is not None:
-                    found = found.by_clock_of_rank_0(between(before, after))
+                    found = replace(found, offset=between(before, after))
                 read += [] if found is None else [found]
                 if not keep:
                     tracer.traced[-1].path.unlink(missing_ok=True)

@@ -63,38 +63,38 @@ class Trace:
     `step_ms`. A purpose is attention, parameters, gradients, data_and_loss or other.
     """
 
-    step_ms: list[float]
+    step_ms: list[float] = field(default_factory=list)
     """The traced step by rank: the denominator of shares. Empty, as all else, where there is a `failure`."""
-    total_ms: list[float]
+    total_ms: list[float] = field(default_factory=list)
     """By rank the union of all communication's intervals."""
-    exposed_ms: list[float]
+    exposed_ms: list[float] = field(default_factory=list)
     """The part of it without compute on that rank. A send or receive in flight behind compute counts in
     total, not in exposed."""
-    communication_ms: dict[str, list[float]]
+    communication_ms: dict[str, list[float]] = field(default_factory=dict)
     """By kind and rank the union of that kind's intervals."""
-    calls: dict[str, list[int]]
+    calls: dict[str, list[int]] = field(default_factory=dict)
     """By kind and rank."""
-    purpose_total_ms: dict[str, list[float]]
+    purpose_total_ms: dict[str, list[float]] = field(default_factory=dict)
     """By purpose and rank, in flight."""
-    purpose_exposed_ms: dict[str, list[float]]
+    purpose_exposed_ms: dict[str, list[float]] = field(default_factory=dict)
     """By purpose and rank, exposed."""
-    purpose_waiting_ms: dict[str, list[float]] | None
+    purpose_waiting_ms: dict[str, list[float]] | None = None
     """The latest arrival of the ranks that had to meet minus one's own; null where the ranks' clocks or calls
     cannot be compared, for the reason in `waiting_unknown`."""
-    purpose_exposed_waiting_ms: dict[str, list[float]] | None
+    purpose_exposed_waiting_ms: dict[str, list[float]] | None = None
     """The exposed part of that."""
-    compute_ms: dict[str, list[float]] | None
+    compute_ms: dict[str, list[float]] | None = None
     """By part and rank: `attention` is its kernels and arithmetic, `packing` the copies and conversions in
     attention, `optimizer` clipping and the update, `other` the rest; null with a `failure`."""
-    idle_ms: list[float] | None
-    causal_area: list[int] | None
+    idle_ms: list[float] | None = None
+    causal_area: list[int] | None = None
     """By rank the (query, key, head) triples that the mask leaves it, of one sequence and layer, the mean one
     where documents are packed; null where it is not known how a strategy shares them."""
-    unjoined: list[str | None]
+    unjoined: list[str | None] = field(default_factory=list)
     """By rank why purposes are unknown."""
-    steps: list[TracedStep]
+    steps: list[TracedStep] = field(default_factory=list)
     """Every traced step, in the order in which they ran."""
-    median_step: int
+    median_step: int = 0
     """Which of `steps` all the other fields are of, from 0; the trace that is kept is of it too."""
     is_inspected: bool = False
     """Whether the only traced step was the inspected one too, for want of time; older records lack it."""
@@ -130,7 +130,7 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
         ranks = self.parts(reports)
         failed = next((rank for rank, part in enumerate(ranks) if part.failure is not None), None)
         if failed is not None:
-            return _untraced(f"rank {failed}: {ranks[failed].failure}")
+            return Trace(failure=f"rank {failed}: {ranks[failed].failure}")
         steps = [*zip(*(rank.steps for rank in ranks), strict=True)]
         traces = steps[ranks[0].median]
         splits: Sequence[Split] = [trace.split for trace in traces]
@@ -194,28 +194,6 @@ def traced_steps(measure: MeasureConfig, step_s: float) -> int:
     if measure.budget_s == 0:
         return TRACED_STEPS
     return max(1, min(TRACED_STEPS, int(TRACED_PART * measure.budget_s / step_s)))
-
-
-def _untraced(failure: str) -> Trace:
-    """What is left where a rank has no trace: the timed steps are as good as ever, and the reason is kept."""
-    return Trace(
-        step_ms=[],
-        total_ms=[],
-        exposed_ms=[],
-        communication_ms={},
-        calls={},
-        purpose_total_ms={},
-        purpose_exposed_ms={},
-        purpose_waiting_ms=None,
-        purpose_exposed_waiting_ms=None,
-        compute_ms=None,
-        idle_ms=None,
-        causal_area=None,
-        unjoined=[],
-        steps=[],
-        median_step=0,
-        failure=failure,
-    )
 
 
 def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:

@@ -8,17 +8,14 @@ step. A copy hides no communication: it takes none of the units that compute.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bench.passes.calls import PURPOSES
-from bench.passes.trace.intervals import Spans, intersect, length, spans_of, subtract, union
-from bench.passes.trace.timeline import COMPUTE_PARTS, COPY_PARTS, Flight, Timeline
-
-# A ring's hop is one kind to a reader, whichever of its two ends a rank is at.
-KIND_LABELS: Mapping[str, str] = {"send": "send_recv", "recv": "send_recv"}
+from bench.passes.trace.intervals import Spans, intersect, length, spans_of, subtract
+from bench.passes.trace.timeline import COMPUTE_PARTS, COPY_PARTS, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,45 +40,27 @@ class Split:
     idle_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlightTimes:
-    """One call in flight."""
-
-    kind: str
-    purpose: str
-    group: str
-    members: list[int]
-    ordinal: int
-    arrival_us: float
-    """By the host's monotonic clock."""
-    arrival_ms: float
-    """From the step's start, as is `end_ms`."""
-    end_ms: float
-
-
 def split(timeline: Timeline) -> Split:
     """Book every instant of a timeline's step; see the module for the order."""
     start, end = timeline.step
     whole = spans_of([timeline.step])
-    by_kind, by_purpose = _in_flight(timeline, whole)
-    compute, left = {}, whole
-    for part in COMPUTE_PARTS:
-        compute[part] = intersect(timeline.compute[part], left)
-        left = subtract(left, compute[part])
-    exposed = {}
-    for purpose in (purpose for purpose in PURPOSES if purpose in by_purpose):
-        exposed[purpose] = intersect(by_purpose[purpose], left)
-        left = subtract(left, exposed[purpose])
-    copies = {}
-    for part in (part for part in COPY_PARTS if part in timeline.copies):
-        copies[part] = intersect(timeline.copies[part], left)
-        left = subtract(left, copies[part])
+    kinds, purposes = defaultdict(list), defaultdict(list)
+    for flight in timeline.flights:
+        # A ring's hop is one kind to a reader, whichever of its two ends a rank is at.
+        kinds[flight.call.meeting[0]].append((flight.start, flight.end))
+        purposes[flight.call.purpose].append((flight.start, flight.end))
+    by_kind, by_purpose = (
+        {name: intersect(spans, whole) for name, spans in found.items()} for found in (kinds, purposes)
+    )
+    compute, left = _booked(timeline.compute, COMPUTE_PARTS, whole)
+    exposed, left = _booked(by_purpose, PURPOSES, left)
+    copies, left = _booked(timeline.copies, COPY_PARTS, left)
     return Split(
         step_ms=(end - start) / 1e3,
         total_ms=length(np.concatenate([spans_of([]), *by_kind.values()])) / 1e3,
         exposed_ms=sum(map(length, exposed.values())) / 1e3,
         communication_ms=_lengths_ms(by_kind),
-        calls=_calls(timeline),
+        calls={kind: len(spans) for kind, spans in kinds.items()},
         purpose_total_ms=_lengths_ms(by_purpose),
         compute_ms=_lengths_ms(compute),
         exposed_spans_ms={
@@ -92,45 +71,13 @@ def split(timeline: Timeline) -> Split:
     )
 
 
-def flights_ms(timeline: Timeline) -> list[FlightTimes]:
-    """The calls in flight as the launcher needs them, which knows when the other ranks arrived."""
-    origin = timeline.step[0]
-    return [
-        FlightTimes(
-            kind=flight.kind,
-            purpose=flight.purpose,
-            group=flight.group,
-            members=list(flight.members),
-            ordinal=flight.ordinal,
-            arrival_us=flight.arrival,
-            arrival_ms=(flight.arrival - origin) / 1e3,
-            end_ms=(flight.end - origin) / 1e3,
-        )
-        for flight in timeline.flights
-    ]
-
-
-def _in_flight(timeline: Timeline, whole: Spans) -> tuple[dict[str, Spans], dict[str, Spans]]:
-    """When communication was in flight within the step, by kind and by purpose."""
-    kinds, purposes = defaultdict(list), defaultdict(list)
-    for flight in timeline.flights:
-        kinds[_label(flight)].append((flight.start, flight.end))
-        purposes[flight.purpose].append((flight.start, flight.end))
-    return (
-        {kind: intersect(union(spans), whole) for kind, spans in kinds.items()},
-        {purpose: intersect(union(spans), whole) for purpose, spans in purposes.items()},
-    )
-
-
-def _calls(timeline: Timeline) -> dict[str, int]:
-    counts: defaultdict[str, int] = defaultdict(int)
-    for flight in timeline.flights:
-        counts[_label(flight)] += 1
-    return dict(counts)
-
-
-def _label(flight: Flight) -> str:
-    return KIND_LABELS.get(flight.kind, flight.kind)
+def _booked(claims: Mapping[str, Spans], order: Sequence[str], left: Spans) -> tuple[dict[str, Spans], Spans]:
+    """What each claim, in this order, gets of the spans that are left, and what is left then."""
+    booked = {}
+    for name in (name for name in order if name in claims):
+        booked[name] = intersect(claims[name], left)
+        left = subtract(left, booked[name])
+    return booked, left
 
 
 def _lengths_ms(spans: Mapping[str, Spans]) -> dict[str, float]:

@@ -6,13 +6,14 @@ All times are microseconds of the host's monotonic clock. A `Timeline` says noth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.passes.calls import Call
 from bench.passes.trace.intervals import Spans, covers, spans_of, union
-from bench.passes.trace.reader import Track
+from bench.passes.trace.reader import TraceError, Track
 
 CLOCK_MARK = "bench::clock"
 """An annotation inside which a rank reads its monotonic clock: it ties the trace's clock to that one."""
@@ -49,14 +50,10 @@ class Regions:
 class Flight:
     """One call in flight, from `start` to `end`; `arrival` is when this rank was ready for it.
 
-    `group` and `members` are those of the call; both are empty where it is not known.
+    Where the call is not known it has a kind, a purpose and a number, and no group and members.
     """
 
-    kind: str
-    purpose: str
-    group: str
-    members: tuple[int, ...]
-    ordinal: int
+    call: Call
     arrival: float
     start: float
     end: float
@@ -73,24 +70,32 @@ class Timeline:
     """By part of COPY_PARTS what a GPU copied or filled without a kernel; a CPU does nothing of the kind."""
     unmatched: str | None = None
     """Why the flights cannot be put beside those of other ranks; None where they can."""
+    unjoined: str | None = None
+    """Why their purposes are not known either; None where they are."""
 
 
 class JoinError(ValueError):
     """What the tap saw and what the profiler saw are not the same calls."""
 
 
-def clock_shift_us(annotations: Track, marks_ns: Sequence[int]) -> tuple[float, int]:
-    """What to add to the trace's times, and the thread that marked the clock.
+def unknown_call(kind: str, purpose: str, number: int) -> Call:
+    """What stands for a call of which only this is known."""
+    return Call(kind, purpose, group="", members=(), ordinal=number, sent_bytes=0, arrival_ns=0)
+
+
+def on_hosts_clock(tracks: Mapping[str, Track], marks_ns: Sequence[int]) -> dict[str, Track]:
+    """The tracks in times of the host's monotonic clock, which the rank read in annotations of the trace.
 
     The shortest mark says it best: it is off by half of its length at the most, some microseconds.
     """
-    rows = np.flatnonzero(annotations.named(CLOCK_MARK.__eq__))
-    rows = rows[np.argsort(annotations.spans[rows, 0])]
-    if not len(rows) or len(rows) != len(marks_ns):
-        raise JoinError(f"the trace holds {len(rows)} marks of the clock, not {len(marks_ns)}")
-    spans = annotations.spans[rows]
+    annotations = tracks["annotations"]
+    spans = annotations.spans[annotations.named(CLOCK_MARK.__eq__)]
+    spans = spans[np.argsort(spans[:, 0])]
+    if not len(spans) or len(spans) != len(marks_ns):
+        raise TraceError(f"the trace holds {len(spans)} marks of the clock, not {len(marks_ns)}")
     best = int(np.argmin(spans[:, 1] - spans[:, 0]))
-    return marks_ns[best] / 1e3 - float(spans[best].mean()), int(annotations.thread[rows[best]])
+    shift = marks_ns[best] / 1e3 - float(spans[best].mean())
+    return {name: replace(track, spans=track.spans + shift) for name, track in tracks.items()}
 
 
 def by_part(

@@ -25,11 +25,11 @@ from bench.passes.optimizer_spans import Spans
 from bench.passes.timing.clock import synchronise
 from bench.passes.trace.cpu_timeline import cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline
-from bench.passes.trace.issued import other_calls
+from bench.passes.trace.issued import Issued, issued_calls, other_calls
 from bench.passes.trace.one_profiler import tracing
 from bench.passes.trace.reader import KEPT_TRACE, Track, read_events, read_tracks
-from bench.passes.trace.split import flights_ms, split
-from bench.passes.trace.timeline import CLOCK_MARK, JoinError, Regions, Timeline
+from bench.passes.trace.split import split
+from bench.passes.trace.timeline import CLOCK_MARK, Regions, Timeline, on_hosts_clock
 from bench.passes.trace.waiting import RankTrace
 
 CLOCK_MARKS = 5
@@ -39,7 +39,9 @@ TIME_NAMESPACE = Path("/proc/self/ns/time")
 TORCH_ATTENTION = re.compile(r"aten::_scaled_dot_product_\w+(?<!_backward)$")
 """What `scaled_dot_product_attention` calls in forward, one operator for each of its kernels."""
 
-MakeTimeline = Callable[[Mapping[str, Track], Regions, Sequence[Call] | None], Timeline]
+MakeTimeline = Callable[
+    [Mapping[str, Track], Regions, Mapping[str, Sequence[Issued]], Sequence[Call]], Timeline
+]
 TIMELINES: Mapping[str, MakeTimeline] = {"cpu": cpu_timeline, "cuda": cuda_timeline}
 
 
@@ -145,20 +147,18 @@ class StepTracer:
 
 def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> RankTrace:
     """What the traced step says of this rank; `calls` are those of an inspected step."""
-    tracks = read_tracks(read_events(traced.path))
-    timeline_of, unjoined = TIMELINES[device_type], None
-    try:
-        timeline = timeline_of(tracks, traced.regions, calls)
-    except JoinError as error:
-        unjoined = str(error)
-        timeline = timeline_of(tracks, traced.regions, None)
+    regions = traced.regions
+    tracks = on_hosts_clock(read_tracks(read_events(traced.path)), regions.clock_marks_ns)
+    issued = issued_calls(tracks["operators"], regions)
+    timeline = TIMELINES[device_type](tracks, regions, issued, calls)
     return RankTrace(
         split=split(timeline),
-        flights=flights_ms(timeline),
+        start_us=timeline.step[0],
+        flights=[*timeline.flights],
         clock=_clock(),
-        unjoined=unjoined,
-        unmatched=unjoined or timeline.unmatched,
-        other_calls=other_calls(tracks, traced.regions, calls),
+        unjoined=timeline.unjoined,
+        unmatched=timeline.unmatched,
+        other_calls=other_calls(issued, calls),
         torch_attention=[name for name in sorted(tracks["operators"].names) if TORCH_ATTENTION.match(name)],
     )
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bench.passes.calls import Meeting, meeting
+from bench.passes.calls import Meeting
 from bench.passes.trace.intervals import Span, length, overlap
-from bench.passes.trace.split import FlightTimes, Split
+from bench.passes.trace.split import Split
+from bench.passes.trace.timeline import Flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,9 @@ class RankTrace:
     """One rank's traced step, for the launcher to put beside the others'."""
 
     split: Split
-    flights: list[FlightTimes]
+    start_us: float
+    """When the step began, by the host's monotonic clock as all times of `flights`."""
+    flights: list[Flight]
     clock: str
     """Ranks with the same one read one monotonic clock."""
     unjoined: str | None
@@ -39,14 +42,8 @@ class RankTrace:
     """What the step called more or less often than the inspected one; null where it made the same calls."""
     torch_attention: list[str] = field(default_factory=list)
     """The operators that torch's own `scaled_dot_product_attention` chose, by name."""
-    clock_offset_us: float = 0.0
-    """Its clock less rank 0's, where they were compared."""
-    clock_bound_us: float | None = None
-    """How wrong that may be; null where they were not compared."""
-
-    def by_clock_of_rank_0(self, offset: ClockOffset) -> RankTrace:
-        """The same, once its clock was compared with that of rank 0."""
-        return replace(self, clock_offset_us=offset.us, clock_bound_us=offset.bound_us)
+    offset: ClockOffset | None = None
+    """How far its clock is from that of rank 0, where they were compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +67,11 @@ class Arrival:
     clock: str
     bound_us: float
 
+    @classmethod
+    def of(cls, flight: Flight, trace: RankTrace) -> Arrival:
+        offset = trace.offset or ClockOffset(0.0, 0.0)
+        return cls(flight.arrival - offset.us, trace.clock, offset.bound_us)
+
     def us_until(self, last: Arrival) -> float:
         """How long it waited for the last; 0 where the comparison of their clocks cannot tell."""
         late_us = last.us - self.us
@@ -82,11 +84,12 @@ def waiting(traces: Sequence[RankTrace]) -> Waiting | str:
 
     Of ranks on several hosts lateness that the comparison of their clocks cannot tell from none is none.
     """
-    several = len({trace.clock for trace in traces}) > 1
-    traces = (
-        traces if several else [replace(trace, clock_offset_us=0.0, clock_bound_us=0.0) for trace in traces]
-    )
-    arrivals = _arrivals(traces)
+    if len({trace.clock for trace in traces}) == 1:
+        traces = [replace(trace, offset=ClockOffset(0.0, 0.0)) for trace in traces]
+    arrivals: dict[Meeting, list[Arrival]] = {}
+    for trace in traces:
+        for flight in trace.flights:
+            arrivals.setdefault(flight.call.meeting, []).append(Arrival.of(flight, trace))
     if (why := _why_unknown(traces, arrivals)) is not None:
         return why
     spans = [_spans_by_purpose(trace, arrivals) for trace in traces]
@@ -105,15 +108,15 @@ def waiting(traces: Sequence[RankTrace]) -> Waiting | str:
 
 def clock_bound_us(traces: Sequence[RankTrace]) -> float | None:
     """The largest error of the ranks' clocks; None where all read the same, or where it is not known."""
-    bounds = [trace.clock_bound_us for trace in traces]
-    if len({trace.clock for trace in traces}) == 1 or None in bounds:
+    bounds = [trace.offset.bound_us for trace in traces if trace.offset is not None]
+    if len({trace.clock for trace in traces}) == 1 or len(bounds) < len(traces):
         return None
-    return max(filter(None, bounds), default=0.0)
+    return max(bounds)
 
 
 def _why_unknown(traces: Sequence[RankTrace], arrivals: Mapping[Meeting, list[Arrival]]) -> str | None:
     """Why waiting cannot be known: no part of it is then given out for the whole."""
-    if any(trace.clock_bound_us is None for trace in traces):
+    if any(trace.offset is None for trace in traces):
         return "the ranks' clocks cannot be compared: they run on several hosts"
     for rank, trace in enumerate(traces):
         if trace.unmatched is not None:
@@ -125,28 +128,12 @@ def _why_unknown(traces: Sequence[RankTrace], arrivals: Mapping[Meeting, list[Ar
     return None
 
 
-def _arrivals(traces: Sequence[RankTrace]) -> dict[Meeting, list[Arrival]]:
-    """When each rank came to each meeting."""
-    arrivals: dict[Meeting, list[Arrival]] = {}
-    for trace in traces:
-        for flight in trace.flights:
-            arrivals.setdefault(_meeting(flight), []).append(_arrival(flight, trace))
-    return arrivals
-
-
-def _arrival(flight: FlightTimes, trace: RankTrace) -> Arrival:
-    return Arrival(flight.arrival_us - trace.clock_offset_us, trace.clock, trace.clock_bound_us or 0.0)
-
-
 def _spans_by_purpose(trace: RankTrace, arrivals: Mapping[Meeting, list[Arrival]]) -> dict[str, list[Span]]:
-    """When this rank was there and the last one was not."""
+    """When this rank was there and the last one was not, in ms from the step's start."""
     spans: dict[str, list[Span]] = {}
     for flight in trace.flights:
-        late_ms = _arrival(flight, trace).us_until(max(arrivals[_meeting(flight)])) / 1e3
-        until = min(flight.arrival_ms + late_ms, flight.end_ms)
-        spans.setdefault(flight.purpose, []).append((flight.arrival_ms, until))
+        late_us = Arrival.of(flight, trace).us_until(max(arrivals[flight.call.meeting]))
+        until = min(flight.arrival + late_us, flight.end)
+        since_ms, until_ms = ((time - trace.start_us) / 1e3 for time in (flight.arrival, until))
+        spans.setdefault(flight.call.purpose, []).append((since_ms, until_ms))
     return spans
-
-
-def _meeting(flight: FlightTimes) -> Meeting:
-    return meeting(flight.kind, flight.group, tuple(flight.members), flight.ordinal)

@@ -115,7 +115,7 @@ def test_the_tap_and_the_profiler_read_one_clock(traced):
     _, traces, folder = traced(Case.sleep_before_the_exchange, 2)
     for rank, trace in enumerate(traces):
         calls = json.loads((folder / f"calls-{rank}.json").read_text())
-        profiled = sorted(flight.arrival_us for step in trace.steps for flight in step.flights)
+        profiled = sorted(flight.arrival for step in trace.steps for flight in step.flights)
         assert len(profiled) == len(calls) == 2 * TRACED
         for call, arrival_us in zip(calls, profiled, strict=True):
             assert abs(call["arrival_ns"] / 1e3 - arrival_us) < 2000

@@ -1,7 +1,11 @@
 """Events as torch's profiler writes them, and what a rank knew of the step they are of."""
 
 from bench.passes.calls import Call
-from bench.passes.trace.timeline import CLOCK_MARK, Regions
+from bench.passes.trace.issued import issued_calls
+from bench.passes.trace.reader import read_tracks
+from bench.passes.trace.split import split
+from bench.passes.trace.timeline import CLOCK_MARK, Regions, on_hosts_clock
+from bench.passes.trace.waiting import RankTrace
 
 MAIN, WORKER, STREAM = 100, 200, 7
 SHIFT_US = 5_000_000
@@ -33,23 +37,13 @@ def kernel(name, start, end, launched, correlation, thread=MAIN, cat="kernel", *
     ]
 
 
-def nccl(
-    operator, name, start, end, launched, correlation, collective, elements, ranks="[0, 1]", group="0",
-    dtype="BFloat16", thread=MAIN,
-):  # fmt: skip
-    """A call of torch's that launches one kernel of NCCL, which carries the call's arguments."""
-    notes = {
-        "Collective name": collective, "In msg nelems": elements, "Out msg nelems": elements, "dtype": dtype,
-        "Group size": 2, "Process Group Name": group, "Process Group Ranks": ranks,
-    }  # fmt: skip
+def nccl(operator, name, start, end, launched, correlation, thread=MAIN):
+    """A call of torch's that launches one kernel of NCCL."""
+    kernel_name = f"ncclDevKernel_{name}(ncclDevKernelArgsStorage<4096ul>)"
     return [
         event(operator, launched - 0.02, launched + 0.03, tid=thread),
-        event("record_param_comms", launched - 0.01, launched + 0.02, tid=thread, **notes),
-        *kernel(
-            f"ncclDevKernel_{name}(ncclDevKernelArgsStorage<4096ul>)", start, end, launched, correlation,
-            thread, **notes,
-        ),
-    ]  # fmt: skip
+        *kernel(kernel_name, start, end, launched, correlation, thread),
+    ]
 
 
 def hop(start, end, launched, correlation, thread=MAIN):
@@ -77,3 +71,23 @@ def ns(moments):
 
 def call(kind, purpose, members=(0, 1), ordinal=0, group="0"):
     return Call(kind, purpose, group, members, ordinal, 0, 0)
+
+
+def read(events, **known):
+    """The tracks of events on the host's clock, and what the rank knew of the step."""
+    known = regions(**known)
+    return on_hosts_clock(read_tracks([mark(0), *events]), known.clock_marks_ns), known
+
+
+def timeline_of(make, events, calls=(), **known):
+    """What one of the two timelines makes of events and of the tap's calls."""
+    tracks, known = read(events, **known)
+    return make(tracks, known, issued_calls(tracks["operators"], known), calls)
+
+
+def rank_trace(timeline):
+    """A rank's traced step, on the one host."""
+    return RankTrace(
+        split=split(timeline), start_us=timeline.step[0], flights=[*timeline.flights], clock="one host",
+        unjoined=timeline.unjoined, unmatched=timeline.unmatched, other_calls=None,
+    )  # fmt: skip
