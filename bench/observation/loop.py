@@ -19,7 +19,7 @@ from bench.observation.tokens import RankTokens, StepSize, positions_of
 from bench.observation.trained_tokens import TrainedTokens
 from bench.passes.full_length.section import FullLength
 from bench.passes.optimizer_spans import Spans, step_spans
-from bench.passes.parity.section import RankParity
+from bench.passes.parity.section import Parity
 from bench.passes.rank_pass import Ask, RankPass, Steps
 from bench.passes.subject import Subject
 from bench.ranks.log import StepPhase
@@ -125,7 +125,7 @@ class LoopParity(RankPass):
         with self.measurement.log.during("parity"):
             self.found = compare(captured, [*positions_of(loop.tokens)], loop.sharers)
 
-    def part(self) -> RankParity:
+    def part(self) -> Parity:
         return self.found.heads
 
 

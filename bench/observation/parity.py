@@ -24,7 +24,7 @@ from bench.passes.full_length.section import FullLength
 from bench.passes.full_length.shards import Attention, Shards
 from bench.passes.parity.exact import CHUNK, relative_error, whole_attention, whole_attention_flops
 from bench.passes.parity.limits import tensor_limit
-from bench.passes.parity.section import RankParity
+from bench.passes.parity.section import Parity
 from bench.training.models import TORCH_DTYPES
 
 BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}
@@ -84,7 +84,7 @@ class Sharers:
 class Comparison:
     """One call of attention against float64: whole heads as far as they are affordable, some rows of all."""
 
-    heads: RankParity
+    heads: Parity
     rows: FullLength
 
 
@@ -102,7 +102,7 @@ def compare(captured: Captured, positions: list[int], sharers: Sharers) -> Compa
         reason = "the ranks hold shards of different lengths"
     if reason is not None:
         nothing = FullLength(tokens=0, rows=0, errors={}, limits={}, reason=reason)
-        return Comparison(RankParity(tokens=0, errors={}, limits={}, reason=reason), nothing)
+        return Comparison(Parity(tokens=0, errors={}, limits={}, reason=reason), nothing)
     order = torch.tensor(held).argsort()
     # A gradient that never came back is none at all: K and V that were sent as constants.
     x = {f"d{name}": torch.zeros_like(captured.tensors[name]) for name in ("q", "k", "v")}
@@ -163,7 +163,7 @@ def _free_bytes(captured: Captured) -> float:
 
 def _compare_heads(
     x: Mapping[str, Tensor], scale: float, order: Tensor, sharers: Sharers, free_bytes: float
-) -> RankParity:
+) -> Parity:
     """As many KV heads as the budget allows, each with the query heads that share it."""
     kv_heads, queries = x["k"].shape[1], x["q"].shape[1] // x["k"].shape[1]
     needed_bytes = 8 * queries * len(order) * (BLOCKS * CHUNK + 2 * BLOCKS * x["q"].shape[3])
@@ -172,7 +172,7 @@ def _compare_heads(
             f"the exact result of one KV head at {len(order):,} tokens needs {size_label(needed_bytes)}, and"
             f" {size_label(int(free_bytes))} of the GPU are free"
         )
-        return RankParity(tokens=len(order), errors={}, limits={}, reason=reason)
+        return Parity(tokens=len(order), errors={}, limits={}, reason=reason)
     cost = 2 * whole_attention_flops(queries, len(order), x["q"].shape[3])
     affordable = min(kv_heads, int(BUDGET_FLOPS[x["q"].device.type] / cost))
     if affordable == 0:
@@ -180,7 +180,7 @@ def _compare_heads(
             f"the exact result of one KV head at {len(order):,} tokens takes {cost:.1e} operations, more than"
             f" the {BUDGET_FLOPS[x['q'].device.type]:.0e} spent on it here"
         )
-        return RankParity(tokens=len(order), errors={}, limits={}, reason=reason)
+        return Parity(tokens=len(order), errors={}, limits={}, reason=reason)
     errors: dict[str, float] = {}
     limits: dict[str, float] = {}
     for head in range(affordable):
@@ -190,7 +190,7 @@ def _compare_heads(
             found = _errors(whole, scale)
             errors = {name: worst((error, errors.get(name, 0.0))) for name, (error, _) in found.items()}
             limits = {name: max(limit, limits.get(name, 0.0)) for name, (_, limit) in found.items()}
-    return RankParity(tokens=len(order), errors=errors, limits=limits)
+    return Parity(tokens=len(order), errors=errors, limits=limits)
 
 
 def _one_head(x: Mapping[str, Tensor], head: int, queries: int) -> dict[str, Tensor]:

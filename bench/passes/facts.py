@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
+from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar
 
 from bench.config import MeasureConfig, RunConfig
@@ -15,7 +16,8 @@ from bench.ranks.log import Stage
 from bench.record import Check
 
 Part = TypeVar("Part")
-"""What one rank reports of a pass."""
+"""What one rank reports of a pass: mostly a section of one rank, whose lists by rank are of one."""
+Found = TypeVar("Found")
 Whole = TypeVar("Whole")
 """The section of a record that the parts of all ranks make."""
 NOT_RUN = "its pass did not run"
@@ -92,6 +94,17 @@ class PassFacts(ABC, Generic[Part, Whole]):
 def by_rank(parts: Sequence[Any], field: str) -> list[Any]:
     """One field of every rank's part."""
     return [getattr(part, field) for part in parts]
+
+
+def of_one(value: Found | None) -> list[Found] | None:
+    """A field of one rank's part: a list of one; null where the rank does not have the figure."""
+    return None if value is None else [value]
+
+
+def together(parts: Sequence[Any], *fields: str) -> dict[str, Any]:
+    """Fields that are lists of one in every rank's part, by rank; null where a rank has none."""
+    found = {field: by_rank(parts, field) for field in fields}
+    return {name: None if None in each else [*chain.from_iterable(each)] for name, each in found.items()}
 
 
 def known_by_rank(parts: Sequence[Any], field: str) -> list[Any] | None:

@@ -24,12 +24,13 @@ SPLIT = {
     "purpose_total_ms": {"attention": 1.0}, "compute_ms": {"attention": 0.5}, "idle_ms": 0.5,
     "exposed_spans_ms": {"attention": [[0.0, 0.5]]}, "copies_ms": {"other": 0.1},
 }  # fmt: skip
-FLIGHT = {
+CALL = {
     "kind": "all_to_all", "purpose": "attention", "group": "0", "members": [0, 1], "ordinal": 0,
-    "arrival_us": 0.0, "arrival_ms": 0.0, "end_ms": 1.0,
+    "sent_bytes": 0, "arrival_ns": 0,
 }  # fmt: skip
+FLIGHT = {"call": CALL, "arrival": 0.0, "start": 0.0, "end": 1.0}
 STEP = {
-    "split": SPLIT, "flights": [FLIGHT], "clock": "one", "unjoined": None, "unmatched": None,
+    "split": SPLIT, "start_us": 0.0, "flights": [FLIGHT], "clock": "one", "unjoined": None, "unmatched": None,
     "other_calls": None,
 }  # fmt: skip
 TELEMETRY = {
@@ -38,21 +39,16 @@ TELEMETRY = {
     "foreign_processes": 0, "throttled": False, "load_average": 1.0, "involuntary_switches": 3,
 }  # fmt: skip
 LOSSES = {
-    "loss_sums": [10.0, 9.0], "loss": [5.0, 4.5], "grad_norm": [1.0, 1.5], "valid_tokens": [4, 4],
+    "loss_sums": [[10.0, 9.0]], "loss": [5.0, 4.5], "grad_norm": [1.0, 1.5], "valid_tokens": [4, 4],
     "tokens_digest": ["a", "b"], "expected_digest": ["a", "b"],
 }  # fmt: skip
-SINGLE = {
-    "single_forward_ms": [1.0],
-    "single_backward_ms": [2.0],
-    "control_error_ulps": {"out": 1.0, "dq": 1.0},
-}
 REPORT = {
     "timing": {"step_times_ms": [1.0, 2.0], "window_ms": 3.0, "warmup": "full"},
     "parity": {"tokens": 512, "errors": {"out": 1e-3}, "limits": {"out": 2e-2}},
     "losses": LOSSES,
     "attention": {
-        "forward_ms": [1.0], "backward_ms": [2.0], "error_rows": 32, "error_ulps": {"out": 1.0, "dq": 2.0},
-        "single": SINGLE,
+        "forward_ms": [[1.0]], "backward_ms": [[2.0]], "error_rows": 32, "error_ulps": {"out": 1.0, "dq": 2.0},
+        "single_forward_ms": [1.0], "single_backward_ms": [2.0], "control_error_ulps": {"out": 1.0, "dq": 1.0},
     },
     "telemetry": TELEMETRY,
     "full_length": {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.config import RunConfig
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_rank, known_by_rank
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport, together
 from bench.passes.parity.limits import FLOORS
 from bench.record import Check
 
@@ -19,71 +19,36 @@ ULPS: Mapping[str, float] = {"fp64": 2**-52, "fp32": 2**-23, "fp16": 2**-10, "bf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SingleDevice:
-    """Calls of rank 0 alone on whole sequences while the others wait; null on the others."""
-
-    single_forward_ms: list[float] | None = None
-    single_backward_ms: list[float] | None = None
-    control_error_ulps: dict[str, float] | None = None
-    """The kernel's own error in this dtype."""
-    single_reason: str | None = None
-    """Why there are none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankCalls:
-    """One rank's calls."""
-
-    forward_ms: list[float]
-    backward_ms: list[float]
-    error_rows: int
-    error_ulps: dict[str, float]
-    """Of `out` and `dq`; of `dk` and `dv` only where they are not finite."""
-    single: SingleDevice
-    added_ms: list[float] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCalls:
     """Attention alone; a step of `timing` is one call, forward and backward."""
 
     forward_ms: list[list[float]]
     """By rank and timed call."""
     backward_ms: list[list[float]]
-    single_forward_ms: list[float] | None
+    single_forward_ms: list[float] | None = None
     """By call, of the same kernel on whole sequences on one device: rank 0 while the others wait."""
-    single_backward_ms: list[float] | None
-    single_reason: str | None
+    single_backward_ms: list[float] | None = None
+    single_reason: str | None = None
+    """Why there are none."""
     error_rows: int
     error_ulps: dict[str, float]
     """The largest errors of `error_rows` tokens against float64, in units in the last place of the dtype at
     each row's own maximum."""
-    control_error_ulps: dict[str, float] | None
+    control_error_ulps: dict[str, float] | None = None
     """The single device's."""
     added_ms: list[list[float]] | None = None
     """By rank and call, forward and backward, of what our way to call the package adds to it, measured alone;
     null where it adds nothing, and in older records."""
 
 
-class AttentionFacts(PassFacts[RankCalls, AttentionCalls]):
+class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
     name = "attention"
-    part = RankCalls
+    part = AttentionCalls
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> AttentionCalls:  # noqa: ARG002
         """Times by rank; what rank 0 alone measured is rank 0's."""
         parts = self.parts(reports)
-        first = parts[0]
-        return AttentionCalls(
-            forward_ms=by_rank(parts, "forward_ms"),
-            backward_ms=by_rank(parts, "backward_ms"),
-            single_forward_ms=first.single.single_forward_ms,
-            single_backward_ms=first.single.single_backward_ms,
-            single_reason=first.single.single_reason,
-            error_rows=first.error_rows,
-            error_ulps=first.error_ulps,
-            control_error_ulps=first.single.control_error_ulps,
-            added_ms=known_by_rank(parts, "added_ms"),
-        )
+        return replace(parts[0], **together(parts, "forward_ms", "backward_ms", "added_ms"))
 
     def gate(self, cell: RunConfig, section: AttentionCalls) -> str | None:
         """The results of a timed call are numbers, and as near to float64 as those of one device."""

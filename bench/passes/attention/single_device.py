@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
 from bench.attention.kernels import attend
 from bench.passes.attention.row_errors import RowErrors
-from bench.passes.attention.section import SingleDevice
+from bench.passes.attention.section import AttentionCalls
 from bench.passes.parity.attention import laid_out_as_by_a_model, random_input
 from bench.passes.timing.clock import StepClock
 from bench.ranks.out_of_memory import memory_of_error
@@ -16,23 +18,24 @@ from bench.strategies.strategy import Strategy
 MAX_CALLS = 5
 
 
-def time_single_device(
-    strategy: Strategy, device: torch.device, errors: RowErrors, *, causal: bool
-) -> SingleDevice:
-    """Time the cell's kernel on whole sequences; every rank must call it."""
-    found = SingleDevice()
+def beside_single_device(
+    found: AttentionCalls, strategy: Strategy, device: torch.device, errors: RowErrors, *, causal: bool
+) -> AttentionCalls:
+    """The calls with those of the cell's kernel on whole sequences beside; every rank must call it."""
     if strategy.groups.rank == 0:
         try:
-            found = _time(strategy, device, errors, causal=causal)
+            found = _timed(found, strategy, device, errors, causal=causal)
         except (RuntimeError, MemoryError) as error:
             if memory_of_error(error, limited=True) is None:
                 raise
-            found = SingleDevice(single_reason="whole sequences do not fit on one device")
+            found = replace(found, single_reason="whole sequences do not fit on one device")
     dist.barrier()
     return found
 
 
-def _time(strategy: Strategy, device: torch.device, errors: RowErrors, *, causal: bool) -> SingleDevice:
+def _timed(
+    found: AttentionCalls, strategy: Strategy, device: torch.device, errors: RowErrors, *, causal: bool
+) -> AttentionCalls:
     cell = strategy.cell
     *qkv, dout = (
         laid_out_as_by_a_model(random_input(cell, which, cell.seq_len, device)) for which in range(4)
@@ -58,6 +61,9 @@ def _time(strategy: Strategy, device: torch.device, errors: RowErrors, *, causal
     forward_ms, backward_ms = zip(*(clock.step_times_ms() for clock in timed), strict=True)
     assert leaves[0].grad is not None
     control = errors.of_whole(out.detach(), leaves[0].grad)
-    return SingleDevice(
-        single_forward_ms=list(forward_ms), single_backward_ms=list(backward_ms), control_error_ulps=control
+    return replace(
+        found,
+        single_forward_ms=[*forward_ms],
+        single_backward_ms=[*backward_ms],
+        control_error_ulps=control,
     )

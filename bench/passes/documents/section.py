@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.config import RunConfig
-from bench.passes.facts import PassFacts, RankReport, by_rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankDocuments:
-    """By full-length step, of all sequences of the step but for this rank's `area`."""
-
-    documents: list[int]
-    pairs: list[int]
-    computed_pairs: list[int]
-    area: list[int]
+from bench.passes.facts import PassFacts, RankReport, together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,26 +22,20 @@ class PackedDocuments:
     """The same with those of padding."""
     area: list[list[int]]
     """By rank and step the (query, key, head) triples that the rank computes of one layer."""
-    imbalance: float
+    imbalance: float = 1.0
     """Those of the busiest rank over the mean of all ranks, the median over the steps: ranks wait in each."""
 
 
-class DocumentsFacts(PassFacts[RankDocuments, PackedDocuments]):
+class DocumentsFacts(PassFacts[PackedDocuments, PackedDocuments]):
     name = "documents"
-    part = RankDocuments
+    part = PackedDocuments
     is_own_work = False
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> PackedDocuments:  # noqa: ARG002
         parts = self.parts(reports)
-        area = by_rank(parts, "area")
-        by_step = [max(ranks) / statistics.fmean(ranks) for ranks in zip(*area, strict=True)]
-        return PackedDocuments(
-            documents=parts[0].documents,
-            pairs=parts[0].pairs,
-            computed_pairs=parts[0].computed_pairs,
-            area=area,
-            imbalance=statistics.median(by_step),
-        )
+        area = together(parts, "area")
+        by_step = [max(ranks) / statistics.fmean(ranks) for ranks in zip(*area["area"], strict=True)]
+        return replace(parts[0], **area, imbalance=statistics.median(by_step))
 
 
 FACTS = DocumentsFacts()

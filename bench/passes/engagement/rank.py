@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from bench.passes.engagement.modules import watch_modules
-from bench.passes.engagement.section import RankEngagement
+from bench.passes.engagement.section import Engagement
 from bench.passes.rank_pass import RankPass, Steps
 
 
@@ -29,13 +29,13 @@ class EngagementPass(RankPass):
         with self.measurement.log.during("engagement", 1, self.measurement.step_s):
             yield from self.measurement.step(self.measurement.inspected)
 
-    def part(self) -> RankEngagement:
+    def part(self) -> Engagement:
         measurement = self.measurement
-        return RankEngagement(
+        return Engagement(
             attention_name=measurement.subject.attention_name,
             modules=sorted(self.modules),
-            attention_shapes=sorted(map(list, measurement.watch.shapes)),
-            sent_bytes=measurement.tap.sent_bytes(),
+            attention_shapes=[sorted(map(list, measurement.watch.shapes))],
+            sent_bytes={name: [sent] for name, sent in measurement.tap.sent_bytes().items()},
             calls=measurement.tap.calls_by_kind(),
         )
 

@@ -6,25 +6,14 @@ A configuration that is accepted and silently not applied is the field's commone
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.config import MeasureConfig, RunConfig
-from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
+from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, together
 from bench.passes.timing.section import affordable_steps
 from bench.ranks.log import Stage
 from bench.record import Check
 from bench.strategies import STRATEGIES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEngagement:
-    """What one rank's attention was given and what its collectives carried, in one full-length step."""
-
-    attention_name: str
-    modules: list[str]
-    attention_shapes: list[list[int]]
-    sent_bytes: dict[str, int]
-    calls: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +32,9 @@ class Engagement:
     """How many calls rank 0 made of each purpose and kind."""
 
 
-class EngagementFacts(PassFacts[RankEngagement, Engagement]):
+class EngagementFacts(PassFacts[Engagement, Engagement]):
     name = "engagement"
-    part = RankEngagement
+    part = Engagement
     is_evidence = True
     judges = Moment.INSPECTED_STEP
 
@@ -54,13 +43,8 @@ class EngagementFacts(PassFacts[RankEngagement, Engagement]):
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Engagement:  # noqa: ARG002
         parts = self.parts(reports)
-        return Engagement(
-            attention_name=parts[0].attention_name,
-            modules=parts[0].modules,
-            attention_shapes=by_rank(parts, "attention_shapes"),
-            sent_bytes=by_name(by_rank(parts, "sent_bytes")),
-            calls=parts[0].calls,
-        )
+        sent = [{name: own[0] for name, own in part.sent_bytes.items()} for part in parts]
+        return replace(parts[0], **together(parts, "attention_shapes"), sent_bytes=by_name(sent))
 
     def gate(self, cell: RunConfig, section: Engagement) -> str | None:
         """Shapes and bytes are the strategy's; of one that is in no table no formula is known."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from bench.config import RunConfig
 from bench.finite import worst
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_rank
+from bench.passes.facts import NOT_RUN, PassFacts, RankReport, by_rank, together
 from bench.record import Check
 
 COMPARED = {
@@ -20,19 +20,6 @@ COMPARED = {
 DIVIDED = 0.5
 """Of the gradient norm: what dividing it once more by two ranks takes away, the least of known mistakes."""
 NO_REFERENCE = "no cell of the same work had run before; later ones are compared with this one"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLosses:
-    """What one rank has of it: its own sums, and what all ranks agree on."""
-
-    loss_sums: list[float]
-    loss: list[float]
-    grad_norm: list[float]
-    valid_tokens: list[int]
-    tokens_digest: list[str]
-    expected_digest: list[str]
-    logged_loss: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +48,18 @@ class Losses:
     """How far the `loss` and the `grad_norm` of the first step were allowed to be apart, relative."""
 
 
-class LossesFacts(PassFacts[RankLosses, Losses]):
+class LossesFacts(PassFacts[Losses, Losses]):
     name = "losses"
-    part = RankLosses
+    part = Losses
     is_own_work = False
     is_evidence = True
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Losses:  # noqa: ARG002
         parts = self.parts(reports)
-        return Losses(
-            loss_sums=by_rank(parts, "loss_sums"),
-            loss=parts[0].loss,
+        return replace(
+            parts[0],
+            **together(parts, "loss_sums"),
             grad_norm=[worst(norms) for norms in zip(*by_rank(parts, "grad_norm"), strict=True)],
-            valid_tokens=parts[0].valid_tokens,
-            tokens_digest=parts[0].tokens_digest,
-            expected_digest=parts[0].expected_digest,
-            logged_loss=parts[0].logged_loss,
             logged_off_by=_off_by(parts[0]),
         )
 
@@ -98,7 +81,7 @@ class LossesFacts(PassFacts[RankLosses, Losses]):
         return [*each[:-1], _held(each[-1], section)]
 
 
-def _off_by(part: RankLosses) -> float | None:
+def _off_by(part: Losses) -> float | None:
     if part.logged_loss is None:
         return None
     return max(abs(logged - loss) for logged, loss in zip(part.logged_loss, part.loss, strict=True))

@@ -11,9 +11,10 @@ from typing import Any, Protocol, Self
 
 import torch
 
+from bench.passes.facts import of_one
 from bench.passes.memory.allocations import AllocationTracker
 from bench.passes.memory.phases import PhaseBytes
-from bench.passes.memory.section import RankMemory
+from bench.passes.memory.section import Memory
 from bench.ranks.log import StepPhase
 from bench.ranks.memory_limit import process_bytes
 
@@ -88,22 +89,22 @@ class MemoryWatch:
         if isinstance(self.steady, CudaTracker):
             self.steady.note(None)
 
-    def read(self, limit_base_bytes: int | None) -> RankMemory:
+    def read(self, limit_base_bytes: int | None) -> Memory:
         """All peaks; the whole life's are at least those of the steady state."""
         longest = max(self.life, self.steady, key=lambda tracker: tracker.peak_bytes)
-        return RankMemory(
-            peak_allocated_bytes=self.steady.peak_bytes,
-            peak_reserved_bytes=_reserved(self.steady),
-            peak_phase=self.steady.peak_phase,
-            forward_taken_bytes=self.steady.phases.taken["forward"],
-            forward_kept_bytes=self.steady.phases.kept["forward"],
-            backward_taken_bytes=self.steady.phases.taken["backward"],
-            whole_life_allocated_bytes=longest.peak_bytes,
-            whole_life_reserved_bytes=_reserved(self.life, self.steady),
-            whole_life_phase=longest.peak_phase,
-            peak_resident_bytes=process_bytes("VmHWM"),
-            base_resident_bytes=self.base_resident_bytes,
-            limit_base_bytes=limit_base_bytes,
+        return Memory(
+            peak_allocated_bytes=of_one(self.steady.peak_bytes),
+            peak_reserved_bytes=of_one(_reserved(self.steady)),
+            peak_phase=of_one(self.steady.peak_phase),
+            forward_taken_bytes=of_one(self.steady.phases.taken["forward"]),
+            forward_kept_bytes=of_one(self.steady.phases.kept["forward"]),
+            backward_taken_bytes=of_one(self.steady.phases.taken["backward"]),
+            whole_life_allocated_bytes=of_one(longest.peak_bytes),
+            whole_life_reserved_bytes=of_one(_reserved(self.life, self.steady)),
+            whole_life_phase=of_one(longest.peak_phase),
+            peak_resident_bytes=of_one(process_bytes("VmHWM")),
+            base_resident_bytes=of_one(self.base_resident_bytes),
+            limit_base_bytes=of_one(limit_base_bytes),
         )
 
 

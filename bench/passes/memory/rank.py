@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.passes.facts import of_one
 from bench.passes.memory.peaks import MemoryWatch
-from bench.passes.memory.section import RankMemory
+from bench.passes.memory.section import Memory
 from bench.passes.rank_pass import Measurement, RankPass
 from bench.ranks.snapshot import keep_history, snapshot_path, write_snapshot
 
@@ -45,15 +46,15 @@ class MemoryPass(RankPass):
     def before_steps(self) -> None:
         self.allocator_settings = _allocator_settings(self.measurement.device)
 
-    def part(self) -> RankMemory:
+    def part(self) -> Memory:
         peaks = self.peaks.read(self.measurement.log.limit_base_bytes)
         trainer = self.measurement.subject.trainer
         return replace(
             peaks,
             allocator_settings=self.allocator_settings,
-            offloaded_activation_bytes=self.offloaded_activation_bytes,
-            offloaded_optimizer_bytes=trainer.engine.offloaded_bytes() if trainer else None,
-            snapshot=self._snapshot(),
+            offloaded_activation_bytes=of_one(self.offloaded_activation_bytes),
+            offloaded_optimizer_bytes=of_one(trainer.engine.offloaded_bytes() if trainer else None),
+            snapshot=of_one(self._snapshot()),
         )
 
     def _snapshot(self) -> str | None:

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from bench.config import RunConfig
 from bench.finite import worst
-from bench.passes.facts import PassFacts, RankReport, known_by_rank
+from bench.passes.facts import PassFacts, RankReport, known_by_rank, together
 from bench.passes.telemetry import section as telemetry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
-    """One rank's peaks in bytes; null where this device has no such figure."""
-
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    peak_phase: str | None
-    whole_life_allocated_bytes: int | None
-    whole_life_reserved_bytes: int | None
-    whole_life_phase: str | None
-    peak_resident_bytes: int
-    base_resident_bytes: int
-    limit_base_bytes: int | None
-    forward_taken_bytes: int | None = None
-    forward_kept_bytes: int | None = None
-    backward_taken_bytes: int | None = None
-    allocator_settings: dict[str, str] | None = None
-    offloaded_activation_bytes: int | None = None
-    offloaded_optimizer_bytes: int | None = None
-    snapshot: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +56,22 @@ class Memory:
     """The files in the cell's folder that `measure.memory_snapshot` leaves."""
 
 
-class MemoryFacts(PassFacts[RankMemory, Memory]):
+OF_ALL_RANKS = ("device_used_bytes", "device_used_reason", "allocator_settings")
+"""What is no list by rank, or is not in a rank's part: telemetry has seen it."""
+
+
+class MemoryFacts(PassFacts[Memory, Memory]):
     name = "memory"
-    part = RankMemory
+    part = Memory
     is_own_work = False
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Memory:  # noqa: ARG002
         parts, telemetries = self.parts(reports), telemetry.FACTS.parts(reports)
         used = known_by_rank(telemetries, "device_used_bytes")
-        names = [field.name for field in fields(RankMemory) if field.name != "allocator_settings"]
-        per_rank = {name: known_by_rank(parts, name) for name in names}
-        return Memory(
-            **per_rank,
-            allocator_settings=parts[0].allocator_settings,
+        per_rank = [field.name for field in fields(Memory) if field.name not in OF_ALL_RANKS]
+        return replace(
+            parts[0],
+            **together(parts, *per_rank),
             device_used_bytes=used and [worst(samples) for samples in used],
             device_used_reason=None if used else telemetry.reasons(telemetries),
         )

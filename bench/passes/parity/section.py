@@ -15,23 +15,13 @@ MAX_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankParity:
-    """What one rank found; errors and limits by tensor, empty on a rank that compares nothing itself."""
-
-    tokens: int
-    errors: dict[str, float]
-    limits: dict[str, float]
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
     """Attention against float64, by tensor: the largest error of any rank.
 
-    A cell beyond a limit has no timing.
+    A cell beyond a limit has no timing. A rank that compares nothing itself has no errors and no limits.
     """
 
-    checked_in: str
+    checked_in: str = ""
     """The cell that was checked: one of the same sweep may stand for others that differ in nothing the check
     depends on."""
     tokens: int
@@ -42,9 +32,9 @@ class Parity:
     """Why there are no errors."""
 
 
-class ParityFacts(PassFacts[RankParity, Parity]):
+class ParityFacts(PassFacts[Parity, Parity]):
     name = "parity"
-    part = RankParity
+    part = Parity
     is_evidence = True
     judges = Moment.BEFORE_STEPS
     without_effect = frozenset(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bench.kept_errors import KeptErrors
 from bench.passes.hook import Hook
-from bench.passes.positions.section import RankPositions
+from bench.passes.positions.section import Positions
 from bench.passes.rank_pass import RankPass, Steps
 
 ULPS = 4
@@ -39,7 +39,7 @@ class Call:
 
 
 class PositionsPass(RankPass):
-    found: RankPositions | None = None
+    found: Positions | None = None
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -64,7 +64,7 @@ class PositionsPass(RankPass):
         self._compare()
         yield from ()
 
-    def part(self) -> RankPositions | None:
+    def part(self) -> Positions | None:
         self._compare()
         return self.found
 
@@ -89,7 +89,7 @@ class PositionsPass(RankPass):
 
 
 @torch.no_grad()
-def compare(calls: Mapping[str, Call], positions: Tensor, ranks: int) -> RankPositions:
+def compare(calls: Mapping[str, Call], positions: Tensor, ranks: int) -> Positions:
     """`positions` are those of this rank's tokens, one of `ranks` equal shards of a sequence."""
     tokens = int(positions.max()) + 1
     if bool((positions.diff() > 0).all()):  # else documents restart, each of a length of its own
@@ -107,15 +107,18 @@ def compare(calls: Mapping[str, Call], positions: Tensor, ranks: int) -> RankPos
         errors[name], limits[name] = _errors(call.pair, whole, positions)
         rope_types.append(_rope_type(call.module))
     if not errors:
-        return RankPositions(compared=0, rope_type=None, reason=next(iter(reasons), NONE_FOUND))
+        reason = next(iter(reasons), NONE_FOUND)
+        return Positions(
+            compared=0, rope_type=None, module=[None], position=[None], error=[0.0], reason=reason
+        )
     off = {name: ~(error <= limits[name]) for name, error in errors.items()}
     module = next((name for name in off if bool(off[name].any())), None)
-    return RankPositions(
+    return Positions(
         compared=len(errors),
         rope_type=rope_types[[*errors].index(module) if module is not None else 0],
-        module=module,
-        position=None if module is None else int(positions.to(off[module].device)[off[module]].min()),
-        error=max(float(error.max()) for error in errors.values()),
+        module=[module],
+        position=[None if module is None else int(positions.to(off[module].device)[off[module]].min())],
+        error=[max(float(error.max()) for error in errors.values())],
         reason=next(iter(reasons), None),
     )
 

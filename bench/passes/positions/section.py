@@ -6,27 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_rank
+from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_rank, together
 from bench.record import Check
 from bench.training.text_model import BY_LENGTH
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPositions:
-    """One rank's cos and sin of the first micro-step, beside those of the whole sequence."""
-
-    compared: int
-    """How many modules returned cos and sin that were compared."""
-    rope_type: str | None
-    """As the configuration calls it; None where no module was compared."""
-    module: str | None = None
-    """The first module whose cos and sin differ."""
-    position: int | None = None
-    """The first position at which they do."""
-    error: float = 0.0
-    """The largest difference of any module."""
-    reason: str | None = None
-    """Why a module, or all of them, could not be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +16,9 @@ class Positions:
     """The rotary cos and sin of every rank, beside those of the whole sequence on one device."""
 
     compared: int
-    """The fewest modules that any rank compared."""
+    """The fewest modules that any rank compared: those that returned cos and sin."""
     rope_type: str | None
+    """As the configuration calls it; null where no module was compared."""
     module: list[str | None]
     """By rank the first module that differs."""
     position: list[int | None]
@@ -46,9 +29,9 @@ class Positions:
     """Why something was not compared on some rank."""
 
 
-class PositionsFacts(PassFacts[RankPositions, Positions]):
+class PositionsFacts(PassFacts[Positions, Positions]):
     name = "positions"
-    part = RankPositions
+    part = Positions
     is_own_work = False
     is_evidence = True
     judges = Moment.MODEL
@@ -56,12 +39,11 @@ class PositionsFacts(PassFacts[RankPositions, Positions]):
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Positions:  # noqa: ARG002
         parts = self.parts(reports)
+        wrong = (part.rope_type for part in parts if part.module != [None])
         return Positions(
+            **together(parts, "module", "position", "error"),
             compared=min(by_rank(parts, "compared")),
-            rope_type=next((part.rope_type for part in parts if part.module is not None), parts[0].rope_type),
-            module=by_rank(parts, "module"),
-            position=by_rank(parts, "position"),
-            error=by_rank(parts, "error"),
+            rope_type=next(wrong, parts[0].rope_type),
             reason=next(filter(None, by_rank(parts, "reason")), None),
         )
 

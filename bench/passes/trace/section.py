@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from bench.attention.layouts import LAYOUTS
 from bench.config import OWN, MeasureConfig, RunConfig
 from bench.cost.area import causal_area
-from bench.passes.documents.section import RankDocuments
+from bench.passes.documents.section import PackedDocuments
 from bench.passes.engagement.section import will_share_traced_step
 from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
 from bench.passes.trace.intervals import length
@@ -223,10 +223,11 @@ def _areas(cell: RunConfig, reports: Sequence[RankReport]) -> list[int] | None:
     return [causal_area(cell, rank % cell.sp_degree) for rank in range(len(reports))] if known else None
 
 
-def _mean_area(cell: RunConfig, packed: RankDocuments | None) -> int:
+def _mean_area(cell: RunConfig, packed: PackedDocuments | None) -> int:
     """Of the sequences that the rank has a part of, over all full-length steps."""
     assert packed is not None  # the pass runs wherever sequences hold documents
-    return sum(packed.area) // (len(packed.area) * cell.batch * cell.grad_accum)
+    (area,) = packed.area
+    return sum(area) // (len(area) * cell.batch * cell.grad_accum)
 
 
 FACTS = TraceFacts()

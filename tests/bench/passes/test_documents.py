@@ -88,4 +88,4 @@ def test_a_ranks_area_is_what_its_own_queries_see():
     for rank, part in enumerate(parts_of(cell)):
         pieces = STRATEGIES["ring"].slices(cell, cell.padded_len, rank)
         own = sum(int((whole.position_ids[:, piece] + 1).sum()) for piece in pieces)
-        assert part.area[0] == own * cell.model.num_heads
+        assert part.area[0][0] == own * cell.model.num_heads
