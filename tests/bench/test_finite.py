@@ -43,12 +43,13 @@ LOSSES = {
     "tokens_digest": ["a", "b"], "expected_digest": ["a", "b"],
 }  # fmt: skip
 REPORT = {
-    "timing": {"step_times_ms": [1.0, 2.0], "window_ms": 3.0, "warmup": "full"},
+    "timing": {"step_times_ms": [[1.0, 2.0]], "window_ms": [3.0], "warmup": "full"},
     "parity": {"tokens": 512, "errors": {"out": 1e-3}, "limits": {"out": 2e-2}},
     "losses": LOSSES,
     "attention": {
-        "forward_ms": [[1.0]], "backward_ms": [[2.0]], "error_rows": 32, "error_ulps": {"out": 1.0, "dq": 2.0},
-        "single_forward_ms": [1.0], "single_backward_ms": [2.0], "control_error_ulps": {"out": 1.0, "dq": 1.0},
+        "forward_ms": [[1.0]], "backward_ms": [[2.0]], "error_rows": 32,
+        "error_ulps": {"out": 1.0, "dq": 2.0}, "single_forward_ms": [1.0], "single_backward_ms": [2.0],
+        "control_error_ulps": {"out": 1.0, "dq": 1.0},
     },
     "telemetry": TELEMETRY,
     "full_length": {
@@ -110,7 +111,7 @@ def test_a_number_that_is_not_finite_is_a_wrong_result_wherever_a_rank_reports_i
 
 
 def test_the_same_report_with_numbers_everywhere_is_ok():
-    record = record_with(1.0, ("timing", "window_ms"))
+    record = record_with(1.0, ("timing", "window_ms", 0))
     assert (record.status, record.reason) == ("ok", None)
 
 

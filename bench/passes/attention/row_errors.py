@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.passes.full_length.rows import rows
+from bench.passes.full_length.shards import hidden_keys
 from bench.passes.parity.attention import random_input
 from bench.passes.subject import AttentionCall
 from bench.strategies.strategy import Strategy
@@ -32,8 +34,8 @@ class RowErrors:
     def __init__(self, strategy: Strategy, device: torch.device, *, causal: bool) -> None:
         self.cell, self.device, self.causal = strategy.cell, device, causal
         seq_len = self.cell.seq_len
-        rows = torch.linspace(1, seq_len - 1, SAMPLED_TOKENS, dtype=torch.float64).long().unique()
-        self.rows = rows[(rows > 0) & (rows < seq_len)]
+        sampled = torch.linspace(1, seq_len - 1, SAMPLED_TOKENS, dtype=torch.float64).long().unique()
+        self.rows = sampled[(sampled > 0) & (sampled < seq_len)]
         own_S = torch.cat([torch.arange(seq_len)[piece] for piece in strategy.slices(seq_len)])
         self.local = torch.isin(own_S, self.rows).nonzero().flatten()
         self.own_rows = own_S[self.local]
@@ -44,7 +46,7 @@ class RowErrors:
         Infinite where any token, sampled or not, is not finite on any rank; so are `dk` and `dv`, which
         are left out where they are finite.
         """
-        compared = self._ulps((call.out, call.dq), self.local, self._exact(self.own_rows))
+        compared = self._ulps((call.out, call.dq), self.local, self.own_rows)
         others = [_zero_or_infinite(x) for x in (call.dk, call.dv)]
         largest = torch.stack([*compared, *others])
         dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -53,27 +55,23 @@ class RowErrors:
 
     def of_whole(self, out_BNTD: Tensor, dq_BNTD: Tensor) -> dict[str, float]:
         """The errors of the compared tensors of whole sequences on one rank, which alone calls it."""
-        ulps = self._ulps((out_BNTD, dq_BNTD), self.rows, self._exact(self.rows))
+        ulps = self._ulps((out_BNTD, dq_BNTD), self.rows, self.rows)
         return {name: float(error) for name, error in zip(COMPARED, ulps, strict=True)}
 
-    def _ulps(self, found: Sequence[Tensor], rows: Tensor, exact: Sequence[Tensor]) -> list[Tensor]:
-        rows = rows.to(self.device)
-        return [_largest(a, rows, b) for a, b in zip(found, exact, strict=True)]
+    def _ulps(self, found: Sequence[Tensor], local: Tensor, tokens: Tensor) -> list[Tensor]:
+        """Largest errors of these tokens, which are `local` in what was found."""
+        local = local.to(self.device)
+        return [_largest(a, local, b) for a, b in zip(found, self._exact(tokens), strict=True)]
 
-    def _exact(self, rows: Tensor) -> list[Tensor]:
+    def _exact(self, at: Tensor) -> list[Tensor]:
         """Output and query gradient of these tokens in float64, [B, N, rows, D], head by head."""
         q, k, v, dout = (random_input(self.cell, i, self.cell.seq_len, self.device) for i in range(4))
-        rows = rows.to(self.device)
-        hidden_RT = torch.arange(k.shape[2], device=self.device) > rows[:, None]
-        mask_RT = hidden_RT if self.causal else torch.zeros_like(hidden_RT)
-        group = q.shape[1] // k.shape[1]
+        at = at.to(self.device)
+        hidden_RT = hidden_keys(torch.arange(k.shape[2], device=self.device), at, None, causal=self.causal)
+        group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
         by_head = [
-            _rows(
-                q[:, head, rows].double(),
-                k[:, head // group].double(),
-                v[:, head // group].double(),
-                dout[:, head, rows].double(),
-                mask_RT,
+            rows(
+                q[:, head, at], k[:, head // group], v[:, head // group], dout[:, head, at], hidden_RT, scale
             )
             for head in range(q.shape[1])
         ]
@@ -91,12 +89,12 @@ def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.finfo(dtype).eps * value.double().log2().floor().exp2()
 
 
-def _largest(found: Tensor, rows: Tensor, exact: Tensor) -> Tensor:
+def _largest(found: Tensor, local: Tensor, exact: Tensor) -> Tensor:
     """The largest error of these rows, 0 of none; infinite where any row is not finite.
 
     Not nan: what the largest of nan and a number is, is up to each library.
     """
-    ulps = error_ulps(found[:, :, rows], exact)
+    ulps = error_ulps(found[:, :, local], exact)
     largest = ulps.amax() if ulps.numel() else ulps.sum()
     return torch.where(found.isfinite().all(), largest, torch.inf)
 
@@ -105,16 +103,3 @@ def _zero_or_infinite(found: Tensor) -> Tensor:
     """0 where all numbers are finite, else infinity."""
     zero = torch.zeros((), dtype=torch.float64, device=found.device)
     return torch.where(found.isfinite().all(), zero, torch.inf)
-
-
-def _rows(
-    q_BRD: Tensor, k_BTD: Tensor, v_BTD: Tensor, dout_BRD: Tensor, hidden_RT: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Output and gradient of a few queries: dq = P * (dP - (dout . out)) K / sqrt(D)."""
-    scale = q_BRD.shape[-1] ** -0.5
-    scores_BRT = (q_BRD @ k_BTD.transpose(1, 2) * scale).masked_fill(hidden_RT, float("-inf"))
-    probs_BRT = scores_BRT.softmax(dim=-1)
-    out_BRD = probs_BRT @ v_BTD
-    dprobs_BRT = dout_BRD @ v_BTD.transpose(1, 2)
-    dscores_BRT = probs_BRT * (dprobs_BRT - (dout_BRD * out_BRD).sum(dim=-1, keepdim=True))
-    return out_BRD, dscores_BRT @ k_BTD * scale

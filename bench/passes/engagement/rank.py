@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Any
 
-from bench.passes.engagement.modules import watch_modules
 from bench.passes.engagement.section import Engagement
 from bench.passes.rank_pass import RankPass, Steps
+
+ATTENTION_CODE = (
+    "bench.strategies.",
+    "deepspeed.runtime.sequence_parallel",
+    "ring_flash_attn",
+    "ringmaster",
+    "yunchang",
+    "flash_attn",
+    "torch.distributed.tensor.experimental",
+)
+EVERY_STRATEGY = "bench.strategies.strategy"
+"""The base class of all strategies: entered whichever runs."""
 
 
 class EngagementPass(RankPass):
@@ -38,6 +51,38 @@ class EngagementPass(RankPass):
             sent_bytes={name: [sent] for name, sent in measurement.tap.sent_bytes().items()},
             calls=measurement.tap.calls_by_kind(),
         )
+
+
+@contextmanager
+def watch_modules(own_code: str) -> Iterator[set[str]]:
+    """The names of attention modules entered by this thread, forward and (on CPU) backward.
+
+    Modules whose names begin with `own_code` count, wherever they were installed from. None where the thread
+    is profiled already, as by cProfile, which could not be switched on again from here.
+    """
+    seen: set[str] = set()
+    if sys.getprofile() is not None:
+        yield seen
+        return
+    packages = (*ATTENTION_CODE, own_code)
+    known: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        # This runs at every return, too, and at every call of C: some hundred thousand times in a step.
+        if event != "call":
+            return
+        # Of code without a module this is anything; an error here would be the step's.
+        module = str(frame.f_globals.get("__name__", ""))
+        if module not in known:
+            known.add(module)
+            if module.startswith(packages) and module != EVERY_STRATEGY:
+                seen.add(module)
+
+    sys.setprofile(note)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(None)
 
 
 PASS = EngagementPass

@@ -21,7 +21,7 @@ from torch import Tensor
 from bench.finite import worst
 from bench.passes.full_length.key_errors import key_errors
 from bench.passes.full_length.limits import GRADIENT_FLOORS, IDENTITY_LIMITS, OUT_FLOORS, limit_of
-from bench.passes.full_length.rows import Rows
+from bench.passes.full_length.rows import rows
 from bench.passes.full_length.section import SAMPLED_ROWS, FullLength, why_no_keys
 from bench.passes.full_length.shards import Attention, Shards, drawn, hidden_keys
 from bench.training.models import TORCH_DTYPES
@@ -72,9 +72,9 @@ def _row_errors(
         k_BTD, v_BTD = (shards.whole(x[name][:, head]) for name in ("k", "v"))
         for query in range(head * shared, (head + 1) * shared):
             own = {name: x[name][:, query].index_select(1, local) for name in ("q", "out", "dq", "dout")}
-            rows = Rows(own["q"], k_BTD, v_BTD, own["dout"], hidden, attention.scale)
-            control = rows.rounded(TORCH_DTYPES[attention.dtype])
-            compared = zip((own["out"], own["dq"]), control, rows.exact(), strict=True)
+            given = own["q"], k_BTD, v_BTD, own["dout"], hidden, attention.scale
+            control = rows(*given, TORCH_DTYPES[attention.dtype])
+            compared = zip((own["out"], own["dq"]), control, rows(*given), strict=True)
             for which, (found, plain, exact) in enumerate(compared):
                 each = (found.double() - exact, plain.double() - exact, exact)
                 squares[which] += torch.stack([part.square().sum() for part in each])

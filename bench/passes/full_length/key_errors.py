@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.passes.full_length.keys import Keys
 from bench.passes.full_length.limits import KEY_FLOORS, limit_of
 from bench.passes.full_length.lse import log_sum_exp
 from bench.passes.full_length.section import SAMPLED_KEYS
@@ -96,10 +95,38 @@ def _parts(
                 causal=attention.causal,
                 first_keys=shards.first_keys,
             )
-            keys = Keys(q, out, dout, lse, k, v, hidden_SR, attention.scale)
-            sums.append((*keys.exact(), keys.rounded(dtype).double()))
+            given = q, out, dout, lse, k, v, hidden_SR, attention.scale
+            sums.append((*key_sums(*given), key_sums(*given, dtype)[0].double()))
         exact, terms, control = (torch.stack(each).sum(dim=0) for each in zip(*sums, strict=True))
         yield exact, control, terms
+
+
+def key_sums(
+    q_BSD: Tensor,
+    out_BSD: Tensor,
+    dout_BSD: Tensor,
+    lse_BS: Tensor,
+    k_BRD: Tensor,
+    v_BRD: Tensor,
+    hidden: Tensor,
+    scale: float,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor]:
+    """These queries' part of dk and dv of some keys, [2, B, R, D], and its terms' squares, [2, B, R].
+
+    dv = sum_i P_i dO_i and dk = scale sum_i P_i (dP_i - (dO_i . O_i)) Q_i; rounded as `rows` are. The LSE is
+    over all keys that a query sees, `hidden` says which of these it does not, [S, R] or [B, S, R].
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    q, out, dout, lse, k, v = (x.to(wide) for x in (q_BSD, out_BSD, dout_BSD, lse_BS, k_BRD, v_BRD))
+    scores_BSR = q @ k.transpose(1, 2) * scale
+    probs_BSR = (scores_BSR - lse[..., None]).exp().masked_fill(hidden, 0.0)
+    delta = (dout * out).sum(dim=-1, keepdim=True)
+    dscores_BSR = probs_BSR * (dout @ v.transpose(1, 2) - delta)
+    weights = torch.stack([dscores_BSR, probs_BSR]).to(dtype).to(wide).transpose(2, 3)
+    factors = torch.stack([q * scale, dout])
+    terms = weights.square() @ factors.square().sum(dim=-1, keepdim=True)
+    return weights @ factors, terms[..., 0]
 
 
 def _relative(difference: Tensor, sizes: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from bench.labels import size_label
 from bench.passes.losses.rank import all_fed, expected_digest
 from bench.passes.objective.cut import cut_cell, cut_trainer
 from bench.passes.objective.kept import Kept, digest
+from bench.passes.objective.plain_attention import plain_attention_installed
 from bench.passes.objective.section import Objective, objective_tokens
 from bench.passes.objective.whole_model import (
     CONTROLS,
@@ -31,7 +31,6 @@ from bench.passes.objective.whole_model import (
     Weights,
     WholeModel,
     needed_bytes,
-    whole_model,
     whole_scale,
 )
 from bench.passes.parity.limits import FLOORS
@@ -146,7 +145,8 @@ def _compared(
 ) -> Objective:
     dtype = trainer.cell.dtype
     sequences = trainer.data.whole_step(0, outcome.tokens)
-    with whole_model(trainer.cell, device, trainer.phase) as model:
+    with plain_attention_installed() as attention:
+        model = WholeModel(trainer.cell, device, attention, trainer.phase)
         exact = model.exact(sequences)
         in_dtype = trainer.engine.weights_in_dtype
         kept = Kept.of(shared_folder, trainer.cell, sequences, in_dtype, model.rotary)
@@ -197,10 +197,8 @@ class Controls:
 
     def noise(self) -> Noise:
         """How far the controls are from the exact step."""
-        return self.kept.get(Noise, self._noise)
-
-    def _noise(self) -> Noise:
-        return Noise.of(self.exact, (self._rounded(key_parts=parts) for parts in CONTROLS), self.eps)
+        controls = (self._rounded(key_parts=parts) for parts in CONTROLS)
+        return self.kept.get(Noise, lambda: Noise.of(self.exact, controls, self.eps))
 
     def mistakes(self, noise: Noise) -> dict[str, Compared]:
         """What known mistakes would change where they show most, and the limit there."""
@@ -213,17 +211,17 @@ class Controls:
             found["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(cell.dtype))
             weights = mean_of_ranks(self.trainer.strategy, self.sequences)
             counted = digest([weights(batch) for batch in self.sequences])
-            wrong = self.kept.get(dict[str, GradientError], partial(self._errors, weights), counted)
+            wrong = self.kept.get(
+                dict[str, GradientError],
+                lambda: self.exact.gradient_errors(self._rounded(weights=weights), self.eps),
+                counted,
+            )
             sizes = {
                 name: (error.distance, noise.limits(name, cell.dtype, error.distance).distance)
                 for name, error in wrong.items()
             }
             found |= {"losses averaged over ranks": next(iter(_nearest(sizes).values()))}
         return found
-
-    def _errors(self, weights: Weights) -> dict[str, GradientError]:
-        """Of gradients in which tokens count by these weights."""
-        return self.exact.gradient_errors(self._rounded(weights=weights), self.eps)
 
     def _rounded(self, *, key_parts: int = 1, weights: Weights | None = None) -> Signal:
         in_dtype = self.trainer.engine.weights_in_dtype
@@ -264,8 +262,13 @@ def mean_of_ranks(strategy: Strategy, sequences: Sequence[Batch]) -> Weights:
 
 
 def _nearest(compared: Mapping[str, Compared]) -> dict[str, Compared]:
-    """The one that is beyond its limit, or comes nearest to it; nan is beyond any."""
-    name = max(compared, key=lambda name: _nearness(*compared[name]))
+    """The one that is beyond its limit, whatever the limit, or comes nearest to it; nan is beyond any."""
+
+    def nearness(name: str) -> tuple[bool, float]:
+        error, limit = compared[name]
+        return not error <= limit, error / (limit or 1.0)
+
+    name = max(compared, key=nearness)
     return {name: compared[name]}
 
 
@@ -277,11 +280,6 @@ def _norm_errors(step: Step, optimizer: OptimizerConfig) -> dict[str, float]:
         "gradient norm that the optimizer was given": (step.given_norm, clipped_norm(norm, optimizer)),
     }
     return {name: abs(found - exact) / (exact or 1.0) for name, (found, exact) in expected.items()}
-
-
-def _nearness(error: float, limit: float) -> tuple[bool, float]:
-    """What is beyond its limit comes nearest, whatever the limit; nan is beyond any."""
-    return not error <= limit, error / (limit or 1.0)
 
 
 def _step(trainer: Trainer, tokens: int) -> Step:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from bench.config import DTYPE_BYTES, LOW_PRECISION, RunConfig
 from bench.cost.weights import head_parameters, matrix_parameters
-from bench.passes.objective.plain_attention import PLAIN_NAME, PlainAttention, plain_attention_installed
+from bench.passes.objective.plain_attention import PLAIN_NAME, PlainAttention
 from bench.passes.parity.limits import FLOORS
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import IGNORED_LABEL, Batch
@@ -231,13 +230,6 @@ def needed_bytes(cell: RunConfig, tokens: int) -> int:
     of_a_sequence = SCORE_COPIES * cell.model.num_heads * tokens**2
     of_a_sequence += LOGIT_COPIES * cell.model.vocab_size * tokens
     return DTYPE_BYTES["fp32"] * COPIES * weights + DTYPE_BYTES["fp64"] * of_a_sequence
-
-
-@contextmanager
-def whole_model(cell: RunConfig, device: torch.device, phase: StepPhase) -> Iterator[WholeModel]:
-    """The model, whose plain attention is there while the context lasts; `phase` is told of its progress."""
-    with plain_attention_installed() as attention:
-        yield WholeModel(cell, device, attention, phase)
 
 
 def _mean_over_tokens(sequences: Sequence[Batch]) -> Weights:

@@ -7,8 +7,6 @@ dtype, as those of flash-attention's own tests do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,7 +15,7 @@ from bench.config import RunConfig
 from bench.passes.parity.divergence import Mask, first_divergence
 from bench.passes.parity.exact import Tensors, plain_attention, relative_error
 from bench.passes.parity.limits import tensor_limit
-from bench.passes.parity.section import MAX_TOKENS
+from bench.passes.parity.section import MAX_TOKENS, Parity
 from bench.strategies.strategy import Strategy
 from bench.training.models import TORCH_DTYPES
 from bench.training.packing import drawn_documents
@@ -25,18 +23,13 @@ from bench.training.packing import drawn_documents
 SEED = 7
 
 
-@dataclass(frozen=True, slots=True)
-class ParityOutcome:
-    """Errors relative to the exact tensor's maximum, and their limits; no `divergence` when all fit."""
+def check_attention(
+    strategy: Strategy, device: torch.device, *, causal: bool = True
+) -> tuple[Parity, str | None]:
+    """Run the strategy's attention forward and backward and compare; every rank must call it.
 
-    tokens: int
-    errors: dict[str, float]
-    limits: dict[str, float]
-    divergence: str | None
-
-
-def check_attention(strategy: Strategy, device: torch.device, *, causal: bool = True) -> ParityOutcome:
-    """Run the strategy's attention forward and backward and compare; every rank must call it."""
+    Returns errors with their limits, and what is wrong where one is beyond its limit.
+    """
     cell = strategy.cell
     seq_len = parity_len(strategy)
     inputs = random_inputs(cell, seq_len, device)
@@ -51,7 +44,7 @@ def check_attention(strategy: Strategy, device: torch.device, *, causal: bool = 
     errors = {name: relative_error(found[name], exact[name]) for name in found}
     mask = Mask(seq_len, causal, documents)
     divergence = first_divergence(strategy, inputs, found, exact, limits, mask)
-    return ParityOutcome(seq_len, errors, limits, divergence)
+    return Parity(tokens=seq_len, errors=errors, limits=limits), divergence
 
 
 def parity_len(strategy: Strategy) -> int:

@@ -73,11 +73,9 @@ def _place(strategy: Strategy, found: Tensor) -> str:
     """The first token that is not finite, and the rank of its sequence that holds it."""
     finite_T = found.isfinite().all(dim=3).all(dim=1).all(dim=0)
     token = int(finite_T.logical_not().nonzero()[0])
-    for rank in range(strategy.cell.sp_degree):
-        pieces = strategy.facts.slices(strategy.cell, len(finite_T), rank)
-        if any(token in range(len(finite_T))[piece] for piece in pieces):
-            return f"at token {token}, which rank {rank} of the sequence holds"
-    return f"at token {token}"
+    return (
+        f"at token {token}, which rank {int(_owners(strategy, len(finite_T))[token])} of the sequence holds"
+    )
 
 
 def _factor(strategy: Strategy, found: Tensor, exact: Tensor, limit: float) -> str | None:

@@ -13,22 +13,19 @@ class ParityPass(RankPass):
     found: Parity
 
     def before_steps(self) -> None:
-        with self.measurement.log.during("parity"), without_memory_limit():
-            self.found = self._checked()
+        """Raises WrongResultError where a tensor is beyond its limit."""
+        subject, log = self.measurement.subject, self.measurement.log
+        with log.during("parity"), without_memory_limit():
+            if subject.strategy is None:
+                self.found = Parity(tokens=0, errors={}, limits={})
+                return
+            log.tell(Stage("parity", "attention"))
+            self.found, divergence = check_attention(subject.strategy, subject.device, causal=subject.causal)
+            if divergence is not None:
+                raise WrongResultError(f"attention parity: {divergence}")
 
     def part(self) -> Parity:
         return self.found
-
-    def _checked(self) -> Parity:
-        """Errors and limits of all tensors; raises WrongResultError where one is beyond its limit."""
-        subject = self.measurement.subject
-        if subject.strategy is None:
-            return Parity(tokens=0, errors={}, limits={})
-        self.measurement.log.tell(Stage("parity", "attention"))
-        outcome = check_attention(subject.strategy, subject.device, causal=subject.causal)
-        if outcome.divergence is not None:
-            raise WrongResultError(f"attention parity: {outcome.divergence}")
-        return Parity(tokens=outcome.tokens, errors=outcome.errors, limits=outcome.limits)
 
 
 PASS = ParityPass

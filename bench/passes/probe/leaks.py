@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bench.passes.probe.section import MODEL, Moved
+from bench.passes.probe.section import MODEL
 
 NOISE_MARGIN = 4.0
 """A difference counts beyond so many times that of two equal runs."""
@@ -86,14 +86,6 @@ class Part:
         return out_BSH.detach().double(), gradient.double()
 
 
-@dataclass(frozen=True, slots=True)
-class Leaks:
-    """What this rank counted: by the kind of part a row of COUNTS, and the noise of equal runs."""
-
-    counts: Mapping[str, Tensor]
-    noise: float
-
-
 def changes_of(places: Places) -> list[Change]:
     """The middle and the last token of some documents, spread over all; `places` are whole sequences'.
 
@@ -108,11 +100,6 @@ def changes_of(places: Places) -> list[Change]:
         own = positions[documents == number].sort().values
         changes += [Change(number, position) for position in sorted({int(own[len(own) // 2]), int(own[-1])})]
     return changes
-
-
-def moved(row: Tensor) -> Moved:
-    """A row of COUNTS by the names that it has in records."""
-    return Moved(**dict(zip(COUNTS, row.tolist(), strict=True)))
 
 
 def parts_of(model: PreTrainedModel, inputs: Inputs) -> list[Part]:
@@ -133,8 +120,13 @@ def parts_of(model: PreTrainedModel, inputs: Inputs) -> list[Part]:
     return [Part(MODEL, through_all, inputs.embedded, inputs.others), *layers]
 
 
-def leaks(parts: Iterable[Part], places: Places, changes: Sequence[Change]) -> Leaks:
-    """Run every part twice as it is and once for each change, and count; every rank must call it."""
+def leaks(
+    parts: Iterable[Part], places: Places, changes: Sequence[Change]
+) -> tuple[dict[str, Tensor], float]:
+    """Run every part twice as it is and once for each change, and count; every rank must call it.
+
+    Returns what this rank counted, by the kind of part a row of COUNTS, and the noise of equal runs.
+    """
     counts: dict[str, Tensor] = {}
     noise = 0.0
     for part in parts:
@@ -149,7 +141,7 @@ def leaks(parts: Iterable[Part], places: Places, changes: Sequence[Change]) -> L
             ]
             row = _counted(differs[0], differs[1], places, change)
             counts[part.kind] = counts.get(part.kind, torch.zeros_like(row)) + row
-    return Leaks(counts, noise)
+    return counts, noise
 
 
 def _counted(outputs_BS: Tensor, gradients_BS: Tensor, places: Places, change: Change) -> Tensor:

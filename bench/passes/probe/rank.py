@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from bench.passes.objective.cut import cut_cell
 from bench.passes.objective.plain_attention import PLAIN_NAME, plain_attention_installed
 from bench.passes.parity.attention import parity_len
 from bench.passes.parity.limits import loss_limit
-from bench.passes.probe.leaks import Inputs, Leaks, Places, changes_of, leaks, moved, parts_of
+from bench.passes.probe.leaks import COUNTS, Inputs, Places, changes_of, leaks, parts_of
 from bench.passes.probe.section import EXPERIMENT, Moved, Probe, why_wrong
 from bench.passes.rank_pass import RankPass
 from bench.ranks.log import WrongResultError
@@ -26,6 +26,8 @@ from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy, Wiring
 from bench.training.data import open_data
 from bench.training.models import TORCH_DTYPES, build_model
+
+Ordered = TypeVar("Ordered", float, tuple[float, int])
 
 
 class ProbePass(RankPass):
@@ -60,18 +62,19 @@ def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> Probe:
     own = Places(*(_dealt(strategy, wiring, each) for each in (places.documents, places.positions)))
     inputs = inputs_of(model, batch.input_ids, {"position_ids": batch.position_ids})
     with strategy.step(batch), _autocast(cell, device):
-        found = leaks(parts_of(model, inputs), own, changes)
+        counts, noise = leaks(parts_of(model, inputs), own, changes)
         with torch.no_grad():
             losses_BS = position_losses(model, batch)
     exact_BT, plain_BT = reference_losses(model, whole, cell, device)
-    error, position = _worst(losses_BS - _dealt(strategy, wiring, exact_BT), exact_BT, own.positions)
+    missed_BS = losses_BS - _dealt(strategy, wiring, exact_BT)
+    error, position = _largest(_worst(missed_BS, exact_BT, own.positions))
     plain, _ = _worst(plain_BT - exact_BT, exact_BT, places.positions)
     return Probe(
         tokens=tokens,
         documents=int(places.documents.max()) + 1,
         changes=len(changes),
-        moved=added_up(found, None),
-        noise=_largest(found.noise),
+        moved=added_up(counts, dist.group.WORLD),
+        noise=_largest(noise),
         loss_error=error,
         loss_position=position,
         loss_limit=loss_limit(cell.dtype, plain),
@@ -135,24 +138,22 @@ def _autocast(cell: RunConfig, device: torch.device) -> torch.autocast:
 
 
 def _worst(missed: Tensor, exact: Tensor, positions: Tensor) -> tuple[float, int]:
-    """The largest error of any rank, relative to the mean loss, and its position."""
-    at = missed.abs().nan_to_num(nan=torch.inf).argmax()
-    own = float(missed.abs().nan_to_num(nan=torch.inf).max() / exact.mean()), int(positions.flatten()[at])
-    everyone: list[tuple[float, int]] = [own] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    return max(everyone)
+    """The largest error, relative to the mean loss, and its position."""
+    missed = missed.abs().nan_to_num(nan=torch.inf)
+    return float(missed.max() / exact.mean()), int(positions.flatten()[missed.argmax()])
 
 
-def added_up(found: Leaks, group: dist.ProcessGroup | None) -> dict[str, Moved]:
-    """The counts of all ranks of a group, None for all there are; every rank must call it."""
-    totals = {kind: row.clone() for kind, row in found.counts.items()}
-    for total in totals.values():
+def added_up(counts: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Moved]:
+    """The counts of all ranks of a group, one rank's own without any; every rank must call it."""
+    totals = {kind: row.clone() for kind, row in counts.items()}
+    for total in totals.values() if group is not None else ():
         dist.all_reduce(total, group=group)
-    return {kind: moved(total) for kind, total in totals.items()}
+    return {kind: Moved(**dict(zip(COUNTS, row.tolist(), strict=True))) for kind, row in totals.items()}
 
 
-def _largest(own: float) -> float:
-    everyone: list[float] = [own] * dist.get_world_size()
+def _largest(own: Ordered) -> Ordered:
+    """That of any rank; every rank must call it."""
+    everyone = [own] * dist.get_world_size()
     dist.all_gather_object(everyone, own)
     return max(everyone)
 

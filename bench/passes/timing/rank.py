@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from bench.passes.rank_pass import Ask, RankPass, Steps, TimedSteps
 from bench.passes.timing.clock import StepClock, synchronise
-from bench.passes.timing.section import FIRST_STEP, WARM_UP, RankTiming, affordable_steps, warm_up_steps
+from bench.passes.timing.section import FIRST_STEP, WARM_UP, Timing, affordable_steps, warm_up_steps
 from bench.ranks.device import release_unused
 from bench.ranks.log import Stage
 
@@ -29,9 +29,9 @@ class TimingPass(RankPass):
         """Whether a full-length step comes before the timed ones; with a budget the first one does."""
         return self.measurement.measure.budget_s > 0 or self.measurement.measure.warmup_steps > 0
 
-    def part(self) -> RankTiming:
+    def part(self) -> Timing:
         timed = self.measurement.timed
-        return RankTiming(step_times_ms=timed.step_times_ms, window_ms=timed.window_ms, warmup=timed.warmup)
+        return Timing(step_times_ms=[timed.step_times_ms], window_ms=[timed.window_ms], warmup=timed.warmup)
 
     def timed_steps(self) -> Generator[Ask, Any, TimedSteps]:
         """Time as many steps as `measure.steps` and `measure.budget_s` allow, at least `measure.least_steps`.

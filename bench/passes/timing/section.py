@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.config import MeasureConfig, RunConfig
-from bench.passes.facts import PassFacts, RankReport, by_rank
+from bench.passes.facts import PassFacts, RankReport, together
 from bench.ranks.log import Stage
 
 FIRST_STEP, WARM_UP = "first step", "warm-up"
@@ -17,15 +17,6 @@ other, and the warm-up steps after it. The timed steps are no part by name."""
 FIRST_STEP_TOKENS = 2048
 MAX_WARM_UP_STEPS = 100
 """How many full-length steps `measure.warmup_s` may lead to: each trains, and is compared with others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTiming:
-    """One rank's timed steps."""
-
-    step_times_ms: list[float]
-    window_ms: float
-    warmup: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +30,13 @@ class Timing:
     warmup: str
     """`full` when full-length steps ran before the clock, `short` when the budget left room for shorter ones
     only, as it may on a CPU."""
-    tokens_per_step: int
+    tokens_per_step: int = 0
+    """Of all ranks; a rank's part leaves it out."""
 
 
-class TimingFacts(PassFacts[RankTiming, Timing]):
+class TimingFacts(PassFacts[Timing, Timing]):
     name = "timing"
-    part = RankTiming
+    part = Timing
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
         if measure.budget_s == 0:
@@ -60,12 +52,8 @@ class TimingFacts(PassFacts[RankTiming, Timing]):
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Timing:
         parts = self.parts(reports)
-        return Timing(
-            step_times_ms=by_rank(parts, "step_times_ms"),
-            window_ms=by_rank(parts, "window_ms"),
-            warmup=parts[0].warmup,
-            tokens_per_step=cell.tokens_per_step,
-        )
+        of_all = together(parts, "step_times_ms", "window_ms")
+        return replace(parts[0], **of_all, tokens_per_step=cell.tokens_per_step)
 
 
 def affordable_steps(measure: MeasureConfig, step_s: float) -> int:

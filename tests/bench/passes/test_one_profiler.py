@@ -8,7 +8,7 @@ import torch
 from torch.profiler import profile, record_function, schedule
 
 from bench.config import ConfigError
-from bench.passes.engagement.modules import watch_modules
+from bench.passes.engagement.rank import watch_modules
 from bench.passes.trace.one_profiler import tracing
 
 

@@ -8,9 +8,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bench.passes.attention.row_errors import _rows, error_ulps, ulp
+from bench.passes.attention.row_errors import error_ulps, ulp
 from bench.passes.attention.section import FACTS, AttentionCalls
-from bench.passes.parity.exact import plain_attention
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
 from bench.request.legality import refusal
@@ -105,16 +104,6 @@ def test_attention_that_stays_local_is_a_wrong_result(launcher, tmp_path):
     assert record.status == "wrong_result"
     assert "own shard only" in record.reason
     assert record.sections["attention"] is None
-
-
-def test_exact_rows_are_those_of_plain_attention():
-    inputs = [torch.randn(1, 1, 32, 8, dtype=torch.float64) for _ in range(4)]
-    expected, rows = plain_attention(inputs, causal=True), torch.tensor([0, 7, 31])
-    q, k, v, dout = (x[:, 0] for x in inputs)
-    hidden = torch.arange(32) > rows[:, None]
-    out, dq = _rows(q[:, rows], k, v, dout[:, rows], hidden)
-    torch.testing.assert_close(out, expected["out"][:, 0, rows], rtol=0, atol=1e-14)
-    torch.testing.assert_close(dq, expected["dq"][:, 0, rows], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
