@@ -7,7 +7,6 @@ tensor (a checkpoint would compute its whole forward again).
 from __future__ import annotations
 
 import gc
-import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -30,9 +29,10 @@ class _Block:
     """One storage: its size, the largest tensor seen in it, and the first role of any."""
 
     size_bytes: int
-    dtype: str
-    shape: list[int]
     role: str
+    tensor_bytes: int = 0
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
 
 
 def largest_classes(device_type: str) -> list[BlockClass]:
@@ -43,10 +43,11 @@ def largest_classes(device_type: str) -> list[BlockClass]:
     blocks: dict[int, _Block] = {}
     for role, held in _by_role(tensors, optimizers):
         for tensor in held:
-            _note(blocks, role, _local(tensor), device_type)
+            # Of a distributed tensor this rank's part.
+            _note(blocks, role, getattr(tensor, "_local_tensor", tensor), device_type)
     classes: defaultdict[tuple[str, str, tuple[int, ...]], list[int]] = defaultdict(list)
     for block in blocks.values():
-        classes[block.role, block.dtype, tuple(block.shape)].append(block.size_bytes)
+        classes[block.role, block.dtype, block.shape].append(block.size_bytes)
     ordered = sorted(classes.items(), key=lambda each: -sum(each[1]))
     return [
         BlockClass(role=role, dtype=dtype, shape=list(shape), count=len(sizes), total_bytes=sum(sizes))
@@ -109,12 +110,6 @@ def _raw(node: Any, name: str) -> Iterator[Tensor]:
         return
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a distributed tensor, else the tensor itself."""
-    local = getattr(tensor, "_local_tensor", None)
-    return local if isinstance(local, Tensor) else tensor
-
-
 def _note(blocks: dict[int, _Block], role: str, tensor: Tensor, device_type: str) -> None:
     is_fake = isinstance(tensor, FakeTensor)
     if is_fake or tensor.device.type != device_type or tensor.layout != torch.strided:
@@ -126,12 +121,7 @@ def _note(blocks: dict[int, _Block], role: str, tensor: Tensor, device_type: str
         return  # a wrapper without memory of its own
     if not size_bytes:
         return
-    dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-    known = blocks.setdefault(address, _Block(size_bytes, dtype, shape, role))
-    if tensor.nbytes > _bytes_of(known):
-        known.dtype, known.shape = dtype, shape
-
-
-def _bytes_of(block: _Block) -> int:
-    dtype: torch.dtype = getattr(torch, block.dtype)
-    return math.prod(block.shape) * dtype.itemsize
+    block = blocks.setdefault(address, _Block(size_bytes, role))
+    if tensor.nbytes > block.tensor_bytes:
+        block.tensor_bytes, block.shape = tensor.nbytes, tuple(tensor.shape)
+        block.dtype = str(tensor.dtype).removeprefix("torch.")

@@ -21,34 +21,35 @@ def mib(count):
     return torch.zeros(count * MIB, dtype=torch.uint8)
 
 
-def test_what_is_freed_before_the_next_block_does_not_add_up():
+KEPT = mib(4)
+
+
+def freed_before_the_next():
+    for _ in range(3):
+        block = mib(8)
+        del block
+
+
+def emptied():
+    block = mib(8)
+    block.untyped_storage().resize_(0)
+    return block, mib(6)
+
+
+def viewed(kept):
+    return [kept[i:] for i in range(10)], kept + 1
+
+
+@pytest.mark.parametrize(
+    ("act", "taken"), [(freed_before_the_next, 8), (emptied, 8), (lambda: viewed(KEPT), 4)]
+)
+def test_storages_are_counted_as_long_as_they_hold_memory(act, taken):
+    """Views are free, and what was there before counts from the start."""
     with AllocationTracker() as tracker:
         start = tracker.peak_bytes
-        for _ in range(3):
-            block = mib(8)
-            del block
-    assert tracker.peak_bytes - start == 8 * MIB
-
-
-def test_views_are_free_and_what_was_there_before_counts():
-    kept = mib(4)
-    with AllocationTracker() as tracker:
-        start = tracker.peak_bytes
-        views = [kept[i:] for i in range(10)]
-        more = kept + 1
-    assert (len(views), more.nbytes) == (10, 4 * MIB)
-    assert start >= 4 * MIB
-    assert tracker.peak_bytes - start == 4 * MIB
-
-
-def test_a_storage_that_is_emptied_stops_counting():
-    with AllocationTracker() as tracker:
-        start = tracker.peak_bytes
-        emptied = mib(8)
-        emptied.untyped_storage().resize_(0)
-        other = mib(6)
-    assert other.nbytes == 6 * MIB
-    assert tracker.peak_bytes - start == 8 * MIB
+        assert start >= KEPT.nbytes
+        held = act()
+    assert tracker.peak_bytes - start == taken * MIB, held
 
 
 def test_the_phase_of_a_peak_is_the_one_in_which_it_was_first_reached():

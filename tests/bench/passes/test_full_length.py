@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import resource
 from dataclasses import replace
 from functools import partial
@@ -19,10 +18,9 @@ from bench.passes import PASSES
 from bench.passes.facts import first_beyond
 from bench.passes.full_length import lse, section
 from bench.passes.full_length.comparison import compare
-from bench.passes.full_length.key_errors import drawn_keys
-from bench.passes.full_length.keys import Keys
+from bench.passes.full_length.key_errors import drawn_keys, key_sums
 from bench.passes.full_length.rank import FullLengthPass
-from bench.passes.full_length.rows import Rows
+from bench.passes.full_length.rows import rows
 from bench.passes.full_length.shards import Attention, Shards, drawn, first_keys
 from bench.passes.parity.exact import visible
 from bench.ranks.memory_limit import process_bytes
@@ -30,30 +28,28 @@ from tests import late_faults
 from tests.cells import make_cell, run_cell, tiny_cell
 from tests.gpus import needs_gpu
 
-LONG = ("seq_len=2k", "engine=ddp", "cluster.world_size=2")
 FAULTS = {
-    late_faults.scale_long_scores: ("ring", "out of the sampled rows is off"),
-    late_faults.forget_the_mask_of_long_sequences: ("ulysses", "out of the sampled rows is off"),
-    late_faults.enlarge_long_key_gradients: ("ring", "dk and dq disagree"),
-    late_faults.enlarge_long_value_gradients: ("ulysses", "dv and out disagree"),
-}
+    "scores": (late_faults.scale_long_scores, "strategy=ring", "out of the sampled rows is off"),
+    "mask": (
+        late_faults.forget_the_mask_of_long_sequences, "strategy=ulysses", "out of the sampled rows is off",
+    ),
+    "dk": (late_faults.enlarge_long_key_gradients, "strategy=ring", "dk and dq disagree"),
+    "dv": (late_faults.enlarge_long_value_gradients, "strategy=ulysses", "dv and out disagree"),
+    "attention alone": (
+        late_faults.enlarge_long_key_gradients, "strategy=ulysses workload=attention", "dk and dq disagree",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_what_is_wrong_only_beyond_the_parity_check_is_a_wrong_result(launcher, tmp_path, fault):
-    strategy, said = FAULTS[fault]
-    cell = tiny_cell(f"strategy={strategy}", *LONG)
+@pytest.mark.parametrize("case", FAULTS)
+def test_what_is_wrong_only_beyond_the_parity_check_is_a_wrong_result(launcher, tmp_path, case):
+    """The attention pass of attention alone looks at out and dq only."""
+    fault, words, said = FAULTS[case]
+    cell = tiny_cell(*words.split(), "seq_len=2k", "cluster.world_size=2")
     record, _ = run_cell(launcher, cell, tmp_path, fault, without=("objective",))
     assert record.status == "wrong_result"
-    assert re.search(f"attention at 2,048 tokens: {said}", record.reason)
+    assert f"attention at 2,048 tokens: {said}" in record.reason
     assert record.sections["timing"] is None
-
-
-def test_attention_alone_is_held_to_the_same(launcher, tmp_path):
-    """The attention pass looks at out and dq only."""
-    cell = tiny_cell("workload=attention", "strategy=ulysses", "seq_len=2k", "cluster.world_size=2")
-    record, _ = run_cell(launcher, cell, tmp_path, late_faults.enlarge_long_key_gradients)
-    assert (record.status, "dk and dq disagree" in record.reason) == ("wrong_result", True)
 
 
 @pytest.mark.parametrize("strategy", ["local", "ring", "deepspeed_ulysses"])
@@ -95,19 +91,14 @@ def test_rows_and_keys_are_those_of_attention_and_of_its_gradients(monkeypatch, 
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout)
     picked = torch.tensor([0, 5, 23])
     with torch.no_grad():
-        rows = Rows(q[:, picked], k, v, dout[:, picked], hidden[..., picked, :], scale)
-        found_out, found_dq = rows.exact()
+        found_out, found_dq = rows(q[:, picked], k, v, dout[:, picked], hidden[..., picked, :], scale)
         sums = 0
         for held in torch.tensor([7, *range(17, 24), *range(7)]), torch.arange(8, 17):
             of_first = None if firsts is None else firsts[:, held]
             of_held = lse.log_sum_exp(q[:, held], k, held, scale=scale, causal=causal, first_keys=of_first)
             queries = (x[:, held] for x in (q, out, dout))
-            sums = (
-                sums
-                + Keys(
-                    *queries, of_held, k[:, picked], v[:, picked], hidden[..., held, :][..., picked], scale
-                ).exact()[0]
-            )
+            unseen = hidden[..., held, :][..., picked]
+            sums = sums + key_sums(*queries, of_held, k[:, picked], v[:, picked], unseen, scale)[0]
     close = partial(torch.allclose, rtol=0, atol=1e-13)
     assert close(found_out, out[:, picked])
     assert close(found_dq, dq[:, picked])

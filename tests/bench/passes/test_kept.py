@@ -25,50 +25,25 @@ def found(kept, noise=NOISE, *decides):
     return kept.get(Noise, lambda: measured.append(noise) or noise, *decides), measured != []
 
 
-def test_what_was_measured_once_is_read_again(tmp_path):
-    assert found(Kept.of(tmp_path, CELL, [batch()], True)) == (NOISE, True)
-    assert found(Kept.of(tmp_path, CELL, [batch()], True)) == (NOISE, False)
+TWO = ("strategy=ulysses", "cluster.world_size=2")
 
 
 @pytest.mark.parametrize(
     "kept",
     [
-        (make_cell("strategy=ulysses", "cluster.world_size=2", "dtype=fp32"), [batch()], True),
-        (
-            make_cell("strategy=ulysses", "cluster.world_size=2", "model=qwen3_nano", "model.num_layers=7"),
-            [batch()],
-            True,
-        ),
-        (make_cell("strategy=ulysses", "cluster.world_size=2", "seed=1"), [batch()], True),
+        (make_cell(*TWO, "dtype=fp32"), [batch()], True),
+        (make_cell(*TWO, "model=qwen3_nano", "model.num_layers=7"), [batch()], True),
+        (make_cell(*TWO, "seed=1"), [batch()], True),
         (CELL, [batch(first=1)], True),
         (CELL, [batch(), batch()], True),
         (CELL, [batch()], False),
+        (CELL, [batch()], True, "ntk of 65536 tokens"),
     ],
-    ids=["dtype", "model", "seed", "tokens", "sequences", "rounding of weights"],
+    ids=["dtype", "model", "seed", "tokens", "sequences", "rounding of weights", "rotary frequencies"],
 )
 def test_what_rounds_otherwise_is_measured_on_its_own(tmp_path, kept):
     found(Kept.of(tmp_path, CELL, [batch()], True))
     assert found(Kept.of(tmp_path, *kept))[1]
-
-
-def test_cells_of_other_lengths_and_strategies_share_it(tmp_path):
-    found(Kept.of(tmp_path, CELL, [batch()], True))
-    longer = make_cell("strategy=ring", "cluster.world_size=2", "seq_len=64k")
-    assert not found(Kept.of(tmp_path, longer, [batch()], True))[1]
-
-
-def test_a_file_that_was_cut_short_is_measured_again(tmp_path):
-    kept = Kept.of(tmp_path, CELL, [batch()], True)
-    found(kept)
-    (path,) = tmp_path.iterdir()
-    path.write_text(path.read_text()[:20])
-    assert found(kept) == (NOISE, True)
-    assert found(kept) == (NOISE, False)
-
-
-def test_a_checkpoint_whose_frequencies_follow_from_the_length_does_not_share_it(tmp_path):
-    found(Kept.of(tmp_path, CELL, [batch()], True, "ntk of 8192 tokens"))
-    assert found(Kept.of(tmp_path, CELL, [batch()], True, "ntk of 65536 tokens"))[1]
 
 
 @pytest.mark.parametrize("made_by", ["sources_digest", "installed"])
@@ -78,13 +53,21 @@ def test_what_other_software_measured_is_measured_again(tmp_path, monkeypatch, m
     assert found(Kept.of(tmp_path, CELL, [batch()], True))[1]
 
 
-def test_without_a_folder_nothing_is_kept():
-    kept = Kept.of(None, CELL, [batch()], True)
-    assert [found(kept)[1], found(kept)[1]] == [True, True]
-
-
-def test_on_a_full_disk_the_measurement_holds(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "pathlib.Path.write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
-    )
+def test_cells_of_other_lengths_and_strategies_share_it_and_a_file_cut_short_is_measured_again(tmp_path):
+    longer = make_cell("strategy=ring", "cluster.world_size=2", "seq_len=64k")
+    kept = Kept.of(tmp_path, longer, [batch()], True)
     assert found(Kept.of(tmp_path, CELL, [batch()], True)) == (NOISE, True)
+    assert found(kept) == (NOISE, False)
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text()[:20])
+    assert [found(kept), found(kept)] == [(NOISE, True), (NOISE, False)]
+
+
+@pytest.mark.parametrize("folder", [None, "full"])
+def test_without_a_folder_or_on_a_full_disk_the_measurement_holds(tmp_path, monkeypatch, folder):
+    def write_text(*_, **__):
+        raise OSError(28, "full")
+
+    monkeypatch.setattr("pathlib.Path.write_text", write_text)
+    kept = Kept.of(folder and tmp_path / folder, CELL, [batch()], True)
+    assert [found(kept), found(kept)] == [(NOISE, True), (NOISE, True)]

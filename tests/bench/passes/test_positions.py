@@ -65,9 +65,7 @@ def verdict(parts):
 @pytest.mark.parametrize("rope", [None, YARN], ids=["default", "yarn"])
 def test_frequencies_that_no_length_changes_are_the_same_on_every_rank(layout, rope):
     parts = [found(model_of("qwen3", rope), held(rank, layout)) for rank in range(RANKS)]
-    assert [(part.compared, part.module, part.error[0] < 1e-6, part.reason) for part in parts] == [
-        (1, [None], True, None)
-    ] * RANKS
+    assert {(part.compared, part.error[0] < 1e-6, part.reason) for part in parts} == {(1, True, None)}
     assert verdict(parts) is None
 
 

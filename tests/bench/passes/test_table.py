@@ -36,15 +36,8 @@ def test_only_a_passs_own_seconds_are_no_fixed_cost():
 def test_a_wrong_result_keeps_what_proves_it_and_no_speed():
     kept = evidence(dict.fromkeys(PASSES, "a section"))
     assert set(kept) == {
-        "parity",
-        "objective",
-        "updates",
-        "losses",
-        "engagement",
-        "full_length",
-        "probe",
-        "positions",
-    }
+        "parity", "objective", "updates", "losses", "engagement", "full_length", "probe", "positions",
+    }  # fmt: skip
 
 
 def test_gates_are_asked_in_the_order_of_what_they_judge_and_only_of_what_ran(monkeypatch):

@@ -43,13 +43,10 @@ def test_every_figure_is_sampled_in_a_thread_of_its_own():
     assert not any(thread.is_alive() for thread in beside)
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_asked_for_in_words_that_pynvml_has(name):
-    FIGURES[name](create_autospec(pynvml), "handle")
-
-
-def test_clock_and_processes_are_asked_for_in_words_that_pynvml_has():
+def test_every_figure_is_asked_for_in_words_that_pynvml_has():
     device = NvmlDevice(create_autospec(pynvml), "handle")
+    for ask in FIGURES.values():
+        ask(device.nvml, device.handle)
     device.nvml.nvmlDeviceGetMaxClockInfo.return_value = 1_980
     device.nvml.nvmlDeviceGetComputeRunningProcesses.return_value = [SimpleNamespace(pid=os.getpid())]
     assert (device.reference_clock_mhz(), device.foreign_processes()) == (1_980, 0)
@@ -62,18 +59,17 @@ def test_a_device_lost_in_the_middle_leaves_null_figures_and_the_reason():
     assert found.throttled is None
 
 
-@pytest.mark.parametrize("lacking", ["power", "utilisation", "memory", "events"])
-def test_a_figure_that_is_not_supported_costs_only_itself(lacking):
+@pytest.mark.parametrize(
+    ("lacking", "figure"),
+    [
+        ("power", "power_w"), ("utilisation", "utilisation"), ("memory", "device_used_bytes"),
+        ("events", "clock_events"),
+    ],
+)  # fmt: skip
+def test_a_figure_that_is_not_supported_costs_only_itself(lacking, figure):
     found = watched(Driver(without=(lacking,)))
-    figures = {
-        "power": found.power_w,
-        "utilisation": found.utilisation,
-        "memory": found.device_used_bytes,
-        "events": found.clock_events,
-    }
-    assert [name for name, samples in figures.items() if samples is None] == [lacking]
+    assert [name for name in FIGURES if getattr(found, name) is None] == [figure]
     assert "not given: Not Supported" in found.reason
-    assert found.sm_clock_mhz
 
 
 @pytest.mark.parametrize("lacking", ["nvml", "reference"])
@@ -86,17 +82,17 @@ def test_a_driver_that_is_not_there_is_a_reason(lacking, monkeypatch):
     assert (found.power_w, found.throttled, found.sample_ms) == (None, None, [])
 
 
-def test_processes_beside_ours_are_counted_where_pids_are_ours_to_compare():
-    assert watched(Driver(pids=(os.getpid(), 1))).foreign_processes == 1
-    assert watched(Driver(pids=(2**22 + 1,))).foreign_processes is None
-
-
-def test_ranks_that_share_the_device_are_no_strangers_to_each_other(monkeypatch):
+@pytest.mark.parametrize(("pids", "beside", "strangers"), [(2, 0, 1), (4, 2, 1), (4, 3, 0)])
+def test_processes_beside_the_ranks_are_counted(monkeypatch, pids, beside, strangers):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
-    driver = Driver(pids=(os.getpid(), 1, 2, 3))
+    driver = Driver(pids=(os.getpid(), 1, 2, 3)[:pids])
     driver.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
-    device = open_nvml(torch.device("cuda", 0), driver, ranks_beside=2)
-    assert (device.handle, device.foreign_processes()) == ("GPU-1234", 1)
+    device = open_nvml(torch.device("cuda", 0), driver, ranks_beside=beside)
+    assert (device.handle, device.foreign_processes()) == ("GPU-1234", strangers)
+
+
+def test_processes_are_not_counted_where_pids_are_not_ours_to_compare():
+    assert watched(Driver(pids=(2**22 + 1,))).foreign_processes is None
 
 
 IDLE, CAP, HEAT, BRAKE = (

@@ -28,10 +28,10 @@ def test_equal_replicas_that_moved_are_right_and_counted():
     ]  # fmt: skip
 
 
-def test_different_shards_are_no_replicas_and_nothing_is_said_of_any():
-    section = merged(rank(0, {"a": "1"}), rank(1, {"a": "2", "b": "3"}))
-    assert (section.shards, section.replicas, section.unequal) == (3, 0, {})
-    assert FACTS.gate(CELL, section) is None
+def test_different_shards_are_no_replicas_and_one_that_stayed_as_it_was_is_named_with_its_ranks():
+    section = merged(rank(0, {"a": "1"}), rank(1, {"a": "2", "b": "3"}, unmoved=["b"]))
+    assert (section.shards, section.replicas, section.unequal, section.unmoved) == (3, 0, {}, {"b": [1]})
+    assert FACTS.gate(CELL, section) == "updates: an optimizer step left b as it was on rank 1"
     assert len(FACTS.checks(CELL, section)) == 1
 
 
@@ -42,12 +42,6 @@ def test_replicas_are_compared_shard_by_shard():
     section = merged(*ranks)
     assert (section.replicas, section.unequal) == (8, {"b": [1, 3]})
     assert FACTS.gate(CELL, section) == "updates: replicas of b differ on ranks 1, 3"
-
-
-def test_a_shard_that_stayed_as_it_was_is_named_with_its_ranks():
-    section = merged(rank(0, {"a": "1"}), rank(1, {"a": "2", "b": "3"}, unmoved=["b"]))
-    assert section.unmoved == {"b": [1]}
-    assert FACTS.gate(CELL, section) == "updates: an optimizer step left b as it was on rank 1"
 
 
 def test_a_number_that_is_not_finite_is_named_before_what_follows_from_it():
