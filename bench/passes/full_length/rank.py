@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from bench.attention.documents import Documents
 from bench.passes.full_length.comparison import compare
 from bench.passes.full_length.section import FullLength
 from bench.passes.full_length.shards import Attention, Shards, first_keys
+from bench.passes.parity.attention import whole_of
 from bench.passes.rank_pass import Measurement, RankPass, Steps
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Strategy
@@ -60,17 +62,11 @@ def _compared(
 
 def _shards(strategy: Strategy, documents: Documents | None) -> Shards:
     """As the strategy deals a sequence out; rows are others in every cell."""
-    cell, group = strategy.cell, strategy.groups.sequence
-
-    def whole(shard_BSD: Tensor) -> Tensor:
-        sent = shard_BSD.contiguous()
-        shards = [torch.empty_like(sent) for _ in range(cell.sp_degree)]
-        dist.all_gather(shards, sent, group=group)
-        return strategy.unshard(shards)
+    cell = strategy.cell
 
     def summed(own: Tensor) -> Tensor:
         total = own.clone()
-        dist.all_reduce(total, group=group)
+        dist.all_reduce(total, group=strategy.groups.sequence)
         return total
 
     def held(whole_T: Tensor) -> Tensor:
@@ -79,7 +75,7 @@ def _shards(strategy: Strategy, documents: Documents | None) -> Shards:
     return Shards(
         positions=held(torch.arange(cell.padded_len)),
         ranks=cell.sp_degree,
-        whole=whole,
+        whole=partial(whole_of, strategy),
         summed=summed,
         seed=(int(cell.cell_id, 16) + strategy.groups.rank) % 2**63,
         first_keys=None if documents is None else held(first_keys(documents)),

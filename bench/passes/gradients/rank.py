@@ -35,9 +35,8 @@ def write_gradients(trainer: Trainer, folder: Path) -> None:
     }
     total = loss_sum.double()
     dist.all_reduce(total)
-    arrays["loss"] = np.asarray(float(total / valid_tokens.clamp(min=1)))
-    arrays["grad_norm"] = np.asarray(float(trainer.engine.update()))
-    arrays["valid_tokens"] = np.asarray(int(valid_tokens))
+    arrays["loss"] = float(total / valid_tokens.clamp(min=1))
+    arrays |= {"grad_norm": float(trainer.engine.update()), "valid_tokens": int(valid_tokens)}
     if dist.get_rank() == 0:
         np.savez(folder / FILE_NAME, **arrays)
 

@@ -37,9 +37,9 @@ class _Block:
 
 def largest_classes(device_type: str) -> list[BlockClass]:
     """Live blocks on devices of this type, by role, dtype and shape: the classes with most bytes first."""
-    found = [each for each in _objects() if issubclass(type(each), Tensor | torch.optim.Optimizer)]
-    tensors = [each for each in found if isinstance(each, Tensor)]
-    optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
+    found = _objects()
+    tensors = [each for each in found if issubclass(type(each), Tensor)]
+    optimizers = [each for each in found if issubclass(type(each), torch.optim.Optimizer)]
     blocks: dict[int, _Block] = {}
     for role, held in _by_role(tensors, optimizers):
         for tensor in held:

@@ -156,11 +156,7 @@ class WholeModel:
         self, cell: RunConfig, device: torch.device, attention: PlainAttention, phase: StepPhase
     ) -> None:
         model = build_model(
-            cell.model,
-            attention_name=PLAIN_NAME,
-            max_positions=cell.seq_len,
-            seed=cell.seed,
-            device=device,
+            cell.model, attention_name=PLAIN_NAME, max_positions=cell.seq_len, seed=cell.seed, device=device
         )
         if device.type == "cpu":  # as the cell's
             sum_embedding_gradient_in_float32(model)

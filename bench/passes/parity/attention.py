@@ -86,11 +86,16 @@ def _gathered(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict[str,
         "lse": None if lse_BNS is None else lse_BNS[..., None],
         **{f"d{name}": leaf.grad for name, leaf in zip("qkv", leaves, strict=True)},
     }
-    return {name: _whole(strategy, shard) for name, shard in shards.items() if shard is not None}
+    return {
+        name: whole_of(strategy, shard.transpose(1, 2)).transpose(1, 2)
+        for name, shard in shards.items()
+        if shard is not None
+    }
 
 
-def _whole(strategy: Strategy, shard: Tensor) -> Tensor:
-    sent = shard.contiguous()
+def whole_of(strategy: Strategy, shard_BS: Tensor) -> Tensor:
+    """The whole sequence, [B, T, ...], from every rank's shard; every rank that shares it must call it."""
+    sent = shard_BS.contiguous()
     shards = [torch.empty_like(sent) for _ in range(strategy.cell.sp_degree)]
     dist.all_gather(shards, sent, group=strategy.groups.sequence)
-    return strategy.unshard([x.transpose(1, 2) for x in shards]).transpose(1, 2)
+    return strategy.unshard(shards)

@@ -31,12 +31,7 @@ class TracePass(RankPass):
             subject, keep = measurement.subject, measurement.measure.keep_traces
             looking = measurement.inspected if shares else measurement.watched
             tracer = StepTracer(
-                measurement.watch,
-                subject.optimizer_spans,
-                looking,
-                subject.device,
-                folder,
-                measurement.meet,
+                measurement.watch, subject.optimizer_spans, looking, subject.device, folder, measurement.meet
             )
             clocks = NodeClocks(subject.nodes) if subject.nodes > 1 else None
             tracer.warm()
@@ -49,15 +44,16 @@ class TracePass(RankPass):
                 after = None if clocks is None else clocks.offset()
                 # The calls of an inspected step tell what each transfer was for.
                 found = tracer.read(measurement.tap.calls)
-                if found is not None and before is not None and after is not None:
-                    found = replace(found, offset=between(before, after))
-                read += [] if found is None else [found]
+                if found is not None:
+                    apart = between(before, after) if before and after else None
+                    read.append(replace(found, offset=apart))
                 if not keep:
                     tracer.traced[-1].path.unlink(missing_ok=True)
-            median = tracer.median()
-            whole = read if tracer.failure is None else []
-            self.steps = RankSteps(steps=whole, median=median, is_inspected=shares, failure=tracer.failure)
-            if keep and tracer.failure is None:
+            median, failure = tracer.median(), tracer.failure
+            self.steps = RankSteps(
+                steps=[] if failure else read, median=median, is_inspected=shares, failure=failure
+            )
+            if keep and failure is None:
                 keep_trace(tracer.traced, median, folder)
 
     def _up_to_a_step_like_the_inspected_one(self) -> Steps:

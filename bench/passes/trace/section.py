@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import OWN, MeasureConfig, RunConfig
@@ -24,6 +25,8 @@ TRACED_PART = 0.5
 """Of `measure.budget_s`, which the timed steps fill: at the most so much again goes into traced ones."""
 
 ONLY_WHILE_INSPECTED = "what was inspected and checked is not what runs when nobody looks"
+BY_NAME = ("communication_ms", "calls", "purpose_total_ms", "compute_ms", "copies_ms")
+"""What a rank's split has by kind, purpose or part."""
 INSPECTED = "the only traced step was the inspected one"
 
 
@@ -132,27 +135,23 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
         if failed is not None:
             return Trace(failure=f"rank {failed}: {ranks[failed].failure}")
         steps = [*zip(*(rank.steps for rank in ranks), strict=True)]
-        traces = steps[ranks[0].median]
+        median = ranks[0].median
+        traces, kept = steps[median], [*map(_traced_step, steps)]
         splits: Sequence[Split] = [trace.split for trace in traces]
         found = waiting(traces)
-        waited = None if isinstance(found, str) else found
+        times: dict[str, Any] = {
+            name: by_rank(splits, name) for name in ("step_ms", "total_ms", "exposed_ms", "idle_ms")
+        }
+        times |= {name: by_name(by_rank(splits, name)) for name in BY_NAME}
         return Trace(
-            step_ms=by_rank(splits, "step_ms"),
-            total_ms=by_rank(splits, "total_ms"),
-            exposed_ms=by_rank(splits, "exposed_ms"),
-            communication_ms=by_name(by_rank(splits, "communication_ms")),
-            calls=by_name(by_rank(splits, "calls")),
-            purpose_total_ms=by_name(by_rank(splits, "purpose_total_ms")),
-            purpose_exposed_ms=_exposed_ms(traces),
-            purpose_waiting_ms=None if waited is None else waited.waiting_ms,
-            purpose_exposed_waiting_ms=None if waited is None else waited.exposed_ms,
-            compute_ms=by_name(by_rank(splits, "compute_ms")),
-            copies_ms=by_name(by_rank(splits, "copies_ms")),
-            idle_ms=by_rank(splits, "idle_ms"),
+            **times,
+            purpose_exposed_ms=kept[median].purpose_exposed_ms,
+            purpose_waiting_ms=None if isinstance(found, str) else found.waiting_ms,
+            purpose_exposed_waiting_ms=kept[median].purpose_exposed_waiting_ms,
             causal_area=_areas(cell, reports),
             unjoined=by_rank(traces, "unjoined"),
-            steps=[*map(_traced_step, steps)],
-            median_step=ranks[0].median,
+            steps=kept,
+            median_step=median,
             is_inspected=ranks[0].is_inspected,
             clock_bound_us=clock_bound_us(traces),
             waiting_unknown=found if isinstance(found, str) else None,
@@ -198,21 +197,14 @@ def traced_steps(measure: MeasureConfig, step_s: float) -> int:
 
 def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:
     found = waiting(traces)
+    exposed = [trace.split.exposed_spans_ms for trace in traces]
     return TracedStep(
         step_ms=by_rank([trace.split for trace in traces], "step_ms"),
-        purpose_exposed_ms=_exposed_ms(traces),
+        purpose_exposed_ms=by_name(
+            [{purpose: length(spans) for purpose, spans in each.items()} for each in exposed]
+        ),
         purpose_exposed_waiting_ms=None if isinstance(found, str) else found.exposed_ms,
         other_calls=by_rank(traces, "other_calls"),
-    )
-
-
-def _exposed_ms(traces: Sequence[RankTrace]) -> dict[str, list[float]]:
-    """By purpose and rank."""
-    return by_name(
-        [
-            {purpose: length(spans) for purpose, spans in trace.split.exposed_spans_ms.items()}
-            for trace in traces
-        ]
     )
 
 
