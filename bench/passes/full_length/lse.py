@@ -46,8 +46,7 @@ def _of_block(
         hidden = torch.arange(seen_by_all, seen_by_one) > at[:, None]
         scores_BRT[..., seen_by_all:].masked_fill_(hidden.to(scores_BRT.device), float("-inf"))
     else:
-        keys = torch.arange(start, seen_by_one)
-        hidden = hidden_keys(keys, at, first_BR, causal=causal)
+        hidden = hidden_keys(torch.arange(start, seen_by_one), at, first_BR, causal=causal)
         scores_BRT.masked_fill_(hidden.to(scores_BRT.device), float("-inf"))
     # In place: torch.logsumexp keeps copies of the block and takes twice as long on a CPU.
     largest = scores_BRT.amax(dim=-1, keepdim=True)

@@ -49,8 +49,7 @@ class PositionsFacts(PassFacts[Positions, Positions]):
 
     def gate(self, cell: RunConfig, section: Positions) -> str | None:
         """Every rank turns its tokens as one device would; a difference is the model's."""
-        wrong = ((rank, module) for rank, module in enumerate(section.module) if module is not None)
-        rank, module = next(wrong, (None, None))
+        rank = next((rank for rank, module in enumerate(section.module) if module is not None), None)
         if rank is None:
             return None
         kind = section.rope_type or "unknown"
@@ -63,7 +62,7 @@ class PositionsFacts(PassFacts[Positions, Positions]):
         return (
             f"positions: rank {rank} turns position {section.position[rank]} by other angles than one device"
             " with the whole sequence. The model's code or configuration is wrong, not the strategy:"
-            f" {module} (rope_type={kind}) {cause}"
+            f" {section.module[rank]} (rope_type={kind}) {cause}"
         )
 
     def checks(self, cell: RunConfig, section: Positions | None) -> list[Check]:

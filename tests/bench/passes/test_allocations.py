@@ -138,6 +138,11 @@ def test_the_whole_life_is_never_less_than_the_steady_state(launcher, tmp_path):
     memory = record.sections["memory"]
     assert memory.whole_life_allocated_bytes == memory.peak_allocated_bytes
     assert set(memory.peak_phase) == set(memory.whole_life_phase) == {"backward"}
+    telemetry = record.sections["telemetry"]
+    assert telemetry.reason == memory.device_used_reason == "no NVML figures: the ranks run on the CPU"
+    assert (telemetry.power_w, telemetry.throttled) == (None, None)
+    assert telemetry.load_average >= 0
+    assert len(telemetry.involuntary_switches) == len(telemetry.cpus) == len(memory.peak_phase)
 
 
 def test_the_text_that_a_cell_reads_takes_none_of_its_memory(launcher, tmp_path):

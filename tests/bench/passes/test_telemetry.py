@@ -20,7 +20,6 @@ from bench.passes.telemetry.telemetry import (
     open_nvml,
     throttled,
 )
-from tests.cells import run_cell, tiny_cell
 from tests.nvml_driver import Driver
 
 
@@ -128,17 +127,6 @@ def test_a_long_window_keeps_a_bounded_number_of_samples(monkeypatch):
     found = watched(Driver(), seconds=0.4)
     assert len(found.sample_ms) == len(found.power_w) <= 9
     assert found.sample_ms[-1] > 100
-
-
-def test_a_cpu_cell_says_why_it_has_no_figures_and_how_loaded_the_machine_was(launcher, tmp_path):
-    record, _ = run_cell(launcher, tiny_cell("engine=ddp"), tmp_path)
-    telemetry = record.sections["telemetry"]
-    assert "CPU" in telemetry.reason
-    assert [getattr(telemetry, name, None) for name in FIGURES] == [None] * len(FIGURES)
-    assert telemetry.throttled is None
-    assert telemetry.load_average >= 0
-    assert len(telemetry.involuntary_switches) == record.config["cluster.world_size"]
-    assert "CPU" in record.sections["memory"].device_used_reason
 
 
 @pytest.mark.parametrize("ranks", [1, 8])

@@ -68,7 +68,7 @@ def longest_ms(calls, last):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_others_wait_as_long_as_one_sleeps(traced, ranks):
+def test_the_others_wait_as_long_as_one_sleeps_and_transfer_next_to_nothing(traced, ranks):
     trace, _, folder = traced(Case.sleep_before_the_exchange, ranks)
     waited = tapped_waiting_ms(folder, ranks)
     for step, expected in zip(trace.steps, waited, strict=True):
@@ -76,19 +76,11 @@ def test_the_others_wait_as_long_as_one_sleeps(traced, ranks):
     assert trace.purpose_waiting_ms["attention"] == pytest.approx(waited[trace.median_step], abs=CLOSE_MS)
     assert trace.purpose_exposed_waiting_ms["attention"][0] <= trace.purpose_exposed_ms["attention"][0]
     assert trace.idle_ms[1] > SLEEP_MS
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_who_waits_for_a_sleeper_transfers_next_to_nothing(traced, ranks):
-    trace, _, folder = traced(Case.sleep_before_the_exchange, ranks)
     shares = traced_shares(convert(asdict(trace), Trace), None)
     assert shares.steps == TRACED
-    waited = [
-        sum(waited_ms) / sum(step.step_ms)
-        for waited_ms, step in zip(tapped_waiting_ms(folder, ranks), trace.steps, strict=True)
-    ]
-    assert shares.exchange.waiting.low == pytest.approx(min(waited), rel=TOLERANCE)
-    assert shares.exchange.waiting.high == pytest.approx(max(waited), rel=TOLERANCE)
+    parts = [sum(ms) / sum(step.step_ms) for ms, step in zip(waited, trace.steps, strict=True)]
+    assert shares.exchange.waiting.low == pytest.approx(min(parts), rel=TOLERANCE)
+    assert shares.exchange.waiting.high == pytest.approx(max(parts), rel=TOLERANCE)
     assert 0 <= shares.exchange.transfer.low < TOLERANCE / 2
 
 
