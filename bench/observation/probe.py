@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bench.passes.probe.leaks import Places, changes_of, leaks, parts_of
-from bench.passes.probe.rank import added_up, inputs_of
+from bench.passes.probe.rank import added_up
 from bench.passes.probe.section import Moved
 
 
@@ -33,7 +33,7 @@ def probe(
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
     own = Places(documents, positions)
     changes = changes_of(own if group is None else _gathered(own, group))
-    counts, _ = leaks(parts_of(model, inputs_of(model, input_ids, named)), own, changes)
+    counts, _ = leaks(parts_of(model, input_ids, named), own, changes)
     return added_up(counts, group)
 
 

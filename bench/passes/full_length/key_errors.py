@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,25 +18,16 @@ HALVES = (torch.float16, torch.bfloat16)
 GRADIENTS = ("dk", "dv")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The sampled keys of a sequence, seen from one rank."""
+def sampled_keys(shards: Shards, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The sampled keys of a sequence: this rank's by its tokens, all ranks' positions, this rank's in these.
 
-    local: Tensor
-    """Which of this rank's tokens they are."""
-    positions: Tensor
-    """Of all ranks' keys, ascending."""
-    own: Tensor
-    """Where this rank's stand among them."""
-
-    @classmethod
-    def of(cls, shards: Shards, device: torch.device) -> Sample:
-        local = drawn_keys(len(shards.positions), -(-SAMPLED_KEYS // shards.ranks), shards.seed)
-        held = shards.positions[local]
-        is_sampled = torch.zeros(shards.tokens).index_fill(0, held, 1.0)
-        positions = shards.summed(is_sampled.to(device)).nonzero()[:, 0]
-        own = torch.searchsorted(positions, held.to(device))
-        return cls(local.to(device), positions, own)
+    Positions are ascending; every rank that shares the sequence must call it.
+    """
+    local = drawn_keys(len(shards.positions), -(-SAMPLED_KEYS // shards.ranks), shards.seed)
+    held = shards.positions[local]
+    is_sampled = torch.zeros(shards.tokens).index_fill(0, held, 1.0)
+    positions = shards.summed(is_sampled.to(device)).nonzero()[:, 0]
+    return local.to(device), positions, torch.searchsorted(positions, held.to(device))
 
 
 def drawn_keys(held: int, count: int, seed: int) -> Tensor:
@@ -52,37 +42,32 @@ def key_errors(
     x: Mapping[str, Tensor], attention: Attention, shards: Shards
 ) -> tuple[int, dict[str, tuple[float, float]]]:
     """How many keys were sampled; error and limit of dk and dv, of the KV head that is worst by its limit."""
-    sample = Sample.of(shards, x["q"].device)
-    parts = zip(*_parts(x, attention, shards, sample), strict=True)
+    local, positions, own = sampled_keys(shards, x["q"].device)
+    parts = zip(*_parts(x, attention, shards, positions), strict=True)
     exact, control, terms = (shards.summed(torch.stack(each, dim=1)) for each in parts)
     sizes = torch.maximum(exact.square().sum(dim=-1), terms)
-    found = torch.stack([x[name].transpose(0, 1).index_select(2, sample.local) for name in GRADIENTS])
-    plain = control.to(TORCH_DTYPES[attention.dtype])[..., sample.own, :]
-    errors = [
-        _relative(each.double() - exact[..., sample.own, :], sizes[..., sample.own])
-        for each in (found, plain)
-    ]
+    found = torch.stack([x[name].transpose(0, 1).index_select(2, local) for name in GRADIENTS])
+    plain = control.to(TORCH_DTYPES[attention.dtype])[..., own, :]
+    errors = [_relative(each.double() - exact[..., own, :], sizes[..., own]) for each in (found, plain)]
     means = shards.summed(torch.stack(errors, dim=-1)) / sizes[0, 0].numel()
     worst = (_worst(by_head, KEY_FLOORS[attention.dtype]) for by_head in means.sqrt().tolist())
-    return len(sample.positions), dict(zip(GRADIENTS, worst, strict=True))
+    return len(positions), dict(zip(GRADIENTS, worst, strict=True))
 
 
 def _parts(
-    x: Mapping[str, Tensor], attention: Attention, shards: Shards, sample: Sample
+    x: Mapping[str, Tensor], attention: Attention, shards: Shards, positions: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """By KV head, what this rank's queries add: exact and as the control has it [2, B, keys, D], terms."""
     dtype = TORCH_DTYPES[attention.dtype]
     # Products of numbers of 24 bits and more need float64: the process may have let float32 ones use TF32.
     wide = torch.float32 if dtype in HALVES else torch.float64
-    device = sample.positions.device
+    device = positions.device
     first_keys = None if shards.first_keys is None else shards.first_keys.to(device)
-    hidden_SR = hidden_keys(
-        sample.positions, shards.positions.to(device), first_keys, causal=attention.causal
-    )
+    hidden_SR = hidden_keys(positions, shards.positions.to(device), first_keys, causal=attention.causal)
     shared = x["q"].shape[1] // x["k"].shape[1]
     for head in range(x["k"].shape[1]):
         k_BTD, v_BTD = (shards.whole(x[name][:, head]) for name in ("k", "v"))
-        k, v = (whole.index_select(1, sample.positions) for whole in (k_BTD, v_BTD))
+        k, v = (whole.index_select(1, positions) for whole in (k_BTD, v_BTD))
         k_BTD = k_BTD.to(wide)
         sums = []
         for query in range(head * shared, (head + 1) * shared):

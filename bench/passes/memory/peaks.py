@@ -5,9 +5,9 @@ CUDA's allocator keeps peaks itself; on the CPU live tensors are tracked. Pages 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
 
 import torch
 
@@ -17,14 +17,6 @@ from bench.passes.memory.phases import PhaseBytes
 from bench.passes.memory.section import Memory
 from bench.ranks.log import StepPhase
 from bench.ranks.memory_limit import process_bytes
-
-
-class PeakTracker(AbstractContextManager[Any], Protocol):
-    """While it is on, its peaks grow; it may be entered again later."""
-
-    peak_bytes: int
-    peak_phase: str | None
-    phases: PhaseBytes
 
 
 class CudaTracker:
@@ -60,21 +52,20 @@ class CudaTracker:
         torch.cuda.reset_peak_memory_stats(self.device)
 
 
-TRACKERS: Mapping[str, Any] = {
-    "cpu": lambda _, phase: AllocationTracker(phase),
-    "cuda": CudaTracker,
-}
+PeakTracker = AllocationTracker | CudaTracker
+"""While it is on, its peaks grow; it may be entered again later."""
 
 
 class MemoryWatch:
     """A rank's peaks: `life` is on while it builds and takes its first step, `steady` in a later step."""
 
     def __init__(self, device: torch.device, phase: StepPhase) -> None:
-        make = TRACKERS[device.type]
+        def make() -> PeakTracker:
+            return CudaTracker(device, phase) if device.type == "cuda" else AllocationTracker(phase)
+
         self.base_resident_bytes = process_bytes("VmRSS")
         self.device = device
-        self.life: PeakTracker = make(device, phase)
-        self.steady: PeakTracker = make(device, phase)
+        self.life, self.steady = make(), make()
 
     @contextmanager
     def window(self) -> Iterator[None]:

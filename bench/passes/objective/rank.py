@@ -86,7 +86,7 @@ class ObjectivePass(RankPass):
                 return
             needed = size_label(needed_bytes(trainer.cell, tokens))
             reason = f"float64 on one rank would take about {needed}"
-            self.found = replace(_nothing(trainer, tokens), reason=reason)
+            self.found = Objective(tokens=tokens, sequences=trainer.cell.sequences_per_step, reason=reason)
             is_stack = TRAINER_FACTS[trainer.cell.trainer].is_stack  # those build engines of their own
             if not is_stack and self._fits(cut_cell(trainer.cell, tokens), tokens):
                 cut = cut_trainer(trainer, tokens, device)
@@ -110,7 +110,7 @@ def check(
     checked = _on_uncounted_labels(trainer, tokens, device)
     found = _step(checked, tokens)
     lost = [] if math.isfinite(found.own_losses) else [dist.get_rank()]
-    outcome = replace(_nothing(trainer, tokens), lost_on=lost)
+    outcome = Objective(tokens=tokens, sequences=trainer.cell.sequences_per_step, lost_on=lost)
     if dist.get_rank() == 0:
         with without_memory_limit():
             outcome = _compared(outcome, found, checked, device, shared_folder)
@@ -133,11 +133,6 @@ def _on_uncounted_labels(trainer: Trainer, tokens: int, device: torch.device) ->
 def _room_bytes(device: torch.device) -> int:
     """What a second model may take: on a GPU half of what is free, because the steps are still to come."""
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CPU_ROOM_BYTES
-
-
-def _nothing(trainer: Trainer, tokens: int) -> Objective:
-    sequences = trainer.cell.sequences_per_step
-    return Objective(tokens=tokens, sequences=sequences, parameters=0, errors={}, limits={})
 
 
 def _compared(

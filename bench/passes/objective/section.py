@@ -25,13 +25,13 @@ class Objective:
     tokens: int
     """Of each sequence."""
     sequences: int
-    parameters: int
+    parameters: int = 0
     """How many parameters' gradients were compared."""
-    errors: dict[str, float]
+    errors: dict[str, float] = field(default_factory=dict)
     """Relative to float64: of `loss`, of the `gradient of` that parameter which comes nearest to its
     limit, of the part parallel to the exact gradient, the `scale of the gradient of` a parameter, and of two
     norms against that of the gradients. Empty on ranks that compare nothing."""
-    limits: dict[str, float]
+    limits: dict[str, float] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
     """How far steps that are equal in exact arithmetic are from float64 in this dtype, relative, root mean
     square: of the `loss` of some rows, and of the whole gradient, which bounds the `grad_norm`. Empty where

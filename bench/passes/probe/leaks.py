@@ -52,16 +52,6 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
-    """What goes through the model: embedded tokens [B, S, H], and what else it is called with."""
-
-    embedded: Tensor
-    others: Tensor
-    """What an embedded token is changed to: another token's."""
-    named: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """A part of the model that is run by itself, from fixed inputs and fixed gradients of its outputs.
 
@@ -102,22 +92,30 @@ def changes_of(places: Places) -> list[Change]:
     return changes
 
 
-def parts_of(model: PreTrainedModel, inputs: Inputs) -> list[Part]:
-    """The whole model, and each of its layers with what it is given there; every rank must call it."""
-    decoder = model.get_decoder()
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or [PLAIN] * len(decoder.layers)
+def parts_of(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, Any]) -> list[Part]:
+    """The whole model, and each of its layers with what it is given there; every rank must call it.
+
+    A token is changed to another one. `named` is what else the model is called with.
+    """
+    decoder, numbers = model.get_decoder(), model.config.get_text_config()
+    kinds = getattr(numbers, "layer_types", None) or [PLAIN] * len(decoder.layers)
+    embed, changed_ids = (
+        model.get_input_embeddings(),
+        (input_ids + numbers.vocab_size // 2) % numbers.vocab_size,
+    )
 
     def through_all(embedded: Tensor) -> Tensor:
-        hidden: Tensor = decoder(inputs_embeds=embedded, use_cache=False, **inputs.named).last_hidden_state
+        hidden: Tensor = decoder(inputs_embeds=embedded, use_cache=False, **named).last_hidden_state
         return hidden
 
     with _called(decoder.layers) as calls, torch.no_grad():
-        through_all(inputs.embedded)
+        embedded, others = embed(input_ids), embed(changed_ids)
+        through_all(embedded)
     layers = [
-        Part(kind, _call(layer, named), hidden, hidden.roll(1, dims=-1))
-        for kind, layer, (hidden, named) in zip(kinds, decoder.layers, calls, strict=True)
+        Part(kind, _call(layer, given), hidden, hidden.roll(1, dims=-1))
+        for kind, layer, (hidden, given) in zip(kinds, decoder.layers, calls, strict=True)
     ]
-    return [Part(MODEL, through_all, inputs.embedded, inputs.others), *layers]
+    return [Part(MODEL, through_all, embedded, others), *layers]
 
 
 def leaks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from bench.passes.objective.cut import cut_cell
 from bench.passes.objective.plain_attention import PLAIN_NAME, plain_attention_installed
 from bench.passes.parity.attention import parity_len
 from bench.passes.parity.limits import loss_limit
-from bench.passes.probe.leaks import COUNTS, Inputs, Places, changes_of, leaks, parts_of
+from bench.passes.probe.leaks import COUNTS, Places, changes_of, leaks, parts_of
 from bench.passes.probe.section import EXPERIMENT, Moved, Probe, why_wrong
 from bench.passes.rank_pass import RankPass
 from bench.ranks.log import WrongResultError
@@ -60,9 +60,9 @@ def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> Probe:
     changes = changes_of(places)
     batch = strategy.shard(whole) if wiring.shards_batch else whole
     own = Places(*(_dealt(strategy, wiring, each) for each in (places.documents, places.positions)))
-    inputs = inputs_of(model, batch.input_ids, {"position_ids": batch.position_ids})
+    named = {"position_ids": batch.position_ids}
     with strategy.step(batch), _autocast(cell, device):
-        counts, noise = leaks(parts_of(model, inputs), own, changes)
+        counts, noise = leaks(parts_of(model, batch.input_ids, named), own, changes)
         with torch.no_grad():
             losses_BS = position_losses(model, batch)
     exact_BT, plain_BT = reference_losses(model, whole, cell, device)
@@ -91,14 +91,6 @@ def places_of(batch: Batch) -> Places:
     return Places(
         numbers.view(sequences, tokens).to(device), torch.arange(tokens, device=device).expand(sequences, -1)
     )
-
-
-def inputs_of(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, Any]) -> Inputs:
-    """The tokens, and for each of them another one, embedded, with what else the model is called with."""
-    embed, vocabulary = model.get_input_embeddings(), model.config.get_text_config().vocab_size
-    with torch.no_grad():
-        embedded, others = embed(input_ids), embed((input_ids + vocabulary // 2) % vocabulary)
-    return Inputs(embedded, others, named)
 
 
 def position_losses(model: PreTrainedModel, batch: Batch) -> Tensor:

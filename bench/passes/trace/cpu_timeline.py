@@ -18,9 +18,7 @@ from bench.passes.trace.timeline import (
     Regions,
     Timeline,
     by_part,
-    step_us,
     unknown_call,
-    within,
 )
 
 CALLS = ("c10d::", "_c10d_functional::", "deepspeed::dim_zero_all_to_all")
@@ -69,7 +67,7 @@ def cpu_timeline(
     except JoinError as error:
         flights, unjoined = _unjoined_flights(transfers), str(error)
     return Timeline(
-        step=step_us(regions),
+        step=regions.step_us,
         compute={part: subtract(found, calling) for part, found in compute.items()},
         flights=flights,
         unmatched=unjoined,
@@ -83,7 +81,7 @@ def _transfers(annotations: Track, regions: Regions) -> dict[str, Spans]:
     for event in dict.fromkeys(GLOO_EVENTS.values()):
         spans = annotations.spans[annotations.named(event.__eq__)]
         spans = spans[np.argsort(spans[:, 0])]
-        found[event] = spans[[within(start, regions) for start in spans[:, 0]]] if len(spans) else spans
+        found[event] = spans[[regions.hold(start) for start in spans[:, 0]]] if len(spans) else spans
     return found
 
 

@@ -21,7 +21,6 @@ from bench.passes.trace.timeline import (
     Regions,
     Timeline,
     by_part,
-    step_us,
     unknown_call,
 )
 
@@ -64,13 +63,13 @@ def cuda_timeline(
     is_movement = covers(moves, kernels.called) & (kernels.launch >= 0)
     copied = by_part(copies.spans, copies.called, np.ones(len(copies.spans), dtype=np.bool_), regions)
     # A barrier comes before the step, and its kernel is in the trace too.
-    nccl = np.flatnonzero(is_nccl & (kernels.called >= step_us(regions)[0]))
+    nccl = np.flatnonzero(is_nccl & (kernels.called >= regions.step_us[0]))
     try:
         flights, unmatched = _joined_flights(tracks["launches"], paired(issued, calls), nccl, kernels), None
     except JoinError as error:
         flights, unmatched = _unjoined_flights(tracks["kernels"], regions, nccl, kernels), str(error)
     return Timeline(
-        step=step_us(regions),
+        step=regions.step_us,
         compute=by_part(kernels.spans[~is_nccl], kernels.called[~is_nccl], is_movement[~is_nccl], regions),
         flights=flights,
         copies={part: copied[part] for part in COPY_PARTS},

@@ -49,11 +49,6 @@ def subtract(first: Iterable[Span] | Spans, second: Iterable[Span] | Spans) -> S
     return _pieces(union(first), union(second), wanted=False)
 
 
-def overlap(first: Iterable[Span] | Spans, second: Iterable[Span] | Spans) -> float:
-    """Time that both cover, in the spans' unit."""
-    return length(intersect(first, second))
-
-
 def covers(merged: Spans, times: NDArray[np.float64]) -> NDArray[np.bool_]:
     """For each time whether the merged spans cover it, their ends left out."""
     if not len(merged):

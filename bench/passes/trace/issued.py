@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.passes.calls import COLLECTIVES, Call
 from bench.passes.trace.reader import Track
-from bench.passes.trace.timeline import JoinError, Regions, within
+from bench.passes.trace.timeline import JoinError, Regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def issued_calls(operators: Track, regions: Regions) -> dict[str, list[Issued]]:
     issued: dict[str, list[Issued]] = {}
     for row in rows[np.argsort(operators.spans[rows, 0])]:
         start, end = operators.spans[row].tolist()
-        if within(start, regions):
+        if regions.hold(start):
             kind = COLLECTIVES[operators.names[operators.name[row]]].kind
             issued.setdefault(kind, []).append(Issued(int(operators.thread[row]), start, end))
     return issued

@@ -45,6 +45,16 @@ class Regions:
     attention_ns: Sequence[tuple[int, int]]
     optimizer_ns: Sequence[tuple[int, int]]
 
+    @property
+    def step_us(self) -> tuple[float, float]:
+        """Start and end of the step."""
+        return self.step_ns[0] / 1e3, self.step_ns[1] / 1e3
+
+    def hold(self, time_us: float) -> bool:
+        """Whether the time lies in the step."""
+        start, end = self.step_us
+        return start <= time_us <= end
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -111,14 +121,3 @@ def by_part(
         "other": ~in_attention & ~in_optimizer,
     }
     return {part: union(spans[mask]) for part, mask in masks.items()}
-
-
-def step_us(regions: Regions) -> tuple[float, float]:
-    """Start and end of the step."""
-    return regions.step_ns[0] / 1e3, regions.step_ns[1] / 1e3
-
-
-def within(time_us: float, regions: Regions) -> bool:
-    """Whether the time lies in the step."""
-    start, end = step_us(regions)
-    return start <= time_us <= end

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.passes.calls import Meeting
-from bench.passes.trace.intervals import Span, length, overlap
+from bench.passes.trace.intervals import Span, intersect, length
 from bench.passes.trace.split import Split
 from bench.passes.trace.timeline import Flight
 
@@ -98,7 +98,7 @@ def waiting(traces: Sequence[RankTrace]) -> Waiting | str:
         {purpose: [length(mine.get(purpose, [])) for mine in spans] for purpose in purposes},
         {
             purpose: [
-                overlap(mine.get(purpose, []), trace.split.exposed_spans_ms.get(purpose, []))
+                length(intersect(mine.get(purpose, []), trace.split.exposed_spans_ms.get(purpose, [])))
                 for mine, trace in zip(spans, traces, strict=True)
             ]
             for purpose in purposes
