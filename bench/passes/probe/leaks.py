@@ -99,17 +99,14 @@ def parts_of(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, Any]
     """
     decoder, numbers = model.get_decoder(), model.config.get_text_config()
     kinds = getattr(numbers, "layer_types", None) or [PLAIN] * len(decoder.layers)
-    embed, changed_ids = (
-        model.get_input_embeddings(),
-        (input_ids + numbers.vocab_size // 2) % numbers.vocab_size,
-    )
+    embed, vocabulary = model.get_input_embeddings(), numbers.vocab_size
 
     def through_all(embedded: Tensor) -> Tensor:
         hidden: Tensor = decoder(inputs_embeds=embedded, use_cache=False, **named).last_hidden_state
         return hidden
 
     with _called(decoder.layers) as calls, torch.no_grad():
-        embedded, others = embed(input_ids), embed(changed_ids)
+        embedded, others = embed(input_ids), embed((input_ids + vocabulary // 2) % vocabulary)
         through_all(embedded)
     layers = [
         Part(kind, _call(layer, given), hidden, hidden.roll(1, dims=-1))

@@ -100,9 +100,8 @@ class StepTracer:
                 synchronise(self.device)
                 end_ns = time.monotonic_ns()
         attention_ns = self.attention.spans_ns[attention_before:]
-        self.traced.append(
-            TracedStep(path, Regions((start_ns, end_ns), marks_ns, attention_ns, optimizer_ns))
-        )
+        regions = Regions((start_ns, end_ns), marks_ns, attention_ns, optimizer_ns)
+        self.traced.append(TracedStep(path, regions))
 
     @contextmanager
     def _written(self, path: Path) -> Iterator[None]:
