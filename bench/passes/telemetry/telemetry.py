@@ -91,12 +91,12 @@ class Telemetry:
         opened = open_device()
         self.device = None if isinstance(opened, str) else opened
         self.reasons: list[str] = [opened] if isinstance(opened, str) else []
-        self.figures = [*FIGURES] if self.device else []
+        self._samples: dict[str, list[float]] = {name: [] for name in FIGURES} if self.device else {}
         self._clear()
 
     def _clear(self) -> None:
         self._times_ms: list[float] = []
-        self._samples: dict[str, list[float]] = {name: [] for name in self.figures}
+        self._samples = {name: [] for name in self._samples}
         self._load_average, self._switches = os.getloadavg()[0], 0
 
     @contextmanager
@@ -118,19 +118,18 @@ class Telemetry:
 
     def read(self) -> RankTelemetry:
         """What the last window showed."""
-        known = {name: samples for name, samples in self._samples.items() if name in self.figures}
-        events = known.pop("clock_events", None)
-        names = None if events is None else _event_names(events)
+        known = self._samples
+        events = known.get("clock_events")
         clock = self.device.reference_clock_mhz() if self.device else None
         return RankTelemetry(
             reason="; ".join(self.reasons) or None,
-            sample_ms=self._times_ms if self.figures else [],
+            sample_ms=self._times_ms if known else [],
             power_w=known.get("power_w"),
             sm_clock_mhz=known.get("sm_clock_mhz"),
             reference_clock_mhz=clock,
             utilisation=known.get("utilisation"),
             device_used_bytes=known.get("device_used_bytes"),
-            clock_events=names,
+            clock_events=None if events is None else _event_names(events),
             foreign_processes=self.device.foreign_processes() if self.device else None,
             throttled=throttled(known.get("sm_clock_mhz"), events, clock),
             load_average=self._load_average,
@@ -146,20 +145,19 @@ class Telemetry:
                 period_s *= 2
                 self._times_ms = self._times_ms[::2]
                 self._samples = {name: samples[::2] for name, samples in self._samples.items()}
-            if not self.figures or stop.wait(period_s):
+            if not self._samples or stop.wait(period_s):
                 return
 
     def _sample(self, time_ms: float) -> None:
         """One sample of every figure; a figure that fails is given up for good, with its reason."""
         device = self.device
         assert device is not None
-        for name in [*self.figures]:
+        for name, samples in [*self._samples.items()]:
             try:
-                self._samples[name].append(float(FIGURES[name](device.nvml, device.handle)))
+                samples.append(float(FIGURES[name](device.nvml, device.handle)))
             except device.nvml.NVMLError as error:
-                self.figures.remove(name)
-                taken = len(self._samples.pop(name))
-                when = f"lost after {taken} samples" if taken else "not given"
+                del self._samples[name]
+                when = f"lost after {len(samples)} samples" if samples else "not given"
                 self.reasons.append(f"{name} {when}: {error}")
         self._times_ms.append(time_ms)
 
