@@ -47,7 +47,7 @@ class RowErrors:
         are left out where they are finite.
         """
         compared = self._ulps((call.out, call.dq), self.local, self.own_rows)
-        others = [_zero_or_infinite(x) for x in (call.dk, call.dv)]
+        others = [torch.where(x.isfinite().all(), 0.0, torch.inf).double() for x in (call.dk, call.dv)]
         largest = torch.stack([*compared, *others])
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         errors = dict(zip(COMPARED + ONLY_FINITE, largest.tolist(), strict=True))
@@ -97,9 +97,3 @@ def _largest(found: Tensor, local: Tensor, exact: Tensor) -> Tensor:
     ulps = error_ulps(found[:, :, local], exact)
     largest = ulps.amax() if ulps.numel() else ulps.sum()
     return torch.where(found.isfinite().all(), largest, torch.inf)
-
-
-def _zero_or_infinite(found: Tensor) -> Tensor:
-    """0 where all numbers are finite, else infinity."""
-    zero = torch.zeros((), dtype=torch.float64, device=found.device)
-    return torch.where(found.isfinite().all(), zero, torch.inf)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 from weakref import ref
@@ -14,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.kept_errors import KeptErrors
+from bench.passes.memory.live_blocks import reachable_objects
 from bench.passes.memory.phases import PhaseBytes
 from bench.ranks.log import StepPhase
 
@@ -44,7 +43,7 @@ class AllocationTracker(TorchDispatchMode):
         return True
 
     def __enter__(self) -> Self:
-        self._note(_reachable_tensors())
+        self._note(each for each in reachable_objects() if type(each) in {Tensor, torch.nn.Parameter})
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -96,9 +95,3 @@ def _tensors_in(nested: Any) -> Iterator[Tensor]:
     elif isinstance(nested, tuple | list):
         for part in nested:
             yield from _tensors_in(part)
-
-
-def _reachable_tensors() -> list[Tensor]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [found for found in gc.get_objects() if type(found) in (Tensor, torch.nn.Parameter)]

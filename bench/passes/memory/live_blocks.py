@@ -37,7 +37,7 @@ class _Block:
 
 def largest_classes(device_type: str) -> list[BlockClass]:
     """Live blocks on devices of this type, by role, dtype and shape: the classes with most bytes first."""
-    found = _objects()
+    found = reachable_objects()
     tensors = [each for each in found if issubclass(type(each), Tensor)]
     optimizers = [each for each in found if issubclass(type(each), torch.optim.Optimizer)]
     blocks: dict[int, _Block] = {}
@@ -55,7 +55,8 @@ def largest_classes(device_type: str) -> list[BlockClass]:
     ]
 
 
-def _objects() -> list[Any]:
+def reachable_objects() -> list[Any]:
+    """All that Python's garbage collector knows of."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return gc.get_objects()

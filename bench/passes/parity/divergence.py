@@ -46,7 +46,9 @@ def first_divergence(
         if not error <= limit:
             cause = _factor(strategy, found[name], exact[name], limit)
             if cause is None and name == "out":
-                cause = _recognised(strategy, inputs, found[name], limit, mask)
+                mistakes = _mistakes(strategy, inputs, mask)
+                fits = (said for said, wrong in mistakes if relative_error(found[name], wrong) <= limit)
+                cause = next(fits, None)
             tokens = _tokens(found[name], exact[name], limit)
             if not bool(found[name].isfinite().all()):
                 return f"{name} is not finite {_place(strategy, found[name])}"
@@ -87,15 +89,8 @@ def _factor(strategy: Strategy, found: Tensor, exact: Tensor, limit: float) -> s
     return None
 
 
-def _recognised(strategy: Strategy, inputs: Tensors, found: Tensor, limit: float, mask: Mask) -> str | None:
-    """The mistake whose float64 output is the one found, to the tolerance of the comparison."""
-    for said, wrong in _mistakes(strategy, inputs, mask):
-        if relative_error(found, wrong) <= limit:
-            return said
-    return None
-
-
 def _mistakes(strategy: Strategy, inputs: Tensors, seen: Mask) -> Iterator[tuple[str, Tensor]]:
+    """Known mistakes, each with the float64 output that it alone would make."""
     q, k, v = (x.double() for x in inputs[:3])
     degree, mask = strategy.cell.sp_degree, seen.on(q.device)
     if seen.documents is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
@@ -77,7 +77,7 @@ class ProbeFacts(PassFacts[Probe, Probe]):
 
 def why_wrong(section: Probe) -> str | None:
     """What should not have moved and did, of the kinds of layers first; None where all is right."""
-    for kind, moved in _layers_first(section.moved):
+    for kind, moved in sorted(section.moved.items(), key=lambda item: item[0] == MODEL):
         crossed = crossings(moved)
         if crossed:
             return (
@@ -102,10 +102,6 @@ def crossings(moved: Moved) -> list[str]:
         "outputs of earlier tokens moved": (moved.earlier_outputs, moved.of_earlier),
     }
     return [f"{count:,} of {of:,} {what}" for what, (count, of) in counts.items() if count]
-
-
-def _layers_first(moved: Mapping[str, Moved]) -> list[tuple[str, Moved]]:
-    return sorted(moved.items(), key=lambda item: item[0] == MODEL)
 
 
 FACTS = ProbeFacts()

@@ -20,7 +20,9 @@ class TelemetryPass(RankPass):
         if self.telemetry is None:
             subject = self.measurement.subject
             open_device = partial(open_nvml, subject.device, ranks_beside=subject.ranks_beside)
-            self.telemetry = Telemetry(open_device, _period_s())
+            # All ranks of a node together ask the driver as often as one alone would.
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            self.telemetry = Telemetry(open_device, PERIOD_S * ranks)
         return self.telemetry.window()
 
     def run(self) -> Steps:
@@ -30,11 +32,6 @@ class TelemetryPass(RankPass):
 
     def part(self) -> RankTelemetry | None:
         return self.found
-
-
-def _period_s() -> float:
-    """Of this rank's samples: all ranks of a node together ask the driver as often as one alone would."""
-    return PERIOD_S * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 PASS = TelemetryPass

@@ -120,6 +120,7 @@ class Telemetry:
         """What the last window showed."""
         known = self._samples
         events = known.get("clock_events")
+        seen = [name for name, bit in CLOCK_EVENTS.items() if any(int(bits) & bit for bits in events or ())]
         clock = self.device.reference_clock_mhz() if self.device else None
         return RankTelemetry(
             reason="; ".join(self.reasons) or None,
@@ -129,7 +130,7 @@ class Telemetry:
             reference_clock_mhz=clock,
             utilisation=known.get("utilisation"),
             device_used_bytes=known.get("device_used_bytes"),
-            clock_events=None if events is None else _event_names(events),
+            clock_events=None if events is None else seen,
             foreign_processes=self.device.foreign_processes() if self.device else None,
             throttled=throttled(known.get("sm_clock_mhz"), events, clock),
             load_average=self._load_average,
@@ -193,8 +194,3 @@ def open_nvml(device: torch.device, nvml: Any | None = None, *, ranks_beside: in
         return NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), ranks_beside)
     except nvml.NVMLError as error:
         return f"no NVML figures: {error}"
-
-
-def _event_names(events: Sequence[float]) -> list[str]:
-    seen = {name for name, bit in CLOCK_EVENTS.items() if any(int(bits) & bit for bits in events)}
-    return [name for name in CLOCK_EVENTS if name in seen]

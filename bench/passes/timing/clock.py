@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._marks: list[float | torch.cuda.Event] = []
+        self._marks: list[Any] = []
 
     def mark(self) -> None:
         if self.device.type == "cuda":
@@ -26,18 +27,12 @@ class StepClock:
         """Milliseconds between consecutive marks; waits for the device."""
         synchronise(self.device)
         pairs = zip(self._marks, self._marks[1:], strict=False)
-        return [_between_ms(start, end) for start, end in pairs]
+        if self.device.type == "cuda":
+            return [float(start.elapsed_time(end)) for start, end in pairs]
+        return [(end - start) * 1e3 for start, end in pairs]
 
 
 def synchronise(device: torch.device) -> None:
     """Wait for all work queued on a GPU; the CPU has none."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _between_ms(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-    if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
-        return float(start.elapsed_time(end))
-    assert isinstance(start, float)
-    assert isinstance(end, float)
-    return (end - start) * 1e3

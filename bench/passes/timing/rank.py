@@ -19,15 +19,11 @@ class TimingPass(RankPass):
     def run(self) -> Steps:
         with self.measurement.log.during("timing"):
             yield from self.measurement.first_step()
-            if self._warms_up_at_full_length:
-                # What building, checks and the short step left would count as the full-length steps' own.
+            if self.measurement.measure.budget_s > 0 or self.measurement.measure.warmup_steps > 0:
+                # A full-length step comes before the timed ones, with a budget the first one: what building,
+                # checks and the short step left would count as its own.
                 release_unused(self.measurement.subject.device)
             self.measurement.timed = yield from self.timed_steps()
-
-    @property
-    def _warms_up_at_full_length(self) -> bool:
-        """Whether a full-length step comes before the timed ones; with a budget the first one does."""
-        return self.measurement.measure.budget_s > 0 or self.measurement.measure.warmup_steps > 0
 
     def part(self) -> Timing:
         timed = self.measurement.timed
