@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
-from typing import Protocol
 
 from bench.cell.hang import Blame, HangWatch, blamed_at_deadline
-from bench.node.end import RankEnd
-from bench.node.ranks import Failing, Left, Look, Lost, NodeRanks
+from bench.node.end import Failing, RankEnd
+from bench.node.ranks import Left, Look, Lost, NodeRanks
 from bench.node.stacks import STACK_S
 from bench.ranks.log import Stage
 
@@ -22,8 +21,8 @@ TICK_S = 1.0
 """How often a listener is called: enough for a display, and no load on the ranks' cores."""
 
 
-class Listener(Protocol):
-    """Is told of a cell while it runs, in the launcher's own thread."""
+class Listener:
+    """Is told of a cell while it runs, in the launcher's own thread; does nothing by itself."""
 
     def tell(self, stage: Stage) -> None:
         """The first rank has begun this."""
@@ -32,15 +31,7 @@ class Listener(Protocol):
         """Time has passed: about every TICK_S seconds while ranks run."""
 
 
-class Silent:
-    """A listener that does nothing."""
-
-    def tell(self, stage: Stage) -> None: ...
-
-    def tick(self) -> None: ...
-
-
-SILENT = Silent()
+SILENT = Listener()
 
 
 class Watch:

@@ -13,19 +13,17 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import psutil
 
-from bench.node.end import RankEnd, RankFailed, lost_a_peer
+from bench.node.end import Failing, RankEnd, lost_a_peer
 from bench.node.job import NodeJob, RankJob
-from bench.node.meeting import MeetingPlace, keep_store
 from bench.node.rank_files import failure_path, log_path, read_file, report_path, tail_of, take_file
-from bench.node.ranks import Answers, Failing, Left, Look, News
+from bench.node.ranks import Answers, Left, Look, News
 from bench.node.server import ForkServer
 from bench.node.stacks import ask_for_stacks
 from bench.nvml import idle_gpus
-from bench.ranks.log import Stage
 from bench.ranks.place import Place, place_path, read_place
 
 if TYPE_CHECKING:
@@ -41,6 +39,7 @@ class LocalNode:
 
     lost = None
     description = None
+    store = None
 
     def __init__(self, packages: Collection[str] | None = None) -> None:
         """`packages` of others are imported before ranks start, by default all that any cell may need."""
@@ -74,7 +73,6 @@ class LocalNode:
                     folder=folder,
                     scratch=Path(scratch.name),
                     rendezvous=job.store or Path(scratch.name) / "store",
-                    node=job.node,
                     local_rank=local_rank,
                     local_world_size=len(job.ranks),
                     interface=None if job.store is None else self.interface,
@@ -87,18 +85,6 @@ class LocalNode:
             started.stop()
             raise
         return started
-
-    def store(self) -> NoReturn:
-        """Raises NotImplementedError: the ranks of one machine meet in a file."""
-        raise NotImplementedError
-
-    def meeting_place(self, address: str) -> MeetingPlace:
-        """A store at an address of this machine, for ranks of several nodes."""
-        self.warm()
-        receiver, sender = self._server.pipe()
-        place = MeetingPlace(self._server.process(keep_store, address, sender), receiver)
-        sender.close()
-        return place
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +203,10 @@ class LocalRanks:
         found: list[News] = []
         while self._receiver is not None and self._receiver.poll():
             try:
-                message: Stage | RankFailed = self._receiver.recv()
+                found.append(self._receiver.recv())
             except EOFError:
                 self._receiver.close()
                 self._receiver = None
-                break
-            found.append(self._failing(message.rank) if isinstance(message, RankFailed) else message)
         return found
 
     def _failing(self, rank: int) -> Failing:

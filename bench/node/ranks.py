@@ -9,7 +9,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bench.node.end import RankEnd
+import msgspec
+
+from bench.node.end import Failing, RankEnd
 from bench.node.job import NodeJob
 from bench.node.stacks import Doing
 from bench.ranks.log import Stage
@@ -18,24 +20,13 @@ if TYPE_CHECKING:
     from bench.node.worker import RankEntry
 
 
-@dataclass(frozen=True, slots=True)
-class Failing:
-    """A rank has failed, or left without a report."""
-
-    rank: int
-    lost_a_peer: bool
-    """Whether only because another rank was gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(msgspec.Struct, frozen=True, tag=True):
     """A rank is no more."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True, tag=True):
     """The node is out of reach, and all its ranks with it."""
 
     why: str
@@ -102,6 +93,10 @@ class Node(Protocol):
     def description(self) -> Mapping[str, Any] | None:
         """Its host, its address and its environment; None for the machine that this process runs on."""
 
+    @property
+    def store(self) -> tuple[str, int] | None:
+        """Host and port of a store in which ranks of all nodes may meet; None for this machine."""
+
     def warm(self) -> None:
         """Have it import what ranks need, in the background; one that has stays as it is."""
 
@@ -110,6 +105,3 @@ class Node(Protocol):
 
         Ranks run `entry`, by default the cell's passes.
         """
-
-    def store(self) -> tuple[str, int]:
-        """Host and port of a store that it keeps for the sweep, in which ranks of all nodes may meet."""

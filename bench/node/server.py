@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
-from bench.node.end import RankFailed
+from bench.node.end import Failing
 from bench.node.job import RankJob
 from bench.node.lifeline import die_with_launcher
 from bench.node.rank_files import failure_path, log_path
@@ -163,8 +163,8 @@ def _enter(job: RankJob, sender: Connection, entry: RankEntry | None) -> None:
     except BaseException as error:  # noqa: BLE001  a broken package may raise anything, SystemExit too
         _cannot_start(job, error)
 
-    def tell(message: Stage | RankFailed) -> None:
-        if job.rank == 0 or isinstance(message, RankFailed):
+    def tell(message: Stage | Failing) -> None:
+        if job.rank == 0 or isinstance(message, Failing):
             sender.send(message)
 
     live(job, tell, entry or run_cell)

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from bench.config import RunConfig
 from bench.cpu_arithmetic import cpu_arithmetic
 from bench.mistakes import mistaken
-from bench.node.end import RankFailed
+from bench.node.end import Failing, lost_a_peer
 from bench.node.failure import describe_failure
 from bench.node.job import RankJob, StoreAddress
 from bench.node.lifeline import die_with_parent
@@ -61,7 +61,7 @@ RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
 """What a rank does once it is prepared; its return value is the rank's report."""
 
 
-def live(job: RankJob, tell: Callable[[Stage | RankFailed], None], entry: RankEntry) -> None:
+def live(job: RankJob, tell: Callable[[Stage | Failing], None], entry: RankEntry) -> None:
     """Run a rank to its end; never returns. Its report or its failure is on the disk by then."""
     log = RankLog(tell, on_error=lambda error: _fail(job, log, tell, error))
     try:
@@ -132,14 +132,13 @@ def _keep_place(job: RankJob, log: RankLog) -> None:
             log.keep(PlaceFile(place_path(job.scratch, job.rank)).note)
 
 
-def _fail(
-    job: RankJob, log: RankLog, tell: Callable[[Stage | RankFailed], None], error: BaseException
-) -> None:
+def _fail(job: RankJob, log: RankLog, tell: Callable[[Stage | Failing], None], error: BaseException) -> None:
     """Write the failure and say so at once; only the first of a rank's errors counts."""
     if not _path(job, "failure").exists():
         snapshot = snapshot_path(job.folder, job.rank) if job.cell.measure.memory_snapshot else None
-        _write(job, "failure", describe_failure(error, log, job.cell.cluster, snapshot))
-        tell(RankFailed(job.rank))
+        failure = describe_failure(error, log, job.cell.cluster, snapshot)
+        _write(job, "failure", failure)
+        tell(Failing(job.rank, lost_a_peer(failure)))
 
 
 def _prepare(job: RankJob) -> None:

@@ -17,7 +17,6 @@ from bench.config import ConfigError
 from bench.environment import REPOSITORY
 
 NODE_LIST = "SLURM_JOB_NODELIST"
-NODE_ID = "SLURM_NODEID"
 NODE_NAME = "SLURMD_NODENAME"
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 LEAVE_S = 8.0

@@ -62,7 +62,7 @@ def started(tmp_path_factory):
     def start(*codes):
         cell = make_cell()
         scratch = tempfile.TemporaryDirectory()
-        ranks = LocalRanks(NodeJob(cell, 0, tuple(range(len(codes)))), logs, scratch, Pipe()[0])
+        ranks = LocalRanks(NodeJob(cell, tuple(range(len(codes)))), logs, scratch, Pipe()[0])
         for rank, code in enumerate(codes):
             PlaceFile(place_path(Path(scratch.name), rank)).note("timing", None)
             ranks.add(rank, Session(code, log_path(logs, rank)))
