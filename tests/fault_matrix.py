@@ -14,7 +14,9 @@ from analysis.metrics.measured import measured
 from analysis.metrics.recorded import as_recorded
 from bench.config import ExitCode
 from bench.environment import installed
-from tests import fault_acts, faults
+from tests import fault_acts
+from tests.fault_classes.attention import skip_the_lse_rescale
+from tests.fault_classes.tampering import tampered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,8 @@ def in_a_step(act, ranks=(1,)):
     return partial(fault_acts.in_a_step, act, ranks)
 
 
-def from_the_start(entry):
-    return partial(fault_acts.from_the_start, entry)
+def from_the_start(fault):
+    return partial(fault_acts.from_the_start, partial(tampered, fault))
 
 
 @contextmanager
@@ -233,7 +235,7 @@ FAULTS = (
     ),
     Fault(
         number=25, what="partial outputs that are not rescaled",
-        entry=from_the_start(faults.skip_the_lse_rescale), words=("strategy=ring",), status="wrong_result",
+        entry=from_the_start(skip_the_lse_rescale), words=("strategy=ring",), status="wrong_result",
         reason="rank 0, parity: attention parity: out is off .*", rank=0, phase="parity", within_s=AT_ONCE_S,
     ),
 )  # fmt: skip

@@ -109,10 +109,6 @@ def _left_without_result(end: RankEnd, _: Ranks) -> bool:
     return says_nothing and not _ended_by_watchdog(end)
 
 
-def _any(_: RankEnd, __: Ranks) -> bool:
-    return True
-
-
 def _gate_failed(end: RankEnd, _: Ranks) -> bool:
     return end.failure is not None and end.failure["kind"] == WrongResultError.__name__
 
@@ -133,7 +129,6 @@ CAUSES = (
     (Status.TIMED_OUT, _kept_others_waiting),
     (Status.TIMED_OUT, _hung),
     (Status.ERROR, _broke_off),
-    (Status.ERROR, _any),
 )
 
 

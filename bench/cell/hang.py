@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.node.ranks import Answers, Look, NodeRanks
+from bench.node.ranks import Answers, NodeRanks
 from bench.node.stacks import STACK_S, Doing
 from bench.ranks.log import Stage
 
@@ -42,7 +41,7 @@ class HangWatch:
         """With `measure.hang_timeout_s` of 0 it finds nothing."""
         self._timeout_s = cell.measure.hang_timeout_s
         self._now_s = now_s
-        self._progress: list[int] = []
+        self._progress: Mapping[int, int] = {}
         self._since_s = now_s()
         self._longest_step_s: float | None = None
 
@@ -58,37 +57,33 @@ class HangWatch:
             return max(self._timeout_s, FIRST_STEP_S)
         return max(self._timeout_s, LONGEST_STEPS * self._longest_step_s)
 
-    def found(self, nodes: Sequence[NodeRanks], looks: Sequence[Look]) -> Blame | None:
-        """The rank that the others wait for in vain, by the last look at each node; None without one."""
-        progress = [look.progress for look in looks]
+    def found(
+        self, nodes: Sequence[NodeRanks], live: Sequence[int], progress: Mapping[int, int]
+    ) -> Blame | None:
+        """The live rank that the others wait for in vain, by each node's progress; None without one."""
         if progress != self._progress:
             self._progress, self._since_s = progress, self._now_s()
         if self._timeout_s == 0 or self._now_s() - self._since_s < self.limit_s:
             return None
-        blame = _blamed_now(nodes, sorted(rank for look in looks for rank in look.live))
-        what = blame.what if blame.what.startswith(NOBODY) else f"it is {blame.what}"
-        since = f"no rank has reported progress for {self.limit_s:.0f} s: {what}"
+        answers = _asked(nodes)
+        blame = blamed(answers, live)
+        if blame is None:
+            told = (f"rank {rank} is {_whereabouts(answers.doing.get(rank))}" for rank in live)
+            blame = Blame(live[0], NOBODY + ", ".join(told))
+        else:
+            blame = Blame(blame.rank, f"it is {blame.what}")
+        since = f"no rank has reported progress for {self.limit_s:.0f} s: {blame.what}"
         return Blame(blame.rank, f"{since}; measure.hang_timeout_s=0 waits until measure.timeout_s")
 
 
 def blamed_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame | None:
     """The rank of these that keeps the others waiting now; None where none can be told from the others."""
-    answers = _asked(nodes)
-    blame = blamed(answers.doing, answers.stopped, live, answers.idle)
+    blame = blamed(_asked(nodes), live)
     if blame is None:
         return None
     return Blame(
         blame.rank, f"still running at the deadline, {blame.what}; raise measure.timeout_s if it was slow"
     )
-
-
-def _blamed_now(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame:
-    answers = _asked(nodes)
-    blame = blamed(answers.doing, answers.stopped, live, answers.idle)
-    if blame is not None:
-        return blame
-    told = (f"rank {rank} is {_whereabouts(answers.doing.get(rank))}" for rank in live)
-    return Blame(live[0], NOBODY + ", ".join(told))
 
 
 def _asked(nodes: Sequence[NodeRanks]) -> Answers:
@@ -105,18 +100,14 @@ def _whereabouts(doing: Doing | None) -> str:
     return "without an answer" if doing is None else f"in {doing.collective or doing.where}"
 
 
-def blamed(
-    doing: Mapping[int, Doing],
-    stopped: AbstractSet[int],
-    ranks: Sequence[int],
-    idle: AbstractSet[int] = frozenset(),
-) -> Blame | None:
+def blamed(answers: Answers, ranks: Sequence[int]) -> Blame | None:
     """The rank of these that keeps the others waiting; None where none can be told from the others.
 
-    A stopped rank first, then one whose GPU is `idle` while others spin in a collective's kernel. Then one
+    A stopped rank first, then one whose GPU is idle while others spin in a collective's kernel. Then one
     that is in no collective while others are, then one that is in another collective, or else in another
-    place, than most. `doing` lacks ranks that did not write their stack.
+    place, than most.
     """
+    doing, stopped, idle = answers.doing, answers.stopped, answers.idle
     waiting = {rank: _whereabouts(each) for rank, each in doing.items() if each.collective is not None}
     absent = [rank for rank in ranks if rank not in waiting and rank not in stopped]
     if stopped:

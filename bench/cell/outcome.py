@@ -42,8 +42,6 @@ PROVENANCE_OF_MODE: Mapping[str, Provenance] = {
 OF_SWEEP = ("packages", "strategy_package", "argv")
 """Of an environment what holds of the whole sweep, whatever machine its launcher is on."""
 NAMES_OF_NODE = ("host", "address")
-NAMED_BY_KIND = frozenset({Status.ERROR})
-"""Where the message of an exception may say little without its class."""
 
 
 def record_of(
@@ -68,14 +66,7 @@ def record_of(
 
 def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
     """The record of a cell that is not supported."""
-    return _record(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
-
-
-def interrupted(planned: PlannedCell, stop: KeyboardInterrupt, wall_s: float, started_at: datetime) -> Record:
-    """The record of a cell that was stopped: by the signal that the exception names, else by Ctrl-C."""
-    by = stop.args[0] if stop.args else "Ctrl-C"
-    reason = f"stopped by {by} after {wall_s:.0f} s"
-    return _record(planned, Status.INTERRUPTED, reason, wall_s, started_at)
+    return record_with(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
 
 
 def failed(
@@ -85,17 +76,7 @@ def failed(
     where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
     on_node = "" if failure.node is None else f" on {failure.node}"
     reason = f"rank {failure.rank}{on_node}, {where}: {_what(status, failure).strip() or failure.kind}"
-    return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
-
-
-def out_of_memory(planned: PlannedCell, reason: str) -> Record:
-    """The record of a cell that was not run because it has no room, by arithmetic."""
-    return _record(planned, Status.OUT_OF_MEMORY, reason, wall_s=0.0)
-
-
-def worked(planned: PlannedCell, sections: Sections) -> Record:
-    """The record of a cell whose sections nothing ran for: no check was made."""
-    return _record(planned, Status.OK, None, wall_s=0.0, sections=sections)
+    return record_with(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
 
 
 def judged(
@@ -115,8 +96,8 @@ def judged(
     wrong = wrong or _not_finite(sections)
     if wrong is not None:
         kept = evidence(sections)
-        return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept, made=made)
-    ok = _record(planned, Status.OK, None, wall_s, started_at, sections=sections, made=made)
+        return record_with(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept, made=made)
+    ok = record_with(planned, Status.OK, None, wall_s, started_at, sections=sections, made=made)
     return replace(ok, fixed_cost_s=fixed_cost_s)
 
 
@@ -191,21 +172,25 @@ def _told(place: str | None) -> str | None:
 def _what(status: Status, failure: Failure) -> str:
     if failure.out_of_memory is not None:
         return shortage(failure.out_of_memory, failure.message)
-    return f"{failure.kind}: {failure.message}" if status in NAMED_BY_KIND else failure.message
+    # The message of an exception may say little without its class.
+    return f"{failure.kind}: {failure.message}" if status is Status.ERROR else failure.message
 
 
-def _record(
+def record_with(
     planned: PlannedCell,
     status: Status,
     reason: str | None,
-    wall_s: float,
+    wall_s: float = 0.0,
     started_at: datetime | None = None,
     *,
     sections: Sections | None = None,
     failure: Failure | None = None,
     made: Sequence[Check] | None = None,
 ) -> Record:
-    """The provenance is that of the cell's mode."""
+    """The record of a cell that came to this; its provenance is that of the cell's mode.
+
+    `made` are checks that were made, None where none could be.
+    """
     cell = planned.cell
     not_run = {name: None for name, section in PASSES.items() if section.part is not None}
     return Record(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cell.launcher import Launcher
-from bench.cell.outcome import interrupted, on_nodes, record_of, refused
+from bench.cell.outcome import on_nodes, record_of, record_with, refused
 from bench.cell.planned import PlannedCell
 from bench.cell.predicted import predicted
 from bench.cell.watch import SILENT, Listener
@@ -108,7 +108,9 @@ def measure(
             planned.cell, own, entry=entry, listener=listener, known=left_out, shared_folder=shared.folder
         )
     except KeyboardInterrupt as stop:
-        record = interrupted(planned, stop, time.monotonic() - start, started_at)
+        wall_s = time.monotonic() - start
+        reason = f"stopped by {stop.args[0] if stop.args else 'Ctrl-C'} after {wall_s:.0f} s"
+        record = record_with(planned, Status.INTERRUPTED, reason, wall_s, started_at)
         raise CellInterrupted(record) from None
     record = record_of(planned, ends, time.monotonic() - start, started_at, known)
     return on_nodes(record, [node.description for node in nodes if node.description is not None])

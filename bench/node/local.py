@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,7 +19,7 @@ import psutil
 from bench.node.end import Failing, RankEnd, lost_a_peer
 from bench.node.job import NodeJob, RankJob
 from bench.node.rank_files import failure_path, log_path, read_file, report_path, tail_of, take_file
-from bench.node.ranks import Answers, Left, Look, News
+from bench.node.ranks import Answers, Left, News
 from bench.node.server import ForkServer
 from bench.node.stacks import ask_for_stacks
 from bench.nvml import idle_gpus
@@ -87,15 +86,6 @@ class LocalNode:
         return started
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """The end of a rank that was not stopped."""
-
-    code: int
-    at_s: float
-    """By the monotonic clock."""
-
-
 class LocalRanks:
     """Ranks of one cell that are processes of this machine."""
 
@@ -109,7 +99,8 @@ class LocalRanks:
         self._scratch = scratch
         self._receiver: Connection | None = receiver
         self._processes: dict[int, BaseProcess] = {}
-        self._exits: dict[int, Exit] = {}
+        self._left_s: dict[int, float] = {}
+        """When ranks ended that were not stopped."""
         self._places: dict[int, Place | None] = {}
         self._is_over = False
         self._over_s = 0.0
@@ -133,18 +124,19 @@ class LocalRanks:
         found = self._told() if self._receiver in ready else []
         for rank, process in self._running():
             if process.sentinel in ready:
-                self._exits[rank] = Exit(_exit_code(process), time.monotonic())
+                process.join()
+                self._left_s[rank] = time.monotonic()
                 if not report_path(self._folder, rank).exists():
                     found.append(self._failing(rank))
                 found.append(Left(rank))
         return found
 
-    def look(self) -> Look | None:
+    def look(self) -> int | None:
         if time.monotonic() - self._looked_s < LOOK_S:
             return None
         self._looked_s = time.monotonic()
         places = (self._place(rank) for rank in self.ranks)
-        return Look(tuple(self.pids), sum(place.count for place in places if place is not None))
+        return sum(place.count for place in places if place is not None)
 
     def ask(self, wait_s: float) -> Answers:
         live = self.pids
@@ -153,7 +145,7 @@ class LocalRanks:
             for rank, pid in live.items()
             if self._place(rank) is not None
         }
-        doing = ask_for_stacks(answering, self._cluster.device, wait_s)
+        doing = ask_for_stacks(answering, wait_s)
         stopped = {rank for rank, pid in live.items() if _is_stopped(pid)}
         return Answers(doing, stopped, self._idle() & live.keys())
 
@@ -180,7 +172,7 @@ class LocalRanks:
         self._processes[rank] = process
 
     def _running(self) -> list[tuple[int, BaseProcess]]:
-        return [(rank, each) for rank, each in self._processes.items() if rank not in self._exits]
+        return [(rank, each) for rank, each in self._processes.items() if rank not in self._left_s]
 
     @property
     def pids(self) -> dict[int, int]:
@@ -214,26 +206,19 @@ class LocalRanks:
         return Failing(rank, failure is not None and lost_a_peer(failure))
 
     def _end(self, rank: int) -> RankEnd:
-        left = self._exits.get(rank)
+        left_s = self._left_s.get(rank)
         report = take_file(report_path(self._folder, rank))
         failure = take_file(failure_path(self._folder, rank))
-        failed_at_s = left.at_s if left is not None else None
-        if failure is not None:
-            failed_at_s = failure.pop("failed_at_s")
+        failed_at_s = left_s if failure is None else failure.pop("failed_at_s")
         return RankEnd(
             rank,
-            None if left is None else left.code,
+            None if left_s is None else self._processes[rank].exitcode,
             report,
             failure,
             tail_of(log_path(self._folder, rank)),
             None if failed_at_s is None else self._over_s - failed_at_s,
             self._places.get(rank),
         )
-
-
-def _exit_code(process: BaseProcess) -> int:
-    process.join()
-    return process.exitcode if process.exitcode is not None else 1
 
 
 def _is_stopped(pid: int) -> bool:

@@ -36,15 +36,6 @@ News = Stage | Failing | Left | Lost
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a look at a node's live ranks found."""
-
-    live: tuple[int, ...] = ()
-    progress: int = 0
-    """How many phases and steps they have begun, all together."""
-
-
-@dataclass(frozen=True, slots=True)
 class Answers:
     """What the ranks of a node were doing when they were asked."""
 
@@ -69,8 +60,8 @@ class NodeRanks(Protocol):
     def news(self) -> Sequence[News]:
         """What has happened since the last call; does not wait."""
 
-    def look(self) -> Look | None:
-        """What the ranks do; None where the last look was a moment ago."""
+    def look(self) -> int | None:
+        """How many phases and steps they have begun, all together; None where the last look was just now."""
 
     def ask(self, wait_s: float) -> Answers:
         """What each rank is doing, written into its log too; waits for their answers at most so long."""

@@ -28,6 +28,7 @@ from bench.node.end import Failing, lost_a_peer
 from bench.node.failure import describe_failure
 from bench.node.job import RankJob, StoreAddress
 from bench.node.lifeline import die_with_parent
+from bench.node.rank_files import failure_path, log_path, report_path
 from bench.node.stacks import STACK_SIGNAL
 from bench.passes.rank_pass import Measurement
 from bench.ranks.cpus import bind_near_gpu
@@ -69,7 +70,7 @@ def live(job: RankJob, tell: Callable[[Stage | Failing], None], entry: RankEntry
         products = use_wide_products() if job.cell.cluster.device == "cpu" else None
         _keep_place(job, log)
         report = entry(job, log)
-        _write(job, "report", {**report, "phases_s": log.phases_s})
+        _write(report_path(job.folder, job.rank), {**report, "phases_s": log.phases_s})
         del products  # held until here: torch's own come back when it is gone
         code = 0
     except BaseException as error:  # noqa: BLE001  whatever ends a rank becomes its record
@@ -134,10 +135,11 @@ def _keep_place(job: RankJob, log: RankLog) -> None:
 
 def _fail(job: RankJob, log: RankLog, tell: Callable[[Stage | Failing], None], error: BaseException) -> None:
     """Write the failure and say so at once; only the first of a rank's errors counts."""
-    if not _path(job, "failure").exists():
+    path = failure_path(job.folder, job.rank)
+    if not path.exists():
         snapshot = snapshot_path(job.folder, job.rank) if job.cell.measure.memory_snapshot else None
         failure = describe_failure(error, log, job.cell.cluster, snapshot)
-        _write(job, "failure", failure)
+        _write(path, failure)
         tell(Failing(job.rank, lost_a_peer(failure)))
 
 
@@ -146,7 +148,7 @@ def _prepare(job: RankJob) -> None:
     if os.getsid(0) != os.getpid():
         os.setsid()  # torchrun has done so already
     die_with_parent()
-    log = os.open(job.folder / f"rank_{job.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(log_path(job.folder, job.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
     faulthandler.enable()
@@ -208,19 +210,14 @@ def _rendezvous(job: RankJob) -> dict[str, Any]:
     return {"init_method": f"file://{job.rendezvous}", **place}
 
 
-def _write(job: RankJob, kind: str, content: dict[str, Any]) -> None:
+def _write(path: Path, content: dict[str, Any]) -> None:
     """One JSON file per rank, whole or not there at all."""
-    path = _path(job, kind)
     draft = path.with_suffix(".draft")
     with draft.open("w") as file:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
     draft.rename(path)
-
-
-def _path(job: RankJob, kind: str) -> Path:
-    return job.folder / f"rank_{job.rank}.{kind}.json"
 
 
 def main() -> None:

@@ -73,9 +73,9 @@ class Agent:
 
     def _tell_news(self) -> None:
         if self.ranks is not None:
-            news, look = self.ranks.news(), self.ranks.look()
-            if news or look is not None:
-                self._link.send(Told(news=news, look=look))
+            news, progress = self.ranks.news(), self.ranks.look()
+            if news or progress is not None:
+                self._link.send(Told(news=news, progress=progress))
 
     def _stop(self) -> None:
         if self.ranks is not None and self._folder is not None:

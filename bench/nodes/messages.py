@@ -13,7 +13,7 @@ import msgspec
 
 from bench.node.end import RankEnd
 from bench.node.job import NodeJob
-from bench.node.ranks import Answers, Look, News
+from bench.node.ranks import Answers, News
 
 MAX_BYTES = 64 << 20
 """Of one message: a report is under 40 kB, a trace that is kept some megabytes."""
@@ -62,8 +62,8 @@ class Told(Message, frozen=True):
     """What has happened to the ranks."""
 
     news: Sequence[News]
-    look: Look | None
-    """The newest; None where there is no new one."""
+    progress: int | None
+    """As a new look found it; None where there was none."""
 
 
 class Answered(Message, frozen=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.node.end import RankEnd
 from bench.node.job import NodeJob
-from bench.node.ranks import Answers, Look, Lost, News
+from bench.node.ranks import Answers, Lost, News
 from bench.nodes.link import SILENT_S, Link, LinkLostError
 from bench.nodes.messages import Answered, Ask, Ended, Hello, Kept, Message, Start, Stop, Told
 
@@ -86,7 +86,8 @@ class RemoteRanks:
         self._node = node
         self._folder = folder
         self._news: list[News] = []
-        self._look: Look | None = None
+        self._progress: int | None = None
+        """What was told and not looked at."""
         self._has_told_loss = False
 
     def waits(self) -> list[Connection | int]:
@@ -100,9 +101,9 @@ class RemoteRanks:
             found.append(Lost(self._node.lost))
         return found
 
-    def look(self) -> Look | None:
-        look, self._look = self._look, None
-        return look
+    def look(self) -> int | None:
+        progress, self._progress = self._progress, None
+        return progress
 
     def ask(self, wait_s: float) -> Answers:
         self._node.tell(Ask(wait_s=wait_s))
@@ -128,7 +129,7 @@ class RemoteRanks:
             match message:
                 case Told():
                     self._news += message.news
-                    self._look = message.look or self._look
+                    self._progress = message.progress or self._progress
                 case Kept():
                     self._keep(message)
                 case _:

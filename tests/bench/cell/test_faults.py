@@ -1,15 +1,14 @@
-"""Numbers that are not finite, and ranks past the deadline: all other faults are in `fault_matrix`."""
+"""A sweep whose first cell is wrong, and ranks past the deadline: other faults are in `fault_matrix`."""
 
-import json
 import os
 import re
 import time
+from functools import partial
 
 import psutil
 import pytest
 from rich.console import Console
 
-from analysis.metrics.recorded import as_recorded
 from analysis.report import write_report
 from bench.store import read_records
 from bench.sweep.plan import plan
@@ -17,39 +16,10 @@ from bench.sweep.progress import Progress
 from bench.sweep.run import run_plan
 from tests import faults
 from tests.cells import TINY, TWO_CORES, make_raw, run_cell, tiny_cell
+from tests.fault_classes.not_finite import lose_what_follows_the_512th_token
+from tests.fault_classes.tampering import tampered
 
 STEPS = ("engine=ddp", "strategy=ulysses", "seq_len=1024", "measure.warmup_steps=2", "measure.steps=2")
-ALONE = ("workload=attention", "strategy=ulysses", "seq_len=1024")
-NOT_FINITE = {
-    faults.lose_numbers_beyond_the_parity_check: (
-        STEPS,
-        "objective on engine=ddp: the losses of 1,024 tokens are not finite on rank 1",
-    ),
-    faults.overflow_a_gradient_in_step_2: (STEPS, "losses: the gradient norm of step 2 is inf"),
-    faults.lose_the_loss_of_rank_1_in_step_3: (STEPS, "losses: the loss of step 3 on rank 1 is nan"),
-    faults.lose_one_token_between_the_sampled_ones: (
-        ALONE,
-        "attention: out of a timed call at 1,024 tokens is not finite everywhere",
-    ),
-    faults.lose_a_row_of_the_value_gradient_under_the_clock: (
-        ALONE,
-        "attention: dv of a timed call at 1,024 tokens is not finite everywhere",
-    ),
-    faults.lose_a_row_of_the_value_gradient_while_inspected: (
-        ALONE,
-        "attention at 1,024 tokens: dv is not finite",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", NOT_FINITE, ids=lambda fault: fault.__name__)
-def test_a_number_that_is_not_finite_is_a_wrong_result_that_says_where(launcher, tmp_path, fault):
-    words, reason = NOT_FINITE[fault]
-    others = ("parity",) if "objective" in reason else ("parity", "objective")  # find none of these
-    record, _ = run_cell(launcher, tiny_cell(*words), tmp_path, fault, without=others)
-    assert (record.status, record.reason) == ("wrong_result", reason), record.failure
-    assert record.sections["timing"] is None
-    assert as_recorded(json.loads(json.dumps(record.to_json(), allow_nan=False))).reason == reason
 
 
 def test_a_sweep_goes_on_after_a_number_that_is_not_finite_and_reports(launcher, tmp_path):
@@ -58,7 +28,7 @@ def test_a_sweep_goes_on_after_a_number_that_is_not_finite_and_reports(launcher,
         make_raw(*TINY, *STEPS, f"strategy={name}", f"sweep_dir={tmp_path}", "cluster.world_size=2")
         for name in strategies
     ]
-    fault = faults.lose_numbers_beyond_the_parity_check
+    fault = partial(tampered, lose_what_follows_the_512th_token)
     code = run_plan(
         plan(raws, TWO_CORES, single=False),
         launcher,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.node.end import Failing, RankEnd
 from bench.node.job import NodeJob, StoreAddress
-from bench.node.ranks import Answers, Left, Look
+from bench.node.ranks import Answers, Left
 from bench.node.stacks import Doing
 from bench.nodes.link import Link, LinkLostError
 from bench.nodes.messages import (
@@ -40,7 +40,7 @@ TOLD = [
     (Start(job=JOB), ToAgent),
     (Ended(ends=[END]), ToLauncher),
     (Kept(name="rank_2.log", content=bytes(range(256))), ToLauncher),
-    (Told(news=NEWS, look=Look((2, 3), 17)), ToLauncher),
+    (Told(news=NEWS, progress=17), ToLauncher),
     (Answered(answers=Answers({2: Doing("matmul (own.py:7)", "all_reduce")}, {3})), ToLauncher),
 ]
 

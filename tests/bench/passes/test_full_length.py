@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import resource
 from dataclasses import replace
 from functools import partial
@@ -26,34 +25,8 @@ from bench.passes.full_length.rows import Rows
 from bench.passes.full_length.shards import Attention, Shards, drawn, first_keys
 from bench.passes.parity.exact import visible
 from bench.ranks.memory_limit import process_bytes
-from tests import late_faults
 from tests.cells import make_cell, run_cell, tiny_cell
 from tests.gpus import needs_gpu
-
-LONG = ("seq_len=2k", "engine=ddp", "cluster.world_size=2")
-FAULTS = {
-    late_faults.scale_long_scores: ("ring", "out of the sampled rows is off"),
-    late_faults.forget_the_mask_of_long_sequences: ("ulysses", "out of the sampled rows is off"),
-    late_faults.enlarge_long_key_gradients: ("ring", "dk and dq disagree"),
-    late_faults.enlarge_long_value_gradients: ("ulysses", "dv and out disagree"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_what_is_wrong_only_beyond_the_parity_check_is_a_wrong_result(launcher, tmp_path, fault):
-    strategy, said = FAULTS[fault]
-    cell = tiny_cell(f"strategy={strategy}", *LONG)
-    record, _ = run_cell(launcher, cell, tmp_path, fault, without=("objective",))
-    assert record.status == "wrong_result"
-    assert re.search(f"attention at 2,048 tokens: {said}", record.reason)
-    assert record.sections["timing"] is None
-
-
-def test_attention_alone_is_held_to_the_same(launcher, tmp_path):
-    """The attention pass looks at out and dq only."""
-    cell = tiny_cell("workload=attention", "strategy=ulysses", "seq_len=2k", "cluster.world_size=2")
-    record, _ = run_cell(launcher, cell, tmp_path, late_faults.enlarge_long_key_gradients)
-    assert (record.status, "dk and dq disagree" in record.reason) == ("wrong_result", True)
 
 
 @pytest.mark.parametrize("strategy", ["local", "ring", "deepspeed_ulysses"])

@@ -18,7 +18,6 @@ from bench.strategies import STRATEGIES, runnable
 from bench.training.models import empty_model
 from bench.workloads.attention import Attention
 from bench.workloads.workload import Rank
-from tests import faults
 from tests.cells import CHECKS, run_cell, tiny_cell, words_for
 from tests.installed import INSTALLED
 
@@ -97,14 +96,6 @@ def test_a_mask_that_a_package_cannot_do_is_refused_with_a_way_out():
     reason = refusal(tiny_cell(*WORDS, "strategy=ring_flash_attn", "workload.mask=full"))
     assert "workload.mask=full" in reason
     assert "take workload.mask=causal" in reason
-
-
-def test_attention_that_stays_local_is_a_wrong_result(launcher, tmp_path):
-    cell = tiny_cell(*WORDS, "strategy=ulysses", "cluster.world_size=4")
-    record, _ = run_cell(launcher, cell, tmp_path, faults.attend_locally)
-    assert record.status == "wrong_result"
-    assert "own shard only" in record.reason
-    assert record.sections["attention"] is None
 
 
 def test_exact_rows_are_those_of_plain_attention():
