@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 class Launcher:
     """Starts the ranks of one cell at a time. Imports no torch and never touches CUDA."""
 
-    def __init__(self, packages: Collection[str] | None = None, nodes: Sequence[Node] | None = None) -> None:
-        """Ranks run on these nodes, by default on this machine.
-
-        There `packages` of others are imported before ranks start, by default all that any cell may need.
-        """
+    def __init__(self, nodes: Sequence[Node] | None = None) -> None:
+        """Ranks run on these nodes, by default on this machine."""
         self.is_local = nodes is None
-        self._nodes: Sequence[Node] = [LocalNode(packages)] if nodes is None else nodes
+        self._nodes: Sequence[Node] = [LocalNode()] if nodes is None else nodes
 
     def warm(self) -> None:
         """Have what ranks need imported, in the background; what has been stays as it is."""

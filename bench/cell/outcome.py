@@ -29,7 +29,6 @@ from bench.node.end import RankEnd
 from bench.passes import PASSES, Sections, checks, decoded, evidence, first_failure, merge, own_work_s
 from bench.passes.documents.section import PackedDocuments
 from bench.passes.facts import RankReport, worst_by_name
-from bench.passes.losses.section import Losses
 from bench.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
 from bench.request.hardware import hardware_of, has_rates, usable_bytes
 from bench.request.legality import refusal
@@ -61,7 +60,8 @@ def record_of(
     wrong = first_failure(planned.cell, sections) or not_finite_on_a_rank(reports)
     made, fixed = checks(planned.cell, sections), fixed_cost_s(reports, wall_s)
     record = judged(planned, sections, made, wrong, wall_s, started_at, fixed_cost_s=fixed)
-    return replace(with_software(record, reports), phases_s=_seconds(reports))
+    slowest_s = worst_by_name([report.phases_s for report in reports])
+    return replace(with_software(record, reports), phases_s=slowest_s)
 
 
 def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
@@ -76,7 +76,7 @@ def failed(
     where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
     on_node = "" if failure.node is None else f" on {failure.node}"
     reason = f"rank {failure.rank}{on_node}, {where}: {_what(status, failure).strip() or failure.kind}"
-    return record_with(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
+    return record_with(planned, status, reason.splitlines()[0], wall_s, started_at, failure=failure)
 
 
 def judged(
@@ -99,12 +99,6 @@ def judged(
         return record_with(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept, made=made)
     ok = record_with(planned, Status.OK, None, wall_s, started_at, sections=sections, made=made)
     return replace(ok, fixed_cost_s=fixed_cost_s)
-
-
-def with_losses(record: Record, cell: RunConfig, losses: Losses) -> Record:
-    """The record with these losses; its checks name the cell that they were compared with."""
-    sections = {**record.sections, "losses": losses}
-    return replace(record, sections=sections, checks=checks(cell, sections))
 
 
 def with_software(record: Record, reports: Sequence[RankReport]) -> Record:
@@ -134,11 +128,6 @@ def found_wrong(record: Record, reason: str) -> Record:
     """The same record once its result turned out to be wrong: without any speed, its checks as they were."""
     kept = dict.fromkeys(record.sections) | evidence(record.sections)
     return replace(record, status=Status.WRONG_RESULT, reason=reason, sections=kept, fixed_cost_s=None)
-
-
-def _seconds(reports: Sequence[RankReport]) -> dict[str, float]:
-    """Of each phase, of the rank that spent most on it."""
-    return worst_by_name([report.phases_s for report in reports])
 
 
 def fixed_cost_s(reports: Sequence[RankReport], wall_s: float) -> float:
@@ -272,10 +261,6 @@ ANALYTIC_FLOPS: Mapping[str, Callable[[RunConfig, PackedDocuments | None], dict[
     "train": _training_flops,
     "attention": _attention_flops,
 }
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else text
 
 
 def shortage(found: OutOfMemory, said: str) -> str:

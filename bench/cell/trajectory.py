@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from bench.cell.outcome import found_wrong, with_losses
+from bench.cell.outcome import found_wrong
 from bench.config import RunConfig
 from bench.equivalence.trajectory import first_departure, limit_for, moved_for
+from bench.passes import checks
 from bench.passes.losses.section import Losses
 from bench.passes.objective.section import objective_tokens
 from bench.passes.timing.section import first_step_tokens
@@ -52,7 +53,8 @@ class Trajectories:
             steps = min(len(losses.loss), len(right.loss))
             limit = limit_for(cell.dtype, noise)
             losses = replace(losses, held_against=of.cell_id, held_steps=steps, held_within=asdict(limit))
-            record = with_losses(record, cell, losses)
+            sections = {**record.sections, "losses": losses}
+            record = replace(record, sections=sections, checks=checks(cell, sections))
             departure = first_departure(losses, right, limit, moved_for(cell.dtype, limit))
             if departure is not None:
                 return found_wrong(record, f"{departure} of {of.strategy} on the same data")

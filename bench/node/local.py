@@ -6,7 +6,6 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -40,9 +39,8 @@ class LocalNode:
     description = None
     store = None
 
-    def __init__(self, packages: Collection[str] | None = None) -> None:
-        """`packages` of others are imported before ranks start, by default all that any cell may need."""
-        self._server = ForkServer(packages)
+    def __init__(self) -> None:
+        self._server = ForkServer()
         self.interface: str | None = None
         """Of the network that leads to other nodes, where there are any."""
 
@@ -127,7 +125,8 @@ class LocalRanks:
                 process.join()
                 self._left_s[rank] = time.monotonic()
                 if not report_path(self._folder, rank).exists():
-                    found.append(self._failing(rank))
+                    failure = read_file(failure_path(self._folder, rank))
+                    found.append(Failing(rank, failure is not None and lost_a_peer(failure)))
                 found.append(Left(rank))
         return found
 
@@ -200,10 +199,6 @@ class LocalRanks:
                 self._receiver.close()
                 self._receiver = None
         return found
-
-    def _failing(self, rank: int) -> Failing:
-        failure = read_file(failure_path(self._folder, rank))
-        return Failing(rank, failure is not None and lost_a_peer(failure))
 
     def _end(self, rank: int) -> RankEnd:
         left_s = self._left_s.get(rank)

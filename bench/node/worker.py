@@ -33,6 +33,7 @@ from bench.node.stacks import STACK_SIGNAL
 from bench.passes.rank_pass import Measurement
 from bench.ranks.cpus import bind_near_gpu
 from bench.ranks.device import (
+    NvtxRanges,
     claim_device,
     finish_together,
     nccl_version,
@@ -42,7 +43,6 @@ from bench.ranks.device import (
 from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
 from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
-from bench.ranks.nvtx import NvtxRanges
 from bench.ranks.place import PlaceFile, place_path
 from bench.ranks.products import use_wide_products
 from bench.ranks.snapshot import snapshot_path
@@ -121,9 +121,9 @@ def _software(cell: RunConfig, device: torch.device) -> dict[str, str]:
 
     torch's own `sdpa`, which training stacks run, always computes in the cell's dtype.
     """
-    if device.type == "cuda":
-        return nccl_version(device)
-    return {"cpu_products": str(cpu_arithmetic(TORCH_DTYPES[cell.dtype])).removeprefix("torch.")}
+    return nccl_version(device) or {
+        "cpu_products": str(cpu_arithmetic(TORCH_DTYPES[cell.dtype])).removeprefix("torch.")
+    }
 
 
 def _keep_place(job: RankJob, log: RankLog) -> None:

@@ -8,8 +8,8 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 from bench.command import tool_words
 from bench.config import ConfigError, WhenTaken
@@ -25,7 +25,7 @@ SAME_ON_ALL = ("python", "packages", "git_commit", "sources")
 """Of an environment what all nodes must have in common with the launcher."""
 
 
-class Gathering:
+class Gathering(AbstractContextManager["Gathering"]):
     """Listens for agents, and has the nodes of those that came."""
 
     def __init__(
@@ -51,12 +51,7 @@ class Gathering:
         self.port: int = self._listener.getsockname()[1]
         self.nodes: list[RemoteNode] = []
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()
         self._listener.close()
 

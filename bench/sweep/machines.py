@@ -38,7 +38,7 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
     cluster = raw["cluster"]["name"]
     runs = any(each.cell.mode == "measure" for each in plan.cells)
     if cluster not in GATHERED or not runs:
-        yield Launcher(plan.packages)
+        yield Launcher()
         return
     meeting = _meeting(raw["cluster"], max(each.cell.cluster.nodes for each in plan.cells))
     key = os.environ.get(KEY, "").encode()
@@ -47,7 +47,7 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
         STARTS[cluster](gathering, meeting, say),
     ):
         try:
-            yield Launcher(plan.packages, gathering.nodes)
+            yield Launcher(gathering.nodes)
         finally:
             gathering.leave()
 

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 
-import bench.strategies.ring.attention as ring
 import bench.strategies.ulysses.attention as ulysses
 from bench.attention.kernels import call, math
 from bench.attention.merge import Partial
@@ -59,19 +58,6 @@ def sum_gradients_over_the_ranks(job):
         return plain(self, *(x + extra * (x - x.detach()) for x in (q, k, v)), causal=causal)
 
     replace_attention(job, summed)
-
-
-def reuse_the_first_block_in_backward(job):
-    """A ring whose backward never looks at the blocks that pass by; the forward is right."""
-    kernel_backward = ring.kernel_backward
-
-    def wrong(plain, dout, q, kv, *rest):
-        ring.kernel_backward = lambda kernel, d, q_, k_, v_, *rest, **mask: kernel_backward(
-            kernel, d, q_, kv[0][:, :, : k_.shape[2]], kv[1][:, :, : v_.shape[2]], *rest, **mask
-        )
-        return plain(dout, q, kv, *rest)
-
-    wrap(ring, "ring_backward", wrong)
 
 
 def fill_a_permuted_buffer(job):

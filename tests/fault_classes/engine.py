@@ -1,7 +1,6 @@
 """What is wrong only in the cell's own engine, whole model or checkpointing: faults."""
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import dropout
 
 from bench.training.engines import DDP, FSDP2, Zero3
@@ -18,23 +17,6 @@ def keep_the_last_micro_step_only(job):
 
     wrap(Zero3, "micro_step", micro_step)
     wrap(Zero3, "backward", lambda plain, self, loss: plain(self, loss * float(last[0])))
-
-
-def ignore_the_loss_of_rank_1(job):
-    wrap(FSDP2, "backward", lambda plain, self, loss: plain(self, loss * float(job.rank != 1)))
-
-
-def sum_gradients_instead_of_averaging(job):
-    """FSDP that divides by nothing what it adds up over ranks."""
-
-    def built(plain, self, *words):
-        plain(self, *words)
-        for module in self.module.modules():
-            if isinstance(module, FSDPModule):
-                module.set_force_sum_reduction_for_comms(True)
-                module.set_gradient_divide_factor(1.0)
-
-    wrap(FSDP2, "__init__", built)
 
 
 def enlarge_gradients_a_little(job):
@@ -67,17 +49,6 @@ def freeze_a_matrix(job):
 def never_reduce(job):
     """Every rank of a DDP that never meets the others."""
     wrap(DDP, "micro_step", lambda plain, self, *, last: plain(self, last=False))
-
-
-def recompute_with_other_positions(job):
-    """Checkpointing whose second forward turns queries and keys by their neighbours' positions."""
-
-    def forward(plain, *words, position_embeddings, **keywords):
-        if _is_backward():
-            position_embeddings = tuple(each.roll(1, dims=1) for each in position_embeddings)
-        return plain(*words, position_embeddings=position_embeddings, **keywords)
-
-    change_the_model(lambda model: wrap(model.model.model.layers[0].self_attn, "forward", forward))
 
 
 def recompute_with_dropout(job):

@@ -12,20 +12,6 @@ from tests.fault_classes.tampering import steps_begun, wrap
 FROM_STEP = 2
 
 
-def fetch_the_others_data_later(job):
-    """One data-parallel rank trains on what the other has."""
-
-    def fetch(plain, self, number, seq_len):
-        groups, own = self.strategy.groups, self.strategy.groups.data_rank
-        object.__setattr__(groups, "data_rank", 0 if number >= FROM_STEP else own)
-        try:
-            return plain(self, number, seq_len)
-        finally:
-            object.__setattr__(groups, "data_rank", own)
-
-    wrap(NativeTrainer, "fetch", fetch)
-
-
 def repeat_a_step_later(job):
     """All ranks train on the tokens of step 1 again and again."""
     wrap(NativeTrainer, "fetch", lambda plain, self, number, seq_len: plain(self, min(number, 1), seq_len))
@@ -40,13 +26,15 @@ def skip_the_update_of_rank_1(job):
     wrap(Zero3, "update", update)
 
 
-def stop_learning_later(job):
-    """A schedule that has come to its end."""
-    _learn_later_at(0.0)
-
-
 def learn_twice_as_fast_later(job):
-    _learn_later_at(2 * OptimizerConfig().learning_rate)
+    begun = steps_begun()
+
+    def update(plain, self):
+        if begun and begun[-1] >= FROM_STEP:
+            _set_learning_rate(self.updater.optimizer, 2 * OptimizerConfig().learning_rate)
+        return plain(self)
+
+    wrap(DDP, "update", update)
 
 
 def drift_apart(job):
@@ -59,16 +47,6 @@ def drift_apart(job):
         self.updater.schedule.base_lrs = [rate]
 
     wrap(DDP, "__init__", built)
-
-
-def stop_reducing_later(job):
-    """From some step on each rank follows its own gradients."""
-    begun = steps_begun()
-
-    def micro_step(plain, self, *, last):
-        return plain(self, last=last and not (begun and begun[-1] >= FROM_STEP))
-
-    wrap(DDP, "micro_step", micro_step)
 
 
 def clip_by_the_ranks_own_norm(job):
@@ -88,14 +66,6 @@ def never_clip(job):
     """Losses hardly show it: Adam divides by the gradient's size itself."""
 
     Updater.clip = lambda self: nn.utils.clip_grad_norm_(self.model.parameters(), torch.inf)
-
-
-def clip_every_parameter_alone(job):
-    def clip(self):
-        norms = [nn.utils.clip_grad_norm_([p], self.max_grad_norm) for p in self.model.parameters()]
-        return torch.stack(norms).norm()
-
-    Updater.clip = clip
 
 
 def forget_the_optimizers_state(job):
@@ -132,18 +102,6 @@ def undo_one_update(job):
         return plain(self)
 
     wrap(DDP, "update", update)
-
-
-def _learn_later_at(rate):
-    begun = steps_begun()
-
-    def update(plain, self):
-        if begun and begun[-1] >= FROM_STEP:
-            _set_learning_rate(self.updater.optimizer, rate)
-        return plain(self)
-
-    wrap(DDP, "update", update)
-    wrap(FSDP2, "update", update)
 
 
 def _set_learning_rate(optimizer, rate):

@@ -1,56 +1,10 @@
 """What is right up to the 1,024 tokens of the short checks and wrong beyond them: faults."""
 
-from dataclasses import dataclass
-
-import torch
-from torch.nn.functional import scaled_dot_product_attention
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-
 import bench.strategies.ring.attention as ring
-import bench.strategies.ulysses.attention as ulysses
-from bench.attention.rotation import Arriving
 from bench.passes.objective.section import MAX_TOKENS
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.loss import ModelWithLoss
-from bench.training.models import TORCH_DTYPES
 from tests.fault_classes.tampering import change_the_model, is_long, replace_attention, wrap
-
-
-@dataclass(frozen=True)
-class Stale:
-    """A hop that brings what was sent."""
-
-    arriving: Arriving
-
-    def wait(self):
-        self.arriving.wait()
-        return self.arriving.handed.sent[0]
-
-
-def keep_own_keys_instead_of_received_ones(job):
-    """A stale hop: what was received is never looked at. Gradients, in float32, take the right way."""
-
-    def rotate(plain, tensor, group):
-        arriving = plain(tensor, group)
-        is_long = tensor.shape[3] * group.size() > MAX_TOKENS
-        is_of_keys = tensor.dtype == TORCH_DTYPES[job.cell.dtype]
-        return Stale(arriving) if is_long and is_of_keys else arriving
-
-    wrap(ring, "rotate", rotate)
-
-
-def see_the_last_1024_tokens_only(job):
-    """A sliding window that nobody asked for."""
-
-    def attend(plain, q, k, v, *, kernel, causal):
-        positions = torch.arange(q.shape[2])
-        distance = positions[:, None] - positions
-        window = (distance >= 0) & (distance < MAX_TOKENS)
-        if q.shape[2] <= MAX_TOKENS:
-            return plain(q, k, v, kernel=kernel, causal=causal)
-        return scaled_dot_product_attention(q, k, v, attn_mask=window, enable_gqa=True)
-
-    wrap(ulysses, "attend", attend)
 
 
 def scale_the_scores(job):
@@ -127,12 +81,3 @@ def feed_other_tokens_than_noted(job):
         return plain(ids.roll(-1, dims=1) if is_long else ids)
 
     change_the_model(lambda model: wrap(model.model.model.embed_tokens, "forward", embed))
-
-
-def stop_counting_positions(job):
-    """Every token after the 1,024th has the same position, inside of the model."""
-    wrap(
-        Qwen3RotaryEmbedding,
-        "forward",
-        lambda plain, self, x, position_ids: plain(self, x, position_ids.clamp(max=MAX_TOKENS - 1)),
-    )

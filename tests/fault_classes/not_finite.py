@@ -41,19 +41,6 @@ def overflow_the_loss_of_rank_1_in_step_1(job):
     wrap(NativeTrainer, "step", step)
 
 
-def lose_a_parameter_in_the_last_step(job):
-    """One number of one replica, after the last gradient was taken."""
-    begun = steps_begun()
-
-    def update(plain, self):
-        norm = plain(self)
-        if begun and begun[-1] == LAST_STEP and job.rank == 1:
-            next(self.model.parameters()).data.view(-1)[0] = torch.nan
-        return norm
-
-    wrap(DDP, "update", update)
-
-
 def lose_a_parameter_everywhere(job):
     """The same number of every replica."""
     begun = steps_begun()
@@ -121,25 +108,16 @@ def lose_a_parameter_after_all_steps(job):
     _after_the_last_step(lost)
 
 
-def _at_load(job, engine, rank):
-    """One number of one parameter, once an engine has the model."""
+def lose_a_parameter_of_rank_1_at_load(job):
+    """One number of one replica, once its engine has the model."""
 
     def built(plain, self, *words):
         plain(self, *words)
-        if job.rank == rank:
+        if job.rank == 1:
             _, shard = next(self.shards())
             shard.view(-1)[0] = torch.nan
 
-    wrap(engine, "__init__", built)
-
-
-def lose_a_parameter_of_rank_1_at_load(job):
-    """Of one replica."""
-    _at_load(job, DDP, 1)
-
-
-def lose_a_shard_of_rank_0_at_load(job):
-    _at_load(job, FSDP2, 0)
+    wrap(DDP, "__init__", built)
 
 
 def lose_all_gradients_of_long_sequences(job):

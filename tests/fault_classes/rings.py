@@ -10,23 +10,9 @@ from bench.strategies.distflash_attn.balance import Lent
 from tests.fault_classes.tampering import wrap
 
 
-def forget_what_helpers_found(job):
-    """Of the keys that another rank computed with, queries see nothing."""
-    wrap(distflash.Forward, "take_back", lambda plain, self, what, found: None)
-
-
 def drop_the_last_round(job):
     """Ranks furthest from one another never meet."""
     wrap(distflash.Shared, "rounds", lambda plain, self: plain(self)[:-1])
-
-
-def help_with_ones_own_queries(job):
-    """What a helper gives back is of its own queries."""
-
-    def compute(plain, self, what, lent):
-        return plain(self, what, (self.q,) if what is Lent.QUERIES else lent)
-
-    wrap(distflash.Forward, "compute", compute)
 
 
 def keep_the_gradients_of_lent_keys(job):
@@ -42,33 +28,9 @@ def keep_the_gradients_of_lent_keys(job):
     wrap(distflash.Backward, "compute", compute)
 
 
-def give_back_without_gradients_of_queries(job):
-    """What a helper found for another's queries is lost in backward alone."""
-
-    def take_back(plain, self, what, found):
-        if what is Lent.KEYS:
-            plain(self, what, found)
-
-    wrap(distflash.Backward, "take_back", take_back)
-
-
 def compute_kept_outputs_again(job):
     """Attention's output is kept, and nobody looks for it."""
     wrap(distflash.KeptOutputs, "once", lambda plain, self, compute: compute())
-
-
-def use_ones_own_values_all_the_way(job):
-    """Keys and values arrive, and are passed on, and are never looked at."""
-
-    def round_trip(plain, tensor, ring):
-        return ((source, tensor) for source, _ in plain(tensor, ring))
-
-    wrap(rsa, "round_trip", round_trip)
-
-
-def see_later_keys_of_a_block(job):
-    """No mask on blocks of which queries see a part."""
-    wrap(rsa, "_masked", lambda plain, scores: scores)
 
 
 def leave_gradients_a_rank_from_home(job):

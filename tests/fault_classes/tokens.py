@@ -57,19 +57,6 @@ def label_the_last_token_of_documents(job):
     wrap(Strategy, "shard", with_labels)
 
 
-def shift_labels_after_sharding(job):
-    """The last token of every piece has no label: its successor lies on another rank."""
-
-    def unlabelled(plain, self, batch):
-        labels = batch.labels.clone()
-        for rank in range(self.cell.sp_degree):
-            for piece in self.facts.slices(self.cell, labels.shape[1], rank):
-                labels[:, piece.stop - 1] = IGNORED_LABEL
-        return plain(self, replace(batch, labels=labels))
-
-    wrap(Strategy, "shard", unlabelled)
-
-
 def feed_other_tokens_than_were_fetched(job):
     """A wrapper between loop and model that puts the last token first."""
 

@@ -19,7 +19,6 @@ CASES = {
     if not {("rotation", "head_tail"), ("offload", "true")} & {*options}  # for GPUs: tests/bench/strategies
 }
 
-
 ONLY_CHECKPOINTED = "strategy.checkpoints=attention_output"
 CASES_AND_FLAGS = [
     pytest.param(
@@ -85,16 +84,3 @@ def test_the_engines_own_traffic_is_not_booked_as_attention(cells, inside, words
     cell, sent = cells[" ".join(words)], inside[" ".join(words)][0]["sent_bytes"]
     assert PURPOSES[cell.engine] <= {purpose for purpose, size in sent.items() if size}
     assert sent["attention"] == STRATEGIES[cell.strategy].exchange_bytes(cell)
-
-
-@pytest.mark.slow  # every gate of test_traffic counts these bytes too
-def test_in_bf16_zero3_halves_the_bytes_of_gradients_and_the_other_engines_do_not(launcher, tmp_path):
-    cells = {
-        f"{engine} {dtype}": tiny_cell(f"engine={engine}", f"dtype={dtype}", "cluster.world_size=2")
-        for engine in PURPOSES
-        for dtype in ("fp32", "bf16")
-    }
-    inside = seen_inside(launcher, tmp_path, cells)
-    sent = {name: ranks[0]["sent_bytes"]["gradients"] for name, ranks in inside.items()}
-    less = {engine: sent[f"{engine} fp32"] / sent[f"{engine} bf16"] for engine in PURPOSES}
-    assert less == {"ddp": 1, "fsdp2": 1, "zero3": 2}
