@@ -8,6 +8,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,9 +19,9 @@ import psutil
 from bench.node.end import Failing, RankEnd, lost_a_peer
 from bench.node.job import NodeJob, RankJob
 from bench.node.rank_files import failure_path, log_path, read_file, report_path, tail_of, take_file
-from bench.node.ranks import Answers, Left, News
+from bench.node.ranks import Left, News
 from bench.node.server import ForkServer
-from bench.node.stacks import ask_for_stacks
+from bench.node.stacks import Doing, ask_for_stacks
 from bench.nvml import idle_gpus
 from bench.ranks.place import Place, place_path, read_place
 
@@ -137,16 +138,18 @@ class LocalRanks:
         places = (self._place(rank) for rank in self.ranks)
         return sum(place.count for place in places if place is not None)
 
-    def ask(self, wait_s: float) -> Answers:
+    def ask(self, wait_s: float) -> dict[int, Doing]:
         live = self.pids
         answering = {
             rank: (pid, log_path(self._folder, rank))
             for rank, pid in live.items()
             if self._place(rank) is not None
         }
-        doing = ask_for_stacks(answering, wait_s)
-        stopped = {rank for rank, pid in live.items() if _is_stopped(pid)}
-        return Answers(doing, stopped, self._idle() & live.keys())
+        doing, idle = ask_for_stacks(answering, wait_s), self._idle()
+        return {
+            rank: replace(doing.get(rank, Doing()), is_stopped=_is_stopped(pid), is_idle=rank in idle)
+            for rank, pid in live.items()
+        }
 
     def stop(self) -> None:
         if self._is_over:

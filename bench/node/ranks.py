@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,18 +33,6 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
 News = Stage | Failing | Left | Lost
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What the ranks of a node were doing when they were asked."""
-
-    doing: Mapping[int, Doing] = field(default_factory=dict)
-    """Lacks ranks that did not write their stack in time."""
-    stopped: AbstractSet[int] = field(default_factory=frozenset)
-    """Those that a signal has stopped."""
-    idle: AbstractSet[int] = field(default_factory=frozenset)
-    """Those whose GPU ran nothing of late: one that waits for others in a collective keeps its own busy."""
-
-
 class NodeRanks(Protocol):
     """The ranks of a cell on one node. None is left once they were stopped."""
 
@@ -63,8 +49,8 @@ class NodeRanks(Protocol):
     def look(self) -> int | None:
         """How many phases and steps they have begun, all together; None where the last look was just now."""
 
-    def ask(self, wait_s: float) -> Answers:
-        """What each rank is doing, written into its log too; waits for their answers at most so long."""
+    def ask(self, wait_s: float) -> Mapping[int, Doing]:
+        """What each live rank is doing, written into its log too; waits for their answers at most so long."""
 
     def stop(self) -> None:
         """End those that have not ended."""

@@ -50,10 +50,19 @@ class Frame:
 class Doing:
     """What a rank is in."""
 
-    where: str
-    """Its innermost code outside of packages."""
-    collective: str | None
+    where: str | None = None
+    """Its innermost code outside of packages; None where it did not write its stack in time."""
+    collective: str | None = None
     """What it waits in for other ranks; None where it does not."""
+    is_stopped: bool = False
+    """By a signal."""
+    is_idle: bool = False
+    """Its GPU ran nothing of late: one that waits for others in a collective keeps its own busy."""
+
+    @property
+    def whereabouts(self) -> str:
+        """A collective, else its own code."""
+        return "without an answer" if self.where is None else f"in {self.collective or self.where}"
 
 
 def ask_for_stacks(ranks: Mapping[int, tuple[int, Path]], wait_s: float) -> dict[int, Doing]:

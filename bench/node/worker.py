@@ -68,7 +68,11 @@ def live(job: RankJob, tell: Callable[[Stage | Failing], None], entry: RankEntry
     try:
         _prepare(job)
         products = use_wide_products() if job.cell.cluster.device == "cpu" else None
-        _keep_place(job, log)
+        if job.scratch is not None:
+            # From now on the launcher can tell where this rank is, and ask for its stack. A disk without room
+            # for its place: the rank is no worse for that.
+            with suppress(OSError):
+                log.keep(PlaceFile(place_path(job.scratch, job.rank)).note)
         report = entry(job, log)
         _write(report_path(job.folder, job.rank), {**report, "phases_s": log.phases_s})
         del products  # held until here: torch's own come back when it is gone
@@ -124,13 +128,6 @@ def _software(cell: RunConfig, device: torch.device) -> dict[str, str]:
     return nccl_version(device) or {
         "cpu_products": str(cpu_arithmetic(TORCH_DTYPES[cell.dtype])).removeprefix("torch.")
     }
-
-
-def _keep_place(job: RankJob, log: RankLog) -> None:
-    """From now on the launcher can tell where this rank is, and ask for its stack."""
-    if job.scratch is not None:
-        with suppress(OSError):  # a disk without room for it: the rank is no worse for that
-            log.keep(PlaceFile(place_path(job.scratch, job.rank)).note)
 
 
 def _fail(job: RankJob, log: RankLog, tell: Callable[[Stage | Failing], None], error: BaseException) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,8 @@ class Agent:
         """Returns when the launcher says so; raises LinkLostError when it is gone. No rank is left then."""
         try:
             while True:
-                if self._link.connection in wait(self._waits(), timeout=LOOK_S):
+                ranks = [] if self.ranks is None else self.ranks.waits()
+                if self._link.connection in wait([self._link.connection, *ranks], timeout=LOOK_S):
                     message: Message = self._link.receive()
                     if isinstance(message, Leave):
                         return
@@ -57,17 +58,13 @@ class Agent:
         finally:
             self._end_ranks()
 
-    def _waits(self) -> list[Connection | int]:
-        ranks = [] if self.ranks is None else self.ranks.waits()
-        return [self._link.connection, *ranks]
-
     def _obey(self, message: Message) -> None:
         match message:
             case Start():
                 self._folder = tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-")
                 self.ranks = self._node.start(message.job, Path(self._folder.name))
             case Ask() if self.ranks is not None:
-                self._link.send(Answered(answers=self.ranks.ask(message.wait_s)))
+                self._link.send(Answered(doing=self.ranks.ask(message.wait_s)))
             case Stop():
                 self._stop()
 

@@ -13,7 +13,8 @@ import msgspec
 
 from bench.node.end import RankEnd
 from bench.node.job import NodeJob
-from bench.node.ranks import Answers, News
+from bench.node.ranks import News
+from bench.node.stacks import Doing
 
 MAX_BYTES = 64 << 20
 """Of one message: a report is under 40 kB, a trace that is kept some megabytes."""
@@ -69,7 +70,7 @@ class Told(Message, frozen=True):
 class Answered(Message, frozen=True):
     """What the ranks were doing."""
 
-    answers: Answers
+    doing: Mapping[int, Doing]
 
 
 class Kept(Message, frozen=True):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.node.end import RankEnd
 from bench.node.job import NodeJob
-from bench.node.ranks import Answers, Lost, News
+from bench.node.ranks import Lost, News
+from bench.node.stacks import Doing
 from bench.nodes.link import SILENT_S, Link, LinkLostError
 from bench.nodes.messages import Answered, Ask, Ended, Hello, Kept, Message, Start, Stop, Told
 
@@ -105,10 +106,10 @@ class RemoteRanks:
         progress, self._progress = self._progress, None
         return progress
 
-    def ask(self, wait_s: float) -> Answers:
+    def ask(self, wait_s: float) -> Mapping[int, Doing]:
         self._node.tell(Ask(wait_s=wait_s))
         found = self._wait_for(Answered, wait_s + SILENT_S)
-        return Answers() if found is None else found.answers
+        return {} if found is None else found.doing
 
     def stop(self) -> None:
         self._node.tell(Stop())

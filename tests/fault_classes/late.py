@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from bench.config import OptimizerConfig
-from bench.training.engines import DDP, FSDP2, Zero3
+from bench.training.engines import DDP, Zero3
 from bench.training.optimizer import Updater
 from bench.training.trainers.native import NativeTrainer
 from tests.fault_classes.tampering import steps_begun, wrap
@@ -66,25 +66,6 @@ def never_clip(job):
     """Losses hardly show it: Adam divides by the gradient's size itself."""
 
     Updater.clip = lambda self: nn.utils.clip_grad_norm_(self.model.parameters(), torch.inf)
-
-
-def forget_the_optimizers_state(job):
-    """Moments that begin anew in every step."""
-
-    def update(plain, self):
-        self.updater.optimizer.state.clear()
-        return plain(self)
-
-    wrap(DDP, "update", update)
-
-
-def skip_one_parameter(job):
-    def built(plain, self, *words):
-        plain(self, *words)
-        group = self.updater.optimizer.param_groups[0]
-        group["params"] = group["params"][1:]
-
-    wrap(FSDP2, "__init__", built)
 
 
 def undo_one_update(job):

@@ -121,7 +121,6 @@ SLOW_ALONE = [
     (engine.lose_the_gradient_of_a_matrix, ("engine=zero3",), gradient("mlp.down_proj", "zero3")),
     (engine.never_reduce, (), gradient("")),
     (engine.recompute_with_dropout, ("checkpointing=true",), gradient("mlp.down_proj")),
-    (late.skip_one_parameter, ("engine=fsdp2",), CLIP),
     (small.scale_scores_one_percent_too_high, RING, ATTENTION + "out is off"),
     (small.enlarge_one_head_by_two_percent, (), ATTENTION + "out is off"),
     (small.exchange_in_8_bits, (), ATTENTION + "out is off"),
@@ -141,7 +140,6 @@ SLOW_HELD = [
     (long.feed_other_tokens_than_noted, (*RING, *LONG), "step 0: the loss"),
     (late.learn_twice_as_fast_later, (), "step 3: the loss"),
     (late.undo_one_update, (), "step 3: the loss"),
-    (late.forget_the_optimizers_state, (), "step 0: the loss"),
     (unwatched.be_right_while_looked_at_only, ("measure.trace=true",), "step 0: the loss"),
 ]
 

@@ -11,7 +11,6 @@ from bench.cell.hang import FIRST_STEP_S, NOBODY, HangWatch, blamed
 from bench.node import local
 from bench.node.job import NodeJob
 from bench.node.local import LocalRanks
-from bench.node.ranks import Answers
 from bench.node.stacks import Doing, doing
 from bench.ranks.log import Stage
 from bench.ranks.place import PlaceFile, place_path
@@ -37,7 +36,7 @@ class Silent:
     """A node whose ranks do not answer."""
 
     def ask(self, _):
-        return Answers()
+        return {}
 
 
 @pytest.mark.parametrize(
@@ -85,28 +84,29 @@ def waiting(name):
 
 COMPUTING, ELSEWHERE = Doing("matmul (own.py:7)", None), Doing("own (code.py:1)", None)
 LAYERS = {rank: Doing(f"layer (model.py:{rank})", None) for rank in range(3)}
+IDLE = Doing("layer (model.py:1)", is_idle=True)
 BLAMED = {
     "stopped": (
-        Answers({0: waiting("barrier"), 1: COMPUTING}, {1}),
+        {0: waiting("barrier"), 1: replace(COMPUTING, is_stopped=True)},
         "stopped by a signal, such as SIGSTOP, while rank 0 waits in barrier",
     ),
     "in no collective": (
-        Answers({0: waiting("barrier"), 1: COMPUTING}), "in matmul (own.py:7), while rank 0 waits in barrier",
+        {0: waiting("barrier"), 1: COMPUTING}, "in matmul (own.py:7), while rank 0 waits in barrier",
     ),
     "without an answer": (
-        Answers({0: waiting("barrier")}), "without an answer, while rank 0 waits in barrier",
+        {0: waiting("barrier"), 1: Doing()}, "without an answer, while rank 0 waits in barrier",
     ),
     "in another collective": (
-        Answers({0: waiting("barrier"), 1: waiting("all_reduce"), 2: waiting("barrier")}),
+        {0: waiting("barrier"), 1: waiting("all_reduce"), 2: waiting("barrier")},
         "in all_reduce, while ranks 0 and 2 wait in barrier",
     ),
     "in another place": (
-        Answers({0: COMPUTING, 1: ELSEWHERE, 2: COMPUTING}),
+        {0: COMPUTING, 1: ELSEWHERE, 2: COMPUTING},
         "in own (code.py:1), while ranks 0 and 2 wait in matmul (own.py:7)",
     ),
     # A GPU's queue of launches is full long before the host comes to wait for anything by name.
     "with an idle GPU": (
-        Answers(LAYERS, idle={1}),
+        LAYERS | {1: IDLE},
         "in layer (model.py:1) with nothing on its GPU, while the other GPUs are busy",
     ),
 }  # fmt: skip
@@ -114,25 +114,25 @@ BLAMED = {
 
 @pytest.mark.parametrize("case", BLAMED)
 def test_the_rank_that_keeps_the_others_waiting_is_blamed(case):
-    answers, what = BLAMED[case]
-    blame = blamed(answers, sorted({0, 1, *answers.doing}))
+    doing, what = BLAMED[case]
+    blame = blamed(doing)
     assert (blame.rank, blame.what) == (1, what)
 
 
 @pytest.mark.parametrize(
-    "answers",
+    "doing",
     [
-        Answers({0: waiting("barrier"), 1: waiting("barrier")}),
-        Answers({0: waiting("barrier"), 1: waiting("all_reduce")}),
-        Answers(LAYERS, idle={0, 1, 2}),
+        {0: waiting("barrier"), 1: waiting("barrier")},
+        {0: waiting("barrier"), 1: waiting("all_reduce")},
+        dict.fromkeys(range(3), IDLE),
     ],
 )
-def test_where_none_differs_from_most_none_is_blamed(answers):
-    assert blamed(answers, [*answers.doing]) is None
+def test_where_none_differs_from_most_none_is_blamed(doing):
+    assert blamed(doing) is None
 
 
 def test_a_rank_that_waits_is_not_blamed_for_an_idle_gpu():
-    assert blamed(Answers(LAYERS | {1: waiting("wait")}, idle={1}), [0, 1, 2]).rank != 1
+    assert blamed(LAYERS | {1: replace(waiting("wait"), is_idle=True)}).rank != 1
 
 
 C10D = "/x/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

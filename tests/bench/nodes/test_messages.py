@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.node.end import Failing, RankEnd
 from bench.node.job import NodeJob, StoreAddress
-from bench.node.ranks import Answers, Left
+from bench.node.ranks import Left
 from bench.node.stacks import Doing
 from bench.nodes.link import Link, LinkLostError
 from bench.nodes.messages import (
@@ -41,7 +41,7 @@ TOLD = [
     (Ended(ends=[END]), ToLauncher),
     (Kept(name="rank_2.log", content=bytes(range(256))), ToLauncher),
     (Told(news=NEWS, progress=17), ToLauncher),
-    (Answered(answers=Answers({2: Doing("matmul (own.py:7)", "all_reduce")}, {3})), ToLauncher),
+    (Answered(doing={2: Doing("matmul (own.py:7)", "all_reduce"), 3: Doing(is_stopped=True)}), ToLauncher),
 ]
 
 
