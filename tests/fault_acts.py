@@ -73,36 +73,17 @@ def run_out_of_device_memory():
     raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 2.00 GiB. {ON_GPU}")
 
 
-def fail_as_cublas_does_without_memory():
-    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-
-
 def speak_of_memory():
     raise RuntimeError("tensors must be in contiguous memory format")
 
 
+def reduce(size):
+    """What the others reduce has another size."""
+    dist.all_reduce(torch.ones(size))
+
+
 def receive(caught):
     os.kill(os.getpid(), caught)
-
-
-def be_killed():
-    receive(signal.SIGKILL)
-
-
-def segfault():
-    receive(signal.SIGSEGV)
-
-
-def abort():
-    os.abort()
-
-
-def be_stopped():
-    receive(signal.SIGSTOP)
-
-
-def sleep():
-    sleep_for_an_hour()
 
 
 def ignore_sigterm_with_a_child():
@@ -111,18 +92,6 @@ def ignore_sigterm_with_a_child():
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
     subprocess.Popen([sys.executable, "-c", code])
     sleep_for_an_hour()
-
-
-def leave():
-    os._exit(0)
-
-
-def reduce_another_size():
-    dist.all_reduce(torch.ones(3))
-
-
-def meet_in_another_order():
-    dist.barrier()
 
 
 def interrupt_the_launcher():
@@ -155,11 +124,6 @@ class DeadProfiler(profile):
 
     def start(self):
         raise RuntimeError("kineto is not there")
-
-
-class EmptyTrace(profile):
-    def export_chrome_trace(self, path):
-        Path(path).write_text("{}")
 
 
 class TornTrace(profile):

@@ -1,20 +1,27 @@
 """The faults of the matrix that happen to ranks, each with all that its record has to say."""
 
 import importlib.metadata
+import os
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from signal import SIGKILL, SIGSEGV, SIGSTOP
 
 import pytest
+import torch.distributed as dist
 
 from analysis.metrics.measured import measured
 from analysis.metrics.recorded import as_recorded
 from bench.config import ExitCode
 from bench.environment import installed
-from tests import fault_acts, faults
+from tests import fault_acts
+from tests.fault_classes.attention import skip_the_lse_rescale
+from tests.fault_classes.not_finite import overflow_the_loss_of_rank_1_in_step_1
+from tests.fault_classes.tampering import tampered
+from tests.faults import sleep_for_an_hour, sleep_in_rank_1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +53,12 @@ class Fault:
     is_slow: bool = False
 
 
-def in_a_step(act, ranks=(1,)):
-    return partial(fault_acts.in_a_step, act, ranks)
+def in_a_step(act, *words, ranks=(1,)):
+    return partial(fault_acts.in_a_step, partial(act, *words), ranks)
 
 
-def from_the_start(entry):
-    return partial(fault_acts.from_the_start, entry)
+def from_the_start(fault):
+    return partial(fault_acts.from_the_start, partial(tampered, fault))
 
 
 @contextmanager
@@ -115,6 +122,10 @@ def is_not_traced(reason, record):
     return all(each.startswith(reason) for each in said)
 
 
+def lacks_a_loss(record):
+    return record["losses"]["loss"][1] is None
+
+
 IN_A_STEP = "rank 1, objective forward: "
 ALLOCATOR = "no room for 1073741824.0 GiB more of host memory"
 SILENT = "no rank has reported progress for 2 s: it is "
@@ -136,7 +147,7 @@ FAULTS = (
         reason=IN_A_STEP + ALLOCATOR, memory=("host", 2**60), within_s=AT_ONCE_S,
     ),
     Fault(
-        number=3, what="on every rank", entry=in_a_step(fault_acts.ask_for_too_much, (0, 1)), **FINDING,
+        number=3, what="on every rank", entry=in_a_step(fault_acts.ask_for_too_much, ranks=(0, 1)), **FINDING,
         reason="rank 0, objective forward: " + ALLOCATOR, rank=0, memory=("host", 2**60), within_s=AT_ONCE_S,
     ),
     Fault(
@@ -145,33 +156,30 @@ FAULTS = (
         within_s=AT_ONCE_S,
     ),
     Fault(
-        number=4, what="in cuBLAS", entry=in_a_step(fault_acts.fail_as_cublas_does_without_memory), **FINDING,
-        reason=IN_A_STEP + "CUDA error: CUBLAS_STATUS_ALLOC_FAILED .*", memory=("device", None),
-        within_s=AT_ONCE_S, is_slow=True,
-    ),
-    Fault(
         number=4, what="only the word memory", entry=in_a_step(fault_acts.speak_of_memory), status="error",
         reason=IN_A_STEP + "RuntimeError: tensors must be in contiguous memory format", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=5, what="SIGKILL", entry=in_a_step(fault_acts.be_killed), status="killed",
+        number=5, what="SIGKILL", entry=in_a_step(fault_acts.receive, SIGKILL), status="killed",
         reason=IN_A_STEP + "killed by another process; .*", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=6, what="SIGSEGV", entry=in_a_step(fault_acts.segfault), status="crashed",
-        reason=IN_A_STEP + "ended by a signal; .*", log="in segfault", within_s=AT_ONCE_S,
+        number=6, what="SIGSEGV", entry=in_a_step(fault_acts.receive, SIGSEGV), status="crashed",
+        reason=IN_A_STEP + "ended by a signal; .*", log="in receive", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=6, what="SIGABRT", entry=in_a_step(fault_acts.abort), status="crashed",
-        reason=IN_A_STEP + "ended by a signal; .*", log="in abort", within_s=AT_ONCE_S, is_slow=True,
-    ),
-    Fault(
-        number=7, what="asleep", entry=in_a_step(fault_acts.sleep), words=LOOKS_OFTEN, status="timed_out",
+        number=7, what="asleep", entry=in_a_step(sleep_for_an_hour), words=LOOKS_OFTEN, status="timed_out",
         reason=IN_A_STEP + SILENT + r"in sleep_for_an_hour \(faults.py:\d+\), " + WAITS,
         log="in sleep_for_an_hour", within_s=AFTER_SILENCE_S,
     ),
     Fault(
-        number=7, what="SIGSTOP", entry=in_a_step(fault_acts.be_stopped), words=LOOKS_OFTEN,
+        number=7, what="past the deadline", entry=sleep_in_rank_1, words=("measure.timeout_s=3",),
+        status="timed_out", phase="start", log="in sleep_in_rank_1",
+        reason=r"rank 1, start: still running at the deadline, in sleep_in_rank_1 \(faults.py:\d+\),"
+        " while rank 0 waits in init_process_group; raise measure.*",
+    ),
+    Fault(
+        number=7, what="SIGSTOP", entry=in_a_step(fault_acts.receive, SIGSTOP), words=LOOKS_OFTEN,
         status="timed_out", reason=IN_A_STEP + SILENT + "stopped by a signal, such as SIGSTOP, " + WAITS,
         within_s=AFTER_SILENCE_S,
     ),
@@ -181,15 +189,15 @@ FAULTS = (
         within_s=AFTER_SILENCE_S,
     ),
     Fault(
-        number=9, what="exit code 0", entry=in_a_step(fault_acts.leave), status="error",
+        number=9, what="exit code 0", entry=in_a_step(os._exit, 0), status="error",
         reason=IN_A_STEP + "error: exited with code 0 and no result; .*", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=10, what="another size", entry=in_a_step(fault_acts.reduce_another_size), status="crashed",
+        number=10, what="another size", entry=in_a_step(fault_acts.reduce, 3), status="crashed",
         reason=IN_A_STEP + "ended by a signal; .*", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=10, what="another order", entry=in_a_step(fault_acts.meet_in_another_order), words=LOOKS_OFTEN,
+        number=10, what="another order", entry=in_a_step(dist.barrier), words=LOOKS_OFTEN,
         status="timed_out", reason=IN_A_STEP + SILENT + "in barrier, " + WAITS, within_s=AFTER_SILENCE_S,
         is_slow=True,
     ),
@@ -215,10 +223,6 @@ FAULTS = (
         **TRACED, holds=partial(is_not_traced, "rank 1: the profiler did not start: kineto is not there"),
     ),
     Fault(
-        number=23, what="an empty trace", entry=partial(fault_acts.with_profiler, fault_acts.EmptyTrace),
-        **TRACED, holds=partial(is_not_traced, "rank 1: the trace cannot be read: "), is_slow=True,
-    ),
-    Fault(
         number=23, what="a torn trace", entry=partial(fault_acts.with_profiler, fault_acts.TornTrace),
         **TRACED, holds=partial(is_not_traced, "rank 1: the trace cannot be read: "), is_slow=True,
     ),
@@ -233,7 +237,12 @@ FAULTS = (
     ),
     Fault(
         number=25, what="partial outputs that are not rescaled",
-        entry=from_the_start(faults.skip_the_lse_rescale), words=("strategy=ring",), status="wrong_result",
+        entry=from_the_start(skip_the_lse_rescale), words=("strategy=ring",), status="wrong_result",
         reason="rank 0, parity: attention parity: out is off .*", rank=0, phase="parity", within_s=AT_ONCE_S,
+    ),
+    Fault(
+        number=25, what="numbers that are not finite", status="wrong_result", rank=None, holds=lacks_a_loss,
+        entry=partial(tampered, overflow_the_loss_of_rank_1_in_step_1),
+        reason="losses: the loss of step 1 on rank 1 is inf",
     ),
 )  # fmt: skip

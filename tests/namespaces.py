@@ -15,7 +15,7 @@ import pytest
 from bench.environment import REPOSITORY
 from bench.store import read_records
 
-TOOLS = ("ip", "tc", "nsenter", "unshare")
+TOOLS = ("ip", "nsenter", "unshare")
 ENVIRONMENT = {"ULYSSES_RING_BENCH_KEY": "a test's", "OMP_NUM_THREADS": "1"}
 ENTER = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
 
@@ -65,15 +65,6 @@ class Namespaces:
         """The words that run these on a node."""
         enter = ["nsenter", f"--net=/run/netns/{self._space(number)}", "unshare", "--uts", "--mount"]
         return [*enter, "sh", "-c", ENTER, "sh", self.names[number], str(self._hosts), *map(str, words)]
-
-    def shape(self, rate):
-        """Let each node send at most so much, such as 100mbit; None for no limit."""
-        for number in range(len(self.names)):
-            tc = ["tc", "-n", self._space(number), "qdisc"]
-            subprocess.run([*tc, "del", "dev", "eth0", "root"], capture_output=True, check=False)
-            if rate is not None:
-                limit = ["tbf", "rate", rate, "burst", "64kb", "latency", "50ms"]
-                subprocess.run([*tc, "add", "dev", "eth0", "root", *limit], check=True)
 
     def set_link(self, number, state):
         """Take a node off the bridge, or put it back: `down` or `up`."""
@@ -125,16 +116,8 @@ class Cluster:
             for number in range(len(self.nodes.names))
         ]
         count = f"cluster.nodes={len(agents)}"
-        launcher = self.start(
-            0,
-            "run_sweep.py",
-            "-m",
-            "cluster=nodes",
-            count,
-            f"cluster.port={self.PORT}",
-            f"sweep_dir={folder}",
-            *words,
-        )
+        sweep = ("run_sweep.py", "-m", "cluster=nodes", count, f"cluster.port={self.PORT}")
+        launcher = self.start(0, *sweep, f"sweep_dir={folder}", *words)
         try:
             yield launcher, agents
         finally:

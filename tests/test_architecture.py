@@ -13,7 +13,6 @@ import yaml
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.cell.outcome import ANALYTIC_FLOPS
-from bench.cell.run import MODES
 from bench.cost.engine_memory import OPTIMIZER_MOMENTS
 from bench.environment import REPOSITORY
 from bench.request import resolve
@@ -212,7 +211,6 @@ def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
     assert set(resolve.DATA) == set(SOURCES)
     assert set(resolve.OPTIMIZERS) == set(OPTIMIZERS) == set(OPTIMIZER_MOMENTS)
     assert set(resolve.LOSSES) == set(LOSSES)
-    assert set(resolve.MODES) == set(MODES)
     assert all(issubclass(trainer_code(name), Trainer) for name in TRAINER_FACTS)
     assert set(resolve.WORKLOADS) == set(WORKLOADS) == set(ANALYTIC_FLOPS)
     assert set(FAMILY_WORDS) == set(FAMILIES)

@@ -79,7 +79,7 @@ def _measure(cells: Sequence[RunConfig], folder: Path, repeats: int, lease: When
     planned = tuple(PlannedCell(cell, repeat, order) for order, (cell, repeat) in enumerate(turns))
     resume = Resume.MATCHING if folder.exists() else Resume.NEVER
     plan = Plan(planned, folder, resume, lease)
-    code = run_plan(plan, Launcher(plan.packages), Progress(Console()), write_report=lambda _: True)
+    code = run_plan(plan, Launcher(), Progress(Console()), write_report=lambda _: True)
     if code is ExitCode.INTERRUPTED:
         sys.exit(code)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,14 +65,6 @@ class Ranks:
         return not any(end.exit_code is not None and end.report is None for end in self.ends)
 
 
-def _ran_out_of_memory(end: RankEnd, ranks: Ranks) -> bool:
-    return ranks.memory(end) is not None
-
-
-def _node_was_lost(end: RankEnd, _: Ranks) -> bool:
-    return end.node_lost is not None
-
-
 def _was_killed(end: RankEnd, _: Ranks) -> bool:
     return end.exit_code in (-signal.SIGKILL, -signal.SIGTERM)
 
@@ -88,20 +80,8 @@ def _ended_by_watchdog(end: RankEnd) -> bool:
     return aborted and any(text in end.log_tail for text in LOST_PEER_TEXTS)
 
 
-def _raised(end: RankEnd, _: Ranks) -> bool:
-    return end.failure is not None and not lost_a_peer(end.failure)
-
-
-def _kept_others_waiting(end: RankEnd, _: Ranks) -> bool:
-    return end.hang is not None
-
-
-def _hung(end: RankEnd, ranks: Ranks) -> bool:
-    return end.exit_code is None and ranks.reached_the_deadline
-
-
-def _broke_off(end: RankEnd, _: Ranks) -> bool:
-    return end.exit_code is None and end.failure is None
+def _raised(end: RankEnd, kind: type[Exception]) -> bool:
+    return end.failure is not None and end.failure["kind"] == kind.__name__
 
 
 def _left_without_result(end: RankEnd, _: Ranks) -> bool:
@@ -109,31 +89,19 @@ def _left_without_result(end: RankEnd, _: Ranks) -> bool:
     return says_nothing and not _ended_by_watchdog(end)
 
 
-def _any(_: RankEnd, __: Ranks) -> bool:
-    return True
-
-
-def _gate_failed(end: RankEnd, _: Ranks) -> bool:
-    return end.failure is not None and end.failure["kind"] == WrongResultError.__name__
-
-
-def _refused(end: RankEnd, _: Ranks) -> bool:
-    return end.failure is not None and end.failure["kind"] == RefusedError.__name__
-
-
-CAUSES = (
-    (Status.UNSUPPORTED, _refused),
-    (Status.WRONG_RESULT, _gate_failed),
-    (Status.OUT_OF_MEMORY, _ran_out_of_memory),
-    (Status.KILLED, _node_was_lost),
+CAUSES: Sequence[tuple[Status, Callable[[RankEnd, Ranks], bool]]] = (
+    (Status.UNSUPPORTED, lambda end, _: _raised(end, RefusedError)),
+    (Status.WRONG_RESULT, lambda end, _: _raised(end, WrongResultError)),
+    (Status.OUT_OF_MEMORY, lambda end, ranks: ranks.memory(end) is not None),
+    (Status.KILLED, lambda end, _: end.node_lost is not None),
     (Status.KILLED, _was_killed),
     (Status.CRASHED, _crashed),
-    (Status.ERROR, _raised),
+    (Status.ERROR, lambda end, _: end.failure is not None and not lost_a_peer(end.failure)),
     (Status.ERROR, _left_without_result),
-    (Status.TIMED_OUT, _kept_others_waiting),
-    (Status.TIMED_OUT, _hung),
-    (Status.ERROR, _broke_off),
-    (Status.ERROR, _any),
+    (Status.TIMED_OUT, lambda end, _: end.hang is not None),
+    (Status.TIMED_OUT, lambda end, ranks: end.exit_code is None and ranks.reached_the_deadline),
+    # After others had lost a peer, and so long before the deadline.
+    (Status.ERROR, lambda end, _: end.exit_code is None and end.failure is None),
 )
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.node.ranks import Answers, Look, NodeRanks
+from bench.node.ranks import NodeRanks
 from bench.node.stacks import STACK_S, Doing
 from bench.ranks.log import Stage
 
@@ -42,7 +41,7 @@ class HangWatch:
         """With `measure.hang_timeout_s` of 0 it finds nothing."""
         self._timeout_s = cell.measure.hang_timeout_s
         self._now_s = now_s
-        self._progress: list[int] = []
+        self._progress: Mapping[int, int] = {}
         self._since_s = now_s()
         self._longest_step_s: float | None = None
 
@@ -58,23 +57,26 @@ class HangWatch:
             return max(self._timeout_s, FIRST_STEP_S)
         return max(self._timeout_s, LONGEST_STEPS * self._longest_step_s)
 
-    def found(self, nodes: Sequence[NodeRanks], looks: Sequence[Look]) -> Blame | None:
-        """The rank that the others wait for in vain, by the last look at each node; None without one."""
-        progress = [look.progress for look in looks]
+    def found(
+        self, nodes: Sequence[NodeRanks], live: Sequence[int], progress: Mapping[int, int]
+    ) -> Blame | None:
+        """The live rank that the others wait for in vain, by each node's progress; None without one."""
         if progress != self._progress:
             self._progress, self._since_s = progress, self._now_s()
         if self._timeout_s == 0 or self._now_s() - self._since_s < self.limit_s:
             return None
-        blame = _blamed_now(nodes, sorted(rank for look in looks for rank in look.live))
-        what = blame.what if blame.what.startswith(NOBODY) else f"it is {blame.what}"
+        doing = _asked(nodes, live)
+        told = (f"rank {rank} is {each.whereabouts}" for rank, each in doing.items())
+        rank, what = live[0], NOBODY + ", ".join(told)
+        if (blame := blamed(doing)) is not None:
+            rank, what = blame.rank, f"it is {blame.what}"
         since = f"no rank has reported progress for {self.limit_s:.0f} s: {what}"
-        return Blame(blame.rank, f"{since}; measure.hang_timeout_s=0 waits until measure.timeout_s")
+        return Blame(rank, f"{since}; measure.hang_timeout_s=0 waits until measure.timeout_s")
 
 
 def blamed_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame | None:
     """The rank of these that keeps the others waiting now; None where none can be told from the others."""
-    answers = _asked(nodes)
-    blame = blamed(answers.doing, answers.stopped, live, answers.idle)
+    blame = blamed(_asked(nodes, live))
     if blame is None:
         return None
     return Blame(
@@ -82,53 +84,32 @@ def blamed_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame
     )
 
 
-def _blamed_now(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame:
-    answers = _asked(nodes)
-    blame = blamed(answers.doing, answers.stopped, live, answers.idle)
-    if blame is not None:
-        return blame
-    told = (f"rank {rank} is {_whereabouts(answers.doing.get(rank))}" for rank in live)
-    return Blame(live[0], NOBODY + ", ".join(told))
+def _asked(nodes: Sequence[NodeRanks], live: Sequence[int]) -> dict[int, Doing]:
+    """What these ranks were doing; each node is asked after the other."""
+    answers = {rank: each for node in nodes for rank, each in node.ask(PATIENT_STACK_S).items()}
+    return {rank: answers.get(rank, Doing()) for rank in live}
 
 
-def _asked(nodes: Sequence[NodeRanks]) -> Answers:
-    """What the ranks of all nodes were doing; each node is asked after the other."""
-    answers = [each.ask(PATIENT_STACK_S) for each in nodes]
-    doing = {rank: what for each in answers for rank, what in each.doing.items()}
-    stopped = {rank for each in answers for rank in each.stopped}
-    idle = {rank for each in answers for rank in each.idle}
-    return Answers(doing, stopped, idle)
+def blamed(doing: Mapping[int, Doing]) -> Blame | None:
+    """The rank that keeps the others waiting; None where none can be told from the others.
 
-
-def _whereabouts(doing: Doing | None) -> str:
-    """What a rank is in: a collective, else its own code."""
-    return "without an answer" if doing is None else f"in {doing.collective or doing.where}"
-
-
-def blamed(
-    doing: Mapping[int, Doing],
-    stopped: AbstractSet[int],
-    ranks: Sequence[int],
-    idle: AbstractSet[int] = frozenset(),
-) -> Blame | None:
-    """The rank of these that keeps the others waiting; None where none can be told from the others.
-
-    A stopped rank first, then one whose GPU is `idle` while others spin in a collective's kernel. Then one
+    A stopped rank first, then one whose GPU is idle while others spin in a collective's kernel. Then one
     that is in no collective while others are, then one that is in another collective, or else in another
-    place, than most. `doing` lacks ranks that did not write their stack.
+    place, than most.
     """
-    waiting = {rank: _whereabouts(each) for rank, each in doing.items() if each.collective is not None}
-    absent = [rank for rank in ranks if rank not in waiting and rank not in stopped]
-    if stopped:
-        rank = min(stopped)
-        return Blame(rank, f"stopped by a signal, such as SIGSTOP{_others(rank, waiting)}")
-    if len(idle) < len(ranks) and (left := [rank for rank in absent if rank in idle]):
-        where = f"{_whereabouts(doing.get(left[0]))} with nothing on its GPU"
-        return Blame(left[0], f"{where}{_others(left[0], waiting) or ', while the other GPUs are busy'}")
+    places = {rank: each.whereabouts for rank, each in doing.items()}
+    waiting = {rank: place for rank, place in places.items() if doing[rank].collective is not None}
+    absent = [rank for rank in doing if rank not in waiting]
+    for rank in doing:
+        if doing[rank].is_stopped:
+            return Blame(rank, f"stopped by a signal, such as SIGSTOP{_others(rank, waiting)}")
+    for rank in absent:
+        if doing[rank].is_idle and not all(each.is_idle for each in doing.values()):
+            others = _others(rank, waiting) or ", while the other GPUs are busy"
+            return Blame(rank, f"{places[rank]} with nothing on its GPU{others}")
     if absent and waiting:
-        rank = absent[0]
-        return Blame(rank, f"{_whereabouts(doing.get(rank))}{_others(rank, waiting)}")
-    return _apart_from_most({rank: _whereabouts(doing.get(rank)) for rank in ranks})
+        return Blame(absent[0], f"{places[absent[0]]}{_others(absent[0], waiting)}")
+    return _apart_from_most(places)
 
 
 def _apart_from_most(places: Mapping[int, str]) -> Blame | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from bench.config import RunConfig
 from bench.node.end import RankEnd
 from bench.node.job import NodeJob, StoreAddress
 from bench.node.local import LocalNode
-from bench.node.ranks import Node, NodeRanks
+from bench.node.ranks import Node
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry
@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 class Launcher:
     """Starts the ranks of one cell at a time. Imports no torch and never touches CUDA."""
 
-    def __init__(self, packages: Collection[str] | None = None, nodes: Sequence[Node] | None = None) -> None:
-        """Ranks run on these nodes, by default on this machine.
-
-        There `packages` of others are imported before ranks start, by default all that any cell may need.
-        """
+    def __init__(self, nodes: Sequence[Node] | None = None) -> None:
+        """Ranks run on these nodes, by default on this machine."""
         self.is_local = nodes is None
-        self._nodes: Sequence[Node] = [LocalNode(packages)] if nodes is None else nodes
+        self._nodes: Sequence[Node] = [LocalNode()] if nodes is None else nodes
 
     def warm(self) -> None:
         """Have what ranks need imported, in the background; what has been stays as it is."""
@@ -57,22 +54,14 @@ class Launcher:
         if len(nodes) < cell.cluster.nodes:
             why = f"{len(nodes)} of {len(self._nodes)} nodes are left, the cell needs {cell.cluster.nodes}"
             return [RankEnd.of_lost_node(rank, why) for rank in range(cell.cluster.world_size)]
-        store = StoreAddress(*nodes[0].store(), secrets.token_hex(8)) if len(nodes) > 1 else None
-        with _stopped_at_last() as started:
+        address = nodes[0].store if len(nodes) > 1 else None
+        store = None if address is None else StoreAddress(*address, secrets.token_hex(8))
+        with ExitStack() as started:
+            ranks = []
             for number, node in enumerate(nodes):
-                job = NodeJob(cell, number, tuple(cell.cluster.ranks_of(number)), store, known, shared_folder)
-                started.append(node.start(job, folder, entry))
-            watch = Watch(started, HangWatch(cell))
+                job = NodeJob(cell, tuple(cell.cluster.ranks_of(number)), store, known, shared_folder)
+                ranks.append(node.start(job, folder, entry))
+                started.callback(ranks[-1].stop)
+            watch = Watch(ranks, HangWatch(cell))
             watch.follow(deadline, listener)
         return watch.ends()
-
-
-@contextmanager
-def _stopped_at_last() -> Iterator[list[NodeRanks]]:
-    """Ends all ranks that are put into the list."""
-    started: list[NodeRanks] = []
-    try:
-        yield started
-    finally:
-        for each in started:
-            each.stop()

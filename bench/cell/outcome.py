@@ -29,7 +29,6 @@ from bench.node.end import RankEnd
 from bench.passes import PASSES, Sections, checks, decoded, evidence, first_failure, merge, own_work_s
 from bench.passes.documents.section import PackedDocuments
 from bench.passes.facts import RankReport, worst_by_name
-from bench.passes.losses.section import Losses
 from bench.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
 from bench.request.hardware import hardware_of, has_rates, usable_bytes
 from bench.request.legality import refusal
@@ -42,8 +41,6 @@ PROVENANCE_OF_MODE: Mapping[str, Provenance] = {
 OF_SWEEP = ("packages", "strategy_package", "argv")
 """Of an environment what holds of the whole sweep, whatever machine its launcher is on."""
 NAMES_OF_NODE = ("host", "address")
-NAMED_BY_KIND = frozenset({Status.ERROR})
-"""Where the message of an exception may say little without its class."""
 
 
 def record_of(
@@ -63,19 +60,13 @@ def record_of(
     wrong = first_failure(planned.cell, sections) or not_finite_on_a_rank(reports)
     made, fixed = checks(planned.cell, sections), fixed_cost_s(reports, wall_s)
     record = judged(planned, sections, made, wrong, wall_s, started_at, fixed_cost_s=fixed)
-    return replace(with_software(record, reports), phases_s=_seconds(reports))
+    slowest_s = worst_by_name([report.phases_s for report in reports])
+    return replace(with_software(record, reports), phases_s=slowest_s)
 
 
 def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
     """The record of a cell that is not supported."""
-    return _record(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
-
-
-def interrupted(planned: PlannedCell, stop: KeyboardInterrupt, wall_s: float, started_at: datetime) -> Record:
-    """The record of a cell that was stopped: by the signal that the exception names, else by Ctrl-C."""
-    by = stop.args[0] if stop.args else "Ctrl-C"
-    reason = f"stopped by {by} after {wall_s:.0f} s"
-    return _record(planned, Status.INTERRUPTED, reason, wall_s, started_at)
+    return record_with(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
 
 
 def failed(
@@ -85,17 +76,7 @@ def failed(
     where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
     on_node = "" if failure.node is None else f" on {failure.node}"
     reason = f"rank {failure.rank}{on_node}, {where}: {_what(status, failure).strip() or failure.kind}"
-    return _record(planned, status, _first_line(reason), wall_s, started_at, failure=failure)
-
-
-def out_of_memory(planned: PlannedCell, reason: str) -> Record:
-    """The record of a cell that was not run because it has no room, by arithmetic."""
-    return _record(planned, Status.OUT_OF_MEMORY, reason, wall_s=0.0)
-
-
-def worked(planned: PlannedCell, sections: Sections) -> Record:
-    """The record of a cell whose sections nothing ran for: no check was made."""
-    return _record(planned, Status.OK, None, wall_s=0.0, sections=sections)
+    return record_with(planned, status, reason.splitlines()[0], wall_s, started_at, failure=failure)
 
 
 def judged(
@@ -115,15 +96,9 @@ def judged(
     wrong = wrong or _not_finite(sections)
     if wrong is not None:
         kept = evidence(sections)
-        return _record(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept, made=made)
-    ok = _record(planned, Status.OK, None, wall_s, started_at, sections=sections, made=made)
+        return record_with(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept, made=made)
+    ok = record_with(planned, Status.OK, None, wall_s, started_at, sections=sections, made=made)
     return replace(ok, fixed_cost_s=fixed_cost_s)
-
-
-def with_losses(record: Record, cell: RunConfig, losses: Losses) -> Record:
-    """The record with these losses; its checks name the cell that they were compared with."""
-    sections = {**record.sections, "losses": losses}
-    return replace(record, sections=sections, checks=checks(cell, sections))
 
 
 def with_software(record: Record, reports: Sequence[RankReport]) -> Record:
@@ -153,11 +128,6 @@ def found_wrong(record: Record, reason: str) -> Record:
     """The same record once its result turned out to be wrong: without any speed, its checks as they were."""
     kept = dict.fromkeys(record.sections) | evidence(record.sections)
     return replace(record, status=Status.WRONG_RESULT, reason=reason, sections=kept, fixed_cost_s=None)
-
-
-def _seconds(reports: Sequence[RankReport]) -> dict[str, float]:
-    """Of each phase, of the rank that spent most on it."""
-    return worst_by_name([report.phases_s for report in reports])
 
 
 def fixed_cost_s(reports: Sequence[RankReport], wall_s: float) -> float:
@@ -191,21 +161,25 @@ def _told(place: str | None) -> str | None:
 def _what(status: Status, failure: Failure) -> str:
     if failure.out_of_memory is not None:
         return shortage(failure.out_of_memory, failure.message)
-    return f"{failure.kind}: {failure.message}" if status in NAMED_BY_KIND else failure.message
+    # The message of an exception may say little without its class.
+    return f"{failure.kind}: {failure.message}" if status is Status.ERROR else failure.message
 
 
-def _record(
+def record_with(
     planned: PlannedCell,
     status: Status,
     reason: str | None,
-    wall_s: float,
+    wall_s: float = 0.0,
     started_at: datetime | None = None,
     *,
     sections: Sections | None = None,
     failure: Failure | None = None,
     made: Sequence[Check] | None = None,
 ) -> Record:
-    """The provenance is that of the cell's mode."""
+    """The record of a cell that came to this; its provenance is that of the cell's mode.
+
+    `made` are checks that were made, None where none could be.
+    """
     cell = planned.cell
     not_run = {name: None for name, section in PASSES.items() if section.part is not None}
     return Record(
@@ -287,10 +261,6 @@ ANALYTIC_FLOPS: Mapping[str, Callable[[RunConfig, PackedDocuments | None], dict[
     "train": _training_flops,
     "attention": _attention_flops,
 }
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else text
 
 
 def shortage(found: OutOfMemory, said: str) -> str:

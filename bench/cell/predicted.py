@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.cell.outcome import out_of_memory, prediction_of, worked
+from bench.cell.outcome import prediction_of, record_with
 from bench.cell.planned import PlannedCell
 from bench.config import RunConfig
 from bench.cost.fit import Fit
@@ -13,10 +13,7 @@ from bench.passes import Sections
 from bench.passes.memory.section import Memory
 from bench.passes.timing.section import Timing
 from bench.passes.trace.section import Trace, TracedStep
-from bench.record import Record
-
-ByPurpose = dict[str, list[float]]
-"""Milliseconds by purpose and rank."""
+from bench.record import Record, Status
 
 
 def predicted(planned: PlannedCell) -> Record:
@@ -24,8 +21,11 @@ def predicted(planned: PlannedCell) -> Record:
     prediction = prediction_of(planned.cell)
     assert prediction is not None  # a cell without one was refused
     if prediction.fit is Fit.OUT_OF_MEMORY:
-        return out_of_memory(planned, _shortage(prediction))
-    return worked(planned, sections_of(planned.cell, prediction))
+        assert prediction.usable_bytes is not None
+        need, has = round(prediction.needed_bytes.expected), prediction.usable_bytes
+        reason = f"needs about {size_label(need)} per rank and has {size_label(has)}"
+        return record_with(planned, Status.OUT_OF_MEMORY, reason)
+    return record_with(planned, Status.OK, None, sections=sections_of(planned.cell, prediction))
 
 
 def sections_of(cell: RunConfig, prediction: Prediction) -> Sections:
@@ -43,26 +43,17 @@ def sections_of(cell: RunConfig, prediction: Prediction) -> Sections:
     }
 
 
-def _shortage(prediction: Prediction) -> str:
-    need, usable = prediction.needed_bytes, prediction.usable_bytes
-    assert usable is not None
-    return f"needs about {size_label(round(need.expected))} per rank and has {size_label(usable)}"
-
-
-def _step(parts: StepParts, exposed_ms: ByPurpose, waiting_ms: ByPurpose) -> TracedStep:
-    return TracedStep(
-        step_ms=[parts.step_ms],
-        purpose_exposed_ms=exposed_ms,
-        purpose_exposed_waiting_ms=waiting_ms,
-        other_calls=[None],
-    )
-
-
 def _trace(parts: StepParts) -> Trace:
     """The parts as a trace books them: each instant once."""
     exposed_ms = {"attention": [parts.transfer_ms], "parameters": [parts.model_state_ms]}
     waiting_ms = {"attention": [0.0], "parameters": [0.0]}
     total_ms = {**exposed_ms, "attention": [parts.transfer_ms + parts.hidden_transfer_ms]}
+    step = TracedStep(
+        step_ms=[parts.step_ms],
+        purpose_exposed_ms=exposed_ms,
+        purpose_exposed_waiting_ms=waiting_ms,
+        other_calls=[None],
+    )
     return Trace(
         step_ms=[parts.step_ms],
         total_ms=[sum(times[0] for times in total_ms.values())],
@@ -82,6 +73,6 @@ def _trace(parts: StepParts) -> Trace:
         idle_ms=[parts.idle_ms],
         causal_area=None,
         unjoined=[None],
-        steps=[_step(parts, exposed_ms, waiting_ms)],
+        steps=[step],
         median_step=0,
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cell.launcher import Launcher
-from bench.cell.outcome import interrupted, on_nodes, record_of, refused
+from bench.cell.outcome import on_nodes, record_of, record_with, refused
 from bench.cell.planned import PlannedCell
 from bench.cell.predicted import predicted
 from bench.cell.watch import SILENT, Listener
@@ -50,6 +50,8 @@ class SharedSections:
         }
 
 
+RUNS = frozenset({"measure"})
+"""Modes that start ranks; in the other one arithmetic makes the record."""
 LEFT_OUT: Mapping[Role, frozenset[str]] = {Role.MISTAKE: frozenset({"parity"})}
 """Passes that cells of a role do without: parity would end a mistake before the first of its steps."""
 
@@ -79,8 +81,10 @@ def run(
     reason = refusal(planned.cell)
     if reason is not None:
         return refused(planned, reason, wall_s=0.0)
+    if planned.cell.mode not in RUNS:
+        return predicted(planned)
     shared = shared or SharedSections()
-    record = MODES[planned.cell.mode](planned, launcher, folder, entry, listener, shared)
+    record = measure(planned, launcher, folder, entry=entry, listener=listener, shared=shared)
     shared.keep(planned.cell, record)
     return record
 
@@ -89,11 +93,12 @@ def measure(
     planned: PlannedCell,
     launcher: Launcher,
     folder: Path,
-    entry: RankEntry | None,
-    listener: Listener,
+    *,
+    entry: RankEntry | None = None,
+    listener: Listener = SILENT,
     shared: SharedSections,
 ) -> Record:
-    """Run all ranks of the cell, and put together what they report."""
+    """Run all ranks of the cell, legal or not, and put together what they report."""
     start, started_at = time.monotonic(), datetime.now(UTC)
     own, nodes = folder / planned.folder_name, launcher.nodes_for(planned.cell)
     known = shared.of(planned.cell)
@@ -103,26 +108,9 @@ def measure(
             planned.cell, own, entry=entry, listener=listener, known=left_out, shared_folder=shared.folder
         )
     except KeyboardInterrupt as stop:
-        record = interrupted(planned, stop, time.monotonic() - start, started_at)
+        wall_s = time.monotonic() - start
+        reason = f"stopped by {stop.args[0] if stop.args else 'Ctrl-C'} after {wall_s:.0f} s"
+        record = record_with(planned, Status.INTERRUPTED, reason, wall_s, started_at)
         raise CellInterrupted(record) from None
     record = record_of(planned, ends, time.monotonic() - start, started_at, known)
     return on_nodes(record, [node.description for node in nodes if node.description is not None])
-
-
-def predict(
-    planned: PlannedCell,
-    launcher: Launcher,  # noqa: ARG001  nothing runs
-    folder: Path,  # noqa: ARG001
-    entry: RankEntry | None,  # noqa: ARG001
-    listener: Listener,  # noqa: ARG001
-    shared: SharedSections,  # noqa: ARG001
-) -> Record:
-    """What arithmetic says the cell would take; starts nothing."""
-    return predicted(planned)
-
-
-Mode = Callable[[PlannedCell, Launcher, Path, "RankEntry | None", Listener, SharedSections], Record]
-MODES: Mapping[str, Mode] = {"measure": measure, "predict": predict}
-"""How a cell becomes a record, by its mode."""
-RUNS = frozenset({"measure"})
-"""Modes that start ranks."""

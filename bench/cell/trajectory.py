@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
 
-from bench.cell.outcome import found_wrong, with_losses
+from bench.cell.outcome import found_wrong
 from bench.config import RunConfig
 from bench.equivalence.trajectory import first_departure, limit_for, moved_for
+from bench.passes import checks
 from bench.passes.losses.section import Losses
 from bench.passes.objective.section import objective_tokens
 from bench.passes.timing.section import first_step_tokens
@@ -29,21 +30,11 @@ DECIDES = ("seq_len", "model", "data", "seed", "dtype", "engine", "optimizer", "
 """Of a cell's fields those that decide what it trains on and from what."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Whose losses others are compared with."""
-
-    cell_id: str
-    strategy: str
-    trainer: str
-    losses: Losses
-
-
 class Trajectories:
     """The references of one sweep, by the work that they did."""
 
     def __init__(self) -> None:
-        self._references: dict[str, Reference] = {}
+        self._references: dict[str, tuple[RunConfig, Losses]] = {}
 
     def held(self, cell: RunConfig, record: Record) -> Record:
         """The record with what it was compared with; a wrong result where it departed from that.
@@ -57,16 +48,16 @@ class Trajectories:
         reference = self._references.get(work_of(cell))
         objective = record.sections.get("objective")
         noise = {} if objective is None else objective.noise
-        if reference is not None and not _replaces(cell, reference):
-            steps = min(len(losses.loss), len(reference.losses.loss))
+        if reference is not None and not _replaces(cell, reference[0]):
+            of, right = reference
+            steps = min(len(losses.loss), len(right.loss))
             limit = limit_for(cell.dtype, noise)
-            losses = replace(
-                losses, held_against=reference.cell_id, held_steps=steps, held_within=asdict(limit)
-            )
-            record = with_losses(record, cell, losses)
-            departure = first_departure(losses, reference.losses, limit, moved_for(cell.dtype, limit))
+            losses = replace(losses, held_against=of.cell_id, held_steps=steps, held_within=asdict(limit))
+            sections = {**record.sections, "losses": losses}
+            record = replace(record, sections=sections, checks=checks(cell, sections))
+            departure = first_departure(losses, right, limit, moved_for(cell.dtype, limit))
             if departure is not None:
-                return found_wrong(record, f"{departure} of {reference.strategy} on the same data")
+                return found_wrong(record, f"{departure} of {of.strategy} on the same data")
         self._keep(cell, losses)
         return record
 
@@ -84,18 +75,18 @@ class Trajectories:
     def _keep(self, cell: RunConfig, losses: Losses) -> None:
         work = work_of(cell)
         before = self._references.get(work)
-        if before is None or _replaces(cell, before):
-            self._references[work] = Reference(cell.cell_id, cell.strategy, cell.trainer, losses)
+        if before is None or _replaces(cell, before[0]):
+            self._references[work] = cell, losses
 
 
-def _replaces(cell: RunConfig, reference: Reference) -> bool:
+def _replaces(cell: RunConfig, reference: RunConfig) -> bool:
     """Whether others are better compared with this cell."""
     return is_base(cell) and not is_base(reference)
 
 
-def is_base(trained: RunConfig | Reference) -> bool:
+def is_base(cell: RunConfig) -> bool:
     """Whether it is what all others are compared with: one device, and the loop is ours."""
-    return trained.strategy == REFERENCE_STRATEGY and not is_stack(trained.trainer)
+    return cell.strategy == REFERENCE_STRATEGY and not is_stack(cell.trainer)
 
 
 def work_of(cell: RunConfig) -> str:

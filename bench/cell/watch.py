@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
-from typing import Protocol
 
 from bench.cell.hang import Blame, HangWatch, blamed_at_deadline
-from bench.node.end import RankEnd
-from bench.node.ranks import Failing, Left, Look, Lost, NodeRanks
+from bench.node.end import Failing, RankEnd
+from bench.node.ranks import Left, Lost, NodeRanks
 from bench.node.stacks import STACK_S
 from bench.ranks.log import Stage
 
@@ -22,8 +21,8 @@ TICK_S = 1.0
 """How often a listener is called: enough for a display, and no load on the ranks' cores."""
 
 
-class Listener(Protocol):
-    """Is told of a cell while it runs, in the launcher's own thread."""
+class Listener:
+    """Is told of a cell while it runs, in the launcher's own thread; does nothing by itself."""
 
     def tell(self, stage: Stage) -> None:
         """The first rank has begun this."""
@@ -32,15 +31,7 @@ class Listener(Protocol):
         """Time has passed: about every TICK_S seconds while ranks run."""
 
 
-class Silent:
-    """A listener that does nothing."""
-
-    def tell(self, stage: Stage) -> None: ...
-
-    def tick(self) -> None: ...
-
-
-SILENT = Silent()
+SILENT = Listener()
 
 
 class Watch:
@@ -50,7 +41,8 @@ class Watch:
         self._nodes = nodes
         self._hang_watch = hang_watch
         self._live = {rank for node in nodes for rank in node.ranks}
-        self._looks: dict[int, Look] = {}
+        self._progress: dict[int, int] = {}
+        """Of each node, as it was last seen."""
         self._blame: Blame | None = None
 
     def follow(self, deadline: float, listener: Listener) -> None:
@@ -66,7 +58,7 @@ class Watch:
                 has_failed = True
                 deadline = min(deadline, time.monotonic() + grace_s)
             if self._look() and not has_failed:
-                self._blame = self._hang_watch.found(self._nodes, [*self._looks.values()])
+                self._blame = self._hang_watch.found(self._nodes, sorted(self._live), {**self._progress})
             listener.tick()
             if self._blame is not None:
                 return
@@ -100,7 +92,7 @@ class Watch:
     def _look(self) -> bool:
         """Look at the nodes that are due; whether any was."""
         new = {n: look for n, node in enumerate(self._nodes) if (look := node.look()) is not None}
-        self._looks |= new
+        self._progress |= new
         return bool(new)
 
     def _ask_for_stacks(self, *, has_time: bool) -> None:

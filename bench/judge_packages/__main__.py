@@ -17,7 +17,6 @@ from pathlib import Path
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.cell.run import SharedSections, measure
-from bench.cell.watch import SILENT
 from bench.command import tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
 from bench.environment import installed, this_machine
@@ -100,7 +99,7 @@ class Judge:
             return Answer(unsaid, refusal(cell))
         with tempfile.TemporaryDirectory() as folder:
             planned = PlannedCell(cell, repeat=0, order=next(self.order))
-            record = measure(planned, self.launcher, Path(folder), None, SILENT, SharedSections())
+            record = measure(planned, self.launcher, Path(folder), shared=SharedSections())
         return Answer(verdict_of(record, cell), refusal(cell))
 
 

@@ -32,13 +32,9 @@ def _shares(cell: RunConfig) -> bool:
     return cell.strategy in ("ulysses", "ring", "usp") and cell.sp_degree > 1
 
 
-def _is_ring(cell: RunConfig) -> bool:
-    return cell.strategy in ("ring", "usp") and cell.ring_degree > 1
-
-
 def _is_unpacked_ring(cell: RunConfig) -> bool:
     """Tiles of packed documents are of many sizes: the own block's is not that of what arrived."""
-    return _is_ring(cell) and not cell.data.packs
+    return cell.strategy in ("ring", "usp") and cell.ring_degree > 1 and not cell.data.packs
 
 
 def _is_uneven(cell: RunConfig) -> bool:

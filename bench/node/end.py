@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from bench.ranks.place import Place
 
 LOST_PEER_TEXTS = (
@@ -20,11 +22,12 @@ LOST_PEER_TEXTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailed:
-    """A rank's message to the launcher as soon as its failure is on the disk, before any cleanup."""
+class Failing(msgspec.Struct, frozen=True, tag=True):
+    """A rank has failed, or left without a report; a rank tells so as soon as its failure is on the disk."""
 
     rank: int
+    lost_a_peer: bool
+    """Whether only because another rank was gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from bench.config import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A store that the ranks of several nodes meet in."""
+    """A store that the ranks of several nodes meet in, on one of the nodes."""
 
     host: str
     port: int
@@ -23,8 +23,6 @@ class NodeJob:
     """What one node is told of a cell."""
 
     cell: RunConfig
-    node: int
-    """Its place among the cell's nodes, from 0."""
     ranks: tuple[int, ...]
     """Those of the cell that it runs, one after another."""
     store: StoreAddress | None = None
@@ -47,7 +45,6 @@ class RankJob:
     """A folder shared by the ranks of its node, where they note their places; None under torchrun."""
     rendezvous: Path | StoreAddress | None
     """A file shared by the cell's ranks, or a store; None for env://, under torchrun."""
-    node: int = 0
     local_rank: int = 0
     local_world_size: int = 1
     """Ranks on its node."""

@@ -6,26 +6,23 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import psutil
 
-from bench.node.end import RankEnd, RankFailed, lost_a_peer
+from bench.node.end import Failing, RankEnd, lost_a_peer
 from bench.node.job import NodeJob, RankJob
-from bench.node.meeting import MeetingPlace, keep_store
 from bench.node.rank_files import failure_path, log_path, read_file, report_path, tail_of, take_file
-from bench.node.ranks import Answers, Failing, Left, Look, News
+from bench.node.ranks import Left, News
 from bench.node.server import ForkServer
-from bench.node.stacks import ask_for_stacks
+from bench.node.stacks import Doing, ask_for_stacks
 from bench.nvml import idle_gpus
-from bench.ranks.log import Stage
 from bench.ranks.place import Place, place_path, read_place
 
 if TYPE_CHECKING:
@@ -41,10 +38,10 @@ class LocalNode:
 
     lost = None
     description = None
+    store = None
 
-    def __init__(self, packages: Collection[str] | None = None) -> None:
-        """`packages` of others are imported before ranks start, by default all that any cell may need."""
-        self._server = ForkServer(packages)
+    def __init__(self) -> None:
+        self._server = ForkServer()
         self.interface: str | None = None
         """Of the network that leads to other nodes, where there are any."""
 
@@ -74,7 +71,6 @@ class LocalNode:
                     folder=folder,
                     scratch=Path(scratch.name),
                     rendezvous=job.store or Path(scratch.name) / "store",
-                    node=job.node,
                     local_rank=local_rank,
                     local_world_size=len(job.ranks),
                     interface=None if job.store is None else self.interface,
@@ -87,27 +83,6 @@ class LocalNode:
             started.stop()
             raise
         return started
-
-    def store(self) -> NoReturn:
-        """Raises NotImplementedError: the ranks of one machine meet in a file."""
-        raise NotImplementedError
-
-    def meeting_place(self, address: str) -> MeetingPlace:
-        """A store at an address of this machine, for ranks of several nodes."""
-        self.warm()
-        receiver, sender = self._server.pipe()
-        place = MeetingPlace(self._server.process(keep_store, address, sender), receiver)
-        sender.close()
-        return place
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """The end of a rank that was not stopped."""
-
-    code: int
-    at_s: float
-    """By the monotonic clock."""
 
 
 class LocalRanks:
@@ -123,7 +98,8 @@ class LocalRanks:
         self._scratch = scratch
         self._receiver: Connection | None = receiver
         self._processes: dict[int, BaseProcess] = {}
-        self._exits: dict[int, Exit] = {}
+        self._left_s: dict[int, float] = {}
+        """When ranks ended that were not stopped."""
         self._places: dict[int, Place | None] = {}
         self._is_over = False
         self._over_s = 0.0
@@ -147,29 +123,33 @@ class LocalRanks:
         found = self._told() if self._receiver in ready else []
         for rank, process in self._running():
             if process.sentinel in ready:
-                self._exits[rank] = Exit(_exit_code(process), time.monotonic())
+                process.join()
+                self._left_s[rank] = time.monotonic()
                 if not report_path(self._folder, rank).exists():
-                    found.append(self._failing(rank))
+                    failure = read_file(failure_path(self._folder, rank))
+                    found.append(Failing(rank, failure is not None and lost_a_peer(failure)))
                 found.append(Left(rank))
         return found
 
-    def look(self) -> Look | None:
+    def look(self) -> int | None:
         if time.monotonic() - self._looked_s < LOOK_S:
             return None
         self._looked_s = time.monotonic()
         places = (self._place(rank) for rank in self.ranks)
-        return Look(tuple(self.pids), sum(place.count for place in places if place is not None))
+        return sum(place.count for place in places if place is not None)
 
-    def ask(self, wait_s: float) -> Answers:
+    def ask(self, wait_s: float) -> dict[int, Doing]:
         live = self.pids
         answering = {
             rank: (pid, log_path(self._folder, rank))
             for rank, pid in live.items()
             if self._place(rank) is not None
         }
-        doing = ask_for_stacks(answering, self._cluster.device, wait_s)
-        stopped = {rank for rank, pid in live.items() if _is_stopped(pid)}
-        return Answers(doing, stopped, self._idle() & live.keys())
+        doing, idle = ask_for_stacks(answering, wait_s), self._idle()
+        return {
+            rank: replace(doing.get(rank, Doing()), is_stopped=_is_stopped(pid), is_idle=rank in idle)
+            for rank, pid in live.items()
+        }
 
     def stop(self) -> None:
         if self._is_over:
@@ -194,7 +174,7 @@ class LocalRanks:
         self._processes[rank] = process
 
     def _running(self) -> list[tuple[int, BaseProcess]]:
-        return [(rank, each) for rank, each in self._processes.items() if rank not in self._exits]
+        return [(rank, each) for rank, each in self._processes.items() if rank not in self._left_s]
 
     @property
     def pids(self) -> dict[int, int]:
@@ -217,39 +197,26 @@ class LocalRanks:
         found: list[News] = []
         while self._receiver is not None and self._receiver.poll():
             try:
-                message: Stage | RankFailed = self._receiver.recv()
+                found.append(self._receiver.recv())
             except EOFError:
                 self._receiver.close()
                 self._receiver = None
-                break
-            found.append(self._failing(message.rank) if isinstance(message, RankFailed) else message)
         return found
 
-    def _failing(self, rank: int) -> Failing:
-        failure = read_file(failure_path(self._folder, rank))
-        return Failing(rank, failure is not None and lost_a_peer(failure))
-
     def _end(self, rank: int) -> RankEnd:
-        left = self._exits.get(rank)
+        left_s = self._left_s.get(rank)
         report = take_file(report_path(self._folder, rank))
         failure = take_file(failure_path(self._folder, rank))
-        failed_at_s = left.at_s if left is not None else None
-        if failure is not None:
-            failed_at_s = failure.pop("failed_at_s")
+        failed_at_s = left_s if failure is None else failure.pop("failed_at_s")
         return RankEnd(
             rank,
-            None if left is None else left.code,
+            None if left_s is None else self._processes[rank].exitcode,
             report,
             failure,
             tail_of(log_path(self._folder, rank)),
             None if failed_at_s is None else self._over_s - failed_at_s,
             self._places.get(rank),
         )
-
-
-def _exit_code(process: BaseProcess) -> int:
-    process.join()
-    return process.exitcode if process.exitcode is not None else 1
 
 
 def _is_stopped(pid: int) -> bool:

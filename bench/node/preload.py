@@ -1,7 +1,7 @@
-"""What the fork server imports once, so that no rank has to; last in its list, as it ends with `gc.freeze`.
+"""What the fork server imports once, so that no rank has to.
 
-`Launcher` puts packages that only some cells need before this module. What cannot be imported is imported
-again by the ranks, whose records say what is wrong with it: a server that ended would say nothing.
+What cannot be imported is imported again by the ranks, whose records say what is wrong with it: a server that
+ended would say nothing.
 
 Importing runs no tensor operation, or the ranks would hang in OpenMP. Nor does it touch CUDA, even through
 NVML: a driver does not survive a fork.
@@ -11,6 +11,12 @@ import gc
 from contextlib import suppress
 
 gc.disable()  # there is no garbage yet: to search for it would take a sixth of the time
+
+with suppress(BaseException):
+    import deepspeed.runtime.sequence_parallel.ulysses_sp
+
+    # ZeRO's first optimizer check imports it, and with it torch's whole compiler: seconds per rank.
+    import deepspeed.runtime.zero.muon.muon_optimizer
 
 with suppress(BaseException):
     import numpy.ma  # with numpy's first `unique`
@@ -32,4 +38,4 @@ gc.collect()
 gc.freeze()
 gc.enable()
 
-__all__ = ["STRATEGIES", "bench", "numpy", "torch", "transformers"]
+__all__ = ["STRATEGIES", "bench", "deepspeed", "numpy", "torch", "transformers"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bench.node.end import RankEnd
+import msgspec
+
+from bench.node.end import Failing, RankEnd
 from bench.node.job import NodeJob
 from bench.node.stacks import Doing
 from bench.ranks.log import Stage
@@ -18,51 +18,19 @@ if TYPE_CHECKING:
     from bench.node.worker import RankEntry
 
 
-@dataclass(frozen=True, slots=True)
-class Failing:
-    """A rank has failed, or left without a report."""
-
-    rank: int
-    lost_a_peer: bool
-    """Whether only because another rank was gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(msgspec.Struct, frozen=True, tag=True):
     """A rank is no more."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True, tag=True):
     """The node is out of reach, and all its ranks with it."""
 
     why: str
 
 
 News = Stage | Failing | Left | Lost
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What a look at a node's live ranks found."""
-
-    live: tuple[int, ...] = ()
-    progress: int = 0
-    """How many phases and steps they have begun, all together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What the ranks of a node were doing when they were asked."""
-
-    doing: Mapping[int, Doing] = field(default_factory=dict)
-    """Lacks ranks that did not write their stack in time."""
-    stopped: AbstractSet[int] = field(default_factory=frozenset)
-    """Those that a signal has stopped."""
-    idle: AbstractSet[int] = field(default_factory=frozenset)
-    """Those whose GPU ran nothing of late: one that waits for others in a collective keeps its own busy."""
 
 
 class NodeRanks(Protocol):
@@ -78,11 +46,11 @@ class NodeRanks(Protocol):
     def news(self) -> Sequence[News]:
         """What has happened since the last call; does not wait."""
 
-    def look(self) -> Look | None:
-        """What the ranks do; None where the last look was a moment ago."""
+    def look(self) -> int | None:
+        """How many phases and steps they have begun, all together; None where the last look was just now."""
 
-    def ask(self, wait_s: float) -> Answers:
-        """What each rank is doing, written into its log too; waits for their answers at most so long."""
+    def ask(self, wait_s: float) -> Mapping[int, Doing]:
+        """What each live rank is doing, written into its log too; waits for their answers at most so long."""
 
     def stop(self) -> None:
         """End those that have not ended."""
@@ -102,6 +70,10 @@ class Node(Protocol):
     def description(self) -> Mapping[str, Any] | None:
         """Its host, its address and its environment; None for the machine that this process runs on."""
 
+    @property
+    def store(self) -> tuple[str, int] | None:
+        """Host and port of a store in which ranks of all nodes may meet; None for this machine."""
+
     def warm(self) -> None:
         """Have it import what ranks need, in the background; one that has stays as it is."""
 
@@ -110,6 +82,3 @@ class Node(Protocol):
 
         Ranks run `entry`, by default the cell's passes.
         """
-
-    def store(self) -> tuple[str, int]:
-        """Host and port of a store that it keeps for the sweep, in which ranks of all nodes may meet."""

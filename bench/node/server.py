@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -22,9 +22,8 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bench.config import ConfigError
 from bench.environment import REPOSITORY
-from bench.node.end import RankFailed
+from bench.node.end import Failing
 from bench.node.job import RankJob
 from bench.node.lifeline import die_with_launcher
 from bench.node.rank_files import failure_path, log_path
@@ -34,27 +33,13 @@ if TYPE_CHECKING:
     from bench.node.worker import RankEntry
 
 PRELOAD = "bench.node.preload"
-PRELOADED_OF_PACKAGES: Mapping[str, str] = {"deepspeed": "bench.node.preload_deepspeed"}
-"""What the server imports of packages that only some cells need."""
 SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class ForkServer:
     """Makes processes that have imported what ranks need. Imports no torch itself and never touches CUDA."""
 
-    def __init__(self, packages: Collection[str] | None = None) -> None:
-        """It will import what needs these packages of others; by default all that any cell may need.
-
-        A cell for which that was not enough imports the rest in its ranks.
-        """
-        self._preload = [
-            *(
-                module
-                for package, module in PRELOADED_OF_PACKAGES.items()
-                if packages is None or package in packages
-            ),
-            PRELOAD,
-        ]
+    def __init__(self) -> None:
         # A server once started keeps its environment.
         os.environ.setdefault("DS_LOG_LEVEL", "warning")
         # When it is imported, DeepSpeed starts CUDA to see whether there is any, unless it is told which
@@ -78,7 +63,7 @@ class ForkServer:
         """Start the server now, which imports in the background; one that runs stays as it is."""
         from multiprocessing import forkserver
 
-        self._context.set_forkserver_preload(self._preload)
+        self._context.set_forkserver_preload([PRELOAD])
         with _signals_ignored(), _folder_not_searched():
             forkserver.ensure_running()
 
@@ -132,15 +117,6 @@ def _signals_ignored() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def refuse_no_docstrings() -> None:
-    """Raises ConfigError where Python drops docstrings, which transformers reads when it is imported."""
-    if sys.flags.optimize > 1:
-        raise ConfigError(
-            f"PYTHONOPTIMIZE={sys.flags.optimize}: drops the docstrings that transformers reads; unset it, or"
-            " write PYTHONOPTIMIZE=1"
-        )
-
-
 @contextmanager
 def _folder_not_searched() -> Iterator[None]:
     """What is started finds no modules in the folder it starts in: somebody's own `bench/` may be there."""
@@ -163,8 +139,8 @@ def _enter(job: RankJob, sender: Connection, entry: RankEntry | None) -> None:
     except BaseException as error:  # noqa: BLE001  a broken package may raise anything, SystemExit too
         _cannot_start(job, error)
 
-    def tell(message: Stage | RankFailed) -> None:
-        if job.rank == 0 or isinstance(message, RankFailed):
+    def tell(message: Stage | Failing) -> None:
+        if job.rank == 0 or isinstance(message, Failing):
             sender.send(message)
 
     live(job, tell, entry or run_cell)

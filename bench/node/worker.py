@@ -24,14 +24,16 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from bench.config import RunConfig
 from bench.cpu_arithmetic import cpu_arithmetic
 from bench.mistakes import mistaken
-from bench.node.end import RankFailed
+from bench.node.end import Failing, lost_a_peer
 from bench.node.failure import describe_failure
 from bench.node.job import RankJob, StoreAddress
 from bench.node.lifeline import die_with_parent
+from bench.node.rank_files import failure_path, log_path, report_path
 from bench.node.stacks import STACK_SIGNAL
 from bench.passes.rank_pass import Measurement
 from bench.ranks.cpus import bind_near_gpu
 from bench.ranks.device import (
+    NvtxRanges,
     claim_device,
     finish_together,
     nccl_version,
@@ -41,7 +43,6 @@ from bench.ranks.device import (
 from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
 from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
-from bench.ranks.nvtx import NvtxRanges
 from bench.ranks.place import PlaceFile, place_path
 from bench.ranks.products import use_wide_products
 from bench.ranks.snapshot import snapshot_path
@@ -61,15 +62,19 @@ RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
 """What a rank does once it is prepared; its return value is the rank's report."""
 
 
-def live(job: RankJob, tell: Callable[[Stage | RankFailed], None], entry: RankEntry) -> None:
+def live(job: RankJob, tell: Callable[[Stage | Failing], None], entry: RankEntry) -> None:
     """Run a rank to its end; never returns. Its report or its failure is on the disk by then."""
     log = RankLog(tell, on_error=lambda error: _fail(job, log, tell, error))
     try:
         _prepare(job)
         products = use_wide_products() if job.cell.cluster.device == "cpu" else None
-        _keep_place(job, log)
+        if job.scratch is not None:
+            # From now on the launcher can tell where this rank is, and ask for its stack. A disk without room
+            # for its place: the rank is no worse for that.
+            with suppress(OSError):
+                log.keep(PlaceFile(place_path(job.scratch, job.rank)).note)
         report = entry(job, log)
-        _write(job, "report", {**report, "phases_s": log.phases_s})
+        _write(report_path(job.folder, job.rank), {**report, "phases_s": log.phases_s})
         del products  # held until here: torch's own come back when it is gone
         code = 0
     except BaseException as error:  # noqa: BLE001  whatever ends a rank becomes its record
@@ -120,26 +125,19 @@ def _software(cell: RunConfig, device: torch.device) -> dict[str, str]:
 
     torch's own `sdpa`, which training stacks run, always computes in the cell's dtype.
     """
-    if device.type == "cuda":
-        return nccl_version(device)
-    return {"cpu_products": str(cpu_arithmetic(TORCH_DTYPES[cell.dtype])).removeprefix("torch.")}
+    return nccl_version(device) or {
+        "cpu_products": str(cpu_arithmetic(TORCH_DTYPES[cell.dtype])).removeprefix("torch.")
+    }
 
 
-def _keep_place(job: RankJob, log: RankLog) -> None:
-    """From now on the launcher can tell where this rank is, and ask for its stack."""
-    if job.scratch is not None:
-        with suppress(OSError):  # a disk without room for it: the rank is no worse for that
-            log.keep(PlaceFile(place_path(job.scratch, job.rank)).note)
-
-
-def _fail(
-    job: RankJob, log: RankLog, tell: Callable[[Stage | RankFailed], None], error: BaseException
-) -> None:
+def _fail(job: RankJob, log: RankLog, tell: Callable[[Stage | Failing], None], error: BaseException) -> None:
     """Write the failure and say so at once; only the first of a rank's errors counts."""
-    if not _path(job, "failure").exists():
+    path = failure_path(job.folder, job.rank)
+    if not path.exists():
         snapshot = snapshot_path(job.folder, job.rank) if job.cell.measure.memory_snapshot else None
-        _write(job, "failure", describe_failure(error, log, job.cell.cluster, snapshot))
-        tell(RankFailed(job.rank))
+        failure = describe_failure(error, log, job.cell.cluster, snapshot)
+        _write(path, failure)
+        tell(Failing(job.rank, lost_a_peer(failure)))
 
 
 def _prepare(job: RankJob) -> None:
@@ -147,7 +145,7 @@ def _prepare(job: RankJob) -> None:
     if os.getsid(0) != os.getpid():
         os.setsid()  # torchrun has done so already
     die_with_parent()
-    log = os.open(job.folder / f"rank_{job.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(log_path(job.folder, job.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
     faulthandler.enable()
@@ -209,19 +207,14 @@ def _rendezvous(job: RankJob) -> dict[str, Any]:
     return {"init_method": f"file://{job.rendezvous}", **place}
 
 
-def _write(job: RankJob, kind: str, content: dict[str, Any]) -> None:
+def _write(path: Path, content: dict[str, Any]) -> None:
     """One JSON file per rank, whole or not there at all."""
-    path = _path(job, kind)
     draft = path.with_suffix(".draft")
     with draft.open("w") as file:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
     draft.rename(path)
-
-
-def _path(job: RankJob, kind: str) -> Path:
-    return job.folder / f"rank_{job.rank}.{kind}.json"
 
 
 def main() -> None:

@@ -12,19 +12,19 @@ from functools import partial
 from pathlib import Path
 
 from bench.config import ConfigError, ExitCode, WhenTaken
-from bench.environment import describe, this_machine
+from bench.environment import describe
 from bench.node.lease import add_lease_option, lease
 from bench.node.local import LocalNode
-from bench.nodes.agent import Agent
+from bench.nodes.agent import Agent, keep_store
 from bench.nodes.interface import interface_of
 from bench.nodes.link import Link, LinkLostError, key_from_environment
 from bench.nodes.messages import Hello, ToAgent
-from bench.nodes.slurm import NODE_ID, NODE_NAME
+from bench.nodes.slurm import NODE_NAME
 from bench.nvml import visible_uuids
 
 TRIES_S = 60.0
 """For a launcher that is not there yet."""
-TERM_GRACE_S = 5.0
+TERM_GRACE_S = 5
 """After SIGTERM, which a scheduler sends to all at once: the launcher ends the sweep first."""
 
 
@@ -55,21 +55,20 @@ def serve(host: str, port: int, key: bytes) -> ExitCode:
     # A scheduler sends SIGTERM to all processes at once. Ranks are the launcher's to end, and inherit this.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     node = LocalNode()
-    node.import_all()  # before it connects: the launcher talks to one at a time
+    # All that takes seconds comes before it connects: the launcher talks to one at a time.
+    node.warm()
+    import torch  # noqa: F401  the store needs it
+
+    node.import_all()
+    environment = describe({})
     link = Link(_connected(host, port), key, ToAgent, is_launcher=False)
     node.interface = interface_of(link.address)
-    link.send(
-        Hello(
-            host=os.environ.get(NODE_NAME) or socket.gethostname(),
-            address=link.address,
-            slurm_node=int(os.environ[NODE_ID]) if NODE_ID in os.environ else None,
-            machine=this_machine(),
-            environment=describe({}),
-        )
-    )
-    agent = Agent(link, node)
-    signal.signal(signal.SIGTERM, lambda *_: agent.leave_within(TERM_GRACE_S))
-    agent.serve()
+    store = keep_store(link.address)
+    name = os.environ.get(NODE_NAME) or socket.gethostname()
+    link.send(Hello(host=name, address=link.address, store_port=store.port, environment=environment))
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(TERM_GRACE_S))
+    Agent(link, node).serve()
     return ExitCode.OK
 
 
@@ -93,7 +92,6 @@ def _connected(host: str, port: int) -> socket.socket:
                 ) from None
             time.sleep(1)
         else:
-            connected.settimeout(None)
             return connected
 
 

@@ -1,4 +1,4 @@
-"""The nodes of a sweep: waits for their agents, and tells them all along that the launcher is there."""
+"""The nodes of a sweep: waits for their agents, and tells them when it is over."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import re
 import secrets
 import shlex
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 from bench.command import tool_words
 from bench.config import ConfigError, WhenTaken
 from bench.environment import describe
-from bench.node.meeting import family_of
-from bench.nodes.agent import BEAT_S
+from bench.nodes.interface import family_of
 from bench.nodes.link import KEY, Link, LinkLostError
 from bench.nodes.messages import Hello, Leave, ToLauncher
 from bench.nodes.remote import RemoteNode
 
-HELLO_S = 10.0
-"""From the connection to the hello."""
+CHECK_S = 1.0
+"""How often to look whether an agent will not come."""
 SAME_ON_ALL = ("python", "packages", "git_commit", "sources")
 """Of an environment what all nodes must have in common with the launcher."""
 
 
-class Gathering:
+class Gathering(AbstractContextManager["Gathering"]):
     """Listens for agents, and has the nodes of those that came."""
 
     def __init__(
@@ -47,27 +45,18 @@ class Gathering:
                 f"cluster.address={address} cluster.port={port}: cannot be listened at"
                 f" ({error.strerror or error}); name an address of this machine and a free port, or port 0"
             ) from None
-        self._listener.settimeout(BEAT_S)
+        self._listener.settimeout(CHECK_S)
         self.address = address
         self._lease = lease
         self.port: int = self._listener.getsockname()[1]
         self.nodes: list[RemoteNode] = []
-        self._is_over = threading.Event()
-        self._beats = threading.Thread(target=self._beat, name="beats", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._beats.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()
         self._listener.close()
 
     def leave(self) -> None:
         """Tell the agents that the sweep is over."""
-        self._is_over.set()
         for node in self.nodes:
             node.tell(Leave())
 
@@ -83,14 +72,9 @@ class Gathering:
         return [f"{self.address}:{self.port}", *lease]
 
     @property
-    def words(self) -> list[str]:
-        """What starts an agent, given that environment."""
-        return [*shlex.split(tool_words("bench.nodes")), *self.arguments]
-
-    @property
     def command(self) -> str:
         """What a person types on each node."""
-        return f"{KEY}={self._key.decode()} {shlex.join(self.words)}"
+        return f"{KEY}={self._key.decode()} {tool_words('bench.nodes')} {shlex.join(self.arguments)}"
 
     def wait_for(
         self, count: int, within_s: float, say: Callable[[str], None], check: Callable[[], None]
@@ -107,44 +91,24 @@ class Gathering:
                     f" start on each of the others: {self.command}"
                 )
             check()
-            self._admit(say, until_s)
+            self._admit(say)
         self.nodes.sort(key=_order)
 
-    def _admit(self, say: Callable[[str], None], until_s: float) -> None:
+    def _admit(self, say: Callable[[str], None]) -> None:
         """Accept the nodes that connect within a moment and know the key."""
         try:
             connected, (host, *_) = self._listener.accept()
         except TimeoutError:
             return
-        connected.settimeout(None)
         try:
             link = Link(connected, self._key, ToLauncher, is_launcher=True)
-            hello = _hello(link, min(time.monotonic() + HELLO_S, until_s))
+            hello: Hello = link.receive()
         except LinkLostError as error:
             say(f"{host}: {error}; not taken in")
             return
         _refuse_other_software(hello)
         self.nodes.append(RemoteNode(link, hello))
         say(f"node {hello.host} ({hello.address}): {len(self.nodes)} here")
-
-    def _beat(self) -> None:
-        while not self._is_over.wait(BEAT_S):
-            for node in [*self.nodes]:
-                node.beat()
-
-
-def _hello(link: Link, until_s: float) -> Hello:
-    """The first thing that an agent says."""
-    while not link.has_message():
-        if time.monotonic() > until_s:
-            link.close()
-            raise LinkLostError("connected and did not say hello")
-        time.sleep(BEAT_S / 10)
-    said = link.receive()
-    if not isinstance(said, Hello):
-        link.close()
-        raise LinkLostError(f"said {type(said).__name__} before hello")
-    return said
 
 
 def _refuse_other_software(hello: Hello) -> None:
@@ -165,8 +129,7 @@ def _difference(there: Any, here: Any) -> str:
     return f"{there} there, {here} here"
 
 
-def _order(node: RemoteNode) -> tuple[int, list[int | str], str]:
-    """As Slurm counts them, else by name: node2 before node10."""
-    hello = node.hello
-    name = [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", hello.host)]
-    return hello.slurm_node or 0, name, hello.address
+def _order(node: RemoteNode) -> tuple[list[int | str], str]:
+    """By name, node2 before node10."""
+    name = [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", node.hello.host)]
+    return name, node.hello.address

@@ -11,6 +11,11 @@ import psutil
 from bench.config import ConfigError
 
 
+def family_of(address: str) -> socket.AddressFamily:
+    """Of a numeric address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def interface_of(address: str) -> str | None:
     """The name of the interface with this numeric address, such as `eth0`; None where there is none."""
     for name, addresses in psutil.net_if_addrs().items():

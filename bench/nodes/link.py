@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hmac
 import os
-import secrets
 import socket
 import struct
-import threading
-from multiprocessing.connection import Connection
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 from bench.config import ConfigError
@@ -16,9 +14,12 @@ from bench.nodes.messages import MAX_BYTES, Message, MessageError, decoded, enco
 
 KEY = "ULYSSES_RING_BENCH_KEY"
 """The variable that holds what launcher and agents know and nobody else."""
-NONCE_BYTES = 32
 STALLED_S = 5.0
 """How long a message that has begun may take to come, or to be taken."""
+SILENT_S = 5
+"""A machine of which nothing was heard for so long is lost: its kernel answers every second."""
+LAUNCHER_LOST_S = 20
+"""The same of the launcher's, whose agents end their ranks and leave."""
 
 
 class LinkLostError(RuntimeError):
@@ -32,26 +33,23 @@ class Link:
         """`kind` of messages are read. Raises LinkLostError where the other side does not know the key."""
         self.address: str = connected.getsockname()[0]
         self._kind = kind
-        self._sending = threading.Lock()
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        whole_s = struct.pack("ll", int(STALLED_S), 0)
-        for each in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connected.setsockopt(socket.SOL_SOCKET, each, whole_s)
+        _set_timeouts(connected, SILENT_S if is_launcher else LAUNCHER_LOST_S)
         self.connection = Connection(connected.detach())
+        proofs = [deliver_challenge, answer_challenge]
         try:
-            knows = _knows_key(self.connection, key, is_launcher=is_launcher)
-        except (OSError, EOFError) as error:
+            for prove in proofs if is_launcher else reversed(proofs):
+                prove(self.connection, key)
+        except AuthenticationError:
+            self.close()
+            raise LinkLostError(f"has another {KEY}") from None
+        except (OSError, EOFError, AssertionError) as error:
             self.close()
             raise LinkLostError(f"left before it had shown that it knows the key ({error})") from None
-        if not knows:
-            self.close()
-            raise LinkLostError(f"has another {KEY}")
 
     def send(self, message: Message) -> None:
         """Raises LinkLostError where nobody takes it."""
         try:
-            with self._sending:
-                self.connection.send_bytes(encoded(message))
+            self.connection.send_bytes(encoded(message))
         except OSError as error:
             raise LinkLostError(f"connection lost ({error.strerror or error})") from None
 
@@ -74,19 +72,17 @@ class Link:
         self.connection.close()
 
 
-def _knows_key(connection: Connection, key: bytes, *, is_launcher: bool) -> bool:
-    """Whether the other side has this key: each signs what both have drawn, with its own role in front.
-
-    Raises OSError or EOFError for a side that says nothing, or anything longer.
-    """
-    mine, its = (b"launcher", b"agent") if is_launcher else (b"agent", b"launcher")
-    drawn = secrets.token_bytes(NONCE_BYTES)
-    connection.send_bytes(drawn)
-    met = connection.recv_bytes(NONCE_BYTES)
-    connection.send_bytes(hmac.digest(key, mine + drawn + met, "sha256"))
-    return hmac.compare_digest(
-        connection.recv_bytes(NONCE_BYTES), hmac.digest(key, its + met + drawn, "sha256")
-    )
+def _set_timeouts(connected: socket.socket, silent_s: int) -> None:
+    """Have the kernel end the connection once the other machine has been silent for so long."""
+    connected.settimeout(None)
+    whole_s = struct.pack("ll", int(STALLED_S), 0)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, whole_s)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, whole_s)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * silent_s)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def key_from_environment() -> bytes:

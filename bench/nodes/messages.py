@@ -6,16 +6,15 @@ No pickle: a process that can write to a link must not be able to run code.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from bench.environment import Machine
 from bench.node.end import RankEnd
 from bench.node.job import NodeJob
-from bench.node.ranks import Answers, Failing, Left, Look
-from bench.ranks.log import Stage
+from bench.node.ranks import News
+from bench.node.stacks import Doing
 
 MAX_BYTES = 64 << 20
 """Of one message: a report is under 40 kB, a trace that is kept some megabytes."""
@@ -25,23 +24,13 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """One message."""
 
 
-class Beat(Message, frozen=True):
-    """Its sender is there."""
-
-
 class Leave(Message, frozen=True):
     """The sweep is over."""
 
 
-class HostStore(Message, frozen=True):
-    """Keep a store that ranks of all nodes can meet in."""
-
-
 class Start(Message, frozen=True):
-    """Start ranks of a cell, after ending those of another."""
+    """Start ranks of a cell."""
 
-    run: int
-    """Counts the runs of cells: what is said of another run than the present one is too late."""
     job: NodeJob
 
 
@@ -55,7 +44,7 @@ class Stop(Message, frozen=True):
     """End the ranks, and say how each ended."""
 
 
-ToAgent = Beat | Leave | HostStore | Start | Ask | Stop
+ToAgent = Leave | Start | Ask | Stop
 
 
 class Hello(Message, frozen=True):
@@ -64,77 +53,40 @@ class Hello(Message, frozen=True):
     host: str
     address: str
     """Its own, on the network of the link."""
-    slurm_node: int | None
-    """Its place in the allocation; None outside of Slurm."""
-    machine: Machine
+    store_port: int
+    """Where it keeps a store that ranks of all nodes can meet in."""
     environment: Mapping[str, Any]
     """As `bench.environment.describe` says it."""
 
 
-class StoreAt(Message, frozen=True):
-    """The store's port."""
+class Told(Message, frozen=True):
+    """What has happened to the ranks."""
 
-    port: int
-
-
-class Seen(Message, frozen=True):
-    """What a look at the ranks found."""
-
-    run: int
-    look: Look
-
-
-class Began(Message, frozen=True):
-    """The cell's first rank has begun something."""
-
-    run: int
-    stage: Stage
-
-
-class Failed(Message, frozen=True):
-    """A rank has failed."""
-
-    run: int
-    failing: Failing
-
-
-class Gone(Message, frozen=True):
-    """A rank has ended."""
-
-    run: int
-    left: Left
+    news: Sequence[News]
+    progress: int | None
+    """As a new look found it; None where there was none."""
 
 
 class Answered(Message, frozen=True):
     """What the ranks were doing."""
 
-    run: int
-    answers: Answers
+    doing: Mapping[int, Doing]
 
 
 class Kept(Message, frozen=True):
     """A file that a rank left: its log, or a trace."""
 
-    run: int
     name: str
     content: bytes
 
 
 class Ended(Message, frozen=True):
-    """How each rank ended; comes after its files."""
+    """How each rank ended; the last that is said of a cell's ranks."""
 
-    run: int
     ends: list[RankEnd]
 
 
-class CannotStart(Message, frozen=True):
-    """The ranks could not be started."""
-
-    run: int
-    why: str
-
-
-ToLauncher = Hello | Beat | StoreAt | Seen | Began | Failed | Gone | Answered | Kept | Ended | CannotStart
+ToLauncher = Hello | Told | Answered | Kept | Ended
 
 
 class MessageError(ValueError):

@@ -8,16 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from types import TracebackType
-from typing import IO, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
 
 NODE_LIST = "SLURM_JOB_NODELIST"
-NODE_ID = "SLURM_NODEID"
 NODE_NAME = "SLURMD_NODENAME"
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 LEAVE_S = 8.0
@@ -77,47 +74,48 @@ def _scontrol(*words: str) -> str:
     return said.stdout
 
 
-class SlurmAgents:
-    """The job steps in which agents run."""
+@contextmanager
+def slurm_agents(
+    nodes: Sequence[str], words: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[Callable[[], None]]:
+    """An agent on each node, in a job step; `words` are its arguments. At the end all have left or are ended.
 
-    def __init__(self, nodes: Sequence[str], words: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start one on each node; `words` are an agent's arguments."""
-        self._logs: dict[str, IO[bytes]] = {}
-        self._steps: dict[str, subprocess.Popen[bytes]] = {}
-        for node in nodes:
-            self._logs[node] = tempfile.TemporaryFile()  # noqa: SIM115  closed with its step
-            self._steps[node] = subprocess.Popen(  # noqa: S603  fixed words, no shell
-                [*_srun(node, os.environ), *AGENT, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=self._logs[node],
-                stderr=subprocess.STDOUT,
-                env={**_for_steps(os.environ), **environment},
-                start_new_session=True,  # a terminal's Ctrl-C is the launcher's to answer
-            )
+    What is yielded raises ConfigError for an agent that has ended, when none should.
+    """
+    steps: dict[str, subprocess.Popen[bytes]] = {}
+    with ExitStack() as open_files:
+        logs = {node: open_files.enter_context(tempfile.TemporaryFile()) for node in nodes}
 
-    def __enter__(self) -> Self:
-        return self
+        def refuse_ended() -> None:
+            for node, step in steps.items():
+                if step.poll() is not None:
+                    logs[node].seek(0)
+                    said = _last(logs[node].read()[-LOG_BYTES:].decode(errors="replace"))
+                    raise ConfigError(f"node {node}: its agent ended, exit code {step.returncode}: {said}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Wait until all have left; what has not by then is ended."""
-        _wait(self._steps.values(), LEAVE_S)
-        for signalled in (subprocess.Popen.terminate, subprocess.Popen.kill):
-            late = [step for step in self._steps.values() if step.poll() is None]
-            for step in late:
-                signalled(step)
-            _wait(late, END_S)
-        for log in self._logs.values():
-            log.close()
+        try:
+            for node in nodes:
+                steps[node] = subprocess.Popen(  # noqa: S603  fixed words, no shell
+                    [*_srun(node, os.environ), *AGENT, *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=logs[node],
+                    stderr=subprocess.STDOUT,
+                    env={**_for_steps(os.environ), **environment},
+                    start_new_session=True,  # a terminal's Ctrl-C is the launcher's to answer
+                )
+            yield refuse_ended
+        finally:
+            _end(steps.values())
 
-    def refuse_ended(self) -> None:
-        """Raises ConfigError for an agent that has ended; only while all are to come or to stay."""
-        for node, step in self._steps.items():
-            if step.poll() is not None:
-                self._logs[node].seek(0)
-                said = self._logs[node].read()[-LOG_BYTES:].decode(errors="replace")
-                raise ConfigError(f"node {node}: its agent ended, exit code {step.returncode}: {_last(said)}")
+
+def _end(steps: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Wait until all have left; what has not by then is ended."""
+    _wait(steps, LEAVE_S)
+    for signalled in (subprocess.Popen.terminate, subprocess.Popen.kill):
+        late = [step for step in steps if step.poll() is None]
+        for step in late:
+            signalled(step)
+        _wait(late, END_S)
 
 
 def _wait(steps: Iterable[subprocess.Popen[bytes]], within_s: float) -> None:

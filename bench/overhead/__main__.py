@@ -31,8 +31,7 @@ def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -
     """Print the costs, and what is missed of the goals; exit 1 where something is."""
     arguments = _arguments(words)
     is_short = arguments.short
-    # Steps run under DDP: DeepSpeed, which takes long to import, is for cells.
-    launcher = launcher or Launcher(() if is_short else None)
+    launcher = launcher or Launcher()
     try:
         repeats = values.whole("--repeats", arguments.repeats)
         cell = resolve(composed(*CELL_WORDS, *arguments.words), this_machine())

@@ -1,4 +1,4 @@
-"""The device of a rank: which GPU, NCCL's and the allocator's settings, its unused memory, its end."""
+"""The device of a rank: which GPU, settings of NCCL and the allocator, unused memory, its end, its ranges."""
 
 from __future__ import annotations
 
@@ -93,3 +93,19 @@ def finish_together(device: torch.device) -> None:
     store = _get_default_store()
     store.set(f"bench/done/{dist.get_rank()}", "")
     store.wait([f"bench/done/{rank}" for rank in range(dist.get_world_size())])
+
+
+class NvtxRanges:
+    """What a rank does, and in it the phase of its step, for Nsight Systems: one range after another.
+
+    Ranges are ended by number and not nested, as autograd's own thread may begin a phase.
+    """
+
+    def __init__(self) -> None:
+        self._open: int | None = None
+
+    def enter(self, phase: str, step_phase: str | None) -> None:
+        """End the last range and begin `timing backward`, or `build` outside of a step."""
+        if self._open is not None:
+            torch.cuda.nvtx.range_end(self._open)
+        self._open = torch.cuda.nvtx.range_start(" ".join(filter(None, (phase, step_phase))))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
 
 class WrongResultError(RuntimeError):
     """Raised on every rank when a check made before timing fails; its text names the first divergence."""
@@ -21,8 +23,7 @@ class RefusedError(RuntimeError):
     """Raised on every rank that cannot do what the cell asks for, before any step; its text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, tag=True):
     """What a rank has begun."""
 
     pass_name: str

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _REQUESTED = re.compile(
@@ -14,40 +13,33 @@ _REQUESTED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """A pattern in an error's text that means that memory ran out."""
-
-    pattern: re.Pattern[str]
-    memory: str
-    """`device` or `host`."""
-    only_limited: bool = False
-    """Whether it means so only in a cell whose memory is limited."""
-
-
-LIMITED = True
 # Searched in the whole text: TorchScript puts the allocator's line at the end of its own.
-SIGNS: Sequence[Sign] = (
-    Sign(re.compile(r"(CUDA|HIP) out of memory"), "device"),
-    Sign(re.compile(r"(CUDA|HIP)( driver)? error: out of memory"), "device"),
-    Sign(re.compile(r"C(UBLAS|UDNN|USOLVER|UFFT|USPARSE)_(STATUS_)?ALLOC_FAILED"), "device"),
-    Sign(re.compile(r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), "device"),
-    Sign(re.compile(r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), "host"),
-    Sign(re.compile(r"Cuda failure.{0,20}out of memory", re.IGNORECASE), "device"),
-    Sign(re.compile(r"Failed to CUDA calloc"), "device"),
-    Sign(re.compile(r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"), "device"),
-    Sign(re.compile(r"DefaultCPUAllocator: can't allocate memory"), "host"),
-    Sign(re.compile(r"DefaultCPUAllocator: not enough memory"), "host"),
-    Sign(re.compile(r"std::bad_alloc"), "host"),
-    Sign(re.compile(r"Cannot allocate memory \(12\)|\[Errno 12\]"), "host"),
-    Sign(re.compile(r"cannot allocate memory for thread-local data"), "host"),
-    # A thread's stack counts as data. One that cannot be made may end in C++'s abort.
-    Sign(re.compile(r"can't start new thread|Thread creation failed|pthread_create"), "host", LIMITED),
-    Sign(re.compile(r"terminate called without an active exception"), "host", LIMITED),
-    Sign(re.compile(r"Resource temporarily unavailable|\[Errno 11\]"), "host", LIMITED),
-    # oneDNN, where there is no room for the code it generates or for its scratchpad.
-    Sign(re.compile(r"could not (create|execute) a (primitive|memory)"), "host", LIMITED),
+DEVICE_SIGNS = (
+    r"(CUDA|HIP) out of memory",
+    r"(CUDA|HIP)( driver)? error: out of memory",
+    r"C(UBLAS|UDNN|USOLVER|UFFT|USPARSE)_(STATUS_)?ALLOC_FAILED",
+    r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    r"(?i:Cuda failure.{0,20}out of memory)",
+    r"Failed to CUDA calloc",
+    r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
 )
+HOST_SIGNS = (
+    r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    r"DefaultCPUAllocator: can't allocate memory",
+    r"DefaultCPUAllocator: not enough memory",
+    r"std::bad_alloc",
+    r"Cannot allocate memory \(12\)|\[Errno 12\]",
+    r"cannot allocate memory for thread-local data",
+)
+LIMITED_SIGNS = (
+    # A thread's stack counts as data. One that cannot be made may end in C++'s abort.
+    r"can't start new thread|Thread creation failed|pthread_create",
+    r"terminate called without an active exception",
+    r"Resource temporarily unavailable|\[Errno 11\]",
+    # oneDNN, where there is no room for the code it generates or for its scratchpad.
+    r"could not (create|execute) a (primitive|memory)",
+)
+"""Of the host's memory, only in a cell whose memory is limited."""
 KINDS = {"OutOfMemoryError": "device", "MemoryError": "host"}
 
 
@@ -56,10 +48,10 @@ def memory_of_text(text: str, *, limited: bool = False) -> str | None:
 
     The word "memory" alone means nothing. `limited`: the cell had a memory limit.
     """
-    found = (
-        sign.memory for sign in SIGNS if (limited or not sign.only_limited) and sign.pattern.search(text)
-    )
-    return next(found, None)
+    if any(re.search(sign, text) for sign in DEVICE_SIGNS):
+        return "device"
+    signs = (*HOST_SIGNS, *(LIMITED_SIGNS if limited else ()))
+    return "host" if any(re.search(sign, text) for sign in signs) else None
 
 
 def memory_of_error(error: BaseException, *, limited: bool = False) -> str | None:

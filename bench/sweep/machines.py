@@ -12,7 +12,7 @@ from bench.config import ConfigError
 from bench.nodes.gathering import Gathering
 from bench.nodes.interface import address_of_this_machine
 from bench.nodes.link import KEY
-from bench.nodes.slurm import SlurmAgents, allocated_nodes, own_address
+from bench.nodes.slurm import allocated_nodes, own_address, slurm_agents
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.placement import GATHERED
@@ -38,7 +38,7 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
     cluster = raw["cluster"]["name"]
     runs = any(each.cell.mode == "measure" for each in plan.cells)
     if cluster not in GATHERED or not runs:
-        yield Launcher(plan.packages)
+        yield Launcher()
         return
     meeting = _meeting(raw["cluster"], max(each.cell.cluster.nodes for each in plan.cells))
     key = os.environ.get(KEY, "").encode()
@@ -47,7 +47,7 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
         STARTS[cluster](gathering, meeting, say),
     ):
         try:
-            yield Launcher(plan.packages, gathering.nodes)
+            yield Launcher(gathering.nodes)
         finally:
             gathering.leave()
 
@@ -82,9 +82,9 @@ def _by_slurm(gathering: Gathering, meeting: Meeting, say: Say) -> Iterator[None
             f"cluster.nodes={meeting.nodes}: the allocation has {len(names)}; write cluster.nodes=auto, or"
             f" allocate {meeting.nodes}"
         )
-    with SlurmAgents(names[: meeting.nodes], gathering.arguments, gathering.environment) as agents:
+    with slurm_agents(names[: meeting.nodes], gathering.arguments, gathering.environment) as refuse_ended:
         try:
-            gathering.wait_for(meeting.nodes, meeting.wait_s, say, agents.refuse_ended)
+            gathering.wait_for(meeting.nodes, meeting.wait_s, say, refuse_ended)
             yield
         finally:
             gathering.leave()

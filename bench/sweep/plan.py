@@ -15,7 +15,7 @@ from bench.experiments.max_length import Grow
 from bench.record import Role
 from bench.request import values
 from bench.request.choices import Raw
-from bench.request.legality import needed_packages, refusal
+from bench.request.legality import refusal
 from bench.request.lone_rank import for_lone_ranks
 from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
@@ -52,12 +52,6 @@ class Plan:
     """What a person should know of the repeats."""
     notes: tuple[str, ...] = ()
     """What was chosen and left out."""
-
-    @property
-    def packages(self) -> frozenset[str]:
-        """The packages of others that some of the cells need."""
-        cells = {planned.cell.cell_id: planned.cell for planned in self.cells}.values()
-        return frozenset(package for cell in cells for package in needed_packages(cell).values())
 
     @property
     def roles(self) -> dict[str, Role]:

@@ -38,7 +38,7 @@ SELF_EXPLAINING = frozenset(
 """Settings whose values say by themselves what they are of."""
 
 
-class Progress:
+class Progress(Listener):
     """Follows one sweep on one console; `now_s` is a clock, `estimate` what is known of its steps before."""
 
     def __init__(

@@ -19,7 +19,6 @@ from bench.cell.trajectory import Trajectories
 from bench.command import again_command, tool_words
 from bench.config import ConfigError, ExitCode, Resume, RunConfig
 from bench.node.lease import gpus_of, lease
-from bench.node.server import refuse_no_docstrings
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import Record, Status, is_finding
 from bench.request.legality import refusal
@@ -65,8 +64,6 @@ def run_plan(
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
     refuse_another_sweep(plan)
     interrupts = interrupts or Interrupts()
-    if any(each.cell.mode in RUNS for each in plan.cells):
-        refuse_no_docstrings()
     with Store(plan.folder) as store, ExitStack() as held:
         before = store.read()
         _refuse_records(plan, before)

@@ -1,15 +1,13 @@
-"""What is wrong only in the cell's own engine, whole model or checkpointing: entries."""
+"""What is wrong only in the cell's own engine, whole model or checkpointing: faults."""
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import dropout
 
-from bench.node.worker import run_cell
 from bench.training.engines import DDP, FSDP2, Zero3
 from tests.fault_classes.tampering import change_the_model, wrap
 
 
-def keep_the_last_micro_step_only(job, log):
+def keep_the_last_micro_step_only(job):
     """ZeRO-3 that overwrites gradients where it should add them up."""
     last = []
 
@@ -19,35 +17,14 @@ def keep_the_last_micro_step_only(job, log):
 
     wrap(Zero3, "micro_step", micro_step)
     wrap(Zero3, "backward", lambda plain, self, loss: plain(self, loss * float(last[0])))
-    return run_cell(job, log)
 
 
-def ignore_the_loss_of_rank_1(job, log):
-    wrap(FSDP2, "backward", lambda plain, self, loss: plain(self, loss * float(job.rank != 1)))
-    return run_cell(job, log)
-
-
-def sum_gradients_instead_of_averaging(job, log):
-    """FSDP that divides by nothing what it adds up over ranks."""
-
-    def built(plain, self, *words):
-        plain(self, *words)
-        for module in self.module.modules():
-            if isinstance(module, FSDPModule):
-                module.set_force_sum_reduction_for_comms(True)
-                module.set_gradient_divide_factor(1.0)
-
-    wrap(FSDP2, "__init__", built)
-    return run_cell(job, log)
-
-
-def enlarge_gradients_a_little(job, log):
+def enlarge_gradients_a_little(job):
     """All by the same 0.75 %, which is less than what rounding does to single numbers."""
     wrap(FSDP2, "backward", lambda plain, self, loss: plain(self, 1.0075 * loss))
-    return run_cell(job, log)
 
 
-def lose_the_gradient_of_a_matrix(job, log):
+def lose_the_gradient_of_a_matrix(job):
     def built(plain, self, model, layers, *words):
         def losing():
             for layer in layers:
@@ -57,10 +34,9 @@ def lose_the_gradient_of_a_matrix(job, log):
         plain(self, model, losing(), *words)
 
     wrap(Zero3, "__init__", built)
-    return run_cell(job, log)
 
 
-def freeze_a_matrix(job, log):
+def freeze_a_matrix(job):
     """It has no gradient at all."""
 
     def built(plain, self, model, *words):
@@ -68,28 +44,14 @@ def freeze_a_matrix(job, log):
         plain(self, model, *words)
 
     wrap(FSDP2, "__init__", built)
-    return run_cell(job, log)
 
 
-def never_reduce(job, log):
+def never_reduce(job):
     """Every rank of a DDP that never meets the others."""
     wrap(DDP, "micro_step", lambda plain, self, *, last: plain(self, last=False))
-    return run_cell(job, log)
 
 
-def recompute_with_other_positions(job, log):
-    """Checkpointing whose second forward turns queries and keys by their neighbours' positions."""
-
-    def forward(plain, *words, position_embeddings, **keywords):
-        if _is_backward():
-            position_embeddings = tuple(each.roll(1, dims=1) for each in position_embeddings)
-        return plain(*words, position_embeddings=position_embeddings, **keywords)
-
-    change_the_model(lambda model: wrap(model.model.model.layers[0].self_attn, "forward", forward))
-    return run_cell(job, log)
-
-
-def recompute_with_dropout(job, log):
+def recompute_with_dropout(job):
     """Checkpointing whose second forward drops a tenth of an MLP's input, which the first one kept.
 
     As a sum with a constant: a dropout in the graph torch itself refuses, as it saves a mask.
@@ -100,7 +62,6 @@ def recompute_with_dropout(job, log):
         return plain(hidden + (dropped if _is_backward() else torch.zeros_like(dropped)))
 
     change_the_model(lambda model: wrap(model.model.model.layers[0].mlp, "forward", forward))
-    return run_cell(job, log)
 
 
 def _is_backward():

@@ -1,11 +1,10 @@
-"""What is right in the first step and wrong in a later one, or wrong in the optimizer: entries."""
+"""What is right in the first step and wrong in a later one, or wrong in the optimizer: faults."""
 
 import torch
 from torch import nn
 
 from bench.config import OptimizerConfig
-from bench.node.worker import run_cell
-from bench.training.engines import DDP, FSDP2, Zero3
+from bench.training.engines import DDP, Zero3
 from bench.training.optimizer import Updater
 from bench.training.trainers.native import NativeTrainer
 from tests.fault_classes.tampering import steps_begun, wrap
@@ -13,49 +12,32 @@ from tests.fault_classes.tampering import steps_begun, wrap
 FROM_STEP = 2
 
 
-def fetch_the_others_data_later(job, log):
-    """One data-parallel rank trains on what the other has."""
-
-    def fetch(plain, self, number, seq_len):
-        groups, own = self.strategy.groups, self.strategy.groups.data_rank
-        object.__setattr__(groups, "data_rank", 0 if number >= FROM_STEP else own)
-        try:
-            return plain(self, number, seq_len)
-        finally:
-            object.__setattr__(groups, "data_rank", own)
-
-    wrap(NativeTrainer, "fetch", fetch)
-    return run_cell(job, log)
-
-
-def repeat_a_step_later(job, log):
+def repeat_a_step_later(job):
     """All ranks train on the tokens of step 1 again and again."""
     wrap(NativeTrainer, "fetch", lambda plain, self, number, seq_len: plain(self, min(number, 1), seq_len))
-    return run_cell(job, log)
 
 
-def skip_the_update_of_rank_1(job, log):
+def skip_the_update_of_rank_1(job):
     def update(plain, self):
         if job.rank == 1:
             _set_learning_rate(self.engine.optimizer.optimizer, 0.0)
         return plain(self)
 
     wrap(Zero3, "update", update)
-    return run_cell(job, log)
 
 
-def stop_learning_later(job, log):
-    """A schedule that has come to its end."""
-    _learn_later_at(0.0)
-    return run_cell(job, log)
+def learn_twice_as_fast_later(job):
+    begun = steps_begun()
+
+    def update(plain, self):
+        if begun and begun[-1] >= FROM_STEP:
+            _set_learning_rate(self.updater.optimizer, 2 * OptimizerConfig().learning_rate)
+        return plain(self)
+
+    wrap(DDP, "update", update)
 
 
-def learn_twice_as_fast_later(job, log):
-    _learn_later_at(2 * OptimizerConfig().learning_rate)
-    return run_cell(job, log)
-
-
-def drift_apart(job, log):
+def drift_apart(job):
     """Rank 1's replica learns a little faster."""
 
     def built(plain, self, *words):
@@ -65,21 +47,9 @@ def drift_apart(job, log):
         self.updater.schedule.base_lrs = [rate]
 
     wrap(DDP, "__init__", built)
-    return run_cell(job, log)
 
 
-def stop_reducing_later(job, log):
-    """From some step on each rank follows its own gradients."""
-    begun = steps_begun()
-
-    def micro_step(plain, self, *, last):
-        return plain(self, last=last and not (begun and begun[-1] >= FROM_STEP))
-
-    wrap(DDP, "micro_step", micro_step)
-    return run_cell(job, log)
-
-
-def clip_by_the_ranks_own_norm(job, log):
+def clip_by_the_ranks_own_norm(job):
     """The norm of a rank's shards in place of that of all."""
 
     def clip(self):
@@ -90,47 +60,15 @@ def clip_by_the_ranks_own_norm(job, log):
         return norm
 
     Updater.clip = clip
-    return run_cell(job, log)
 
 
-def never_clip(job, log):
+def never_clip(job):
     """Losses hardly show it: Adam divides by the gradient's size itself."""
 
     Updater.clip = lambda self: nn.utils.clip_grad_norm_(self.model.parameters(), torch.inf)
-    return run_cell(job, log)
 
 
-def clip_every_parameter_alone(job, log):
-    def clip(self):
-        norms = [nn.utils.clip_grad_norm_([p], self.max_grad_norm) for p in self.model.parameters()]
-        return torch.stack(norms).norm()
-
-    Updater.clip = clip
-    return run_cell(job, log)
-
-
-def forget_the_optimizers_state(job, log):
-    """Moments that begin anew in every step."""
-
-    def update(plain, self):
-        self.updater.optimizer.state.clear()
-        return plain(self)
-
-    wrap(DDP, "update", update)
-    return run_cell(job, log)
-
-
-def skip_one_parameter(job, log):
-    def built(plain, self, *words):
-        plain(self, *words)
-        group = self.updater.optimizer.param_groups[0]
-        group["params"] = group["params"][1:]
-
-    wrap(FSDP2, "__init__", built)
-    return run_cell(job, log)
-
-
-def undo_one_update(job, log):
+def undo_one_update(job):
     """The update of step 2 is lost on all ranks alike, and no other."""
     begun = steps_begun()
 
@@ -145,19 +83,6 @@ def undo_one_update(job, log):
         return plain(self)
 
     wrap(DDP, "update", update)
-    return run_cell(job, log)
-
-
-def _learn_later_at(rate):
-    begun = steps_begun()
-
-    def update(plain, self):
-        if begun and begun[-1] >= FROM_STEP:
-            _set_learning_rate(self.updater.optimizer, rate)
-        return plain(self)
-
-    wrap(DDP, "update", update)
-    wrap(FSDP2, "update", update)
 
 
 def _set_learning_rate(optimizer, rate):

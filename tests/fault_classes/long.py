@@ -1,84 +1,48 @@
-"""What is right up to the 1,024 tokens of the short checks and wrong beyond them: entries."""
-
-from dataclasses import dataclass
-
-import torch
-from torch.nn.functional import scaled_dot_product_attention
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+"""What is right up to the 1,024 tokens of the short checks and wrong beyond them: faults."""
 
 import bench.strategies.ring.attention as ring
-import bench.strategies.ulysses.attention as ulysses
-from bench.attention.rotation import Arriving
-from bench.node.worker import run_cell
 from bench.passes.objective.section import MAX_TOKENS
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.loss import ModelWithLoss
-from bench.training.models import TORCH_DTYPES
-from tests.fault_classes.tampering import change_the_model, replace_attention, wrap
+from tests.fault_classes.tampering import change_the_model, is_long, replace_attention, wrap
 
 
-@dataclass(frozen=True)
-class Stale:
-    """A hop that brings what was sent."""
+def scale_the_scores(job):
+    """By 5 %, which is within the floor of a comparison by maxima."""
 
-    arriving: Arriving
+    def scaled(plain, self, q, k, v, causal):
+        return plain(self, q * 1.05, k, v, causal=causal)
 
-    def wait(self):
-        self.arriving.wait()
-        return self.arriving.handed.sent[0]
+    replace_attention(job, scaled, is_long)
 
 
-def keep_own_keys_instead_of_received_ones(job, log):
-    """A stale hop: what was received is never looked at. Gradients, in float32, take the right way."""
-
-    def rotate(plain, tensor, group):
-        arriving = plain(tensor, group)
-        is_long = tensor.shape[3] * group.size() > MAX_TOKENS
-        is_of_keys = tensor.dtype == TORCH_DTYPES[job.cell.dtype]
-        return Stale(arriving) if is_long and is_of_keys else arriving
-
-    wrap(ring, "rotate", rotate)
-    return run_cell(job, log)
+def forget_the_mask(job):
+    replace_attention(job, lambda plain, self, *qkv: plain(self, *qkv[:3], causal=False), is_long)
 
 
-def see_the_last_1024_tokens_only(job, log):
-    """A sliding window that nobody asked for."""
-
-    def attend(plain, q, k, v, *, kernel, causal):
-        positions = torch.arange(q.shape[2])
-        distance = positions[:, None] - positions
-        window = (distance >= 0) & (distance < MAX_TOKENS)
-        if q.shape[2] <= MAX_TOKENS:
-            return plain(q, k, v, kernel=kernel, causal=causal)
-        return scaled_dot_product_attention(q, k, v, attn_mask=window, enable_gqa=True)
-
-    wrap(ulysses, "attend", attend)
-    return run_cell(job, log)
-
-
-def lose_the_gradient_of_the_keys(job, log):
-    """The gradient that reaches K is zero."""
-    replace_attention(
-        job,
-        lambda self, q: q.shape[2] * self.cell.sp_degree > MAX_TOKENS,
-        lambda plain, self, q, k, v, causal: plain(self, q, k.detach() + 0 * k, v, causal=causal),
-    )
-    return run_cell(job, log)
-
-
-def enlarge_the_gradient_of_the_keys_by_a_tenth(job, log):
-    """Which no identity over all tokens tells from rounding in 16 bit."""
-
+def _enlarge_gradients(job, by, *, of_keys):
     def enlarged(plain, self, q, k, v, causal):
-        k = k.view_as(k)
-        k.register_hook(lambda gradient: gradient * 1.1)
+        k, v = k.view_as(k), v.view_as(v)
+        (k if of_keys else v).register_hook(lambda gradient: gradient * by)
         return plain(self, q, k, v, causal=causal)
 
-    replace_attention(job, lambda self, q: q.shape[2] * self.cell.sp_degree > MAX_TOKENS, enlarged)
-    return run_cell(job, log)
+    replace_attention(job, enlarged, is_long)
 
 
-def lose_a_hop_of_the_keys_of_one_head(job, log):
+def enlarge_the_gradient_of_the_keys(job):
+    _enlarge_gradients(job, 3, of_keys=True)
+
+
+def enlarge_the_gradient_of_the_values(job):
+    _enlarge_gradients(job, 3, of_keys=False)
+
+
+def enlarge_the_gradient_of_the_keys_by_a_tenth(job):
+    """Which no identity over all tokens tells from rounding in 16 bit."""
+    _enlarge_gradients(job, 1.1, of_keys=True)
+
+
+def lose_a_hop_of_the_keys_of_one_head(job):
     """Rank 0's queries add nothing to the gradient of the other rank's keys, of the last KV head."""
 
     def backward(plain, kernel, dout, q, k, *rest, causal, scale):
@@ -89,10 +53,9 @@ def lose_a_hop_of_the_keys_of_one_head(job, log):
         return dq, dk, dv
 
     wrap(ring, "kernel_backward", backward)
-    return run_cell(job, log)
 
 
-def cut_the_loss_of_rank_1(job, log):
+def cut_the_loss_of_rank_1(job):
     """The second half of its tokens counts for nothing, after what entered the model was noted."""
 
     def built(plain, self, *words):
@@ -108,10 +71,9 @@ def cut_the_loss_of_rank_1(job, log):
         self.loss_sum = cut
 
     wrap(ModelWithLoss, "__init__", built)
-    return run_cell(job, log)
 
 
-def feed_other_tokens_than_noted(job, log):
+def feed_other_tokens_than_noted(job):
     """The embedding looks up each token's successor, after what entered the model was noted."""
 
     def embed(plain, ids):
@@ -119,14 +81,3 @@ def feed_other_tokens_than_noted(job, log):
         return plain(ids.roll(-1, dims=1) if is_long else ids)
 
     change_the_model(lambda model: wrap(model.model.model.embed_tokens, "forward", embed))
-    return run_cell(job, log)
-
-
-def stop_counting_positions(job, log):
-    """Every token after the 1,024th has the same position, inside of the model."""
-    wrap(
-        Qwen3RotaryEmbedding,
-        "forward",
-        lambda plain, self, x, position_ids: plain(self, x, position_ids.clamp(max=MAX_TOKENS - 1)),
-    )
-    return run_cell(job, log)

@@ -1,21 +1,19 @@
-"""Numbers that are not finite, in one place, on one rank or in one step: entries."""
+"""Numbers that are not finite, in one place, on one rank or in one step: faults."""
 
 from dataclasses import replace
 
 import torch
 
-from bench.node.worker import run_cell
-from bench.passes.parity.section import MAX_TOKENS
 from bench.passes.rank_pass import Measurement
 from bench.training.engines import DDP, FSDP2
 from bench.training.trainers.native import NativeTrainer
-from tests.fault_classes.tampering import replace_attention, steps_begun, wrap
+from tests.fault_classes.tampering import is_long, replace_attention, steps_begun, wrap
 
 LAST_STEP = 5
 """Of a cell with one warm-up step and four timed ones: the inspected one."""
 
 
-def overflow_a_gradient_of_rank_1(job, log):
+def overflow_a_gradient_of_rank_1(job):
     """One number of one gradient, in every step of the cell's own engine, before it is reduced."""
 
     def built(plain, self, model, *words):
@@ -30,10 +28,9 @@ def overflow_a_gradient_of_rank_1(job, log):
         )
 
     wrap(FSDP2, "__init__", built)
-    return run_cell(job, log)
 
 
-def overflow_the_loss_of_rank_1_in_step_1(job, log):
+def overflow_the_loss_of_rank_1_in_step_1(job):
     """Reported and trained on."""
 
     def step(plain, self, number, seq_len):
@@ -42,24 +39,9 @@ def overflow_the_loss_of_rank_1_in_step_1(job, log):
         return replace(outcome, loss_sum=outcome.loss_sum + torch.inf) if is_lost else outcome
 
     wrap(NativeTrainer, "step", step)
-    return run_cell(job, log)
 
 
-def lose_a_parameter_in_the_last_step(job, log):
-    """One number of one replica, after the last gradient was taken."""
-    begun = steps_begun()
-
-    def update(plain, self):
-        norm = plain(self)
-        if begun and begun[-1] == LAST_STEP and job.rank == 1:
-            next(self.model.parameters()).data.view(-1)[0] = torch.nan
-        return norm
-
-    wrap(DDP, "update", update)
-    return run_cell(job, log)
-
-
-def lose_a_parameter_everywhere(job, log):
+def lose_a_parameter_everywhere(job):
     """The same number of every replica."""
     begun = steps_begun()
 
@@ -70,10 +52,9 @@ def lose_a_parameter_everywhere(job, log):
         return norm
 
     wrap(DDP, "update", update)
-    return run_cell(job, log)
 
 
-def overflow_a_gradient_later(job, log):
+def overflow_a_gradient_later(job):
     """One number of rank 1's gradient of step 3, after ranks have met; its loss is right."""
     begun = steps_begun()
 
@@ -83,7 +64,6 @@ def overflow_a_gradient_later(job, log):
             next(self.model.parameters()).grad.view(-1)[0] = torch.inf
 
     wrap(DDP, "backward", backward)
-    return run_cell(job, log)
 
 
 def _after_the_last_step(change):
@@ -96,7 +76,7 @@ def _after_the_last_step(change):
     wrap(Measurement, "parts", taken)
 
 
-def lose_a_second_moment_of_rank_1(job, log):
+def lose_a_second_moment_of_rank_1(job):
     """One number that the optimizer keeps of one parameter."""
 
     def lost(engine):
@@ -105,10 +85,9 @@ def lose_a_second_moment_of_rank_1(job, log):
             state.view(-1)[0] = torch.inf
 
     _after_the_last_step(lost)
-    return run_cell(job, log)
 
 
-def lose_the_momentum_everywhere(job, log):
+def lose_the_momentum_everywhere(job):
     """All numbers of the last parameter, on every rank."""
 
     def lost(engine):
@@ -116,10 +95,9 @@ def lose_the_momentum_everywhere(job, log):
         state.fill_(torch.nan)
 
     _after_the_last_step(lost)
-    return run_cell(job, log)
 
 
-def lose_a_parameter_after_all_steps(job, log):
+def lose_a_parameter_after_all_steps(job):
     """One number of rank 0's shard, after the traced steps too."""
 
     def lost(engine):
@@ -128,36 +106,72 @@ def lose_a_parameter_after_all_steps(job, log):
             shard.data.view(-1)[0] = -torch.inf
 
     _after_the_last_step(lost)
-    return run_cell(job, log)
 
 
-def _at_load(job, log, engine, rank):
-    """One number of one parameter, once an engine has the model."""
+def lose_a_parameter_of_rank_1_at_load(job):
+    """One number of one replica, once its engine has the model."""
 
     def built(plain, self, *words):
         plain(self, *words)
-        if job.rank == rank:
+        if job.rank == 1:
             _, shard = next(self.shards())
             shard.view(-1)[0] = torch.nan
 
-    wrap(engine, "__init__", built)
-    return run_cell(job, log)
+    wrap(DDP, "__init__", built)
 
 
-def lose_a_parameter_of_rank_1_at_load(job, log):
-    """Of one replica."""
-    return _at_load(job, log, DDP, 1)
-
-
-def lose_a_shard_of_rank_0_at_load(job, log):
-    return _at_load(job, log, FSDP2, 0)
-
-
-def lose_all_gradients_of_long_sequences(job, log):
+def lose_all_gradients_of_long_sequences(job):
     """By an output that overflows; DeepSpeed then updates nothing, and its optimizer has no state."""
 
     def spoiled(plain, self, q, k, v, causal):
         return plain(self, q, k, v, causal=causal) + torch.inf
 
-    replace_attention(job, lambda self, q: q.shape[2] * self.cell.sp_degree > MAX_TOKENS, spoiled)
-    return run_cell(job, log)
+    replace_attention(job, spoiled, is_long)
+
+
+def lose_what_follows_the_512th_token(job):
+    """Of the output, which no shorter sequence shows."""
+
+    def spoiled(plain, self, q, k, v, causal):
+        out = plain(self, q, k, v, causal=causal)
+        positions = torch.arange(q.shape[2]) + self.groups.sequence_rank * q.shape[2]
+        return torch.where((positions >= 512)[:, None], torch.nan, out)
+
+    replace_attention(job, spoiled)
+
+
+def _without_a_row(x):
+    x = x.clone()
+    x[:, -1, 2] = torch.nan
+    return x
+
+
+def lose_one_token_between_the_sampled_ones(job):
+    """One row of rank 1's output, which is none of those compared with float64."""
+
+    def spoiled(plain, self, q, k, v, causal):
+        return _without_a_row(plain(self, q, k, v, causal=causal))
+
+    replace_attention(job, spoiled, lambda self, q: self.groups.rank == 1 and is_long(self, q))
+
+
+def _lose_a_row_of_the_value_gradient(job, *, watched):
+    """On rank 1, under the harness's own watch or without."""
+
+    def spoiled(plain, self, q, k, v, causal):
+        v = v.view_as(v)
+        v.register_hook(_without_a_row)
+        return plain(self, q, k, v, causal=causal)
+
+    def is_where(self, q):
+        return self.groups.rank == 1 and is_long(self, q) and (self.watch is not None) == watched
+
+    replace_attention(job, spoiled, is_where)
+
+
+def lose_a_row_of_the_value_gradient_under_the_clock(job):
+    _lose_a_row_of_the_value_gradient(job, watched=False)
+
+
+def lose_a_row_of_the_value_gradient_while_inspected(job):
+    _lose_a_row_of_the_value_gradient(job, watched=True)

@@ -1,10 +1,25 @@
-"""How a fault is put into a rank: something of ours is replaced by what may call the plain one, or not."""
+"""How a fault is put into a rank: something of ours is replaced by what may call the plain one, or not.
+
+A fault is a function of a rank's job; `partial(tampered, fault)` is an entry that a launcher runs.
+"""
 
 import functools
 
+from bench.node.worker import run_cell
+from bench.passes.objective.section import MAX_TOKENS
 from bench.strategies import runnable
 from bench.training.trainers.native import NativeTrainer
 from bench.workloads import train
+
+
+def tampered(fault, job, log):
+    """A rank's whole life after the fault."""
+    fault(job)
+    return run_cell(job, log)
+
+
+def nothing(job):
+    """In cells that make one of the known mistakes."""
 
 
 def wrap(owner, name, wrapper):
@@ -18,7 +33,7 @@ def wrap(owner, name, wrapper):
     setattr(owner, name, wrapped)
 
 
-def replace_attention(job, is_wrong, wrong):
+def replace_attention(job, wrong, is_wrong=lambda *_: True):
     """Attention is `wrong(plain, self, q, k, v, causal)` wherever `is_wrong(self, q)`."""
 
     def attention(plain, self, q, k, v, *, causal=True):
@@ -27,6 +42,11 @@ def replace_attention(job, is_wrong, wrong):
         return plain(self, q, k, v, causal=causal)
 
     wrap(runnable(job.cell.strategy), "attention", attention)
+
+
+def is_long(self, q):
+    """Beyond what the short checks see."""
+    return q.shape[2] * self.cell.sp_degree > MAX_TOKENS
 
 
 def steps_begun():

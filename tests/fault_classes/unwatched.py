@@ -1,8 +1,9 @@
-"""What is right only while somebody looks: entries."""
+"""What is right only while somebody looks: faults."""
 
 import torch
 
-from bench.node.worker import run_cell
+import bench.strategies.ulysses.attention as ulysses
+from bench.passes.objective.section import MAX_TOKENS
 from bench.strategies.local.attention import LocalAttention
 from bench.workloads.attention import Attention
 from tests.fault_classes.tampering import replace_attention, steps_begun, wrap
@@ -24,34 +25,41 @@ def _is_looked_at(self):
     return modes or torch.autograd._profiler_enabled() or self.watch is not None
 
 
-def be_right_before_the_first_step_only(job, log):
+def be_right_before_the_first_step_only(job):
     """In all short checks, that is."""
     begun = steps_begun()
-    replace_attention(job, lambda *_: begun, _exchange_and_attend_locally)
-    return run_cell(job, log)
+    replace_attention(job, _exchange_and_attend_locally, lambda *_: begun)
 
 
-def be_right_in_the_first_step_only(job, log):
+def be_right_in_the_first_step_only(job):
     begun = steps_begun()
-    replace_attention(job, lambda *_: begun and begun[-1] > 0, _exchange_and_attend_locally)
-    return run_cell(job, log)
+    replace_attention(job, _exchange_and_attend_locally, lambda *_: begun and begun[-1] > 0)
 
 
-def be_right_while_looked_at_only(job, log):
+def be_right_while_looked_at_only(job):
     """In the short checks, under the watch, a dispatch mode and the profiler, with equal calls."""
     begun = steps_begun()
-    replace_attention(job, lambda self, _: begun and not _is_looked_at(self), _exchange_and_attend_locally)
-    return run_cell(job, log)
+    replace_attention(job, _exchange_and_attend_locally, lambda self, _: begun and not _is_looked_at(self))
 
 
-def exchange_while_looked_at_only(job, log):
+def exchange_while_looked_at_only(job):
     """The same, and the calls are left out."""
     begun = steps_begun()
-    replace_attention(job, lambda self, _: begun and not _is_looked_at(self), _attend_locally)
-    return run_cell(job, log)
+    replace_attention(job, _attend_locally, lambda self, _: begun and not _is_looked_at(self))
 
 
-def attend_locally_in_timed_calls(job, log):
+def exchange_only_while_inspected(job):
+    """Right in the checks of short sequences and under a dispatch mode; else nothing is sent."""
+
+    def lazy(plain, parts, group):
+        is_short = parts.shape[-2] * group.size() <= MAX_TOKENS
+        is_inspected = torch._C._len_torch_dispatch_stack() > 0
+        return plain(parts, group) if is_short or is_inspected else parts.contiguous()
+
+    wrap(ulysses, "_exchange", lazy)
+
+
+def attend_locally_in_timed_calls(job):
     """Where attention alone is measured: right in the parity pass and under the watch."""
     begun = []
 
@@ -60,5 +68,4 @@ def attend_locally_in_timed_calls(job, log):
         return plain(self, number)
 
     wrap(Attention, "step", step)
-    replace_attention(job, lambda self, _: begun and not _is_looked_at(self), _exchange_and_attend_locally)
-    return run_cell(job, log)
+    replace_attention(job, _exchange_and_attend_locally, lambda self, _: begun and not _is_looked_at(self))

@@ -1,4 +1,4 @@
-"""The server that ranks are forked from: what it imports for a plan, and what it makes of broken packages."""
+"""The server that ranks are forked from: what its processes run, and what it makes of broken packages."""
 
 import gc
 import json
@@ -8,50 +8,14 @@ import subprocess
 import sys
 import time
 from multiprocessing import forkserver
-from pathlib import Path
 from types import ModuleType
 
 import psutil
 import pytest
 
-from bench.cell.planned import PlannedCell
-from bench.config import Resume
 from bench.environment import REPOSITORY
 from bench.node.server import ForkServer
-from bench.sweep.plan import Plan
-from tests.cells import make_cell, tiny_cell
-
-DEEPSPEED = "bench.node.preload_deepspeed"
-PLANS = {
-    "none needs DeepSpeed": ([("strategy=local", "engine=ddp"), ("strategy=ring", "engine=fsdp2")], False),
-    "an engine does": ([("strategy=ring", "engine=ddp"), ("strategy=ring", "engine=zero3")], True),
-    "a strategy does": ([("strategy=deepspeed_ulysses", "engine=ddp")], True),
-    "attention alone has no engine": ([("workload=attention", "strategy=ring", "engine=zero3")], False),
-}
-
-
-@pytest.fixture
-def imported(monkeypatch):
-    """The modules that a server is told to import, which is not started."""
-    told = []
-    context = type(ForkServer()._context)
-    monkeypatch.setattr(context, "set_forkserver_preload", lambda _, modules: told.append(modules))
-    monkeypatch.setattr("bench.node.server.PRELOAD", "bench.node.preload")
-    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: None)
-    return told
-
-
-@pytest.mark.parametrize("case", PLANS)
-def test_the_server_imports_deepspeed_only_where_a_cell_needs_it(imported, case):
-    words, needs_it = PLANS[case]
-    cells = tuple(PlannedCell(make_cell(*each), repeat=0, order=0) for each in words)
-    ForkServer(Plan(cells, Path(), resume=Resume.NEVER).packages).warm()
-    assert imported == [[*([DEEPSPEED] if needs_it else []), "bench.node.preload"]]
-
-
-def test_without_a_plan_it_imports_what_any_cell_may_need(imported):
-    ForkServer().warm()
-    assert imported == [[DEEPSPEED, "bench.node.preload"]]
+from tests.cells import tiny_cell
 
 
 def test_a_process_of_the_server_does_not_run_the_command_s_main_module(tmp_path, launcher, monkeypatch):
@@ -102,7 +66,7 @@ from bench.config import RunConfig
 
 if __name__ == "__main__":
     cell = RunConfig.from_json(json.loads(sys.argv[1]))
-    for end in Launcher(packages=[]).run(cell, Path(sys.argv[2])):
+    for end in Launcher().run(cell, Path(sys.argv[2])):
         print(end.rank, end.failure["phase"], end.failure["kind"], end.failure["message"])
 """
 

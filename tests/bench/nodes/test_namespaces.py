@@ -59,22 +59,15 @@ def until(happens, within_s):
         time.sleep(0.1)
 
 
-HARMS = {
-    "a killed agent": lambda _, agents: agents[1].kill(),
-    "a cut link": lambda nodes, _: nodes.set_link(1, "down"),
-}
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_lost_node_is_a_record_within_ten_seconds_and_the_sweep_goes_on(cluster, tmp_path, harm):
+def test_a_cut_link_is_a_record_within_ten_seconds_and_the_sweep_goes_on(cluster, tmp_path):
     records = tmp_path / "records.jsonl"
-    with cluster.sweep(tmp_path, *FAST, *LONG, "measure.reference_budget_s=0") as (launcher, agents):
+    with cluster.sweep(tmp_path, *FAST, *LONG, "measure.reference_budget_s=0") as (launcher, _):
         until(lambda: len([*tmp_path.glob("cells/*")]) == 2, 240)  # the second cell needs both nodes
         time.sleep(10)
-        HARMS[harm](cluster.nodes, agents)
+        cluster.nodes.set_link(1, "down")
         harmed_s = time.monotonic()
         until(lambda: len(read_records(records)) == 2, 10)
-        print(f"{harm}: a record after {time.monotonic() - harmed_s:.1f} s")
+        print(f"a record after {time.monotonic() - harmed_s:.1f} s")
         said, _ = launcher.communicate(timeout=600)
         cluster.nodes.set_link(1, "up")
         assert launcher.returncode == 1, said

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,8 +23,6 @@ QUICK = (
 LONG_ENOUGH = ("seq_len=256", "dtype=fp32", "measure.steps=40", "measure.budget_s=60")
 """For a cell to be interrupted in the middle of its steps, some twenty seconds."""
 DETECTED_S = 10.0
-
-under_slurm = pytest.mark.usefixtures("cluster")
 
 
 @pytest.fixture(scope="module")
@@ -73,31 +72,25 @@ def wait_until(is_so, within_s, what):
         time.sleep(0.05)
 
 
-def processes_of(number):
-    """What still runs of a job, wherever it was started from."""
+def processes(name, value):
+    """All that run with this variable in their environment."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if (
-                process.environ().get("SLURM_JOB_ID") == str(number)
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
+        with suppress(psutil.Error):
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.Error:
-            continue
     return found
+
+
+def processes_of(number):
+    """What still runs of a job, wherever it was started from."""
+    return processes("SLURM_JOB_ID", str(number))
 
 
 def agent_on(node):
     """The process of an agent, by its node."""
-    for process in psutil.process_iter():
-        try:
-            of_node = process.environ().get("SLURMD_NODENAME") == node
-            if of_node and process.cmdline()[1:4] == ["-P", "-m", "bench.nodes"]:
-                return process
-        except psutil.Error:
-            continue
-    return None
+    agents = (each for each in processes("SLURMD_NODENAME", node) if "bench.nodes" in each.cmdline()[1:4])
+    return next(agents, None)
 
 
 def runs_ranks(node):
@@ -109,23 +102,10 @@ def runs_ranks(node):
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_the_documented_batch_script_runs_a_sweep_on_both_nodes(cluster, submitted, tmp_path):
+def test_the_documented_script_keeps_what_is_done_at_scancel_and_a_new_job_completes_it(
+    cluster, submitted, tmp_path
+):
     assert len(documented_script().splitlines()) <= 10
-    number = submitted(*QUICK, "seq_len=256,512", "strategy=ulysses,ring", "measure.steps=2", "sweep_dir=out")
-    job, said = cluster.wait_for(number, 180), (tmp_path / f"{number}.txt").read_text()
-    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), said
-    records = records_of(tmp_path / "out").values()
-    assert [(each["status"], each["config"]["cluster.nodes"]) for each in records] == [("ok", 2)] * 4
-    for record in records:
-        assert [node["host"] for node in record["environment"]["nodes"]] == list(NODES)
-        assert gpus_of_agents(record) == {GPUS}
-    assert (tmp_path / "out" / "report.html").stat().st_size > 0
-    assert processes_of(number) == []
-
-
-@pytest.mark.slow
-@pytest.mark.ranks
-def test_scancel_keeps_what_is_done_and_a_new_job_completes_it(cluster, submitted, tmp_path):
     words = (*QUICK, *LONG_ENOUGH, "strategy=local,ring", "sweep_dir=out")
     number = submitted(*words)
     wait_until(lambda: records_of(tmp_path / "out"), 120, "record")
@@ -142,8 +122,10 @@ def test_scancel_keeps_what_is_done_and_a_new_job_completes_it(cluster, submitte
     number = submitted(*words, "resume=true")
     job, said = cluster.wait_for(number, 180), (tmp_path / f"{number}.txt").read_text()
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), said
-    statuses = {each["config"]["strategy"]: each["status"] for each in records_of(tmp_path / "out").values()}
-    assert statuses == {"local": "ok", "ring": "ok"}
+    records = {each["config"]["strategy"]: each for each in records_of(tmp_path / "out").values()}
+    assert {name: each["status"] for name, each in records.items()} == {"local": "ok", "ring": "ok"}
+    assert [node["host"] for node in records["ring"]["environment"]["nodes"]] == list(NODES)
+    assert gpus_of_agents(records["ring"]) == {GPUS}
 
 
 @pytest.mark.slow

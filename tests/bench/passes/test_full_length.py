@@ -19,33 +19,8 @@ from bench.passes.full_length.rank import FullLengthPass
 from bench.passes.full_length.rows import rows
 from bench.passes.full_length.shards import Attention, Shards, drawn, first_keys
 from bench.passes.parity.exact import visible
-from bench.ranks.memory_limit import without_memory_limit
-from tests import late_faults
 from tests.cells import make_cell, run_cell, tiny_cell
 from tests.gpus import needs_gpu
-
-FAULTS = {
-    "scores": (late_faults.scale_long_scores, "strategy=ring", "out of the sampled rows is off"),
-    "mask": (
-        late_faults.forget_the_mask_of_long_sequences, "strategy=ulysses", "out of the sampled rows is off",
-    ),
-    "dk": (late_faults.enlarge_long_key_gradients, "strategy=ring", "dk and dq disagree"),
-    "dv": (late_faults.enlarge_long_value_gradients, "strategy=ulysses", "dv and out disagree"),
-    "attention alone": (
-        late_faults.enlarge_long_key_gradients, "strategy=ulysses workload=attention", "dk and dq disagree",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", FAULTS)
-def test_what_is_wrong_only_beyond_the_parity_check_is_a_wrong_result(launcher, tmp_path, case):
-    """The attention pass of attention alone looks at out and dq only."""
-    fault, words, said = FAULTS[case]
-    cell = tiny_cell(*words.split(), "seq_len=2k", "cluster.world_size=2")
-    record, _ = run_cell(launcher, cell, tmp_path, fault, without=("objective",))
-    assert record.status == "wrong_result"
-    assert f"attention at 2,048 tokens: {said}" in record.reason
-    assert record.sections["timing"] is None
 
 
 @pytest.mark.parametrize("strategy", ["local", "ring", "deepspeed_ulysses"])

@@ -119,41 +119,24 @@ def test_the_record_says_who_asked_for_how_much_and_what_held_the_rest(launcher,
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [faults.run_out_of_memory_in_rank_1_and_hang_up_first, faults.run_out_of_memory_and_fail_in_cleanup],
-    ids=lambda fault: fault.__name__,
+    ("fault", "words"),
+    [
+        (faults.run_out_of_memory_in_rank_1_and_hang_up_first, ()),
+        (faults.run_out_of_memory_and_fail_in_cleanup, ()),
+        (faults.run_out_of_memory_and_never_leave, ()),
+        (faults.abort_like_a_limit_in_rank_1, ("cluster.memory_limit_gib=1",)),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
 )
 @pytest.mark.usefixtures("short_grace")
-def test_one_rank_without_memory_is_blamed_while_the_others_wait(launcher, tmp_path, fault):
-    record, _ = run_cell(launcher, tiny_cell("engine=ddp", "measure.timeout_s=60"), tmp_path, fault)
-    assert record.status == "out_of_memory", record.reason
-    assert record.failure.rank == 1
+def test_one_rank_without_memory_is_blamed_while_the_others_wait(launcher, tmp_path, fault, words):
+    cell, start = tiny_cell("engine=ddp", "measure.timeout_s=60", *words), time.monotonic()
+    record, _ = run_cell(launcher, cell, tmp_path, fault)
+    assert (record.status, record.failure.rank) == ("out_of_memory", 1), record.reason
     assert record.failure.found_after_s < FOUND_WITHIN_S
+    assert time.monotonic() - start < 50
     told = record.failure.out_of_memory
     assert (told.memory, told.requested_bytes) == ("host", None)
-
-
-@pytest.mark.usefixtures("short_grace")
-def test_a_failed_rank_that_does_not_end_is_not_waited_for(launcher, tmp_path):
-    cell, start = tiny_cell("engine=ddp", "measure.timeout_s=30"), time.monotonic()
-    record, _ = run_cell(launcher, cell, tmp_path, faults.run_out_of_memory_and_never_leave)
-    assert (record.status, record.failure.rank) == ("out_of_memory", 1)
-    assert time.monotonic() - start < 25
-    assert record.failure.found_after_s < FOUND_WITHIN_S
-
-
-@pytest.mark.usefixtures("short_grace")
-def test_a_process_that_dies_of_its_limit_without_a_word_is_out_of_memory(launcher, tmp_path):
-    record, _ = run_cell(
-        launcher, tiny_cell("cluster.memory_limit_gib=1"), tmp_path, faults.abort_like_a_limit_in_rank_1
-    )
-    assert (record.status, record.failure.rank) == ("out_of_memory", 1)
-    assert record.failure.found_after_s < FOUND_WITHIN_S
-
-
-def test_without_a_limit_the_base_is_not_measured(launcher, tmp_path):
-    free, _ = run_cell(launcher, tiny_cell("engine=ddp"), tmp_path)
-    assert free.sections["memory"].limit_base_bytes is None
 
 
 def test_what_libraries_take_once_is_in_the_base_and_not_in_the_limit(launcher, tmp_path):
@@ -164,18 +147,14 @@ def test_what_libraries_take_once_is_in_the_base_and_not_in_the_limit(launcher, 
     assert min(limited.sections["memory"].limit_base_bytes) > 100 * MIB
 
 
-def test_the_limit_is_part_of_the_cell_and_of_its_record():
-    free, limited = make_cell(), make_cell("cluster.memory_limit_gib=0.5")
-    assert free.cell_id != limited.cell_id
-    assert limited.flat()["cluster.memory_limit_gib"] == 0.5
-    assert free.flat()["cluster.memory_limit_gib"] is None
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "0.019", "much", "true", "[1,2]", "nan", ".inf"])
+@pytest.mark.parametrize("value", ["0", "0.019", "much", ".inf"])
 def test_a_limit_that_cannot_be_is_refused_in_one_line(value):
     with pytest.raises(ConfigError, match=r"cluster\.memory_limit_gib=.*write for example") as refused:
         make_cell(f"cluster.memory_limit_gib={value}")
     assert "\n" not in str(refused.value)
+    gpu = make_cell("cluster.memory_limit_gib=0.01", machine=FOUR_H100)  # too little for a CPU rank
+    assert gpu.flat()["cluster.memory_limit_gib"] == 0.01
+    assert gpu.cell_id != make_cell(machine=FOUR_H100).cell_id
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0.25, [1.0, "emptied", 0.25]), (1.0, [])])
@@ -188,8 +167,3 @@ def test_a_check_on_a_gpu_may_take_more_than_the_cell_and_gives_it_back(monkeypa
     with without_memory_limit():
         assert asked == expected[:1]
     assert asked == expected
-
-
-def test_a_gpu_may_have_a_smaller_limit_than_a_cpu_rank():
-    cell = make_cell("cluster.memory_limit_gib=0.01", machine=FOUR_H100)
-    assert cell.cluster.memory_limit_gib == 0.01

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import tempfile
 import time
 import warnings
@@ -31,7 +30,6 @@ from bench.sweep.progress import Progress
 from bench.sweep.run import run_plan
 from tests import fault_acts
 from tests.cells import TINY, TWO_CORES, make_raw
-from tests.command import COMMAND, NO_GPU, typed_here
 from tests.fault_matrix import FAULTS
 from tests.fault_table import MATRIX
 
@@ -195,35 +193,6 @@ def test_a_second_sweep_in_a_folder_is_refused_while_the_first_goes_on(launcher,
     with Store(tmp_path / FOLDER), pytest.raises(ConfigError, match="another sweep is writing here"):
         sweep(launcher, tmp_path / FOLDER, nothing)
     assert not (tmp_path / FOLDER / RECORDS).exists()
-
-
-@pytest.mark.slow
-@pytest.mark.fault(11)
-@pytest.mark.ranks
-def test_a_killed_launcher_takes_its_ranks_along_and_the_next_sweep_resumes(tmp_path, record_property):
-    words = ("-m", *TINY[1:], "seq_len=256,4k", "strategy=ulysses", "engine=ddp", "sweep_dir=out")
-    with subprocess.Popen([*COMMAND, *words], cwd=tmp_path, env=os.environ | NO_GPU) as command:
-        until_s = time.monotonic() + 120
-        while not is_second(tmp_path / "out") and command.poll() is None and time.monotonic() < until_s:
-            time.sleep(0.05)
-        ours = psutil.Process(command.pid).children(recursive=True)
-        command.kill()
-        killed_s = time.monotonic()
-    assert len(ours) >= 4
-    assert psutil.wait_procs(ours, timeout=10)[1] == []
-    gone_s = time.monotonic() - killed_s
-    (kept,) = strictly_read(tmp_path / "out")
-    done = typed_here(tmp_path, "resume=true", "sweep_dir=out")
-    assert done.returncode == 0, done.stderr
-    found = strictly_read(tmp_path / "out")
-    assert found[0] == kept
-    assert [(each["config"]["seq_len"], each["status"]) for each in found] == [(256, "ok"), (2**12, "ok")]
-    record_property("found", ["gone", None, None, gone_s])
-
-
-def is_second(folder):
-    """Whether ranks of a sweep's second cell run."""
-    return len([*folder.glob("cells/*/rank_1.log")]) == 2
 
 
 def test_every_fault_of_the_matrix_has_a_test():

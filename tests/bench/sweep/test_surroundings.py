@@ -45,10 +45,6 @@ def test_code_without_its_choices_says_where_to_run_it(tmp_path):
     assert "pip install -e ." in done.stderr
 
 
-def test_python_without_docstrings_is_refused_before_transformers_trips_over_it(tmp_path):
-    assert "PYTHONOPTIMIZE=2: drops the docstrings" in refused(typed, tmp_path, PYTHONOPTIMIZE="2")
-
-
 def test_a_deadline_of_a_millisecond_is_a_cell_that_timed_out(launcher, tmp_path):
     record, _ = run_cell(launcher, make_cell(*TINY, "measure.timeout_s=1e-3"), tmp_path)
     assert record.status == "timed_out"
