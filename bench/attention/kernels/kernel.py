@@ -9,12 +9,12 @@ from torch import Tensor
 
 from bench.attention.kernels.packing import Packing
 
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""Of q, k and v."""
 Forward = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
-Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
+Backward = Callable[..., Gradients]
 PackedForward = Callable[[Tensor, Tensor, Tensor, Packing], tuple[Tensor, Tensor]]
-PackedBackward = Callable[
-    [tuple[Tensor, Tensor, Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Packing], None
-]
+PackedBackward = Callable[[Gradients, tuple[Tensor, ...], Packing], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,10 @@ class PackedKernel:
     forward: PackedForward
     """`forward(q_TND, k_TKD, v_TKD, packing) -> out_TND, lse_NT`."""
     backward: PackedBackward
-    """`backward((dq, dk, dv), dout, q, k, v, out, lse, packing)` writes to the given gradients."""
+    """`backward((dq, dk, dv), (dout, q, k, v, out, lse), packing)` writes to the given gradients.
+
+    The LSE is contiguous.
+    """
 
 
 @dataclass(frozen=True, slots=True)

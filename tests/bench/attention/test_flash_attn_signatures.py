@@ -95,7 +95,7 @@ def test_a_packages_functions_take_packed_sequences_and_are_given_what_they_expe
     entry = KERNELS[name].packed
     by_package, by_formula = ([torch.empty_like(x) for x in (q, k, v)] for _ in range(2))
     out, lse = entry.forward(q, k, v, packing)
-    entry.backward(tuple(by_package), dout, q, k, v, out, lse, packing)
+    entry.backward(tuple(by_package), (dout, q, k, v, out, lse), packing)
     assert len(module.calls) == 2
     expected = packed_forward(KERNELS["math"], q, k, v, packing)
     packed_backward(KERNELS["math"], tuple(by_formula), dout, (q, k, v), *expected, packing)
@@ -106,9 +106,12 @@ def test_a_packages_functions_take_packed_sequences_and_are_given_what_they_expe
 @pytest.mark.parametrize("name", [*OFFERED, *PUBLIC])
 def test_the_bridge_offers_the_parameters_that_flash_attn_has(name):
     required, optional = parameters((FLASH_ATTN_2.functions | FLASH_ATTN_2_PUBLIC)[name])
-    offered = [*inspect.signature((OFFERED | PUBLIC)[name](KERNELS["math"])).parameters]
-    assert offered == [*required, *optional][: len(offered)]
-    assert set(required) <= set(offered)
+    """Those that it uses; it takes the others, too."""
+    offered = inspect.getfullargspec((OFFERED | PUBLIC)[name](KERNELS["math"]))
+    assert offered.args == [*required, *optional][: len(offered.args)]
+    assert set(required) <= set(offered.args)
+    assert offered.varargs
+    assert offered.varkw
 
 
 def test_an_installed_flash_attn_computes_for_its_own_kernel_and_for_no_other(installed, one_rank):

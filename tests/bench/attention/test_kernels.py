@@ -227,7 +227,7 @@ def test_torchs_cuda_operators_for_packed_sequences_are_called_once_and_read_not
         there = replace(packing, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
         *qkv, dout = on_no_gpu(*inputs)
         out, lse = packed_forward(KERNELS["torch_flash"], *qkv, there)
-        KERNELS["torch_flash"].packed.backward(qkv, dout, *qkv, out, lse, there)
+        KERNELS["torch_flash"].packed.backward(qkv, (dout, *qkv, out, lse), there)
         found = named(out, lse, *written)
     q, k, v, _ = (x.shape for x in inputs)
     assert {key: x.shape for key, x in found.items()} == named(q, (q[1], q[0]), q, k, v)
