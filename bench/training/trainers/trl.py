@@ -16,15 +16,10 @@ ROWS = 2**20
 
 @dataclass(slots=True)
 class SupervisedTrainer(HuggingFaceTrainer):
-    def base(self) -> Any:
-        from trl import SFTTrainer
+    def classes(self) -> tuple[Any, Any]:
+        from trl import SFTConfig, SFTTrainer
 
-        return SFTTrainer
-
-    def arguments_class(self) -> Any:
-        from trl import SFTConfig
-
-        return SFTConfig
+        return SFTTrainer, SFTConfig
 
     def dataset(self) -> Any:
         """SFTTrainer wants an object of the datasets package; rows are made when they are asked for."""

@@ -132,7 +132,7 @@ def test_labels_of_a_row_are_shifted_by_whoever_reads_them():
         ("strategy=deepspeed_ulysses engine=fsdp2", "under engine=zero3, not fsdp2"),
         ("strategy=deepspeed_ulysses kernel=math", "no kernel=math; choose kernel=torch_flash"),
         ("strategy=deepspeed_ulysses loss=chunked", "leave loss at auto, or choose loss=untiled"),
-        ("strategy=local engine=fsdp2 dtype=fp64", "dtype=fp64 is not for trainer=accelerate"),
+        ("strategy=local engine=fsdp2 dtype=fp64", "trainer=accelerate has no dtype=fp64"),
         ("strategy=local engine=fsdp2 dp_replicate=2", "one sharded copy; take dp_shard"),
         ("strategy=deepspeed_ulysses dp_shard=2 cluster.world_size=4", "take dp_shard=1, trainer=native, or"),
     ],
