@@ -16,11 +16,9 @@ CHECKPOINTS, LAYER_INPUT, ATTENTION_OUTPUT = "checkpoints", "layer_input", "atte
 
 class DistFlashAttn(ScheduledFacts):
     name = "distflash_attn"
+    ours = "ring"
     sends_unevenly = True
     options = {CHECKPOINTS: (LAYER_INPUT, ATTENTION_OUTPUT)}  # noqa: RUF012  a class's own constant
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "ring"
 
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *_checkpoint_refusals(cell)]

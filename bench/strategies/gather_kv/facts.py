@@ -13,11 +13,9 @@ from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_b
 
 class GatherKV(ScheduledFacts):
     name = "gather_kv"
+    ours = "ring"
     packs = True
     layouts = ("zigzag", "contiguous", "striped")
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "ring"
 
     def schedule(self, cell: RunConfig) -> Schedule:
         """Forward hands a shard of K and V to P-1 ranks, backward P-1 shards of their gradients to one each.
