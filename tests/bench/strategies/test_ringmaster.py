@@ -99,10 +99,3 @@ def test_what_it_cannot_do_is_refused_by_name(case, monkeypatch):
     words, way_out = REFUSED[case]
     reason = refusal(make_cell(f"strategy={NAME}", "model=qwen3_nano", "cluster.world_size=2", *words))
     assert way_out in reason
-
-
-def test_its_zigzag_ring_is_in_zigzag_by_default():
-    cells = {each: make_cell(f"strategy={NAME}", f"strategy.rotation={each}") for each in ROTATIONS}
-    assert {each: cell.layout for each, cell in cells.items()} == {
-        "allgather": "contiguous", "p2p": "contiguous", "head_tail": "zigzag", "distflash": "contiguous"
-    }  # fmt: skip
