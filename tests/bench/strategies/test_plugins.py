@@ -170,42 +170,39 @@ def test_a_package_s_choices_are_composed_as_they_are_now(installed, monkeypatch
     assert composed("strategy=my_ring")["strategy"] == {"name": "my_ring", "order": "backwards"}
 
 
-WRONG_WORDS = {
-    "an unknown strategy": (("strategy=my_rin",), "did you mean strategy=my_ring?"),
-    "another's choice": (
-        ("strategy=ring", "strategy.order=forwards"),
-        "only strategy=my_ring has this",
+FAILS = "of the package some-package 1.2 fails when its facts are read: TypeError"
+REFUSED = {
+    "an unknown strategy": ("", ("strategy=my_rin",), "did you mean strategy=my_ring?"),
+    "another's choice": ("", ("strategy=ring", "strategy.order=forwards"), "only strategy=my_ring has this"),
+    "an unknown choice": ("", ("strategy.order=up",), "must be one of backwards, forwards"),
+    "an unknown key": ("", ("strategy.ordre=up",), "did you mean strategy.order?"),
+    "a layout that it lacks": ('layouts = ("zigzag",)', ("layout=striped",), "choose layout=zigzag"),
+    "failing refusals": ("refusals = 3", ("-m", *TINY), FAILS),
+    "failing bytes": ("exchange_bytes = 3", ("-m", *TINY), FAILS),
+    "a failing degree": ("ulysses_degree = 3", ("-m", *TINY), FAILS),
+    "half a byte": (
+        "exchange_bytes = lambda self, cell: cell.seq_len / 2",
+        TINY,
+        "exchange_bytes must be a whole number, not 128.0",
     ),
-    "an unknown choice": (("strategy=my_ring", "strategy.order=up"), "must be one of backwards, forwards"),
-    "an unknown key": (("strategy=my_ring", "strategy.ordre=up"), "did you mean strategy.order?"),
-    "a layout that it lacks": (("strategy=my_ring", "layout=striped"), "choose layout=zigzag or contiguous"),
+    "no schedule to predict from": (
+        "schedule = lambda self, cell: None; exchange_bytes = lambda self, cell: 0",
+        ("mode=predict", *H100),
+        "mode=predict knows no schedule of my_ring; give its facts one: Facts.schedule",
+    ),
 }
+"""What is added to the facts, the words that are typed, `strategy=my_ring` if no other, and what is said."""
 
 
-@pytest.mark.parametrize("case", WRONG_WORDS)
-def test_wrong_words_about_an_offered_strategy_get_the_same_help_as_about_ours(typed, installed, case):
-    words, said = WRONG_WORDS[case]
-    installed("my_ring", f'{GOOD}        layouts = ("zigzag", "contiguous")')
-    refused = typed(*words)
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_request_of_an_offered_strategy_is_refused_in_one_line_before_a_cell_starts(typed, installed, case):
+    facts, words, said = REFUSED[case]
+    installed("my_ring", f"{GOOD}        {facts}")
+    own = () if words[0].startswith("strategy=") else ("strategy=my_ring",)
+    refused = typed(*words, *own)
     assert refused.returncode == 2
     assert said in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("asked", ["refusals", "exchange_bytes", "ulysses_degree"])
-def test_facts_that_fail_when_asked_are_refused_before_a_cell_starts(typed, installed, asked):
-    installed("my_ring", f"{GOOD}        {asked} = 3")
-    refused = typed("-m", "strategy=my_ring", *TINY)
-    assert refused.returncode == 2
-    assert "of the package some-package 1.2 fails when its facts are read: TypeError" in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
-
-
-def test_a_formula_that_gives_no_whole_number_is_refused(typed, installed):
-    installed("my_ring", f"{GOOD}        exchange_bytes = lambda self, cell: cell.seq_len / 2")
-    refused = typed("strategy=my_ring", *TINY)
-    assert refused.returncode == 2
-    assert "exchange_bytes must be a whole number, not 128.0" in refused.stderr
 
 
 def test_a_schedule_that_fails_is_no_end_of_advice(installed, capsys, monkeypatch):
@@ -213,11 +210,3 @@ def test_a_schedule_that_fails_is_no_end_of_advice(installed, capsys, monkeypatc
     installed("my_ring", f"{GOOD}        exchange_bytes = lambda self, cell: 0\n        schedule = 3")
     assert advise.main(["strategy=my_ring,ring", *H100]) == 0
     assert "Not possible: my_ring sp 2, 4, 8: strategy=my_ring: my_ring.facts" in capsys.readouterr().out
-
-
-def test_without_a_schedule_nothing_is_predicted(typed, installed):
-    unknown = "exchange_bytes = lambda self, cell: 0\n        schedule = lambda self, cell: None"
-    installed("my_ring", f"{GOOD}        {unknown}")
-    refused = typed("mode=predict", "strategy=my_ring", *H100)
-    assert refused.returncode == 2
-    assert "mode=predict knows no schedule of my_ring; give its facts one: Facts.schedule" in refused.stderr
