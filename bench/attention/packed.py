@@ -16,7 +16,6 @@ from bench.attention.documents import Documents
 from bench.attention.kernels import Kernel, Packing, kernel_backward, kernel_forward
 from bench.attention.kernels.kernel import Gradients, PackedKernel
 from bench.attention.merge import Partial
-from bench.attention.pinned import sent
 
 
 def packed_forward(
@@ -85,6 +84,16 @@ def packing_of(documents: Documents, scale: float, device: torch.device) -> Pack
     offsets = sent(torch.tensor([0, *ends], dtype=torch.int32), device)
     longest = max(stop - start for start, stop in pairwise([0, *ends]))
     return Packing(offsets, offsets, longest, longest, causal=True, scale=scale, ends=(0, *ends))
+
+
+def sent(rows: Tensor, device: torch.device) -> Tensor:
+    """Host numbers on the device. A GPU copies them from pinned memory in its turn, and the host goes on.
+
+    Rows that share memory, as `expand` makes them, are written out first: torch cannot pin them.
+    """
+    if device.type == "cpu":
+        return rows
+    return rows.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 def restarted(documents: Documents) -> Tensor:

@@ -14,8 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.documents import Documents
 from bench.attention.kernels import Packing
-from bench.attention.packed import packing_of
-from bench.attention.pinned import sent
+from bench.attention.packed import packing_of, sent
 from bench.attention.watch import AttentionWatch
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups

@@ -25,8 +25,7 @@ from bench.attention.kernels.call import (
     kernel_backward_into,
     kernel_forward,
 )
-from bench.attention.kernels.kernel import Kernel
-from bench.attention.kernels.packing import Packing
+from bench.attention.kernels.kernel import Kernel, Packing
 
 __all__ = [
     "KERNELS", "Kernel", "Packing", "attend", "attend_with_lse", "kernel_backward", "kernel_backward_into",

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bench.attention.kernels.kernel import Gradients, Kernel, PackedKernel
-from bench.attention.kernels.packing import Packing
+from bench.attention.kernels.kernel import Gradients, Kernel, PackedKernel, Packing
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bench.attention.kernels.kernel import Gradients, Kernel, PackedKernel
-from bench.attention.kernels.packing import Packing
+from bench.attention.kernels.kernel import Gradients, Kernel, PackedKernel, Packing
 from bench.cpu_arithmetic import cpu_arithmetic
 
 

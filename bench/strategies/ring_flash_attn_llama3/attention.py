@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.attention.documents import Documents
 from bench.attention.flash_attn_bridge import package_on
-from bench.attention.pinned import sent
+from bench.attention.packed import sent
 from bench.strategies.strategy import Strategy
 
 Places = tuple[Any, ...]

@@ -3,8 +3,7 @@
 import pytest
 
 from bench.attention.layouts import LAYOUTS
-from bench.strategies.gather_kv.calls import calls_on_others, calls_on_own
-from bench.strategies.gather_kv.facts import blocks_of
+from bench.strategies.gather_kv.facts import blocks_of, calls_on_others, calls_on_own
 from tests.cells import make_cell
 
 SHARD = 8
