@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from bench.attention.layouts import EVERYTHING, LAYOUTS, Tile
+from bench.attention.layouts import Tile
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.strategies.facts import CallMemory, ScheduledFacts, activation_bytes, lse_bytes, repeats_kv
-from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes, wide
+from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes, tile_of, wide
 
 TilesOf = Callable[[int], Sequence[Tile]]
 """What the mask leaves of a rank's keys, by its number."""
@@ -129,15 +129,11 @@ def blocks_of(cell: RunConfig, rank: int) -> Iterator[tuple[bool, Block]]:
     """The rank's kernel calls, its own keys first, and whether they take a copy: of keys of several ranks."""
 
     def tiles_of(source: int) -> tuple[Tile, ...]:
-        tile = LAYOUTS[cell.layout].causal_tile(cell.shard_len, rank, source)
+        tile = tile_of(cell, cell.shard_len, rank, source)
         return () if tile is None else (tile,)
 
-    def all_of(source: int) -> tuple[Tile, ...]:  # noqa: ARG001  a mask that hides nothing
-        return (EVERYTHING,)
-
-    tiles = tiles_of if cell.workload.mask == "causal" else all_of
     model = cell.model
-    for call in (*calls_on_own(tiles, rank), *calls_on_others(tiles, rank, cell.sp_degree)):
+    for call in (*calls_on_own(tiles_of, rank), *calls_on_others(tiles_of, rank, cell.sp_degree)):
         queries, keys = (len(range(cell.shard_len)[part]) for part in (call.tile.queries, call.tile.keys))
         block = Block(
             cell.batch, model.num_heads, model.num_kv_heads, queries, call.ranks * keys, call.tile.causal

@@ -121,20 +121,22 @@ def kernel_refusals(cell: RunConfig) -> list[str]:
             said = "which computes with torch's masked attention"
             return [f"kernel={cell.kernel} is not for {who}, {said}; take kernel={TORCH_KERNEL}"]
         return []
-    reasons = []
-    if cell.kernel != OWN_KERNELS[rotation]:
-        reasons.append(
-            f"kernel={cell.kernel} is not for {who}, which computes all scores itself; take"
-            f" kernel={OWN_KERNELS[rotation]}, or {other}"
-        )
-    if cell.engine == "ddp" and cell.dtype == "bf16":
-        reasons.append(
-            f"engine=ddp with dtype=bf16 is not for {who}, whose products autocast rounds to bf16; take"
-            f" engine=fsdp2 or zero3, or {other}"
-        )
-    if cell.dtype == "fp64":
-        reasons.append(f"dtype=fp64 is not for {who}, which computes in float32; take dtype=fp32, or {other}")
-    return reasons
+    own = OWN_KERNELS[rotation]
+    refused = (
+        (cell.kernel != own, f"kernel={cell.kernel}", "computes all scores itself", f"kernel={own}"),
+        (
+            cell.engine == "ddp" and cell.dtype == "bf16",
+            "engine=ddp with dtype=bf16",
+            "has its products rounded to bf16 by autocast",
+            "engine=fsdp2 or zero3",
+        ),
+        (cell.dtype == "fp64", "dtype=fp64", "computes in float32", "dtype=fp32"),
+    )
+    return [
+        f"{asked} is not for {who}, which {does}; take {way_out}, or {other}"
+        for is_refused, asked, does, way_out in refused
+        if is_refused
+    ]
 
 
 def kept_by_ring(cell: RunConfig) -> int:

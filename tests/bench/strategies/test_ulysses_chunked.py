@@ -112,25 +112,6 @@ def test_what_leaves_is_what_the_schedule_says(group, events, kv_heads, chunks, 
     ]
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_every_round_sees_its_query_heads_with_their_kv_heads(alone, overlap):
-    seen = {}
-
-    def compute(number, whole):
-        seen[number] = [x[0, :, :, 0].unique(dim=1).tolist() for x in whole]
-        return whole[:1]
-
-    q, kv, out = heads_of(8), heads_of(2), torch.empty(1, 8, 8, 4)
-    rounds.Rounds(alone, 4, overlap).run((q, kv, kv), (out,), compute)
-    assert seen == {
-        0: [[[0], [1]], [[0]], [[0]]],
-        1: [[[2], [3]], [[0]], [[0]]],
-        2: [[[4], [5]], [[1]], [[1]]],
-        3: [[[6], [7]], [[1]], [[1]]],
-    }
-    assert torch.equal(out, q)
-
-
 LOST_IF_NARROW = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float64: 2.0**-30}
 """What one and this come to is one: in the dtype itself, or in float32 for float64."""
 

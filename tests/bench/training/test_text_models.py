@@ -113,8 +113,14 @@ def assert_same_logits(*models):
 
 @pytest.mark.parametrize("case", MODELS)
 def test_a_cells_model_computes_what_the_checkpoint_s_own_class_computes(tmp_path, case):
+    """And an observed model for images has the numbers of its text model."""
     torch.manual_seed(0)
-    assert_same_logits(*saved(MODELS[case](), tmp_path))
+    model, built = saved(MODELS[case](), tmp_path)
+    assert_same_logits(model, built)
+    if case in FOR_IMAGES:
+        told = observed_model(model).model_config()
+        assert (told.family, told.num_layers, told.num_heads) == (built.config.model_type, 2, 4)
+        assert observed_model(model).other_layers(TOKENS) == []
 
 
 @pytest.mark.parametrize("case", ["a window as long as the sequence", "listed windows as long"])
@@ -128,16 +134,6 @@ def test_a_window_that_hides_nothing_is_not_handed_to_attention(tmp_path, case):
         assert built.sliding_window == window
         is_listed = "sliding_attention" in getattr(built, "layer_types", [])
         assert is_listed == (case.startswith("listed") and window is not None)
-
-
-@pytest.mark.parametrize("case", FOR_IMAGES)
-def test_an_observed_model_for_images_has_the_numbers_of_its_text_model(tmp_path, case):
-    model = FOR_IMAGES[case]()
-    model.save_pretrained(tmp_path)
-    told = observed_model(model).model_config()
-    cell = make_cell("model=checkpoint", f"model.path={tmp_path}").model
-    assert (told.family, told.num_layers, told.num_heads) == (cell.family, 2, 4)
-    assert observed_model(model).other_layers(TOKENS) == []
 
 
 def test_an_older_file_of_qwen2_5_vl_has_the_text_model_s_numbers_beside_the_rest(tmp_path):
