@@ -7,36 +7,11 @@ import torch
 
 from bench.config import ConfigError
 from bench.strategies.strategy import IGNORED_LABEL
-from bench.training.data import SOURCES, digest, open_data
+from bench.training.data import digest, open_data
 from bench.training.text import read_text
 from tests.cells import make_cell
 
 CPU = torch.device("cpu")
-SHARDINGS = {
-    "one rank": ("strategy=local", "batch=4"),
-    "accumulated": ("strategy=local", "grad_accum=4"),
-    "data parallel": ("strategy=local", "dp_shard=2", "dp_replicate=2", "engine=fsdp2"),
-    "two pairs, twice": ("cluster.world_size=4", "sp_degree=2", "grad_accum=2"),
-}
-
-
-@pytest.mark.parametrize("source", sorted(SOURCES))
-@pytest.mark.parametrize("sharding", SHARDINGS)
-def test_every_sharding_of_a_step_holds_the_same_samples(source, sharding):
-    cell = make_cell("seq_len=64", f"data={source}", *SHARDINGS[sharding])
-    data = open_data(cell, CPU)
-    rows = [
-        (int(sample), tuple(row.tolist()))
-        for micro_step in range(cell.grad_accum)
-        for data_rank in range(cell.dp_degree)
-        for batch in [data.micro_batch(3, micro_step, data_rank, 64)]
-        for sample, row in zip(batch.samples, batch.input_ids, strict=True)
-    ]
-    one_rank = open_data(make_cell("seq_len=64", f"data={source}", *SHARDINGS["one rank"]), CPU)
-    whole = one_rank.micro_batch(3, 0, 0, 64)
-    assert sorted(rows) == [
-        (int(s), tuple(r.tolist())) for s, r in zip(whole.samples, whole.input_ids, strict=True)
-    ]
 
 
 def test_labels_are_the_next_tokens_across_the_end_of_the_text():

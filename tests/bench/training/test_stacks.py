@@ -125,7 +125,7 @@ def test_ranks_that_share_batches_are_dealt_the_native_loops(words):
         ("strategy=deepspeed_ulysses kernel=math", "no kernel=math; choose kernel=torch_flash"),
         ("strategy=deepspeed_ulysses loss=chunked", "leave loss at auto, or choose loss=untiled"),
         ("strategy=local engine=fsdp2 dtype=fp64", "trainer=accelerate has no dtype=fp64"),
-        ("strategy=local engine=fsdp2 dp_replicate=2", "one sharded copy; take dp_shard"),
+        ("strategy=local engine=fsdp2 dp_replicate=2", "not dp_replicate=2; take dp_shard"),
         ("strategy=deepspeed_ulysses dp_shard=2 cluster.world_size=4", "take dp_shard=1, trainer=native, or"),
     ],
 )
