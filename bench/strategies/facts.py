@@ -290,7 +290,11 @@ def head_exchange_refusals(cell: RunConfig, *, repeats: bool) -> list[str]:
     """
     heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.ulysses_degree
     key = "ulysses_degree" if cell.ring_degree > 1 else "sp_degree"
-    divisors = [d for d in range(1, heads + 1) if heads % d == 0 and _kv_fits(kv_heads, d, repeats)]
+    divisors = [
+        d
+        for d in range(1, heads + 1)
+        if heads % d == 0 and (kv_heads % d == 0 or (repeats and d % kv_heads == 0))
+    ]
     if degree in divisors:
         return []
     reason = (
@@ -313,10 +317,6 @@ def exchanged_kv_heads(cell: RunConfig) -> int:
 def kv_heads_held(cell: RunConfig) -> int:
     """KV heads of a token that a rank computes with: repeated where several ranks share heads."""
     return exchanged_kv_heads(cell) if cell.ulysses_degree > 1 else cell.model.num_kv_heads
-
-
-def _kv_fits(kv_heads: int, degree: int, repeats: bool) -> bool:
-    return kv_heads % degree == 0 or (repeats and degree % kv_heads == 0)
 
 
 def _not_among(key: str, value: str, known: tuple[str, ...], strategy: str) -> list[str]:

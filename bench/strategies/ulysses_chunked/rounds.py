@@ -32,7 +32,8 @@ class Rounds:
 
     def run(self, given: Sequence[Tensor], results: Sequence[Tensor], compute: Compute) -> None:
         """Exchange shards of all heads for whole sequences of some, and what these come to for `results`."""
-        there, back = (Channel(self.group, self._fullest(tensors)) for tensors in (given, results))
+        fullest = ([self._heads(x, 0) for x in tensors] for tensors in (given, results))
+        there, back = (Channel(self.group, message) for message in fullest)
         held: dict[int, Tensor] = {}
         sums: dict[int, Tensor] = {}
         self._send(there, given, 0)
@@ -86,10 +87,6 @@ class Rounds:
     def _last_used(self, tensors: Sequence[Tensor], number: int) -> list[int]:
         """Which tensors' heads of this round no later one takes."""
         return [place for place, x in enumerate(tensors) if (number + 1) % self._rounds_of(x) == 0]
-
-    def _fullest(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What a message of heads of all these tensors holds."""
-        return [self._heads(x, 0) for x in tensors]
 
     def _heads(self, x_BNSD: Tensor, number: int) -> Tensor:
         """[P, H, B, S, D]: of the heads that belong to each rank those of one round."""
