@@ -17,12 +17,11 @@ NUMBERS = {
 WINDOW = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
 ASKS = {
     "window": ("qwen3", {**WINDOW, "use_sliding_window": True}, r"sliding_window=4"),
-    "window and sinks": (
+    "sinks": (
         "gpt_oss",
         {**WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1},
         r"s_aux=a tensor of \(4,\)",
     ),
-    "capped scores": ("gemma2", {**WINDOW, "layer_types": ["full_attention"] * 2}, "softcap=50.0"),
     "scale": ("granite", {"attention_multiplier": 1.0}, "scaling=1.0"),
     "dropout": ("qwen2", {"attention_dropout": 0.1}, "dropout=0.1"),
 }
