@@ -47,9 +47,9 @@ def has_capability(capabilities):
     return not capabilities or torch.cuda.get_device_capability()[0] in capabilities
 
 
-def skip_without(kernel):
-    """Skip where this GPU or its software has no such kernel."""
-    if not available(kernel, "cuda"):
+def skip_without(kernel, device="cuda"):
+    """Skip where this device or its software has no such kernel."""
+    if not available(kernel, device):
         pytest.skip(f"{kernel} needs a {KERNEL_FACTS[kernel].gpus} and {KERNEL_FACTS[kernel].package}")
 
 

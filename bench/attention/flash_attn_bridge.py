@@ -6,7 +6,7 @@ algorithms run unchanged where flash-attn cannot be installed. With the kernel `
 package is used and there is no bridge. With any other there is one even where flash-attn is installed: the
 strategies of a comparison run on one kernel, the one that the record names.
 """
-# ruff: noqa: ARG001  windows, soft caps, slopes and dropout are parameters of flash-attn that are not used here
+# ruff: noqa: ARG001  dropout is a parameter of flash-attn that is not used here, as are all after those named
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def _stand_ins(kernel: Kernel) -> dict[str, ModuleType]:
     package.__spec__ = ModuleSpec("flash_attn", loader=None, is_package=True)
     interface.__spec__ = ModuleSpec(INTERFACE, loader=None)
     public = {
-        function.__name__: function
-        for function in (flash_attn_func_on(kernel), flash_attn_varlen_func_on(kernel))
+        "flash_attn_func": flash_attn_func_on(kernel),
+        "flash_attn_varlen_func": flash_attn_varlen_func_on(kernel),
     }
     for function in public.values():
         function.__module__ = INTERFACE  # ringmaster looks for the private ones where the public ones are
@@ -115,11 +115,8 @@ def forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, None, No
         dropout_p: float,
         softmax_scale: float,
         causal: bool,
-        window_size_left: int = -1,
-        window_size_right: int = -1,
-        softcap: float = 0.0,
-        alibi_slopes: Tensor | None = None,
-        return_softmax: bool = False,
+        *_: Any,
+        **__: Any,
     ) -> tuple[Tensor, Tensor, None, None]:
         """Output [B, S, N, D] and LSE [B, N, S]; the last two of flash-attn's four values are unused."""
         q_BNSD, k_BKTD, v_BKTD = (x.transpose(1, 2) for x in (q, k, v))
@@ -145,12 +142,8 @@ def backward_with(kernel: Kernel) -> Callable[..., None]:
         dropout_p: float,
         softmax_scale: float,
         causal: bool,
-        window_size_left: int = -1,
-        window_size_right: int = -1,
-        softcap: float = 0.0,
-        alibi_slopes: Tensor | None = None,
-        deterministic: bool = False,
-        rng_state: Tensor | None = None,
+        *_: Any,
+        **__: Any,
     ) -> None:
         """Fills dq, dk and dv in place, [B, S, heads, D]."""
         tensors = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
@@ -174,11 +167,8 @@ def varlen_forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, N
         dropout_p: float,
         softmax_scale: float,
         causal: bool = False,
-        window_size_left: int = -1,
-        window_size_right: int = -1,
-        softcap: float = 0.0,
-        alibi_slopes: Tensor | None = None,
-        return_softmax: bool = False,
+        *_: Any,
+        **__: Any,
     ) -> tuple[Tensor, Tensor, None, None]:
         """Output [T, N, D] and LSE [N, T]."""
         packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale)
@@ -207,12 +197,8 @@ def varlen_backward_with(kernel: Kernel) -> Callable[..., None]:
         dropout_p: float,
         softmax_scale: float,
         causal: bool,
-        window_size_left: int = -1,
-        window_size_right: int = -1,
-        softcap: float = 0.0,
-        alibi_slopes: Tensor | None = None,
-        deterministic: bool = False,
-        rng_state: Tensor | None = None,
+        *_: Any,
+        **__: Any,
     ) -> None:
         """Fills dq, dk and dv in place, [T, heads, D]."""
         packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale)

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from bench.attention.documents import Documents
 from bench.attention.kernels import Kernel, Packing, kernel_backward, kernel_forward
-from bench.attention.kernels.kernel import PackedKernel
+from bench.attention.kernels.kernel import Gradients, PackedKernel
 from bench.attention.merge import Partial
-from bench.attention.pinned import sent
 
 
 def packed_forward(
@@ -46,7 +45,7 @@ def packed_forward(
 
 def packed_backward(
     kernel: Kernel,
-    into: tuple[Tensor, Tensor, Tensor],
+    into: Gradients,
     dout_TND: Tensor,
     qkv: tuple[Tensor, Tensor, Tensor],
     out_TND: Tensor,
@@ -56,7 +55,7 @@ def packed_backward(
     """Write the gradients of q [T, N, D], of k and v [T, K, D] to the three tensors of `into`."""
     own = _own_entry(kernel, qkv[0])
     if own is not None:
-        own.backward(into, dout_TND, *qkv, out_TND, lse_NT, packing)
+        own.backward(into, (dout_TND, *qkv, out_TND, lse_NT.contiguous()), packing)
         return
     q_TND, k_TKD, v_TKD = qkv
     dq_TND, dk_TKD, dv_TKD = into
@@ -87,6 +86,16 @@ def packing_of(documents: Documents, scale: float, device: torch.device) -> Pack
     return Packing(offsets, offsets, longest, longest, causal=True, scale=scale, ends=(0, *ends))
 
 
+def sent(rows: Tensor, device: torch.device) -> Tensor:
+    """Host numbers on the device. A GPU copies them from pinned memory in its turn, and the host goes on.
+
+    Rows that share memory, as `expand` makes them, are written out first: torch cannot pin them.
+    """
+    if device.type == "cpu":
+        return rows
+    return rows.contiguous().pin_memory().to(device, non_blocking=True)
+
+
 def restarted(documents: Documents) -> Tensor:
     """Positions that begin anew in every document, [B, T], in host memory."""
     rows = range(len(documents.ends))
@@ -99,8 +108,16 @@ def attend_packed(
     q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, packing: Packing
 ) -> Tensor:
     """Differentiable causal attention within the documents of whole sequences, [B, N, T, D]."""
-    out: Tensor = _AttendPacked.apply(q_BNTD, k_BKTD, v_BKTD, kernel, packing)  # type: ignore[no-untyped-call]
-    return out
+    qkv = [end_to_end(x) for x in (q_BNTD, k_BKTD, v_BKTD)]
+    return in_batches(attend_end_to_end(*qkv, kernel=kernel, packing=packing)[0], len(q_BNTD))
+
+
+def attend_end_to_end(
+    q_TND: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, kernel: Kernel, packing: Packing
+) -> tuple[Tensor, Tensor]:
+    """Differentiable attention within each packed sequence, [T, N, D]; and its LSE, which is not."""
+    found: tuple[Tensor, Tensor] = _AttendPacked.apply(q_TND, k_TKD, v_TKD, kernel, packing)  # type: ignore[no-untyped-call]
+    return found
 
 
 def packed_lse(q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, packing: Packing) -> Tensor:
@@ -112,20 +129,23 @@ def packed_lse(q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel
 
 class _AttendPacked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, packing: Packing) -> Tensor:
-        ctx.call = kernel, packing, len(q)
-        q, k, v = (end_to_end(x) for x in (q, k, v))
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, packing: Packing
+    ) -> tuple[Tensor, Tensor]:
+        ctx.call = kernel, packing
         out_TND, lse_NT = packed_forward(kernel, q, k, v, packing)
         ctx.save_for_backward(q, k, v, out_TND, lse_NT)
-        return in_batches(out_TND, ctx.call[-1])
+        ctx.mark_non_differentiable(lse_NT)
+        ctx.set_materialize_grads(False)  # else torch makes zeros for the gradient that the LSE has not
+        return out_TND, lse_NT
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        kernel, packing, batch = ctx.call
+    def backward(ctx: Any, dout: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        kernel, packing = ctx.call
         q, k, v, out, lse = ctx.saved_tensors
         into = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        packed_backward(kernel, into, end_to_end(dout), (q, k, v), out, lse, packing)
-        return *(in_batches(gradient, batch) for gradient in into), None, None
+        packed_backward(kernel, into, dout, (q, k, v), out, lse, packing)
+        return *into, None, None
 
 
 def end_to_end(x_BNTD: Tensor) -> Tensor:

@@ -197,7 +197,7 @@ def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> i
 def _tile_backward_bytes(cell: RunConfig, rows: int) -> int:
     """Of a tile all that an MLP saves and its gradients, 6ef + eh; of all rows both ends' gradients, 2eh."""
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
-    tile = min(rows, model.hidden_size)  # a tile has as many rows: `training.tiled_mlp`
+    tile = min(rows, model.hidden_size)  # a tile has as many rows: `training.activation_memory`
     return e * (2 * rows * model.hidden_size + tile * (6 * model.intermediate_size + model.hidden_size))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bench.attention.watch import AttentionWatch
 from bench.passes.optimizer_spans import Spans
 from bench.strategies.strategy import Strategy
-from bench.training.activation_offload import ActivationOffload
+from bench.training.activation_memory import ActivationOffload
 from bench.training.trainers.trainer import Trainer
 
 

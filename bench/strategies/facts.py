@@ -48,6 +48,13 @@ class Facts(ABC):
     """The dtypes it can run in."""
     why_these_dtypes: ClassVar[str] = ""
     """Why its package is not asked for the others; empty where there is no such reason."""
+    ours: ClassVar[str | None] = None
+    """The strategy of ours that it is compared with: of a package's that which does the same.
+
+    Of ours the plain form, or the one whose place it takes; None where there is neither.
+    """
+    takes_fewer_kv_heads: ClassVar[bool] = True
+    """Whether there may be fewer KV heads than ranks that share heads: it repeats them then."""
     package: ClassVar[str | None] = None
     """The distribution whose code runs; None where it is ours."""
     tried: ClassVar[str | None] = None
@@ -100,11 +107,8 @@ class Facts(ABC):
         return 1
 
     def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        """The strategy of ours that it is compared with: of a package's that which does the same.
-
-        Of ours the plain form, or the one whose place it takes; None where there is neither.
-        """
-        return None
+        """The strategy of ours that it is compared with, where that follows from its own choices."""
+        return self.ours
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002
         """Whether attention can be causal (True) and full (False) in this layout."""
@@ -279,14 +283,18 @@ def backwards_per_step(cell: RunConfig) -> int:
     return cell.model.num_layers * cell.grad_accum
 
 
-def head_exchange_refusals(cell: RunConfig, *, repeats: bool = True) -> list[str]:
+def head_exchange_refusals(cell: RunConfig, *, repeats: bool) -> list[str]:
     """Ulysses gives each rank whole heads, so their number sets its limit.
 
     KV heads may be fewer than ranks where the strategy `repeats` them.
     """
     heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.ulysses_degree
     key = "ulysses_degree" if cell.ring_degree > 1 else "sp_degree"
-    divisors = [d for d in range(1, heads + 1) if heads % d == 0 and _kv_fits(kv_heads, d, repeats)]
+    divisors = [
+        d
+        for d in range(1, heads + 1)
+        if heads % d == 0 and (kv_heads % d == 0 or (repeats and d % kv_heads == 0))
+    ]
     if degree in divisors:
         return []
     reason = (
@@ -309,10 +317,6 @@ def exchanged_kv_heads(cell: RunConfig) -> int:
 def kv_heads_held(cell: RunConfig) -> int:
     """KV heads of a token that a rank computes with: repeated where several ranks share heads."""
     return exchanged_kv_heads(cell) if cell.ulysses_degree > 1 else cell.model.num_kv_heads
-
-
-def _kv_fits(kv_heads: int, degree: int, repeats: bool) -> bool:
-    return kv_heads % degree == 0 or (repeats and degree % kv_heads == 0)
 
 
 def _not_among(key: str, value: str, known: tuple[str, ...], strategy: str) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.attention.layouts import EVERYTHING, LAYOUTS
+from bench.attention.layouts import EVERYTHING, LAYOUTS, Tile
 from bench.config import DTYPE_BYTES, RunConfig
 
 WIDE_BYTES = 4
@@ -110,6 +110,13 @@ def whole_block(cell: RunConfig, heads: int, kv_heads: int) -> Block:
     return Block(cell.batch, heads, kv_heads, cell.padded_len, cell.padded_len, is_causal)
 
 
+def tile_of(cell: RunConfig, shard_len: int, rank: int, source: int) -> Tile | None:
+    """What the cell's mask leaves the rank's queries of the source's keys, or None."""
+    if cell.workload.mask != "causal":
+        return EVERYTHING
+    return LAYOUTS[cell.layout].causal_tile(shard_len, rank, source)
+
+
 def ring_blocks(cell: RunConfig, heads: int, kv_heads: int) -> list[Block]:
     """Per ring step the kernel call of the last rank of the ring.
 
@@ -120,9 +127,7 @@ def ring_blocks(cell: RunConfig, heads: int, kv_heads: int) -> list[Block]:
     rank, shard_len = degree - 1, cell.padded_len // degree
     blocks = []
     for source in range(rank, -1, -1):
-        tile = LAYOUTS[cell.layout].causal_tile(shard_len, rank, source)
-        if tile is None or cell.workload.mask != "causal":
-            tile = EVERYTHING
+        tile = tile_of(cell, shard_len, rank, source) or EVERYTHING
         queries, keys = (len(range(shard_len)[part]) for part in (tile.queries, tile.keys))
         blocks.append(Block(cell.batch, heads, kv_heads, queries, keys, tile.causal))
     return blocks

@@ -26,12 +26,8 @@ def parts_of_package(facts: Facts) -> Iterator[None]:
     except RefusedError:
         raise
     except Exception as error:
-        package = facts.package
-        found = f"the package {package} {installed(package or '')}"
-        raise RefusedError(
-            f"strategy={facts.name}: {found} cannot be used: {in_one_line(error)}; install the version that"
-            f" was tried: {facts.install}"
-        ) from error
+        way_out = f"install the version that was tried: {facts.install}"
+        raise _refused(f"strategy={facts.name}", facts.package, error, way_out) from error
 
 
 def usable_kernel(name: str) -> Kernel:
@@ -44,9 +40,11 @@ def usable_kernel(name: str) -> Kernel:
         try:
             importlib.import_module(kernel.module)
         except Exception as error:
-            found = f"the package {facts.package} {installed(facts.package or '')}"
-            raise RefusedError(
-                f"kernel={name}: {found} cannot be used: {in_one_line(error)}; install it for this torch:"
-                f" {facts.install}; or take kernel={DEFAULT_KERNEL}"
-            ) from error
+            way_out = f"install it for this torch: {facts.install}; or take kernel={DEFAULT_KERNEL}"
+            raise _refused(f"kernel={name}", facts.package, error, way_out) from error
     return kernel
+
+
+def _refused(what: str, package: str | None, error: Exception, way_out: str) -> RefusedError:
+    found = f"the package {package} {installed(package or '')}"
+    return RefusedError(f"{what}: {found} cannot be used: {in_one_line(error)}; {way_out}")

@@ -14,14 +14,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.documents import Documents
 from bench.attention.kernels import Packing
-from bench.attention.packed import packing_of
-from bench.attention.pinned import sent
+from bench.attention.packed import packing_of, sent
 from bench.attention.watch import AttentionWatch
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.strategies.facts import Facts
 from bench.strategies.keywords import refuse_unheard
-from bench.strategies.shipped import usable_kernel
+from bench.strategies.shipped import parts_of_package, usable_kernel
 
 CheckpointContexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
 IGNORED_LABEL = -100
@@ -76,6 +75,11 @@ class Strategy(ABC):
         self.documents: Documents | None = None
         self.packing: Packing | None = None
         """The same for kernels that are given whole sequences."""
+        with parts_of_package(facts):
+            self.load_package()
+
+    def load_package(self) -> None:  # noqa: B027  ours has none
+        """Import the package and look up its parts; what that raises makes the cell `unsupported`."""
 
     @property
     def package_name(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from bench.attention.kernel_facts import KERNEL_FACTS
@@ -86,10 +86,11 @@ class StrategyTable(Mapping[str, Facts]):
     @cached_property
     def _plugins(self) -> Mapping[str, list[Plugin]]:
         plugins: dict[str, list[Plugin]] = {}
-        found = [Plugin(entry) for entry in entry_points(group=ENTRY_POINTS)]
-        for plugin in sorted(found, key=lambda plugin: (plugin.name, plugin.package)):
-            plugins.setdefault(plugin.name, []).append(plugin)
-        return plugins
+        for entry in entry_points(group=ENTRY_POINTS):
+            assert entry.dist is not None  # so for every entry point of an installed package
+            plugin = Plugin(entry, entry.dist.name, entry.dist.version)
+            plugins.setdefault(entry.name, []).append(plugin)
+        return {name: sorted(plugins[name], key=lambda plugin: plugin.package) for name in sorted(plugins)}
 
     def _load(self, name: str) -> Facts:
         """Neither of two strategies of one name runs: nobody can know which of them was meant."""
@@ -107,45 +108,29 @@ class StrategyTable(Mapping[str, Facts]):
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One entry point: the strategy's name, and the class that states its facts."""
+    """One entry point: the strategy's name, the class that states its facts, the distribution it is of."""
 
     entry: EntryPoint
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
-
-    @property
-    def package(self) -> str:
-        """The distribution it comes from."""
-        return self._distribution.name
-
-    @property
-    def version(self) -> str:
-        return self._distribution.version
-
-    @property
-    def _distribution(self) -> Distribution:
-        assert self.entry.dist is not None  # so for every entry point of an installed package
-        return self.entry.dist
+    package: str
+    version: str
 
     def load(self) -> Facts:
         """The strategy's facts; raises ConfigError where they cannot be loaded or contradict themselves."""
         try:
-            loaded = self.entry.load()
-            facts = loaded() if isinstance(loaded, type) and issubclass(loaded, Facts) else None
+            facts = self.entry.load()()
+            fault = next(_faults(self.entry.name, facts), None)
         except Exception as error:
             raise self.refusal(f"cannot be loaded: {in_one_line(error)}") from error
-        fault = "is not a subclass of bench.Facts" if facts is None else next(_faults(self.name, facts), None)
-        if facts is None or fault is not None:
-            raise self.refusal(str(fault))
-        return facts
+        if fault is not None:
+            raise self.refusal(fault)
+        known: Facts = facts
+        return known
 
     def refusal(self, fault: str) -> ConfigError:
         """An error that names the package, what is wrong with it, and how to go on without it."""
         return ConfigError(
-            f"strategy={self.name}: {self.entry.value} of the package {self.package} {self.version} {fault};"
-            f" correct it, or go on without it: pip uninstall {self.package}"
+            f"strategy={self.entry.name}: {self.entry.value} of the package {self.package} {self.version}"
+            f" {fault}; correct it, or go on without it: pip uninstall {self.package}"
         )
 
 
@@ -157,10 +142,11 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}{where}" if message else f"{type(error).__name__}{where}"
 
 
-def _faults(name: str, facts: Facts) -> Iterator[str]:
+def _faults(name: str, facts: Any) -> Iterator[str]:
     """What is wrong with a strategy's names, its place, its choices; each ends `<class> of <package> ...`."""
-    if not name.isidentifier():
-        yield "has a name that cannot be typed; use letters, digits and underscores, as in gather_twice"
+    if not isinstance(facts, Facts):
+        yield "is not a subclass of bench.Facts"
+        return
     own_name = getattr(facts, "name", None)
     if own_name != name:
         yield f"has name = {own_name!r}, but its entry point is named {name!r}"
@@ -175,23 +161,16 @@ def _faults(name: str, facts: Facts) -> Iterator[str]:
         is_any = names is None and attribute == "kernels"
         if not is_any and not (_is_tuple_of_text(names) and set(names) <= set(known)):
             yield f"has {attribute} = {names!r}; it has to be a tuple of names from {', '.join(known)}"
-    yield from _option_faults(facts.options)
-
-
-def _option_faults(options: Any) -> Iterator[str]:
-    if not isinstance(options, Mapping) or not all(map(_is_option, options.values())):
+    if not all(_is_option(key, value) for key, value in facts.options.items()):
         yield (
-            f"has options = {options!r}; each key has to have a tuple of texts, the default first, a Flag or"
+            f"has options = {facts.options!r}; each key but `name` has to have a tuple of texts, a Flag or"
             " a WholeNumber"
         )
-        return
-    for key in options:
-        if key == "name" or not str(key).isidentifier():
-            yield f"has an option {key!r}, which cannot be typed; choose another name"
 
 
-def _is_option(value: Any) -> bool:
-    return isinstance(value, Flag | WholeNumber) or _is_tuple_of_text(value)
+def _is_option(key: Any, value: Any) -> bool:
+    has_choices = isinstance(value, Flag | WholeNumber) or _is_tuple_of_text(value)
+    return has_choices and key != "name" and str(key).isidentifier()
 
 
 def _is_tuple_of_text(value: Any) -> bool:

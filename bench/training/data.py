@@ -174,29 +174,20 @@ def mixed(x: Tensor) -> Tensor:
 
 def _text_source(cell: RunConfig) -> Source:
     """Sample i starts where sample i - 1 ends, or with the next document; the text repeats when used up."""
-    if cell.data.packs:
-        return _packed_text_source(cell)
     with without_memory_limit():
-        corpus = _shared(_tokenise(read_text(cell.data), cell.data.tokenizer, cell.model.vocab_size))
-    return Source(_tokens_of(corpus, cell, lambda sample: cell.seed + sample * cell.seq_len))
-
-
-def _packed_text_source(cell: RunConfig) -> Source:
-    with without_memory_limit():
-        texts = read_documents(cell.data)
+        texts = read_documents(cell.data) if cell.data.packs else [read_text(cell.data)]
         documents = [_tokenise(text, cell.data.tokenizer, cell.model.vocab_size) for text in texts if text]
         corpus = _shared(np.concatenate(documents))
         packed = PackedText([len(each) for each in documents if len(each)], cell.seed, cell.seq_len)
-    return Source(_tokens_of(corpus, cell, packed.start), packed.sample_ends)
 
+    def start_of(sample: int) -> int:
+        return packed.start(sample) if cell.data.packs else cell.seed + sample * cell.seq_len
 
-def _tokens_of(corpus: NDArray[Any], cell: RunConfig, start_of: Callable[[int], int]) -> SampleTokens:
     def sample_tokens(sample: int, length: int) -> Tensor:
-        start = start_of(sample) % len(corpus)
-        tokens = corpus[(start + np.arange(length)) % len(corpus)].astype(np.int64)
+        tokens = corpus[(start_of(sample) + np.arange(length)) % len(corpus)].astype(np.int64)
         return torch.from_numpy(tokens % cell.model.vocab_size)
 
-    return sample_tokens
+    return Source(sample_tokens, packed.sample_ends if cell.data.packs else None)
 
 
 def _synthetic_source(cell: RunConfig) -> Source:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.config import DTYPE_BYTES, LOW_PRECISION, RunConfig
@@ -35,11 +36,11 @@ class Engine(ABC):
     """A model wrapped for training. One micro-step is `forward` and `backward`; `update` ends the step."""
 
     module: nn.Module
-    first_moment: FirstMoment
+    prefix: ClassVar[str] = ""
+    """What the names of the wrapped model's parameters are to begin with."""
     weights_in_dtype: ClassVar[bool] = True
     """Whether forward reads weights of the cell's dtype; if not, autocast rounds float32 ones."""
 
-    @abstractmethod
     def __init__(
         self,
         model: ModelWithLoss,
@@ -49,6 +50,12 @@ class Engine(ABC):
         device: torch.device,
     ) -> None:
         """Each of `layers` has its numbers when it is taken, and the rest of the model when all are."""
+        self.cell, self.groups = cell, groups
+        self.wrap(model, layers, device)
+
+    @abstractmethod
+    def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:
+        """Set `module`, the model as it is trained."""
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
         """Around forward and backward; gradients are reduced in the last micro-step of a step."""
@@ -76,6 +83,11 @@ class Engine(ABC):
     def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
         """Every parameter's name and what the optimizer keeps of its shard under this key, if anything."""
 
+    @property
+    def first_moment(self) -> FirstMoment:
+        """What shows the first gradient in the optimizer's state."""
+        return OPTIMIZERS[self.cell.optimizer.name].first_moment
+
     def first_moments(self) -> Iterator[Tensor]:
         """What the optimizer keeps of the gradient of each of these shards, after its first update."""
         return (moment for _, moment in self.optimizer_state(self.first_moment.key))
@@ -93,29 +105,54 @@ class Engine(ABC):
         return None
 
 
-class DDP(Engine):
+class TorchEngine(Engine):
+    """One of torch's own, which leaves clipping and the optimizer's step to its user."""
+
+    updater: Updater
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def update(self) -> Tensor:
+        return _whole(self.updater.update())
+
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        gradients = [(name, p.grad) for name, p in self._named()]
+        yield from ((name, _whole(grad)) for name, grad in gradients if grad is not None)
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, _own(p.detach())) for name, p in self._named())
+
+    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
+        state = self.updater.optimizer.state
+        yield from ((name, _own(state[p][key])) for name, p in self._named() if key in state.get(p, ()))
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.updater.model.named_parameters(self.prefix)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class DDP(TorchEngine):
     """Every rank holds everything; low precision by autocast."""
 
     weights_in_dtype = False
 
-    def __init__(
-        self,
-        model: ModelWithLoss,
-        layers: Iterable[nn.Module],
-        cell: RunConfig,
-        groups: RankGroups,
-        device: torch.device,
-    ) -> None:
+    def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:
         deque(layers, maxlen=0)
         self.model = model.to(device)
         self.module: Any = self.model
-        if groups.world_size > 1:
+        if self.groups.world_size > 1:
             self.module = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-        self.updater = Updater(self.model, cell.optimizer)
-        self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
-        self.autocast = torch.autocast(
-            device.type, TORCH_DTYPES[cell.dtype], enabled=cell.dtype in LOW_PRECISION
-        )
+        self.updater = Updater(self.model, self.cell.optimizer)
+        dtype = self.cell.dtype
+        self.autocast = torch.autocast(device.type, TORCH_DTYPES[dtype], enabled=dtype in LOW_PRECISION)
 
     @contextmanager
     def micro_step(self, *, last: bool) -> Iterator[None]:
@@ -124,105 +161,51 @@ class DDP(Engine):
         with held_back, self.autocast:
             yield
 
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
-
-    def update(self) -> Tensor:
-        return self.updater.update()
-
-    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        yield from ((name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None)
-
-    def shards(self) -> Iterator[tuple[str, Tensor]]:
-        yield from ((name, p.detach()) for name, p in self.model.named_parameters())
-
-    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
-        state, named = self.updater.optimizer.state, self.model.named_parameters()
-        yield from ((name, state[p][key]) for name, p in named if key in state.get(p, ()))
-
     @property
     def shard_index(self) -> int:
         return 0
 
 
-class FSDP2(Engine):
+class FSDP2(TorchEngine):
     """torch's fully_shard, one group per layer and one for the rest."""
 
-    def __init__(
-        self,
-        model: ModelWithLoss,
-        layers: Iterable[nn.Module],
-        cell: RunConfig,
-        groups: RankGroups,
-        device: torch.device,  # noqa: ARG002  that of the mesh
-    ) -> None:
-        self.mesh = groups.shard_mesh
-        keywords: dict[str, Any] = {"mesh": self.mesh}
-        if cell.dtype in LOW_PRECISION:
-            keywords["mp_policy"] = MixedPrecisionPolicy(TORCH_DTYPES[cell.dtype], torch.float32)
+    def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:  # noqa: ARG002  that of the mesh
+        keywords: dict[str, Any] = {"mesh": self.groups.shard_mesh}
+        if self.cell.dtype in LOW_PRECISION:
+            keywords["mp_policy"] = MixedPrecisionPolicy(TORCH_DTYPES[self.cell.dtype], torch.float32)
         for layer in layers:
             fully_shard(layer, **keywords)
         self.module: Any = fully_shard(model, **keywords)
-        self.updater = Updater(model, cell.optimizer)
-        self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
+        self.updater = Updater(model, self.cell.optimizer)
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         self.module.set_requires_gradient_sync(last)
         return nullcontext()
 
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
-
-    def update(self) -> Tensor:
-        norm: Any = self.updater.update()
-        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        return whole
-
-    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        gradients: dict[str, Any] = {name: p.grad for name, p in self.module.named_parameters()}
-        yield from ((name, grad.full_tensor()) for name, grad in gradients.items() if grad is not None)
-
-    def shards(self) -> Iterator[tuple[str, Tensor]]:
-        yield from ((name, p.detach().to_local()) for name, p in self.module.named_parameters())
-
-    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
-        state, named = self.updater.optimizer.state, self.module.named_parameters()
-        yield from ((name, state[p][key].to_local()) for name, p in named if key in state.get(p, ()))
-
     @property
     def shard_index(self) -> int:
-        return self.mesh.get_local_rank("shard")
+        return self.groups.shard_mesh.get_local_rank("shard")
 
 
 class Zero3(Engine):
     """DeepSpeed ZeRO-3; its own loop clips inside `step`."""
 
-    def __init__(
-        self,
-        model: ModelWithLoss,
-        layers: Iterable[nn.Module],
-        cell: RunConfig,
-        groups: RankGroups,
-        device: torch.device,  # noqa: ARG002  DeepSpeed's own
-    ) -> None:
+    def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:  # noqa: ARG002  DeepSpeed's own
         import deepspeed
 
         from bench.ranks.deepspeed import join_deepspeed
 
-        join_deepspeed(cell)
+        join_deepspeed(self.cell)
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         for part in itertools.chain(layers, [model]):
-            keep_own_share(part, cell)
+            keep_own_share(part, self.cell)
         self.engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=make_optimizer(model, cell.optimizer),
-            lr_scheduler=partial(make_schedule, config=cell.optimizer),
-            config=zero3_config(cell),
+            optimizer=make_optimizer(model, self.cell.optimizer),
+            lr_scheduler=partial(make_schedule, config=self.cell.optimizer),
+            config=zero3_config(self.cell),
         )
-        self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
         self.module = self.engine
-        self.cell = cell
-        self.rank = groups.rank  # ZeRO-3 shards over all ranks
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -239,7 +222,7 @@ class Zero3(Engine):
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_full_grad
 
-        for name, parameter in self.engine.module.named_parameters():
+        for name, parameter in self._named():
             gradient = safe_get_full_grad(parameter)
             if gradient is not None:
                 yield name, gradient
@@ -247,13 +230,13 @@ class Zero3(Engine):
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_local_fp32_param
 
-        for name, parameter in self.engine.module.named_parameters():
+        for name, parameter in self._named():
             yield name, safe_get_local_fp32_param(parameter)
 
     def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_local_optimizer_state
 
-        for name, parameter in self.engine.module.named_parameters():
+        for name, parameter in self._named():
             state = None
             if parameter.requires_grad:
                 with suppress(KeyError):  # without an update: DeepSpeed makes none of gradients that overflow
@@ -261,9 +244,13 @@ class Zero3(Engine):
             if state is not None:
                 yield name, state
 
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        found: Iterator[tuple[str, nn.Parameter]] = self.engine.module.named_parameters(self.prefix)
+        return found
+
     @property
     def shard_index(self) -> int:
-        return self.rank
+        return self.groups.rank  # ZeRO-3 shards over all ranks
 
     def offloaded_bytes(self) -> int | None:
         if not self.cell.offload.optimizer:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 import pydoc_data.topics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.config import ConfigError, DataConfig
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
-CHECKED_BYTES = 2**16
+CHECKED_CHARACTERS = 2**16
 
 
 def read_text(data: DataConfig) -> str:
@@ -23,53 +24,45 @@ def read_documents(data: DataConfig) -> list[str]:
     """The same text by document: a file of a folder, a line of JSON lines, a topic of the default text."""
     if data.path is None:
         return [*pydoc_data.topics.topics.values()]
-    path = Path(data.path)
-    files = _text_files(path) if path.is_dir() else [path]
-    try:
-        documents = [document for file in files for document in _file_documents(file)]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise _unreadable(data.path, error) from None
+    with _read_as_text(data.path):
+        documents = [each for file in _text_files(data.path) for each in _file_documents(file)]
     if not any(document.strip() for document in documents):
         raise _empty(data.path)
     return documents
 
 
 def beginning(name: str | None) -> str:
-    """The first text of a file or folder, CHECKED_BYTES at most, which is all that is read of it.
+    """The first text of a file or folder, of which CHECKED_CHARACTERS at most are read.
 
     Raises ConfigError for one that does not begin as text, and for a folder with a file that cannot be read.
     """
     if name is None:
         return next(iter(pydoc_data.topics.topics.values()))
-    path = Path(name)
-    files = _text_files(path) if path.is_dir() else [path]
-    if not files:
-        raise _empty(name)
-    for file in files:
-        if not file.is_file() or not os.access(file, os.R_OK):
-            raise _unreadable(name, OSError(f"{file} is no file that can be read"))
-    texts = (_beginning_of(name, file) for file in files)
-    found = next((text for text in texts if text.strip()), None)
+    with _read_as_text(name):
+        files = _text_files(name)
+        for file in files:
+            if not file.is_file() or not os.access(file, os.R_OK):
+                raise OSError(f"{file} is no file that can be read")
+        found = next(filter(str.strip, map(_beginning_of, files)), None)
     if found is None:
         raise _empty(name)
     return found
 
 
-def _beginning_of(name: str, path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            start = file.read(CHECKED_BYTES)
-        is_all = len(start) < CHECKED_BYTES
-        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=is_all)
-        if path.suffix == ".jsonl":
-            return "".join(_json_lines(text if is_all else text.rpartition("\n")[0])) or text
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise _unreadable(name, error) from None
-    return text
+def _beginning_of(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        start = file.read(CHECKED_CHARACTERS)
+    if path.suffix != ".jsonl":
+        return start
+    lines = start if len(start) < CHECKED_CHARACTERS else start.rpartition("\n")[0]
+    return "".join(_json_lines(lines)) or start
 
 
-def _text_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix in TEXT_SUFFIXES)
+def _text_files(name: str) -> list[Path]:
+    path = Path(name)
+    if not path.is_dir():
+        return [path]
+    return sorted(each for each in path.rglob("*") if each.suffix in TEXT_SUFFIXES)
 
 
 def _file_documents(path: Path) -> list[str]:
@@ -84,11 +77,16 @@ def _json_lines(text: str) -> list[str]:
     return texts
 
 
-def _unreadable(name: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"data.path={name}: cannot be read as text ({error}); name a UTF-8 file, a folder of"
-        f" {' '.join(TEXT_SUFFIXES)} files, or JSON lines with a `text` field"
-    )
+@contextmanager
+def _read_as_text(name: str) -> Iterator[None]:
+    """What cannot be read, or is no text, becomes a ConfigError that names it."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"data.path={name}: cannot be read as text ({error}); name a UTF-8 file, a folder of"
+            f" {' '.join(TEXT_SUFFIXES)} files, or JSON lines with a `text` field"
+        ) from None
 
 
 def _empty(name: str) -> ConfigError:

@@ -76,46 +76,41 @@ def _pair_refusals(cell: RunConfig, drives: EnginesByStrategy) -> list[str]:
 
 
 def _setting_refusals(cell: RunConfig) -> list[str]:
-    reasons = []
-    if cell.kernel not in STACK_KERNELS:
-        reasons.append(
-            f"trainer={cell.trainer} runs transformers' own attention, which has no kernel={cell.kernel};"
-            f" choose kernel={' or '.join(STACK_KERNELS)}"
-        )
-    if cell.loss != UNTILED:
-        reasons.append(
-            f"trainer={cell.trainer} computes the loss itself, of all logits at once; leave loss at auto, or"
-            f" choose loss={UNTILED}"
-        )
-    if cell.dtype not in STACK_DTYPES:
-        reasons.append(
-            f"dtype={cell.dtype} is not for trainer={cell.trainer}; choose dtype={' or '.join(STACK_DTYPES)}"
-        )
-    if cell.data.packs or cell.padding:
-        reasons.append(
-            f"trainer={cell.trainer} is given whole sequences without documents or padding; take"
-            f" data.packing=none and pad=false, or trainer={NATIVE}"
-        )
-    if cell.tiled_mlp or cell.offload.activations or cell.offload.optimizer:
-        reasons.append(
-            f"trainer={cell.trainer} runs without tiled_mlp and offload.*; leave them false, or take"
-            f" trainer={NATIVE}"
-        )
-    if _gathers_losses_of_some_ranks(cell):
-        reasons.append(
-            f"trainer={cell.trainer} gathers the losses of a sequence's ranks by torch's differentiable"
-            " all_gather, which on gloo finds only a group that begins with rank 0; take dp_shard=1,"
-            f" trainer={NATIVE}, or GPUs"
-        )
-    if cell.dp_replicate > 1 and cell.engine != "ddp":
-        reasons.append(
-            f"dp_replicate={cell.dp_replicate} is not for trainer={cell.trainer}, which is configured with"
-            " one sharded copy; take dp_shard"
-        )
-    return reasons
+    kernels, dtypes, native = " or ".join(STACK_KERNELS), " or ".join(STACK_DTYPES), f"trainer={NATIVE}"
+    refused = (
+        (
+            cell.kernel not in STACK_KERNELS,
+            f"runs transformers' own attention, which has no kernel={cell.kernel}; choose kernel={kernels}",
+        ),
+        (
+            cell.loss != UNTILED,
+            f"computes the loss itself, of all logits at once; leave loss at auto, or choose loss={UNTILED}",
+        ),
+        (cell.dtype not in STACK_DTYPES, f"has no dtype={cell.dtype}; choose dtype={dtypes}"),
+        (
+            cell.data.packs or cell.padding > 0,
+            f"has no documents and no padding; take data.packing=none and pad=false, or {native}",
+        ),
+        (
+            cell.tiled_mlp or cell.offload.activations or cell.offload.optimizer,
+            f"runs without tiled_mlp and offload.*; leave them false, or take {native}",
+        ),
+        (
+            _gathers_losses_of_some_ranks(cell),
+            f"gathers losses as gloo can for one group of ranks only; take dp_shard=1, {native}, or GPUs",
+        ),
+        (
+            cell.dp_replicate > 1 and cell.engine != "ddp",
+            f"is configured with one sharded copy, not dp_replicate={cell.dp_replicate}; take dp_shard",
+        ),
+    )
+    return [f"trainer={cell.trainer} {reason}" for is_refused, reason in refused if is_refused]
 
 
 def _gathers_losses_of_some_ranks(cell: RunConfig) -> bool:
-    """Whether several groups gather losses; transformers' own loop does so for DeepSpeed's Ulysses only."""
+    """Whether several groups gather losses; transformers' own loop does so for DeepSpeed's Ulysses only.
+
+    torch's differentiable all_gather finds on gloo only a group that begins with rank 0.
+    """
     gathers = cell.trainer == "accelerate" or cell.strategy == "deepspeed_ulysses"
     return gathers and cell.cluster.backend == "gloo" and cell.sp_degree > 1 and cell.dp_degree > 1

@@ -12,7 +12,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -29,13 +28,6 @@ Names = Mapping[str, Sequence[str]]
 """Parameters of one module by their name in it: their names in the model, several for one that is tied."""
 
 
-class Numbers(Protocol):
-    """Where a model's parameters come from."""
-
-    def fill(self, model: PreTrainedModel, module: nn.Module, names: Names) -> None:
-        """Set these parameters of a module."""
-
-
 class RandomNumbers:
     """Those that transformers draws for a new model."""
 
@@ -43,6 +35,7 @@ class RandomNumbers:
         self.seed = seed
 
     def fill(self, model: PreTrainedModel, module: nn.Module, names: Names) -> None:
+        """Set these parameters of a module."""
         first, *_ = next(iter(names.values()))
         digest = hashlib.sha256(f"{self.seed} {first}".encode()).digest()
         _seed(int.from_bytes(digest[:SEED_BYTES], "little"), module.get_parameter(next(iter(names))).device)
@@ -72,6 +65,7 @@ class CheckpointNumbers:
         self.stored = {text_name(name): name for name in files}
 
     def fill(self, model: PreTrainedModel, module: nn.Module, names: Names) -> None:  # noqa: ARG002
+        """Set these parameters of a module."""
         for key, all_names in names.items():
             parameter, stored = module.get_parameter(key), self._stored(all_names)
             if stored.shape != parameter.shape:
@@ -108,6 +102,9 @@ class CheckpointNumbers:
         with safe_open(self.folder / self.files[name], framework="pt") as file:
             tensor: Tensor = file.get_tensor(self.stored[name])
         return tensor
+
+
+Numbers = RandomNumbers | CheckpointNumbers
 
 
 def numbers_of(config: ModelConfig, seed: int) -> Numbers:

@@ -18,13 +18,18 @@ from bench.attention.kernels import (
     math,
     torch_flash,
 )
-from bench.attention.kernels.autograd import attend
-from bench.attention.kernels.call import kernel_backward, kernel_backward_into, kernel_forward
-from bench.attention.kernels.kernel import Kernel
-from bench.attention.kernels.packing import Packing
+from bench.attention.kernels.call import (
+    attend,
+    attend_with_lse,
+    kernel_backward,
+    kernel_backward_into,
+    kernel_forward,
+)
+from bench.attention.kernels.kernel import Kernel, Packing
 
 __all__ = [
-    "KERNELS", "Kernel", "Packing", "attend", "kernel_backward", "kernel_backward_into", "kernel_forward",
+    "KERNELS", "Kernel", "Packing", "attend", "attend_with_lse", "kernel_backward", "kernel_backward_into",
+    "kernel_forward",
 ]  # fmt: skip
 
 KERNELS: Mapping[str, Kernel] = {

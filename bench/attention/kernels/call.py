@@ -1,4 +1,4 @@
-"""One call of a kernel, whatever number of KV heads it takes.
+"""One call of a kernel, whatever number of KV heads it takes; also as one differentiable function.
 
 KV heads are repeated here and nowhere else, on the rank that computes and just before it does. A ring repeats
 the block at hand in every ring step: repeated before they are sent, K and V would be as many bytes as Q.
@@ -6,11 +6,46 @@ the block at hand in every ring step: repeated before they are sent, K and V wou
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from bench.attention.kernels.kernel import Kernel
+from bench.attention.kernels.kernel import Gradients, Kernel
 
-Gradients = tuple[Tensor, Tensor, Tensor]
+
+def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, causal: bool) -> Tensor:
+    """Differentiable attention of one device, [B, N, S, D], scaled by 1/sqrt(D)."""
+    scale = q_BNSD.shape[-1] ** -0.5
+    return attend_with_lse(q_BNSD, k_BKTD, v_BKTD, kernel=kernel, causal=causal, scale=scale)[0]
+
+
+def attend_with_lse(
+    q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The same with any scale, and the LSE [B, N, S], which has no gradient."""
+    found: tuple[Tensor, Tensor] = _Attend.apply(q_BNSD, k_BKTD, v_BKTD, kernel, causal, scale)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.call = kernel, causal, scale
+        out, lse = kernel_forward(kernel, q, k, v, causal=causal, scale=scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # else torch makes zeros for the gradient that the LSE has not
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        kernel, causal, scale = ctx.call
+        q, k, v, out, lse = ctx.saved_tensors
+        grads = kernel_backward(kernel, dout, q, k, v, out, lse, causal=causal, scale=scale)
+        return *grads, None, None, None
 
 
 def kernel_forward(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bench.attention.kernels.kernel import Kernel, PackedKernel
-from bench.attention.kernels.packing import Packing
+from bench.attention.kernels.kernel import Gradients, Kernel, PackedKernel, Packing
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -22,7 +21,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
 
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     from flash_attn.flash_attn_interface import _flash_attn_backward
 
     # It takes any strides, if only each head is contiguous.
@@ -45,22 +44,12 @@ def _packed_forward(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[
     return out_TND, lse_NT
 
 
-def _packed_backward(
-    into: tuple[Tensor, Tensor, Tensor],
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    packing: Packing,
-) -> None:
+def _packed_backward(into: Gradients, tensors: tuple[Tensor, ...], packing: Packing) -> None:
     from flash_attn.flash_attn_interface import _flash_attn_varlen_backward
 
     _flash_attn_varlen_backward(
-        dout, q, k, v, out, lse.contiguous(), *into, *packing.offsets, dropout_p=0.0,
-        softmax_scale=packing.scale, causal=packing.causal, window_size_left=-1, window_size_right=-1,
-        softcap=0.0, alibi_slopes=None, deterministic=False,
+        *tensors, *into, *packing.offsets, dropout_p=0.0, softmax_scale=packing.scale, causal=packing.causal,
+        window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None, deterministic=False,
     )  # fmt: skip
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bench.attention.kernels.kernel import Kernel, PackedKernel
-from bench.attention.kernels.packing import Packing
+from bench.attention.kernels.kernel import Gradients, Kernel, PackedKernel, Packing
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -30,8 +29,8 @@ def _backward(
     lse: Tensor,
     causal: bool,
     scale: float,
-    into: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    into: Gradients | None = None,
+) -> Gradients:
     from flash_attn_interface import _flash_attn_backward
 
     tensors = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
@@ -54,22 +53,13 @@ def _packed_forward(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[
     return out_TND, lse_NT
 
 
-def _packed_backward(
-    into: tuple[Tensor, Tensor, Tensor],
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    packing: Packing,
-) -> None:
+def _packed_backward(into: Gradients, tensors: tuple[Tensor, ...], packing: Packing) -> None:
     from flash_attn_interface import _flash_attn_backward
 
     dq, dk, dv = into
     _flash_attn_backward(
-        dout, q, k, v, out, lse.contiguous(), **_offsets(packing), dq=dq, dk=dk, dv=dv,
-        softmax_scale=packing.scale, is_causal=packing.causal, deterministic=False,
+        *tensors, **_offsets(packing), dq=dq, dk=dk, dv=dv, softmax_scale=packing.scale,
+        is_causal=packing.causal, deterministic=False,
     )  # fmt: skip
 
 

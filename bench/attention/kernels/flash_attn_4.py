@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bench.attention.kernels.kernel import Kernel, PackedKernel
-from bench.attention.kernels.packing import Packing
+from bench.attention.kernels.kernel import Gradients, Kernel, PackedKernel, Packing
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -23,7 +22,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
 
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     from flash_attn.cute.interface import _flash_attn_bwd
 
     q_BSND, k_BTKD, v_BTKD, out_BSND, dout_BSND = (x.transpose(1, 2) for x in (q, k, v, out, dout))
@@ -45,21 +44,13 @@ def _packed_forward(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[
     return out_TND, lse_NT
 
 
-def _packed_backward(
-    into: tuple[Tensor, Tensor, Tensor],
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    packing: Packing,
-) -> None:
+def _packed_backward(into: Gradients, tensors: tuple[Tensor, ...], packing: Packing) -> None:
     """Copied: torch's adapter gives the package no gradients to fill, and neither do we."""
     from flash_attn.cute.interface import _flash_attn_bwd
 
+    dout, q, k, v, out, lse = tensors
     gradients = _flash_attn_bwd(
-        q, k, v, out=out, dout=dout, lse=lse.contiguous(), softmax_scale=packing.scale, causal=packing.causal,
+        q, k, v, out=out, dout=dout, lse=lse, softmax_scale=packing.scale, causal=packing.causal,
         cu_seqlens_q=packing.cu_seqlens_q, cu_seqlens_k=packing.cu_seqlens_k, deterministic=False,
     )  # fmt: skip
     for given, gradient in zip(into, gradients, strict=True):

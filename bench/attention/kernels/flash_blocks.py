@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bench.attention.kernels import torch_flash
-from bench.attention.kernels.kernel import Kernel
+from bench.attention.kernels.kernel import Gradients, Kernel
 from bench.attention.merge import Partial
 
 BLOCKS = 4
@@ -43,7 +43,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
 
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     wide = torch.promote_types(q.dtype, torch.float32)
     dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
     for rows, keys, is_causal in _blocks(q.shape[2], k.shape[2], causal):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bench.attention.kernels.kernel import Kernel
+from bench.attention.kernels.kernel import Gradients, Kernel
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -20,7 +20,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
 
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     """The backward of FlashAttention-2 (arXiv:2307.08691, algorithm 2) without its tiling."""
     probs_BNST = torch.exp(_scores(q, k, causal, scale) - lse[..., None]).to(q.dtype)
     dprobs_BNST = torch.matmul(dout, v.transpose(-2, -1))

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bench.attention.kernels.kernel import Kernel, PackedKernel
-from bench.attention.kernels.packing import Packing
+from bench.attention.kernels.kernel import Gradients, Kernel, PackedKernel, Packing
 from bench.cpu_arithmetic import cpu_arithmetic
 
 
@@ -37,7 +36,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
 
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     if q.device.type != "cpu":
         # Without packing the offsets are not read.
         dq, dk, dv, *_ = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -76,19 +75,10 @@ def _packed_forward(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[
     return out_TND, lse_NT
 
 
-def _packed_backward(
-    into: tuple[Tensor, Tensor, Tensor],
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    packing: Packing,
-) -> None:
+def _packed_backward(into: Gradients, tensors: tuple[Tensor, ...], packing: Packing) -> None:
     """Copied: torch's operator allocates its gradients and takes no others."""
     gradients = torch.ops.aten._flash_attention_backward(
-        dout, q, k, v, out, lse.contiguous(), *packing.offsets, 0.0, packing.causal, *_no_dropout(q),
+        *tensors, *packing.offsets, 0.0, packing.causal, *_no_dropout(tensors[0]),
         scale=packing.scale,
     )  # fmt: skip
     _write(into, gradients)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bench.config import RunConfig
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
-from bench.strategies.facts import NOT_ASKED, head_exchange_refusals
+from bench.strategies.facts import NOT_ASKED
 from bench.strategies.options import Flag, WholeNumber
-from bench.strategies.schedule import Schedule, Stage, whole_block
-from bench.strategies.ulysses.facts import Ulysses, exchange_heads
+from bench.strategies.schedule import Schedule
+from bench.strategies.ulysses.facts import Ulysses, tensor_by_tensor
 
 CHUNK_TOKENS = 65536
 """The package's own default, `FPDT_Attention.chunk_size`."""
@@ -39,6 +39,8 @@ class DeepSpeedFPDT(Ulysses):
     """
 
     name = "deepspeed_fpdt"
+    ours = "ulysses"
+    takes_fewer_kv_heads = False
     packs = False
     packing_is = NOT_ASKED
     why_it_packs_not = "DeepSpeed's operation takes no boundaries of documents"
@@ -52,9 +54,6 @@ class DeepSpeedFPDT(Ulysses):
         "chunks": WholeNumber(auto=chunks_of_package),
         "offload": Flag(default=on_gpus),
     }
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "ulysses"
 
     def refusals(self, cell: RunConfig) -> list[str]:
         refused = cell.flag("offload") and cell.cluster.device == "cpu"
@@ -83,12 +82,6 @@ class DeepSpeedFPDT(Ulysses):
             slice(ends[piece], ends[piece + 1]) for piece in range(group_rank, pieces, cell.sp_degree)
         )
 
-    def head_refusals(self, cell: RunConfig) -> list[str]:
-        return head_exchange_refusals(cell, repeats=False)
-
     def schedule(self, cell: RunConfig) -> Schedule:
         """The bytes of `ulysses`, in four all-to-alls a chunk."""
-        heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
-        attention = Stage((whole_block(cell, heads // cell.ulysses_degree, kv_heads // cell.ulysses_degree),))
-        q, kv = exchange_heads(cell, heads), exchange_heads(cell, kv_heads)
-        return Schedule(forward=(q, kv, kv, attention, q), backward=(q, attention, kv, kv, q))
+        return tensor_by_tensor(cell)

@@ -9,8 +9,7 @@ from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from torch import Tensor
 
 from bench.attention.kernels import attend
-from bench.attention.packed import attend_packed, restarted
-from bench.attention.pinned import sent
+from bench.attention.packed import attend_packed, restarted, sent
 from bench.config import RunConfig
 from bench.ranks.deepspeed import join_deepspeed
 from bench.ranks.groups import RankGroups

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from bench.config import RunConfig
 from bench.strategies.facts import exchanged_kv_heads
-from bench.strategies.schedule import Exchange, Schedule, Stage, whole_block
-from bench.strategies.ulysses.facts import Ulysses, exchange_heads
+from bench.strategies.schedule import Exchange, Schedule, Stage
+from bench.strategies.ulysses.facts import Ulysses, attend_to_heads, exchange_heads
 
 POSITION_ID_BYTES = 8
 
 
 class DeepSpeedUlysses(Ulysses):
     name = "deepspeed_ulysses"
+    ours = "ulysses"
     kept_copies = (1, 0)
     package = "deepspeed"
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "ulysses"
 
     def packing_refusals(self, cell: RunConfig) -> list[str]:
         """transformers, whose attention it wraps, takes position ids of one sequence only for boundaries."""
@@ -30,7 +28,7 @@ class DeepSpeedUlysses(Ulysses):
     def schedule(self, cell: RunConfig) -> Schedule:
         """The heads as in `ulysses`, each tensor by itself; every forward gathers the int64 position ids."""
         heads, kv_heads = cell.model.num_heads, exchanged_kv_heads(cell)
-        attention = Stage((whole_block(cell, heads // cell.ulysses_degree, kv_heads // cell.ulysses_degree),))
+        attention = attend_to_heads(cell, heads, kv_heads)
         q, kv = exchange_heads(cell, heads), exchange_heads(cell, kv_heads)
         position_bytes = cell.batch * cell.shard_len * POSITION_ID_BYTES * (cell.sp_degree - 1)
         positions = Stage(exchanges=(Exchange("all_gather", position_bytes, cell.sp_degree),))

@@ -9,16 +9,13 @@ Shapes: B batch, S tokens of a shard, N query heads, K KV heads, D head size. K 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.attention.kernels import Kernel, kernel_backward, kernel_forward
+from bench.attention.kernels import kernel_backward, kernel_forward
 from bench.attention.layouts import ALL
 from bench.attention.merge import Partial
 from bench.attention.rotation import HandOver, hand_over
@@ -27,13 +24,14 @@ from bench.ranks.groups import RankGroups
 from bench.strategies.distflash_attn.balance import Lent, Round, rounds
 from bench.strategies.distflash_attn.checkpoint import KeptOutputs, Output
 from bench.strategies.facts import Facts
-from bench.strategies.strategy import Strategy
+from bench.strategies.ring.attention import Ring, RingAttention
 
 Tensors = tuple[Tensor, ...]
 NOTHING = HandOver((), (), ())
+Group = dist.ProcessGroup
 
 
-class DistFlashAttention(Strategy):
+class DistFlashAttention(RingAttention):
     def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
         super().__init__(cell, groups, facts)
         self.kept = KeptOutputs()
@@ -41,91 +39,53 @@ class DistFlashAttention(Strategy):
             self.checkpoint_contexts = self.kept.contexts
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        kv_2BKSD, shared = torch.stack([k_BKSD, v_BKSD]), self.shared(causal=causal)
-        out: Tensor = _DistFlashAttention.apply(  # type: ignore[no-untyped-call]
-            q_BNSD, kv_2BKSD, shared, self.kept
-        )
+        kv_2BKSD, ring = torch.stack([k_BKSD, v_BKSD]), self.ring(causal=causal)
+        out: Tensor = _DistFlashAttention.apply(q_BNSD, kv_2BKSD, ring, self.kept)  # type: ignore[no-untyped-call]
         return out
 
     def log_sum_exp(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        return balanced_forward(q_BNSD, torch.stack([k_BKSD, v_BKSD]), self.shared(causal=causal)).lse
-
-    def shared(self, *, causal: bool) -> Shared:
-        return Shared(self.groups.ring, self.kernel, causal)
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """The ranks that share a sequence, the kernel that computes a block, and whether the mask is causal."""
-
-    group: dist.ProcessGroup
-    kernel: Kernel
-    causal: bool
-
-    def rounds(self) -> list[Round]:
-        """Those of this rank."""
-        return rounds(self.group.rank(), self.group.size(), causal=self.causal)
+        return balanced_forward(q_BNSD, torch.stack([k_BKSD, v_BKSD]), self.ring(causal=causal)).lse
 
 
 class _DistFlashAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, kv: Tensor, shared: Shared, kept: KeptOutputs) -> Tensor:
+    def forward(ctx: Any, q: Tensor, kv: Tensor, ring: Ring, kept: KeptOutputs) -> Tensor:
         def computed() -> Output:
-            partial = balanced_forward(q, kv, shared)
+            partial = balanced_forward(q, kv, ring)
             return partial.out.to(q.dtype), partial.lse
 
         out, lse = kept.once(computed)
-        ctx.shared = shared
+        ctx.ring = ring
         ctx.save_for_backward(q, kv, out, lse)
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None, None]:
         q, kv, out, lse = ctx.saved_tensors
-        dq, dkv = balanced_backward(dout, q, kv, out, lse, ctx.shared)
+        dq, dkv = balanced_backward(dout, q, kv, out, lse, ctx.ring)
         return dq, dkv, None, None
 
 
-def balanced_forward(q: Tensor, kv: Tensor, shared: Shared) -> Partial:
+def balanced_forward(q: Tensor, kv: Tensor, ring: Ring) -> Partial:
     """Output and LSE of this rank's queries over all ranks' keys."""
-    forward = Forward(q, kv, shared)
-    take_rounds(forward, shared)
+    forward = Forward(q, kv, ring)
+    take_rounds(forward, ring)
     return forward.partial
 
 
 def balanced_backward(
-    dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, shared: Shared
+    dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: Ring
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and of this rank's own kv, in their dtypes."""
-    backward = Backward(dout, q, kv, out, lse, shared)
-    take_rounds(backward, shared)
+    backward = Backward(dout, q, kv, out, lse, ring)
+    take_rounds(backward, ring)
     return backward.dq.to(q.dtype), backward.dkv.to(kv.dtype)
 
 
-class Direction(ABC):
-    """Forward or backward: what is lent, computed and given back in each round."""
-
-    lent: Mapping[Lent, Tensors]
-    """This rank's own; every other's have the same shapes."""
-    given_back: Mapping[Lent, Tensors]
-    """Tensors of the shapes of what comes back for it."""
-
-    @abstractmethod
-    def compute_own(self) -> None:
-        """The block of this rank's queries and keys."""
-
-    @abstractmethod
-    def compute(self, what: Lent, lent: Tensors) -> Tensors:
-        """Another's queries with one's own keys, or the reverse; what is the other's of the result."""
-
-    @abstractmethod
-    def take_back(self, what: Lent, found: Tensors) -> None:
-        """Add what another rank found of this rank's."""
-
-
-def take_rounds(direction: Direction, shared: Shared) -> None:
+def take_rounds(direction: Forward | Backward, ring: Ring) -> None:
     """All rounds of a rank; what comes back from one is taken in after the next one's block."""
-    group, todo = shared.group, shared.rounds()
+    group = ring.group
+    todo = rounds(group.rank(), group.size(), causal=ring.causal)
     lending = (_lend(direction, each, group) for each in todo)
     arriving = next(lending, NOTHING)
     returning: list[tuple[Round, HandOver]] = []
@@ -141,37 +101,43 @@ def take_rounds(direction: Direction, shared: Shared) -> None:
         _take_back(direction, *late)
 
 
-def _lend(direction: Direction, each: Round, group: dist.ProcessGroup) -> HandOver:
+def _lend(direction: Forward | Backward, each: Round, group: Group) -> HandOver:
     given, taken = (() if what is None else direction.lent[what] for what in (each.gives, each.takes))
     return hand_over(given, each.following, taken, each.previous, group)
 
 
-def _give_back(direction: Direction, each: Round, found: Tensors, group: dist.ProcessGroup) -> HandOver:
+def _give_back(direction: Forward | Backward, each: Round, found: Tensors, group: Group) -> HandOver:
     expected = () if each.gives is None else direction.given_back[each.gives]
     return hand_over(found, each.previous, expected, each.following, group)
 
 
-def _take_back(direction: Direction, each: Round, handed: HandOver) -> None:
+def _take_back(direction: Forward | Backward, each: Round, handed: HandOver) -> None:
     found = handed.wait()
     if each.gives is not None and found:
         direction.take_back(each.gives, found)
 
 
-class Forward(Direction):
-    """Outputs and LSE are merged where the queries are."""
+class Forward:
+    """Outputs and LSE are merged where the queries are.
+
+    `lent` are this rank's own tensors, of shapes as every other's; `given_back` have the shapes of what comes
+    back for them.
+    """
 
     partial: Partial
 
-    def __init__(self, q: Tensor, kv: Tensor, shared: Shared) -> None:
-        self.q, self.kv, self.shared = q, kv, shared
+    def __init__(self, q: Tensor, kv: Tensor, ring: Ring) -> None:
+        self.q, self.kv, self.ring = q, kv, ring
         lse = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
-        self.lent = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}
-        self.given_back = {Lent.KEYS: (), Lent.QUERIES: (q, lse)}
+        self.lent: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}
+        self.given_back: dict[Lent, Tensors] = {Lent.KEYS: (), Lent.QUERIES: (q, lse)}
 
     def compute_own(self) -> None:
-        self.partial = Partial.first(*self._attend(self.q, self.kv, causal=self.shared.causal))
+        """The block of this rank's queries and keys."""
+        self.partial = Partial.first(*self._attend(self.q, self.kv, causal=self.ring.causal))
 
     def compute(self, what: Lent, lent: Tensors) -> Tensors:
+        """Another's queries with one's own keys, or the reverse; what is the other's of the result."""
         (tensor,) = lent
         if what is Lent.QUERIES:
             return self._attend(tensor, self.kv)
@@ -179,24 +145,25 @@ class Forward(Direction):
         return ()
 
     def take_back(self, what: Lent, found: Tensors) -> None:  # noqa: ARG002  of keys nothing comes back
+        """Add what another rank found of this rank's."""
         self.partial.merge(ALL, *found)
 
     def _attend(self, q: Tensor, kv: Tensor, *, causal: bool = False) -> tuple[Tensor, Tensor]:
         k, v = kv
-        return kernel_forward(self.shared.kernel, q, k, v, causal=causal, scale=q.shape[-1] ** -0.5)
+        return kernel_forward(self.ring.kernel, q, k, v, causal=causal, scale=q.shape[-1] ** -0.5)
 
 
-class Backward(Direction):
-    """Gradients are added up where what they are of is, in float32 at least."""
+class Backward:
+    """The same of backward: gradients are added up where what they are of is, in float32 at least."""
 
-    def __init__(self, dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, shared: Shared) -> None:
-        self.queries, self.kv, self.shared = (dout, q, out, lse), kv, shared
-        self.lent = {Lent.KEYS: (kv,), Lent.QUERIES: self.queries}
-        self.given_back = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}
+    def __init__(self, dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: Ring) -> None:
+        self.queries, self.kv, self.ring = (dout, q, out, lse), kv, ring
+        self.lent: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: self.queries}
+        self.given_back: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}
         self.dq, self.dkv = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q, kv))
 
     def compute_own(self) -> None:
-        dq, dkv = self._gradients(self.queries, self.kv, causal=self.shared.causal)
+        dq, dkv = self._gradients(self.queries, self.kv, causal=self.ring.causal)
         self.dq += dq
         self.dkv += dkv
 
@@ -216,7 +183,7 @@ class Backward(Direction):
     def _gradients(self, queries: Tensors, kv: Tensor, *, causal: bool = False) -> tuple[Tensor, Tensor]:
         (dout, q, out, lse), (k, v) = queries, kv
         dq, dk, dv = kernel_backward(
-            self.shared.kernel, dout, q, k, v, out, lse, causal=causal, scale=q.shape[-1] ** -0.5
+            self.ring.kernel, dout, q, k, v, out, lse, causal=causal, scale=q.shape[-1] ** -0.5
         )
         return dq, torch.stack([dk, dv])
 

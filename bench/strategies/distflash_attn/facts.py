@@ -16,11 +16,9 @@ CHECKPOINTS, LAYER_INPUT, ATTENTION_OUTPUT = "checkpoints", "layer_input", "atte
 
 class DistFlashAttn(ScheduledFacts):
     name = "distflash_attn"
+    ours = "ring"
     sends_unevenly = True
     options = {CHECKPOINTS: (LAYER_INPUT, ATTENTION_OUTPUT)}  # noqa: RUF012  a class's own constant
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "ring"
 
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *_checkpoint_refusals(cell)]
@@ -105,8 +103,12 @@ def _stages(cell: RunConfig, rank: int, sizes: Sizes) -> Stages:
     own, whole = (Block(cell.batch, heads, kv_heads, tokens, tokens, masked) for masked in (is_causal, False))
     todo = rounds(rank, cell.sp_degree, causal=is_causal)
     blocks = ((own,), *(() if each.takes is None else (whole,) for each in todo), ())
-    lent = (*(_lent(each, sizes, cell) for each in todo), (), ())
-    found = ((), (), *(_found(each, sizes, cell) for each in todo))
+
+    def sent(size: int) -> tuple[Exchange, ...]:
+        return (Exchange("send", size, cell.sp_degree),) if size else ()
+
+    lent = (*(sent(sizes.lent.get(each.gives, 0)) for each in todo), (), ())
+    found = ((), (), *(sent(sizes.given_back.get(each.takes, 0)) for each in todo))
     stages = zip(blocks, lent, found, _held(todo, sizes), strict=True)
     return tuple(
         Stage(block, (*out, *back), is_hidden=bool(block), merged_bytes=sizes.merged, held_bytes=held)
@@ -126,15 +128,3 @@ def _held(todo: Sequence[Round], sizes: Sizes) -> Iterator[int]:
     for number in range(len(todo) + 2):
         following, before = min(number + 1, len(todo) + 1), max(number - 1, 0)
         yield at_hand[number] + made[number] + at_hand[following] + made[before] + returned[before]
-
-
-def _lent(each: Round, sizes: Sizes, cell: RunConfig) -> tuple[Exchange, ...]:
-    return _sent(0 if each.gives is None else sizes.lent[each.gives], cell)
-
-
-def _found(each: Round, sizes: Sizes, cell: RunConfig) -> tuple[Exchange, ...]:
-    return _sent(0 if each.takes is None else sizes.given_back[each.takes], cell)
-
-
-def _sent(sent_bytes: int, cell: RunConfig) -> tuple[Exchange, ...]:
-    return (Exchange("send", sent_bytes, cell.sp_degree),) if sent_bytes else ()

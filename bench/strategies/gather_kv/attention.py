@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.attention.kernels import Kernel, kernel_backward, kernel_forward
 from bench.attention.layouts import ALL
 from bench.attention.merge import Partial
-from bench.strategies.gather_kv.calls import Call, calls_on_others, calls_on_own
+from bench.strategies.gather_kv.facts import Call, calls_on_others, calls_on_own
 from bench.strategies.ring.attention import Ring, RingAttention
 
 

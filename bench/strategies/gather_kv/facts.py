@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
-from bench.attention.layouts import EVERYTHING, LAYOUTS, Tile
+from bench.attention.layouts import Tile
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.strategies.facts import CallMemory, ScheduledFacts, activation_bytes, lse_bytes, repeats_kv
-from bench.strategies.gather_kv.calls import calls_on_others, calls_on_own
-from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes, wide
+from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes, tile_of, wide
+
+TilesOf = Callable[[int], Sequence[Tile]]
+"""What the mask leaves of a rank's keys, by its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The keys of one kernel call: of these ranks, one after another, what the mask leaves of each."""
+
+    sources: slice
+    tile: Tile
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks' keys these are."""
+        return int(self.sources.stop - self.sources.start)
+
+
+def calls_on_own(tiles_of: TilesOf, rank: int) -> list[Call]:
+    """Those on the rank's own keys, of which every query sees some."""
+    return [*_calls(tiles_of, range(rank, rank + 1))]
+
+
+def calls_on_others(tiles_of: TilesOf, rank: int, ranks: int) -> list[Call]:
+    """Those on all other ranks' keys.
+
+    Neighbours of which the mask leaves the same, and no triangle, are taken at once: in contiguous and zigzag
+    layout all earlier ranks are, and all later ones, whatever their number.
+    """
+    return [*_calls(tiles_of, range(rank)), *_calls(tiles_of, range(rank + 1, ranks))]
+
+
+def _calls(tiles_of: TilesOf, sources: range) -> Iterator[Call]:
+    for tiles, group in groupby(sources, key=lambda source: tuple(tiles_of(source))):
+        first, *others = group
+        after = first + 1 + len(others)
+        for tile in tiles:
+            at_once = 1 if tile.causal else after - first
+            for start in range(first, after, at_once):
+                yield Call(slice(start, start + at_once), tile)
 
 
 class GatherKV(ScheduledFacts):
     name = "gather_kv"
+    ours = "ring"
     packs = True
     layouts = ("zigzag", "contiguous", "striped")
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "ring"
 
     def schedule(self, cell: RunConfig) -> Schedule:
         """Forward hands a shard of K and V to P-1 ranks, backward P-1 shards of their gradients to one each.
@@ -90,15 +129,11 @@ def blocks_of(cell: RunConfig, rank: int) -> Iterator[tuple[bool, Block]]:
     """The rank's kernel calls, its own keys first, and whether they take a copy: of keys of several ranks."""
 
     def tiles_of(source: int) -> tuple[Tile, ...]:
-        tile = LAYOUTS[cell.layout].causal_tile(cell.shard_len, rank, source)
+        tile = tile_of(cell, cell.shard_len, rank, source)
         return () if tile is None else (tile,)
 
-    def all_of(source: int) -> tuple[Tile, ...]:  # noqa: ARG001  a mask that hides nothing
-        return (EVERYTHING,)
-
-    tiles = tiles_of if cell.workload.mask == "causal" else all_of
     model = cell.model
-    for call in (*calls_on_own(tiles, rank), *calls_on_others(tiles, rank, cell.sp_degree)):
+    for call in (*calls_on_own(tiles_of, rank), *calls_on_others(tiles_of, rank, cell.sp_degree)):
         queries, keys = (len(range(cell.shard_len)[part]) for part in (call.tile.queries, call.tile.keys))
         block = Block(
             cell.batch, model.num_heads, model.num_kv_heads, queries, call.ranks * keys, call.tile.causal

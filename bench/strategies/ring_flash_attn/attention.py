@@ -8,10 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from bench.attention.flash_attn_bridge import package_on
-from bench.config import RunConfig
-from bench.ranks.groups import RankGroups
-from bench.strategies.facts import Facts
-from bench.strategies.shipped import parts_of_package
 from bench.strategies.strategy import Strategy
 
 FUNCTIONS: Mapping[str, str] = {
@@ -22,17 +18,9 @@ FUNCTIONS: Mapping[str, str] = {
 
 
 class RingFlashAttention(Strategy):
-    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
-        super().__init__(cell, groups, facts)
-        with parts_of_package(facts):
-            self.function = self.function_of_package()
-
-    def function_of_package(self) -> Callable[..., Any]:
-        """The one for the cell's layout."""
-        function: Callable[..., Any] = getattr(
-            package_on("ring_flash_attn", self.kernel), FUNCTIONS[self.cell.layout]
-        )
-        return function
+    def load_package(self) -> None:
+        package = package_on("ring_flash_attn", self.kernel)
+        self.function: Callable[..., Any] = getattr(package, FUNCTIONS[self.cell.layout])
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         out_BSND: Tensor = self._call(q_BNSD, k_BKSD, v_BKSD, causal=causal)

@@ -9,6 +9,7 @@ from bench.strategies.ring.facts import Ring
 
 class RingFlashAttn(Ring):
     name = "ring_flash_attn"
+    ours = "ring"
     packs = False
     first_gradients_wait = False
     why_it_packs_not = (
@@ -18,9 +19,6 @@ class RingFlashAttn(Ring):
     package = "ring-flash-attn"
     calls_flash_attn = True
     dtypes, why_these_dtypes = HALF, WHY_HALF
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "ring"
 
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *rounding_refusals(cell)]

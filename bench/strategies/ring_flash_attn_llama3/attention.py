@@ -11,11 +11,7 @@ from torch import Tensor
 
 from bench.attention.documents import Documents
 from bench.attention.flash_attn_bridge import package_on
-from bench.attention.pinned import sent
-from bench.config import RunConfig
-from bench.ranks.groups import RankGroups
-from bench.strategies.facts import Facts
-from bench.strategies.shipped import parts_of_package
+from bench.attention.packed import sent
 from bench.strategies.strategy import Strategy
 
 Places = tuple[Any, ...]
@@ -23,10 +19,8 @@ Places = tuple[Any, ...]
 
 
 class Llama3Attention(Strategy):
-    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
-        super().__init__(cell, groups, facts)
-        with parts_of_package(facts):
-            self.package: Any = package_on("ring_flash_attn", self.kernel)
+    def load_package(self) -> None:
+        self.package: Any = package_on("ring_flash_attn", self.kernel)
         self.prepared: dict[tuple[tuple[int, ...], bool], Places] = {}
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:

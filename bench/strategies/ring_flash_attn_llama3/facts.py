@@ -9,21 +9,15 @@ from bench.strategies.options import WholeNumber
 from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes
 
 
-def one_head(cell: RunConfig) -> int:  # noqa: ARG001  the same for all
-    """As the package's README has it: least memory, most overlap; more heads at a time are fewer launches."""
-    return 1
-
-
 class RingFlashAttnLlama3(ScheduledFacts):
     name = "ring_flash_attn_llama3"
+    ours = "gather_kv"
     packs = True
     package = "ring-flash-attn"
     calls_flash_attn = True
     dtypes, why_these_dtypes = HALF, WHY_HALF
-    options = {"heads_k_stride": WholeNumber(auto=one_head)}  # noqa: RUF012  the package's own word
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "gather_kv"
+    # As the package's README has it: least memory, most overlap; more heads at a time are fewer launches.
+    options = {"heads_k_stride": WholeNumber(auto=lambda _: 1)}  # noqa: RUF012  the package's own word
 
     def head_refusals(self, cell: RunConfig) -> list[str]:
         heads, kv_heads = cell.number("heads_k_stride"), cell.model.num_kv_heads

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.strategies.facts import ScheduledFacts, activation_bytes
-from bench.strategies.schedule import WIDE_BYTES, Exchange, Schedule, Stage, Stages, ring_blocks, wide
+from bench.strategies.facts import activation_bytes
+from bench.strategies.ring.facts import Ring
+from bench.strategies.schedule import WIDE_BYTES, Schedule, wide
 
 
-class RingSelfAttention(ScheduledFacts):
+class RingSelfAttention(Ring):
     name = "ring_self_attention"
-    packs = True
-    layouts: ClassVar[tuple[str, ...]] = ("zigzag", "contiguous", "striped")
+    ours = "ring"
     # It calls none: its scores are in memory at once, as that kernel's.
     kernels = ("math",)
     is_unfused = True
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "ring"
 
     def kept_bytes_per_token(self, cell: RunConfig) -> int:
         """The probabilities of all keys, and no LSE."""
@@ -31,27 +28,16 @@ class RingSelfAttention(ScheduledFacts):
         return rows * cell.padded_len * DTYPE_BYTES[cell.dtype]
 
     def schedule(self, cell: RunConfig) -> Schedule:
-        """K and V make P-1 hops each in forward and again in backward; so do their gradients, summed.
+        """The hops of `ring`: P-1 of K and V in forward and again in backward, as many of their gradients.
 
-        Those travel in float32, float64 for float64. arXiv:2105.13120, section 3.2: P-1 hops of each, and a
-        reduce-scatter of each gradient.
+        arXiv:2105.13120, section 3.2: P-1 hops of each, and a reduce-scatter of each gradient. Nothing is
+        merged in forward; in backward gradients of all that a rank holds are added up, wide, at every block.
         """
-        heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
-        kv_bytes = activation_bytes(cell, 2 * kv_heads)
-        kv, dkv = (Exchange("send", size, cell.sp_degree) for size in (kv_bytes, wide(cell, kv_bytes)))
-        last = cell.sp_degree - 1
-        blocks = ring_blocks(cell, heads, kv_heads)
-        forward = tuple(
-            Stage((block,), (kv,) if step < last else (), is_hidden=True) for step, block in enumerate(blocks)
+        ring, model = super().schedule(cell), cell.model
+        merged = wide(cell, activation_bytes(cell, model.num_heads + 2 * model.num_kv_heads))
+        return Schedule(
+            forward=tuple(replace(stage, packed_bytes=0, merged_bytes=0) for stage in ring.forward),
+            backward=tuple(
+                replace(stage, merged_bytes=merged if stage.blocks else 0) for stage in ring.backward
+            ),
         )
-        backward = tuple(
-            Stage(
-                (block,),
-                ((kv,) if step < last else ()) + ((dkv,) if step > 1 else ()),
-                is_hidden=True,
-                merged_bytes=wide(cell, activation_bytes(cell, heads + 2 * kv_heads)),
-            )
-            for step, block in enumerate(blocks)
-        )
-        home: Stages = (Stage(exchanges=(dkv,)),) if last else ()
-        return Schedule(forward, (*backward, *home))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from bench.strategies.ringmaster_ring.facts import ALLGATHER, BALANCED, P2P, ROTATION
 from bench.strategies.ringmaster_ulysses.attention import IN_TRANSFORMERS, Attention, Ringmaster
@@ -15,15 +14,11 @@ PROVIDER = "hf_kernels"
 
 
 class RingmasterRingAttention(Ringmaster):
-    def runtime_of_package(self) -> Any:
-        from ringmaster import Backend, CPRuntime, LoadBalance, RingmasterConfig
+    backend = "RING"
 
-        degree, rotation = self.cell.sp_degree, self.cell.option(ROTATION)
-        balance = LoadBalance(rotation) if rotation in BALANCED else LoadBalance.NONE
-        config = RingmasterConfig(
-            degree, Backend.RING, ulysses_size=1, ring_size=degree, load_balance=balance
-        )
-        return CPRuntime(config, ring_group=self.groups.sequence, cp_group=self.groups.sequence)
+    def load_balance(self) -> str:
+        rotation = self.cell.option(ROTATION)
+        return rotation if rotation in BALANCED else "none"
 
     def function_of_package(self) -> Attention:
         from ringmaster import RotateMethod

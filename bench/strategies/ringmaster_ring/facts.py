@@ -7,14 +7,7 @@ from dataclasses import replace
 
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.strategies.facts import ScheduledFacts, activation_bytes
-from bench.strategies.schedule import (
-    Block,
-    Exchange,
-    Schedule,
-    Stage,
-    ring_blocks,
-    tensor_bytes,
-)
+from bench.strategies.schedule import Block, Exchange, Schedule, Stage, ring_blocks, tensor_bytes
 
 FLOAT32_BYTES = 4
 ROTATION = "rotation"
@@ -128,20 +121,22 @@ def kernel_refusals(cell: RunConfig) -> list[str]:
             said = "which computes with torch's masked attention"
             return [f"kernel={cell.kernel} is not for {who}, {said}; take kernel={TORCH_KERNEL}"]
         return []
-    reasons = []
-    if cell.kernel != OWN_KERNELS[rotation]:
-        reasons.append(
-            f"kernel={cell.kernel} is not for {who}, which computes all scores itself; take"
-            f" kernel={OWN_KERNELS[rotation]}, or {other}"
-        )
-    if cell.engine == "ddp" and cell.dtype == "bf16":
-        reasons.append(
-            f"engine=ddp with dtype=bf16 is not for {who}, whose products autocast rounds to bf16; take"
-            f" engine=fsdp2 or zero3, or {other}"
-        )
-    if cell.dtype == "fp64":
-        reasons.append(f"dtype=fp64 is not for {who}, which computes in float32; take dtype=fp32, or {other}")
-    return reasons
+    own = OWN_KERNELS[rotation]
+    refused = (
+        (cell.kernel != own, f"kernel={cell.kernel}", "computes all scores itself", f"kernel={own}"),
+        (
+            cell.engine == "ddp" and cell.dtype == "bf16",
+            "engine=ddp with dtype=bf16",
+            "has its products rounded to bf16 by autocast",
+            "engine=fsdp2 or zero3",
+        ),
+        (cell.dtype == "fp64", "dtype=fp64", "computes in float32", "dtype=fp32"),
+    )
+    return [
+        f"{asked} is not for {who}, which {does}; take {way_out}, or {other}"
+        for is_refused, asked, does, way_out in refused
+        if is_refused
+    ]
 
 
 def kept_by_ring(cell: RunConfig) -> int:
@@ -164,9 +159,10 @@ def kept_by_ring(cell: RunConfig) -> int:
 
 def ring_schedule(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
     """A ring of the package over these heads of a ring shard; nothing is sent in one of a single rank."""
-    if gathers(cell):
-        return _gathered(cell, heads, kv_heads)
-    return (_balanced if cell.option(ROTATION) == HEAD_TAIL else _passed)(cell, heads, kv_heads)
+    if cell.ring_degree == 1:
+        alone = (Stage(tuple(ring_blocks(cell, heads, kv_heads))),)
+        return Schedule(alone, alone)
+    return (_gathered if gathers(cell) else _passed)(cell, heads, kv_heads)
 
 
 def gathers(cell: RunConfig) -> bool:
@@ -191,44 +187,27 @@ def _gathered(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
     else:
         reduced = Exchange("reduce_scatter", (ranks - 1) * shard_bytes, ranks, stride)
     home = Stage(exchanges=(reduced,))
-    if ranks == 1:
-        return Schedule(forward=(attention,), backward=(attention,))
     return Schedule(forward=(gather, gather, attention), backward=(attention, home, home))
 
 
 def _passed(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
     """K and V make P-1 hops in forward, and in backward P, the last of which nobody waits for; gradients P.
 
-    A CPU has no flash kernel for the package: there it sends K and V of all query heads, in float32.
+    A CPU has no flash kernel for the package: there it sends K and V of all query heads, in float32. The
+    zigzag ring makes P-1 hops of keys in backward too, all in the cell's dtype, and only those of keys are
+    hidden: the package waits for each hop of gradients before it goes on, and for the last one of keys.
     """
-    ranks, stride = cell.ring_degree, cell.ring_stride
+    ranks, is_zigzag = cell.ring_degree, cell.option(ROTATION) == HEAD_TAIL
     shard_len = cell.padded_len // ranks
     sent_bytes = tensor_bytes(cell, 2 * kv_heads, shard_len)
-    if cell.cluster.device == "cpu":
+    if cell.cluster.device == "cpu" and not is_zigzag:
         sent_bytes = tensor_bytes(cell, 2 * heads, shard_len) // DTYPE_BYTES[cell.dtype] * FLOAT32_BYTES
-    hop = Exchange("send", sent_bytes, ranks, stride)
-    *blocks, last = ring_blocks(cell, heads, kv_heads)
-    if not blocks:
-        return Schedule(forward=(Stage((last,)),), backward=(Stage((last,)),))
-    forward = [Stage((block,), (hop,), is_hidden=True) for block in blocks]
-    backward = [Stage((block,), (hop, hop), is_hidden=True) for block in (*blocks, last)]
-    return Schedule(forward=(*forward, Stage((last,))), backward=tuple(backward))
-
-
-def _balanced(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
-    """The zigzag ring: the hops of `_passed` in the cell's dtype, but only those of keys are hidden.
-
-    The package waits for each hop of gradients before it goes on, and for the last one of keys.
-    """
-    ranks, stride = cell.ring_degree, cell.ring_stride
-    hop = Exchange("send", tensor_bytes(cell, 2 * kv_heads, cell.padded_len // ranks), ranks, stride)
-    home = Stage(exchanges=(hop,))
-    *blocks, last = ring_blocks(cell, heads, kv_heads)
-    hidden = [Stage((block,), (hop,), is_hidden=True) for block in blocks]
-    if not blocks:
-        return Schedule(forward=(Stage((last,)),), backward=(Stage((last,)),))
-    backward = [part for stage in (*hidden, Stage((last,))) for part in (stage, home)]
-    return Schedule(forward=(*hidden, Stage((last,))), backward=(*backward, home))
+    hop = Exchange("send", sent_bytes, ranks, cell.ring_stride)
+    blocks, home = ring_blocks(cell, heads, kv_heads), Stage(exchanges=(hop,))
+    forward = (*(Stage((block,), (hop,), is_hidden=True) for block in blocks[:-1]), Stage((blocks[-1],)))
+    if is_zigzag:
+        return Schedule(forward, (*(part for stage in forward for part in (stage, home)), home))
+    return Schedule(forward, tuple(Stage((block,), (hop, hop), is_hidden=True) for block in blocks))
 
 
 def balanced_schedule(cell: RunConfig, rank: int) -> Schedule:

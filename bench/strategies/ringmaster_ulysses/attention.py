@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,10 +13,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.flash_attn_bridge import flash_attn_from
 from bench.attention.kernels import Kernel, attend
-from bench.config import RunConfig
-from bench.ranks.groups import RankGroups
-from bench.strategies.facts import Facts
-from bench.strategies.shipped import parts_of_package
 from bench.strategies.strategy import Strategy
 
 Attention = Callable[..., tuple[Tensor, None]]
@@ -38,19 +34,33 @@ class Ringmaster(Strategy):
     `ringmaster.setup` makes the same of groups of its own, which span all ranks and have torch's deadline.
     """
 
-    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
-        super().__init__(cell, groups, facts)
+    backend: ClassVar[str]
+    """The package's own word."""
+
+    def load_package(self) -> None:
+        from ringmaster import Backend, CPRuntime, LoadBalance, RingmasterConfig, runtime
+
+        cell, groups = self.cell, self.groups
+        config = RingmasterConfig(
+            cell.sp_degree,
+            Backend[self.backend],
+            ulysses_size=cell.ulysses_degree,
+            ring_size=cell.ring_degree,
+            load_balance=LoadBalance(self.load_balance()),
+        )
+        ulysses, ring = {
+            "ULYSSES": (groups.sequence, None),
+            "RING": (None, groups.sequence),
+            "USP": (groups.ulysses, groups.ring),
+        }[self.backend]
         self.module = torch.nn.Module()
-        with parts_of_package(facts):
-            from ringmaster import runtime
+        self.set_runtime = runtime.set_runtime
+        self.runtime = CPRuntime(config, ulysses, ring, groups.sequence)
+        self.function = self.function_of_package()
 
-            self.set_runtime = runtime.set_runtime
-            self.runtime = self.runtime_of_package()
-            self.function: Attention = self.function_of_package()
-
-    @abstractmethod
-    def runtime_of_package(self) -> Any:
-        """The package's configuration and process groups."""
+    def load_balance(self) -> str:
+        """The package's own word for how ranks share the causal mask's work."""
+        return "none"
 
     @abstractmethod
     def function_of_package(self) -> Attention:
@@ -66,12 +76,7 @@ class Ringmaster(Strategy):
 
 
 class RingmasterUlyssesAttention(Ringmaster):
-    def runtime_of_package(self) -> Any:
-        from ringmaster import Backend, CPRuntime, RingmasterConfig
-
-        degree = self.cell.sp_degree
-        config = RingmasterConfig(degree, Backend.ULYSSES, ulysses_size=degree, ring_size=1)
-        return CPRuntime(config, ulysses_group=self.groups.sequence, cp_group=self.groups.sequence)
+    backend = "ULYSSES"
 
     def function_of_package(self) -> Attention:
         from ringmaster.strategies.ulysses import make_ulysses_attention

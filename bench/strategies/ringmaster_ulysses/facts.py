@@ -5,21 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.config import RunConfig
-from bench.strategies.facts import activation_bytes, head_exchange_refusals
-from bench.strategies.schedule import Exchange, Schedule, Stage, whole_block
-from bench.strategies.ulysses.facts import Ulysses, exchange_heads
+from bench.strategies.facts import activation_bytes
+from bench.strategies.schedule import Exchange, Schedule, Stage
+from bench.strategies.ulysses.facts import Ulysses, attend_to_heads, exchange_heads
 
 
 class RingmasterUlysses(Ulysses):
     name = "ringmaster_ulysses"
+    ours = "ulysses"
+    takes_fewer_kv_heads = False
     package = "axolotl-ringmaster"
     tried = "0.2.7"
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "ulysses"
-
-    def head_refusals(self, cell: RunConfig) -> list[str]:
-        return head_exchange_refusals(cell, repeats=False)
 
     def packing_refusals(self, cell: RunConfig) -> list[str]:
         """On one rank the package hands over no boundaries; its output was off by 0.98 of its maximum."""
@@ -31,7 +27,7 @@ class RingmasterUlysses(Ulysses):
     def schedule(self, cell: RunConfig) -> Schedule:
         """The bytes of `ulysses` on NCCL; Q, K and V travel together where they have equally many heads."""
         heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
-        attention = Stage((whole_block(cell, heads // cell.ulysses_degree, kv_heads // cell.ulysses_degree),))
+        attention = attend_to_heads(cell, heads, kv_heads)
         together = [3 * heads] if heads == kv_heads else [heads, 2 * kv_heads]
         qkv, out = [trade_heads(cell, each) for each in together], trade_heads(cell, heads)
         return Schedule(forward=(*qkv, attention, out), backward=(out, attention, *reversed(qkv)))

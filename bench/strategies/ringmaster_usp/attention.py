@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from bench.strategies.ringmaster_ring.attention import PROVIDER, ROTATIONS, implementation
 from bench.strategies.ringmaster_ulysses.attention import Attention, Ringmaster
 
 
 class RingmasterUSPAttention(Ringmaster):
-    def runtime_of_package(self) -> Any:
-        from ringmaster import Backend, CPRuntime, RingmasterConfig
-
-        cell, groups = self.cell, self.groups
-        config = RingmasterConfig(
-            cell.sp_degree, Backend.USP, ulysses_size=cell.ulysses_degree, ring_size=cell.ring_degree
-        )
-        return CPRuntime(config, groups.ulysses, groups.ring, groups.sequence)
+    backend = "USP"
 
     def function_of_package(self) -> Attention:
         from ringmaster import RotateMethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bench.config import RunConfig
-from bench.strategies.facts import head_exchange_refusals
 from bench.strategies.ringmaster_ring.facts import (
     ALLGATHER,
     P2P,
@@ -20,18 +19,14 @@ from bench.strategies.usp.facts import USP
 
 class RingmasterUSP(USP):
     name = "ringmaster_usp"
+    ours = "usp"
+    takes_fewer_kv_heads = False
     kept_copies = (1, 0)
     layouts = ("contiguous",)
     package = "axolotl-ringmaster"
     calls_flash_attn = True
     tried = "0.2.7"
     options = {ROTATION: (ALLGATHER, P2P), **USP.options}  # noqa: RUF012  a class's own constant, as in torch_cp
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "usp"
-
-    def head_refusals(self, cell: RunConfig) -> list[str]:
-        return head_exchange_refusals(cell, repeats=False)
 
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *kernel_refusals(cell)]

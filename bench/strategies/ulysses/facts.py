@@ -22,14 +22,27 @@ class Ulysses(ScheduledFacts):
         return sp_degree
 
     def head_refusals(self, cell: RunConfig) -> list[str]:
-        return head_exchange_refusals(cell)
+        return head_exchange_refusals(cell, repeats=self.takes_fewer_kv_heads)
 
     def schedule(self, cell: RunConfig) -> Schedule:
         """(P-1)/P of Q, K, V and the output per pass, forward and backward alike (arXiv:2309.14509, 3.2)."""
         heads, kv_heads = cell.model.num_heads, exchanged_kv_heads(cell)
-        attention = Stage((whole_block(cell, heads // cell.ulysses_degree, kv_heads // cell.ulysses_degree),))
+        attention = attend_to_heads(cell, heads, kv_heads)
         qkv, out = exchange_heads(cell, heads + 2 * kv_heads), exchange_heads(cell, heads)
         return Schedule(forward=(qkv, attention, out), backward=(out, attention, qkv))
+
+
+def tensor_by_tensor(cell: RunConfig) -> Schedule:
+    """The bytes of `ulysses`, but Q, K, V and the output each by itself, and no KV head repeated."""
+    heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
+    attention = attend_to_heads(cell, heads, kv_heads)
+    q, kv = exchange_heads(cell, heads), exchange_heads(cell, kv_heads)
+    return Schedule(forward=(q, kv, kv, attention, q), backward=(q, attention, kv, kv, q))
+
+
+def attend_to_heads(cell: RunConfig, heads: int, kv_heads: int) -> Stage:
+    """Attention of a rank's share of these heads over whole sequences."""
+    return Stage((whole_block(cell, heads // cell.ulysses_degree, kv_heads // cell.ulysses_degree),))
 
 
 def exchange_heads(cell: RunConfig, heads: int) -> Stage:

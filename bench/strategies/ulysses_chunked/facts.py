@@ -39,11 +39,9 @@ class RoundHeads:
 
 class UlyssesChunked(Ulysses):
     name = "ulysses_chunked"
+    ours = "ulysses"
     kept_copies = (0, 0)
     options = {"chunks": WholeNumber(auto=most_chunks), "overlap": Flag(default=True)}  # noqa: RUF012
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "ulysses"
 
     def head_refusals(self, cell: RunConfig) -> list[str]:
         """A round takes whole groups of query heads with their KV heads, or stays within one group a rank."""

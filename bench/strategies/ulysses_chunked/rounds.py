@@ -1,4 +1,4 @@
-"""In which order heads are exchanged and computed, and what stays from one round to the next.
+"""In which order heads are exchanged and computed, what stays from one round to the next, what carries them.
 
 Shapes: B batch, P ranks of the sequence group, T sequence, S = T/P its shard, N heads, H of one rank in one
 round, D head size.
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from bench.strategies.ulysses_chunked.channel import Channel, in_sequences, in_shards
 
 Compute = Callable[[int, list[Tensor]], Sequence[Tensor]]
 """From a round's number and its whole sequences, [B, H, T, D] each, to new results of such shapes."""
@@ -34,7 +32,8 @@ class Rounds:
 
     def run(self, given: Sequence[Tensor], results: Sequence[Tensor], compute: Compute) -> None:
         """Exchange shards of all heads for whole sequences of some, and what these come to for `results`."""
-        there, back = (Channel(self.group, self._fullest(tensors)) for tensors in (given, results))
+        fullest = ([self._heads(x, 0) for x in tensors] for tensors in (given, results))
+        there, back = (Channel(self.group, message) for message in fullest)
         held: dict[int, Tensor] = {}
         sums: dict[int, Tensor] = {}
         self._send(there, given, 0)
@@ -89,12 +88,50 @@ class Rounds:
         """Which tensors' heads of this round no later one takes."""
         return [place for place, x in enumerate(tensors) if (number + 1) % self._rounds_of(x) == 0]
 
-    def _fullest(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What a message of heads of all these tensors holds."""
-        return [self._heads(x, 0) for x in tensors]
-
     def _heads(self, x_BNSD: Tensor, number: int) -> Tensor:
         """[P, H, B, S, D]: of the heads that belong to each rank those of one round."""
         rounds = self._rounds_of(x_BNSD)
         x_BPCHSD: Tensor = x_BNSD.unflatten(1, (self.group.size(), self.chunks // rounds, -1))
         return x_BPCHSD[:, :, number // rounds].permute(1, 2, 0, 3, 4)
+
+
+class Channel:
+    """One all-to-all at a time, of several tensors in one.
+
+    Its buffers are as large as the fullest message and serve all rounds: freed, they would be held until the
+    library lets go of them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, fullest: Sequence[Tensor]) -> None:
+        self.group = group
+        self.sent = fullest[0].new_empty(sum(part.numel() for part in fullest))
+        self.received = torch.empty_like(self.sent)
+        self.arriving: tuple[Tensor, ...] = ()
+        self.work: dist.Work | None = None
+
+    def start(self, parts_PHBSD: Sequence[Tensor]) -> None:
+        """Begin to send slice p of each tensor to rank p, in the buffers' dtype; the last was taken."""
+        heads = [part.shape[1] for part in parts_PHBSD]
+        ranks, _, *shard = parts_PHBSD[0].shape
+        size = sum(part.numel() for part in parts_PHBSD)
+        sent, received = (x[:size].view(ranks, sum(heads), *shard) for x in (self.sent, self.received))
+        torch.cat([*parts_PHBSD], dim=1, out=sent)
+        self.arriving = received.split(heads, dim=1)
+        self.work = dist.all_to_all_single(received, sent, group=self.group, async_op=True)
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """What came from each rank, [P, H, B, S, D] by tensor, until the next start."""
+        assert self.work is not None
+        self.work.wait()
+        return self.arriving
+
+
+def in_sequences(part_PHBSD: Tensor) -> Tensor:
+    """[B, H, T, D]: the shards of all ranks one after another; a copy even of one rank's."""
+    return part_PHBSD.permute(2, 1, 0, 3, 4).clone(memory_format=torch.contiguous_format).flatten(2, 3)
+
+
+def in_shards(x_BHTD: Tensor, ranks: int) -> Tensor:
+    """[P, H, B, S, D]: the shard of each rank."""
+    x_BHPSD: Tensor = x_BHTD.unflatten(2, (ranks, -1))
+    return x_BHPSD.permute(2, 1, 0, 3, 4)

@@ -39,7 +39,7 @@ class USP(Ring):
         return cut(ring_shard, seq_len, ulysses_rank * shard_len, (ulysses_rank + 1) * shard_len)
 
     def head_refusals(self, cell: RunConfig) -> list[str]:
-        return head_exchange_refusals(cell)
+        return head_exchange_refusals(cell, repeats=self.takes_fewer_kv_heads)
 
     def schedule(self, cell: RunConfig) -> Schedule:
         """Both: the all-to-alls of Ulysses, and a ring over longer shards of fewer heads."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from bench.attention.flash_attn_bridge import package_on
-from bench.config import RunConfig
-from bench.ranks.groups import RankGroups
-from bench.strategies.facts import Facts
-from bench.strategies.shipped import parts_of_package
 from bench.strategies.strategy import Strategy
 
 ATTENTION_TYPES: Mapping[str, str] = {"flash_attn_3": "FA3"}
@@ -22,12 +19,12 @@ FlashAttention-3 no longer takes (`yunchang/kernels/attention.py`, `flash_attn3_
 
 
 class YunchangUlyssesAttention(Strategy):
-    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
-        super().__init__(cell, groups, facts)
-        with parts_of_package(facts):
-            package = package_on("yunchang", self.kernel)
-            kind = package.kernels.AttnType[ATTENTION_TYPES.get(self.kernel.name, "FA")]
-            self.package_attention = package.UlyssesAttention(groups.sequence, attn_type=kind)
+    package_attention: Any
+
+    def load_package(self) -> None:
+        package = package_on("yunchang", self.kernel)
+        kind = package.kernels.AttnType[ATTENTION_TYPES.get(self.kernel.name, "FA")]
+        self.package_attention = package.UlyssesAttention(self.groups.sequence, attn_type=kind)
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         qkv = (x.transpose(1, 2) for x in (q_BNSD, k_BKSD, v_BKSD))

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from bench.attention.flash_attn_bridge import package_on
-from bench.config import RunConfig
-from bench.ranks.groups import RankGroups
-from bench.strategies.facts import Facts
-from bench.strategies.shipped import parts_of_package
-from bench.strategies.strategy import Strategy
 from bench.strategies.yunchang_ring.attention import RINGS
+from bench.strategies.yunchang_ulysses.attention import YunchangUlyssesAttention
 
 
-class YunchangUSPAttention(Strategy):
-    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
-        super().__init__(cell, groups, facts)
-        with parts_of_package(facts):
-            package = package_on("yunchang", self.kernel)
-            # What its `set_seq_parallel_pg` sets, but groups of the harness: they outwait its deadline.
-            chosen = package.globals.PROCESS_GROUP
-            chosen.ULYSSES_PG, chosen.RING_PG = groups.ulysses, groups.ring
-            self.package_attention = package.LongContextAttention(ring_impl_type=RINGS[cell.layout])
-
-    def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        qkv = (x.transpose(1, 2) for x in (q_BNSD, k_BKSD, v_BKSD))
-        out_BSND: Tensor = self.package_attention(*qkv, causal=causal)
-        return out_BSND.transpose(1, 2)
+class YunchangUSPAttention(YunchangUlyssesAttention):
+    def load_package(self) -> None:
+        package, groups = package_on("yunchang", self.kernel), self.groups
+        # What its `set_seq_parallel_pg` sets, but groups of the harness: they outwait its deadline.
+        chosen = package.globals.PROCESS_GROUP
+        chosen.ULYSSES_PG, chosen.RING_PG = groups.ulysses, groups.ring
+        self.package_attention = package.LongContextAttention(ring_impl_type=RINGS[self.cell.layout])
 
 
 STRATEGY = YunchangUSPAttention

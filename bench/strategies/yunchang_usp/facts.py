@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.config import ModelConfig, RunConfig
-from bench.strategies.facts import NOT_ASKED, head_exchange_refusals
+from bench.strategies.facts import NOT_ASKED
 from bench.strategies.ring_flash_attn.facts import rounding_refusals
 from bench.strategies.schedule import Schedule
 from bench.strategies.usp.facts import USP
@@ -13,6 +13,8 @@ from bench.strategies.yunchang_ulysses.facts import YunchangUlysses
 
 class YunchangUSP(USP):
     name = "yunchang_usp"
+    ours = "usp"
+    takes_fewer_kv_heads = False
     packs = False
     kept_copies = (1, 0)
     first_gradients_wait = YunchangRing.first_gradients_wait
@@ -23,9 +25,6 @@ class YunchangUSP(USP):
     tried = YunchangRing.tried
     dtypes = YunchangRing.dtypes
     why_these_dtypes = YunchangRing.why_these_dtypes
-
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        return "usp"
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:
         """Such that there is a ring, where there can be: of one rank its backward sends to itself."""
@@ -47,9 +46,6 @@ class YunchangUSP(USP):
                 f"ulysses_degree={cell.ulysses_degree} leaves yunchang_usp a ring of one on gloo; {way_out}"
             ]
         return refused
-
-    def head_refusals(self, cell: RunConfig) -> list[str]:
-        return head_exchange_refusals(cell, repeats=False)
 
     def schedule(self, cell: RunConfig) -> Schedule:
         """Both: four all-to-alls a pass, and a ring over longer shards of fewer heads."""

@@ -16,7 +16,7 @@ from torch.distributed.nn.functional import all_gather
 from bench.training.data import count_valid
 from bench.training.optimizer import make_optimizer, make_schedule
 from bench.training.trainers.stack import StackTrainer
-from bench.training.trainers.stack_accelerator import MIXED_PRECISION, engine_plugins, parallelism
+from bench.training.trainers.stack_accelerator import ENGINE_PLUGINS, MIXED_PRECISION, parallelism
 from bench.training.trainers.stack_data import NEXT_LABELS, SHIFT_LABELS
 from bench.training.trainers.stack_engines import bare_optimizer
 from bench.training.trainers.trainer import NextStep, StepOutcome
@@ -41,7 +41,7 @@ class AccelerateTrainer(StackTrainer):
             mixed_precision=MIXED_PRECISION[cell.dtype],
             gradient_accumulation_steps=cell.grad_accum,
             parallelism_config=parallelism(cell),
-            **engine_plugins(cell),
+            **ENGINE_PLUGINS[cell.engine](cell),
         )
         optimizer = make_optimizer(self.model, cell.optimizer)
         self.wrapped, self.optimizer = self.accelerator.prepare(self.model, optimizer)

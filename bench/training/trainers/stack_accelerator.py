@@ -63,27 +63,15 @@ def name_the_cpu_ranks(backend: str, kind: str) -> None:
     PartialState._prepare_backend = found
 
 
-def parallelism(cell: RunConfig) -> Any:
-    """Accelerate's ParallelismConfig as its documentation says; None where no ranks share a sequence."""
-    return PARALLELISM[cell.strategy](cell) if cell.sp_degree > 1 else None
-
-
-def _deepspeed_ulysses(cell: RunConfig) -> Any:
-    from accelerate import ParallelismConfig
+def _deepspeed_ulysses(cell: RunConfig) -> dict[str, Any]:
     from accelerate.utils import DeepSpeedSequenceParallelConfig
 
-    return ParallelismConfig(
-        dp_shard_size=cell.dp_shard,
-        sp_backend="deepspeed",
-        sp_size=cell.sp_degree,
-        sp_handler=DeepSpeedSequenceParallelConfig(
-            sp_seq_length_is_variable=True, sp_attn_implementation=STACK_KERNELS[cell.kernel]
-        ),
-    )
+    kernel = STACK_KERNELS[cell.kernel]
+    handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation=kernel)
+    return {"sp_backend": "deepspeed", "sp_size": cell.sp_degree, "sp_handler": handler}
 
 
-def _torch_cp(cell: RunConfig) -> Any:
-    from accelerate import ParallelismConfig
+def _torch_cp(cell: RunConfig) -> dict[str, Any]:
     from accelerate.utils import TorchContextParallelConfig
 
     from bench.strategies.torch_cp.attention import deal_out_as, flash_in_torch_attention_for_cpu
@@ -91,23 +79,23 @@ def _torch_cp(cell: RunConfig) -> Any:
     deal_out_as(cell.layout)
     if cell.cluster.device == "cpu":
         flash_in_torch_attention_for_cpu()
-    return ParallelismConfig(
-        dp_shard_size=cell.dp_shard,
-        cp_backend="torch",
-        cp_size=cell.sp_degree,
-        cp_handler=TorchContextParallelConfig(cp_comm_strategy=cell.option("rotation")),
-    )
+    handler = TorchContextParallelConfig(cp_comm_strategy=cell.option("rotation"))
+    return {"cp_backend": "torch", "cp_size": cell.sp_degree, "cp_handler": handler}
 
 
-PARALLELISM: Mapping[str, Callable[[RunConfig], Any]] = {
+PARALLELISM: Mapping[str, Callable[[RunConfig], dict[str, Any]]] = {
     "deepspeed_ulysses": _deepspeed_ulysses,
     "torch_cp": _torch_cp,
 }
 
 
-def engine_plugins(cell: RunConfig) -> dict[str, Any]:
-    """The plugin of the cell's engine, by the name of Accelerator's parameter."""
-    return PLUGINS[cell.engine](cell)
+def parallelism(cell: RunConfig) -> Any:
+    """Accelerate's ParallelismConfig as its documentation says; None where no ranks share a sequence."""
+    from accelerate import ParallelismConfig
+
+    if cell.sp_degree == 1:
+        return None
+    return ParallelismConfig(dp_shard_size=cell.dp_shard, **PARALLELISM[cell.strategy](cell))
 
 
 def _zero3(cell: RunConfig) -> dict[str, Any]:
@@ -131,8 +119,9 @@ def _fsdp2(cell: RunConfig) -> dict[str, Any]:
     }
 
 
-PLUGINS: Mapping[str, Callable[[RunConfig], dict[str, Any]]] = {
+ENGINE_PLUGINS: Mapping[str, Callable[[RunConfig], dict[str, Any]]] = {
     "ddp": lambda _: {},
     "fsdp2": _fsdp2,
     "zero3": _zero3,
 }
+"""By engine, its plugin by the name of Accelerator's parameter."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,23 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.config import OptimizerConfig, RunConfig
+from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.training.engines import DDP, FSDP2, Engine, Zero3, keep_own_share
-from bench.training.optimizer import OPTIMIZERS, Updater
-
-Named = Iterable[tuple[str, Tensor]]
+from bench.training.optimizer import Updater
 
 
 class StackEngine(Engine):
     """An engine that a stack builds; `attach` tells what it has built."""
 
-    settings: OptimizerConfig
+    prefix = "model"
+    """In the native loop the model is a part of the module that computes the loss."""
 
-    def _choose(self, cell: RunConfig) -> None:
-        self.cell = cell
-        self.settings = cell.optimizer
-        self.first_moment = OPTIMIZERS[cell.optimizer.name].first_moment
+    def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
+        self.cell, self.groups = cell, groups
 
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
         """The model for the stack, each of `layers` with its numbers when it is taken.
@@ -38,9 +36,9 @@ class StackEngine(Engine):
             layer.to("cpu")
         return model.to("cpu")
 
+    @abstractmethod
     def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
         """The prepared model, torch's optimizer below whatever wraps it, and what sets its learning rate."""
-        raise NotImplementedError
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -54,54 +52,23 @@ class StackEngine(Engine):
 
 
 class StackDDP(StackEngine, DDP):
-    def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
-        del groups
-        self._choose(cell)
-
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:
         deque(layers, maxlen=0)
         return model.to(device)
 
     def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
         self.module = model
-        self.model = getattr(model, "module", model)
-        self.updater = Updater(self.model, self.settings, optimizer, schedule)
-
-    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        yield from _renamed(super().full_gradients())
-
-    def shards(self) -> Iterator[tuple[str, Tensor]]:
-        yield from _renamed(super().shards())
-
-    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
-        yield from _renamed(super().optimizer_state(key))
+        self.updater = Updater(getattr(model, "module", model), self.cell.optimizer, optimizer, schedule)
 
 
 class StackFSDP2(StackEngine, FSDP2):
-    def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
-        self._choose(cell)
-        self.mesh = groups.shard_mesh
-
     def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
         self.module = model
-        self.updater = Updater(model, self.settings, optimizer, schedule)
-
-    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        yield from _renamed(super().full_gradients())
-
-    def shards(self) -> Iterator[tuple[str, Tensor]]:
-        yield from _renamed(super().shards())
-
-    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
-        yield from _renamed(super().optimizer_state(key))
+        self.updater = Updater(model, self.cell.optimizer, optimizer, schedule)
 
 
 class StackZero3(StackEngine, Zero3):
     """Under Accelerate the engine's backward updates, too, at the end of a step."""
-
-    def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
-        self._choose(cell)
-        self.rank = groups.rank
 
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
         """Sharded layer by layer, as `from_pretrained` loads a model under ZeRO-3; no rank holds it whole."""
@@ -132,15 +99,6 @@ class StackZero3(StackEngine, Zero3):
         del clipped
         return torch.as_tensor(self.engine.get_global_grad_norm())
 
-    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        yield from _renamed(super().full_gradients())
-
-    def shards(self) -> Iterator[tuple[str, Tensor]]:
-        yield from _renamed(super().shards())
-
-    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
-        yield from _renamed(super().optimizer_state(key))
-
 
 STACK_ENGINES: Mapping[str, type[StackDDP | StackFSDP2 | StackZero3]] = {
     "ddp": StackDDP,
@@ -155,8 +113,3 @@ def bare_optimizer(wrapped: Any) -> torch.optim.Optimizer:
     while not isinstance(found, torch.optim.Optimizer):
         found = found.optimizer
     return found
-
-
-def _renamed(named: Named) -> Iterator[tuple[str, Tensor]]:
-    """In the native loop the model is a part of the module that computes the loss."""
-    yield from ((f"model.{name}", tensor) for name, tensor in named)

@@ -82,28 +82,24 @@ class HuggingFaceTrainer(StackTrainer):
     """The Trainer of transformers or of a package that builds on it."""
 
     def prepare(self) -> None:
-        kind: Any = type(f"Asking{self.base().__name__}", (AskingLoop, self.base()), {})
+        base, settings = self.classes()
+        kind: Any = type(f"Asking{base.__name__}", (AskingLoop, base), {})
         with TemporaryDirectory() as folder:  # it makes sure that there is one, and leaves nothing there
             self.loop = kind(
                 model=self.model,
-                args=self.arguments_class()(output_dir=folder, **self.arguments()),
+                args=settings(output_dir=folder, **self.arguments()),
                 train_dataset=self.dataset(),
                 data_collator=collated,
                 **self.extras(),
             )
         self.loop.bench, self.loop.losses = self, []
 
-    def base(self) -> Any:
-        """The class whose loop runs."""
+    def classes(self) -> tuple[Any, Any]:
+        """The one whose loop runs, and that of its settings."""
         from transformers import Trainer as TransformersTrainer
-
-        return TransformersTrainer
-
-    def arguments_class(self) -> Any:
-        """That of the settings."""
         from transformers import TrainingArguments
 
-        return TrainingArguments
+        return TransformersTrainer, TrainingArguments
 
     def dataset(self) -> Any:
         """The samples of all full-length steps."""
@@ -139,16 +135,23 @@ class HuggingFaceTrainer(StackTrainer):
         self.loop.next_step = next_step
         self.loop.train()
         if not self.loop.control.should_training_stop:
-            raise RuntimeError(f"{self.base().__name__} ended its loop before the last step was asked for")
+            raise RuntimeError(
+                f"trainer={self.cell.trainer} ended its loop before the last step was asked for"
+            )
 
     def asked(self, next_step: NextStep) -> bool:
         """Whether there is to be another step; tells of the last one."""
-        loop = self.loop
+        loop, outcome = self.loop, None
         self.phase.enter(None)
         if loop.state.global_step > 0:
-            return self._go_on(next_step, self._outcome())
-        self.engine.attach(loop.model_wrapped, bare_optimizer(loop.optimizer), loop.lr_scheduler)
-        return self._go_on(next_step, None)
+            outcome = self._outcome()
+        else:
+            self.engine.attach(loop.model_wrapped, bare_optimizer(loop.optimizer), loop.lr_scheduler)
+        goes_on = next_step(outcome)
+        self.fed.take()
+        loop.losses = []
+        self.phase.enter("load")
+        return goes_on
 
     def step(self, number: int, seq_len: int) -> StepOutcome:
         """A step outside of the loop: the Trainer's micro-steps, and then the engine's update."""
@@ -161,13 +164,6 @@ class HuggingFaceTrainer(StackTrainer):
         dist.all_reduce(valid_tokens)
         return loss_sum, valid_tokens
 
-    def _go_on(self, next_step: NextStep, outcome: StepOutcome | None) -> bool:
-        goes_on = next_step(outcome)
-        self.fed.take()
-        self.loop.losses = []
-        self.phase.enter("load")
-        return goes_on
-
     def _outcome(self) -> StepOutcome:
         loss_sum, valid_tokens = self.signal.take()
         # As the Trainer adds them: some stacks' losses are in bf16.
@@ -179,7 +175,7 @@ class HuggingFaceTrainer(StackTrainer):
         self.fed.take()
         loop, steps = self.loop, self.cell.grad_accum
         batches = self.dealt_batches(loop.accelerator, loop.model_wrapped, number, seq_len)
-        whole, items = self.base().get_batch_samples(loop, batches, steps, loop.args.device)
+        whole, items = self.classes()[0].get_batch_samples(loop, batches, steps, loop.args.device)
         loop.current_gradient_accumulation_steps = steps
         with self.engine.held():
             for micro_step, batch in enumerate(whole):
@@ -195,25 +191,13 @@ class HuggingFaceTrainer(StackTrainer):
             loop.training_step(loop.model_wrapped, batch, items)
 
 
-def _zero3(cell: RunConfig) -> dict[str, Any]:
-    return {"deepspeed": zero3_config(cell)}
-
-
-def _fsdp2(cell: RunConfig) -> dict[str, Any]:  # noqa: ARG001
-    return {
+ENGINE_ARGUMENTS: Mapping[str, Callable[[RunConfig], dict[str, Any]]] = {
+    "ddp": lambda _: {"ddp_find_unused_parameters": False},
+    "fsdp2": lambda _: {
         "fsdp": "full_shard auto_wrap",
         "fsdp_config": {"version": 2, "cpu_ram_efficient_loading": False},
-    }
-
-
-def _ddp(cell: RunConfig) -> dict[str, Any]:  # noqa: ARG001
-    return {"ddp_find_unused_parameters": False}
-
-
-ENGINE_ARGUMENTS: Mapping[str, Callable[[RunConfig], dict[str, Any]]] = {
-    "ddp": _ddp,
-    "fsdp2": _fsdp2,
-    "zero3": _zero3,
+    },
+    "zero3": lambda cell: {"deepspeed": zero3_config(cell)},
 }
 
 

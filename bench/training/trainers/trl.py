@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.training.trainers.stack_data import StackSamples
 from bench.training.trainers.transformers import HuggingFaceTrainer
 
 ROWS = 2**20
@@ -16,23 +15,34 @@ ROWS = 2**20
 
 @dataclass(slots=True)
 class SupervisedTrainer(HuggingFaceTrainer):
-    def base(self) -> Any:
-        from trl import SFTTrainer
+    def classes(self) -> tuple[Any, Any]:
+        from trl import SFTConfig, SFTTrainer
 
-        return SFTTrainer
-
-    def arguments_class(self) -> Any:
-        from trl import SFTConfig
-
-        return SFTConfig
+        return SFTTrainer, SFTConfig
 
     def dataset(self) -> Any:
-        """SFTTrainer wants an object of the datasets package; rows are made when they are asked for."""
-        return _as_dataset(self.samples(0, self.cell.seq_len))
+        """SFTTrainer wants an object of the datasets package: numbers, which become rows when asked for."""
+        from datasets import Dataset
+
+        samples = self.samples(0, self.cell.seq_len)
+
+        def rows(numbers: dict[str, list[int]]) -> dict[str, list[Tensor]]:
+            found = [samples[number] for number in numbers["number"]]
+            return {name: [row[name] for row in found] for name in found[0]}
+
+        numbered = Dataset.from_dict({"number": range(ROWS)})
+        numbered.set_transform(rows)
+        return numbered
 
     def extras(self) -> dict[str, Any]:
-        """It asks for a tokenizer, which it has no use for: the rows are tokens already."""
-        return {"processing_class": _no_tokenizer()}
+        """It asks for a tokenizer, which it has no use for, as the rows are tokens: one that only pads."""
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+        from transformers import PreTrainedTokenizerFast
+
+        empty = Tokenizer(WordLevel({"<pad>": 0}, unk_token="<pad>"))  # noqa: S106
+        padding = PreTrainedTokenizerFast(tokenizer_object=empty, pad_token="<pad>", eos_token="<pad>")  # noqa: S106
+        return {"processing_class": padding}
 
     def arguments(self) -> dict[str, Any]:
         return {
@@ -42,29 +52,6 @@ class SupervisedTrainer(HuggingFaceTrainer):
             "dataset_kwargs": {"skip_prepare_dataset": True},
             "gradient_checkpointing": self.cell.checkpointing,
         }
-
-
-def _as_dataset(samples: StackSamples) -> Any:
-    """A `datasets.Dataset` of numbers, which become rows when they are asked for."""
-    from datasets import Dataset
-
-    def rows(numbers: dict[str, list[int]]) -> dict[str, list[Tensor]]:
-        found = [samples[number] for number in numbers["number"]]
-        return {name: [row[name] for row in found] for name in found[0]}
-
-    numbered = Dataset.from_dict({"number": range(ROWS)})
-    numbered.set_transform(rows)
-    return numbered
-
-
-def _no_tokenizer() -> Any:
-    """A tokenizer with nothing but a padding token in it."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    empty = Tokenizer(WordLevel({"<pad>": 0}, unk_token="<pad>"))  # noqa: S106
-    return PreTrainedTokenizerFast(tokenizer_object=empty, pad_token="<pad>", eos_token="<pad>")  # noqa: S106
 
 
 TRAINER = SupervisedTrainer

@@ -8,7 +8,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.attention.flash_attn_bridge import flash_attn_from
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.kernels import (
     KERNELS,
@@ -25,22 +24,35 @@ from bench.passes.parity.limits import FLOORS, tensor_limit
 from bench.request.legality import refusal
 from bench.training.models import TORCH_DTYPES
 from tests.cells import FOUR_H100, make_cell
-from tests.gpus import GPU_KERNELS, available, needs_gpu, skip_without
+from tests.gpus import GPU_KERNELS, NEEDS_GPU, available, skip_without
 from tests.synchronisations import synchronisations
 
 HEADS = {"MHA": (4, 4), "GQA": (4, 2), "MQA": (4, 1)}
-NEED_A_GPU = sorted(name for name, facts in KERNEL_FACTS.items() if "cpu" not in facts.dtypes)
-NEED_A_PACKAGE = sorted(name for name, facts in KERNEL_FACTS.items() if facts.package is not None)
 
 
-def on(device):
-    """Every kernel, dtype, head ratio and mask that the facts allow on a device, as test cases."""
+HEAD_DIMS = {"cpu": 16, "cuda": 64}
+KERNEL_ON = [
+    *(pytest.param("cpu", name, id=f"cpu-{name}") for name in KERNELS if available(name, "cpu")),
+    *(pytest.param("cuda", name, marks=NEEDS_GPU, id=f"cuda-{name}") for name in GPU_KERNELS),
+]
+"""Devices and the kernels that there are on them."""
+
+
+def every_case():
+    """Every device, kernel, dtype, head ratio and mask that the facts allow."""
     return [
         pytest.param(
-            name, dtype, heads, causal, id=f"{name}-{dtype}-{heads}-{'causal' if causal else 'full'}"
+            device,
+            name,
+            dtype,
+            heads,
+            causal,
+            id=f"{device}-{name}-{dtype}-{heads}-{'causal' if causal else 'full'}",
+            marks=NEEDS_GPU if device == "cuda" else (),
         )
         for name, facts in KERNEL_FACTS.items()
-        for dtype in facts.dtypes.get(device, ())
+        for device, dtypes in facts.dtypes.items()
+        for dtype in dtypes
         for heads in HEADS
         for causal in (True, False)
     ]
@@ -75,9 +87,11 @@ def named(*tensors):
     return dict(zip(("out", "lse", "dq", "dk", "dv"), tensors, strict=True))
 
 
-def assert_as_good_as_plain_attention(name, dtype, heads, causal, device, head_dim):
-    """Errors against float64 within the limits of the parity pass."""
-    inputs = random_inputs(heads, dtype, device, head_dim)
+@pytest.mark.parametrize(("device", "name", "dtype", "heads", "causal"), every_case())
+def test_output_lse_and_gradients_match_float64(device, name, dtype, heads, causal):
+    """Errors within the limits of the parity pass."""
+    skip_without(name, device)
+    inputs = random_inputs(heads, dtype, device, HEAD_DIMS[device])
     exact = plain_attention(*(x.double() for x in inputs), causal)
     plain = plain_attention(*inputs, causal)
     found = run(KERNELS[name], *inputs, causal)
@@ -86,18 +100,6 @@ def assert_as_good_as_plain_attention(name, dtype, heads, causal, device, head_d
     limits = {key: tensor_limit(key, dtype, relative_error(plain[key], exact[key])) for key in exact}
     errors = {key: relative_error(found[key], exact[key]) for key in exact}
     assert {key: error for key, error in errors.items() if error > limits[key]} == {}
-
-
-@pytest.mark.parametrize(("name", "dtype", "heads", "causal"), on("cpu"))
-def test_output_lse_and_gradients_match_float64(name, dtype, heads, causal):
-    assert_as_good_as_plain_attention(name, dtype, heads, causal, "cpu", head_dim=16)
-
-
-@needs_gpu
-@pytest.mark.parametrize(("name", "dtype", "heads", "causal"), on("cuda"))
-def test_output_lse_and_gradients_match_float64_on_a_gpu(name, dtype, heads, causal):
-    skip_without(name)
-    assert_as_good_as_plain_attention(name, dtype, heads, causal, "cuda", head_dim=64)
 
 
 class Operators(TorchDispatchMode):
@@ -115,19 +117,6 @@ class Operators(TorchDispatchMode):
 def on_no_gpu(*tensors):
     """Tensors of the same shapes that say they are on a GPU; under FakeTensorMode none is needed."""
     return [torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in tensors]
-
-
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("name", ["torch_flash", "cudnn"])
-def test_torchs_cuda_operators_take_our_arguments_and_fewer_kv_heads_as_they_are(name, heads):
-    inputs = random_inputs(heads, "bf16", "cpu", 64)
-    with FakeTensorMode(), Operators() as operators:
-        found = run(KERNELS[name], *on_no_gpu(*inputs), causal=True)
-    q, k, v, _ = (x.shape for x in inputs)
-    assert {key: x.shape for key, x in found.items()} == named(q, q[:-1], q, k, v)
-    attention = [called for called in operators.called if "attention" in called]
-    assert len(attention) == 2
-    assert not {"repeat_interleave", "expand", "clone", "sum"} & {*operators.called}
 
 
 @pytest.mark.parametrize("name", [name for name in GPU_KERNELS if name != "math"])
@@ -183,20 +172,18 @@ def each_alone(q, k, v, dout, packing):
 LENGTHS = {"one": ([0, 32], [0, 96]), "three": ([0, 16, 48, 96], [0, 16, 112, 160])}
 
 
-def assert_packed_as_each_alone(name, lengths, causal, device, dtype, limit, head_dim):
-    inputs, packing = packed(*LENGTHS[lengths], causal, device, dtype, head_dim=head_dim)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(("device", "name"), KERNEL_ON)
+def test_packed_sequences_are_each_attended_to_alone(device, name, lengths, causal):
+    skip_without(name, device)
+    dtype, limit = {"cpu": (torch.float32, 1e-5), "cuda": (torch.bfloat16, 2e-2)}[device]
+    inputs, packing = packed(*LENGTHS[lengths], causal, device, dtype, head_dim=HEAD_DIMS[device])
     exact = each_alone(*inputs, packing)
     found = run_packed(KERNELS[name], *inputs, packing)
     assert {key: x.shape for key, x in found.items()} == {key: x.shape for key, x in exact.items()}
     errors = {key: relative_error(found[key], exact[key]) for key in exact}
     assert {key: error for key, error in errors.items() if error > limit} == {}
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("name", [name for name in KERNELS if available(name, "cpu")])
-def test_packed_sequences_are_each_attended_to_alone(name, lengths, causal):
-    assert_packed_as_each_alone(name, lengths, causal, "cpu", torch.float32, 1e-5, 16)
 
 
 def test_boundaries_that_only_the_device_knows_are_read_once_for_all_layers():
@@ -205,15 +192,6 @@ def test_boundaries_that_only_the_device_knows_are_read_once_for_all_layers():
         layers = [[*replace(packing).sequences()] for _ in range(3)]
     assert layers[0] == layers[2] != []
     assert found == ["tolist"] * 2
-
-
-@needs_gpu
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("name", GPU_KERNELS)
-def test_packed_sequences_are_each_attended_to_alone_on_a_gpu(name, lengths, causal):
-    skip_without(name)
-    assert_packed_as_each_alone(name, lengths, causal, "cuda", torch.bfloat16, 2e-2, 64)
 
 
 def test_torchs_cuda_operators_for_packed_sequences_are_called_once_and_read_nothing_from_the_device(
@@ -227,7 +205,7 @@ def test_torchs_cuda_operators_for_packed_sequences_are_called_once_and_read_not
         there = replace(packing, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
         *qkv, dout = on_no_gpu(*inputs)
         out, lse = packed_forward(KERNELS["torch_flash"], *qkv, there)
-        KERNELS["torch_flash"].packed.backward(qkv, dout, *qkv, out, lse, there)
+        KERNELS["torch_flash"].packed.backward(qkv, (dout, *qkv, out, lse), there)
         found = named(out, lse, *written)
     q, k, v, _ = (x.shape for x in inputs)
     assert {key: x.shape for key, x in found.items()} == named(q, (q[1], q[0]), q, k, v)
@@ -245,23 +223,14 @@ def on_views(kernel, q, k, v, dout):
     return named(out, lse, *kernel_backward(kernel, dout, q, k, v, out, lse, **call))
 
 
-def assert_views_change_nothing(name, dtype, device, head_dim):
-    inputs = random_inputs("GQA", dtype, device, head_dim)
+@pytest.mark.parametrize(("device", "name"), KERNEL_ON)
+def test_a_kernel_takes_views_of_longer_tensors(device, name):
+    skip_without(name, device)
+    dtype = {"cpu": "fp32", "cuda": "bf16"}[device]
+    inputs = random_inputs("GQA", dtype, device, HEAD_DIMS[device])
     whole, views = run(KERNELS[name], *inputs, causal=True), on_views(KERNELS[name], *inputs)
     for key, expected in whole.items():
         assert relative_error(views[key], expected) < FLOORS[dtype].forward, key
-
-
-@pytest.mark.parametrize("name", [name for name in KERNELS if available(name, "cpu")])
-def test_a_kernel_takes_views_of_longer_tensors(name):
-    assert_views_change_nothing(name, "fp32", "cpu", 16)
-
-
-@needs_gpu
-@pytest.mark.parametrize("name", GPU_KERNELS)
-def test_a_kernel_takes_views_of_longer_tensors_on_a_gpu(name):
-    skip_without(name)
-    assert_views_change_nothing(name, "bf16", "cuda", 64)
 
 
 def test_a_backward_is_given_a_contiguous_lse_whatever_it_was_cut_from():
@@ -275,16 +244,6 @@ def test_a_backward_is_given_a_contiguous_lse_whatever_it_was_cut_from():
     assert seen == [True]
 
 
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("name", ["math", "torch_flash"])
-def test_through_the_bridge_flash_attn_2_computes_what_the_kernel_under_it_does(name, heads):
-    inputs = random_inputs(heads, "fp32", "cpu", 16)
-    with flash_attn_from(KERNELS[name]):
-        bridged = run(KERNELS["flash_attn_2"], *inputs, causal=True)
-    for key, expected in run(KERNELS[name], *inputs, causal=True).items():
-        assert torch.equal(bridged[key], expected), key
-
-
 @pytest.mark.parametrize("name", [name for name in KERNELS if available(name, "cpu")])
 def test_large_logits_give_no_nan(name):
     q, k, v = (100 * torch.randn(1, 2, 64, 16) for _ in range(3))
@@ -295,33 +254,17 @@ def test_large_logits_give_no_nan(name):
     assert q.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", NEED_A_GPU)
-def test_a_kernel_that_needs_a_gpu_is_not_available_on_a_cpu_and_says_so(name):
-    assert not available(name, "cpu")
-    gpus = KERNEL_FACTS[name].gpus
-    said = f"kernel={name} needs a {gpus}; take kernel=torch_flash, or run it with cluster=gpu"
-    assert refusal(make_cell(f"kernel={name}")) == said
-    assert refusal(make_cell("kernel=torch_flash")) is None
-
-
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_dtype_a_kernel_does_not_take_on_a_gpu_is_refused_with_those_it_does(name):
-    cell = make_cell(f"kernel={name}", "dtype=fp32", "engine=ddp", machine=FOUR_H100)
-    reasons = KERNEL_FACTS[name].refusals(cell)
-    if "fp32" in KERNEL_FACTS[name].dtypes["cuda"]:
-        assert reasons == []
-    else:
-        said = f"dtype=fp32 is not for kernel={name} on cuda; choose dtype=bf16 or fp16, or kernel=math"
-        assert reasons[0] == said
-
-
-@pytest.mark.parametrize("name", NEED_A_PACKAGE)
-def test_a_package_that_is_missing_is_named_with_how_to_install_it(name):
+def test_what_a_kernel_lacks_is_refused_with_a_way_out(name):
+    """A device, a dtype on a GPU, its package."""
     facts = KERNEL_FACTS[name]
-    if facts.is_installed:
-        pytest.skip(f"{facts.package} is installed")
-    assert not available(name, "cuda")
-    reason = refusal(make_cell(f"kernel={name}", machine=FOUR_H100))
-    assert reason.endswith(f"install it with: {facts.install}; or take kernel=torch_flash")
-    assert f"needs the package {facts.package} and a {facts.gpus}" in reason
-    assert "\n" not in reason
+    if "cpu" not in facts.dtypes:
+        said = f"kernel={name} needs a {facts.gpus}; take kernel=torch_flash, or run it with cluster=gpu"
+        assert refusal(make_cell(f"kernel={name}")) == said
+    cell = make_cell(f"kernel={name}", "dtype=fp32", "engine=ddp", machine=FOUR_H100)
+    said = f"dtype=fp32 is not for kernel={name} on cuda; choose dtype=bf16 or fp16, or kernel=math"
+    assert facts.refusals(cell) == ([] if "fp32" in facts.dtypes["cuda"] else [said])
+    if not facts.is_installed:
+        reason = refusal(make_cell(f"kernel={name}", machine=FOUR_H100))
+        assert f"needs the package {facts.package} and a {facts.gpus}; install it with:" in reason
+        assert reason.endswith(f"{facts.install}; or take kernel=torch_flash")

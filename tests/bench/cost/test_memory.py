@@ -25,10 +25,10 @@ from bench.request.choices import read_option
 from bench.request.hardware import hardware_of
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES, runnable
+from bench.training.activation_memory import tile_mlps
 from bench.training.engines import ENGINES
 from bench.training.loss import CHUNK_TOKENS, ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
-from bench.training.tiled_mlp import tile_mlps
 from tests.cells import FOUR_H100, TWO_CORES, raw_with
 from tests.installed import INSTALLED
 

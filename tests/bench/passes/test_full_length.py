@@ -19,6 +19,7 @@ from bench.passes.full_length.rank import FullLengthPass
 from bench.passes.full_length.rows import rows
 from bench.passes.full_length.shards import Attention, Shards, drawn, first_keys
 from bench.passes.parity.exact import visible
+from bench.ranks.memory_limit import without_memory_limit
 from tests.cells import make_cell, run_cell, tiny_cell
 from tests.gpus import needs_gpu
 

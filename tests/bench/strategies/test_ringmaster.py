@@ -20,11 +20,21 @@ PACKED = ("data.packing=documents",)
 ROTATIONS = STRATEGIES[NAME].options["rotation"]
 
 
-def as_on_a_gpu():
-    """What the package asks: whose tensor it is, and which library carries messages."""
+def as_on_nccl():
+    """What the package asks: which library carries messages."""
     told = dist.get_backend
     dist.get_backend = lambda group=None: "nccl" if told(group) == "gloo" else told(group)
+
+
+def as_on_a_gpu():
+    """And whose tensor it is."""
+    as_on_nccl()
     torch.Tensor.is_cuda = property(lambda tensor: True)
+
+
+def look_inside_as_on_nccl(job, log):
+    as_on_nccl()
+    return look_inside(job, log)
 
 
 def look_inside_as_on_a_gpu(job, log):
@@ -67,6 +77,21 @@ def test_its_flash_rings_compute_and_send_what_they_should(launcher, tmp_path, m
         assert sent == formula, name
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize("heads", ["model.num_kv_heads=4", "model.num_kv_heads=2"])
+@pytest.mark.parametrize("name", [name for name in INSTALLED if name.startswith("ringmaster")])
+def test_on_nccl_ringmaster_sends_the_bytes_of_its_formula(launcher, tmp_path, name, heads):
+    """It asks for a group's backend, and exchanges in other ways on gloo: here gloo carries NCCL's ways."""
+    ranks = 2 if name == "ringmaster_ulysses" else 4
+    words = ("model=qwen3_nano", heads, "engine=ddp", "dtype=fp32", f"cluster.world_size={ranks}")
+    cell = tiny_cell(f"strategy={name}", *words)
+    seen = seen_inside(launcher, tmp_path, {name: cell}, look_inside_as_on_nccl)[name]
+    sent = {rank["sent_bytes"]["attention"] for rank in seen}
+    on_nccl = replace(cell, cluster=replace(cell.cluster, backend="nccl"))
+    assert sent == {STRATEGIES[name].exchange_bytes(on_nccl)}
+    assert sent != {STRATEGIES[name].exchange_bytes(cell)}
+
+
 REFUSED = {
     "head_tail needs a GPU": (("strategy.rotation=head_tail",), "needs a GPU"),
     "head_tail is zigzag": (("strategy.rotation=head_tail", "layout=contiguous"), "choose layout=zigzag"),
@@ -99,10 +124,3 @@ def test_what_it_cannot_do_is_refused_by_name(case, monkeypatch):
     words, way_out = REFUSED[case]
     reason = refusal(make_cell(f"strategy={NAME}", "model=qwen3_nano", "cluster.world_size=2", *words))
     assert way_out in reason
-
-
-def test_its_zigzag_ring_is_in_zigzag_by_default():
-    cells = {each: make_cell(f"strategy={NAME}", f"strategy.rotation={each}") for each in ROTATIONS}
-    assert {each: cell.layout for each, cell in cells.items()} == {
-        "allgather": "contiguous", "p2p": "contiguous", "head_tail": "zigzag", "distflash": "contiguous"
-    }  # fmt: skip

@@ -1,12 +1,9 @@
 """A package that is missing, broken or of another version makes its own strategies unsupported, no others."""
 
 import json
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-import torch
-import torch.distributed as dist
 from transformers.modeling_flash_attention_utils import (
     _is_packed_sequence,
     prepare_fa_kwargs_from_position_ids,
@@ -25,8 +22,6 @@ from bench.strategies import STRATEGIES, runnable, shipped
 from bench.training.packing import drawn_documents
 from tests.cells import TINY, make_cell, tiny_cell, words_for
 from tests.command import typed
-from tests.installed import INSTALLED
-from tests.together import look_inside, seen_inside
 
 OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.is_optional}
 MODULES = {"axolotl-ringmaster": "ringmaster", "yunchang": "yunchang"}
@@ -81,28 +76,6 @@ def test_beside_broken_packages_their_strategies_are_unsupported_and_ours_run(tm
         assert reason.endswith(f"the version that was tried: {facts.install}")
 
 
-def look_inside_as_on_nccl(job, log):
-    """A rank's whole life: what ringmaster sends where it is told that its groups are NCCL's."""
-    told = dist.get_backend
-    dist.get_backend = lambda group=None: "nccl" if told(group) == "gloo" else told(group)
-    return look_inside(job, log)
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("heads", ["model.num_kv_heads=4", "model.num_kv_heads=2"])
-@pytest.mark.parametrize("name", [name for name in INSTALLED if name.startswith("ringmaster")])
-def test_on_nccl_ringmaster_sends_the_bytes_of_its_formula(launcher, tmp_path, name, heads):
-    """It asks for a group's backend, and exchanges in other ways on gloo: here gloo carries NCCL's ways."""
-    ranks = 2 if name == "ringmaster_ulysses" else 4
-    words = ("model=qwen3_nano", heads, "engine=ddp", "dtype=fp32", f"cluster.world_size={ranks}")
-    cell = tiny_cell(f"strategy={name}", *words)
-    seen = seen_inside(launcher, tmp_path, {name: cell}, look_inside_as_on_nccl)[name]
-    sent = {rank["sent_bytes"]["attention"] for rank in seen}
-    on_nccl = replace(cell, cluster=replace(cell.cluster, backend="nccl"))
-    assert sent == {STRATEGIES[name].exchange_bytes(on_nccl)}
-    assert sent != {STRATEGIES[name].exchange_bytes(cell)}
-
-
 def boundaries_that_transformers_reads(job, log):
     """A rank's whole life: from what DeepSpeed gathers of positions, and those that attention is told."""
     device = join(job)
@@ -142,9 +115,6 @@ def test_deepspeed_packs_one_sequence_at_a_time():
     words = ("strategy=deepspeed_ulysses", "data.packing=documents", "cluster.world_size=2", "batch=2")
     assert "with batch=2 is not for deepspeed_ulysses" in refusal(make_cell(*words))
     assert refusal(make_cell(*words[:-1])) is None
-    positions = torch.tensor([[0, 1, 0, 1]] * 2)
-    assert not _is_packed_sequence(positions, batch_size=2)
-    assert _is_packed_sequence(positions[:1], batch_size=1)
 
 
 UNDEFINED = "undefined symbol: _ZN3c105ErrorC2E"

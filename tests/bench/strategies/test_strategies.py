@@ -1,13 +1,10 @@
 """Every strategy's attention is plain attention: output, LSE and gradients against float64."""
 
-import itertools
-
 import pytest
 
 from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import Strategy
 from tests.attention_cases import (
-    MASKED_LAYOUTS,
     WORLD_SIZES,
     all_cases,
     beyond_their_limits,
@@ -40,20 +37,3 @@ def test_output_lse_and_gradients_match_float64(launcher, tmp_path, whose, world
     assert all(("lse" in found) == exposes_lse(case[0]) for case, found in errors.items())
     found_in = {case: found - WAITS.get(case, set()) for case, found in waits_of(tmp_path).items()}
     assert not any(found_in.values()), found_in
-
-
-def test_a_strategy_s_code_says_whether_it_exposes_the_lse(monkeypatch):
-    """So that one more strategy is in no list here."""
-    assert exposes_lse("ring")
-    assert not exposes_lse("ulysses")
-    monkeypatch.setattr(runnable("ulysses"), "log_sum_exp", runnable("ring").log_sum_exp)
-    assert exposes_lse("ulysses")
-
-
-def test_the_cover_holds_every_two_choices_that_meet_and_every_mask_in_every_layout():
-    for world_size in WORLD_SIZES:
-        cases, chosen = all_cases(STRATEGIES, world_size), cover(STRATEGIES, world_size)
-        assert len(chosen) < len(cases) / 4
-        for axes in (*itertools.combinations(range(6), 2), MASKED_LAYOUTS):
-            met, found = ({tuple(case[i] for i in axes) for case in each} for each in (cases, chosen))
-            assert found == met

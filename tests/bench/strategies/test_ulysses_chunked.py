@@ -14,20 +14,15 @@ from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, head_exchange_bytes
 from bench.strategies.schedule import wide
 from bench.strategies.ulysses_chunked import rounds
-from tests.attention_cases import attention_cell, beyond_their_limits, errors_of
 from tests.cells import make_cell
 
 MANY_HEADS = ("model=qwen3_nano", "model.num_heads=16", "model.num_kv_heads=8", "cluster.world_size=2")
 
 
-def cell_of(*words):
-    return make_cell("strategy=ulysses_chunked", "seq_len=256", *MANY_HEADS, *words)
-
-
 @cache
-def plain_cell():
+def plain_cell(*words):
     """Composed once: that takes long."""
-    return cell_of()
+    return make_cell("strategy=ulysses_chunked", "seq_len=256", *MANY_HEADS, *words)
 
 
 def cell_with(heads, kv_heads, chunks, overlap="true"):
@@ -117,37 +112,6 @@ def test_what_leaves_is_what_the_schedule_says(group, events, kv_heads, chunks, 
     ]
 
 
-def test_rounds_take_whole_groups_and_write_each_head_where_it_was(group):
-    """Nothing moves between ranks here: both ranks' heads are one's own, so each is found where it was."""
-    in_rounds = rounds.Rounds(group, 3, overlap=True)
-
-    def taken(heads):
-        return [in_rounds._heads(heads_of(heads), number)[:, :, 0, 0, 0].tolist() for number in range(3)]
-
-    assert taken(12) == [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4, 5], [10, 11]]]
-    assert taken(6) == [[[0], [3]], [[1], [4]], [[2], [5]]]
-    assert taken(2) == [[[0], [1]]] * 3
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_every_round_sees_its_query_heads_with_their_kv_heads(alone, overlap):
-    seen = {}
-
-    def compute(number, whole):
-        seen[number] = [x[0, :, :, 0].unique(dim=1).tolist() for x in whole]
-        return whole[:1]
-
-    q, kv, out = heads_of(8), heads_of(2), torch.empty(1, 8, 8, 4)
-    rounds.Rounds(alone, 4, overlap).run((q, kv, kv), (out,), compute)
-    assert seen == {
-        0: [[[0], [1]], [[0]], [[0]]],
-        1: [[[2], [3]], [[0]], [[0]]],
-        2: [[[4], [5]], [[1]], [[1]]],
-        3: [[[6], [7]], [[1]], [[1]]],
-    }
-    assert torch.equal(out, q)
-
-
 LOST_IF_NARROW = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float64: 2.0**-30}
 """What one and this come to is one: in the dtype itself, or in float32 for float64."""
 
@@ -166,63 +130,6 @@ def test_gradients_of_a_kv_head_are_added_wide_over_its_rounds(alone, overlap, d
     rounds.Rounds(alone, 10, overlap).run((q, kv), (dq, dkv), compute)
     assert torch.equal(dkv, torch.full_like(kv, 1.0 + 4 * share))
     assert torch.equal(dq, q)
-
-
-RANKS = 2
-PLAIN = ("ulysses", None, None, "bf16", "16/2", "causal")
-SERVED = {"16/2": (16, 2), "16/4": (16, 4), "16/1": (16, 1)}
-
-
-def parity_cell(chunks, overlap, dtype, heads, mask):
-    num_heads, num_kv_heads = SERVED[heads]
-    options = (("chunks", chunks), ("overlap", overlap))
-    cell = attention_cell("ulysses_chunked", "contiguous", options, dtype, "MHA", RANKS)
-    model = replace(cell.model, num_heads=num_heads, num_kv_heads=num_kv_heads)
-    packing = "documents" if mask == "documents" else "none"
-    return replace(cell, model=model, data=replace(cell.data, packing=packing))
-
-
-@pytest.fixture(scope="module")
-def errors(launcher, tmp_path_factory):
-    """Where KV heads of a rank serve several of its rounds, on two ranks, and in one round."""
-    served = [("16/2", "2"), ("16/2", "8"), ("16/4", "4"), ("16/4", "8"), ("16/1", "8")]
-    cases = [
-        ("ulysses_chunked", chunks, overlap, dtype, heads, mask)
-        for number, (heads, chunks) in enumerate((*served, ("16/2", "1")))
-        for dtype, mask, overlap in (
-            ("fp64", "causal", "true"),
-            ("fp64", "full", "false"),
-            ("fp64", "documents", ("true", "false")[number % 2]),
-            ("bf16", "causal", "true"),
-        )
-    ]
-    cells = {case: parity_cell(*case[1:]) for case in cases}
-    plain = attention_cell("ulysses", "contiguous", (), "bf16", "MHA", RANKS)
-    cells[PLAIN] = replace(plain, model=cells[cases[0]].model)
-    return errors_of(launcher, tmp_path_factory.mktemp("parity"), cells)
-
-
-@pytest.mark.ranks
-def test_kv_heads_that_serve_several_rounds_give_plain_attention(errors):
-    assert not beyond_their_limits(errors)
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("chunks", ["1", "8"])
-def test_one_round_and_eight_lose_as_much_as_ulysses(errors, chunks):
-    """In bf16: added up narrow, gradients of a KV head would lose half as much again in eight rounds."""
-    found = errors["ulysses_chunked", chunks, "true", "bf16", "16/2", "causal"]
-    assert found == pytest.approx(errors[PLAIN], rel=0.1)
-
-
-@pytest.mark.parametrize("overlap", ["true", "false"])
-@pytest.mark.parametrize("kv_heads", [1, 2, 8, 16])
-def test_the_number_of_rounds_changes_no_byte(kv_heads, overlap):
-    facts, plain = STRATEGIES["ulysses_chunked"], STRATEGIES["ulysses"]
-    cells = [cell_with(16, kv_heads, chunks, overlap) for chunks in (1, 2, 4, 8)]
-    forward = plain.schedule(cells[0]).forward_bytes
-    # Backward sends what forward did, and its gradients as much again.
-    assert {facts.exchange_bytes(cell) for cell in cells} == {3 * forward}
 
 
 @pytest.mark.parametrize(
@@ -247,9 +154,8 @@ def blocks_of(stages):
     return [block for stage in stages for block in stage.blocks]
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 8, 16])
-def test_auto_is_a_query_head_of_each_rank_in_each_round(kv_heads):
-    assert cell_of(f"model.num_kv_heads={kv_heads}").option("chunks") == "8"
+def test_auto_is_a_query_head_of_each_rank_in_each_round():
+    assert plain_cell().option("chunks") == "8"
 
 
 @pytest.mark.parametrize(
@@ -282,6 +188,6 @@ def test_what_splits_a_group_of_heads_is_refused_with_the_way_out(kv_heads, of_a
 )
 def test_an_option_that_is_no_such_number_or_flag_is_refused_in_one_line(word, said):
     with pytest.raises(ConfigError) as refused:
-        cell_of(word)
+        plain_cell(word)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -7,36 +7,11 @@ import torch
 
 from bench.config import ConfigError
 from bench.strategies.strategy import IGNORED_LABEL
-from bench.training.data import SOURCES, digest, open_data
+from bench.training.data import digest, open_data
 from bench.training.text import read_text
 from tests.cells import make_cell
 
 CPU = torch.device("cpu")
-SHARDINGS = {
-    "one rank": ("strategy=local", "batch=4"),
-    "accumulated": ("strategy=local", "grad_accum=4"),
-    "data parallel": ("strategy=local", "dp_shard=2", "dp_replicate=2", "engine=fsdp2"),
-    "two pairs, twice": ("cluster.world_size=4", "sp_degree=2", "grad_accum=2"),
-}
-
-
-@pytest.mark.parametrize("source", sorted(SOURCES))
-@pytest.mark.parametrize("sharding", SHARDINGS)
-def test_every_sharding_of_a_step_holds_the_same_samples(source, sharding):
-    cell = make_cell("seq_len=64", f"data={source}", *SHARDINGS[sharding])
-    data = open_data(cell, CPU)
-    rows = [
-        (int(sample), tuple(row.tolist()))
-        for micro_step in range(cell.grad_accum)
-        for data_rank in range(cell.dp_degree)
-        for batch in [data.micro_batch(3, micro_step, data_rank, 64)]
-        for sample, row in zip(batch.samples, batch.input_ids, strict=True)
-    ]
-    one_rank = open_data(make_cell("seq_len=64", f"data={source}", *SHARDINGS["one rank"]), CPU)
-    whole = one_rank.micro_batch(3, 0, 0, 64)
-    assert sorted(rows) == [
-        (int(s), tuple(r.tolist())) for s, r in zip(whole.samples, whole.input_ids, strict=True)
-    ]
 
 
 def test_labels_are_the_next_tokens_across_the_end_of_the_text():
@@ -45,12 +20,6 @@ def test_labels_are_the_next_tokens_across_the_end_of_the_text():
     following = data.micro_batch(step=5, micro_step=0, data_rank=0, seq_len=98304)
     assert torch.equal(batch.labels[:, :-1], batch.input_ids[:, 1:])
     assert batch.labels[0, -1] == following.input_ids[0, 0]
-
-
-def test_the_default_text_is_english_that_ships_with_python():
-    data = open_data(make_cell("seq_len=4k"), CPU)
-    text = bytes(data.micro_batch(0, 0, 0, 4096).input_ids[0].tolist()).decode()
-    assert "statement" in text
 
 
 def test_a_prompt_does_not_count():
@@ -73,14 +42,6 @@ def test_the_digest_changes_with_everything_that_can_go_wrong(change):
         "missing": lambda p: [x[:, 1:] for x in p],
     }
     assert digest(*spoil[change](parts)) != digest(*parts)
-
-
-def test_the_digest_of_shards_adds_up_to_that_of_the_whole():
-    data = open_data(make_cell("seq_len=64"), CPU)
-    whole = data.micro_batch(0, 0, 0, 64)
-    parts = (whole.input_ids, whole.labels, whole.position_ids)
-    halves = [digest(*(part[:, half::2] for part in parts)) for half in (0, 1)]
-    assert sum(halves) == digest(*parts)
 
 
 def test_text_is_read_from_a_file_a_folder_and_json_lines(tmp_path):

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import embedding
 
-from bench.training.embedding import WideSumEmbedding, sum_embedding_gradient_in_float32
-from bench.training.models import build_model
+from bench.training.embedding import WideSumEmbedding
 from tests.cells import make_cell
 from tests.together import gradients_of
 
@@ -67,12 +66,3 @@ def test_the_sum_is_rounded_once_whatever_the_dtype(dtype, padding_idx):
     assert found.dtype == dtype
     rounding = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps * 100)
     assert (found.double() - exact).norm() <= rounding * exact.norm()
-
-
-def test_a_tied_head_keeps_the_weight_of_the_embedding():
-    config = make_cell("model=qwen3_nano").model
-    model = build_model(config, attention_name="sdpa", max_positions=64, seed=0)
-    names = [name for name, _ in model.named_parameters()]
-    sum_embedding_gradient_in_float32(model)
-    assert model.lm_head.weight is model.get_input_embeddings().weight
-    assert [name for name, _ in model.named_parameters()] == names

@@ -44,11 +44,7 @@ def test_json_lines_are_packed_document_by_document(tmp_path):
     last = [int(row[-1]) for row in batch.labels]
     assert bytes(last).decode() == "kx"
     assert [(row == IGNORED_LABEL).nonzero()[:, 0].tolist() for row in batch.labels] == [[7, 8], []]
-
-
-def test_a_document_that_ends_with_the_sequence_has_no_label_for_its_last_token(tmp_path):
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    # One that ends with the sequence has none either.
     assert packed_batch(f"data.path={path}", seq_len=9).labels[0, -1] == IGNORED_LABEL
 
 

@@ -64,33 +64,31 @@ def test_a_gate_catches_sequences_that_are_trained_once_by_every_rank(launcher, 
     assert "step 1: the ranks saw other tokens than the step holds" in record.reason
 
 
-def skip_without(trainer):
-    if installed(trainer) is None:
-        pytest.skip(f"{trainer} is not installed")
+SCHEDULED = "grad_accum=2 batch=2 optimizer=sgd optimizer.schedule=linear optimizer.schedule_steps=20"
+STACKS = [trainer for trainer, facts in TRAINER_FACTS.items() if facts.is_stack]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trainer", "strategy", "engine"), TRIPLES)
-def test_every_row_of_the_table_trains_as_the_native_loop(launcher, tmp_path, trainer, strategy, engine):
-    skip_without(trainer)
+@pytest.mark.parametrize(
+    ("trainer", "strategy", "engine", "more"),
+    [
+        *((*triple, "") for triple in TRIPLES),
+        *((trainer, "deepspeed_ulysses", "zero3", SCHEDULED) for trainer in STACKS),
+    ],
+)
+def test_every_row_of_the_table_trains_as_the_native_loop(
+    launcher, tmp_path, trainer, strategy, engine, more
+):
+    if installed(trainer) is None:
+        pytest.skip(f"{trainer} is not installed")
     spread = "dp_shard=2" if strategy == "local" else "sp_degree=2"
-    words = (f"strategy={strategy}", f"engine={engine}", "cluster.world_size=2", spread)
+    words = (f"strategy={strategy}", f"engine={engine}", "cluster.world_size=2", spread, *more.split())
     native = losses_of(launcher, tmp_path, *words)
     stack = losses_of(launcher, tmp_path, *words, f"trainer={trainer}")
     assert stack.loss == pytest.approx(native.loss, rel=2e-6)
     assert stack.grad_norm == pytest.approx(native.grad_norm, rel=1e-5)
     if trainer != "accelerate":  # which logs the loss of its own rank only
         assert stack.logged_off_by == pytest.approx(0, abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["accelerate", "transformers", "trl"])
-def test_micro_steps_batches_and_a_schedule_are_those_of_the_native_loop(launcher, tmp_path, trainer):
-    skip_without(trainer)
-    words = (*ULYSSES, "grad_accum=2", "batch=2", "optimizer=sgd", "optimizer.schedule=linear")
-    native = losses_of(launcher, tmp_path, *words, "optimizer.schedule_steps=20")
-    stack = losses_of(launcher, tmp_path, *words, "optimizer.schedule_steps=20", f"trainer={trainer}")
-    assert stack.loss == pytest.approx(native.loss, rel=2e-6)
 
 
 def test_the_page_has_a_row_for_all_that_runs_and_no_other():
@@ -116,13 +114,7 @@ def test_ranks_that_share_batches_are_dealt_the_native_loops(words):
                 rows = [samples[batch * cell.batch + row] for row in range(cell.batch)]
                 assert torch.equal(torch.stack([row["input_ids"] for row in rows]), expected.input_ids)
                 assert torch.equal(torch.stack([row[NEXT_LABELS] for row in rows]), expected.labels)
-
-
-def test_labels_of_a_row_are_shifted_by_whoever_reads_them():
-    data = open_data(make_cell("seq_len=64", "data=synthetic", *ULYSSES), torch.device("cpu"))
-    row = StackSamples(data, 0, 64, shares_batches=True)[0]
-    assert torch.equal(row["labels"][1:], row["input_ids"][1:])
-    assert torch.equal(row[NEXT_LABELS][:-1], row["input_ids"][1:])
+                assert all(torch.equal(row["labels"][1:], row["input_ids"][1:]) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +124,8 @@ def test_labels_of_a_row_are_shifted_by_whoever_reads_them():
         ("strategy=deepspeed_ulysses engine=fsdp2", "under engine=zero3, not fsdp2"),
         ("strategy=deepspeed_ulysses kernel=math", "no kernel=math; choose kernel=torch_flash"),
         ("strategy=deepspeed_ulysses loss=chunked", "leave loss at auto, or choose loss=untiled"),
-        ("strategy=local engine=fsdp2 dtype=fp64", "dtype=fp64 is not for trainer=accelerate"),
-        ("strategy=local engine=fsdp2 dp_replicate=2", "one sharded copy; take dp_shard"),
+        ("strategy=local engine=fsdp2 dtype=fp64", "trainer=accelerate has no dtype=fp64"),
+        ("strategy=local engine=fsdp2 dp_replicate=2", "not dp_replicate=2; take dp_shard"),
         ("strategy=deepspeed_ulysses dp_shard=2 cluster.world_size=4", "take dp_shard=1, trainer=native, or"),
     ],
 )

@@ -93,28 +93,34 @@ def test_a_number_that_a_configuration_for_images_leaves_out_is_transformers_own
     assert found == {name: plain[name] for name in DEFAULTS[family]}
 
 
-@pytest.fixture(params=MODELS)
-def saved(request, tmp_path):
-    torch.manual_seed(0)
-    model = MODELS[request.param]().eval()
-    model.save_pretrained(tmp_path)
-    return tmp_path, model
+def saved(model, folder):
+    """A model, as it is saved there; and the cell's own of that checkpoint."""
+    model.eval().save_pretrained(folder)
+    return model, built_from(folder)
 
 
-def logits(model, positions):
-    """Of one sequence's first tokens, which are all that this model is given."""
+def built_from(folder):
+    config = make_cell("model=checkpoint", f"model.path={folder}").model
+    return build_model(config, attention_name="sdpa", max_positions=TOKENS, seed=0).eval()
+
+
+def assert_same_logits(*models):
     ids = torch.randint(0, 140, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return model(input_ids=ids[:, :positions], position_ids=torch.arange(positions)[None]).logits
+        found, expected = (model(input_ids=ids).logits for model in models)
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_cells_model_computes_what_the_checkpoint_s_own_class_computes(saved):
-    folder, model = saved
-    cell = make_cell("model=checkpoint", f"model.path={folder}", f"seq_len={TOKENS}")
-    built = build_model(cell.model, attention_name="sdpa", max_positions=TOKENS, seed=0).eval()
-    with torch.no_grad():
-        ids = torch.randint(0, 140, (1, TOKENS), generator=torch.Generator().manual_seed(0))
-        assert torch.allclose(built(input_ids=ids).logits, model(input_ids=ids).logits, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("case", MODELS)
+def test_a_cells_model_computes_what_the_checkpoint_s_own_class_computes(tmp_path, case):
+    """And an observed model for images has the numbers of its text model."""
+    torch.manual_seed(0)
+    model, built = saved(MODELS[case](), tmp_path)
+    assert_same_logits(model, built)
+    if case in FOR_IMAGES:
+        told = observed_model(model).model_config()
+        assert (told.family, told.num_layers, told.num_heads) == (built.config.model_type, 2, 4)
+        assert observed_model(model).other_layers(TOKENS) == []
 
 
 @pytest.mark.parametrize("case", ["a window as long as the sequence", "listed windows as long"])
@@ -130,45 +136,18 @@ def test_a_window_that_hides_nothing_is_not_handed_to_attention(tmp_path, case):
         assert is_listed == (case.startswith("listed") and window is not None)
 
 
-@pytest.mark.parametrize("case", ["dynamic", "longrope"])
-def test_the_first_rank_of_a_cell_turns_as_one_device_with_the_whole_sequence(tmp_path, case):
-    """transformers alone, given the first third, takes other frequencies."""
-    torch.manual_seed(0)
-    model = MODELS[case]().eval()
-    model.save_pretrained(tmp_path)
-    cell = make_cell("model=checkpoint", f"model.path={tmp_path}", f"seq_len={TOKENS}")
-    built = build_model(cell.model, attention_name="sdpa", max_positions=TOKENS, seed=0).eval()
-    short = TOKENS // 3
-    fresh = logits(model, short)
-    whole = logits(model, TOKENS)[:, :short]
-    assert torch.allclose(logits(built, short), whole, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(fresh, whole, rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize("case", FOR_IMAGES)
-def test_an_observed_model_for_images_has_the_numbers_of_its_text_model(tmp_path, case):
-    model = FOR_IMAGES[case]()
-    model.save_pretrained(tmp_path)
-    told = observed_model(model).model_config()
-    cell = make_cell("model=checkpoint", f"model.path={tmp_path}").model
-    assert (told.family, told.num_layers, told.num_heads) == (cell.family, 2, 4)
-    assert observed_model(model).other_layers(TOKENS) == []
-
-
 def test_an_older_file_of_qwen2_5_vl_has_the_text_model_s_numbers_beside_the_rest(tmp_path):
     torch.manual_seed(0)
-    model = FOR_IMAGES["Qwen2.5-VL"]().eval()
-    model.save_pretrained(tmp_path)
+    model, _ = saved(FOR_IMAGES["Qwen2.5-VL"](), tmp_path)
     numbers = json.loads((tmp_path / "config.json").read_text())
     text = numbers.pop("text_config")
     rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
     del text["rope_parameters"], text["model_type"]
     older = {**numbers, **text, "rope_theta": 1e6, "rope_scaling": rope}
     (tmp_path / "config.json").write_text(json.dumps(older))
-    cell = make_cell("model=checkpoint", f"model.path={tmp_path}", f"seq_len={TOKENS}")
-    built = build_model(cell.model, attention_name="sdpa", max_positions=TOKENS, seed=0).eval()
-    assert cell.model.family == "qwen2"
-    assert torch.allclose(logits(built, TOKENS), logits(model, TOKENS), rtol=1e-4, atol=1e-4)
+    built = built_from(tmp_path)
+    assert built.config.model_type == "qwen2"
+    assert_same_logits(built, model)
 
 
 @pytest.mark.parametrize("case", ["dynamic", "longrope"])

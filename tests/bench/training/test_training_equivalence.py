@@ -25,7 +25,6 @@ SWITCHES = {
     "offload.activations": ("offload.activations=true", "checkpointing=true"),
     "all": ("tiled_mlp=true", "checkpointing=true", "offload.activations=true"),
 }
-IN_DEEPSPEED = {name: (*switches, "offload.optimizer=true") for name, switches in SWITCHES.items()}
 PACKAGES = [name for name in PARALLEL if STRATEGIES[name].package is not None]
 FLOAT32 = [name for name in PARALLEL if "fp32" in STRATEGIES[name].dtypes]
 BATCHES = {
@@ -35,7 +34,6 @@ BATCHES = {
 }
 PACKED = ("data=synthetic", "data.packing=documents")
 """Boundaries anywhere in a shard, and documents of one token."""
-MOST_RANKS_WITHOUT_A_TOKEN = (*PACKED, "data.prompt_tokens=64")
 GRIDS = {
     "2x1x2": ("ring", ("dp_replicate=2", "sp_degree=2"), 2),
     "1x2x2": ("ulysses", ("dp_shard=2", "sp_degree=2"), 2),
@@ -44,8 +42,27 @@ GRIDS = {
 }
 """dp_replicate x dp_shard x sp_degree, a strategy to run it with, and how many sequences a step has."""
 TWO_DIMENSIONAL = ("usp",)
-RING_LAYOUTS = STRATEGIES["ring"].layouts
 UNEVEN = BATCHES["uneven, one rank with none"]
+TWO_PACKED = (*PACKED, "batch=2")
+KEPT = ("checkpointing=true", "strategy.checkpoints=attention_output")
+ALONE = {
+    **{f"ring {layout}": ("ring", UNEVEN, (f"layout={layout}",)) for layout in STRATEGIES["ring"].layouts},
+    **{name: (name, UNEVEN, ()) for name in ("ulysses", "ulysses_chunked", "usp")},
+    "kept outputs": ("distflash_attn", UNEVEN, KEPT),
+    **{
+        f"ring {layout}, packed": ("ring", TWO_PACKED, (f"layout={layout}",))
+        for layout in STRATEGIES["ring"].layouts
+    },
+    **{f"{name}, packed": (name, TWO_PACKED, ()) for name in ("ulysses", "usp")},
+    "padded": ("ring", ("seq_len=250",), ("pad=true",)),
+    "padded, packed": ("ring", ("seq_len=250", *PACKED), ("pad=true",)),
+}
+"""A strategy, words of it and of one rank that does the same, and words of its own."""
+IN_TWO_DIMENSIONS = {
+    grid: (strategy, (*PACKED, "data.prompt_tokens=64"), degrees, (f"grad_accum={sequences}",))
+    for grid, (strategy, degrees, sequences) in GRIDS.items()
+}
+"""Most ranks hold no token that counts; one rank accumulates what others share out."""
 RANKS = ("cluster.world_size=4", "measure.gradients=true")
 
 
@@ -94,68 +111,34 @@ def grid(strategies, *compared, all_engines=False):
     ]
 
 
-def in_float64(*ways):
-    """Each way, a strategy and more words, under an engine that knows float64, and the same on one rank.
-
-    They take turns in the engines, as ours reach each in one and the same way; the others are slow.
-    """
-    return [
-        pytest.param(
-            (words(strategy, engine, "fp64", *UNEVEN, *more), words("local", engine, "fp64", *UNEVEN)),
-            id="-".join((strategy, engine, *more)),
-            marks=unless((i + j) % len(FP64_ENGINES)),
-        )
-        for i, engine in enumerate(FP64_ENGINES)
-        for j, (strategy, *more) in enumerate(ways)
-    ]
-
-
-def packed_in_float64(strategy, *more, slow_under=()):
-    """Packed documents under each engine that knows float64, and the same on one rank."""
+def as_one_rank(dtype, engines, cases):
+    """Each case and the same on one rank. They take turns in the engines, as ours reach each in one way."""
     return [
         pytest.param(
             (
-                words(strategy, engine, "fp64", *PACKED, "batch=2", *more),
-                words("local", engine, "fp64", *PACKED, "batch=2"),
+                words(strategy, engine, dtype, *both, *own),
+                words("local", engine, dtype, *both, *itertools.chain(*alone)),
             ),
-            id="-".join((strategy, engine, *more)),
-            marks=unless(engine in slow_under),
-        )
-        for engine in FP64_ENGINES
-    ]
-
-
-def in_two_dimensions(engines, dtype):
-    """Each grid of ranks under each engine that can replicate as it asks, and the same on one rank.
-
-    Each under one engine, the others are slow.
-    """
-    return [
-        pytest.param(
-            (
-                words(strategy, engine, dtype, *MOST_RANKS_WITHOUT_A_TOKEN, *degrees),
-                words("local", engine, dtype, *MOST_RANKS_WITHOUT_A_TOKEN, f"grad_accum={sequences}"),
-            ),
-            id=f"{grid}-{engine}",
+            id=f"{engine}-{name}",
             marks=unless((i + j) % len(engines)),
         )
         for i, engine in enumerate(engines)
-        for j, (grid, (strategy, degrees, sequences)) in enumerate(GRIDS.items())
-        if engine != "zero3" or "dp_replicate=2" not in degrees
+        for j, (name, (strategy, both, own, *alone)) in enumerate(cases.items())
+        if engine != "zero3" or "dp_replicate=2" not in own
     ]
 
 
-def switched(engines, dtype, switches):
+def switched(engines, dtype, *more):
     """Memory's switches against one rank without any; of each engine all at once, one by one is slow."""
     work = BATCHES["accumulated"]  # so many rows that there are several tiles
     return [
         pytest.param(
-            (words("ulysses", engine, dtype, *work, *switches[name]), words("local", engine, dtype, *work)),
+            (words("ulysses", engine, dtype, *work, *own, *more), words("local", engine, dtype, *work)),
             id=f"{engine}-{name}",
-            marks=() if name == "all" else pytest.mark.slow,
+            marks=unless(name != "all"),
         )
         for engine in engines
-        for name in switches
+        for name, own in SWITCHES.items()
     ]
 
 
@@ -188,51 +171,21 @@ def worst_error(found, expected):
     return np.max(errors)  # Python's own max passes over nan
 
 
-@compares(*grid(FLOAT32, (None, "fp32"), ("local", "fp32")))  # packages meet every engine in bf16
+@compares(
+    *grid(FLOAT32, (None, "fp32"), ("local", "fp32")),  # packages meet every engine in bf16
+    *as_one_rank("fp32", ["zero3"], IN_TWO_DIMENSIONS),
+    *switched(["zero3"], "fp32", "offload.optimizer=true"),
+)
 def test_float32_gradients_equal_those_of_one_rank(compared):
     assert worst_error(*compared) < FP32_LIMIT
 
 
-@compares(*in_float64(*(("ring", f"layout={layout}") for layout in RING_LAYOUTS)))
-def test_float64_gradients_of_the_ring_equal_those_of_one_rank(compared):
-    assert worst_error(*compared) < FP64_LIMIT
-
-
-@compares(*in_float64(("distflash_attn", "checkpointing=true", "strategy.checkpoints=attention_output")))
-def test_float64_gradients_with_kept_outputs_equal_those_of_one_rank(compared):
-    assert worst_error(*compared) < FP64_LIMIT
-
-
-@compares(*in_float64(("ulysses",), ("ulysses_chunked",), ("usp",)))
-def test_float64_gradients_of_shared_heads_equal_those_of_one_rank(compared):
-    assert worst_error(*compared) < FP64_LIMIT
-
-
 @compares(
-    *packed_in_float64("ring"),
-    *packed_in_float64("ring", "layout=contiguous", slow_under=("fsdp2",)),
-    *packed_in_float64("ring", "layout=striped", slow_under=("ddp",)),
-    *packed_in_float64("ulysses", slow_under=("ddp",)),
-    *packed_in_float64("usp", slow_under=("fsdp2",)),
-    *in_two_dimensions(FP64_ENGINES, "fp64"),
+    *as_one_rank("fp64", FP64_ENGINES, ALONE),
+    *as_one_rank("fp64", FP64_ENGINES, IN_TWO_DIMENSIONS),
+    *switched(FP64_ENGINES, "fp64"),
 )
-def test_float64_gradients_of_packed_documents_equal_those_of_one_rank(compared):
-    assert worst_error(*compared) < FP64_LIMIT
-
-
-@compares(
-    *(
-        pytest.param(
-            (
-                words("ring", engine, "fp64", "seq_len=250", "pad=true", *more),
-                words("local", engine, "fp64", "seq_len=250", *more),
-            ),
-            id="-".join((engine, *more)),
-        )
-        for engine, more in zip(FP64_ENGINES, (PACKED, ()), strict=True)
-    )
-)
-def test_padding_leaves_the_gradients_as_they_are(compared):
+def test_float64_gradients_equal_those_of_one_rank(compared):
     assert worst_error(*compared) < FP64_LIMIT
 
 
@@ -247,51 +200,10 @@ def test_a_step_without_any_token_that_counts_has_no_loss_and_no_gradient(compar
     assert {name: np.abs(each).max() for name, each in found.items()} == dict.fromkeys(found, 0.0)
 
 
-@compares(*in_two_dimensions(["zero3"], "fp32"))
-def test_float32_gradients_of_packed_documents_equal_those_of_one_rank(compared):
-    assert worst_error(*compared) < FP32_LIMIT
-
-
-@compares(*switched(FP64_ENGINES, "fp64", SWITCHES))
-def test_float64_gradients_with_memory_s_switches_equal_those_without(compared):
-    assert worst_error(*compared) < FP64_LIMIT
-
-
-@compares(*switched(["zero3"], "fp32", IN_DEEPSPEED))
-def test_gradients_of_zero3_with_memory_s_switches_equal_those_without(compared):
-    assert worst_error(*compared) < FP32_LIMIT
-
-
 @compares(*grid(PACKAGES, (None, "bf16"), ("local", "bf16"), ("local", "fp32"), all_engines=True))
 def test_bf16_gradients_err_at_most_twice_as_much_as_one_rank_does(compared):
     found, plain, exact = compared
     assert worst_error(found, exact) < max(BF16_FLOOR, 2 * worst_error(plain, exact))
-
-
-@compares(
-    *(
-        pytest.param(
-            (
-                words("ulysses", engine, "fp32", "sp_degree=2", "dp_shard=2", "data.prompt_tokens=150"),
-                words("local", engine, "fp32", "grad_accum=2", "data.prompt_tokens=150"),
-            ),
-            id=engine,
-        )
-        for engine in ENGINES
-    )
-)
-def test_two_sequence_groups_train_the_same_step_as_accumulation_does(compared):
-    assert worst_error(*compared) < FP32_LIMIT
-
-
-@compares(
-    (
-        words("ulysses", "fsdp2", "fp32", "sp_degree=2", "dp_replicate=2"),
-        words("local", "fsdp2", "fp32", "grad_accum=2"),
-    )
-)
-def test_replicated_shards_train_the_same_step_as_accumulation_does(compared):
-    assert worst_error(*compared) < FP32_LIMIT
 
 
 @pytest.mark.parametrize("strategy", ["deepspeed_ulysses", "ring_flash_attn"])  # ulysses: test_gates
