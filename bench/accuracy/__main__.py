@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.accuracy.cells import CELLS, command_lines, listed_cells
-from bench.accuracy.comparison import Score, compared, score_lines, table
+from bench.accuracy.comparison import compared, missed, score_lines, table
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.command import tool_words
@@ -46,13 +46,12 @@ def main(words: Sequence[str] | None = None) -> None:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
     rows = compared(lines, cells, records, hardware)
-    score = Score.of(rows)
-    print("\n".join([*table(rows), *score_lines(score)]))
-    missed = score.missed()
+    print("\n".join([*table(rows), *score_lines(rows)]))
+    faults = missed(rows)
     if len(rows) < len(cells):
-        missed.append(f"{len(cells) - len(rows)} of {len(cells)} cells have no record or no prediction")
-    print("missed: " + "; ".join(missed) if missed else "all goals met")
-    sys.exit(ExitCode.FAILED if missed else ExitCode.OK)
+        faults.append(f"{len(cells) - len(rows)} of {len(cells)} cells have no record or no prediction")
+    print("missed: " + "; ".join(faults) if faults else "all goals met")
+    sys.exit(ExitCode.FAILED if faults else ExitCode.OK)
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
