@@ -37,12 +37,9 @@ def block_cases(grid: Grid, kernel: str, dtype: str, device: torch.device) -> It
 
 def around_cases(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
     """(head_dim, rows): what strategies do with heads' rows beside the kernel."""
-    for head_dim in grid.head_dims:
-        for tokens in grid.tokens:
-            if tokens * head_dim <= grid.most_numbers:
-                for name, make in AROUND.items():
-                    sizes = (head_dim, tokens)
-                    yield Case(name, dtype, sizes, partial(make, *sizes, dtype, device))
+    for sizes in grid.sizes(grid.head_dims):
+        for name, make in AROUND.items():
+            yield Case(name, dtype, sizes, partial(make, *sizes, dtype, device))
 
 
 def _blocks(grid: Grid) -> Iterator[Block]:

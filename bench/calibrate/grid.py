@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -36,6 +36,13 @@ class Grid:
     tensors: tuple[int, ...]
     """How many an optimizer updates."""
     tensor_numbers: tuple[int, ...]
+
+    def sizes(self, all_columns: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Columns and rows of every tensor that is not attention's."""
+        for columns in all_columns:
+            for rows in self.tokens:
+                if rows * columns <= self.most_numbers:
+                    yield columns, rows
 
     def quick(self) -> Grid:
         """Two sizes of each kind: to see that it works."""

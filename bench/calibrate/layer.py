@@ -28,11 +28,11 @@ def layer_cases(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
     """Products by their three sizes; (columns, rows) of each other kind, forward and backward."""
     yield from _products(grid, dtype, device)
     for kind, (columns_of, build) in KINDS.items():
-        for columns, rows in _sizes(grid, columns_of(grid)):
+        for columns, rows in grid.sizes(columns_of(grid)):
             made = partial(build, rows, columns, TORCH_DTYPES[dtype], device)
             yield Case(kind, dtype, (columns, rows), partial(_forward, made))
             yield Case(f"{kind}_backward", dtype, (columns, rows), partial(_backward, made))
-    for columns, rows in _sizes(grid, grid.head_dims):
+    for columns, rows in grid.sizes(grid.head_dims):
         yield Case("angles", dtype, (columns, rows), partial(_angles, rows, columns, dtype, device))
 
 
@@ -44,14 +44,6 @@ def memory_cases(grid: Grid, device: torch.device) -> Iterator[Case]:
     if device.type == "cpu":
         for name, make in (("fresh_memory", _fresh), ("used_memory", _used)):
             yield Case(name, "any", (grid.fresh_bytes,), partial(make, grid.fresh_bytes))
-
-
-def _sizes(grid: Grid, all_columns: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Columns and rows."""
-    for columns in all_columns:
-        for rows in grid.tokens:
-            if rows * columns <= grid.most_numbers:
-                yield columns, rows
 
 
 def _products(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
