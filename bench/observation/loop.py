@@ -34,6 +34,8 @@ class Loop(Subject):
 
     objective: RankObjective
     """What the step trained on whose attention was compared, and what its loop says of that."""
+    other_layers: list[str]
+    """What of the model, as that step called it, is not plain causal attention."""
 
     def __init__(
         self, model: ObservedModel, sharers: Sharers, device: torch.device, phase: StepPhase
@@ -49,7 +51,6 @@ class Loop(Subject):
         self.sequence_ranks = len(sharers.ranks)
         self.dtype = "fp32"
         self.sizes: list[StepSize] = []
-        self.other_layers: list[str] = []
         self.trained = TrainedTokens(model.networks[0])
         self.always_updates = True
         """Whether an optimizer was at work in each step that was looked at: else one context is not all of

@@ -48,6 +48,17 @@ class Meetings:
             return
         if self._store.add(self._key("here"), 1) == self._size:
             self._decide(GO_ON)
+        self._await_decision()
+        decision = self._store.get(self._key("decision"))
+        self._held += 1
+        if decision != GO_ON.encode():
+            raise PeerStoppedError("another rank stopped observing")
+
+    def leave(self) -> None:
+        """Tell the others not to wait for this rank; waits for nobody."""
+        self._decide(STOP)
+
+    def _await_decision(self) -> None:
         deadline, pause_s = time.monotonic() + self._longest_s, 1e-4
         while not self._store.check([self._key("decision")]):
             if time.monotonic() > deadline:
@@ -58,14 +69,6 @@ class Meetings:
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        decision = self._store.get(self._key("decision"))
-        self._held += 1
-        if decision != GO_ON.encode():
-            raise PeerStoppedError("another rank stopped observing")
-
-    def leave(self) -> None:
-        """Tell the others not to wait for this rank; waits for nobody."""
-        self._decide(STOP)
 
     def _key(self, what: str) -> str:
         """Of the next meeting: how many are `here`, or its `decision`."""

@@ -187,16 +187,13 @@ class Observation:
 
     def _finish(self) -> None:
         """Bring the ranks' reports together, judge them and write the record, on rank 0."""
-        loop, software = self._loop, nccl_version(self._measurement.device)
-        report_of_rank = RankReport(self._measurement.parts(), self._log.phases_s, software)
-        stated = loop.trained.stated_not_finite()
-        own = LoopReport(report_of_rank, loop.tokens, loop.sizes, loop.other_layers, loop.objective, stated)
+        own = self._report()
         self._with_all.hold()
         reports = gathered_on_rank_0(own)
         if not reports:
             return
         groups, wall_s = sharing(reports), time.monotonic() - self._start
-        cell = observed_cell(loop, self._model, self.request, groups[0])
+        cell = observed_cell(self._loop, self._model, self.request, groups[0])
         with Store(self.request.folder, STORE_WAIT_S) as store:
             repeat = sum(record["cell_id"] == cell.cell_id for record in store.read())
             record = kept(observed_record(cell, reports, groups, repeat, wall_s, self._started_at), store)
@@ -210,6 +207,12 @@ class Observation:
                 report(self.request.folder)
             except Exception as error:  # noqa: BLE001  the record is kept, and nothing else counts
                 say(f"no report: {in_one_line(error)}")
+
+    def _report(self) -> LoopReport:
+        loop, software = self._loop, nccl_version(self._measurement.device)
+        report = RankReport(self._measurement.parts(), self._log.phases_s, software)
+        stated = loop.trained.stated_not_finite()
+        return LoopReport(report, loop.tokens, loop.sizes, loop.other_layers, loop.objective, stated)
 
     @sigterm_held_back()
     def _keep_failure(self, error: Exception, whose: str) -> None:

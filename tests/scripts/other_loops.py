@@ -160,30 +160,6 @@ def partly_ignored(ids):
     return labels
 
 
-def trl_sft(observed):
-    from datasets import Dataset
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-    from trl import SFTConfig, SFTTrainer
-
-    from tests.scripts import trainer_loop
-
-    words = {"<pad>": 0, "<end>": 1} | {str(number): number for number in range(2, VOCABULARY)}
-    reader = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, "<end>")),
-        pad_token="<pad>",  # noqa: S106  no password
-        eos_token="<end>",  # noqa: S106  no password
-    )
-    each_row = [ids.tolist() for number in range(STEPS) for ids in tokens(number)]
-    rows = Dataset.from_list([{"input_ids": ids, "labels": ids} for ids in each_row])
-    return trainer_loop.train(
-        observed, small_model(attention_dropout=0.1), rows, SFTTrainer, SFTConfig,
-        {"processing_class": reader}, max_steps=STEPS, per_device_train_batch_size=BATCH, max_length=LENGTH,
-        dataset_kwargs={"skip_prepare_dataset": True},
-    )  # fmt: skip
-
-
 def fsdp2_context_parallel(observed):
     """torch's own, on a mesh of all ranks; on a CPU its operator needs two kernels."""
     flash_operator_for_cpu()
@@ -342,7 +318,6 @@ LOOPS = {
     "zero3": partial(deepspeed_zero, stage=3),
     "accelerate": accelerate,
     "transformers_trainer": transformers_trainer,
-    "trl_sft": trl_sft,
     "fsdp2_context_parallel": fsdp2_context_parallel,
     "all_collectives": all_collectives,
     "autocast_with_grad_scaler": autocast_with_grad_scaler,

@@ -103,6 +103,11 @@ def test_a_loop_that_is_right_leaves_the_sections_of_a_cell_and_what_it_did_is_s
     }  # fmt: skip
     assert seen.items() <= record["config"].items()
     assert record["engagement"]["attention_shapes"] == [[[256, 4, 2]]] * 2
+    assert record["trace"]["unjoined"] == [None, None]
+    assert all(record["trace"]["compute_ms"]["optimizer"][rank] > 0 for rank in (0, 1))
+    # Per layer: K and V to the other rank forward; backward half of both whole gradients.
+    shard_bytes = 2 * 256 * 8 * 4
+    assert record["engagement"]["sent_bytes"]["attention"] == [2 * (2 * shard_bytes + 2 * shard_bytes)] * 2
 
 
 def test_its_attention_is_compared_with_float64_at_full_length(record):
@@ -153,17 +158,6 @@ def test_a_loop_that_gives_its_loss_has_its_objective_compared_if_it_is_known_wh
         assert (objective["reason"], objective["tokens"], objective["steps"]) == (None, 512, 1)
     else:
         assert said in objective["reason"]
-
-
-def test_the_bytes_of_its_attention_are_those_that_it_gathers_and_scatters(record):
-    """Per layer: K and V to the other rank forward; backward half of both whole gradients."""
-    shard_bytes = 2 * 256 * 8 * 4
-    assert record["engagement"]["sent_bytes"]["attention"] == [2 * (2 * shard_bytes + 2 * shard_bytes)] * 2
-
-
-def test_its_optimizer_is_told_from_the_rest_of_its_traced_step(record):
-    assert record["trace"]["unjoined"] == [None, None]
-    assert all(record["trace"]["compute_ms"]["optimizer"][rank] > 0 for rank in (0, 1))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
