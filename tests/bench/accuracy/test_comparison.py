@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.accuracy.cells import CELLS, command_lines
+from bench.accuracy.__main__ import CELLS, command_lines
 from bench.accuracy.comparison import compared, missed, score_lines, table
 from bench.config import ConfigError
 from bench.cost.band import Band
