@@ -23,8 +23,8 @@ from bench.config import Resume
 from bench.cost.memory import memory_need
 from bench.environment import Machine, installed
 from bench.node.worker import join
+from bench.observation.cell import ObserveRequest
 from bench.observation.loop_ranks import device_of
-from bench.observation.outcome import ObserveRequest
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.record import Provenance

@@ -7,28 +7,35 @@ predictions: median error under 10 % in step time, under 5 % in peak allocated, 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from omegaconf import OmegaConf
 from rich.console import Console
 
-from bench.accuracy.cells import CELLS, command_lines, listed_cells
-from bench.accuracy.comparison import Score, compared, score_lines, table
+from bench.accuracy.comparison import compared, missed, score_lines, table
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.command import tool_words
 from bench.config import ConfigError, ExitCode, Resume, RunConfig, WhenTaken
-from bench.environment import this_machine
+from bench.environment import REPOSITORY, Machine, this_machine
 from bench.node.lease import add_lease_option
 from bench.request import values
+from bench.request.composition import composed
 from bench.request.hardware import calibrated_hardware
+from bench.request.legality import refusal
+from bench.request.resolve import resolve
 from bench.store import StoreError, read_records
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 from bench.sweep.repeats import in_turns
 from bench.sweep.run import run_plan
 
+CELLS = REPOSITORY / "tests/bench/cost/comparison_cells.yaml"
+"""A list of cells is a file of command lines."""
 RECORDS = "records.jsonl"
 
 
@@ -46,13 +53,12 @@ def main(words: Sequence[str] | None = None) -> None:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
     rows = compared(lines, cells, records, hardware)
-    score = Score.of(rows)
-    print("\n".join([*table(rows), *score_lines(score)]))
-    missed = score.missed()
+    print("\n".join([*table(rows), *score_lines(rows)]))
+    faults = missed(rows)
     if len(rows) < len(cells):
-        missed.append(f"{len(cells) - len(rows)} of {len(cells)} cells have no record or no prediction")
-    print("missed: " + "; ".join(missed) if missed else "all goals met")
-    sys.exit(ExitCode.FAILED if missed else ExitCode.OK)
+        faults.append(f"{len(cells) - len(rows)} of {len(cells)} cells have no record or no prediction")
+    print("missed: " + "; ".join(faults) if faults else "all goals met")
+    sys.exit(ExitCode.FAILED if faults else ExitCode.OK)
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -71,6 +77,33 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add_lease_option(parser)
     parser.add_argument("--only-compare", action="store_true", help="measure nothing: the folder has it all")
     return parser.parse_args(words)
+
+
+def command_lines(file: Path) -> list[str]:
+    """What each cell of a list is asked for by, beside the words of all; raises ConfigError for no list."""
+    return [str(line) for line in _content(file)["cells"]]
+
+
+def listed_cells(file: Path, machine: Machine) -> list[RunConfig]:
+    """The cells of a list, in its order; raises ConfigError for one that is not legal here."""
+    common = shlex.split(_content(file)["common"])
+    cells = []
+    for line in command_lines(file):
+        cell = resolve(composed(*common, *shlex.split(line)), machine)
+        reason = refusal(cell)
+        if reason is not None:
+            raise ConfigError(f"{file.name}: {line}: {reason}")
+        cells.append(cell)
+    return cells
+
+
+def _content(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ConfigError(f"--cells={file}: no such file; leave it out for {CELLS.relative_to(REPOSITORY)}")
+    content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    if not isinstance(content, dict) or {*content} != {"common", "cells"}:
+        raise ConfigError(f"--cells={file}: must hold `common` words and a list of `cells`; see {CELLS.name}")
+    return content
 
 
 def _measure(cells: Sequence[RunConfig], folder: Path, repeats: int, lease: WhenTaken) -> None:

@@ -18,26 +18,35 @@ from bench.request.hardware import usable_bytes
 
 TIME_GOAL, MEMORY_GOAL = 0.10, 0.05
 """Of the median absolute error."""
+JsonRecord = Mapping[str, Any]
 VERDICT_OF_STATUS: Mapping[Status, Fit] = {Status.OK: Fit.FITS, Status.OUT_OF_MEMORY: Fit.OUT_OF_MEMORY}
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What became of all processes of one cell."""
+class Compared:
+    """One cell: its prediction, and what became of all its processes."""
 
+    line: str
+    """Its words in the list."""
+    predicted: Prediction
+    is_limited: bool
+    """Whether its ranks have a limit of memory, so that there is a verdict."""
     statuses: tuple[Status, ...]
     step_ms: tuple[float, ...]
     """Each process's median step of the slowest rank."""
     peak_bytes: int | None
 
     @classmethod
-    def of(cls, records: Sequence[Mapping[str, Any]]) -> Measured:
+    def of(cls, line: str, cell: RunConfig, predicted: Prediction, records: Sequence[JsonRecord]) -> Compared:
         worked = [record for record in records if record["status"] == Status.OK]
         peaks = [max(record["memory"]["peak_allocated_bytes"]) for record in worked if record["memory"]]
         return cls(
-            tuple(Status(record["status"]) for record in records),
-            tuple(_step_ms(record) for record in worked),
-            max(peaks, default=None),
+            line,
+            predicted,
+            is_limited=cell.cluster.memory_limit_gib is not None,
+            statuses=tuple(Status(record["status"]) for record in records),
+            step_ms=tuple(map(_step_ms, worked)),
+            peak_bytes=max(peaks, default=None),
         )
 
     @property
@@ -47,9 +56,14 @@ class Measured:
         return found.pop() if len(found) == 1 else None
 
     @property
-    def failures(self) -> tuple[Status, ...]:
-        """How processes ended that say nothing of time or memory."""
-        return tuple(status for status in self.statuses if status not in VERDICT_OF_STATUS)
+    def failure(self) -> Status | None:
+        """How the first process ended that says nothing of time or memory."""
+        return next((status for status in self.statuses if status not in VERDICT_OF_STATUS), None)
+
+    @property
+    def measured_ms(self) -> float | None:
+        """The median process."""
+        return statistics.median(self.step_ms) if self.step_ms else None
 
     @property
     def spread(self) -> float | None:
@@ -58,99 +72,83 @@ class Measured:
             return None
         return (max(self.step_ms) - min(self.step_ms)) / 2 / statistics.median(self.step_ms)
 
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One cell."""
-
-    line: str
-    """Its words in the list."""
-    measured: Measured
-    predicted: Prediction
-    is_limited: bool
-    """Whether its ranks have a limit of memory, so that there is a verdict."""
-
     @property
     def time_error(self) -> float | None:
         """Predicted over measured, less one."""
-        if not self.measured.step_ms:
-            return None
-        return self.predicted.step_time_ms.expected / statistics.median(self.measured.step_ms) - 1
+        measured = self.measured_ms
+        return None if measured is None else self.predicted.step_time_ms.expected / measured - 1
 
     @property
     def memory_error(self) -> float | None:
-        if self.measured.peak_bytes is None:
+        if self.peak_bytes is None:
             return None
-        return self.predicted.peak_allocated_bytes.expected / self.measured.peak_bytes - 1
+        return self.predicted.peak_allocated_bytes.expected / self.peak_bytes - 1
 
     @property
     def is_within_band(self) -> bool | None:
         """Whether the measured median lies between the ends of the prediction."""
-        if not self.measured.step_ms:
-            return None
-        band = self.predicted.step_time_ms
-        return band.low <= statistics.median(self.measured.step_ms) <= band.high
+        band, measured = self.predicted.step_time_ms, self.measured_ms
+        return None if measured is None else band.low <= measured <= band.high
 
     @property
     def is_verdict_right(self) -> bool | None:
         """None without a limit. What is undecided is not right."""
-        return self.predicted.fit is self.measured.verdict if self.is_limited else None
+        return self.predicted.fit is self.verdict if self.is_limited else None
 
 
 def compared(
     lines: Sequence[str],
     cells: Sequence[RunConfig],
-    records: Iterable[Mapping[str, Any]],
+    records: Iterable[JsonRecord],
     hardware: Hardware,
 ) -> list[Compared]:
     """Every cell that has a record and a prediction, in the list's order."""
-    by_id: dict[str, list[Mapping[str, Any]]] = {}
+    by_id: dict[str, list[JsonRecord]] = {}
     for record in records:
         by_id.setdefault(record["cell_id"], []).append(record)
     machine, found = this_machine(), []
     for line, cell in zip(lines, cells, strict=True):
         predicted = predict(cell, hardware, usable_bytes(cell, machine))
         if predicted is not None and cell.cell_id in by_id:
-            is_limited = cell.cluster.memory_limit_gib is not None
-            found.append(Compared(line, Measured.of(by_id[cell.cell_id]), predicted, is_limited))
+            found.append(Compared.of(line, cell, predicted, by_id[cell.cell_id]))
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """How far off all predictions are together."""
+def score_lines(cells: Sequence[Compared]) -> list[str]:
+    """Median and worst error, and verdicts."""
+    within = [each.is_within_band for each in cells if each.is_within_band is not None]
+    verdicts = [each.is_verdict_right for each in cells if each.is_verdict_right is not None]
+    lines = [
+        f"{name}: median error {statistics.median(found):.1%}, worst {max(found):.1%}, {len(found)} cells"
+        for name, found, _ in _of_goals(cells)
+        if found
+    ]
+    return [
+        *lines,
+        f"step time within the prediction's band: {sum(within)} of {len(within)} cells",
+        f"verdicts on memory: {sum(verdicts)} of {len(verdicts)} right",
+    ]
 
-    time_errors: tuple[float, ...]
-    memory_errors: tuple[float, ...]
-    verdicts: tuple[bool, ...]
-    within: tuple[bool, ...]
-    failed: tuple[str, ...] = ()
-    """Cells of which some process neither worked nor ran out of memory, with how it ended."""
 
-    @classmethod
-    def of(cls, cells: Sequence[Compared]) -> Score:
-        return cls(
-            tuple(abs(each.time_error) for each in cells if each.time_error is not None),
-            tuple(abs(each.memory_error) for each in cells if each.memory_error is not None),
-            tuple(each.is_verdict_right for each in cells if each.is_verdict_right is not None),
-            tuple(each.is_within_band for each in cells if each.is_within_band is not None),
-            tuple(f"{each.line}: {each.measured.failures[0]}" for each in cells if each.measured.failures),
-        )
+def missed(cells: Sequence[Compared]) -> list[str]:
+    """What of the goals is missed, in words."""
+    lines = []
+    for name, found, goal in _of_goals(cells):
+        if not found:
+            lines.append(f"no cell has a {name}")
+        elif statistics.median(found) >= goal:
+            lines.append(f"the median error of {name} should stay under {goal:.0%}")
+    if any(each.is_verdict_right is False for each in cells):
+        lines.append("every verdict on memory should be right")
+    failed = (f"{each.line}: {each.failure}" for each in cells if each.failure)
+    return [*lines, *(f"every cell should run or run out of memory ({each})" for each in failed)]
 
-    def missed(self) -> list[str]:
-        """What of the goals is missed, in words."""
-        lines = []
-        for name, errors, goal in (
-            ("step time", self.time_errors, TIME_GOAL),
-            ("peak allocated", self.memory_errors, MEMORY_GOAL),
-        ):
-            if not errors:
-                lines.append(f"no cell has a {name}")
-            elif statistics.median(errors) >= goal:
-                lines.append(f"the median error of {name} should stay under {goal:.0%}")
-        if not all(self.verdicts):
-            lines.append("every verdict on memory should be right")
-        return [*lines, *(f"every cell should run or run out of memory ({each})" for each in self.failed)]
+
+def _of_goals(cells: Sequence[Compared]) -> tuple[tuple[str, list[float], float], ...]:
+    """What is predicted, the sizes of its errors, and the goal of their median."""
+    times = [abs(each.time_error) for each in cells if each.time_error is not None]
+    peaks = [abs(each.memory_error) for each in cells if each.memory_error is not None]
+    return ("step time", times, TIME_GOAL), ("peak allocated", peaks, MEMORY_GOAL)
 
 
 def table(cells: Sequence[Compared]) -> list[str]:
@@ -162,45 +160,25 @@ def table(cells: Sequence[Compared]) -> list[str]:
     return [head, *map(_row, cells)]
 
 
-def score_lines(score: Score) -> list[str]:
-    """Median and worst error, and verdicts."""
-    lines = [
-        f"{name}: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}, {len(errors)} cells"
-        for name, errors in (("step time", score.time_errors), ("peak allocated", score.memory_errors))
-        if errors
-    ]
-    return [
-        *lines,
-        f"step time within the prediction's band: {sum(score.within)} of {len(score.within)} cells",
-        f"verdicts on memory: {sum(score.verdicts)} of {len(score.verdicts)} right",
-    ]
-
-
 def _row(cell: Compared) -> str:
-    measured, predicted = cell.measured, cell.predicted
-    step = statistics.median(measured.step_ms) if measured.step_ms else None
-    peak = None if measured.peak_bytes is None else measured.peak_bytes / MIB
-    told = cell.is_limited
-    verdict = "" if not told else (measured.verdict or "/".join(sorted({*measured.statuses})))
-    fit = "" if not told or predicted.fit is None else predicted.fit
+    predicted = cell.predicted
+    peak = None if cell.peak_bytes is None else cell.peak_bytes / MIB
+    verdict, fit = "", ""
+    if cell.is_limited:
+        verdict, fit = cell.verdict or "/".join(sorted({*cell.statuses})), predicted.fit or ""
     return (
-        f"{_number(step)} {_share(measured.spread, 5)} {_number(predicted.step_time_ms.expected)}"
-        f" {_share(cell.time_error, 7, signed=True)}  {_number(peak, 8)}"
-        f" {_number(predicted.peak_allocated_bytes.expected / MIB)}"
-        f" {_share(cell.memory_error, 7, signed=True)}  {verdict:16} {fit:13}  {cell.line}"
+        f"{_shown(cell.measured_ms, '9.1f')} {_shown(cell.spread, '5.1%')}"
+        f" {predicted.step_time_ms.expected:9.1f} {_shown(cell.time_error, '+7.1%')}  {_shown(peak, '8.1f')}"
+        f" {predicted.peak_allocated_bytes.expected / MIB:9.1f} {_shown(cell.memory_error, '+7.1%')}"
+        f"  {verdict:16} {fit:13}  {cell.line}"
     )
 
 
-def _number(value: float | None, width: int = 9) -> str:
-    return " " * width if value is None else f"{value:{width}.1f}"
+def _shown(value: float | None, form: str) -> str:
+    """As wide as its form says, also where there is none."""
+    return " " * len(f"{0:{form}}") if value is None else f"{value:{form}}"
 
 
-def _share(value: float | None, width: int, *, signed: bool = False) -> str:
-    if value is None:
-        return " " * width
-    return f"{value:+{width}.1%}" if signed else f"{value:{width}.1%}"
-
-
-def _step_ms(record: Mapping[str, Any]) -> float:
+def _step_ms(record: JsonRecord) -> float:
     of_ranks: Sequence[Sequence[float]] = record["timing"]["step_times_ms"]
     return float(statistics.median(map(max, zip(*of_ranks, strict=True))))

@@ -10,12 +10,13 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.calibrate.entry import Request, calibrate
+from bench.calibrate.entry import calibrate
 from bench.calibrate.file import calibration_text, exchange_lines
-from bench.calibrate.grid import GRIDS, QUICK_GRID
+from bench.calibrate.grid import GRIDS
 from bench.cell.launcher import Launcher
 from bench.command import sweep_words, tool_words
 from bench.config import ConfigError, ExitCode, RunConfig
@@ -48,12 +49,11 @@ def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -
 
 def _reports(cell: RunConfig, arguments: argparse.Namespace, launcher: Launcher) -> list[dict[str, Any]]:
     """What each rank measured; ends the process where one has failed."""
-    grid = QUICK_GRID if arguments.quick else GRIDS[cell.cluster.device]
-    request = Request(DTYPES, (cell.kernel,), ENGINES, grid)
+    grid = GRIDS[cell.cluster.device]
+    grid = grid.quick() if arguments.quick else grid
+    entry = partial(calibrate, grid=grid, dtypes=DTYPES, engines=ENGINES)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        request.write(folder)
-        ends = launcher.run(cell, folder, entry=calibrate)
+        ends = launcher.run(cell, Path(scratch), entry=entry)
     reports = [end.report for end in ends if end.report is not None]
     if len(reports) < len(ends):
         failed = next(end for end in ends if end.report is None)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
+from bench.attention.kernels import KERNELS, Kernel, kernel_backward, kernel_forward
 from bench.attention.merge import Partial
 from bench.calibrate.case import Call, Case
 from bench.calibrate.grid import Grid
@@ -19,30 +19,30 @@ HEADS = 2
 GROUPS = 2
 """Query heads of a KV head where K and V are repeated."""
 
+Block = tuple[bool, int, int]
+"""Whether it is causal, queries, keys."""
+
 
 def block_cases(grid: Grid, kernel: str, dtype: str, device: torch.device) -> Iterator[Case]:
     """(head_dim, queries, keys), of causal squares without keys, forward and backward of HEADS heads."""
     for head_dim in grid.head_dims:
-        for is_causal, queries, keys in _blocks(grid):
-            for direction, make in (("forward", _block_forward), ("backward", _block_backward)):
-                name = f"{kernel}_{'causal' if is_causal else 'full'}_{direction}"
-                prepare = partial(make, kernel, head_dim, queries, keys, is_causal, dtype, device)
-                sizes = (head_dim, queries) if is_causal else (head_dim, queries, keys)
-                yield Case(name, dtype, sizes, prepare, parts=HEADS)
+        for block in _blocks(grid):
+            causal, *rows = block
+            sizes = (head_dim, rows[0]) if causal else (head_dim, *rows)
+            for direction in ("forward", "backward"):
+                name = f"{kernel}_{'causal' if causal else 'full'}_{direction}"
+                make = partial(_block, KERNELS[kernel], direction, head_dim, block, dtype, device)
+                yield Case(name, dtype, sizes, make, parts=HEADS)
 
 
 def around_cases(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
     """(head_dim, rows): what strategies do with heads' rows beside the kernel."""
-    for head_dim in grid.head_dims:
-        for tokens in grid.tokens:
-            for name, make in AROUND.items():
-                if tokens * head_dim <= grid.most_numbers:
-                    yield Case(
-                        name, dtype, (head_dim, tokens), partial(make, head_dim, tokens, dtype, device)
-                    )
+    for sizes in grid.sizes(grid.head_dims):
+        for name, make in AROUND.items():
+            yield Case(name, dtype, sizes, partial(make, *sizes, dtype, device))
 
 
-def _blocks(grid: Grid) -> Iterator[tuple[bool, int, int]]:
+def _blocks(grid: Grid) -> Iterator[Block]:
     for square in grid.squares:
         yield True, square, square
     for queries in grid.rectangles:
@@ -51,22 +51,17 @@ def _blocks(grid: Grid) -> Iterator[tuple[bool, int, int]]:
                 yield False, queries, keys
 
 
-def _block_forward(
-    kernel: str, head_dim: int, queries: int, keys: int, is_causal: bool, dtype: str, device: torch.device
+def _block(
+    kernel: Kernel, direction: str, head_dim: int, block: Block, dtype: str, device: torch.device
 ) -> Call:
+    causal, queries, keys = block
     q, k, v = (_heads(HEADS, rows, head_dim, dtype, device) for rows in (queries, keys, keys))
-    call = partial(kernel_forward, KERNELS[kernel], causal=is_causal, scale=head_dim**-0.5)
-    return lambda: call(q, k, v)
-
-
-def _block_backward(
-    kernel: str, head_dim: int, queries: int, keys: int, is_causal: bool, dtype: str, device: torch.device
-) -> Call:
-    q, k, v = (_heads(HEADS, rows, head_dim, dtype, device) for rows in (queries, keys, keys))
-    out, lse = kernel_forward(KERNELS[kernel], q, k, v, causal=is_causal, scale=head_dim**-0.5)
+    forward = partial(kernel_forward, kernel, q, k, v, causal=causal, scale=head_dim**-0.5)
+    if direction == "forward":
+        return forward
+    out, lse = forward()
     dout = torch.randn_like(out)
-    call = partial(kernel_backward, KERNELS[kernel], causal=is_causal, scale=head_dim**-0.5)
-    return lambda: call(dout, q, k, v, out, lse)
+    return partial(kernel_backward, kernel, dout, q, k, v, out, lse, causal=causal, scale=head_dim**-0.5)
 
 
 def _merge(head_dim: int, rows: int, dtype: str, device: torch.device) -> Call:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from bench.cost.band import Band
 from bench.passes.timing.clock import synchronise
 
 Call = Callable[[], object]
@@ -50,17 +51,8 @@ class Case:
     """Equal parts of a call; the time of one is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Seconds of one call."""
-
-    low: float
-    median: float
-    high: float
-
-
-def timed(case: Case, device: torch.device) -> Timed:
-    """The spread over several calls, which all ranks begin together.
+def timed(case: Case, device: torch.device) -> Band:
+    """Seconds of one call: median and spread over several, which all ranks begin together.
 
     The first call, which pays for what happens once, does not count. All ranks make as many calls: a rank
     that has stopped would leave the others in a collective.
@@ -73,7 +65,7 @@ def timed(case: Case, device: torch.device) -> Timed:
     samples.sort()
     rest = len(samples) // SPREAD_SHARE
     ends = samples[rest], samples[len(samples) // 2], samples[-1 - rest]
-    return Timed(*(each / case.parts for each in ends))
+    return Band(*(each / case.parts for each in ends))
 
 
 def _calls(call_s: float, device: torch.device) -> int:

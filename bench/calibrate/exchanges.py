@@ -15,7 +15,7 @@ from bench.calibrate.case import Call, Case
 from bench.calibrate.grid import Grid
 from bench.training.models import TORCH_DTYPES
 
-REDUCED_DTYPES = ("bf16", "fp32")
+REDUCED, REDUCED_DTYPES = ("reduce_scatter", "all_reduce"), ("bf16", "fp32")
 """In which gradients travel: adding them up takes a time that depends on it."""
 HIDDEN_MESSAGE_BYTES = 2**22
 HIDDEN_TOKENS = 2048
@@ -26,13 +26,11 @@ def exchange_cases(grid: Grid, device: torch.device) -> Iterator[Case]:
     ranks = dist.get_world_size()
     if ranks == 1:
         return
-    for kind, make in MOVED.items():
-        for size in grid.messages:
-            yield Case(kind, "any", (size,), partial(make, size, ranks, torch.bfloat16, device))
-    for kind, make in REDUCED.items():
-        for dtype in REDUCED_DTYPES:
+    for kind, make in EXCHANGES.items():
+        for name in REDUCED_DTYPES if kind in REDUCED else ("any",):
+            dtype = TORCH_DTYPES.get(name, torch.bfloat16)
             for size in grid.messages:
-                yield Case(kind, dtype, (size,), partial(make, size, ranks, TORCH_DTYPES[dtype], device))
+                yield Case(kind, name, (size,), partial(make, size, ranks, dtype, device))
 
 
 def hidden_cases(kernel: str, dtype: str, device: torch.device) -> Iterator[Case]:
@@ -85,14 +83,14 @@ def _broadcast(size: int, ranks: int, dtype: torch.dtype, device: torch.device) 
     return lambda: dist.broadcast(whole, src=0)
 
 
-MakeExchange = Callable[[int, int, torch.dtype, torch.device], Call]
-MOVED: Mapping[str, MakeExchange] = {
+EXCHANGES: Mapping[str, Callable[[int, int, torch.dtype, torch.device], Call]] = {
     "all_to_all": _all_to_all,
     "send": _send,
     "all_gather": _all_gather,
     "broadcast": _broadcast,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
 }
-REDUCED: Mapping[str, MakeExchange] = {"reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce}
 
 
 def _beside(kernel: str, dtype: str, device: torch.device, with_message: bool, with_kernel: bool) -> Call:

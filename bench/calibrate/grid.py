@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from bench.labels import KIB, MIB
 
@@ -36,6 +37,19 @@ class Grid:
     """How many an optimizer updates."""
     tensor_numbers: tuple[int, ...]
 
+    def sizes(self, all_columns: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Columns and rows of every tensor that is not attention's."""
+        for columns in all_columns:
+            for rows in self.tokens:
+                if rows * columns <= self.most_numbers:
+                    yield columns, rows
+
+    def quick(self) -> Grid:
+        """Two sizes of each kind: to see that it works."""
+        sizes = asdict(self).items()
+        few: dict[str, Any] = {name: each[:2] for name, each in sizes if isinstance(each, tuple)}
+        return replace(self, **few)
+
 
 CPU_GRID = Grid(
     rows=(512, 2048, 8192),
@@ -52,22 +66,6 @@ CPU_GRID = Grid(
     messages=(KIB, 8 * KIB, 64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB),
     tensors=(2, 12, 48),
     tensor_numbers=(64, 4096, 65536, 2**20),
-)
-QUICK_GRID = Grid(
-    rows=(512, 4096),
-    widths=(64, 256),
-    most_product=2**28,
-    tokens=(1024, 8192),
-    hidden=(64, 256),
-    head_dims=(16,),
-    vocabularies=(256,),
-    most_numbers=2**20,
-    fresh_bytes=64 * MIB,
-    squares=(512, 2048),
-    rectangles=(512, 2048),
-    messages=(KIB, 64 * KIB, MIB),
-    tensors=(2, 12),
-    tensor_numbers=(64, 65536),
 )
 GPU_GRID = Grid(
     rows=(512, 2048, 8192, 32768),

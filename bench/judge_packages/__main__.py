@@ -11,18 +11,17 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.cell.run import SharedSections, measure
 from bench.command import tool_words
-from bench.config import ConfigError, ExitCode, RunConfig
-from bench.environment import installed, this_machine
+from bench.config import ConfigError, ExitCode
+from bench.environment import Machine, installed, this_machine
 from bench.judge_packages.page import Answer, Answers, page, unexpected
 from bench.judge_packages.questions import BASE, CHOICES, Subject, subjects
-from bench.judge_packages.verdict import Verdict, verdict_of, without_a_run
+from bench.judge_packages.verdict import Verdict, verdict_of
 from bench.node.lease import add_lease_option, lease_of
 from bench.request.legality import refusal
 
@@ -62,45 +61,35 @@ def _asked(names: str) -> list[Subject]:
 
 
 def _answers(asked: Sequence[Subject], arguments: argparse.Namespace) -> list[tuple[Subject, Answers]]:
-    judge = Judge()
-    with lease_of(arguments, [judge.cell(asked[0], BASE)]):
-        return [(subject, _told(subject, judge)) for subject in asked]
+    launcher, machine = Launcher(), this_machine()
+    with lease_of(arguments, [asked[0].cell(BASE, machine)]):
+        return [(subject, _told(subject, launcher, machine)) for subject in asked]
 
 
-def _told(subject: Subject, judge: Judge) -> Answers:
+def _told(subject: Subject, launcher: Launcher, machine: Machine) -> Answers:
     found = {}
     for choice in CHOICES:
-        found[choice] = judge.answer(subject, choice)
-        words = " ".join((subject.facts.name, *subject.words))
+        found[choice] = answer(subject, choice, launcher, machine)
         verdict = found[choice].verdict
-        print(f"{words}, {choice}: {verdict.word} {verdict.why}".rstrip(), flush=True)
+        print(f"{subject.name}, {choice}: {verdict.word} {verdict.why}".rstrip(), flush=True)
     return found
 
 
-class Judge:
-    """Runs cells that nobody refused, in fresh ranks each."""
+def answer(subject: Subject, choice: str, launcher: Launcher, machine: Machine) -> Answer:
+    """What becomes of the cell, in fresh ranks, whether we would refuse it or not.
 
-    def __init__(self) -> None:
-        self.launcher = Launcher()
-        self.machine = this_machine()
-        self.order = count()
-
-    def cell(self, subject: Subject, choice: str) -> RunConfig:
-        """The cell that answers, whether we would refuse it or not."""
-        return subject.cell(CHOICES[choice], self.machine)
-
-    def answer(self, subject: Subject, choice: str) -> Answer:
-        """What becomes of the cell; nothing runs without the package, or where it would not be told."""
-        cell, package = self.cell(subject, choice), subject.facts.package
-        if package is not None and installed(package) is None:
-            return Answer(Verdict("absent", f"install it with: {subject.facts.install}"), refusal(cell))
-        unsaid = without_a_run(subject.facts, cell)
-        if unsaid is not None:
-            return Answer(unsaid, refusal(cell))
-        with tempfile.TemporaryDirectory() as folder:
-            planned = PlannedCell(cell, repeat=0, order=next(self.order))
-            record = measure(planned, self.launcher, Path(folder), shared=SharedSections())
-        return Answer(verdict_of(record, cell), refusal(cell))
+    Nothing runs without the package, or where it would not be told.
+    """
+    cell, facts = subject.cell(choice, machine), subject.facts
+    refused, untold = refusal(cell), facts.untold(cell)
+    if facts.package is not None and installed(facts.package) is None:
+        return Answer(Verdict("absent", f"install it with: {facts.install}"), refused)
+    if untold is not None:
+        return Answer(Verdict(untold.word, untold.why), refused)
+    with tempfile.TemporaryDirectory() as folder:
+        planned = PlannedCell(cell, repeat=0, order=0)
+        record = measure(planned, launcher, Path(folder), shared=SharedSections())
+    return Answer(verdict_of(record, cell), refused)
 
 
 if __name__ == "__main__":

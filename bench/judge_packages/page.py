@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from bench.environment import installed
 from bench.judge_packages.questions import CHOICES, Subject
 from bench.judge_packages.verdict import Verdict
-from bench.judge_packages.without_us import WITHOUT_US
 
 INTRODUCTION = """\
 # What the packages can do
@@ -30,7 +29,26 @@ A number is that of the words below the table. Where flash-attn is not installed
 functions computes. It runs on a CPU and takes float32, which flash-attn does not.
 """
 
-WITHOUT_US_IS_IN = "bench/judge_packages/without_us.py"
+ROUNDED_TO_BF16 = (
+    "on two GPUs call the package's contiguous ring (`ring_flash_attn_func`; of yunchang's USP"
+    ' `LongContextAttention(ring_impl_type="basic")`) on fp16 `q`, `k` and `v` and go backward. Then'
+    " `(q.grad.bfloat16().half() == q.grad).all()` is true: its backward ends"
+    " `return dq.to(torch.bfloat16), ...`, which takes three bits from each number."
+)
+AUTOCAST = (
+    "on two CPU ranks call `ringmaster.ring.p2p_attn.ring_p2p_attention(q, k, v, group=dist.group.WORLD,"
+    " causal=True, scaling=None)` on bf16 tensors of shape [1, 4, 128, 16], once under"
+    ' `torch.autocast("cpu", torch.bfloat16)` and once without: against float64, the first errs several times'
+    " as much. This is the package's path for a CPU; a GPU never takes it."
+)
+WITHOUT_US: Mapping[tuple[str, str], str] = {
+    ("ring_flash_attn", "fp16"): ROUNDED_TO_BF16,
+    ("yunchang_ring", "fp16"): ROUNDED_TO_BF16,
+    ("yunchang_usp", "fp16"): ROUNDED_TO_BF16,
+    ("ringmaster_ring", "ddp"): AUTOCAST,
+    ("ringmaster_usp", "ddp"): AUTOCAST,
+}
+"""How to see without this project what a package computes wrongly, by strategy and choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +90,21 @@ def unexpected(answers: Sequence[tuple[Subject, Answers]]) -> Iterator[str]:
     """A line for each cell that does not run though nothing here refuses it, or is wrong unseen by others."""
     for subject, found in answers:
         for choice, answer in found.items():
-            words = " ".join((subject.facts.name, *subject.words))
+            cell, verdict = f"{subject.name}, {choice}", answer.verdict
             if answer.is_unexpected:
-                yield f"{words}, {choice}: {answer.verdict.word}, not refused here: {answer.verdict.why}"
-            if answer.verdict.word == "wrong" and (subject.facts.name, choice) not in WITHOUT_US:
-                where = f"{WITHOUT_US_IS_IN} does not say how to see that without us"
-                yield f"{words}, {choice}: wrong, and {where}"
+                yield f"{cell}: {verdict.word}, not refused here: {verdict.why}"
+            if verdict.word == "wrong" and (subject.facts.name, choice) not in WITHOUT_US:
+                yield f"{cell}: wrong, and WITHOUT_US in {__name__} does not say how to see that without us"
 
 
 def _ways_to_see(answers: Sequence[tuple[Subject, Answers]]) -> list[str]:
     """A section that says of each `wrong` how to see it without us, in the table's order."""
-    wrong = [
-        (subject.facts.name, choice)
-        for subject, found in answers
-        for choice, answer in found.items()
-        if answer.verdict.word == "wrong"
-    ]
-    named: dict[str, list[str]] = {}
-    for name, choice in dict.fromkeys(wrong):
-        if (name, choice) in WITHOUT_US:
-            named.setdefault(WITHOUT_US[name, choice], []).append(f"`{name}`, {choice}")
+    named: dict[str, dict[str, None]] = {}
+    for subject, found in answers:
+        for choice, answer in found.items():
+            way = WITHOUT_US.get((subject.facts.name, choice))
+            if answer.verdict.word == "wrong" and way is not None:
+                named.setdefault(way, {})[f"`{subject.facts.name}`, {choice}"] = None
     lines = [f"- {'; '.join(cells)}: {way}" for way, cells in named.items()]
     return ["", "## How to see each `wrong` without this project", "", *lines] if lines else []
 

@@ -46,10 +46,15 @@ class Subject:
     facts: Facts
     words: tuple[str, ...]
 
-    def cell(self, question: tuple[str, ...], machine: Machine) -> RunConfig:
+    @property
+    def name(self) -> str:
+        """The strategy and its choices."""
+        return " ".join((self.facts.name, *self.words))
+
+    def cell(self, choice: str, machine: Machine) -> RunConfig:
         """The cell that answers, whether we would refuse it or not."""
         ranks = HYBRID if self.facts.is_hybrid else RANKS
-        words = (f"strategy={self.facts.name}", *ranks, *COMMON, *self.words, *question)
+        words = (f"strategy={self.facts.name}", *ranks, *COMMON, *self.words, *CHOICES[choice])
         return resolve(composed(*words), machine)
 
 

@@ -1,4 +1,4 @@
-"""What a record says of the package that ran, and what is not asked of a package at all."""
+"""What a record says of the package that ran."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from bench.config import RunConfig
 from bench.passes import first_failure
 from bench.passes.engagement.section import EngagementFacts, wrong_exchange
 from bench.record import Record, Status
-from bench.strategies.facts import Facts
 
 WORDS: Mapping[Status, str] = {
     Status.OK: "runs",
@@ -36,12 +35,6 @@ class Verdict:
     @property
     def runs(self) -> bool:
         return self.word == "runs"
-
-
-def without_a_run(facts: Facts, cell: RunConfig) -> Verdict | None:
-    """The verdict of a cell that says nothing about the package; None where it has to run."""
-    untold = facts.untold(cell)
-    return None if untold is None else Verdict(untold.word, untold.why)
 
 
 def verdict_of(record: Record, cell: RunConfig) -> Verdict:

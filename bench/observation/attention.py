@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,22 +16,31 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from bench.attention.watch import AttentionWatch
 from bench.kept_errors import KeptErrors
 
-Run = Callable[..., tuple[Tensor, Any]]
-Around = Callable[[Run, nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], tuple[Tensor, Any]]
+Result = tuple[Tensor, Any]
+"""Output, and the weights where there are any."""
+Made = Callable[[Tensor, Tensor, Tensor], Result]
+"""A call of attention with these q, k and v, [B, heads, S, D], and all else as it was given."""
+Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(slots=True)
 class Captured:
-    """One call of attention: q, k, v [B, heads, S, D], out [B, S, N, D] or flat, gradients by name.
-
-    `reason` says why the call cannot be compared with plain causal attention.
-    """
+    """One call of attention: q, k, v [B, heads, S, D], out [B, S, N, D] or flat, gradients by name."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     kinds: dict[str, None] = field(default_factory=dict)
     """What the layers of all calls are called with that makes them another kind of layer, in order."""
+    extras: Sequence[str] = ()
+    """What else this call was given that makes it more than causal attention with a scale."""
     scale: float | None = None
-    reason: str | None = "attention was not called with gradients"
+
+    @property
+    def reason(self) -> str | None:
+        """Why the call cannot be compared with plain causal attention."""
+        if not self.tensors:
+            return "attention was not called with gradients"
+        met = [*self.extras, *self.kinds]
+        return f"attention was called with {' and '.join(met)}" if met else None
 
 
 def coarsest(*tensors: Tensor) -> torch.dtype:
@@ -48,17 +58,15 @@ def module_of(attention_name: str) -> str:
 def watched_attention(attention_name: str, watch: AttentionWatch) -> Iterator[None]:
     """Let a watch see every call for as long as the context lasts."""
 
-    def around(
-        run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
-    ) -> tuple[Tensor, Any]:
+    def around(made: Made, inputs: Inputs, *_: Any) -> Result:
         weights: list[Any] = []
 
         def attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-            out, rest = run(module, q_BNSD, k_BKSD, v_BKSD, mask, **named)
+            out, rest = made(q_BNSD, k_BKSD, v_BKSD)
             weights.append(rest)
             return out
 
-        return watch.run(attention, q, k, v), weights[-1]
+        return watch.run(attention, *inputs), weights[-1]
 
     with _around_attention(attention_name, around):
         yield
@@ -69,13 +77,11 @@ def noted_dtype(attention_name: str, note: Callable[[torch.dtype], None]) -> Ite
     """Tell in which dtype attention computes, at every call."""
     errors = KeptErrors()
 
-    def around(
-        run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
-    ) -> tuple[Tensor, Any]:
-        out, weights = run(module, q, k, v, mask, **named)
+    def around(made: Made, inputs: Inputs, *_: Any) -> Result:
+        out, weights = made(*inputs)
         with errors:
             if torch.is_grad_enabled():
-                note(coarsest(q, k, v, out))
+                note(coarsest(*inputs, out))
         return out, weights
 
     with _around_attention(attention_name, around):
@@ -91,51 +97,36 @@ def captured_attention(attention_name: str, ranks: int) -> Iterator[Captured]:
     """
     found, errors = Captured(), KeptErrors()
 
-    def around(
-        run: Run, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, named: Mapping[str, Any]
-    ) -> tuple[Tensor, Any]:
+    def keep(name: str, gradient: Tensor) -> None:
         with errors:
-            found.kinds |= dict.fromkeys(_other_kind(module, named, ranks * q.shape[2]))
-        if found.tensors or not all(x.requires_grad for x in (q, k, v)):
-            return run(module, q, k, v, mask, **named)
+            found.tensors[name] = gradient.detach()
+
+    def around(made: Made, inputs: Inputs, module: nn.Module, mask: Any, named: Mapping[str, Any]) -> Result:
+        with errors:
+            found.kinds |= dict.fromkeys(_other_kinds(module, named, ranks * inputs[0].shape[2]))
+        if found.tensors or not all(x.requires_grad for x in inputs):
+            return made(*inputs)
         # Views of our own: a gradient hook on them sees what this call alone passes back.
-        q, k, v = (x.view_as(x) for x in (q, k, v))
-        out, weights = run(module, q, k, v, mask, **named)
+        q, k, v = (x.view_as(x) for x in inputs)
+        out, weights = made(q, k, v)
         with errors:
+            extras = {"a mask": mask is not None, "dropout": bool(named.get("dropout"))}
+            found.extras = [name for name, is_there in extras.items() if is_there]
             found.scale = named.get("scaling")
-            found.reason = _not_plain(module, mask, named, ranks * q.shape[2])
             for name, tensor in {"q": q, "k": k, "v": v, "out": out}.items():
                 found.tensors[name] = tensor.detach()
                 if tensor.requires_grad:
-                    tensor.register_hook(_keep(found, f"d{name}", errors))
+                    tensor.register_hook(partial(keep, f"d{name}"))
         return out, weights
 
     with _around_attention(attention_name, around):
         yield found
-    if found.kinds and found.tensors:
-        found.reason = found.reason or f"a layer's attention was called with {' and '.join(found.kinds)}"
     errors.raise_first()
 
 
-def _keep(found: Captured, name: str, errors: KeptErrors) -> Callable[[Tensor], None]:
-    def keep(gradient: Tensor) -> None:
-        with errors:
-            found.tensors[name] = gradient.detach()
-
-    return keep
-
-
-def _not_plain(module: nn.Module, mask: Any, named: Mapping[str, Any], tokens: int) -> str | None:
-    """What makes a call more than causal attention with a scale."""
-    extras = {"a mask": mask is not None, "dropout": bool(named.get("dropout"))}
-    met = [*(name for name, is_there in extras.items() if is_there), *_other_kind(module, named, tokens)]
-    return f"attention was called with {' and '.join(met)}" if met else None
-
-
-def _other_kind(module: nn.Module, named: Mapping[str, Any], tokens: int) -> list[str]:
+def _other_kinds(module: nn.Module, named: Mapping[str, Any], tokens: int) -> list[str]:
     """What of a call belongs to the layer, and makes it no plain causal attention in so many tokens."""
-    window = named.get("sliding_window")
-    is_causal = named.get("is_causal")
+    window, is_causal = named.get("sliding_window"), named.get("is_causal")
     kinds = {
         "a sliding window": window is not None and window < tokens,
         "capped scores": named.get("softcap") is not None,
@@ -146,17 +137,15 @@ def _other_kind(module: nn.Module, named: Mapping[str, Any], tokens: int) -> lis
 
 
 @contextmanager
-def _around_attention(attention_name: str, around: Around) -> Iterator[None]:
+def _around_attention(attention_name: str, around: Callable[..., Result]) -> Iterator[None]:
     """Every model that asks transformers for this attention gets `around` it while the context lasts."""
     table = ALL_ATTENTION_FUNCTIONS
     was_local = attention_name in table._local_mapping
-    plain: Run | None = table.get(attention_name)
+    plain: Callable[..., Result] | None = table.get(attention_name)
 
-    def instead(
-        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **named: Any
-    ) -> tuple[Tensor, Any]:
+    def instead(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **named: Any) -> Result:
         run = plain or sys.modules[type(module).__module__].eager_attention_forward
-        return around(run, module, q, k, v, mask, named)
+        return around(lambda *inputs: run(module, *inputs, mask, **named), (q, k, v), module, mask, named)
 
     table[attention_name] = instead
     try:

@@ -24,23 +24,26 @@ OF_CELLS = frozenset({
 })  # fmt: skip
 """Checks on data or an optimizer of ours, which have no meaning for a loop: `objective` stands for them."""
 NEXT_TOKENS = "the mean loss of next tokens"
-NO_REPLICAS = "no two ranks hold the same parameters"
 
 
 def checks_of_loop(
     cell: RunConfig,
     sections: Sections,
     groups: Sequence[Sequence[RankTokens]],
-    objectives: Sequence[RankObjective | None] = (None,),
+    objectives: Sequence[RankObjective],
 ) -> list[Check]:
     """The passes' checks, with reasons that hold for a loop.
 
     `groups` say what was fed to the ranks that share a sequence, `objectives` by rank what it trained on.
     """
-    ours = {check.what: check for check in checks(cell, sections) if check.what not in OF_CELLS}
-    known = {check.what: _told(check) for check in ours.values()}
-    known |= {check.what: check for check in (_tokens(cell, groups), _replicas(cell, known.get("replicas")))}
-    return [*known.values(), _objective(cell, objectives)]
+    found = {check.what: check for check in checks(cell, sections) if check.what not in OF_CELLS}
+    for what, check in found.items():
+        if check.reason == NOT_RUN:
+            found[what] = replace(check, reason=UNKNOWN.get(what, NOT_IN_A_LOOP))
+    found["tokens"] = _tokens(cell, groups)
+    alone = "there is one rank" if cell.cluster.world_size == 1 else "no two ranks hold the same parameters"
+    found.setdefault("replicas", Check(what="replicas", against="one another", reason=alone))
+    return [*found.values(), _objective(cell, objectives)]
 
 
 def forgotten_group(cell: RunConfig, sections: Sections) -> str | None:
@@ -56,19 +59,7 @@ def forgotten_group(cell: RunConfig, sections: Sections) -> str | None:
     )
 
 
-def _told(check: Check) -> Check:
-    if check.reason != NOT_RUN:
-        return check
-    return replace(check, reason=UNKNOWN.get(check.what, NOT_IN_A_LOOP))
-
-
-def _replicas(cell: RunConfig, made: Check | None) -> Check:
-    """The parameters that several ranks hold, after the last step that was observed."""
-    alone = "there is one rank" if cell.cluster.world_size == 1 else NO_REPLICAS
-    return made or Check(what="replicas", against="one another", reason=alone)
-
-
-def _objective(cell: RunConfig, seen: Sequence[RankObjective | None]) -> Check:
+def _objective(cell: RunConfig, seen: Sequence[RankObjective]) -> Check:
     """Labels, weights and the value of one step's loss."""
     unknown = not_compared(seen, cell.sp_degree, cell.dtype)
     if unknown is not None:

@@ -101,22 +101,20 @@ class FedTokens:
         # torch's `context_parallel` shards its buffers in place, and makes them whole before the step ends.
         copies = {name: given[name].clone() for name in COPIED if name in given}
         self._first = {**given, **copies, **self._first}
-        loss = getattr(network, "_loss_function", None)  # what its public name would warn without
-        self._own_loss |= loss is not None and not _is_transformers(loss)
+        # Transformers' own loss shifts labels; one that a user set need not. Its public name would warn.
+        loss = getattr(network, "_loss_function", None)
+        module = str(getattr(loss, "__module__", ""))
+        self._own_loss |= loss is not None and not module.startswith("transformers.")
 
     def _leave(self, _network: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
             with self._errors:
                 self.phase.enter("backward")
-                self._await_gradients(output)
-
-    def _await_gradients(self, output: Any) -> None:
-        """Hear of gradients that come back; the graph, which may live on, holds nothing of ours."""
-        came_back = self._came_back
-        for each in tree_leaves(output):
-            if isinstance(each, Tensor) and each.requires_grad:
-                each.register_hook(lambda _: came_back.append(None))
+                came_back = self._came_back  # the graph, which may live on, holds nothing else of ours
+                for each in tree_leaves(output):
+                    if isinstance(each, Tensor) and each.requires_grad:
+                        each.register_hook(lambda _: came_back.append(None))
 
 
 def tensors_given(network: nn.Module, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -132,8 +130,3 @@ def _digest(ids: Tensor, rank: int) -> str:
     if bool((values == values.flatten()[0]).all()):
         return f"constant on rank {rank}"
     return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]
-
-
-def _is_transformers(loss: Any) -> bool:
-    """Whether the model's loss is transformers' own, which shifts; one that a user set need not."""
-    return str(getattr(loss, "__module__", "")).startswith("transformers.")

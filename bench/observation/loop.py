@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bench.attention.watch import AttentionWatch
 from bench.config import ConfigError
@@ -22,34 +24,34 @@ from bench.passes.optimizer_spans import Spans, step_spans
 from bench.passes.parity.section import Parity
 from bench.passes.rank_pass import Ask, RankPass, Steps
 from bench.passes.subject import Subject
+from bench.passes.updates.rank import digest, not_finite
+from bench.passes.updates.section import RankUpdates
 from bench.ranks.log import StepPhase
 
 
 class Loop(Subject):
     """One rank's part of a loop, whose own code runs the steps."""
 
+    objective: RankObjective
+    """What the step trained on whose attention was compared, and what its loop says of that."""
+    other_layers: list[str]
+    """What of the model, as that step called it, is not plain causal attention."""
+
     def __init__(
-        self,
-        model: ObservedModel,
-        sharers: Sharers,
-        device: torch.device,
-        fed: FedTokens,
-        phase: StepPhase,
+        self, model: ObservedModel, sharers: Sharers, device: torch.device, phase: StepPhase
     ) -> None:
         self.model = model
         self.sharers = sharers
         self.device = device
-        self.fed = fed
+        self.fed = FedTokens(model.called, sharers.ranks, phase)
         self.phase = phase
         self.attention_name = model.attention_name
         self.attention_code = module_of(model.attention_name)
         self.network = model.called[0]
-        self.sequence_ranks = sharers.count
+        self.sequence_ranks = len(sharers.ranks)
         self.dtype = "fp32"
         self.sizes: list[StepSize] = []
-        self.other_layers: list[str] = []
         self.trained = TrainedTokens(model.networks[0])
-        self.objective: RankObjective | None = None
         self.always_updates = True
         """Whether an optimizer was at work in each step that was looked at: else one context is not all of
         what gradients are added up of."""
@@ -88,15 +90,14 @@ class Loop(Subject):
 
     def note_objective(self) -> None:
         """Keep what the step has trained on, and what its loop says of that."""
-        trained = self.trained
-        calls = trained.micro_steps()
-        by_labels = [call.valid_tokens for call in calls]
-        known = [each for each in trained.counts or by_labels if each is not None]
+        told, calls = self.trained.told, self.trained.micro_steps()
+        counts = [each.valid_tokens for each in told if each.valid_tokens is not None]
+        known = counts or [each.valid_tokens for each in calls if each.valid_tokens is not None]
         self.objective = RankObjective(
             micro_steps=calls,
-            losses=[float(loss) for loss in trained.losses],
-            valid_tokens=float(sum(map(float, known))) if known else None,
-            is_told=trained.is_told,
+            losses=[float(each.loss) for each in told if each.loss is not None],
+            valid_tokens=sum(map(float, known)) if known else None,
+            is_told=bool(told),
             averages=self.always_updates and self.model.averages_gradients(),
             unknown_divisor=self.model.unknown_divisor(),
         )
@@ -114,7 +115,7 @@ class LoopParity(RankPass):
         loop = self.measurement.subject
         assert isinstance(loop, Loop)
         yield Ask.BETWEEN
-        ranks = loop.sharers.count
+        ranks = len(loop.sharers.ranks)
         with captured_attention(loop.attention_name, ranks) as captured, loop.seen(), loop.trained.watched():
             yield Ask.STEP
         loop.note_objective()
@@ -136,3 +137,45 @@ class LoopFullLength(RankPass):
         parity = self.measurement.passes["parity"]
         assert isinstance(parity, LoopParity)
         return parity.found.rows
+
+
+class LoopReplicas(RankPass):
+    """The parameters that several ranks hold, by their bits, after the last step that was observed.
+
+    They say whether the ranks still train one model: gradients that nobody averaged make it several.
+    """
+
+    def part(self) -> RankUpdates:
+        loop = self.measurement.subject
+        assert isinstance(loop, Loop)
+        held = dict(_trained(loop.model.called[0], loop.model.engine))
+        return RankUpdates(
+            shard_index=0,  # the names say which shard it is
+            digests={name: digest(values) for name, values in held.items()},
+            unmoved=[],
+            not_finite=[*not_finite(held.items())],
+        )
+
+
+def _trained(model: nn.Module, engine: str) -> Iterator[tuple[str, Tensor]]:
+    """What this rank holds of every parameter that trains; other ranks' parts of that name are equal.
+
+    Names end with a shard's place where a rank holds no whole parameter; ZeRO-3 leaves only small ones whole.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        values = parameter.detach()
+        local = values.to_local() if isinstance(values, DTensor) else values
+        if local.numel() > 0:
+            yield f"{name}{_shard(model, engine, values)}", local
+
+
+def _shard(model: nn.Module, engine: str, values: Tensor) -> str:
+    """Which part of a parameter it is, in a way that ranks with the same part agree on."""
+    if isinstance(values, DTensor):
+        place = values.device_mesh.get_coordinate() or ()
+        parts = [at for at, dealt in zip(place, values.placements, strict=False) if not dealt.is_replicate()]
+        return f" [shard {', '.join(map(str, parts))}]" if parts else ""
+    own_parts = engine == "fsdp1" or any(getattr(each, "tp_size", None) for each in model.modules())
+    return f" [shard of rank {dist.get_rank()}]" if own_parts else ""

@@ -46,10 +46,10 @@ class Meetings:
         """
         if self._size == 1:
             return
-        if self._store.add(self._here, 1) == self._size:
+        if self._store.add(self._key("here"), 1) == self._size:
             self._decide(GO_ON)
         self._await_decision()
-        decision = self._store.get(self._decision)
+        decision = self._store.get(self._key("decision"))
         self._held += 1
         if decision != GO_ON.encode():
             raise PeerStoppedError("another rank stopped observing")
@@ -58,31 +58,25 @@ class Meetings:
         """Tell the others not to wait for this rank; waits for nobody."""
         self._decide(STOP)
 
-    @property
-    def _here(self) -> str:
-        """The key of how many are at the next meeting."""
-        return f"{self._held} here"
-
-    @property
-    def _decision(self) -> str:
-        """The key of the next meeting's outcome."""
-        return f"{self._held} decision"
-
-    def _decide(self, outcome: str) -> None:
-        """The first decision holds."""
-        self._store.compare_set(self._decision, "", outcome)
-
     def _await_decision(self) -> None:
         deadline, pause_s = time.monotonic() + self._longest_s, 1e-4
-        while not self._store.check([self._decision]):
+        while not self._store.check([self._key("decision")]):
             if time.monotonic() > deadline:
                 self._decide(STOP)
-                came = self._store.add(self._here, 0)
                 raise PeerMissingError(
-                    f"{came} of {self._size} ranks came to this point within {self._longest_s:g} s"
+                    f"{self._store.add(self._key('here'), 0)} of {self._size} ranks came to this point within"
+                    f" {self._longest_s:g} s"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _key(self, what: str) -> str:
+        """Of the next meeting: how many are `here`, or its `decision`."""
+        return f"{self._held} {what}"
+
+    def _decide(self, outcome: str) -> None:
+        """The first decision holds."""
+        self._store.compare_set(self._key("decision"), "", outcome)
 
 
 def longest_wait_s() -> float:

@@ -15,6 +15,8 @@ LIMITS: Mapping[str, float] = {"fp64": 1e-4, "fp32": 1e-3}
 """How far weights and the loss may be off, relative; 16 bit has SIXTEEN_BIT."""
 SIXTEEN_BIT = 2e-2
 MEAN = "the mean loss over all ranks' valid tokens"
+Weight = tuple[float, str]
+"""What a token's loss weighs, and where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +68,16 @@ class RankObjective:
     """Why it is not known what the engine divides gradients by; None where `averages` says it."""
 
 
-def not_compared(seen: Sequence[RankObjective | None], sharers: int, dtype: str) -> str | None:
+def not_compared(ranks: Sequence[RankObjective], sharers: int, dtype: str) -> str | None:
     """Why the objective of a loop was not compared; None where it was. `sharers` ranks share a sequence."""
-    return _unseen(seen) or _unknown_divisor(seen, sharers, _limit(dtype))
+    return _unseen(ranks) or _unknown_divisor(ranks, sharers, _limit(dtype))
 
 
-def _unseen(ranks: Sequence[RankObjective | None]) -> str | None:
+def _unseen(ranks: Sequence[RankObjective]) -> str | None:
     """Why nothing is known of what the loop trains on."""
-    if not all(rank is not None and rank.is_told for rank in ranks):
+    if not all(rank.is_told for rank in ranks):
         return "the loop did not give its loss; call loss(loss, valid_tokens) of the context in every step"
-    calls = [rank.micro_steps for rank in ranks if rank is not None]
+    calls = [rank.micro_steps for rank in ranks]
     if not all(calls):
         return "the model handed back no logits of each token to which a gradient came"
     if not any(each.trained for rank in calls for each in rank):
@@ -83,9 +85,8 @@ def _unseen(ranks: Sequence[RankObjective | None]) -> str | None:
     return None
 
 
-def _unknown_divisor(seen: Sequence[RankObjective | None], sharers: int, limit: float) -> str | None:
+def _unknown_divisor(ranks: Sequence[RankObjective], sharers: int, limit: float) -> str | None:
     """Why the scale is not judged: who divides decides what is right, and is not known."""
-    ranks = [each for each in seen if each is not None]
     reason = next((each.unknown_divisor for each in ranks if each.unknown_divisor is not None), None)
     if reason is not None or all(each.averages for each in ranks):
         return reason
@@ -99,44 +100,37 @@ def _unknown_divisor(seen: Sequence[RankObjective | None], sharers: int, limit: 
 
 
 def wrong_objective(
-    seen: Sequence[RankObjective | None], groups: Sequence[Sequence[int]], dtype: str
+    ranks: Sequence[RankObjective], groups: Sequence[Sequence[int]], dtype: str
 ) -> str | None:
     """What is wrong with it, in one line; None where nothing is, or where it cannot be judged.
 
-    `seen` is by rank, `groups` are the ranks that share sequences, `dtype` is that of attention.
+    `ranks` are in their order, `groups` are the ranks that share sequences, `dtype` is that of attention.
     """
-    if _unseen(seen) is not None:
+    if _unseen(ranks) is not None:
         return None
-    ranks = [each for each in seen if each is not None]
-    limit = _limit(dtype)
+    limit, weights = _limit(dtype), [*_weights(ranks)]
+    for weight, where in weights:
+        if not math.isfinite(weight):
+            return f"objective: the gradient of the logits of {where} is not finite"
     labels = (_wrong_labels([ranks[rank] for rank in group], group) for group in groups)
-    found = (
-        _not_finite(ranks)
-        or next(filter(None, labels), None)
-        or _no_next_tokens(ranks)
-        or _unequal_weights(ranks, limit)
-    )
-    if found is not None or _unknown_divisor(seen, len(groups[0]), limit) is not None:
+    found = next(filter(None, labels), None) or _no_next_tokens(ranks) or _unequal_weights(weights, limit)
+    if found is not None or _unknown_divisor(ranks, len(groups[0]), limit) is not None:
         return found
-    return _wrong_scale(ranks, limit, dtype) or _wrong_loss(ranks, limit)
+    return _wrong_scale(ranks, weights, limit, dtype) or _wrong_loss(ranks, limit)
 
 
 def _limit(dtype: str) -> float:
     return LIMITS.get(dtype, SIXTEEN_BIT)
 
 
-def _not_finite(ranks: Sequence[RankObjective]) -> str | None:
-    found = next((where for weight, where in _weights(ranks) if not math.isfinite(weight)), None)
-    return None if found is None else f"objective: the gradient of the logits of {found} is not finite"
-
-
 def _wrong_labels(sharers: Sequence[RankObjective], group: Sequence[int]) -> str | None:
-    for calls in zip(*(each.micro_steps for each in sharers), strict=False):
-        for row in range(min(len(call.ids) for call in calls)):
-            found = _wrong_row(calls, row, group)
-            if found is not None:
-                return found
-    return None
+    by_call = zip(*(each.micro_steps for each in sharers), strict=False)
+    rows = (
+        _wrong_row(calls, row, group)
+        for calls in by_call
+        for row in range(min(len(each.ids) for each in calls))
+    )
+    return next(filter(None, rows), None)
 
 
 def _wrong_row(calls: Sequence[MicroStep], row: int, group: Sequence[int]) -> str | None:
@@ -178,8 +172,7 @@ def _no_next_tokens(ranks: Sequence[RankObjective]) -> str | None:
     return None if found is None else f"objective: no label of rank {found} is the token that comes next"
 
 
-def _unequal_weights(ranks: Sequence[RankObjective], limit: float) -> str | None:
-    weights = [*_weights(ranks)]
+def _unequal_weights(weights: Sequence[Weight], limit: float) -> str | None:
     if not weights:
         return None
     (low, of_low), (high, of_high) = (pick(weights) for pick in (min, max))
@@ -192,8 +185,7 @@ def _unequal_weights(ranks: Sequence[RankObjective], limit: float) -> str | None
     )
 
 
-def _weights(ranks: Sequence[RankObjective]) -> Iterator[tuple[float, str]]:
-    """What a token's loss weighs, and where."""
+def _weights(ranks: Sequence[RankObjective]) -> Iterator[Weight]:
     for rank, each in enumerate(ranks):
         for number, call in enumerate(each.micro_steps):
             where = f"rank {rank}" if len(each.micro_steps) == 1 else f"rank {rank}, micro-step {number}"
@@ -201,13 +193,14 @@ def _weights(ranks: Sequence[RankObjective]) -> Iterator[tuple[float, str]]:
                 yield call.weight, where
 
 
-def _wrong_scale(ranks: Sequence[RankObjective], limit: float, dtype: str) -> str | None:
+def _wrong_scale(
+    ranks: Sequence[RankObjective], weights: Sequence[Weight], limit: float, dtype: str
+) -> str | None:
     """Gradients that are so many times those of the mean."""
-    count, weights = count_of(ranks), [weight for weight, _ in _weights(ranks)]
-    if count is None or not weights or not has_known_scale(ranks, dtype):
+    if not weights or not has_known_scale(ranks, dtype):
         return None
-    weight = statistics.median(weights)
-    times = weight * count / len(ranks)
+    count = sum(each.valid_tokens or 0.0 for each in ranks)
+    times = statistics.median(weight for weight, _ in weights) * count / len(ranks)
     if abs(times - 1) <= limit:
         return None
     return (
@@ -217,10 +210,9 @@ def _wrong_scale(ranks: Sequence[RankObjective], limit: float, dtype: str) -> st
     )
 
 
-def has_known_scale(ranks: Sequence[RankObjective | None], dtype: str) -> bool:
+def has_known_scale(ranks: Sequence[RankObjective], dtype: str) -> bool:
     """Whether it is known how often gradients are divided; a scaler of fp16 multiplies them as it likes."""
-    known = [each for each in ranks if each is not None and each.averages and each.valid_tokens is not None]
-    return len(known) == len(ranks) and dtype != "fp16"
+    return dtype != "fp16" and all(each.averages and each.valid_tokens is not None for each in ranks)
 
 
 def _wrong_loss(ranks: Sequence[RankObjective], limit: float) -> str | None:
@@ -247,9 +239,3 @@ def _exact(ranks: Sequence[RankObjective]) -> float:
     calls = [call for each in ranks for call in each.micro_steps]
     summed = sum(call.summed for call in calls)
     return sum(call.loss_sum for call in calls) / summed if summed else math.nan
-
-
-def count_of(ranks: Sequence[RankObjective]) -> float | None:
-    """The valid tokens of all ranks; None where one does not say."""
-    counts = [each.valid_tokens for each in ranks]
-    return None if None in counts else float(sum(count for count in counts if count is not None))

@@ -16,33 +16,22 @@ from types import TracebackType
 from typing import ClassVar, Self
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.cell.outcome import outcome
-from bench.config import OWN, ClusterConfig, ConfigError, ExitCode
+from bench.config import ConfigError, ExitCode
 from bench.labels import checks_label
 from bench.node.end import RankEnd, lost_a_peer
 from bench.node.failure import describe_failure
-from bench.observation.fed_tokens import FedTokens
-from bench.observation.loop import Loop, LoopFullLength, LoopParity
+from bench.observation.cell import ObserveRequest, observed_cell
+from bench.observation.loop import Loop, LoopFullLength, LoopParity, LoopReplicas
 from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0, sigterm_held_back
 from bench.observation.meetings import Meetings, PeerStoppedError
 from bench.observation.observed_model import observed_model, refuse_compiled
-from bench.observation.outcome import (
-    LoopFacts,
-    ObserveRequest,
-    check_records,
-    failed_record,
-    keep,
-    observed_record,
-    report,
-    with_script,
-)
+from bench.observation.outcome import check_records, failed_record, kept, observed_record, report, sharing
 from bench.observation.parity import Sharers
-from bench.observation.replicas import LoopReplicas
-from bench.observation.said import in_one_line, say
+from bench.observation.script import in_one_line, say
 from bench.observation.tokens import LoopReport
 from bench.passes.facts import RankReport
 from bench.passes.rank_pass import Ask, Measurement
@@ -87,13 +76,12 @@ class Observation:
         ranks = [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
         self._with_all = Meetings(f"{Observation.made} all", range(dist.get_world_size()))
         self._with_sharers = Meetings(f"{Observation.made} sharers", ranks)
-        sharers = Sharers(group, self._with_sharers.hold)
+        sharers = Sharers(ranks, group, self._with_sharers.hold)
         if self._speaks:
             check_records(self.request.folder)
         observed, device = observed_model(model), device_of(model)
         self._model = observed.model_config()
-        fed = FedTokens(observed.called, ranks, self._log.step)
-        self._loop = Loop(observed, sharers, device, fed, self._log.step)
+        self._loop = Loop(observed, sharers, device, self._log.step)
         self._measurement = Measurement(
             self.request.measure,
             device,
@@ -131,7 +119,7 @@ class Observation:
         Observation.inside = None
         self._seen += 1
         if error is not None:
-            self._end_with(error)
+            self._end_with(error, is_ours=False)
             return
         with self._own_work():
             if next(self._asks, None) is None:
@@ -157,31 +145,36 @@ class Observation:
         try:
             yield
         except BaseException as error:
-            self._is_over = True
-            self._leave()
-            if isinstance(error, refusals) or not isinstance(error, Exception):
+            is_ours = isinstance(error, Exception) and not isinstance(error, refusals)
+            self._end_with(error if is_ours else None, is_ours=True)
+            if not is_ours:
                 raise
-            self._give_up(error)
-        finally:
+        else:
             if self._is_over:
                 self._let_go()
 
-    def _end_with(self, error: BaseException) -> None:
-        """Keep what ended the user's step; it goes on through the context, whatever else fails here."""
-        self._is_over = True
-        self._leave()
-        try:
-            self._asks.close()
-            self._keep_failure(error)
-        except Exception as another:  # noqa: BLE001  it would stand in for the user's error
-            say(f"no record: {in_one_line(another)}")
-        self._let_go()
+    def _end_with(self, error: BaseException | None, *, is_ours: bool) -> None:
+        """The observation is over: no rank waits for this one, and a record is kept of the error if possible.
 
-    def _leave(self) -> None:
-        """Let no rank wait for this one."""
+        The error is the user's step's, which goes on whatever else fails here, or one of our own.
+        """
+        self._is_over = True
         with suppress(Exception):
             self._with_all.leave()
             self._with_sharers.leave()
+        said = []
+        if is_ours and isinstance(error, Exception):
+            said.append(f"observes no further, the training goes on: {in_one_line(error)}")
+        try:
+            if self._is_prepared:
+                self._asks.close()
+                if isinstance(error, Exception) and not isinstance(error, PeerStoppedError):
+                    self._keep_failure(error, " (in the observation, not in the loop)" if is_ours else "")
+        except Exception as another:  # noqa: BLE001  it would end the training, or stand in for the user's error
+            said.append(f"no record: {in_one_line(another)}")
+        if said and self.record is None:
+            say("; ".join(said))
+        self._let_go()
 
     def _let_go(self) -> None:
         """Hold the model no longer: the table by models, and the interpreter's end, hold this."""
@@ -199,10 +192,11 @@ class Observation:
         reports = gathered_on_rank_0(own)
         if not reports:
             return
-        loop, wall_s = self._facts(), time.monotonic() - self._start
+        groups, wall_s = sharing(reports), time.monotonic() - self._start
+        cell = observed_cell(self._loop, self._model, self.request, groups[0])
         with Store(self.request.folder, STORE_WAIT_S) as store:
-            record = with_script(observed_record(loop, self.request, reports, wall_s, store))
-            keep(record, store)
+            repeat = sum(record["cell_id"] == cell.cell_id for record in store.read())
+            record = kept(observed_record(cell, reports, groups, repeat, wall_s, self._started_at), store)
         self.record = record
         say(outcome(record), sys.stdout)
         if record.status is Status.OK:
@@ -214,28 +208,23 @@ class Observation:
             except Exception as error:  # noqa: BLE001  the record is kept, and nothing else counts
                 say(f"no report: {in_one_line(error)}")
 
-    def _give_up(self, error: Exception) -> None:
-        """Say what could not be observed, and keep a record of it where that is possible."""
-        said = f"observes no further, the training goes on: {in_one_line(error)}"
-        try:
-            if self._is_prepared and not isinstance(error, PeerStoppedError):
-                self._keep_failure(error, whose=" (in the observation, not in the loop)")
-        except Exception as another:  # noqa: BLE001  whatever it is, it is no reason to end the training
-            said = f"{said}; no record: {in_one_line(another)}"
-        if self.record is None:
-            say(said)
+    def _report(self) -> LoopReport:
+        loop, software = self._loop, nccl_version(self._measurement.device)
+        report = RankReport(self._measurement.parts(), self._log.phases_s, software)
+        stated = loop.trained.stated_not_finite()
+        return LoopReport(report, loop.tokens, loop.sizes, loop.other_layers, loop.objective, stated)
 
     @sigterm_held_back()
-    def _keep_failure(self, error: BaseException, whose: str = "") -> None:
+    def _keep_failure(self, error: Exception, whose: str) -> None:
         """Keep what ended the loop or its observation, unless nothing is known of the tokens.
 
         `whose` is added to what the error says. Of an error that several ranks meet there is one record.
         """
         tokens = self._loop.fed.tokens
-        if tokens is None or not isinstance(error, Exception):
+        if tokens is None:
             return
-        loop = self._facts()
-        failure = describe_failure(error, self._log, loop.cluster)
+        cell = observed_cell(self._loop, self._model, self.request, [tokens])
+        failure = describe_failure(error, self._log, cell.cluster)
         if lost_a_peer(failure):
             # A peer is gone; if it can still say why, its record is the one that counts.
             time.sleep(LOST_PEER_WAIT_S)
@@ -245,37 +234,8 @@ class Observation:
         end = RankEnd(dist.get_rank(), ExitCode.FAILED, None, failure, log_tail="")
         wall_s = time.monotonic() - self._start
         with Store(self.request.folder, STORE_WAIT_S) as store:
-            record = with_script(failed_record(loop, self.request, tokens, end, wall_s, repeat=0))
-            keep(record, store)
-        self.record = record
-        say(f"{outcome(record)}; record in {self.request.folder}")
-
-    def _report(self) -> LoopReport:
-        software = nccl_version(self._measurement.device)
-        report = RankReport(self._measurement.parts(), self._log.phases_s, software)
-        loop = self._loop
-        stated = loop.trained.stated_not_finite()
-        return LoopReport(report, loop.tokens, loop.sizes, loop.other_layers, loop.objective, stated)
-
-    def _facts(self) -> LoopFacts:
-        model, device = self._loop.model, self._loop.device
-        return LoopFacts(
-            model=self._model,
-            engine=model.engine,
-            attention_name=model.attention_name,
-            dtype=self._loop.dtype,
-            checkpointing=model.checkpointing,
-            cluster=ClusterConfig(
-                name=OWN,
-                world_size=dist.get_world_size(),
-                device=device.type,
-                backend=str(dist.get_backend()),
-                ranks_per_gpu=1,
-                threads_per_rank=torch.get_num_threads(),
-                memory_limit_gib=None,
-            ),
-            started_at=self._started_at,
-        )
+            self.record = kept(failed_record(cell, end, wall_s, self._started_at), store)
+        say(f"{outcome(self.record)}; record in {self.request.folder}")
 
     def _say_what_is_missing(self) -> None:
         if not self._is_over and self._speaks:

@@ -9,11 +9,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.config import OWN, ConfigError
+from bench.observation.cell import ObserveRequest
 from bench.observation.loop_ranks import process_group
 from bench.observation.observation import Observation
-from bench.observation.outcome import (
-    ObserveRequest,
-)
 
 
 def observe(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +23,6 @@ ENGINE_OF_WRAPPER: Mapping[str, str] = {
     "FSDPModule": "fsdp2",
     "FullyShardedDataParallel": "fsdp1",
 }
-HELD: Mapping[str, Callable[[nn.Module], bool]] = {
-    "a convolution over tokens": lambda module: any(
-        isinstance(part, nn.Conv1d) for part in module.children()
-    ),
-    "attention sinks": lambda module: isinstance(getattr(module, "sinks", None), nn.Parameter),
-}
-"""What a module may hold that makes its layer no plain causal attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +85,15 @@ class ObservedModel:
         return [*unplain_layers(self.networks[0].config.to_dict(), tokens), *_other_modules(self.networks[0])]
 
 
-def _other_modules(network: nn.Module) -> list[str]:
+def _other_modules(network: nn.Module) -> dict[str, None]:
     """Modules that mix tokens, or change scores, without a word in the configuration, by their class."""
-    held = Counter(
-        f"{type(module).__name__} holds {what}"
-        for module in network.modules()
-        for what, is_held in HELD.items()
-        if is_held(module)
-    )
-    return [f"{name} (in {count} places)" if count > 1 else name for name, count in held.items()]
+    found: dict[str, None] = {}
+    for module in network.modules():
+        if any(isinstance(part, nn.Conv1d) for part in module.children()):
+            found[f"{type(module).__name__} holds a convolution over tokens"] = None
+        if isinstance(getattr(module, "sinks", None), nn.Parameter):
+            found[f"{type(module).__name__} holds attention sinks"] = None
+    return found
 
 
 def observed_model(model: nn.Module) -> ObservedModel:

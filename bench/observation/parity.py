@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,29 +38,23 @@ DTYPE_WORDS = {dtype: word for word, dtype in TORCH_DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Sharers:
-    """The ranks that share a sequence, with this one among them; `meet` comes before each collective."""
+    """The ranks that share a sequence, with this one among them."""
 
+    ranks: Sequence[int]
     group: dist.ProcessGroup | None
-    """None where there is one alone."""
+    """Theirs; None where there is one alone."""
     meet: Callable[[], None]
-
-    @property
-    def is_first(self) -> bool:
-        return self.group is None or dist.get_rank(self.group) == 0
+    """Comes before each collective."""
 
     def gathered(self, shard_NSD: Tensor) -> Tensor:
         """[N, T, D] in the ranks' order, from the equal shards of all."""
         if self.group is None:
             return shard_NSD
         sent = shard_NSD.contiguous()
-        shards = [torch.empty_like(sent) for _ in range(dist.get_world_size(self.group))]
+        shards = [torch.empty_like(sent) for _ in self.ranks]
         self.meet()
         dist.all_gather(shards, sent, group=self.group)
         return torch.cat(shards, dim=1)
-
-    @property
-    def count(self) -> int:
-        return 1 if self.group is None else dist.get_world_size(self.group)
 
     def summed(self, own: Tensor) -> Tensor:
         """The sum over all."""
@@ -74,7 +68,7 @@ class Sharers:
         """What each has, in their order."""
         if self.group is None:
             return [own]
-        gathered: list[Any] = [None] * dist.get_world_size(self.group)
+        gathered: list[Any] = [None] * len(self.ranks)
         self.meet()
         dist.all_gather_object(gathered, own, group=self.group)
         return gathered
@@ -103,13 +97,22 @@ def compare(captured: Captured, positions: list[int], sharers: Sharers) -> Compa
     if reason is not None:
         nothing = FullLength(tokens=0, rows=0, errors={}, limits={}, reason=reason)
         return Comparison(Parity(tokens=0, errors={}, limits={}, reason=reason), nothing)
-    order = torch.tensor(held).argsort()
     # A gradient that never came back is none at all: K and V that were sent as constants.
-    x = {f"d{name}": torch.zeros_like(captured.tensors[name]) for name in ("q", "k", "v")}
-    x |= captured.tensors
-    scale = captured.scale or x["q"].shape[3] ** -0.5
-    heads = _compare_heads(x, scale, order, sharers, min(free for *_, free in told))
-    return Comparison(heads, _compare_rows(x, scale, positions, order, sharers))
+    x = {f"d{name}": torch.zeros_like(captured.tensors[name]) for name in ("q", "k", "v")} | captured.tensors
+    sequences, heads, tokens, size = x["q"].shape
+    for name in ("out", "dout"):  # whose last two dimensions some attention hands back as one
+        x[name] = x[name].reshape(sequences, tokens, heads, size).transpose(1, 2)
+    attention = Attention(DTYPE_WORDS[coarsest(*x.values())], captured.scale or size**-0.5, causal=True)
+    order = torch.tensor(held).argsort()
+    shards = Shards(
+        positions=torch.tensor(positions),
+        ranks=len(sharers.ranks),
+        whole=lambda shard: sharers.gathered(shard)[:, order.to(shard.device)],
+        summed=sharers.summed,
+        seed=secrets.randbits(62),  # the loop's own generators stay as they are
+    )
+    of_heads = _compare_heads(x, attention, shards, sharers, min(free for *_, free in told))
+    return Comparison(of_heads, compare_rows(x, attention, shards))
 
 
 def _reason(captured: Captured, positions: list[int]) -> str | None:
@@ -130,28 +133,6 @@ def _reason(captured: Captured, positions: list[int]) -> str | None:
     return None
 
 
-def _compare_rows(
-    x: Mapping[str, Tensor], scale: float, positions: list[int], order: Tensor, sharers: Sharers
-) -> FullLength:
-    """Some rows of every head, which any length affords."""
-    by_heads = {name: x[name].reshape(*_as_heads(x)).transpose(1, 2) for name in ("out", "dout")}
-    attention = Attention(DTYPE_WORDS[coarsest(*x.values())], scale, causal=True)
-    shards = Shards(
-        positions=torch.tensor(positions),
-        ranks=sharers.count,
-        whole=lambda shard: sharers.gathered(shard)[:, order.to(shard.device)],
-        summed=sharers.summed,
-        seed=secrets.randbits(62),  # the loop's own generators stay as they are
-    )
-    return compare_rows({**x, **by_heads}, attention, shards)
-
-
-def _as_heads(x: Mapping[str, Tensor]) -> tuple[int, int, int, int]:
-    """[B, S, N, D], as attention may hand its output back with the last two as one."""
-    sequences, heads, tokens, size = x["q"].shape
-    return sequences, tokens, heads, size
-
-
 def _free_bytes(captured: Captured) -> float:
     """What the GPU of these tensors has left beside the loop's own; of a CPU no limit is known."""
     device = next((x.device for x in captured.tensors.values()), None)
@@ -162,65 +143,51 @@ def _free_bytes(captured: Captured) -> float:
 
 
 def _compare_heads(
-    x: Mapping[str, Tensor], scale: float, order: Tensor, sharers: Sharers, free_bytes: float
+    x: Mapping[str, Tensor], attention: Attention, shards: Shards, sharers: Sharers, free_bytes: float
 ) -> Parity:
     """As many KV heads as the budget allows, each with the query heads that share it."""
-    kv_heads, queries = x["k"].shape[1], x["q"].shape[1] // x["k"].shape[1]
-    needed_bytes = 8 * queries * len(order) * (BLOCKS * CHUNK + 2 * BLOCKS * x["q"].shape[3])
+    queries, tokens = x["q"].shape[1] // x["k"].shape[1], shards.tokens
+    cost = 2 * whole_attention_flops(queries, tokens, x["q"].shape[3])
+    device = x["q"].device.type
+    needed_bytes = 8 * queries * tokens * (BLOCKS * CHUNK + 2 * BLOCKS * x["q"].shape[3])
+    reason = None
     if needed_bytes > free_bytes:
-        reason = (
-            f"the exact result of one KV head at {len(order):,} tokens needs {size_label(needed_bytes)}, and"
-            f" {size_label(int(free_bytes))} of the GPU are free"
-        )
-        return Parity(tokens=len(order), errors={}, limits={}, reason=reason)
-    cost = 2 * whole_attention_flops(queries, len(order), x["q"].shape[3])
-    affordable = min(kv_heads, int(BUDGET_FLOPS[x["q"].device.type] / cost))
-    if affordable == 0:
-        reason = (
-            f"the exact result of one KV head at {len(order):,} tokens takes {cost:.1e} operations, more than"
-            f" the {BUDGET_FLOPS[x['q'].device.type]:.0e} spent on it here"
-        )
-        return Parity(tokens=len(order), errors={}, limits={}, reason=reason)
+        reason = f"needs {size_label(needed_bytes)}, and {size_label(int(free_bytes))} of the GPU are free"
+    elif cost > BUDGET_FLOPS[device]:
+        reason = f"takes {cost:.1e} operations, more than the {BUDGET_FLOPS[device]:.0e} spent on it here"
+    if reason is not None:
+        reason = f"the exact result of one KV head at {tokens:,} tokens {reason}"
+        return Parity(tokens=tokens, errors={}, limits={}, reason=reason)
     errors: dict[str, float] = {}
     limits: dict[str, float] = {}
-    for head in range(affordable):
-        own = _one_head(x, head, queries)
-        whole = {name: sharers.gathered(shard)[:, order.to(shard.device)] for name, shard in own.items()}
-        if sharers.is_first:
-            found = _errors(whole, scale)
+    for head in range(min(x["k"].shape[1], int(BUDGET_FLOPS[device] / cost))):
+        whole = {name: shards.whole(shard) for name, shard in _one_head(x, head, queries).items()}
+        if dist.get_rank() == sharers.ranks[0]:
+            found = _errors(whole, attention)
             errors = {name: worst((error, errors.get(name, 0.0))) for name, (error, _) in found.items()}
             limits = {name: max(limit, limits.get(name, 0.0)) for name, (_, limit) in found.items()}
-    return Parity(tokens=len(order), errors=errors, limits=limits)
+    return Parity(tokens=tokens, errors=errors, limits=limits)
 
 
 def _one_head(x: Mapping[str, Tensor], head: int, queries: int) -> dict[str, Tensor]:
     """One KV head's part of a sequence, [heads, S, D] each; different heads are of different sequences."""
     sequence = head % len(x["q"])
     several, one = slice(head * queries, (head + 1) * queries), slice(head, head + 1)
-    by_head = {name: x[name][sequence] for name in ("q", "k", "v", "dq", "dk", "dv")}
-    by_head |= {name: x[name][sequence].reshape(-1, *_heads(x)).transpose(0, 1) for name in ("out", "dout")}
-    heads = {"q": several, "out": several, "dq": several, "dout": several}
-    return {name: tensor[heads.get(name, one)] for name, tensor in by_head.items()}
+    of_keys = ("k", "v", "dk", "dv")
+    return {name: tensor[sequence, one if name in of_keys else several] for name, tensor in x.items()}
 
 
-def _heads(x: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Query heads and their size; the output's last dimensions, which some hand back as one."""
-    return x["q"].shape[1], x["q"].shape[3]
-
-
-def _errors(whole: Mapping[str, Tensor], scale: float) -> dict[str, tuple[float, float]]:
+def _errors(whole: Mapping[str, Tensor], attention: Attention) -> dict[str, tuple[float, float]]:
     """Error and limit by tensor, as the parity pass has them; gradients have a floor of their own."""
     inputs = whole["q"], whole["k"][0], whole["v"][0], whole["dout"]
-    exact = whole_attention(*inputs, scale, torch.float64)
-    dtype = coarsest(*whole.values())
-    plain = whole_attention(*inputs, scale, dtype)
-    word = DTYPE_WORDS[dtype]
-    found = {name: _error(whole[name].view_as(exact[name]), exact[name]) for name in exact}
-    limits = {name: tensor_limit(name, word, _error(plain[name], exact[name])) for name in exact}
-    return {
-        name: (error, max(limits[name], GRADIENT_FLOORS.get(word, 0.0) if name != "out" else 0.0))
-        for name, error in found.items()
-    }
+    exact = whole_attention(*inputs, attention.scale, torch.float64)
+    plain = whole_attention(*inputs, attention.scale, TORCH_DTYPES[attention.dtype])
+    found = {}
+    for name, each in exact.items():
+        floor = 0.0 if name == "out" else GRADIENT_FLOORS.get(attention.dtype, 0.0)
+        limit = tensor_limit(name, attention.dtype, _error(plain[name], each))
+        found[name] = _error(whole[name].view_as(each), each), max(limit, floor)
+    return found
 
 
 def _error(found: Tensor, exact: Tensor) -> float:

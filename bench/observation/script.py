@@ -1,12 +1,14 @@
-"""Whose script is observed: its repository's commit, and what it was started with. No torch."""
+"""The script that is observed: whose it is, what it was started with, and what it is told. No torch."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from bench.config import ConfigError
 from bench.environment import git
 
 
@@ -42,3 +44,15 @@ def _shortened(word: str, root: Path | None) -> str:
     if root is not None and path.is_relative_to(root):
         return f"{name}{sign}{path.relative_to(root)}"
     return f"{name}{sign}.../{path.name}"
+
+
+def say(text: str, where: TextIO | None = None) -> None:
+    """A line of ours, by default among the warnings; a closed terminal ends no training."""
+    with suppress(Exception):
+        print(f"bench.observe: {text}", file=where or sys.stderr, flush=True)
+
+
+def in_one_line(error: Exception) -> str:
+    """`KeyError: 'scatter'`, and no more of an error whose text has many lines; only the text of our own."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return first if isinstance(error, ConfigError) else f"{type(error).__name__}: {first}".removesuffix(": ")

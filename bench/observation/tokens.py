@@ -46,43 +46,42 @@ class LoopReport:
     """What it was fed in the last step that was looked at."""
     sizes: Sequence[StepSize]
     """Of every step that was looked at."""
-    other_layers: Sequence[str] = ()
+    other_layers: Sequence[str]
     """What of the model is not plain causal attention, each in a few words."""
-    objective: RankObjective | None = None
+    objective: RankObjective
     """What the step trained on whose attention was compared."""
-    stated_not_finite: tuple[int, str, float] | None = None
+    stated_not_finite: tuple[int, str, float] | None
     """Of the numbers that its loop stated the first that is not finite: its step, what it is, its value."""
 
 
 def stated_not_finite(reports: Sequence[LoopReport]) -> str | None:
     """The first number of any rank's loop that is not finite, in one line, or None."""
-    found = (
-        (step, rank, what, value)
-        for rank, report in enumerate(reports)
-        for step, what, value in filter(None, [report.stated_not_finite])
-    )
-    step, rank, what, value = min(found, default=(None,) * 4)
-    return None if step is None else f"the loop says that the {what} of step {step} on rank {rank} is {value}"
+    stated = ((rank, report.stated_not_finite) for rank, report in enumerate(reports))
+    found = [(each[0], rank, *each[1:]) for rank, each in stated if each is not None]
+    if not found:
+        return None
+    step, rank, what, value = min(found)
+    return f"the loop says that the {what} of step {step} on rank {rank} is {value}"
 
 
 def misfed(ranks: Sequence[RankTokens]) -> str | None:
     """What is wrong with the tokens of the ranks that share a sequence, in one line, or None."""
     if len(ranks) == 1:
         return None
-    first = ranks[0]
+    first, sharers = ranks[0], f"ranks {', '.join(map(str, ranks[0].group))}"
     if len({each.digest for each in ranks}) == 1:
         return (
-            f"ranks {_named(ranks)} share a sequence, but all were fed the same {first.length:,} tokens: give"
+            f"{sharers} share a sequence, but all were fed the same {first.length:,} tokens: give"
             " each its shard"
         )
     if any(each.positions is None for each in ranks):
         return (
-            f"ranks {_named(ranks)} share a sequence, but without position_ids each counts its positions from"
+            f"{sharers} share a sequence, but without position_ids each counts its positions from"
             " 0: give each the positions of its shard"
         )
     if len({tuple(positions_of(each)) for each in ranks}) == 1 and not is_packed([first]):
         return (
-            f"ranks {_named(ranks)} share a sequence, but all were given the same positions: give each those"
+            f"{sharers} share a sequence, but all were given the same positions: give each those"
             " of its own shard"
         )
     if any(each.model_shifts_labels for each in ranks):
@@ -90,7 +89,7 @@ def misfed(ranks: Sequence[RankTokens]) -> str | None:
             "labels were shifted after sharding: the model shifts them within a shard, so the last token of"
             " each shard is not trained on; shift whole sequences, and hand over shift_labels"
         )
-    return None if is_packed(ranks) else _uncovered(ranks)
+    return None if is_packed(ranks) else _uncovered(ranks, sharers)
 
 
 def positions_of(rank: RankTokens) -> Sequence[int]:
@@ -121,18 +120,13 @@ def _is_dealt(rank: RankTokens, layout: str) -> bool:
     return [*positions_of(rank)] == [position for piece in pieces for position in whole[piece]]
 
 
-def _uncovered(ranks: Sequence[RankTokens]) -> str | None:
+def _uncovered(ranks: Sequence[RankTokens], sharers: str) -> str | None:
     """Positions that no rank holds, or several do."""
     held = sorted(position for each in ranks for position in positions_of(each))
     if held == [*range(len(held))]:
         return None
     wrong = next(place for place, position in enumerate(held) if place != position)
     return (
-        f"ranks {_named(ranks)} hold {len(held):,} tokens of a sequence, but position {wrong} is missing or"
+        f"{sharers} hold {len(held):,} tokens of a sequence, but position {wrong} is missing or"
         " held twice; give each position to exactly one rank"
     )
-
-
-def _named(ranks: Sequence[RankTokens]) -> str:
-    group = ranks[0].group
-    return f"{group[0]} to {group[-1]}" if [*group] == [*range(group[0], group[-1] + 1)] else str([*group])

@@ -8,7 +8,7 @@ probability. So weights and labels are what the loop trains on, whatever it stat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,16 @@ from bench.strategies.strategy import IGNORED_LABEL
 
 CHUNK_NUMBERS = 2**24
 """Logits that are looked at at once, in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the loop says of one micro-step."""
+
+    step: int
+    loss: Tensor | float | None
+    valid_tokens: Tensor | float | None
+    """How many tokens are behind it, on this rank."""
 
 
 @dataclass(slots=True)
@@ -50,54 +60,49 @@ class _Call:
 
 
 class TrainedTokens:
-    """Watches the logits of one step; `calls` are what it saw of each call of the model, in order.
+    """Watches the logits of one step, and hears what the loop says of each.
 
     Only small tensors are kept: of each token some numbers, of the last one of a shard its logits.
     """
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
-        self.losses: list[Tensor | float] = []
-        """What the loop says its loss is, by micro-step."""
-        self.counts: list[Tensor | float] = []
-        """What it says is the number of tokens behind it, on this rank."""
-        self.stated: list[tuple[int, str, Tensor | float]] = []
-        """All that the loop says, step by step."""
-        self.is_told = self.is_looking = self.is_wanted = False
+        self.stated: list[Told] = []
+        """All that the loop says."""
+        self.told: Sequence[Told] = ()
+        """Of it what is of the step that was looked at."""
         self._calls: list[_Call] = []
         self._errors = KeptErrors()
 
-    def tell(self, step: int, loss: Tensor | float | None, valid_tokens: Tensor | float | None) -> None:
-        """The loop's own words; they are compared in the step that is looked at, and only kept in others."""
-        self.is_wanted = True
+    def tell(self, step: int, *numbers: Tensor | float | None) -> None:
+        """The loop's own words: its loss, and the number of valid tokens. One step's are compared."""
         with self._errors:
-            said = {"loss": (loss, self.losses), "number of valid tokens": (valid_tokens, self.counts)}
-            for what, (number, of_looked_at) in said.items():
-                if number is not None:
-                    kept = number.detach().clone() if isinstance(number, Tensor) else number
-                    self.stated.append((step, what, kept))
-                    if self.is_looking:
-                        of_looked_at.append(kept)
-            self.is_told |= self.is_looking
+            self.stated.append(
+                Told(step, *(x.detach().clone() if isinstance(x, Tensor) else x for x in numbers))
+            )
 
     def stated_not_finite(self) -> tuple[int, str, float] | None:
         """The first step in which the loop stated something that is not finite, what, and its value."""
-        numbers = ((step, what, float(torch.as_tensor(x).sum())) for step, what, x in self.stated)
-        return next((each for each in numbers if not math.isfinite(each[-1])), None)
+        for told in self.stated:
+            for what, number in (("loss", told.loss), ("number of valid tokens", told.valid_tokens)):
+                value = 0.0 if number is None else float(torch.as_tensor(number).sum())
+                if not math.isfinite(value):
+                    return told.step, what, value
+        return None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Around one step, looked at anew, if the loop has told anything in those before."""
-        if not self.is_wanted:
+        before = len(self.stated)
+        if before == 0:
             yield
             return
-        self.losses, self.counts, self._calls = [], [], []
-        self.is_told, self.is_looking = False, True
+        self._calls = []
         hook = self.network.register_forward_hook(Hook(self._see), with_kwargs=True)
         try:
             yield
         finally:
-            self.is_looking = False
+            self.told = self.stated[before:]
             hook.remove()
         self._errors.raise_first()
 
@@ -145,13 +150,11 @@ def _before_backward(logits_BTV: Tensor, given: Mapping[str, Tensor]) -> _Call:
         for part, next_ in zip(_chunks(logits_RV), successors.split(_rows(logits_RV)), strict=True)
     ]
     lse, likely = (torch.cat(each) for each in zip(*pairs, strict=True))
-    labels = given.get("shift_labels", _shifted(given.get("labels")))
+    labels = given.get("shift_labels")
+    if labels is None and "labels" in given:
+        labels = given["labels"][:, 1:]  # the model shifts them
     valid = None if labels is None else (labels != IGNORED_LABEL).sum()
     return _Call(ids, positions, valid, lse, successors, likely, rows, logits_RV[rows].clone())
-
-
-def _shifted(labels: Tensor | None) -> Tensor | None:
-    return None if labels is None else labels[:, 1:]
 
 
 def _after_backward(call: _Call, gradient_RV: Tensor) -> MicroStep:

@@ -1,8 +1,8 @@
 """What the harness itself costs: `python -m bench.overhead`; exits 1 where it misses its own goals.
 
 Fixed cost of a cell: its wall time less its own steps and checks, on 4 CPU ranks, against the same worker
-started by torchrun, in turns in one run. Cost of a step: under the harness and under each instrument against
-a bare loop, on 2 CPU ranks, in turns in one set of processes.
+started by torchrun, in turns in one run. Cost of a step: under the harness against a bare loop, on 2 CPU
+ranks, in turns in one set of processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from bench.request.resolve import resolve
 
 STEP_WORDS = ("seq_len=1k", "cluster=cpu", "cluster.world_size=2", "engine=ddp")
 """Short steps: they show a fixed cost best, and more of them in a minute outweigh that each is noisier."""
-INSTRUMENT_ROUNDS = 30
 
 
 def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -> None:
@@ -38,7 +37,7 @@ def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -
         step_cell = resolve(composed(*arguments.words, *STEP_WORDS), this_machine())
         with lease_of(arguments, [cell, step_cell]):
             missed = [] if is_short else _report_cells(cell, launcher, repeats)
-            costs = step_costs(step_cell, launcher, ROUNDS, 0 if is_short else INSTRUMENT_ROUNDS)
+            costs = step_costs(step_cell, launcher, ROUNDS)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)

@@ -1,4 +1,4 @@
-"""Every kind of step against the bare one, as the ranks timed them: what is printed, and what is missed."""
+"""A timed step against a bare one, as the ranks timed them: what is printed, and what is missed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,12 @@ from typing import Any
 
 from bench.cell.launcher import Launcher
 from bench.config import RunConfig
-from bench.statistics import Interval, centre_interval, median_interval
+from bench.statistics import Interval, centre_interval
 
 ROUNDS = 60
 """Of timed and bare steps; six or more give an interval."""
 MARGIN = 0.02
 """How far from 1.00 a timed step may be, and how wide to each side an interval may be that says so."""
-INSTRUMENTS = {
-    "tap": "with every collective written down",
-    "memory": "with every tensor counted",
-    "trace": "under the profiler",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +30,6 @@ class StepCosts:
     """Of a timed step over a bare one, by round."""
     bare_ms: list[float]
     """By round."""
-    times_ms: Mapping[str, list[float]]
-    """Of a step of each kind, in rounds before those."""
     collectives: Mapping[str, int]
     """Calls in a bare step and in a timed one."""
 
@@ -62,7 +55,6 @@ class StepCosts:
             f"a step, {cell.strategy} ddp, {cell.seq_len} tokens, 2 CPU ranks, against a bare loop's",
             f"  bare loop                           {statistics.median(self.bare_ms):.1f} ms",
             f"  a timed step                        {self._shown}",
-            *self._instruments(),
             f"  collective calls                    {calls['harness']}, in a bare step {calls['bare']}",
         ]
 
@@ -92,31 +84,15 @@ class StepCosts:
         low, high = self.interval.low, self.interval.high
         return f"{self.ratio:.3f} ({low:.3f} to {high:.3f}), n={len(self.log_ratios)} rounds"
 
-    def _instruments(self) -> list[str]:
-        """A line for each; none where no rounds of them ran."""
-        lines = []
-        for name, said in INSTRUMENTS.items() if self.times_ms["bare"] else ():
-            pairs = zip(self.times_ms[name], self.times_ms["bare"], strict=True)
-            ratios = [mine / bare for mine, bare in pairs]
-            interval = median_interval(ratios)
-            within = f" ({interval.low:.3f} to {interval.high:.3f})" if interval else ""
-            lines.append(f"  {said:35} {statistics.median(ratios):.3f}{within}, n={len(ratios)} steps")
-        return lines
-
 
 def step_costs(
-    cell: RunConfig,
-    launcher: Launcher,
-    rounds: int,
-    instrument_rounds: int,
-    entry: Callable[..., dict[str, Any]] | None = None,
+    cell: RunConfig, launcher: Launcher, rounds: int, entry: Callable[..., dict[str, Any]] | None = None
 ) -> StepCosts:
-    """Run the ranks for so many rounds of the pair and of all instruments, in `entry` or else `compare`."""
-    from bench.overhead.turns import compare
+    """Run the ranks for so many rounds, in `entry` or else `compare`."""
+    from bench.overhead.turns import compare  # imports torch, which `--help` need not wait for
 
-    asked = partial(entry or compare, rounds=rounds, instrument_rounds=instrument_rounds)
     with tempfile.TemporaryDirectory() as folder:
-        ends = launcher.run(cell, Path(folder), entry=asked)
+        ends = launcher.run(cell, Path(folder), entry=partial(entry or compare, rounds=rounds))
     reports = [end.report for end in ends if end.report is not None]
     if len(reports) < len(ends):
         failed = next(end for end in ends if end.report is None)

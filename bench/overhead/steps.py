@@ -1,33 +1,23 @@
-"""What a step costs under the harness and under each of its instruments, against a bare loop.
-
-All kinds of step share one model, optimizer and data.
-"""
+"""A step under the harness and the same step in a bare loop, on one model, optimizer and data."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from bench.attention.watch import AttentionWatch
-from bench.passes.memory.peaks import MemoryWatch, PeakTracker
 from bench.passes.tap import CommunicationTap
 from bench.passes.timing.clock import StepClock
-from bench.passes.trace.trace import StepTracer
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import FedTokens
 from bench.training.engines import DDP
 from bench.workloads.train import Train
-
-TimeMs = Callable[[int], float]
-"""Runs the step of this number; milliseconds it took this rank."""
 
 
 class Untold(FedTokens):
@@ -39,19 +29,9 @@ class Untold(FedTokens):
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The kinds of step that are compared."""
+    """The two kinds of step that are compared; each takes a step's number and returns its milliseconds."""
 
     workload: Train
-    folder: Path
-
-    def table(self) -> Mapping[str, TimeMs]:
-        return {
-            "bare": self.bare,
-            "harness": self.harness,
-            "tap": self.tap,
-            "memory": self.memory,
-            "trace": self.trace,
-        }
 
     def bare(self, number: int) -> float:
         """What a user writes by hand, with nothing of ours but model, strategy and data."""
@@ -65,35 +45,6 @@ class Kinds:
         start = time.perf_counter()
         self._timed_step(number)
         return (time.perf_counter() - start) * 1e3
-
-    def tap(self, number: int) -> float:
-        """A step with every collective written down."""
-        watch = AttentionWatch()
-        tap = CommunicationTap(watch)
-        start = time.perf_counter()
-        with self.workload.watched(watch), tap:
-            self.workload.step(number)
-        return (time.perf_counter() - start) * 1e3
-
-    def memory(self, number: int) -> float:
-        """A step with every tensor's memory counted."""
-        tracker = self._tracker()
-        start = time.perf_counter()
-        with tracker:
-            self.workload.step(number)
-        return (time.perf_counter() - start) * 1e3
-
-    def trace(self, number: int) -> float:
-        """A step under the profiler, without writing and reading its trace."""
-        watch, workload = AttentionWatch(), self.workload
-        watching = partial(workload.watched, watch)
-        tracer = StepTracer(watch, workload.optimizer_spans, watching, workload.device, self.folder)
-        with tracer.step():
-            self.workload.step(number)
-        (traced,) = tracer.traced
-        traced.path.unlink()
-        start_ns, end_ns = traced.regions.step_ns
-        return (end_ns - start_ns) / 1e6
 
     def collectives(self) -> dict[str, int]:
         """How many collective calls a bare and a timed step make: counted, so that one more is found."""
@@ -140,6 +91,3 @@ class Kinds:
         engine = self.workload.optimizer
         assert isinstance(engine, DDP)
         return engine
-
-    def _tracker(self) -> PeakTracker:
-        return MemoryWatch(self.workload.rank.device, self.workload.rank.phase).steady

@@ -77,9 +77,9 @@ def shard_of(step, mistake):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     tokens = torch.randint(VOCABULARY, (1, SEQ_LEN + 1), generator=torch.Generator().manual_seed(step))
     length = SEQ_LEN // ranks
-    mine = slice(0, length) if mistake == "same_tokens" else slice(rank * length, (rank + 1) * length)
+    mine = slice(rank * length, (rank + 1) * length)
     inputs = {"input_ids": tokens[:, :-1][:, mine], "position_ids": torch.arange(SEQ_LEN)[None, mine]}
-    if mistake == "same_tokens_elsewhere":
+    if mistake == "same_tokens":
         inputs["input_ids"] = tokens[:, :length]
     if mistake == "same_positions":
         inputs["position_ids"] = torch.arange(length)[None]

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.accuracy.cells import CELLS, command_lines
-from bench.accuracy.comparison import Score, compared, score_lines, table
+from bench.accuracy.__main__ import CELLS, command_lines
+from bench.accuracy.comparison import compared, missed, score_lines, table
 from bench.config import ConfigError
 from bench.cost.band import Band
 from bench.cost.fit import Fit
@@ -35,51 +35,38 @@ NOT_MEASURED = {"deepspeed_fpdt"}
 """Beside those whose packages are optional; the reference is older than they are."""
 
 
-def score_of(cells, records):
-    return Score.of(compared([cell.cell_id for cell in cells], cells, records, HARDWARE))
+def rows_of(*records, cell=CELL):
+    return compared([cell.cell_id], [cell], records, HARDWARE)
 
 
-def test_an_error_is_that_of_the_median_process_and_its_slowest_rank():
-    records = [record(CELL, times=times) for times in (1.25, 2, 1.0)]
-    assert score_of([CELL], records).time_errors == pytest.approx([0.2])
-
-
-def test_peak_memory_is_that_of_the_fullest_rank():
-    assert score_of([CELL], [record(CELL, peak=0.8)]).memory_errors == pytest.approx([0.25])
+def test_errors_are_those_of_the_median_process_its_slowest_rank_and_the_fullest_rank():
+    (row,) = rows_of(*(record(CELL, times=times, peak=0.8) for times in (1.25, 2, 1.0)))
+    assert (row.time_error, row.memory_error) == pytest.approx((-0.2, 0.25))
+    assert "-20.0%" in table([row])[1]
+    assert "step time: median error 20.0%, worst 20.0%, 1 cells" in score_lines([row])
 
 
 @pytest.mark.parametrize(("status", "right"), [("ok", True), ("out_of_memory", False), ("error", False)])
-def test_a_verdict_counts_where_memory_is_limited(status, right):
-    assert score_of([LIMITED, CELL], [record(LIMITED, status=status), record(CELL)]).verdicts == (right,)
-
-
-def test_what_is_undecided_is_not_right():
-    (row,) = compared(["cell"], [LIMITED], [record(LIMITED)], HARDWARE)
+def test_a_verdict_counts_where_memory_is_limited_and_what_is_undecided_is_not_right(status, right):
+    (row,) = rows_of(record(LIMITED, status=status), cell=LIMITED)
+    assert row.is_verdict_right is right
     undecided = replace(row, predicted=replace(row.predicted, needed_bytes=Band(0, 1, 2**60)))
-    assert undecided.predicted.fit is Fit.UNDECIDED
-    assert undecided.is_verdict_right is False
+    assert (undecided.predicted.fit, undecided.is_verdict_right) == (Fit.UNDECIDED, False)
+    (unlimited,) = rows_of(record(CELL))
+    assert unlimited.is_verdict_right is None
 
 
 def test_goals_that_are_missed_are_named():
-    good, bad = score_of([CELL], [record(CELL)]), score_of([CELL], [record(CELL, times=1.2, peak=1.1)])
-    assert good.missed() == []
-    assert [line.split(" should")[0] for line in bad.missed()] == [
+    assert missed(rows_of(record(CELL))) == []
+    failed = rows_of(record(CELL, times=1.2, peak=1.1), record(CELL, status="wrong_result"))
+    (wrong,) = rows_of(record(LIMITED, status="out_of_memory"), cell=LIMITED)
+    assert [line.split(" should")[0] for line in missed([*failed, wrong])] == [
         "the median error of step time",
         "the median error of peak allocated",
+        "every verdict on memory",
+        "every cell",
     ]
-
-
-def test_a_cell_that_failed_is_missed_even_once():
-    records = [record(CELL), record(CELL, status="wrong_result")]
-    (line,) = score_of([CELL], records).missed()
-    assert line.endswith(f"({CELL.cell_id}: wrong_result)")
-
-
-def test_the_table_shows_measured_predicted_and_error():
-    rows = compared(["its words"], [CELL], [record(CELL, times=1.25)], HARDWARE)
-    assert "-20.0%" in table(rows)[1]
-    assert "its words" in table(rows)[1]
-    assert "step time: median error 20.0%, worst 20.0%, 1 cells" in score_lines(Score.of(rows))
+    assert missed(failed)[-1].endswith(f"({CELL.cell_id}: wrong_result)")
 
 
 def test_all_strategies_are_among_the_listed_cells():

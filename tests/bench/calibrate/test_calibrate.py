@@ -1,19 +1,22 @@
 """A calibration runs on real ranks, and predictions of a cell can be made of its file."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from bench.calibrate.case import Timed
-from bench.calibrate.entry import Request, calibrate, least_disturbed
+from bench.calibrate.entry import calibrate, least_disturbed
 from bench.calibrate.file import calibration_text, exchange_lines
-from bench.calibrate.grid import QUICK_GRID
+from bench.calibrate.grid import CPU_GRID
+from bench.cost.band import Band
 from bench.cost.prediction import predict
 from bench.request.hardware import hardware_of
 from tests.cells import make_cell
 
 FEW = replace(
-    QUICK_GRID,
+    CPU_GRID,
+    head_dims=(16,),
+    vocabularies=(256,),
     rows=(512,),
     widths=(64,),
     tokens=(1024,),
@@ -31,9 +34,8 @@ WORDS = ("strategy=ring", "dtype=fp32", "engine=ddp", "seq_len=2k", "cluster.wor
 @pytest.fixture(scope="module")
 def reports(launcher, tmp_path_factory):
     """Of two ranks and few sizes."""
-    folder = tmp_path_factory.mktemp("calibration")
-    Request(("fp32",), ("torch_flash",), ("ddp",), FEW).write(folder)
-    ends = launcher.run(make_cell(*WORDS), folder, entry=calibrate)
+    entry = partial(calibrate, grid=FEW, dtypes=("fp32",), engines=("ddp",))
+    ends = launcher.run(make_cell(*WORDS), tmp_path_factory.mktemp("calibration"), entry=entry)
     assert [end.failure for end in ends] == [None, None]
     return [end.report for end in ends]
 
@@ -66,7 +68,7 @@ def test_messages_are_printed_as_nccl_tests_does(reports):
 
 def test_of_two_rounds_the_less_disturbed_counts_case_by_case():
     early, late = ("product", "bf16", (64,)), ("product", "bf16", (128,))
-    quick, slow = Timed(1, 2, 3), Timed(0, 4, 5)
+    quick, slow = Band(1, 2, 3), Band(0, 4, 5)
     assert least_disturbed([{early: quick, late: slow}, {early: slow, late: quick}]) == {
         early: quick,
         late: quick,

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.config import ConfigError
-from bench.judge_packages.__main__ import Judge, _asked, main
+from bench.cell.launcher import Launcher
+from bench.environment import this_machine
+from bench.judge_packages.__main__ import answer, main
 from bench.judge_packages.page import Answer, page, unexpected
 from bench.judge_packages.questions import BASE, CHOICES, subjects
 from bench.judge_packages.verdict import Verdict, verdict_of
@@ -19,7 +20,7 @@ from tests.cells import TWO_CORES
 
 PACKAGES = {name for name, facts in STRATEGIES.items() if facts.package is not None}
 LOG = 'File "/x/site-packages/torch/a.py"\nFile "/x/site-packages/yunchang/b.py", line 3\n{}: no\nway'
-UNSEEN = "wrong, and bench/judge_packages/without_us.py does not say how to see that without us"
+UNSEEN = "wrong, and WITHOUT_US in bench.judge_packages.page does not say how to see that without us"
 RUNS, WRONG = Answer(Verdict("runs"), None), Answer(Verdict("wrong", "dq | is off"), None)
 
 
@@ -57,7 +58,7 @@ def test_a_verdict_says_what_became_of_a_cell_and_whose_words_these_are(found, w
 @pytest.mark.parametrize(("error", "word"), [(0.1, "unexplained"), (0.3, "wrong")])
 def test_other_bytes_than_our_formula_are_called_wrong_only_beside_a_wrong_number(error, word):
     (subject,) = subjects(("deepspeed_ulysses",))
-    cell = subject.cell(CHOICES[BASE], TWO_CORES)
+    cell = subject.cell(BASE, TWO_CORES)
     given = [cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]
     engagement = SimpleNamespace(attention_shapes=[[given]] * 2, sent_bytes={"attention": [1, 1]})
     length = SimpleNamespace(errors={"out": error}, limits={"out": 0.2}, tokens=256)
@@ -80,14 +81,15 @@ UNTOLD = {
 
 
 @pytest.mark.parametrize(("name", "choice"), UNTOLD)
-def test_what_a_package_is_not_told_is_not_run_and_not_called_wrong(name, choice, monkeypatch):
+def test_nothing_runs_without_the_package_or_what_it_is_not_told(name, choice, monkeypatch):
+    subject = next(subjects((name,)))
+    monkeypatch.setattr("bench.judge_packages.__main__.installed", lambda package: None)
+    assert answer(subject, choice, None, TWO_CORES).verdict.word == "absent"
     monkeypatch.setattr("bench.judge_packages.__main__.installed", lambda package: "1.0")
-    judge = Judge()
-    monkeypatch.setattr(judge, "launcher", None)
-    answer = judge.answer(next(subjects((name,))), choice)
-    assert answer.verdict.word == UNTOLD[name, choice]
-    assert answer.verdict.why
-    assert not answer.is_unexpected
+    found = answer(subject, choice, None, TWO_CORES)
+    assert found.verdict.word == UNTOLD[name, choice]
+    assert found.verdict.why
+    assert not found.is_unexpected
 
 
 def test_every_strategy_of_a_package_is_asked_in_every_layout():
@@ -100,48 +102,37 @@ def test_every_strategy_of_a_package_is_asked_in_every_layout():
 @pytest.mark.parametrize("choice", CHOICES)
 def test_each_question_changes_one_thing_of_the_base(choice):
     (subject,) = subjects(("deepspeed_ulysses",))
-    asked, base = (subject.cell(CHOICES[each], TWO_CORES).flat() for each in (choice, BASE))
+    asked, base = (subject.cell(each, TWO_CORES).flat() for each in (choice, BASE))
     changed = {key for key in asked if asked[key] != base.get(key)}
     of_a_step = {"workload", "engine", "trainer", "optimizer", "loss"}
     assert len({key for key in changed if key.partition(".")[0] not in of_a_step} | {"mask"} & changed) <= 1
 
 
-def test_the_page_has_a_row_a_subject_and_each_word_of_a_package_once():
+def test_the_page_has_a_row_a_subject_each_word_once_and_how_to_see_what_is_wrong_without_us():
     (subject,) = subjects(("deepspeed_ulysses",))
     refused = replace(RUNS, refusal="not here")
     found = dict.fromkeys(CHOICES, RUNS) | {"fp16": WRONG, "fp32": WRONG, "documents": refused}
-    text = page([(subject, found)], "the command", "this machine")
-    (row,) = (line for line in text.splitlines() if "`deepspeed_ulysses`" in line)
+    rings = [
+        (ring, {**dict.fromkeys(CHOICES, RUNS), "fp16": WRONG}) for ring in subjects(("ring_flash_attn",))
+    ]
+    text = page([(subject, found), *rings], "the command", "this machine")
+    (row,) = (line for line in text.splitlines() if "| `deepspeed_ulysses` |" in line)
     assert [cell.strip() for cell in row.split("|")][4:11] == [
         "runs", "wrong 1", "wrong 1", "runs", "runs", "runs", "runs †2",
     ]  # fmt: skip
-    assert text.endswith("1. dq \\| is off\n2. not here\n")
+    assert "\n1. dq \\| is off\n2. not here\n" in text
+    assert text.count("- `ring_flash_attn`, fp16: on two GPUs call") == 1
 
 
 def test_what_does_not_run_though_nothing_refuses_it_is_named():
     (subject,) = subjects(("deepspeed_ulysses",))
-    found = {BASE: RUNS, "fp16": WRONG, "fp32": replace(WRONG, refusal="not here")}
-    assert {*unexpected([(subject, found)])} == {
+    (ring, *_) = subjects(("ring_flash_attn",))
+    refused = replace(WRONG, refusal="not here")
+    found = {BASE: RUNS, "fp16": WRONG, "fp32": refused}
+    assert {*unexpected([(subject, found), (ring, {"fp16": refused})])} == {
         "deepspeed_ulysses, fp16: wrong, not refused here: dq | is off",
         *(f"deepspeed_ulysses, {choice}: {UNSEEN}" for choice in ("fp16", "fp32")),
     }
-
-
-def test_the_page_says_how_to_see_without_us_what_is_wrong():
-    rings = [*subjects(("ring_flash_attn",))]
-    refused = replace(WRONG, refusal="not here")
-    answers = [(subject, {**dict.fromkeys(CHOICES, RUNS), "fp16": refused}) for subject in rings]
-    assert not [*unexpected(answers)]
-    text = page(answers, "the command", "this machine")
-    assert text.count("- `ring_flash_attn`, fp16: on two GPUs call") == 1
-
-
-def test_without_its_package_nothing_of_a_strategy_runs(monkeypatch):
-    monkeypatch.setattr("bench.judge_packages.__main__.installed", lambda package: None)
-    (subject,) = subjects(("deepspeed_ulysses",))
-    judge = Judge()
-    monkeypatch.setattr(judge, "launcher", None)
-    assert judge.answer(subject, BASE).verdict.word == "absent"
 
 
 def test_strategies_without_a_package_are_refused_in_one_line(capsys):
@@ -149,8 +140,6 @@ def test_strategies_without_a_package_are_refused_in_one_line(capsys):
         main(["--strategies", "ring,nobodys"])
     assert ended.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
-    with pytest.raises(ConfigError):
-        _asked("ring")
 
 
 @pytest.mark.slow
@@ -158,9 +147,8 @@ def test_strategies_without_a_package_are_refused_in_one_line(capsys):
 def test_an_answer_is_that_of_real_ranks_whatever_we_would_refuse():
     """Its contiguous ring rounds dq of fp16 to bf16: refused here, run all the same to be judged."""
     subject = next(each for each in subjects(("ring_flash_attn",)) if each.words == ("layout=contiguous",))
-    judge = Judge()
-    answer = judge.answer(subject, "fp16")
-    assert answer.verdict.word == "wrong"
-    assert "dq is fp16 but holds numbers of bf16 only" in answer.verdict.why
-    assert answer.refusal == refusal(judge.cell(subject, "fp16"))
-    assert not answer.is_unexpected
+    found = answer(subject, "fp16", Launcher(), this_machine())
+    assert found.verdict.word == "wrong"
+    assert "dq is fp16 but holds numbers of bf16 only" in found.verdict.why
+    assert found.refusal == refusal(subject.cell("fp16", this_machine()))
+    assert not found.is_unexpected

@@ -33,6 +33,7 @@ def test_heads_are_not_compared_on_a_gpu_that_has_no_room_for_them(monkeypatch):
     assert parity._free_bytes(Captured({"q": torch.ones(1)})) == math.inf
     x = {name: torch.empty(1, 4, 2**16, 64, device="meta") for name in ("q", "out", "dout")}
     x |= {name: torch.empty(1, 1, 2**16, 64, device="meta") for name in ("k", "v")}
-    found = parity._compare_heads(x, 1.0, torch.arange(2**16), parity.Sharers(None, lambda: None), 2.0**30)
+    shards = SimpleNamespace(tokens=2**16)
+    found = parity._compare_heads(x, None, shards, None, 2.0**30)
     assert found.errors == {}
     assert "at 65,536 tokens needs 13.5 GiB, and 1.0 GiB of the GPU are free" in found.reason

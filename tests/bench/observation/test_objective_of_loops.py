@@ -41,90 +41,55 @@ def ranks_of(times, *, ranks=2, sharers=2, micro_steps=1, **more):
     return found
 
 
-def judged(ranks, sharers=2):
-    groups = [[*range(first, first + sharers)] for first in range(0, len(ranks), sharers)]
-    return wrong_objective(ranks, groups, "fp32"), not_compared(ranks, sharers, "fp32")
-
-
-SUMMED = {
-    "all of four ranks, two micro-steps": (ranks_of(1, ranks=4, micro_steps=2), "divided by 4"),
-    "the two that share a sequence, of four": (ranks_of(2, ranks=4), "divided by 2"),
-}
-
-
-@pytest.mark.parametrize("case", SUMMED)
-def test_a_loss_that_is_right_where_gradients_are_added_up_is_not_judged(case):
-    ranks, said = SUMMED[case]
-    wrong, reason = judged(ranks)
-    assert wrong is None
-    assert said in reason
-
-
-UNDIVIDED = {"right, on four ranks": ranks_of(2, ranks=4), "twice too large": ranks_of(4, ranks=4)}
-
-
-@pytest.mark.parametrize("case", UNDIVIDED)
-def test_nothing_is_said_of_the_scale_where_nobody_knows_the_divisor(case):
-    told = [RankObjective(**fields(each) | {"unknown_divisor": MPU}) for each in UNDIVIDED[case]]
-    assert judged(told) == (None, MPU)
-
-
-def fields(each):
-    return {name: getattr(each, name) for name in RankObjective.__slots__}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "said"),
-    [
-        (ranks_of(1, averages=True), "gradients are 0.5 times"),
-        (ranks_of(4, averages=True), "gradients are 2 times"),
-        (ranks_of(4), "the loop's loss is 4,"),
-        (ranks_of(1, ranks=4, sharers=1), None),
-        (ranks_of(2, ranks=4, sharers=1), "the loop's loss is 1,"),
-    ],
-)
-def test_what_no_way_of_dividing_explains_is_found(ranks, said):
-    wrong, _ = judged(ranks, sharers=2 if len(ranks) == 2 else 1)
-    assert said in wrong if said else wrong is None
-
-
-def test_weights_and_labels_are_judged_whoever_divides():
-    uneven = [rank([call(place, weight=place + 1)], [1.0], unknown_divisor=MPU) for place in range(2)]
-    assert "weighs 2 times" in judged(uneven)[0]
-    wrong = call(0, weight=1, labels=np.zeros((1, TOKENS), dtype=int))
-    shifted = [
-        rank([wrong], [1.0], unknown_divisor=MPU),
-        rank([call(1, weight=1)], [1.0], unknown_divisor=MPU),
-    ]
-    assert "trains position 0 on token 0" in judged(shifted)[0]
-
-
-@pytest.mark.parametrize("lost", [{"pull": math.nan}, {"doubt": math.nan}], ids=["a gradient", "a logit"])
-def test_logits_that_are_not_finite_are_told_with_their_rank(lost):
-    ranks = [rank([call(0, weight=1)], [1.0]), rank([call(1, weight=1, **lost)], [1.0])]
-    assert judged(ranks)[0] == "objective: the gradient of the logits of rank 1 is not finite"
-
-
-def test_a_loss_of_zero_shows_no_weights_and_is_no_mistake():
-    calls = [[call(place, weight=0, doubt=0.0, loss_sum=0.0)] for place in range(2)]
-    assert judged([rank(each, [0.0], averages=True) for each in calls]) == (None, None)
-
-
-@pytest.mark.parametrize(("factor", "said"), [(2, None), (4, "gradients are 2 times")])
-def test_a_rank_that_trains_on_nothing_does_not_keep_the_others_from_being_judged(factor, said):
+def one_trains_nothing(factor):
     trained = call(1, weight=factor / TOKENS)
-    ranks = [
-        rank([call(0, weight=0, trained=0)], [0.0], averages=True),
-        rank([trained], [trained.loss_sum * factor / TOKENS], averages=True),
-    ]
-    wrong, reason = judged(ranks)
-    assert reason is None
+    idle = rank([call(0, weight=0, trained=0)], [0.0], averages=True)
+    return [idle, rank([trained], [trained.loss_sum * factor / TOKENS], averages=True)]
+
+
+def two(*calls, **more):
+    """Two ranks of one call each."""
+    return [rank([each], [1.0], **more) for each in calls]
+
+
+RIGHT, ZERO = call(0, weight=1), {"weight": 0, "doubt": 0.0, "loss_sum": 0.0}
+OTHER_LABELS = call(0, weight=1, labels=np.zeros((1, TOKENS), dtype=int))
+NOT_FINITE = "objective: the gradient of the logits of rank 1 is not finite"
+CASES = {
+    "added up over all of four ranks": (ranks_of(1, ranks=4, micro_steps=2), 2, None, "divided by 4"),
+    "added up over two that share a sequence": (ranks_of(2, ranks=4), 2, None, "divided by 2"),
+    "no divisor known, right": (ranks_of(2, ranks=4, unknown_divisor=MPU), 2, None, MPU),
+    "no divisor known, twice too large": (ranks_of(4, ranks=4, unknown_divisor=MPU), 2, None, MPU),
+    "averaged and halved": (ranks_of(1, averages=True), 2, "gradients are 0.5 times", None),
+    "averaged and doubled": (ranks_of(4, averages=True), 2, "gradients are 2 times", None),
+    "doubled": (ranks_of(4), 2, "the loop's loss is 4,", None),
+    "a mean of four ranks of their own": (ranks_of(1, ranks=4, sharers=1), 1, None, "divided by 4"),
+    "no mean of theirs": (ranks_of(2, ranks=4, sharers=1), 1, "the loop's loss is 1,", None),
+    "uneven": (two(RIGHT, call(1, weight=2), unknown_divisor=MPU), 2, "weighs 2 times", MPU),
+    "other labels": (
+        two(OTHER_LABELS, call(1, weight=1), unknown_divisor=MPU), 2, "trains position 0 on token 0", MPU,
+    ),
+    "a gradient is lost": (two(RIGHT, call(1, weight=1, pull=math.nan), averages=True), 2, NOT_FINITE, None),
+    "a logit is lost": (two(RIGHT, call(1, weight=1, doubt=math.nan), averages=True), 2, NOT_FINITE, None),
+    "a loss of zero shows no weights": (
+        [rank([call(place, **ZERO)], [0.0], averages=True) for place in range(2)], 2, None, None,
+    ),
+    "a rank trains on nothing": (one_trains_nothing(2), 2, None, None),
+    "a rank trains on nothing, the other twice too much": (
+        one_trains_nothing(4), 2, "gradients are 2 times", None,
+    ),
+    "no logits": ([rank([], [1.0])], 1, None, "no logits of each token"),
+    "no gradient": (
+        [rank([call(0, weight=0, trained=0)], [1.0])], 1, None, "gradient of all logits was zero",
+    ),
+}  # fmt: skip
+"""What the ranks saw, how many share a sequence, what is wrong and why something was not compared."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_wrong_is_named_and_what_is_not_known_is_not_judged(case):
+    ranks, sharers, said, unknown = CASES[case]
+    groups = [[*range(first, first + sharers)] for first in range(0, len(ranks), sharers)]
+    wrong, reason = wrong_objective(ranks, groups, "fp32"), not_compared(ranks, sharers, "fp32")
     assert said in wrong if said else wrong is None
-
-
-@pytest.mark.parametrize(
-    ("calls", "said"),
-    [([], "no logits of each token"), ([call(0, weight=0, trained=0)], "gradient of all logits was zero")],
-)
-def test_why_nothing_is_known_is_said(calls, said):
-    assert said in judged([rank(calls, [1.0])], sharers=1)[1]
+    assert unknown in reason if unknown else reason is None

@@ -13,9 +13,8 @@ import torch.distributed as dist
 import bench
 from bench.attention import watch
 from bench.node.worker import join
-from bench.observation import attention, observation, outcome, parity, replicas, trained_tokens
+from bench.observation import attention, loop, observation, outcome, parity, trained_tokens
 from bench.observation.fed_tokens import FedTokens
-from bench.observation.loop import Loop
 from bench.passes import optimizer_spans
 from bench.passes.engagement.rank import EngagementPass
 from bench.passes.memory import allocations
@@ -45,8 +44,8 @@ PARTS = {
     "the context of a timed window": (1, TelemetryPass, "around_window", fail),
     "the context of an inspected step": (1, EngagementPass, "around_inspected_step", fail),
     "what the model is fed": (1, FedTokens, "_note", fail),
-    "the dtype of attention": (1, Loop, "_note_dtype", fail),
-    "what attention is given": (1, attention, "_not_plain", fail),
+    "the dtype of attention": (1, loop.Loop, "_note_dtype", fail),
+    "what attention is given": (1, attention, "_other_kinds", fail),
     "when attention begins and ends": (1, watch, "time", SimpleNamespace(monotonic_ns=fail)),
     "gradients on their way back to attention": (1, watch._Report, "forward", fail),
     "when the optimizer is at work": (1, optimizer_spans, "time", SimpleNamespace(monotonic_ns=fail)),
@@ -57,11 +56,10 @@ PARTS = {
     "reading the trace": (1, trace.StepTracer, "read", fail),
     "logits before backward": (1, trained_tokens, "_before_backward", fail),
     "gradients of logits": (1, trained_tokens, "_after_backward", fail),
-    "what the loop says of its loss": (1, Loop, "note_objective", fail),
-    "replicas": (1, replicas, "digest", fail),
+    "what the loop says of its loss": (1, loop.Loop, "note_objective", fail),
+    "replicas": (1, loop, "digest", fail),
     "what a rank reports": (1, Measurement, "parts", fail),
     "judging": (0, observation, "observed_record", fail),
-    "judging the objective": (0, outcome, "wrong_objective", fail),
     "whose script it is": (0, outcome, "this_script", fail),
     "writing the record": (0, Store, "append", find_no_room),
     "the report": (0, observation, "report", find_no_room),
@@ -82,20 +80,7 @@ WITHOUT_RECORD = (
     "whose script it is",
     "writing the record",
 )
-AFTER_THE_RECORD = ("the report",)
-AFTER_THE_LAST_MEETING = (
-    "judging",
-    "judging the objective",
-    "whose script it is",
-    "writing the record",
-    "the report",
-)
-
-
-def meets_again(case):
-    """Whether ranks meet once more after this part has failed."""
-    part = case if isinstance(case, str) else case.values[0]
-    return part not in AFTER_THE_LAST_MEETING
+AFTER_THE_LAST_MEETING = ("judging", "whose script it is", "writing the record", "the report")
 
 
 def train_with_errors(parts, job, log):
@@ -139,32 +124,25 @@ def all_ranks(launcher, tmp_path_factory):
     return of
 
 
-@pytest.fixture
-def ranks(all_ranks, part):
-    return all_ranks(COVER if part in COVER else OTHERS)
-
-
 @pytest.mark.parametrize("part", CASES)
-def test_an_error_of_the_observation_changes_no_bit_of_the_losses(ranks, part):
-    for found in ranks[0]:
+def test_an_error_of_the_observation_changes_no_bit_and_is_told_once_by_each_rank(all_ranks, part):
+    ranks, folder = all_ranks(COVER if part in COVER else OTHERS)
+    for found in ranks:
         assert len(found["None"]["losses"]) == STEPS
         assert found[part]["losses"] == found["None"]["losses"]
-
-
-@pytest.mark.parametrize("part", CASES)
-def test_it_is_told_once_where_it_happened_and_once_by_the_record(ranks, part):
-    found, folder = ranks
     rank = PARTS[part][0]
-    own = [line for line in found[rank][part]["said"].splitlines() if SAID in line]
-    assert len(own) == 1, found[rank][part]["said"]
+    own = [line for line in ranks[rank][part]["said"].splitlines() if SAID in line]
+    assert len(own) == 1, ranks[rank][part]["said"]
     assert own[0].startswith("bench.observe: ")
+    if part not in AFTER_THE_LAST_MEETING:
+        peer = "the training goes on: PeerStoppedError: another rank stopped observing"
+        assert peer in ranks[1 - rank][part]["said"]
     path = folder / part / "records.jsonl"
     records = bench.read_records(path) if path.exists() else []
-    reasons = [] if part in WITHOUT_RECORD else [None] if part in AFTER_THE_RECORD else [True]
-    assert [record["reason"] and SAID in record["reason"] for record in records] == reasons
-
-
-@pytest.mark.parametrize("part", [case for case in CASES if meets_again(case)])
-def test_its_peer_says_that_another_rank_stopped(ranks, part):
-    said = ranks[0][1 - PARTS[part][0]][part]["said"]
-    assert "the training goes on: PeerStoppedError: another rank stopped observing" in said
+    assert len(records) == (part not in WITHOUT_RECORD)
+    for record in records:
+        if part == "the report":
+            assert record["reason"] is None
+        else:
+            assert record["reason"].endswith(f"{SAID} (in the observation, not in the loop)")
+            assert record["failure"]["rank"] == rank

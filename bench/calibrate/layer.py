@@ -1,14 +1,13 @@
-"""What a decoder layer does beside products and attention, as transformers runs it, through autograd."""
+"""What a decoder layer does beside attention, as transformers runs it: products, and all else by autograd."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, silu
+from torch.nn.functional import cross_entropy, linear, silu
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, rotate_half
 
 from bench.calibrate.case import Call, Case
@@ -17,32 +16,28 @@ from bench.training.embedding import WideSumEmbedding
 from bench.training.models import TORCH_DTYPES
 
 ROTATED_HEADS = 4
+VOCABULARY = 256
 
-Function = Callable[[], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A differentiable function of inputs that are there already."""
-
-    run: Function
-    inputs: tuple[Tensor, ...]
-
-
+Built = tuple[Callable[[], Tensor], tuple[Tensor, ...]]
+"""A differentiable function, and its inputs, which are there already."""
 Build = Callable[[int, int, torch.dtype, torch.device], Built]
 """(rows, columns, dtype, device) -> the function on a tensor of that size."""
 
 
-def forward_cases(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
-    """(columns, rows) of rotary angles, which have no backward."""
-    for columns in grid.head_dims:
-        for rows in grid.tokens:
-            if rows * columns <= grid.most_numbers:
-                yield Case("angles", dtype, (columns, rows), partial(_angles, rows, columns, dtype, device))
+def layer_cases(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
+    """Products by their three sizes; (columns, rows) of each other kind, forward and backward."""
+    yield from _products(grid, dtype, device)
+    for kind, (columns_of, build) in KINDS.items():
+        for columns, rows in grid.sizes(columns_of(grid)):
+            made = partial(build, rows, columns, TORCH_DTYPES[dtype], device)
+            yield Case(kind, dtype, (columns, rows), partial(_forward, made))
+            yield Case(f"{kind}_backward", dtype, (columns, rows), partial(_backward, made))
+    for columns, rows in grid.sizes(grid.head_dims):
+        yield Case("angles", dtype, (columns, rows), partial(_angles, rows, columns, dtype, device))
 
 
-def fresh_cases(grid: Grid, device: torch.device) -> Iterator[Case]:
-    """(bytes,) of memory that is written for the first time, beyond what writing it again takes.
+def memory_cases(grid: Grid, device: torch.device) -> Iterator[Case]:
+    """(bytes,) of memory that is written for the first time, and of memory that is written again.
 
     On a CPU the C library gives back what a step frees, and the kernel hands it out again page by page.
     """
@@ -51,29 +46,50 @@ def fresh_cases(grid: Grid, device: torch.device) -> Iterator[Case]:
             yield Case(name, "any", (grid.fresh_bytes,), partial(make, grid.fresh_bytes))
 
 
-def elementwise_cases(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
-    """(columns, rows) of each kind, forward and backward."""
-    for kind, (columns_of, build) in KINDS.items():
-        for columns in columns_of(grid):
-            for rows in grid.tokens:
-                if rows * columns <= grid.most_numbers:
-                    made = partial(build, rows, columns, TORCH_DTYPES[dtype], device)
-                    yield Case(kind, dtype, (columns, rows), partial(_forward, made))
-                    yield Case(f"{kind}_backward", dtype, (columns, rows), partial(_backward, made))
+def _products(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
+    """[rows, inner] times a weight [columns, inner], and both gradients with their own sizes."""
+    for rows in grid.rows:
+        for columns in grid.widths:
+            for inner in grid.widths:
+                if rows * columns * inner <= grid.most_product:
+                    make = partial(_product, rows, columns, inner, dtype, device)
+                    yield Case("product", dtype, (rows, columns, inner), make)
+                    make = partial(_input_gradient, rows, inner, columns, dtype, device)
+                    yield Case("product_input", dtype, (rows, columns, inner), make)
+                    make = partial(_weight_gradient, columns, inner, rows, dtype, device)
+                    yield Case("product_weight", dtype, (columns, inner, rows), make)
+
+
+def _product(rows: int, columns: int, inner: int, dtype: str, device: torch.device) -> Call:
+    x, weight = _plain(rows, inner, dtype, device), _plain(columns, inner, dtype, device)
+    return lambda: linear(x, weight)
+
+
+def _input_gradient(rows: int, inner: int, columns: int, dtype: str, device: torch.device) -> Call:
+    """[rows, inner] times the weight [inner, columns] as it is stored."""
+    gradient, weight = _plain(rows, inner, dtype, device), _plain(inner, columns, dtype, device)
+    return lambda: gradient.matmul(weight)
+
+
+def _weight_gradient(rows: int, columns: int, inner: int, dtype: str, device: torch.device) -> Call:
+    """[rows, inner] times [inner, columns]: both stored with `inner`, the tokens, in front."""
+    gradient, x = _plain(inner, rows, dtype, device), _plain(inner, columns, dtype, device)
+    return lambda: gradient.t().matmul(x)
 
 
 def _forward(make: Callable[[], Built]) -> Call:
-    return make().run
+    return make()[0]
 
 
 def _backward(make: Callable[[], Built]) -> Call:
-    built = make()
-    out = built.run()
+    run, inputs = make()
+    out = run()
     gradient = torch.randn_like(out)
-    return lambda: torch.autograd.grad(out, built.inputs, gradient, retain_graph=True)
+    return lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True)
 
 
 def _angles(rows: int, columns: int, dtype: str, device: torch.device) -> Call:
+    """Rotary angles, which have no backward."""
     positions = torch.arange(rows, device=device)[:, None]
     frequencies = torch.randn(columns // 2, device=device)
 
@@ -97,7 +113,7 @@ def _used(size: int) -> Call:
 def _norm(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Built:
     norm = Qwen3RMSNorm(columns).to(device, dtype)
     x = _random(rows, columns, dtype, device)
-    return Built(lambda: norm(x), (x, norm.weight))
+    return (lambda: norm(x), (x, norm.weight))
 
 
 def _rotary(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Built:
@@ -106,39 +122,38 @@ def _rotary(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -
     heads = torch.randn(1, tokens, ROTATED_HEADS, columns, device=device).to(dtype).requires_grad_()
     cos, sin = (torch.randn(1, 1, tokens, columns, device=device).to(dtype) for _ in range(2))
     x = heads.transpose(1, 2)
-    return Built(lambda: (x * cos) + (rotate_half(x) * sin), (x,))
+    return (lambda: (x * cos) + (rotate_half(x) * sin), (x,))
 
 
 def _activation(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Built:
     gate, up = (_random(rows, columns, dtype, device) for _ in range(2))
-    return Built(lambda: silu(gate) * up, (gate, up))
+    return (lambda: silu(gate) * up, (gate, up))
 
 
 def _sum(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Built:
     x, y = (_random(rows, columns, dtype, device) for _ in range(2))
-    return Built(lambda: x + y, (x, y))
+    return (lambda: x + y, (x, y))
 
 
 def _cast(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Built:
     """To the other of the two precisions, as autocast does with a projection's input."""
     x = _random(rows, columns, dtype, device)
     other = torch.bfloat16 if dtype == torch.float32 else torch.float32
-    return Built(lambda: x.to(other), (x,))
+    return (lambda: x.to(other), (x,))
 
 
 def _embedding(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Built:
     table = WideSumEmbedding(VOCABULARY, columns).to(device, dtype)
     ids = torch.randint(0, VOCABULARY, (1, rows), device=device)
-    return Built(lambda: table(ids), (table.weight,))
+    return (lambda: table(ids), (table.weight,))
 
 
 def _token_loss(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Built:
     logits = _random(rows, columns, dtype, device)
     labels = torch.randint(0, columns, (rows,), device=device)
-    return Built(lambda: cross_entropy(logits.float(), labels, reduction="sum"), (logits,))
+    return (lambda: cross_entropy(logits.float(), labels, reduction="sum"), (logits,))
 
 
-VOCABULARY = 256
 KINDS: Mapping[str, tuple[Callable[[Grid], tuple[int, ...]], Build]] = {
     "norm": (lambda grid: tuple(sorted({*grid.hidden, *grid.head_dims})), _norm),
     "rotary": (lambda grid: grid.head_dims, _rotary),
@@ -151,4 +166,9 @@ KINDS: Mapping[str, tuple[Callable[[Grid], tuple[int, ...]], Build]] = {
 
 
 def _random(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A differentiable input."""
     return torch.randn(rows, columns, device=device).to(dtype).requires_grad_()
+
+
+def _plain(rows: int, columns: int, dtype: str, device: torch.device) -> Tensor:
+    return torch.randn(rows, columns, device=device).to(TORCH_DTYPES[dtype])
