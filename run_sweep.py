@@ -27,10 +27,9 @@ from bench.experiments import experiment_of
 from bench.request import values
 from bench.request.choices import CONF, Raw, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
-from bench.request.composition import plain
+from bench.request.composition import plain, refuse_secret_variables
 from bench.request.help import help_text
 from bench.request.hydra_errors import translated
-from bench.request.variables import refuse_secret_variables
 from bench.store import StoreError, read_records, warn_in_one_line
 from bench.sweep.estimate import Estimate
 from bench.sweep.expected import ExpectedSteps, earlier_records

@@ -19,10 +19,11 @@ from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.command import tool_words
 from bench.config import ConfigError, ExitCode, Resume, RunConfig, WhenTaken
+from bench.cost.hardware import hardware_from
 from bench.environment import this_machine
 from bench.node.lease import add_lease_option
 from bench.request import values
-from bench.request.hardware import calibrated_hardware
+from bench.request.hardware import calibrated_facts
 from bench.store import StoreError, read_records
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
@@ -36,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Print the table, the score and what is missed of the goals."""
     arguments = _arguments(words)
     try:
-        hardware = calibrated_hardware(arguments.hardware)
+        hardware = hardware_from(calibrated_facts(arguments.hardware))
         lines, cells = command_lines(arguments.cells), listed_cells(arguments.cells, this_machine())
         if not arguments.only_compare:
             repeats = values.whole("--repeats", arguments.repeats)
