@@ -140,7 +140,11 @@ class Forecast:
             budget_for(INTERVAL_STEPS, each.cell.measure, each.step.seconds) for each in short if each.step
         )
         budget_s = math.ceil(SPARE * needed_s / ROUND_S) * ROUND_S
-        richer = [_with_budget(each.cell, budget_s) for each in self.cells if each.lasts]
+        measures = ((each.cell, each.cell.measure) for each in self.cells if each.lasts)
+        richer = [
+            replace(cell, measure=replace(measure, budget_s=max(budget_s, measure.budget_s)))
+            for cell, measure in measures
+        ]
         gain = len({each.cell.cell_id for each in short})
         return Advice(budget_s, gain, self._total_s(richer))
 
@@ -157,8 +161,3 @@ class Forecast:
         if all(each.cell_s is None or each.ends_early for each in self.cells if each.runs):
             return "an unknown time"
         return f"about {duration_label(self.total_s)} and what {self.unknown} more of the cells take"
-
-
-def _with_budget(cell: RunConfig, budget_s: float) -> RunConfig:
-    measure = cell.measure
-    return replace(cell, measure=replace(measure, budget_s=max(budget_s, measure.budget_s)))

@@ -20,7 +20,9 @@ from bench.sweep.forecast import INTERVAL_STEPS, CellForecast, Forecast
 from bench.sweep.progress import CellLabels, setting
 from bench.sweep.room import Room
 
-HEADINGS = ("cell", "automatic choices", "steps", "time", "memory", "fit", "reason")
+HEADINGS = ("cell", "automatic choices", "steps", "time", "memory", "fit")
+NARROW = 100
+"""A terminal with fewer columns goes without `steps`."""
 FOLDED = frozenset({"cell", "automatic choices"})
 """Columns that take several lines where there is little room."""
 SHORT = {"cluster.world_size": "ranks", "cluster.threads_per_rank": "threads"}
@@ -60,11 +62,10 @@ def whole_plan(
     done = len(_done(forecast))
     already = f", {done} of them done" if done else ""
     further = "" if forecast.plan.grow is None else ", the first ones, and further ones by their records"
-    rows = _rows(forecast, raws)
-    reasons = dict.fromkeys(row[-1] for row in rows if row[-1])
-    numbers = {reason: f"note {number}" for number, reason in enumerate(reasons, 1)}
-    table = _table([(*row[:-1], numbers.get(row[-1], "")) for row in rows], width)
-    notes = [*(f"{numbers[reason]}: {reason}" for reason in reasons), *_time(forecast)]
+    reasons = dict.fromkeys(reason for each in forecast.cells if (reason := _reason(each)))
+    numbers = {reason: f"[{number}]" for number, reason in enumerate(reasons, 1)}
+    table = _table(_rows(forecast, raws, numbers), width)
+    notes = [*(f"{number} {reason}" for reason, number in numbers.items()), *_time(forecast)]
     notes += [*([] if forecast.plan.note is None else [forecast.plan.note])]
     notes += [*_common(forecast, raws), *forecast.plan.notes]
     notes += [*_fitting(forecast), *_advice(forecast), *_too_long(forecast), *more]
@@ -84,12 +85,12 @@ def _done(forecast: Forecast) -> list[tuple[RunConfig, int]]:
     return [(cell, repeat) for cell, repeat in planned if (cell.cell_id, repeat) not in pending]
 
 
-def _rows(forecast: Forecast, raws: Sequence[Raw]) -> list[tuple[str, ...]]:
+def _rows(forecast: Forecast, raws: Sequence[Raw], numbers: Mapping[str, str]) -> list[tuple[str, ...]]:
     """A row of HEADINGS for each cell: those that are done, references, and those that are to run."""
     planned = [each.cell for each in forecast.plan.cells]
     labels = CellLabels([*planned, *(each.cell for each in forecast.cells)])
     _, choices = _by_difference(raws, planned)
-    nothing = ("",) * 3
+    nothing = ("",) * 2
     rows: list[tuple[str, ...]] = [
         (_name(labels, cell, repeat), _chosen(choices, cell), "", "done", *nothing)
         for cell, repeat in _done(forecast)
@@ -100,16 +101,20 @@ def _rows(forecast: Forecast, raws: Sequence[Raw]) -> list[tuple[str, ...]]:
         rows.append((f"reference {references.of(cell)}", "", "", took, *nothing))
     for each in forecast.cells:
         name = _name(labels, each.cell, each.planned.repeat)
-        rows.append((name, _chosen(choices, each.cell), *_expected(each)))
+        *expected, fit = _expected(each)
+        number = numbers.get(_reason(each), "")
+        rows.append((name, _chosen(choices, each.cell), *expected, f"{fit} {number}".rstrip()))
     return rows
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
     """The columns in which any row has something."""
     columns = {heading: texts for heading, *texts in zip(HEADINGS, *rows, strict=True) if any(texts)}
+    if width < NARROW:
+        columns.pop("steps", None)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in columns:
-        table.add_column(heading, no_wrap=heading not in FOLDED)
+        table.add_column(heading, no_wrap=heading not in FOLDED, overflow="fold")
     for row in zip(*columns.values(), strict=True):
         table.add_row(*map(Text, row))
     console = Console(file=StringIO(), width=width)
@@ -138,20 +143,24 @@ def _chosen(keys: Sequence[str], cell: RunConfig) -> str:
 
 
 def _expected(each: CellForecast) -> tuple[str, ...]:
-    """A cell's timed steps, whole time, memory of a rank, whether it fits, and why not."""
+    """A cell's timed steps, whole time, memory of a rank, and whether it fits."""
     if each.reason is not None:
-        return ("", "", "", "unsupported", each.reason)
+        return ("", "", "", "unsupported")
     step = UNKNOWN if each.step is None else _seconds(each.step.seconds)
     time = ""
     if each.runs:
         step = UNKNOWN if each.step is None else f"{each.timed_steps} x {step}"
         time = UNKNOWN if each.cell_s is None or each.ends_early else duration_label(each.cell_s)
     if each.room is None:
-        return (step, time, UNKNOWN, UNKNOWN, "")
-    reason = f"a rank may use {size_label(each.room.usable)} and needs most for {each.room.largest}"
-    if each.room.fit is Fit.FITS:
-        reason = ""
-    return (step, time, each.room.needed_label, FITS[each.room.fit], reason)
+        return (step, time, UNKNOWN, UNKNOWN)
+    return (step, time, each.room.needed_label, FITS[each.room.fit])
+
+
+def _reason(each: CellForecast) -> str:
+    """Why a cell cannot run or may not fit; nothing where it can and does."""
+    if each.reason is not None or each.room is None or each.room.fit is Fit.FITS:
+        return each.reason or ""
+    return f"a rank may use {size_label(each.room.usable)} and needs most for {each.room.largest}"
 
 
 def _time(forecast: Forecast) -> Iterator[str]:

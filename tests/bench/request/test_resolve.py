@@ -13,16 +13,17 @@ from tests.cells import FOUR_H100, TWO_CORES, make_cell
 ALLOCATOR = "env.PYTORCH_ALLOC_CONF"
 
 
-def test_a_cpu_gets_two_gloo_ranks_and_the_nano_model():
-    cell = make_cell()
-    assert (cell.cluster.world_size, cell.cluster.backend, cell.model.name) == (2, "gloo", "qwen3_nano")
-    assert (cell.sp_degree, cell.cluster.threads_per_rank, cell.hardware) == (2, 1, "cpu")
-
-
-def test_four_h100_get_nccl_the_4b_model_and_their_datasheet():
-    cell = make_cell(machine=FOUR_H100)
-    assert (cell.cluster.world_size, cell.cluster.backend, cell.model.name) == (4, "nccl", "qwen3_4b")
-    assert (cell.sp_degree, cell.hardware) == (4, "h100_80gb")
+@pytest.mark.parametrize(
+    ("machine", "filled_in"),
+    [
+        (TWO_CORES, (2, "gloo", "qwen3_nano", 2, 1, "cpu")),
+        (FOUR_H100, (4, "nccl", "qwen3_4b", 4, 16, "h100_80gb")),
+    ],
+)
+def test_ranks_backend_model_and_datasheet_are_filled_in_from_the_machine(machine, filled_in):
+    cell = make_cell(machine=machine)
+    ranks = (cell.cluster.world_size, cell.cluster.backend, cell.model.name)
+    assert (*ranks, cell.sp_degree, cell.cluster.threads_per_rank, cell.hardware) == filled_in
 
 
 @pytest.mark.parametrize("sp_degree", ["1", "2", "4", "auto"])

@@ -62,7 +62,7 @@ AXES = {
 }  # fmt: skip
 CHANGED = 0.4
 """How often a choice is left to chance; were all, nearly every request would be refused."""
-LEAST, COMMAND_LINES = 2500, 50
+LEAST, COMMAND_LINES = 2500, 25
 
 
 def some_request(chance, **fixed):

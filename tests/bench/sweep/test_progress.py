@@ -42,13 +42,15 @@ def told(tmp_path):
     return said, progress, clock
 
 
-def test_brackets_in_a_reason_are_text_and_no_markup(tmp_path):
+def test_a_cell_that_starts_no_ranks_takes_no_time_and_brackets_in_its_reason_are_no_markup(tmp_path):
     planned = PlannedCell(tiny_cell("strategy=ulysses", "cluster.world_size=3"), repeat=0, order=0)
     record = replace(run(planned, None, tmp_path), reason="[enforce fail at alloc_cpu.cpp:127] no room")
     said = io.StringIO()
-    progress = Progress(Console(file=said, width=200))
+    guess = Estimate(lambda _: Expected(2.0, "a guess"))
+    progress = Progress(Console(file=said, width=200), estimate=guess)
     progress.start([planned], tmp_path)
     progress.begin(planned)
+    assert progress._eta() == "about 0 s left"
     progress.end(planned, record)
     progress.stop()
     assert "[enforce fail at alloc_cpu.cpp:127] no room" in said.getvalue()
@@ -88,14 +90,6 @@ def test_the_first_ranks_of_a_sweep_wait_for_imports_and_say_so(told):
         progress.begin(LONG)
         assert progress._cell_progress.where() == where
         progress.tell(Stage("join"))
-
-
-def test_a_cell_that_starts_no_ranks_takes_no_time(tmp_path):
-    refused = PlannedCell(tiny_cell("strategy=ulysses", "cluster.world_size=3"), 0, 0)
-    progress = Progress(Console(file=io.StringIO()), estimate=Estimate(lambda _: Expected(2.0, "a guess")))
-    progress.start([refused], tmp_path)
-    progress.begin(refused)
-    assert progress._eta() == "about 0 s left"
 
 
 def test_a_reference_is_shown_beside_the_sweep_s_cells_and_teaches_nothing(told):

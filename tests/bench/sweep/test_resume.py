@@ -113,8 +113,14 @@ OTHER_COMMIT = {"git_commit": "0" * 40}
 
 
 @pytest.mark.fault(19)
-def test_records_of_another_commit_are_not_reused_and_stay_in_the_file(half):
+def test_records_of_another_commit_are_kept_by_resume_any_alone_and_stay_in_the_file(half):
     remade(half, OTHER_COMMIT)
+    for words in (("--plan",), ()):
+        done = typed_here(half, *GO_ON[1:], "resume=any", *words)
+        assert done.returncode == 0, done.stderr
+        assert "2 records of other code (0000000-" in done.stdout
+        assert "): kept, as resume=any asks" in done.stdout
+    assert len(read_records(half / "out" / "records.jsonl")) == 4
     done = typed_here(half, *GO_ON)
     assert done.returncode == 0, done.stderr
     (said,) = (line for line in done.stdout.splitlines() if "other code" in line)
@@ -124,17 +130,6 @@ def test_records_of_another_commit_are_not_reused_and_stay_in_the_file(half):
     assert len(records) == 6
     assert len({record["cell_id"] for record in records[2:]}) == 4
     assert typed_here(half, *GO_ON).stdout.startswith("nothing is missing")
-
-
-def test_resume_any_keeps_records_of_other_code_and_says_so(half):
-    remade(half, OTHER_COMMIT)
-    planned = typed_here(half, *GO_ON[1:], "resume=any", "--plan")
-    done = typed_here(half, *GO_ON[1:], "resume=any")
-    assert (planned.returncode, done.returncode) == (0, 0), done.stderr
-    for said in (planned.stdout, done.stdout):
-        assert "2 records of other code (0000000-" in said
-        assert "): kept, as resume=any asks" in said
-    assert len(read_records(half / "out" / "records.jsonl")) == 4
 
 
 def kept(cell, *environments, status="ok", resume=Resume.MATCHING):
