@@ -18,6 +18,7 @@ from bench.request import values
 from bench.request.command_line import parsed
 from bench.request.legality import used_packages
 from bench.request.target import PREDICT
+from bench.store import RECORDS, read_records
 from bench.strategies import STRATEGIES
 from bench.sweep.plan import Plan
 from bench.sweep.progress import CellLabels
@@ -128,8 +129,11 @@ class Resumed:
 
 
 def _stored_cells(folder: Path) -> list[RunConfig]:
-    """The cells of a folder's sweep."""
-    cells = read_plan(folder).cells
+    """The cells of a folder's sweep, by its plan or else its records."""
+    if (folder / RECORDS).exists() and not (folder / CONFIG).exists():
+        cells = tuple(record["config"] for record in read_records(folder / RECORDS))
+    else:
+        cells = read_plan(folder).cells
     found, why = list[RunConfig](), ""
     for cell in cells:
         try:

@@ -93,7 +93,7 @@ REFUSED = {
     packed: "take data.packing=none",
     on_cpu: "hardware=h100_80gb is a GPU, and the ranks are on the CPU",
     on_shared_gpus: "take cluster.ranks_per_gpu=1",
-    lambda cell: replace(cell, kernel="math"): "no rate of kernel=math dtype=bf16",
+    lambda cell: replace(cell, kernel="math"): "no rate of kernel=math with dtype=bf16",
     lambda cell: replace(cell, hardware="cpu"): "hardware=cpu: its file in conf/hardware/ has no links",
     lambda cell: replace(
         cell, hardware="unknown"
