@@ -22,18 +22,17 @@ from rich.console import Console
 
 from bench.command import again_command
 from bench.config import ConfigError, ExitCode, RunConfig
-from bench.environment import Machine, this_machine
+from bench.environment import this_machine
 from bench.experiments import experiment_of
 from bench.request import values
 from bench.request.choices import CONF, Raw, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
-from bench.request.composition import plain
+from bench.request.composition import plain, refuse_secret_variables
 from bench.request.help import help_text
 from bench.request.hydra_errors import translated
-from bench.request.variables import refuse_secret_variables
 from bench.store import StoreError, read_records, warn_in_one_line
 from bench.sweep.estimate import Estimate
-from bench.sweep.expected import ExpectedSteps, earlier_records
+from bench.sweep.expected import modelled, timed_here
 from bench.sweep.forecast import Forecast
 from bench.sweep.interrupts import Interrupts
 from bench.sweep.machines import launcher_of
@@ -59,7 +58,7 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
         if experiment.opening is not None:
             print(experiment.opening(raws, machine))
         pending = pending_cells(planned)
-        estimate = estimate_of([each.cell for each in pending], machine)
+        estimate = estimate_of([each.cell for each in pending])
         forecast = Forecast(planned, pending, machine, estimate)
         if plans_only:
             width = Console().width if sys.stdout.isatty() else UNLIMITED
@@ -78,14 +77,11 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
         sys.exit(code)
 
 
-def estimate_of(cells: Sequence[RunConfig], machine: Machine) -> Estimate:
-    """How long steps take: by earlier sweeps here, else by a timing of this CPU, else by arithmetic."""
-    expected = ExpectedSteps(machine, earlier_records())
-    by_arithmetic = Estimate(expected.of)
-    if sum(by_arithmetic.cell_s(cell) or 0.0 for cell in cells) < PROBE_PAYS_S:
-        return by_arithmetic
-    expected.probe(cells)
-    return Estimate(expected.of)
+def estimate_of(cells: Sequence[RunConfig]) -> Estimate:
+    """How long steps take: by the cost model, and where that is long by a timing of this CPU."""
+    by_arithmetic = Estimate(modelled)
+    is_long = sum(by_arithmetic.cell_s(cell) or 0.0 for cell in cells) >= PROBE_PAYS_S
+    return Estimate(timed_here(cells)) if is_long else by_arithmetic
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")

@@ -48,8 +48,7 @@ from bench.request.hardware import PRICE, hardware_of, usable_bytes
 from bench.request.hydra_errors import translated
 from bench.request.legality import refusal
 from bench.request.placement import MAX_CPU_RANKS
-from bench.request.questions import Question, questions
-from bench.request.spread import spread
+from bench.request.questions import Question, questions, spread
 from bench.statistics import MIN_PROCESSES
 from bench.store import StoreError
 from bench.strategies import STRATEGIES

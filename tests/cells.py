@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from bench.cell.planned import PlannedCell
 from bench.cell.run import SharedSections, run
 from bench.environment import Machine
-from bench.request.choices import groups, read_option
+from bench.request.choices import default_strategies, groups, read_option
 from bench.request.composition import composed
 from bench.request.resolve import resolve
 from bench.strategies.options import Flag, WholeNumber, flag_text
@@ -58,6 +58,18 @@ def raw_with(values):
         section, _, name = key.rpartition(".")
         (raw[section] if section else raw)[name] = value
     return raw
+
+
+def raws_of(strategies, lengths, **values):
+    """A request for each strategy, or each that a sweep compares by default, and length; `a__b` is `a.b`."""
+    changed = {key.replace("__", "."): value for key, value in values.items()}
+    return [
+        raw_with(
+            {"strategy": read_option("strategy", name), "seq_len": length, "sweep_dir": "out", **changed}
+        )
+        for name in strategies or default_strategies()
+        for length in lengths
+    ]
 
 
 def with_strategy(raw, name):

@@ -21,11 +21,12 @@ from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.command import tool_words
 from bench.config import ConfigError, ExitCode, Resume, RunConfig, WhenTaken
+from bench.cost.hardware import hardware_from
 from bench.environment import REPOSITORY, Machine, this_machine
 from bench.node.lease import add_lease_option
 from bench.request import values
 from bench.request.composition import composed
-from bench.request.hardware import calibrated_hardware
+from bench.request.hardware import calibrated_facts
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.store import StoreError, read_records
@@ -43,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Print the table, the score and what is missed of the goals."""
     arguments = _arguments(words)
     try:
-        hardware = calibrated_hardware(arguments.hardware)
+        hardware = hardware_from(calibrated_facts(arguments.hardware))
         lines, cells = command_lines(arguments.cells), listed_cells(arguments.cells, this_machine())
         if not arguments.only_compare:
             repeats = values.whole("--repeats", arguments.repeats)

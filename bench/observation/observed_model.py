@@ -13,8 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bench.config import NOT_USED, ConfigError, ModelConfig
-from bench.request.experts import experts_refused, has_experts
-from bench.request.layer_types import unplain_layers
+from bench.request.layer_types import experts_refused, has_experts, unplain_layers
 from bench.request.model_numbers import transformers_numbers
 from bench.training.text_model import text_numbers
 

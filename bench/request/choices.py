@@ -17,8 +17,7 @@ from omegaconf import OmegaConf
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
 from bench.request import values
-from bench.request.experts import MODELS as MODELS_WITH_EXPERTS
-from bench.request.experts import experts_refused
+from bench.request.layer_types import MODELS_WITH_EXPERTS, experts_refused
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
 from bench.strategies.options import in_yaml

@@ -121,13 +121,12 @@ def _refuse_other_than_values(override: Override, word: str) -> None:
         raise ConfigError(f"{word}: is not of the form key=value; write for example seq_len=8k")
     if key.replace("/", ".").split(".")[0] == "hydra":
         raise ConfigError(f"{word}: Hydra's settings are fixed; sweep_dir=... names the folder, -m sweeps")
-    if override.is_delete():
-        raise ConfigError(f"{word}: a key cannot be deleted; write {key}=... to change it, or leave it out")
-    if override.package is not None:
-        raise ConfigError(f"{word}: a key cannot be moved; write {plain}")
     is_added = override.is_add() or override.is_force_add()
-    if is_added and key in (*(known for known in all_keys() if "." not in known), *groups()):
-        raise ConfigError(f"{word}: {key} exists already; write {plain}, without a plus")
+    exists = key in (*(known for known in all_keys() if "." not in known), *groups())
+    if override.is_delete() or override.package is not None or (is_added and exists):
+        raise ConfigError(
+            f"{word}: words change values and neither add, delete nor move a key; write {plain}, or nothing"
+        )
 
 
 def _refuse_sweep(override: Override, word: str, *, is_sweep: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
@@ -11,15 +10,28 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.resolvers import oc
 
-from bench.labels import duration_label
+from bench.config import ConfigError
 from bench.request.choices import CONF, Raw, register_plugins_with_hydra
-from bench.request.variables import refuse_secret_variables
 
 SWEEP_PATHS = ("new_sweep_dir", "hydra_dir")
 """Resolvers of conf/config.yaml that only a sweep can fill in."""
-SILENT_S = 10.0
-"""Hydra takes nearly a tenth of a second a cell: a sweep that it composes for longer says so first."""
+SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+"""Parts of names of variables whose values no record should hold."""
+MANY = 100
+"""Hydra takes nearly a tenth of a second a cell: of more cells a sweep says so first."""
+
+
+def refuse_secret_variables() -> None:
+    """From now on `${oc.env:NAME}` is an error where NAME may be a secret; others are as OmegaConf has it."""
+    OmegaConf.register_new_resolver("oc.env", _value_of, replace=True)
+
+
+def _value_of(name: str, *default: str | None) -> str | None:
+    if any(word in name.upper() for word in SECRET_WORDS):
+        raise ConfigError(f"{name} may be a secret, and records would hold it")
+    return oc.env(name, *default)
 
 
 def composed(*overrides: str) -> Raw:
@@ -50,14 +62,10 @@ def words_of(override: Override) -> list[str]:
 def composed_cells(
     cells: Sequence[list[str]], compose_one: Callable[[list[str]], DictConfig]
 ) -> Iterator[Raw]:
-    """What each cell's words compose to; after the first, a line that says how long many others take."""
-    for number, words in enumerate(cells):
-        begun = time.perf_counter()
-        raw = plain(compose_one(words))
-        left_s = (len(cells) - 1) * (time.perf_counter() - begun)
-        if number == 0 and left_s > SILENT_S:
-            print(f"composing {len(cells)} cells: about {duration_label(left_s)}", flush=True)
-        yield raw
+    """What each cell's words compose to; a line before many."""
+    if len(cells) > MANY:
+        print(f"composing {len(cells)} cells, about {len(cells) // 10} s", flush=True)
+    return (plain(compose_one(words)) for words in cells)
 
 
 def plain(configuration: DictConfig) -> Raw:

@@ -35,7 +35,7 @@ def known_hardware() -> Mapping[str, Mapping[str, Any]]:
 
 def has_rates(name: str) -> bool:
     """Whether times can be predicted for a device: it has a file, which says what it sustains."""
-    return is_calibrated(name) or (name in options("hardware") and not lacking(_content(name)))
+    return is_calibrated(name) or (name in options("hardware") and not lacking(read_option("hardware", name)))
 
 
 @cache
@@ -51,25 +51,19 @@ def hardware_of(name: str) -> Hardware:
             f"hardware={name}: no file of conf/hardware/ describes it, and without one no time can be"
             " predicted; name a device that has one, such as hardware=h100_80gb"
         )
-    return hardware_from(_content(name))
+    return hardware_from(read_option("hardware", name))
 
 
 def refuse_changed(raw: Raw) -> None:
     """Raises ConfigError where the words changed a device's numbers: a record names its file alone."""
     name = raw["name"]
-    given = _content(name) if name in options("hardware") else raw
+    given = read_option("hardware", name) if name in options("hardware") else raw
     for key, value in raw.items():
         if key != PRICE and value != given.get(key):
             raise ConfigError(
                 f"hardware.{key}={shown(value)}: a device's numbers are those of its file; copy"
                 f" conf/hardware/{name}.yaml, change the copy and name that (docs/hardware.md)"
             )
-
-
-@cache
-def _content(name: str) -> Mapping[str, Any]:
-    """A file is read once: every cell of a sweep asks."""
-    return read_option("hardware", name)
 
 
 def _calibrate() -> str:
@@ -91,12 +85,6 @@ def calibrated_file(raw: Mapping[str, Any]) -> str | None:
         raise ConfigError(f"hardware.path={path}: must end in {CALIBRATED_SUFFIX}; {_calibrate()}")
     calibrated_facts(path)
     return path
-
-
-@cache
-def calibrated_hardware(path: str) -> Hardware:
-    """What a calibration wrote; raises ConfigError for another file."""
-    return hardware_from(calibrated_facts(path))
 
 
 @cache

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from omegaconf import OmegaConf
 
@@ -20,7 +21,8 @@ from bench.request.resolve import KNOWN_KEYS, LOSSES, MODES, strategy_keys
 from bench.strategies import STRATEGIES
 from bench.strategies.options import in_words, in_yaml
 
-COLUMNS = 110
+COLUMNS, WIDEST = 110, 40
+"""Of the page, and of what a line is about."""
 HEAD = "Ulysses or Ring Attention? Measures both, with local attention as the base."
 EXAMPLES: Sequence[tuple[str, str]] = (
     ("{program} --plan -m seq_len=8k,64k,96k", "what a sweep would run, how long, and what fits"),
@@ -51,12 +53,6 @@ WORDS: Mapping[str, Sequence[str]] = {
     "cluster.device": ("cpu", "cuda"),
     "cluster.backend": ("nccl", "gloo"),
     "workload.mask": MASKS,
-    **{
-        f"strategy.{key}": option
-        for facts in STRATEGIES.ours.values()
-        for key, option in facts.options.items()
-        if isinstance(option, tuple)
-    },
 }
 """Keys whose values are one of some words."""
 ALSO: Mapping[str, str] = {
@@ -66,9 +62,7 @@ ALSO: Mapping[str, str] = {
     "hardware": "of a device that is named, and of hardware=calibrated",
 }
 """Groups whose keys not every option has."""
-LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):\s*(?P<value>[^#]*?)\s*(?:#\s*(?P<words>.*))?$")
-
-
+LINE = re.compile(r"^ *(?P<key>\w+):\s*(?P<value>[^#]*?)\s*(?:#\s*(?P<words>.*))?$")
 COMMANDS = "docs/commands.md"
 
 
@@ -96,13 +90,6 @@ def help_text() -> str:
     )
 
 
-def words_of(key: str) -> str | None:
-    """A key's line: its comment in conf/, and the words that its value may be; None where it has none."""
-    section, _, name = key.rpartition(".")
-    said = next((words for each, _, words in _lines(section) if each == name), "")
-    return _with_words(key, said) or None
-
-
 def described(group: str, name: str) -> str:
     """An option's line: the first sentence of its file, or of a plugin's facts."""
     path = CONF / group / f"{name}.yaml"
@@ -117,11 +104,10 @@ def described(group: str, name: str) -> str:
     return text.strip().splitlines()[0].rstrip(".") if text.strip() else "offered by an installed package"
 
 
-def _examples() -> list[str]:
-    strategies = ", ".join(default_strategies())
-    filled = {"program": sweep_words(), "strategies": strategies}
-    rows = [(command.format(**filled), said.format(**filled)) for command, said in EXAMPLES]
-    return _two_columns(rows, most=COLUMNS // 2)
+def _examples() -> Iterator[str]:
+    for command, said in EXAMPLES:
+        yield f"  {command.format(program=sweep_words())}"
+        yield f"      {said.format(strategies=', '.join(default_strategies()))}"
 
 
 def _choices(group: str) -> list[str]:
@@ -151,14 +137,18 @@ def _sections() -> Mapping[str, Sequence[str]]:
         **{group: names for group, names in KNOWN_KEYS.items() if group not in ("", "offload")},
         "hardware": ["path", PRICE],
     }
-    return {group: [name for name in names if name != "name"] for group, names in groups_of_keys.items()}
+    chosen = groups()
+    return {
+        group: [name for name in names if name != "name" and (group or name not in chosen)]
+        for group, names in groups_of_keys.items()
+    }
 
 
 def _keys(section: str, keys: Sequence[str]) -> list[str]:
-    prefix = f"{section}." if section else ""
+    prefix, lines = f"{section}." if section else "", _lines(section)
     rows = [
         (_shown(f"{prefix}{key}", value), _with_words(f"{prefix}{key}", words))
-        for key, value, words in _lines(section)
+        for key, (value, words) in lines.items()
         if key in keys
     ]
     title = [f"  {ALSO[section]}:"] if section in ALSO else []
@@ -177,51 +167,33 @@ def _with_words(key: str, said: str) -> str:
     return said if words in said else f"{said} [{words}]".strip()
 
 
-def _lines(section: str) -> list[tuple[str, str, str]]:
-    """Keys with their default and comment.
-
-    Of a choice those of its default option; a comment that it lacks is that of the first that has one.
-    """
+def _lines(section: str) -> dict[str, tuple[str, str]]:
+    """Each key's default and comment: of a choice those of its default option, else of the first with it."""
     if section in ("", "offload"):
-        return [*_lines_of("config", section)]
-    default = _defaults().get(section)
-    names = sorted((path.stem for path in (CONF / section).glob("*.yaml")), key=lambda each: each != default)
-    lines = [line for name in names for line in _lines_of(f"{section}/{name}", "")]
+        return _lines_of(CONF / "config.yaml")
+    default = CONF / section / f"{_defaults().get(section)}.yaml"
+    files = sorted((CONF / section).glob("*.yaml"), key=lambda file: (file != default, file))
+    found: dict[str, tuple[str, str]] = {}
+    for lines in map(_lines_of, files):
+        for key, (value, words) in lines.items():
+            known = found.get(key, (value, words))
+            found[key] = known[0], known[1] or words
     if section == "strategy":
-        lines += _plugin_lines()
-    values = dict(reversed([(key, value) for key, value, _ in lines]))
-    words = dict(reversed([(key, words) for key, _, words in lines if words]))
-    return [(key, value, words.get(key, "")) for key, value in sorted(values.items(), key=_place(lines))]
+        for facts in STRATEGIES.usable():
+            for key, own in facts.options.items():
+                found.setdefault(key, (shown(in_yaml(own)), f"of strategy={facts.name}: {in_words(own)}"))
+    return found
 
 
-def _place(lines: Sequence[tuple[str, str, str]]) -> Callable[[tuple[str, str]], int]:
-    """Where a key comes first."""
-    keys = [key for key, _, _ in lines]
-    return lambda pair: keys.index(pair[0])
+def _lines_of(file: Path) -> dict[str, tuple[str, str]]:
+    """The keys of a file with a value, by their own names: sections share none."""
+    matches = map(LINE.match, file.read_text().splitlines())
+    return {each["key"]: (each["value"], each["words"] or "") for each in matches if each and each["value"]}
 
 
-def _plugin_lines() -> Iterator[tuple[str, str, str]]:
-    for facts in STRATEGIES.usable():
-        for key, known in facts.options.items():
-            yield key, shown(in_yaml(known)), f"of strategy={facts.name}: {in_words(known)}"
-
-
-def _lines_of(file: str, section: str) -> Iterator[tuple[str, str, str]]:
-    """The keys of a file's top level, or of one section of it."""
-    inside = ""
-    for line in (CONF / f"{file}.yaml").read_text().splitlines():
-        match = LINE.match(line)
-        if match is None or line.startswith("#"):
-            continue
-        if not match["indent"]:
-            inside = "" if match["value"] else match["key"]
-        if (match["indent"] == "") == (section == "") and inside == section and match["value"]:
-            yield match["key"], match["value"], match["words"] or ""
-
-
-def _two_columns(rows: Sequence[tuple[str, str]], most: int = 40) -> list[str]:
-    """Rows of a name and what it is; a name longer than `most` has a line of its own."""
-    width = min(most, max((len(left) for left, _ in rows), default=0))
+def _two_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Rows of a name and what it is; a name longer than WIDEST has a line of its own."""
+    width = min(WIDEST, max((len(left) for left, _ in rows), default=0))
     lines = []
     for left, right in rows:
         wrapped = textwrap.wrap(right, COLUMNS - width - 4, break_on_hyphens=False) or [""]

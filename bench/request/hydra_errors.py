@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from hydra.errors import OverrideParseException
 
 from bench.command import sweep_words
-from bench.config import ConfigError
 from bench.labels import shown
 from bench.request import values
-from bench.request.choices import groups, option, options
+from bench.request.choices import groups, options
 from bench.request.resolve import all_keys
 from bench.strategies import STRATEGIES
 
@@ -24,7 +23,7 @@ def translated(error: Exception) -> str:
     for pattern, say in TRANSLATIONS:
         match = re.search(pattern, chain)
         if match:
-            return say(match)
+            return match.expand(say) if isinstance(say, str) else say(match)
     own = next((line for line in chain.splitlines() if line.strip()), type(error).__name__).strip()
     return f"{own}; {_see_help()}"
 
@@ -47,34 +46,15 @@ def _unreadable(override: str) -> str:
     key, is_pair, value = "".join(filter(str.isprintable, override)).partition("=")
     if not is_pair:
         return f"{word}: is not of the form key=value; write for example seq_len=8k"
-    name = re.sub(r"[^\w.].*", "", key.strip(" +"))
-    if name != key.lstrip("+") or value.startswith("="):
-        return f"{word}: cannot be read; write {name}={value.strip(' =')}"
-    if re.search(r"^,|,,|,$", value):
-        return f"{word}: cannot be read; a list is values and commas, as in -m {key}=8k,64k"
-    bare = value.replace("'", "").replace('"', "")
+    name, bare = re.sub(r"[^\w.].*", "", key.strip(" +")), re.sub("^[ =]+|['\"]", "", value)
     return (
-        f"{word}: cannot be read; quote a value with brackets or other special characters, twice for the"
-        f" shell: '{key}=\"{bare}\"'"
+        f"{word}: cannot be read; write key=value without spaces, several values with commas, and special"
+        f" characters in quotes, twice for the shell: '{name}=\"{bare}\"'"
     )
-
-
-def _unknown_choice(match: re.Match[str]) -> str:
-    group, name = match[1], match[2]
-    try:
-        option(group, name)
-    except ConfigError as error:
-        return str(error)
-    return f"{group}={name}: cannot be composed; {_see_help()}"
-
-
-RENAMED: Mapping[str, str] = {"measure.silence_s": "measure.hang_timeout_s"}
 
 
 def _unknown_key(match: re.Match[str]) -> str:
     key = match[1]
-    if key in RENAMED:
-        return f"{key}: is now {RENAMED[key]}; write {RENAMED[key]}=..."
     option = key.removeprefix("strategy.")
     owners = [facts.name for facts in STRATEGIES.usable() if option in facts.options]
     if owners:
@@ -87,39 +67,30 @@ def _unknown_key(match: re.Match[str]) -> str:
     return f"{key}: {values.no_such_key(key, [*all_keys(), *groups()])}"
 
 
-def _no_variable(match: re.Match[str]) -> str:
-    name = match[1]
-    return f"${{oc.env:{name}}}: {name} is not set; set it, or give a default: ${{oc.env:{name},value}}"
-
-
 def _no_such_reference(match: re.Match[str]) -> str:
     return f"${{{match[1]}}}: {values.no_such_key(match[1], all_keys())}"
 
 
-def _no_such_resolver(match: re.Match[str]) -> str:
-    return f"${{{match[1]}:...}}: no such function; write a value, ${{key}} or ${{oc.env:NAME}}"
-
-
-def _circle(match: re.Match[str]) -> str:
-    return f"{match[1]}: refers to itself; write a value"
-
-
-def _unresolved(match: re.Match[str]) -> str:
-    return f"{match[2]}: cannot be filled in ({match[1].strip()}); write a value"
-
-
-def _secret(match: re.Match[str]) -> str:
-    return f"${{oc.env:{match[1]}}}: {match[1]} may be a secret, and records would hold it; write a value"
-
-
-TRANSLATIONS: Sequence[tuple[str, Callable[[re.Match[str]], str]]] = (
-    (r"Could not find '([^/']+)/([^']+)'", _unknown_choice),
+TRANSLATIONS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Could not override '([^']+)'", _unknown_key),
     (r"Key '([^']+)' is not in struct", _unknown_key),
-    (r"(\S+) may be a secret", _secret),
-    (r"Environment variable '([^']*)' not found", _no_variable),
+    (
+        r"(\S+) may be a secret",
+        r"${oc.env:\1}: \1 may be a secret, and records would hold it; write a value",
+    ),
+    (
+        r"Environment variable '([^']*)' not found",
+        r"${oc.env:\1}: \1 is not set; set it, or give a default: ${oc.env:\1,value}",
+    ),
     (r"Interpolation key '([^']*)' not found", _no_such_reference),
-    (r"Unsupported interpolation type (\S+)", _no_such_resolver),
-    (r"Recursive interpolation detected(?s:.*?)full_key: (\S+)", _circle),
-    (r"while resolving interpolation: (.*)(?s:.*?)full_key: (\S+)", _unresolved),
+    (
+        r"Unsupported interpolation type (\S+)",
+        r"${\1:...}: no such function; write a value, ${key} or ${oc.env:NAME}",
+    ),
+    (r"Recursive interpolation detected(?s:.*?)full_key: (\S+)", r"\1: refers to itself; write a value"),
+    (
+        r"while resolving interpolation: *(.*?) *\n(?s:.*?)full_key: (\S+)",
+        r"\2: cannot be filled in (\1); write a value",
+    ),
 )
+"""Parts of Hydra's and OmegaConf's messages, and what is said instead: a template, or by a function."""

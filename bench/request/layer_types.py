@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isclose
 from typing import Any
 
+from bench.config import ConfigError
 from bench.training.text_model import Numbers, text_numbers
 
 READ_NO_LIST = ("llama", "mistral")
@@ -58,9 +59,10 @@ PER_LAYER = ("head_dim", "num_attention_heads", "num_key_value_heads")
 """Numbers that are one for all layers in a plain model, and a list where layers differ."""
 OTHER_HEAD_DIMS = ("global_head_dim", "swa_head_dim")
 """Keys of a second head dimension, of the layers that have one type."""
-MULTIPLIERS = ("attention_multiplier",)
-"""Keys that take the place of 1 / sqrt(head_dim)."""
-
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""How a transformers configuration says that a model has experts."""
+MODELS_WITH_EXPERTS = ("qwen3_30b_a3b", "qwen3_235b_a22b")
+"""Names that would fit beside those in conf/model/."""
 SAME_SCALE = 1e-6
 """Relative: files hold a scale in decimals."""
 
@@ -83,6 +85,21 @@ def shortest_window(numbers: Numbers) -> int | None:
 def attention_dropout(numbers: Numbers) -> float:
     """The probability with which training drops a score."""
     return float(numbers.get("attention_dropout") or 0)
+
+
+def has_experts(numbers: Numbers) -> bool:
+    """Whether a transformers configuration is that of a mixture of experts."""
+    return numbers.get("model_type") not in PLAIN_FAMILIES and any(
+        numbers.get(name) for name in EXPERT_COUNTS
+    )
+
+
+def experts_refused(what: str, model: str) -> ConfigError:
+    """The error that says why, and the way out; `what` was asked for."""
+    return ConfigError(
+        f"{what}: {model} has experts, whose operations and memory are not counted, and of which float64, the"
+        " checks' reference, selects others than bf16; choose a dense model, such as qwen3_32b"
+    )
 
 
 def _windows(numbers: Numbers, tokens: int) -> list[str]:
@@ -164,12 +181,13 @@ def _scale(numbers: Numbers) -> list[str]:
     size = _head_dim(numbers)
     if not isinstance(size, int):
         return []
-    given = [(key, numbers[key]) for key in MULTIPLIERS if numbers.get(key) is not None]
-    wrong = [(key, value) for key, value in given if not isclose(value, size**-0.5, rel_tol=SAME_SCALE)]
-    scalar = numbers.get("query_pre_attn_scalar")
-    if scalar is not None and scalar != size:
-        wrong.append(("query_pre_attn_scalar", scalar))
-    return [f"scores are scaled by {key}={value}, not by head_dim={size}" for key, value in wrong]
+    usual = {"attention_multiplier": size**-0.5, "query_pre_attn_scalar": size}
+    given = {key: numbers[key] for key in usual if numbers.get(key) is not None}
+    return [
+        f"scores are scaled by {key}={value}, not by head_dim={size}"
+        for key, value in given.items()
+        if not isclose(value, usual[key], rel_tol=SAME_SCALE)
+    ]
 
 
 def _head_dim(numbers: Numbers) -> Any:

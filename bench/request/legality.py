@@ -81,18 +81,15 @@ def _prediction_refusals(cell: RunConfig) -> list[str]:
 
 def _rate_refusals(cell: RunConfig, hardware: Hardware) -> list[str]:
     """Which of the cell's operations the hardware's file has no figures of."""
-    rates = hardware.attention_forward
     if speeds_of(hardware, End.EXPECTED).knows(cell):
         return []
-    if cell.kernel in rates:
-        reason = (
-            f"hardware.path={cell.hardware} has no figures of dtype={cell.dtype} with engine={cell.engine}"
-        )
-        return [f"{reason}; take dtype=bf16 or fp32, or measure again with {tool_words('bench.calibrate')}"]
+    asked = (
+        f"kernel={cell.kernel} with dtype={cell.dtype} and engine={cell.engine} on hardware={cell.hardware}"
+    )
     bound = STRATEGIES[cell.strategy].kernels
-    others = [kernel for kernel in rates if bound is None or kernel in bound]
-    way_out = f"choose kernel={' or '.join(others)}" if others else "measure it, or take another strategy"
-    return [f"mode=predict knows no rate of kernel={cell.kernel} on hardware={cell.hardware}; {way_out}"]
+    known = [kernel for kernel in hardware.attention_forward if bound is None or kernel in bound]
+    way_out = f"choose kernel={' or '.join(known)}, dtype=bf16 or fp32, or " if known else ""
+    return [f"mode=predict knows no rate of {asked}; {way_out}measure it: {tool_words('bench.calibrate')}"]
 
 
 def _window_refusals(cell: RunConfig) -> list[str]:
@@ -122,11 +119,6 @@ def _engine_refusals(cell: RunConfig) -> list[str]:
             " dp_shard, or engine=fsdp2"
         )
     return reasons
-
-
-def _trainer_package(cell: RunConfig) -> str | None:
-    facts = TRAINER_FACTS.get(cell.trainer)
-    return None if facts is None else facts.package
 
 
 def _mistake_refusals(cell: RunConfig) -> list[str]:
@@ -160,10 +152,11 @@ def needed_packages(cell: RunConfig) -> dict[str, str]:
     """The distributions that a cell cannot run without, by the choice that needs them."""
     if cell.mode == PREDICT:
         return {}
+    trainer = TRAINER_FACTS.get(cell.trainer)
     needed = {
         f"strategy={cell.strategy}": STRATEGIES[cell.strategy].package,
         f"engine={cell.engine}": ENGINE_PACKAGES.get(cell.engine),
-        f"trainer={cell.trainer}": _trainer_package(cell),
+        f"trainer={cell.trainer}": None if trainer is None else trainer.package,
     }
     return {choice: package for choice, package in needed.items() if package is not None}
 

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any
 
 from bench.config import AUTO, ConfigError, MeasureConfig, Seconds
 from bench.request import values
 from bench.request.choices import Raw
 
-
-@dataclass(frozen=True, slots=True)
-class WindowDefaults:
-    """What `auto` stands for."""
-
-    budget_s: float
-    warmup_s: float
-    least_steps: int
-    reference_budget_s: float
-    repeats: int | Literal["auto"]
-
-
-WINDOWS: Mapping[str, WindowDefaults] = {
-    "cpu": WindowDefaults(
-        budget_s=20.0, warmup_s=0.0, least_steps=0, reference_budget_s=60.0, repeats=1
-    ),
-    "cuda": WindowDefaults(
-        budget_s=60.0, warmup_s=10.0, least_steps=6, reference_budget_s=180.0, repeats=AUTO
-    ),
+WINDOWS: Mapping[str, Mapping[str, Any]] = {
+    "cpu": {
+        "budget_s": 20.0, "warmup_s": 0.0, "least_steps": 0, "reference_budget_s": 60.0, "repeats": 1,
+    },
+    "cuda": {
+        "budget_s": 60.0, "warmup_s": 10.0, "least_steps": 6, "reference_budget_s": 180.0, "repeats": AUTO,
+    },
 }  # fmt: skip
-"""By device. On a GPU a step of the longest lengths takes 10 s, and six steps give an interval; on a CPU it
-takes half a minute, and one has to do. Repeats tell strategies apart, which results of a CPU cannot do. Of
-the time for a reference a GPU takes half a minute to begin."""
+"""What `auto` stands for, by device. On a GPU a step of the longest lengths takes 10 s, and six steps give an
+interval; on a CPU it takes half a minute, and one has to do. Repeats tell strategies apart, which results of
+a CPU cannot do. Of the time for a reference a GPU takes half a minute to begin."""
 
 ON_GPUS_ALONE = ("nvtx", "memory_snapshot")
 
 
 def measure_config(raw: Raw, device: str) -> MeasureConfig:
     """The numbers of `measure` for ranks on this device; raises ConfigError for a value that is no good."""
-    window = asdict(WINDOWS[device])
+    window = WINDOWS[device]
     given = {key: window.get(key, value) if value == AUTO else value for key, value in raw.items()}
     for key in ("budget_s", "repeats_budget_s", "timeout_s"):  # 0 is for loops that are observed
         values.checked(f"measure.{key}", given[key], Seconds)

@@ -12,8 +12,7 @@ from bench.config import ConfigError, ModelConfig
 from bench.labels import shown
 from bench.request import values
 from bench.request.choices import Raw, options, read_option
-from bench.request.experts import experts_refused, has_experts
-from bench.request.layer_types import attention_dropout, unplain_layers
+from bench.request.layer_types import attention_dropout, experts_refused, has_experts, unplain_layers
 from bench.training.text_model import text_numbers
 
 FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
@@ -108,37 +107,27 @@ def _refuse_untrainable(where: Path, numbers: Mapping[str, Any]) -> None:
     """Raises ConfigError for a checkpoint that no cell can train from, however short its sequences."""
     if has_experts(numbers):
         raise experts_refused(f"model.path={where}", f"a {numbers['model_type']}")
-    unplain = unplain_layers(numbers, tokens=1)
-    if unplain:
-        raise ConfigError(
-            f"model.path={where}: {'; '.join(unplain)}; strategies compute plain causal attention in every"
-            " layer, so name a model that has no other"
-        )
-    if numbers["model_type"] not in FAMILIES:
-        raise ConfigError(
-            f"model.path={where}: is a {numbers['model_type']}, whose layers cells do not build; name a"
-            f" folder of one of {', '.join(FAMILIES)}, or train it in a loop of your own under bench.observe"
-        )
+    family, unplain = numbers["model_type"], unplain_layers(numbers, tokens=1)
     rope = numbers.get("rope_parameters") or numbers.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type not in ROPE_TYPES:
-        raise ConfigError(
-            f"model.path={where}: rope_type={rope_type}, which transformers does not compute for a"
-            f" {numbers['model_type']}; name a folder with one of {', '.join(ROPE_TYPES)}"
-        )
-    if attention_dropout(numbers):
-        raise ConfigError(
-            f"model.path={where}: attention_dropout={attention_dropout(numbers):g}, and no strategy drops"
-            " scores; write 0 in a copy of its config.json"
-        )
-    if numbers.get("quantization_config"):
-        raise ConfigError(
-            f"model.path={where}: its weights are quantized; name a folder with weights in bf16, fp16 or fp32"
-        )
-    if not any(where.glob("*.safetensors")):
-        raise ConfigError(
-            f"model.path={where}: contains no .safetensors file; write one with transformers' save_pretrained"
-        )
+    dropout, ours, computed = attention_dropout(numbers), ", ".join(FAMILIES), ", ".join(ROPE_TYPES)
+    faults = {
+        f"{'; '.join(unplain)}; strategies compute plain causal attention alone, so name another": unplain,
+        f"is a {family}, whose layers cells do not build; name a folder of one of {ours}, or train it in a"
+        " loop of your own under bench.observe": family not in FAMILIES,
+        f"rope_type={rope_type}, which transformers does not compute for a {family}; name a folder with one"
+        f" of {computed}": rope_type not in ROPE_TYPES,
+        f"attention_dropout={dropout:g}, and no strategy drops scores; write 0 in its config.json": dropout,
+        "its weights are quantized; name a folder with weights in bf16, fp16 or fp32": numbers.get(
+            "quantization_config"
+        ),
+        "contains no .safetensors file; write one with transformers' save_pretrained": not any(
+            where.glob("*.safetensors")
+        ),
+    }
+    for said, is_so in faults.items():
+        if is_so:
+            raise ConfigError(f"model.path={where}: {said}")
 
 
 def transformers_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:

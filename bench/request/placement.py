@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.config import ConfigError
+from bench.config import ClusterConfig, ConfigError
 from bench.environment import Machine
 from bench.request import values
 from bench.request.choices import Raw, options
@@ -80,13 +80,6 @@ def place(raw: Raw, machine: Machine) -> Place:
     return where
 
 
-def most_ranks(where: Place, machine: Machine) -> int:
-    """How many ranks a cell may have: `ranks_per_gpu` a GPU; on the CPU one a core, or MAX_CPU_RANKS."""
-    if where.device == "cuda":
-        return where.nodes * len(machine.gpus) * where.ranks_per_gpu
-    return where.nodes * max(MAX_CPU_RANKS, machine.cores)
-
-
 def _nodes(raw: Raw, name: str) -> int:
     """The number of machines; all of the allocation's under Slurm where it is left open."""
     nodes = raw["nodes"]
@@ -114,17 +107,16 @@ def _ranks_per_gpu(raw: Raw, device: str) -> int:
 
 
 def _refuse_too_many(key: str, ranks: int, where: Place, machine: Machine) -> None:
-    most = most_ranks(where, machine)
+    here = len(machine.gpus) * where.ranks_per_gpu
+    if where.device != "cuda":
+        here = max(MAX_CPU_RANKS, machine.cores)
+    most = where.nodes * here
     if ranks <= most:
         return
-    on_nodes = f" on {where.nodes} nodes" if where.nodes > 1 else ""
+    nodes = f" on {where.nodes} nodes" if where.nodes > 1 else ""
     if where.device != "cuda":
-        raise ConfigError(
-            f"{key}={ranks}: {most} CPU ranks are the most{on_nodes or ' here'}; write {key}={most}, or less"
-        )
-    gpus = f"{len(machine.gpus)} {'GPU is' if len(machine.gpus) == 1 else 'GPUs are'} visible"
-    if where.nodes > 1:
-        gpus += f" here, as on each of {where.nodes} nodes"
+        raise ConfigError(f"{key}={ranks}: {most} CPU ranks are the most{nodes}; write {key}={most}, or less")
+    gpus = f"{len(machine.gpus)} {'GPU is' if len(machine.gpus) == 1 else 'GPUs are'} visible{nodes}"
     if where.ranks_per_gpu > 1:
         gpus += f" and cluster.ranks_per_gpu={where.ranks_per_gpu}"
     way_out = f"write {key}={most}, or less"
@@ -198,6 +190,18 @@ def shared_ranks(where: Place, ranks: int) -> int:
 def ranks_taken(where: Place, spread: Degrees) -> int:
     """The ranks of a cell that shares sequences: all, or those its degrees need where GPUs may stay idle."""
     return spread.product if where.is_open and spread.product <= where.world_size else where.world_size
+
+
+def of_fewer_ranks(cluster: ClusterConfig, ranks: int) -> ClusterConfig:
+    """The part of a cluster that so many ranks need."""
+    nodes = cluster.nodes_of(ranks)
+    return replace(
+        cluster,
+        world_size=ranks,
+        nodes=nodes,
+        network=cluster.network if nodes > 1 else None,
+        ranks_per_gpu=min(cluster.ranks_per_gpu, ranks),
+    )
 
 
 def unshared_degrees(raw: Raw, where: Place, machine: Machine) -> Degrees:

@@ -42,6 +42,7 @@ from bench.request.placement import (
     Place,
     degrees,
     memory_limit_gib,
+    of_fewer_ranks,
     place,
     ranks_taken,
     threads_per_rank,
@@ -100,8 +101,8 @@ def strategy_keys() -> list[str]:
 def resolve(raw: Raw, machine: Machine) -> RunConfig:
     """One cell from a composed configuration; raises ConfigError at the first value that is no good."""
     cell, pads = _resolved(raw, target_machine(raw, machine)), values.flag("pad", raw["pad"])
-    if cell.mode == PREDICT:
-        cell = _computed_once(cell)
+    if cell.mode == PREDICT:  # arithmetic gives the same each time, and is compared with nothing
+        cell = replace(cell, measure=replace(cell.measure, repeats=1, reference_budget_s=0.0))
     if cell.workload.name != "train":
         return _attention_alone(cell)
     return _padded(cell) if pads else cell
@@ -114,11 +115,6 @@ def _padded(cell: RunConfig) -> RunConfig:
         if facts.degree_refusals(cell):
             return cell
         return replace(cell, padding=-cell.seq_len % facts.length_multiple(cell))
-
-
-def _computed_once(cell: RunConfig) -> RunConfig:
-    """The cell as arithmetic takes it: it gives the same each time, and is compared with nothing."""
-    return replace(cell, measure=replace(cell.measure, repeats=1, reference_budget_s=0.0))
 
 
 def _attention_alone(cell: RunConfig) -> RunConfig:
@@ -186,27 +182,21 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
 
 
 def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> ClusterConfig:
-    all_ranks = ClusterConfig(
+    cluster = ClusterConfig(
         name=where.name,
         world_size=where.world_size,
         nodes=where.nodes,
-        ranks_per_gpu=where.ranks_per_gpu,
+        network=_network(raw["network"], where),
+        ranks_per_gpu=min(where.ranks_per_gpu, where.world_size),
         device=where.device,
         backend=where.backend,
         threads_per_rank=1,
         memory_limit_gib=memory_limit_gib(raw, where.device),
         numa_binding=_numa_binding(raw["numa_binding"], where.device),
     )
-    nodes = all_ranks.nodes_of(world_size) if world_size != where.world_size else where.nodes
-    network = _network(raw["network"], where)
-    return replace(
-        all_ranks,
-        world_size=world_size,
-        nodes=nodes,
-        network=network if nodes > 1 else None,
-        ranks_per_gpu=min(where.ranks_per_gpu, world_size),
-        threads_per_rank=threads_per_rank(raw, machine, world_size // nodes),
-    )
+    if world_size != where.world_size:
+        cluster = of_fewer_ranks(cluster, world_size)
+    return replace(cluster, threads_per_rank=threads_per_rank(raw, machine, world_size // cluster.nodes))
 
 
 def _numa_binding(raw: Any, device: str) -> str | None:

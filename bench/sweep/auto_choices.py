@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from bench.cell.run import RUNS
 from bench.config import AUTO, UNKNOWN_HARDWARE, RunConfig
-from bench.cost.area import causal_area
 from bench.cost.newer_kernels import newer_kernel_lines
 from bench.environment import Machine
 from bench.experiments.implementations import label_of
@@ -20,29 +20,28 @@ CHECKPOINTING: Mapping[bool, str] = {
     False: "off for CPU ranks, which seldom lack memory: computing layers again takes up to a third longer",
 }
 """What `checkpointing=auto` became, and why."""
-CHOICES: Mapping[str, Callable[[RunConfig], Any]] = {
-    "cluster.device": lambda cell: cell.cluster.device,
-    "cluster.backend": lambda cell: cell.cluster.backend,
-    "cluster.world_size": lambda cell: cell.cluster.world_size,
-    "cluster.threads_per_rank": lambda cell: (
-        cell.cluster.threads_per_rank if cell.cluster.device == "cpu" else None
-    ),
-    "hardware.name": lambda cell: cell.hardware,
-    "model.name": lambda cell: cell.model.name,
-    "sp_degree": lambda cell: cell.sp_degree,
-    "ulysses_degree": lambda cell: cell.ulysses_degree if cell.strategy == "usp" else None,
-    "dp_shard": lambda cell: cell.dp_shard,
-    "layout": lambda cell: cell.layout,
-    "kernel": lambda cell: cell.kernel,
-    "checkpointing": lambda cell: cell.checkpointing if _trains(cell) else None,
-    "loss": lambda cell: cell.loss if _trains(cell) else None,
-    "measure.budget_s": lambda cell: f"{cell.measure.budget_s:g}",
-    "measure.warmup_s": lambda cell: f"{cell.measure.warmup_s:g}",
-    "measure.least_steps": lambda cell: cell.measure.least_steps,
-    "measure.reference_budget_s": lambda cell: f"{cell.measure.reference_budget_s:g}",
-    "measure.repeats": lambda cell: cell.measure.repeats,
+CHOICES = (
+    "cluster.device", "cluster.backend", "cluster.world_size", "cluster.threads_per_rank", "hardware.name",
+    "model.name", "sp_degree", "ulysses_degree", "dp_shard", "layout", "kernel", "checkpointing", "loss",
+    "measure.budget_s", "measure.warmup_s", "measure.least_steps", "measure.reference_budget_s",
+    "measure.repeats",
+)  # fmt: skip
+"""The keys that `auto` may stand for."""
+IS_IN: Mapping[str, Callable[[RunConfig], bool]] = {
+    "cluster.threads_per_rank": lambda cell: cell.cluster.device == "cpu",
+    "ulysses_degree": lambda cell: cell.strategy == "usp",
+    "checkpointing": lambda cell: cell.workload.name == "train",
+    "loss": lambda cell: cell.workload.name == "train",
 }
-"""By each key that `auto` may stand for, what it became in a cell; None where the cell has no such choice."""
+"""Whether a cell has such a choice, where not all have."""
+
+
+def choice(key: str, cell: RunConfig) -> Any:
+    """What one of CHOICES became in a cell; None where the cell has no such choice."""
+    if key in IS_IN and not IS_IN[key](cell):
+        return None
+    value = attrgetter("hardware" if key == "hardware.name" else key)(cell)
+    return f"{value:g}" if isinstance(value, float) else value
 
 
 def choices_left_open(raws: Sequence[Raw]) -> list[str]:
@@ -53,7 +52,7 @@ def choices_left_open(raws: Sequence[Raw]) -> list[str]:
 def choice_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machine) -> list[str]:
     """Choices that a person may want to make otherwise, and why they were made."""
     lines = []
-    trains = [cell for cell in cells if _trains(cell)]
+    trains = [cell for cell in cells if cell.workload.name == "train"]
     if trains and any(raw["checkpointing"] == AUTO for raw in raws):
         on_gpus = any(cell.cluster.device == "cuda" for cell in trains)
         lines.append(f"checkpointing=auto: {CHECKPOINTING[on_gpus]}")
@@ -70,27 +69,20 @@ def choice_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machi
 def _balance_lines(cells: Sequence[RunConfig]) -> list[str]:
     """A line where some rings share causal work evenly and contiguous ones do not; none elsewhere."""
     causal = [cell for cell in cells if cell.workload.mask == "causal" and cell.ring_degree > 1]
-    uneven = [cell for cell in causal if cell.layout == "contiguous" and not _balances(cell)]
-    even = [cell for cell in causal if cell.layout != "contiguous" or _balances(cell)]
+    even = [
+        cell for cell in causal if cell.layout != "contiguous" or STRATEGIES[cell.strategy].balances(cell)
+    ]
+    uneven = [cell for cell in causal if cell not in even]
     if not uneven or not even:
         return []
-    most = max(map(_share_of_last, uneven))
     named, others = (", ".join(sorted({label_of(cell) for cell in each})) for each in (uneven, even))
-    ways = ["layout=contiguous for all"]
-    if any(cell.strategy == "ringmaster_ring" for cell in uneven):
-        ways.append("strategy.rotation=head_tail for ringmaster_ring")
-    shares = f"causal work is uneven with {named}, whose last rank has up to {most:.1f} times the mean"
-    return [f"layout: {shares}, and even with {others}; alike: {', or '.join(ways)}"]
+    return [
+        f"layout: causal work is uneven with {named} and even with {others}; alike: layout=contiguous for all"
+    ]
 
 
-def _balances(cell: RunConfig) -> bool:
-    return STRATEGIES[cell.strategy].balances(cell)
-
-
-def _share_of_last(cell: RunConfig) -> float:
-    """The last rank's causal work over the mean rank's."""
-    area = [causal_area(cell, rank) for rank in range(cell.sp_degree)]
-    return len(area) * area[-1] / sum(area)
+def _is_even(cell: RunConfig) -> bool:
+    return cell.layout != "contiguous" or STRATEGIES[cell.strategy].balances(cell)
 
 
 def _idle_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machine) -> list[str]:
@@ -113,10 +105,6 @@ def _idle_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machin
     ways = [f"sp_degree={dividing} takes all in {there // dividing} groups"] if dividing > 1 else []
     ways.append(f"cluster.world_size={there} lets all share a sequence")
     return [f"{line}: sp_degree=auto is a power of two, as most heads and lengths are; {', '.join(ways)}"]
-
-
-def _trains(cell: RunConfig) -> bool:
-    return cell.workload.name == "train"
 
 
 def _is_open(raw: Raw, key: str) -> bool:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-import time
+import timeit
 from collections.abc import Callable
 
 import msgspec
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 from bench.attention.kernels import KERNELS, attend
 from bench.cpu_arithmetic import TORCH_NAMES
 from bench.ranks.products import use_wide_products
-from bench.sweep.cpu_speed import LENGTHS, ROWS, ProbeTask, ProbeTimes
+from bench.sweep.cpu_speed import LENGTH, ROWS, ProbeTask, ProbeTimes
 
 
 def main() -> None:
@@ -34,53 +34,42 @@ def _on_ranks(task: ProbeTask) -> ProbeTimes:
     with multiprocessing.get_context("fork").Pool(task.ranks) as pool:
         found = pool.map(_times, [task] * task.ranks, chunksize=1)
     return ProbeTimes(
-        attention_s=tuple(map(max, zip(*(each.attention_s for each in found), strict=True))),
-        products_s=tuple(map(max, zip(*(each.products_s for each in found), strict=True))),
+        attention_s=max(each.attention_s for each in found),
+        products_s=max(each.products_s for each in found),
     )
 
 
 def _times(task: ProbeTask) -> ProbeTimes:
     torch.set_num_threads(task.threads)
     products = use_wide_products()
-    times = ProbeTimes(
-        attention_s=tuple(_seconds(_attention(task, length)) for length in LENGTHS),
-        products_s=tuple(_seconds(_products(task, rows)) for rows in ROWS),
-    )
+    times = ProbeTimes(attention_s=_seconds(_attention(task)), products_s=_seconds(_products(task)))
     del products
     return times
 
 
-def _attention(task: ProbeTask, length: int) -> Callable[[], object]:
+def _attention(task: ProbeTask) -> Callable[[], object]:
     """Forward and backward of a head for each thread."""
-    shape, dtype = (1, task.heads, length, task.head_dim), getattr(torch, TORCH_NAMES[task.dtype])
+    shape, dtype = (1, task.heads, LENGTH, task.head_dim), getattr(torch, TORCH_NAMES[task.dtype])
     q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
     dout = torch.ones(shape, dtype=dtype)
-    if task.is_sdpa:
-        return lambda: scaled_dot_product_attention(q, k, v, is_causal=True).backward(dout)
     kernel = KERNELS[task.kernel]
     return lambda: attend(q, k, v, kernel=kernel, causal=True).backward(dout)
 
 
-def _products(task: ProbeTask, rows: int) -> Callable[[], object]:
+def _products(task: ProbeTask) -> Callable[[], object]:
     """A linear layer from the model's hidden size to its MLP's, forward and backward."""
     dtype = getattr(torch, TORCH_NAMES[task.dtype])
     x, weight = (
         torch.randn(size, task.hidden_size, dtype=dtype, requires_grad=True)
-        for size in (rows, task.intermediate_size)
+        for size in (ROWS, task.intermediate_size)
     )
-    dout = torch.ones(rows, task.intermediate_size, dtype=dtype)
+    dout = torch.ones(ROWS, task.intermediate_size, dtype=dtype)
     return lambda: linear(x, weight).backward(dout)
 
 
 def _seconds(call: Callable[[], object]) -> float:
     """The faster of two calls: the first also takes memory."""
-    return min(_once_s(call) for _ in range(2))
-
-
-def _once_s(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    return min(timeit.repeat(call, number=1, repeat=2))
 
 
 if __name__ == "__main__":

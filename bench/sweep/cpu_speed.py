@@ -6,11 +6,10 @@ much longer attention, and all else, takes here.
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -21,10 +20,9 @@ from bench.cost.operations import Operation
 from bench.cost.prediction import Prediction
 from bench.environment import REPOSITORY
 from bench.strategies.schedule import Block
-from bench.training.trainer_facts import SDPA, STACK_KERNELS, is_stack
 
-LENGTHS = (1024, 4096)
-ROWS = (1024, 8192)
+LENGTH, ROWS = 4096, 8192
+"""Of the timed attention and of the timed linear layer: longer ones run at their rates."""
 LARGEST_HEAD_DIM, LARGEST_PRODUCT = 256, 2**22
 """Larger models are not probed: it would take longer than a person waits for a plan."""
 TIMEOUT_S = 20.0
@@ -45,8 +43,6 @@ class ProbeTask:
     intermediate_size: int
     dtype: str
     kernel: str
-    is_sdpa: bool
-    """Whether torch's own attention runs, as in a training stack."""
 
     @classmethod
     def of(cls, cell: RunConfig) -> ProbeTask:
@@ -61,7 +57,6 @@ class ProbeTask:
             intermediate_size=model.intermediate_size,
             dtype=cell.dtype,
             kernel=cell.kernel,
-            is_sdpa=is_stack(cell.trainer) and STACK_KERNELS.get(cell.kernel) == SDPA,
         )
 
     @property
@@ -75,10 +70,10 @@ class ProbeTask:
 class ProbeTimes:
     """Seconds of forward and backward."""
 
-    attention_s: tuple[float, ...]
-    """Of the task's heads, by LENGTHS."""
-    products_s: tuple[float, ...]
-    """Of one linear layer, by ROWS."""
+    attention_s: float
+    """Of the task's heads."""
+    products_s: float
+    """Of one linear layer."""
 
 
 def heads_of_call(cell: RunConfig) -> int:
@@ -113,32 +108,19 @@ def seconds_here(
     """Seconds of a step here; `prediction` is of the CPU that was `calibrated`, on one thread."""
     parts, task = prediction.parts, ProbeTask.of(cell)
     number_bytes = DTYPE_BYTES[cell.dtype]
-
-    def head_s(length: int) -> float:
-        block = Block(1, 1, 1, length, length, is_causal=True)
-        return sum(
-            calibrated.block_s(block, task.head_dim, cell.kernel, number_bytes=number_bytes, backward=each)
-            for each in (False, True)
-        )
-
-    def layer_s(rows: int) -> float:
-        hidden, intermediate = task.hidden_size, task.intermediate_size
-        sizes = ((rows, intermediate, hidden), (rows, hidden, intermediate), (intermediate, hidden, rows))
-        return sum(
-            calibrated.operation_s(Operation(kind, *size, number_bytes=number_bytes))
-            for kind, size in zip(PRODUCTS, sizes, strict=True)
-        )
-
+    block = Block(1, 1, 1, LENGTH, LENGTH, is_causal=True)
+    head_s = sum(
+        calibrated.block_s(block, task.head_dim, cell.kernel, number_bytes=number_bytes, backward=each)
+        for each in (False, True)
+    )
+    hidden, intermediate = task.hidden_size, task.intermediate_size
+    sizes = ((ROWS, intermediate, hidden), (ROWS, hidden, intermediate), (intermediate, hidden, ROWS))
+    layer_s = sum(
+        calibrated.operation_s(Operation(kind, *size, number_bytes=number_bytes))
+        for kind, size in zip(PRODUCTS, sizes, strict=True)
+    )
     heads = heads_of_call(cell)
     rounds_of_a_head = -(-heads // task.heads) / heads
-    attention = _slower(cell.seq_len, LENGTHS, times.attention_s, head_s) * rounds_of_a_head
-    rest = _slower(cell.batch * cell.shard_len, ROWS, times.products_s, layer_s)
+    attention = times.attention_s / head_s * rounds_of_a_head
+    rest = times.products_s / layer_s
     return (parts.attention_ms * attention + (parts.step_ms - parts.attention_ms) * rest) / 1e3
-
-
-def _slower(
-    size: int, sizes: Sequence[int], times_s: Sequence[float], calibrated_s: Callable[[int], float]
-) -> float:
-    """How many times as long as calibrated it took, at the measured size that is nearest to `size`."""
-    nearest, time_s = min(zip(sizes, times_s, strict=True), key=lambda pair: abs(math.log(size / pair[0])))
-    return time_s / calibrated_s(nearest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from bench.cell.run import RUNS
@@ -20,7 +19,7 @@ GPUs reckoned for a model of 4 billion weights: CUDA contexts, NCCL, weights, ch
 START_S = 6.0
 """Of a sweep's first cell beyond that: packages are imported (results/reference/cpu)."""
 LATE_S = 5.0
-"""What takes longer than thought by less than this is on time: a guess is no better."""
+"""A cell that takes longer than thought by less than this is on time: a guess is no better."""
 IMPORTING = "packages are imported"
 
 
@@ -70,10 +69,7 @@ class Estimate:
     def measured_s(self, cell: RunConfig) -> float | None:
         """Seconds if its ranks ran: start, checks, warm-up, timed and traced steps."""
         step_s = self.step_s(cell)
-        if step_s is None:
-            return None
-        steps = sum(each.steps for each in planned_stages(cell.measure, step_s))
-        return FIXED_S[cell.cluster.device] + step_s * steps
+        return None if step_s is None else _whole_s(cell, step_s)
 
     def _work(self, cell: RunConfig) -> float:
         expected = self._expected(cell)
@@ -84,19 +80,10 @@ def _doublings(cell: RunConfig) -> int:
     return hardware_flops(cell, causal=True).bit_length()
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLeft:
-    """How long the running cell may still take."""
-
-    seconds: float
-    """By what is known of its steps; of one that is late, at the least."""
-    late_s: float
-    """By how much what runs now takes longer than was thought; 0 where it does not."""
-
-    @property
-    def is_late(self) -> bool:
-        """Whether that is worth telling."""
-        return self.late_s > LATE_S
+def _whole_s(cell: RunConfig, step_s: float) -> float:
+    """Seconds of a cell whose steps take so long."""
+    steps = sum(each.steps for each in planned_stages(cell.measure, step_s))
+    return FIXED_S[cell.cluster.device] + step_s * steps
 
 
 class CellProgress:
@@ -112,17 +99,14 @@ class CellProgress:
         self._cell = cell
         self._step_s = step_s
         self._now_s = now_s
-        self._fixed_s = FIXED_S[cell.cluster.device] + (START_S if imports else 0.0)
+        self._imports_s = START_S if imports else 0.0
         self._begun_s = self._entered_s = now_s()
         self._stage = Stage("starting", IMPORTING if imports else None)
-        self._last_with_steps: Stage | None = None
 
     def enter(self, stage: Stage) -> None:
         """Take note of what has just begun."""
         self._stage, self._entered_s = stage, self._now_s()
         self._step_s = stage.step_s or self._step_s
-        if stage.steps:
-            self._last_with_steps = stage
 
     @property
     def elapsed_s(self) -> float:
@@ -134,38 +118,12 @@ class CellProgress:
         stage = self._stage
         if stage.steps < 2 or self._step_s is None:  # noqa: PLR2004  one step needs no count
             return f"{stage.pass_name}, {stage.part}" if stage.part else stage.pass_name
-        running = min(stage.steps, 1 + int(self._in_stage_s / self._step_s))
+        running = min(stage.steps, 1 + int((self._now_s() - self._entered_s) / self._step_s))
         return f"{stage.pass_name}, {stage.part or 'step'} about {running}/{stage.steps}"
 
-    def left(self) -> TimeLeft | None:
-        """The time to the cell's end; None before anything is known of its steps.
-
-        A stage of steps that is not over when it should be says how long its steps take at the least.
-        """
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the cell's end, negative where it is late; None as long as no step is known."""
         if self._step_s is None:
             return None
-        if self._stage.steps:
-            own_s = self._stage.steps * self._step_s - self._in_stage_s
-            step_s = max(self._step_s, self._in_stage_s / self._stage.steps)
-        else:
-            own_s = -self._in_stage_s if self._last_with_steps else self._fixed_s - self.elapsed_s
-            step_s = self._step_s
-        steps = sum(stage.steps for stage in self._ahead(self._step_s))
-        return TimeLeft(max(0.0, own_s) + steps * step_s, late_s=max(0.0, -own_s))
-
-    @property
-    def _in_stage_s(self) -> float:
-        return self._now_s() - self._entered_s
-
-    def _ahead(self, step_s: float) -> list[Stage]:
-        """The stages with steps that have not begun."""
-        planned = planned_stages(self._cell.measure, step_s)
-        if self._last_with_steps is None:
-            return planned
-        names = [_name(stage) for stage in planned]
-        begun = _name(self._last_with_steps)
-        return planned[names.index(begun) + 1 :] if begun in names else []
-
-
-def _name(stage: Stage) -> tuple[str, str | None]:
-    return stage.pass_name, stage.part
+        return self._imports_s + _whole_s(self._cell, self._step_s) - self.elapsed_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.cell.planned import PlannedCell
@@ -20,7 +20,6 @@ from bench.sweep.estimate import START_S, Estimate
 from bench.sweep.expected import Expected
 from bench.sweep.plan import Plan
 from bench.sweep.references import missing_references, why_not_tried
-from bench.sweep.repeats import Choice, Ran, choose
 from bench.sweep.room import Room, room_of
 
 INTERVAL_STEPS = next(n for n in range(1, 100) if interval_rank(n))
@@ -78,8 +77,6 @@ class Advice:
     """Cells that get an interval by it."""
     total_s: float
     """What the first process of every cell then takes in all."""
-    timeout_s: int | None
-    """A `measure.timeout_s` that the longest cell then needs; None where its own will do."""
 
 
 class Forecast:
@@ -129,26 +126,6 @@ class Forecast:
         return cell.measure.timeout_s if took_s is None else min(took_s, cell.measure.timeout_s)
 
     @property
-    def repeats(self) -> Choice:
-        """How many more processes the lengths would get if every cell takes as long as expected."""
-        left_open = {cell.cell_id for cell in self.plan.open_cells}
-        ran = {
-            each.cell.cell_id: Ran((each.cell_s,), (1e3 * each.step.seconds,))
-            for each in self.cells
-            if each.lasts and each.cell.cell_id in left_open and each.cell_s and each.step
-        }
-        if not ran:
-            return {}
-        left_s = self.plan.open_cells[0].measure.repeats_budget_s - self.total_s
-        return choose(self.plan.open_cells, ran, left_s)
-
-    @property
-    def measured_instead_s(self) -> float | None:
-        """Seconds of the predicted cells if their ranks ran; None without any, or where not known."""
-        each_s = [e.cell_s for e in self.cells if e.reason is None and e.cell.mode not in RUNS]
-        return sum(each for each in each_s if each is not None) if each_s and None not in each_s else None
-
-    @property
     def advice(self) -> Advice | None:
         """The budget that gives every cell an interval; None where each has one, or steps are not known."""
         short = [
@@ -162,18 +139,14 @@ class Forecast:
         needed_s = max(
             budget_for(INTERVAL_STEPS, each.cell.measure, each.step.seconds) for each in short if each.step
         )
-        budget_s = _rounded(SPARE * needed_s)
-        richer = [_with_budget(each.cell, budget_s) for each in self.cells if each.lasts]
-        gain = len({each.cell.cell_id for each in short})
-        return Advice(budget_s, gain, self._total_s(richer), self._timeout_s(richer))
-
-    def _timeout_s(self, cells: Iterable[RunConfig]) -> int | None:
-        late_s = [
-            took_s
-            for cell in cells
-            if (took_s := self._estimate.cell_s(cell)) is not None and took_s > cell.measure.timeout_s
+        budget_s = math.ceil(SPARE * needed_s / ROUND_S) * ROUND_S
+        measures = ((each.cell, each.cell.measure) for each in self.cells if each.lasts)
+        richer = [
+            replace(cell, measure=replace(measure, budget_s=max(budget_s, measure.budget_s)))
+            for cell, measure in measures
         ]
-        return _rounded(SPARE * max(late_s)) if late_s else None
+        gain = len({each.cell.cell_id for each in short})
+        return Advice(budget_s, gain, self._total_s(richer))
 
     @property
     def bases(self) -> list[str]:
@@ -188,12 +161,3 @@ class Forecast:
         if all(each.cell_s is None or each.ends_early for each in self.cells if each.runs):
             return "an unknown time"
         return f"about {duration_label(self.total_s)} and what {self.unknown} more of the cells take"
-
-
-def _rounded(seconds: float) -> int:
-    return math.ceil(seconds / ROUND_S) * ROUND_S
-
-
-def _with_budget(cell: RunConfig, budget_s: float) -> RunConfig:
-    measure = cell.measure
-    return replace(cell, measure=replace(measure, budget_s=max(budget_s, measure.budget_s)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 
 from bench.cell.launcher import Launcher
 from bench.config import ConfigError
@@ -21,30 +20,20 @@ from bench.sweep.plan import Plan
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where agents are to come, and how many."""
-
-    cluster: str
-    nodes: int
-    address: str
-    port: int
-    wait_s: float
-
-
 @contextmanager
 def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
     """The launcher of a planned sweep. Raises ConfigError where its nodes do not come."""
     cluster = raw["cluster"]["name"]
-    runs = any(each.cell.mode == "measure" for each in plan.cells)
-    if cluster not in GATHERED or not runs:
+    if cluster not in GATHERED or not any(each.cell.mode == "measure" for each in plan.cells):
         yield Launcher()
         return
-    meeting = _meeting(raw["cluster"], max(each.cell.cluster.nodes for each in plan.cells))
+    nodes = max(each.cell.cluster.nodes for each in plan.cells)
+    wait_s = values.positive("cluster.wait_s", raw["cluster"]["wait_s"], example="600")
     key = os.environ.get(KEY, "").encode()
+    address, port = _address(raw["cluster"]), _port(raw["cluster"])
     with (
-        Gathering(meeting.address, meeting.port, key or None, plan.lease) as gathering,
-        STARTS[cluster](gathering, meeting, say),
+        Gathering(address, port, key or None, plan.lease) as gathering,
+        STARTS[cluster](gathering, nodes, wait_s, say),
     ):
         try:
             yield Launcher(gathering.nodes)
@@ -52,51 +41,45 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
             gathering.leave()
 
 
-def _meeting(raw: Raw, nodes: int) -> Meeting:
+def _port(raw: Raw) -> int:
     port = values.whole("cluster.port", raw["port"], least=0)
     if port >= 1 << 16:
         raise ConfigError(f"cluster.port={port}: the largest port is 65535; write cluster.port=0 for any")
+    return port
+
+
+def _address(raw: Raw) -> str:
+    """By which others are to reach this machine: as given, as Slurm knows it, or its own name's."""
     address = values.text("cluster.address", raw["address"])
-    if address == "auto":
-        address = address_of_this_machine(KNOWN_ADDRESS[raw["name"]](os.environ))
-    return Meeting(
-        cluster=raw["name"],
-        nodes=nodes,
-        address=address,
-        port=port,
-        wait_s=values.positive("cluster.wait_s", raw["wait_s"], example="600"),
-    )
+    if address != "auto":
+        return address
+    return address_of_this_machine(own_address(os.environ) if raw["name"] == "slurm" else None)
 
 
-def _by_hand(gathering: Gathering, meeting: Meeting, say: Say) -> AbstractContextManager[object]:
-    say(f"start on each of {meeting.nodes} nodes: {gathering.command}")
-    gathering.wait_for(meeting.nodes, meeting.wait_s, say, lambda: None)
+def _by_hand(gathering: Gathering, nodes: int, wait_s: float, say: Say) -> AbstractContextManager[object]:
+    say(f"start on each of {nodes} nodes: {gathering.command}")
+    gathering.wait_for(nodes, wait_s, say, lambda: None)
     return nullcontext()
 
 
 @contextmanager
-def _by_slurm(gathering: Gathering, meeting: Meeting, say: Say) -> Iterator[None]:
+def _by_slurm(gathering: Gathering, nodes: int, wait_s: float, say: Say) -> Iterator[None]:
     names = allocated_nodes(os.environ)
-    if meeting.nodes > len(names):
+    if nodes > len(names):
         raise ConfigError(
-            f"cluster.nodes={meeting.nodes}: the allocation has {len(names)}; write cluster.nodes=auto, or"
-            f" allocate {meeting.nodes}"
+            f"cluster.nodes={nodes}: the allocation has {len(names)}; write cluster.nodes=auto, or"
+            f" allocate {nodes}"
         )
-    with slurm_agents(names[: meeting.nodes], gathering.arguments, gathering.environment) as refuse_ended:
+    with slurm_agents(names[:nodes], gathering.arguments, gathering.environment) as refuse_ended:
         try:
-            gathering.wait_for(meeting.nodes, meeting.wait_s, say, refuse_ended)
+            gathering.wait_for(nodes, wait_s, say, refuse_ended)
             yield
         finally:
             gathering.leave()
 
 
-STARTS: Mapping[str, Callable[[Gathering, Meeting, Say], AbstractContextManager[object]]] = {
+STARTS: Mapping[str, Callable[[Gathering, int, float, Say], AbstractContextManager[object]]] = {
     "nodes": _by_hand,
     "slurm": _by_slurm,
 }
 """What starts the agents of a cluster, and waits for them; they leave when it is closed."""
-KNOWN_ADDRESS: Mapping[str, Callable[[Mapping[str, str]], str | None]] = {
-    "nodes": lambda _: None,
-    "slurm": own_address,
-}
-"""By which others are known to reach this machine; None where its own name has to tell."""

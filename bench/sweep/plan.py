@@ -111,8 +111,8 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     cells = {cell.cell_id: cell for cell in experiment.cells(raws, machine)}
     for cell in cells.values():
         _refuse_failing_facts(cell)
-        if single:
-            _refuse_illegal(cell)
+        if single and (reason := refusal(cell)) is not None:
+            raise ConfigError(reason)
     most = max(map(least_repeats, cells.values()))
     refuse_too_many([len(cells), most])
     turns = [turn for turn in in_turns([*cells.values()], range(most)) if turn[1] < least_repeats(turn[0])]
@@ -140,12 +140,6 @@ def _in_order(turns: Iterable[Turn], first: int, roles: Mapping[str, Role]) -> l
         PlannedCell(cell, repeat, order, roles.get(cell.cell_id, Role.CELL))
         for order, (cell, repeat) in enumerate(turns, first)
     ]
-
-
-def _refuse_illegal(cell: RunConfig) -> None:
-    reason = refusal(cell)
-    if reason is not None:
-        raise ConfigError(reason)
 
 
 def _refuse_failing_facts(cell: RunConfig) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import StringIO
-from itertools import chain
 
 from rich.console import Console
 from rich.table import Table
@@ -13,19 +12,19 @@ from rich.text import Text
 from bench.command import tool_words
 from bench.config import RunConfig
 from bench.cost.fit import Fit
-from bench.labels import duration_label, length_label, shown, size_label
+from bench.labels import duration_label, shown, size_label
 from bench.request.choices import Raw
-from bench.sweep.auto_choices import CHOICES, choices_left_open
+from bench.sweep.auto_choices import choice, choices_left_open
 from bench.sweep.expected import OTHER_CPU
 from bench.sweep.forecast import INTERVAL_STEPS, CellForecast, Forecast
 from bench.sweep.progress import CellLabels, setting
 from bench.sweep.room import Room
 
-HEADINGS = ("cell", "automatic choices", "steps", "time", "memory", "fit", "reason")
-FOLDED = frozenset({"cell", "automatic choices", "reason"})
+HEADINGS = ("cell", "automatic choices", "steps", "time", "memory", "fit")
+NARROW = 100
+"""A terminal with fewer columns goes without `steps`."""
+FOLDED = frozenset({"cell", "automatic choices"})
 """Columns that take several lines where there is little room."""
-LEAST_REASON = 32
-"""Columns of the terminal that reasons take at the least; with less room they are notes below the table."""
 SHORT = {"cluster.world_size": "ranks", "cluster.threads_per_rank": "threads"}
 """Of long keys, in the table."""
 UNLIMITED = 10_000
@@ -63,8 +62,12 @@ def whole_plan(
     done = len(_done(forecast))
     already = f", {done} of them done" if done else ""
     further = "" if forecast.plan.grow is None else ", the first ones, and further ones by their records"
-    table, reasons = _table(forecast, raws, width)
-    notes = [*reasons, *_time(forecast), *_repeats(forecast), *_common(forecast, raws), *forecast.plan.notes]
+    reasons = dict.fromkeys(reason for each in forecast.cells if (reason := _reason(each)))
+    numbers = {reason: f"[{number}]" for number, reason in enumerate(reasons, 1)}
+    table = _table(_rows(forecast, raws, numbers), width)
+    notes = [*(f"{number} {reason}" for reason, number in numbers.items()), *_time(forecast)]
+    notes += [*([] if forecast.plan.note is None else [forecast.plan.note])]
+    notes += [*_common(forecast, raws), *forecast.plan.notes]
     notes += [*_fitting(forecast), *_advice(forecast), *_too_long(forecast), *more]
     return [
         f"plan of {_cells(len(forecast.plan.cells))}{already}{further}: nothing runs, nothing is written",
@@ -82,12 +85,12 @@ def _done(forecast: Forecast) -> list[tuple[RunConfig, int]]:
     return [(cell, repeat) for cell, repeat in planned if (cell.cell_id, repeat) not in pending]
 
 
-def _table(forecast: Forecast, raws: Sequence[Raw], width: int) -> tuple[list[str], list[str]]:
-    """Its lines, and the reasons that have no room in it."""
+def _rows(forecast: Forecast, raws: Sequence[Raw], numbers: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """A row of HEADINGS for each cell: those that are done, references, and those that are to run."""
     planned = [each.cell for each in forecast.plan.cells]
     labels = CellLabels([*planned, *(each.cell for each in forecast.cells)])
     _, choices = _by_difference(raws, planned)
-    nothing = ("",) * 3
+    nothing = ("",) * 2
     rows: list[tuple[str, ...]] = [
         (_name(labels, cell, repeat), _chosen(choices, cell), "", "done", *nothing)
         for cell, repeat in _done(forecast)
@@ -98,33 +101,26 @@ def _table(forecast: Forecast, raws: Sequence[Raw], width: int) -> tuple[list[st
         rows.append((f"reference {references.of(cell)}", "", "", took, *nothing))
     for each in forecast.cells:
         name = _name(labels, each.cell, each.planned.repeat)
-        rows.append((name, _chosen(choices, each.cell), *_expected(each)))
-    columns = {head: texts for head, *texts in zip(HEADINGS, *rows, strict=True) if any(texts)}
-    console = Console(file=StringIO(), width=width)
-    reasons, numbers = columns.pop("reason", []), dict[str, int]()
-    wide = console.options.update_width(UNLIMITED)
-    if reasons:
-        if width - console.measure(_drawn(columns), options=wide).maximum < LEAST_REASON:
-            distinct = dict.fromkeys(filter(None, reasons))
-            numbers = {reason: number for number, reason in enumerate(distinct, 1)}
-        columns["reason"] = [f"note {numbers[each]}" if each in numbers else each for each in reasons]
-    if console.measure(_drawn(columns), options=wide).minimum > width:
+        *expected, fit = _expected(each)
+        number = numbers.get(_reason(each), "")
+        rows.append((name, _chosen(choices, each.cell), *expected, f"{fit} {number}".rstrip()))
+    return rows
+
+
+def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
+    """The columns in which any row has something."""
+    columns = {heading: texts for heading, *texts in zip(HEADINGS, *rows, strict=True) if any(texts)}
+    if width < NARROW:
         columns.pop("steps", None)
-    with console.capture() as drawn:
-        console.print(_drawn(columns))
-    lines = [line.rstrip() for line in drawn.get().splitlines()]
-    return lines, [f"note {number}: {reason}" for reason, number in numbers.items()]
-
-
-def _drawn(columns: Mapping[str, Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading, texts in columns.items():
-        parts = ([text] if heading not in FOLDED else text.split() for text in (heading, *texts))
-        longest = max(map(len, chain.from_iterable(parts)))
-        table.add_column(heading, min_width=longest, no_wrap=heading not in FOLDED)
+    for heading in columns:
+        table.add_column(heading, no_wrap=heading not in FOLDED, overflow="fold")
     for row in zip(*columns.values(), strict=True):
         table.add_row(*map(Text, row))
-    return table
+    console = Console(file=StringIO(), width=width)
+    with console.capture() as drawn:
+        console.print(table)
+    return [line.rstrip() for line in drawn.get().splitlines()]
 
 
 def _name(labels: CellLabels, cell: RunConfig, repeat: int) -> str:
@@ -137,46 +133,40 @@ def _by_difference(raws: Sequence[Raw], cells: Sequence[RunConfig]) -> tuple[lis
     Without sp_degree: a cell's label tells it.
     """
     keys = [key for key in choices_left_open(raws) if key != "sp_degree"]
-    differing = [key for key in keys if len({CHOICES[key](cell) for cell in cells}) > 1]
+    differing = [key for key in keys if len({choice(key, cell) for cell in cells}) > 1]
     return [key for key in keys if key not in differing], differing
 
 
 def _chosen(keys: Sequence[str], cell: RunConfig) -> str:
-    values = {SHORT.get(key, key.removesuffix(".name")): CHOICES[key](cell) for key in keys}
+    values = {SHORT.get(key, key.removesuffix(".name")): choice(key, cell) for key in keys}
     return " ".join(setting(key, value) for key, value in values.items() if value is not None)
 
 
 def _expected(each: CellForecast) -> tuple[str, ...]:
-    """A cell's timed steps, whole time, memory of a rank, whether it fits, and why not."""
+    """A cell's timed steps, whole time, memory of a rank, and whether it fits."""
     if each.reason is not None:
-        return ("", "", "", "unsupported", each.reason)
+        return ("", "", "", "unsupported")
     step = UNKNOWN if each.step is None else _seconds(each.step.seconds)
     time = ""
     if each.runs:
         step = UNKNOWN if each.step is None else f"{each.timed_steps} x {step}"
         time = UNKNOWN if each.cell_s is None or each.ends_early else duration_label(each.cell_s)
     if each.room is None:
-        return (step, time, UNKNOWN, UNKNOWN, "")
-    reason = "" if each.room.fit is Fit.FITS else _shortage(each.room)
-    return (step, time, each.room.needed_label, FITS[each.room.fit], reason)
+        return (step, time, UNKNOWN, UNKNOWN)
+    return (step, time, each.room.needed_label, FITS[each.room.fit])
 
 
-def _shortage(room: Room) -> str:
-    words = f"a rank may use {size_label(room.usable)} and needs most for {room.largest}"
-    instead = room.checkpointed
-    return words if instead is None else f"{words}; about {size_label(instead.total)} with checkpointing=true"
+def _reason(each: CellForecast) -> str:
+    """Why a cell cannot run or may not fit; nothing where it can and does."""
+    if each.reason is not None or each.room is None or each.room.fit is Fit.FITS:
+        return each.reason or ""
+    return f"a rank may use {size_label(each.room.usable)} and needs most for {each.room.largest}"
 
 
 def _time(forecast: Forecast) -> Iterator[str]:
     """How long it takes and what that rests on, in one line; then what may come on top."""
-    parts = []
     if any(each.runs for each in forecast.cells):
-        parts.append(f"{forecast.duration} for one process of each cell")
-    if forecast.measured_instead_s is not None:
-        there = f"measuring them there takes about {duration_label(forecast.measured_instead_s)}"
-        parts.append(f"predicted cells are arithmetic; {there}")
-    if parts:
-        yield f"time: {'; '.join(parts)}{_by(forecast)}"
+        yield f"time: {forecast.duration} for one process of each cell{_by(forecast)}"
     calibrate = f"{tool_words('bench.calibrate')} --output FILE.yaml measures this machine"
     calibrate += "; then hardware=calibrated hardware.path=FILE.yaml"
     if any(each.step is None for each in forecast.cells if each.reason is None):
@@ -185,23 +175,11 @@ def _time(forecast: Forecast) -> Iterator[str]:
         yield f"that other CPU is two cores of an AMD EPYC; this one may take a multiple. {calibrate}"
 
 
-def _repeats(forecast: Forecast) -> Iterator[str]:
-    """Those that depend on what the first processes take."""
-    if forecast.plan.note is not None:
-        yield forecast.plan.note
-    for seq_len, more in sorted(forecast.repeats.items()):
-        at, took = length_label(seq_len), duration_label(more.lacks * more.took_s)
-        if more.gets:
-            yield f"expected after that at {at}: {more.gets} more of each cell, {took}"
-        else:
-            yield f"expected after that at {at}: none, as {more.lacks} more of each cell take {took}"
-
-
 def _common(forecast: Forecast, raws: Sequence[Raw]) -> Iterator[str]:
     """What all cells share, so that the table need not say it."""
     cells = [each.cell for each in forecast.plan.cells]
     same, _ = _by_difference(raws, cells)
-    values = {key.removesuffix(".name"): CHOICES[key](cells[0]) for key in same}
+    values = {key.removesuffix(".name"): choice(key, cells[0]) for key in same}
     chosen = " ".join(f"{key}={shown(value)}" for key, value in values.items() if value is not None)
     if chosen:
         yield f"automatic choices in all cells: {chosen}"
@@ -215,10 +193,8 @@ def _fitting(forecast: Forecast) -> Iterator[str]:
     limits = dict.fromkeys(f"{size_label(room.usable)} ({_whose(room)})" for room in rooms)
     if limits:
         yield f"memory that a rank may use: {', '.join(limits)}"
-    if any(each.ends_early for each in forecast.cells):
-        yield f"cells that do not fit are {RUNS_ANYWAY}; their time is not counted"
     yield from forecast.not_tried
-    yield from _shared(forecast)
+    yield from _memory(forecast)
 
 
 def _whose(room: Room) -> str:
@@ -235,11 +211,7 @@ def _memory(forecast: Forecast) -> Iterator[str]:
             labels = CellLabels(each.cell for each in forecast.cells)
             names = ", ".join(map(labels.of, [*short.values()][:MOST_NAMED]))
             names += ", ..." if len(short) > MOST_NAMED else ""
-            yield f"{_cells(len(short))} {what} ({names}): {RUNS_ANYWAY}; --plan says why"
-    yield from _shared(forecast)
-
-
-def _shared(forecast: Forecast) -> Iterator[str]:
+            yield f"{_cells(len(short))} {what} ({names}): {RUNS_ANYWAY}"
     rooms = [each.room for each in forecast.cells if each.runs and each.room is not None]
     if any(room.is_share and room.fit is not Fit.FITS for room in rooms):
         yield SHARED
@@ -251,8 +223,6 @@ def _advice(forecast: Forecast) -> list[str]:
         return []
     lack = f"{_cells(advice.gain)} will have fewer than {INTERVAL_STEPS} timed steps and so no interval"
     words = f"measure.budget_s={advice.budget_s}"
-    if advice.timeout_s is not None:
-        words += f" measure.timeout_s={advice.timeout_s}"
     took = f"about {duration_label(advice.total_s)} instead of {duration_label(forecast.total_s)}"
     return [f"{lack}; {words} gives every cell {INTERVAL_STEPS}, in {took}"]
 

@@ -27,9 +27,8 @@ from bench.config import RunConfig
 from bench.labels import duration_label, length_label
 from bench.ranks.log import Stage
 from bench.record import FINDINGS, Record
-from bench.sweep.estimate import CellProgress, Estimate, TimeLeft
+from bench.sweep.estimate import LATE_S, CellProgress, Estimate
 
-NOTHING_LEFT = TimeLeft(0.0, late_s=0.0)
 HEARTBEAT_S = 60.0
 """How long a log may stay silent while a cell runs."""
 SELF_EXPLAINING = frozenset(
@@ -55,8 +54,6 @@ class Progress(Listener):
         self._running: PlannedCell | None = None
         self._cell_progress: CellProgress | None = None
         self._is_beside = False
-        self._is_answered = False
-        """Whether the running cell starts no ranks: it is refused, or arithmetic."""
         self._has_started = False
         self._waiting_s: float | None = None
         self._total = 0
@@ -119,7 +116,6 @@ class Progress(Listener):
     def _follow(self, planned: PlannedCell, *, is_beside: bool) -> None:
         self._running, self._is_beside = planned, is_beside
         imports = planned.cell.mode in RUNS and not self._has_started
-        self._is_answered = self._estimate.cell_s(planned.cell) == 0.0
         step_s = self._estimate.step_s(planned.cell)
         self._cell_progress = CellProgress(planned.cell, step_s, self._now_s, imports=imports)
         self._said_s = self._now_s()
@@ -201,21 +197,21 @@ class Progress(Listener):
         return f"[{self._total - len(self._left) + 1}/{self._total}] {self._label()}"
 
     def _eta(self) -> str:
-        """`about 5 min left`; `at least 5 min, perhaps 7 min left` while something takes longer than thought.
-
-        Perhaps: what is late by a minute may take another one.
-        """
+        """`about 5 min left`; `at least 5 min left, as this cell is 2 min late` where it takes too long."""
         if not self._left:
             return ""
-        running: TimeLeft | None = NOTHING_LEFT
-        if self._cell_progress is not None and not self._is_answered:
-            running = self._cell_progress.left()
-        if self._waiting_s is None or running is None:
+        left_s: float | None = 0.0
+        if self._running is not None and self._cell_progress is not None:
+            starts_ranks = self._estimate.cell_s(self._running.cell) != 0.0
+            left_s = self._cell_progress.left_s if starts_ranks else 0.0
+        if self._waiting_s is None or left_s is None:
             return "time left unknown"
-        least_s = self._waiting_s + running.seconds
-        if not running.is_late:
-            return f"about {duration_label(least_s)} left"
-        return f"at least {duration_label(least_s)}, perhaps {duration_label(least_s + running.late_s)} left"
+        left = f"{duration_label(self._waiting_s + max(0.0, left_s))} left"
+        return (
+            f"about {left}"
+            if left_s > -LATE_S
+            else f"at least {left}, as this cell is {duration_label(-left_s)} late"
+        )
 
     def _guess(self) -> None:
         """How long the cells behind the running one will take; not at every tick: there may be thousands."""

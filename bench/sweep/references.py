@@ -6,7 +6,7 @@ Such a cell is no result: its record is not stored, and its budget is stated.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +16,14 @@ from bench.cell.planned import PlannedCell
 from bench.cell.run import CellInterrupted, SharedSections, run
 from bench.cell.trajectory import REFERENCE_STRATEGY, Trajectories, is_base, work_of
 from bench.cell.watch import SILENT, Listener
-from bench.config import ClusterConfig, RunConfig
+from bench.config import RunConfig
 from bench.cost.fit import Fit
 from bench.environment import Machine, this_machine
 from bench.labels import duration_label, length_label, size_label
 from bench.passes.timing.section import MAX_WARM_UP_STEPS
 from bench.record import Role, Status
 from bench.request.legality import refusal
+from bench.request.placement import of_fewer_ranks
 from bench.strategies import STRATEGIES
 from bench.sweep.room import room_of
 from bench.training.trainer_facts import NATIVE
@@ -54,12 +55,10 @@ class References:
 
     def run_missing(self, cell: RunConfig, trajectories: Trajectories, shared: SharedSections) -> None:
         """Give the trajectories a reference for this cell's work, unless one is planned or was tried."""
-        if cell.workload.name != "train" or cell.measure.reference_budget_s == 0:
+        reference = _missing_reference(cell, self._settled)
+        if reference is None or trajectories.know(work_of(cell)):
             return
-        work, reference = work_of(cell), reference_of(cell)
-        if work in self._settled or reference is None or trajectories.know(work):
-            return
-        self._settled.add(work)
+        self._settled.add(work_of(cell))
         reason = why_not_tried(reference, this_machine())
         if reason is not None:
             self.say(reason)
@@ -82,16 +81,21 @@ class References:
 
 def missing_references(cells: Sequence[RunConfig]) -> list[RunConfig]:
     """The cells of `local` that a sweep of these cells runs besides them, once for each work."""
-    settled = {work_of(cell) for cell in cells if is_base(cell)}
-    found = dict[str, RunConfig]()
+    settled, found = {work_of(cell) for cell in cells if is_base(cell)}, list[RunConfig]()
     for cell in cells:
-        needs_one = cell.workload.name == "train" and cell.measure.reference_budget_s > 0
-        if not needs_one or refusal(cell) is not None or (work := work_of(cell)) in settled or work in found:
-            continue
-        reference = reference_of(cell)
+        reference = _missing_reference(cell, settled)
         if reference is not None:
-            found[work] = reference
-    return [*found.values()]
+            settled.add(work_of(cell))
+            found.append(reference)
+    return found
+
+
+def _missing_reference(cell: RunConfig, settled: Collection[str]) -> RunConfig | None:
+    """The reference of a cell that trains, unless its work is settled; None where nobody wants one."""
+    is_wanted = cell.workload.name == "train" and cell.measure.reference_budget_s > 0
+    if not is_wanted or refusal(cell) is not None or work_of(cell) in settled:
+        return None
+    return reference_of(cell)
 
 
 def why_not_tried(reference: RunConfig, machine: Machine) -> str | None:
@@ -103,19 +107,6 @@ def why_not_tried(reference: RunConfig, machine: Machine) -> str | None:
         f"{length_label(reference.seq_len)}: {REFERENCE_STRATEGY} does not run as a reference: a rank needs"
         f" {room.needed_label} and may use {size_label(room.usable)}; others are compared with the first"
         " sound cell"
-    )
-
-
-def _fewer_ranks(cluster: ClusterConfig, ranks: int, threads_per_rank: int) -> ClusterConfig:
-    """The cluster that so many ranks need."""
-    nodes = cluster.nodes_of(ranks)
-    return replace(
-        cluster,
-        world_size=ranks,
-        nodes=nodes,
-        network=cluster.network if nodes > 1 else None,
-        ranks_per_gpu=min(cluster.ranks_per_gpu, ranks),
-        threads_per_rank=threads_per_rank,
     )
 
 
@@ -135,7 +126,7 @@ def reference_of(cell: RunConfig) -> RunConfig | None:
         ulysses_degree=1,
         padding=0,
         trainer=NATIVE,
-        cluster=_fewer_ranks(cell.cluster, cell.dp_degree, threads),
+        cluster=replace(of_fewer_ranks(cell.cluster, cell.dp_degree), threads_per_rank=threads),
         measure=replace(
             cell.measure,
             steps=cell.measure.steps + MORE_STEPS + (MAX_WARM_UP_STEPS if cell.measure.warmup_s else 0),

@@ -25,13 +25,8 @@ Turn = tuple[RunConfig, int]
 """A cell and its repeat, from 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """The processes of one cell that worked, so far."""
-
-    wall_s: tuple[float, ...]
-    step_ms: tuple[float, ...]
-    """Each process's median step."""
+Processes = Sequence[Mapping[str, Any]]
+"""The records of one cell's processes that worked, so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +38,6 @@ class More:
     lacks: int
     took_s: float
     """One process of each of its cells."""
-
-    @property
-    def more_s(self) -> float:
-        return self.gets * self.took_s
 
 
 Choice = Mapping[int, More]
@@ -64,7 +55,7 @@ def in_turns(cells: Sequence[RunConfig], repeats: Iterable[int]) -> list[Turn]:
     return [
         (cell, repeat)
         for repeat in repeats
-        for cell in (_shuffled(cells, f"{seed} {repeat}") if repeat else first)
+        for cell in (random.Random(f"{seed} {repeat}").sample(cells, len(cells)) if repeat else first)
     ]
 
 
@@ -78,37 +69,34 @@ def open_cells(cells: Iterable[RunConfig]) -> list[RunConfig]:
     return [cell for cell in cells if cell.measure.repeats == AUTO]
 
 
-def ran_so_far(records: Iterable[Mapping[str, Any]]) -> dict[str, Ran]:
-    """By cell, what became of those of its processes that worked."""
+def ran_so_far(records: Iterable[Mapping[str, Any]]) -> dict[str, Processes]:
+    """By cell, its processes that worked."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
         if record["status"] == Status.OK:
             found.setdefault(record["cell_id"], []).append(record)
-    return {
-        cell: Ran(tuple(float(each["wall_s"]) for each in its), tuple(map(step_ms, its)))
-        for cell, its in found.items()
-    }
+    return {**found}
 
 
-def choose(cells: Iterable[RunConfig], ran: Mapping[str, Ran], left_s: float) -> Choice:
+def choose(cells: Iterable[RunConfig], ran: Mapping[str, Processes], left_s: float) -> Choice:
     """Which lengths get more processes, by what those that ran took and spread by; the soonest done first.
 
     All cells of a length run equally often, so that they stay comparable. MIN_PROCESSES come at once or not
     at all; once there, further ones come as far as there is room. A length with fewer than two cells that
     worked has nothing to compare: it is left out, and so is one that lacks nothing.
     """
-    by_length: dict[int, list[Ran]] = {}
+    by_length: dict[int, list[Processes]] = {}
     for cell in cells:
         if cell.cell_id in ran:
             by_length.setdefault(cell.seq_len, []).append(ran[cell.cell_id])
     lacking = {
-        seq_len: (_lacks(its), sum(fmean(each.wall_s) for each in its))
+        seq_len: (_lacks(its), sum(fmean(float(each["wall_s"]) for each in cell) for cell in its))
         for seq_len, its in by_length.items()
         if len(its) > 1 and _lacks(its)
     }
     choice = dict[int, More]()
     for seq_len, (lacks, took_s) in sorted(lacking.items(), key=lambda pair: math.prod(pair[1])):
-        has = _processes(by_length[seq_len])
+        has = min(map(len, by_length[seq_len]))
         fits = min(lacks, math.floor(left_s / took_s))
         gets = fits if fits == lacks or has >= MIN_PROCESSES else 0
         choice[seq_len] = More(has, gets, lacks, took_s)
@@ -116,16 +104,12 @@ def choose(cells: Iterable[RunConfig], ran: Mapping[str, Ran], left_s: float) ->
     return choice
 
 
-def _processes(cells: Iterable[Ran]) -> int:
-    return min(len(each.step_ms) for each in cells)
-
-
-def _lacks(cells: Sequence[Ran]) -> int:
+def _lacks(cells: Sequence[Processes]) -> int:
     """How many more processes of each tell them apart, as far as those that ran know."""
-    has = _processes(cells)
+    has = min(map(len, cells))
     if has < MIN_PROCESSES:
         return MIN_PROCESSES - has
-    return max(0, enough_processes(pooled_spread(each.step_ms for each in cells)) - has)
+    return max(0, enough_processes(pooled_spread([*map(step_ms, each)] for each in cells)) - has)
 
 
 def step_ms(record: Mapping[str, Any]) -> float:
@@ -148,25 +132,17 @@ def planned_line(cells: Sequence[RunConfig]) -> str | None:
 
 def chosen_line(choice: Choice, cells: Sequence[RunConfig]) -> str | None:
     """How many processes there will be at which lengths, and why no more; None where none are lacking."""
-    lengths: dict[str, list[str]] = {}
+    lines, budget = [], _budget(cells)
     for seq_len, more in sorted(choice.items()):
-        outcome = _outcome(more, _budget(cells))
-        lengths.setdefault(outcome, []).append(length_label(seq_len))
-    lines = [outcome.format(lengths=", ".join(at)) for outcome, at in lengths.items()]
+        will_have, processes = more.has + more.gets, more.has + more.lacks
+        line = f"{'one process' if will_have == 1 else f'{will_have} processes'} of each cell at "
+        line += length_label(seq_len)
+        if more.gets:
+            line += f" ({more.gets} more, about {duration_label(more.gets * more.took_s)})"
+        if will_have < processes:
+            line += f": {processes} would not fit {budget}"
+        lines.append(line)
     return f"measure.repeats={AUTO}: {'; '.join(lines)}" if lines else None
-
-
-def _outcome(more: More, budget: str) -> str:
-    """In words, the same for lengths of the same outcome."""
-    will_have = more.has + more.gets
-    line = f"{'one process' if will_have == 1 else f'{will_have} processes'} of each cell at {{lengths}}"
-    if more.gets:
-        line += f" ({more.gets} more, about {duration_label(more.more_s)})"
-    return line if more.gets == more.lacks else f"{line}: {more.has + more.lacks} would not fit {budget}"
-
-
-def _shuffled(cells: Sequence[RunConfig], seed: str) -> list[RunConfig]:
-    return random.Random(seed).sample(cells, len(cells))
 
 
 def _budget(cells: Sequence[RunConfig]) -> str:

@@ -60,7 +60,7 @@ def whole_request(arguments: Sequence[str]) -> list[str]:
     given = {key: parsed(typed[key]).value() for key in RESUMING}
     if values.resume("resume", given["resume"]) is Resume.NEVER:
         return [*arguments]
-    own = read_plan(_existing(Path(str(given["sweep_dir"]))))
+    own = read_plan(Path(str(given["sweep_dir"])))
     words = [word.removeprefix("++") for word in own.words]
     return [*(word for word in words if word.partition("=")[0] not in GOING_ON), *arguments]
 
@@ -77,17 +77,12 @@ def read_plan(folder: Path) -> StoredPlan:
             raise TypeError("argv and cells are not lists of words and of cells")  # noqa: TRY301
     except FileNotFoundError:
         raise ConfigError(
-            f"sweep_dir={folder}: has no {CONFIG} that says what was asked; add the words of the sweep"
+            f"resume=true: sweep_dir={folder} holds no sweep, or does not exist; name the folder of one"
         ) from None
     except (OSError, UnicodeError, yaml.YAMLError, TypeError, KeyError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{path}: is no sweep's plan ({why}); add the words of the sweep") from None
     return StoredPlan(tuple(argv[1:]), tuple(cells))
-
-
-def refuse_another_sweep(plan: Plan) -> None:
-    """Raises ConfigError where the plan's folder holds no sweep to go on with, or another one."""
-    Resumed(plan)
 
 
 class Resumed:
@@ -135,11 +130,10 @@ class Resumed:
 
 def _stored_cells(folder: Path) -> list[RunConfig]:
     """The cells of a folder's sweep, by its plan or else its records."""
-    _existing(folder)
-    if (folder / CONFIG).exists():
-        cells = read_plan(folder).cells
-    else:
+    if (folder / RECORDS).exists() and not (folder / CONFIG).exists():
         cells = tuple(record["config"] for record in read_records(folder / RECORDS))
+    else:
+        cells = read_plan(folder).cells
     found, why = list[RunConfig](), ""
     for cell in cells:
         try:
@@ -152,19 +146,6 @@ def _stored_cells(folder: Path) -> list[RunConfig]:
             " name another folder"
         )
     return found
-
-
-def _existing(folder: Path) -> Path:
-    """The folder; raises ConfigError where it is not there, or holds no sweep."""
-    if not folder.exists():
-        raise ConfigError(
-            f"resume=true: sweep_dir={folder} does not exist; name the folder of the sweep to continue"
-        )
-    if not any((folder / name).exists() for name in (CONFIG, RECORDS)):
-        raise ConfigError(
-            f"resume=true: sweep_dir={folder} holds no sweep; name the folder of one, or leave it out"
-        )
-    return folder
 
 
 @dataclass(frozen=True, slots=True)

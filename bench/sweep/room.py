@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from bench.config import RunConfig
 from bench.cost.band import Band
@@ -45,16 +45,6 @@ class Room:
         """The term that needs most."""
         sizes = {field.name: getattr(self.need, field.name) for field in fields(MemoryNeed)}
         return max(sizes, key=lambda name: sizes[name])
-
-    @property
-    def checkpointed(self) -> MemoryNeed | None:
-        """What the cell would need with checkpointing, where that may fit."""
-        if self.cell.checkpointing:
-            return None
-        cell = replace(self.cell, checkpointing=True)
-        need = memory_need(cell)
-        is_less = need is not None and fit_of(needed_band(cell, need), self.usable) is not Fit.OUT_OF_MEMORY
-        return need if is_less else None
 
 
 def room_of(cell: RunConfig, machine: Machine) -> Room | None:

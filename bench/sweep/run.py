@@ -21,13 +21,12 @@ from bench.config import ConfigError, ExitCode, Resume, RunConfig
 from bench.node.lease import gpus_of, lease
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.record import Record, Status, is_finding
-from bench.request.legality import refusal
 from bench.store import RECORDS, Store, read_records, write_whole
 from bench.sweep.interrupts import Interrupts
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 from bench.sweep.references import References
-from bench.sweep.resume import CONFIG, Kept, Resumed, kept_records, refuse_another_sweep
+from bench.sweep.resume import CONFIG, Kept, Resumed, kept_records
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry
@@ -62,7 +61,7 @@ def run_plan(
     interrupts: Interrupts | None = None,
 ) -> ExitCode:
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
-    refuse_another_sweep(plan)
+    Resumed(plan)  # refuses another sweep's folder
     interrupts = interrupts or Interrupts()
     with Store(plan.folder) as store, ExitStack() as held:
         before = store.read()
@@ -175,8 +174,7 @@ def _conclude(
 
 def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bool:
     """Run a cell and store its record; whether it ended as it may."""
-    if refusal(planned.cell) is None:
-        sweep.references.run_missing(planned.cell, sweep.trajectories, sweep.shared)
+    sweep.references.run_missing(planned.cell, sweep.trajectories, sweep.shared)
     sweep.progress.begin(planned)
     cells = sweep.store.folder / "cells"
     record: Record = run(
@@ -237,7 +235,7 @@ def pending_cells(plan: Plan) -> list[PlannedCell]:
 
     Raises ConfigError, as running it would, for a folder that does not go with `resume`.
     """
-    refuse_another_sweep(plan)
+    Resumed(plan)  # refuses another sweep's folder
     return _whatever_is_missing(plan, _kept_so_far(plan).records)[1]
 
 

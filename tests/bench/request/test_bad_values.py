@@ -8,8 +8,9 @@ import pytest
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.cell.planned import PlannedCell
 from bench.cell.run import run
-from bench.config import MAX_SECONDS, MAX_WHOLE, ConfigError
+from bench.config import MAX_SECONDS, MAX_WHOLE, ConfigError, Seconds
 from bench.nvml import visible_devices
+from bench.request import values
 from bench.request.choices import groups
 from bench.request.legality import refusal
 from bench.request.placement import MAX_CPU_RANKS
@@ -71,18 +72,15 @@ BAD_VALUES = {
     "dtype=float": "did you mean dtype=fp32?",
     "dtype=bfloat16": "did you mean dtype=bf16?",
     "dtype=torch.float16": "did you mean dtype=fp16?",
-    "dtype=int8": "must be one of",
-    "dtype=BF16": "did you mean dtype=bf16?",
     "layout=zig-zag": "did you mean layout=zigzag?",
     "kernel=flash": "did you mean kernel=torch_flash?",
     "cluster.device=gpu": "did you mean cluster.device=cuda?",
     "cluster=gpu": "cluster=gpu: no GPU is visible here; take cluster=cpu",
-    "cluster.device=cuda": "cluster.device=cuda: no GPU is visible here",
     "cluster=cpu cluster.backend=nccl": "leave cluster.backend=auto",
     "cluster.backend=mpi": "must be one of gloo, nccl",
     "cluster.name=mine": "must be one of auto, cpu, gpu",
     f"cluster.world_size={MAX_CPU_RANKS + 1}": f"write cluster.world_size={MAX_CPU_RANKS}",
-    "strategy=local dp_shard=1000": "CPU ranks are the most here",
+    "strategy=local dp_shard=1000": "CPU ranks are the most; write",
     "strategy=local dp_shard=4 cluster.world_size=2": "write cluster.world_size=4",
     "cluster.threads_per_rank=3": "may use 2 cores",
     "cluster.ranks_per_gpu=2": "the ranks run on the CPU, not on a GPU; write cluster.ranks_per_gpu=1",
@@ -91,20 +89,14 @@ BAD_VALUES = {
     "measure.memory_snapshot=true": "the ranks run on the CPU, not on a GPU; leave it out",
     "mode=predict hardware=h100_80gb cluster.numa_binding=nodes": "did you mean cluster.numa_binding=node?",
     f"{NANO}num_heads=0": "whole number from 1",
-    f"{NANO}num_kv_heads=0": "whole number from 1",
     f"{NANO}num_kv_heads=3": "must divide model.num_heads=4",
-    f"{NANO}head_dim=0": "whole number from 1",
     f"{NANO}head_dim=7": "write for example model.head_dim=8",
-    f"{NANO}num_layers=0": "whole number from 1",
-    f"{NANO}vocab_size=-1": "whole number from 1",
     **{f"{NANO}rope_theta={word}": "must be a positive number" for word in ("abc", "0", "-1", "nan", "null")},
     f"{NANO}norm_eps=[1]": "must be a positive number",
     f"{NANO}name=null": "model.name=null",
     f"{NANO}family=gpt": "must be one of llama, mistral, qwen2, qwen3",
     f"{NANO}path=/no/such/folder": "no such file or folder",
     "model=checkpoint": "model.path=null: is not the name of a folder",
-    "model=checkpoint model.path=": "is not the name of a folder",
-    "model=checkpoint model.path=/no/such/folder": "is not a checkpoint folder",
     "model=checkpoint model.path=/etc/passwd": "is not a checkpoint folder",
     **{f"optimizer.learning_rate={word}": "must be a positive number" for word in ("0", "-1", "nan", "null")},
     **{f"optimizer.max_grad_norm={word}": "must be 0 or a positive number" for word in ("-1", "inf", "yes")},
@@ -114,12 +106,14 @@ BAD_VALUES = {
     **{f"data.path={word}": "data.path=" for word in ("/no/such", "3", "[a]", "''", "/proc/self/mem")},
     "data.tokenizer=/no/such/folder": "no such file or folder",
     "data.prompt_tokens=8192": "leaves no token of seq_len=8192",
+    "data.prompt_tokens=8k seq_len=8k": "data.prompt_tokens=8k",
     "data.packing=docs": "must be one of documents, none",
     "pad=2": "pad=2",
+    "+foo=1": "foo: no such key",
+    "+measure.stepz=1": "did you mean measure.steps?",
+    "++env.PATH=/": "set others before the command",
     "env=3": "write env.NAME=value",
-    "env=null": "write env.NAME=value",
     "offload=true": "offload=true: must be values by name; write offload.activations=",
-    "offload=null": "write offload.activations=",
 }  # fmt: skip
 
 
@@ -129,6 +123,14 @@ def test_a_bad_value_is_refused_with_its_rule_and_a_way_out(line):
         asked(line)
     assert BAD_VALUES[line] in str(refusal_.value)
     assert len(str(refusal_.value).splitlines()) == 1
+
+
+def test_a_word_is_the_number_that_it_means():
+    assert [values.tokens("seq_len", word) for word in ("8K", "96k", "1m", 8e3)] == [8192, 98304, 2**20, 8000]
+    assert values.whole("batch", "4") == values.checked("x", "4", Seconds) == 4  # variables are text
+    for word in ("\ud800", "20s", None):
+        with pytest.raises(ConfigError, match=r"x=.*: must be a positive number"):
+            values.checked("x", word, Seconds)
 
 
 GOOD_VALUES = (
@@ -144,19 +146,31 @@ def test_an_unusual_value_is_a_legal_cell(line):
     assert refusal(asked(line)) is None
 
 
+KEPT = "strategy=distflash_attn strategy.checkpoints=attention_output"
 ILLEGAL = {
     "seq_len=1": "the nearest is seq_len=2",
     "seq_len=8192 strategy=ring cluster.world_size=3": "the nearest is seq_len=8190",
-    "seq_len=7 strategy=ring cluster.world_size=8": "the nearest is seq_len=16",
-    "seq_len=2 cluster.world_size=4": "the nearest is seq_len=4",
+    "seq_len=2 strategy=ring_flash_attn": "multiple of 4",
+    "seq_len=250 strategy=ring": "seq_len=248, or take pad=true",
     "cluster.world_size=3 seq_len=9k": "choose sp_degree from 1, 2, 4",
-    "cluster.world_size=8": "choose sp_degree from 1, 2, 4",
-    "sp_degree=3": "is not cluster.world_size=2",
     "sp_degree=3 dp_shard=2 cluster.world_size=4": "is not cluster.world_size=4",
+    "dp_replicate=2": "engine=fsdp2",
     "ulysses_degree=1": "leave ulysses_degree=auto",
     "strategy=usp ulysses_degree=3": "must divide sp_degree=2",
-    "strategy=usp ulysses_degree=4": "must divide sp_degree=2",
     "kernel=cudnn": "cluster=gpu",
+    "kernel=flash_attn_2": "kernel=torch_flash",
+    "strategy=ring_self_attention kernel=torch_flash": "choose kernel=math",
+    "strategy=ring_flash_attn dtype=fp32": "dtype=bf16 or fp16",
+    "strategy=ring_flash_attn layout=contiguous dtype=fp16": "take dtype=bf16, or layout=zigzag",
+    "strategy=ring_flash_attn_llama3 strategy.heads_k_stride=3": "choose 1 or 2",
+    "layout=zigzag": "choose layout=contiguous",
+    "strategy=deepspeed_fpdt workload=attention workload.mask=full": "operation has no `causal` argument",
+    f"{KEPT} checkpointing=false": "take checkpointing=true",
+    f"{KEPT} checkpointing=true offload.activations=true": "take offload.activations=false",
+    "strategy=deepspeed_ulysses batch=2 data.packing=documents": "take batch=1",
+    "strategy=ring_flash_attn data.packing=documents": "a multiple of sp_degree",
+    "strategy=torch_cp data.packing=documents": "not offered here: torch knows documents",
+    "workload=attention data.packing=documents": "take workload=train",
     "offload.activations=true": "take checkpointing=true",
     "offload.optimizer=true engine=ddp": "take engine=zero3",
 }

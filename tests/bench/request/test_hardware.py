@@ -15,24 +15,8 @@ from bench.request.hardware import known_hardware, this_hardware, usable_bytes
 from bench.request.resolve import resolve
 from tests.cells import FOUR_H100, TWO_CORES, raw_with
 
-NAMES = {
-    "NVIDIA H100 80GB HBM3": "h100_80gb",
-    "NVIDIA H100 PCIe": "h100_pcie_80gb",
-    "NVIDIA H100 NVL": "h100_nvl_94gb",
-    "NVIDIA H200": "h200_141gb",
-    "NVIDIA H200 NVL": "h200_nvl_141gb",
-    "NVIDIA A100-SXM4-80GB": "a100_80gb",
-    "NVIDIA A100 80GB PCIe": "a100_pcie_80gb",
-    "NVIDIA A100-SXM4-40GB": "a100_40gb",
-    "NVIDIA A100-PCIE-40GB": "a100_pcie_40gb",
-    "NVIDIA B200": "b200",
-    "NVIDIA L20": "l20",
-    "NVIDIA GeForce RTX 4090": "rtx_4090",
-    "NVIDIA GH200 480GB": UNKNOWN,
-    "NVIDIA H100 80GB HBM2e": UNKNOWN,
-    "NVIDIA H20": UNKNOWN,
-}
-"""As in public outputs of nvidia-smi."""
+NO_FILES = ("NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM2e", "NVIDIA H20")
+"""As in public outputs of nvidia-smi; of the last two there are longer and shorter names with a file."""
 
 
 def named(gpu):
@@ -40,8 +24,10 @@ def named(gpu):
 
 
 def test_every_card_has_its_own_datasheet_and_a_name_of_no_file_has_none():
-    assert {name: this_hardware(named(name), "cuda") for name in NAMES} == NAMES
-    assert {*NAMES.values()} - {UNKNOWN} == {*known_hardware()}
+    files = [(gpu, name) for name, facts in known_hardware().items() for gpu in facts["device_names"]]
+    assert max(Counter(gpu for gpu, _ in files).values()) == 1
+    assert [this_hardware(named(gpu), "cuda") for gpu, _ in files] == [name for _, name in files]
+    assert {this_hardware(named(gpu), "cuda") for gpu in NO_FILES} == {UNKNOWN}
 
 
 every_device = pytest.mark.parametrize("name", known_hardware())
@@ -51,7 +37,7 @@ NOT_NUMBERS = re.compile(r"\s*(#|name:|\w+:(  # .*)?$)")
 
 
 @every_device
-def test_a_datasheet_holds_together(name):
+def test_a_datasheet_holds_together_complete_and_in_order(name):
     facts = known_hardware()[name]
     assert 1e14 < facts["peak_flops_per_s"] < 3e15
     assert 5e11 < facts["memory_bytes_per_s"] < 1e13
@@ -59,15 +45,6 @@ def test_a_datasheet_holds_together(name):
     said = GIGABYTES.get(name) or int(name.split("_")[-1][:-2])
     assert facts["memory_bytes"] == pytest.approx(said * 1e9, rel=0.08)
 
-
-def test_no_two_files_describe_one_device():
-    named = Counter(device for facts in known_hardware().values() for device in facts["device_names"])
-    assert {*named.values()} == {1}
-
-
-@every_device
-def test_rates_and_links_are_complete_and_in_order(name):
-    facts = known_hardware()[name]
     assert facts["price_per_device_hour"] is None
     node, network = facts["links"]["node"], facts["links"]["network"]
     assert network["bytes_per_s"] < node["bytes_per_s"] < facts["memory_bytes_per_s"]
@@ -114,33 +91,23 @@ def test_a_rank_may_use_its_limit_or_its_part_of_the_device(case):
 
 
 CALIBRATION = "name: x\ndevice_names: []\ncalibrated: {tables: {}}\n"
-REFUSED_FILES = {
-    "no path": ({"hardware.name": "calibrated"}, "hardware=calibrated: write"),
-    "no hardware": ({"hardware.path": "measured.yaml"}, "hardware.path=measured.yaml: write"),
-    "another file": (
+REFUSED_FILES = (
+    ({"hardware.name": "calibrated"}, "hardware=calibrated: write"),
+    ({"hardware.path": "measured.yaml"}, "hardware.path=measured.yaml: write"),
+    (
         {"hardware.name": "calibrated", "hardware.path": "other.yaml"},
         "hardware.path=other.yaml: holds no calibration",
     ),
-}
+)
 
 
-@pytest.fixture
-def measured(tmp_path, monkeypatch):
+def test_a_cell_says_which_calibration_it_is_about_and_another_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "measured.yaml").write_text(CALIBRATION)
     (tmp_path / "other.yaml").write_text("name: x\n")
-
-
-@pytest.mark.usefixtures("measured")
-def test_a_cell_says_which_calibration_it_is_about():
     values = {"hardware.name": "calibrated", "hardware.path": "measured.yaml", "mode": "predict"}
     cell = resolve(raw_with(values), named(H100))
     assert (cell.hardware, cell.cluster.device) == ("measured.yaml", "cpu")
-
-
-@pytest.mark.usefixtures("measured")
-@pytest.mark.parametrize("case", REFUSED_FILES)
-def test_a_file_that_is_no_calibration_is_refused(case):
-    values, words = REFUSED_FILES[case]
-    with pytest.raises(ConfigError, match=words):
-        resolve(raw_with(values), TWO_CORES)
+    for wrong, words in REFUSED_FILES:
+        with pytest.raises(ConfigError, match=words):
+            resolve(raw_with(wrong), TWO_CORES)

@@ -1,6 +1,6 @@
 """What nobody named needs no package that is optional."""
 
-from bench.request.spread import spread
+from bench.request.questions import spread
 from bench.strategies import STRATEGIES
 from tests.cells import FOUR_H100, make_raw
 

@@ -1,3 +1,5 @@
+"""Cells are told apart by what differs and no more."""
+
 import pytest
 
 from bench.sweep.progress import CellLabels
@@ -7,14 +9,9 @@ from tests.cells import make_cell
 @pytest.mark.parametrize(
     ("commands", "labels"),
     [
-        ([["engine=ddp"]], ["ulysses 8k sp 2"]),
         ([["seq_len=1k"], ["seq_len=2k"]], ["ulysses 1k sp 2", "ulysses 2k sp 2"]),
         ([["engine=ddp"], ["engine=fsdp2"]], ["ulysses 8k sp 2 ddp", "ulysses 8k sp 2 fsdp2"]),
         ([["batch=1"], ["batch=2"]], ["ulysses 8k sp 2 batch=1", "ulysses 8k sp 2 batch=2"]),
-        (
-            [["checkpointing=true"], ["checkpointing=false"]],
-            ["ulysses 8k sp 2 checkpointing=true", "ulysses 8k sp 2 checkpointing=false"],
-        ),
         ([["seed=0"], ["seed=0", "strategy=local"]], ["ulysses 8k sp 2", "local 8k"]),
         (
             [["+env.NCCL_ALGO=Ring"], ["+env.NCCL_ALGO=Tree"]],
@@ -28,11 +25,7 @@ def test_a_label_names_what_sets_a_cell_apart_and_no_more(commands, labels):
     assert [named.of(cell) for cell in cells] == labels
 
 
-def test_what_follows_from_another_setting_is_not_named():
+def test_what_follows_from_another_setting_is_not_named_and_repeats_are_not_set_apart():
     cells = [make_cell("strategy=ulysses", "sp_degree=2", f"cluster.world_size={n}") for n in (2, 4)]
     assert CellLabels(cells).of(cells[1]) == "ulysses 8k sp 2 cluster.world_size=4"
-
-
-def test_repeats_of_one_cell_are_not_set_apart():
-    cell = make_cell("strategy=ulysses", "cluster.world_size=2")
-    assert CellLabels([cell, cell]).of(cell) == "ulysses 8k sp 2"
+    assert CellLabels([cells[0], cells[0]]).of(cells[0]) == "ulysses 8k sp 2"

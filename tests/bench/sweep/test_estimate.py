@@ -14,7 +14,8 @@ from bench.passes.rank_pass import Measurement
 from bench.passes.timing.rank import TimingPass
 from bench.passes.timing.section import FIRST_STEP, WARM_UP
 from bench.ranks.log import Stage
-from bench.sweep.estimate import FIXED_S, START_S, CellProgress, Estimate, TimeLeft
+from bench.sweep.estimate import FIXED_S, START_S, CellProgress, Estimate
+from bench.sweep.expected import Expected
 from bench.workloads.workload import Workload
 from tests.cells import FOUR_H100, make_cell, tiny_cell
 
@@ -105,25 +106,21 @@ def told(launcher, tmp_path_factory):
     return end.report
 
 
-def test_nothing_is_told_between_timed_steps(told):
-    assert told["cpu"] == [
-        "short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1",
-        "timed", "step 2", "step 3", "step 4", "step 5", "full, 4 s",
-    ]  # fmt: skip
+BEFORE = ["short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1"]
+ORDERS = {
+    # Nothing is told between timed steps.
+    "cpu": [*BEFORE, "timed", *(f"step {n}" for n in range(2, 6)), "full, 4 s"],
+    # The first step took 5 s, the second 1 s: five more of these make 10.5 s. Three are timed at least.
+    "gpu": [*BEFORE, WARM_UP, *(f"step {n}" for n in range(2, 7)),
+            "timed", *(f"step {n}" for n in range(7, 10)), "full, 3 s"],
+    # Where no least number is asked for, the last step that fitted is the timed one.
+    "no least": [*BEFORE, "full, 1 s"],
+}  # fmt: skip
 
 
-def test_on_a_gpu_steps_warm_it_up_for_a_time_and_enough_are_timed_whatever_the_budget(told):
-    # The first step took 5 s, the second 1 s: five more of these make 10.5 s.
-    assert told["gpu"] == [
-        "short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1",
-        WARM_UP, "step 2", "step 3", "step 4", "step 5", "step 6",
-        "timed", "step 7", "step 8", "step 9", "full, 3 s",
-    ]  # fmt: skip
-
-
-def test_where_no_least_number_is_asked_for_the_last_step_that_fitted_is_the_timed_one(told):
-    events = ["short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1", "full, 1 s"]
-    assert told["no least"] == events
+@pytest.mark.parametrize("where", ORDERS)
+def test_steps_warm_up_and_are_timed_in_order_and_told_of_before(told, where):
+    assert told[where] == ORDERS[where]
 
 
 @pytest.mark.parametrize(
@@ -135,59 +132,23 @@ def test_a_gpu_s_plan_warms_up_and_times_six_steps_of_any_length(step_s, warm_up
     assert planned[:3] == [(FIRST_STEP, 1), (WARM_UP, warm_up), (None, timed)]
 
 
-@pytest.fixture
-def cell_progress():
-    """A cell's progress with a clock that is set by hand."""
+def test_a_cell_says_where_it_is_and_what_is_left_of_the_steps_that_are_planned():
     now = [0.0]
-    return CellProgress(CELL, None, lambda: now[0]), now
-
-
-def test_steps_are_counted_by_the_clock_and_never_past_the_last(cell_progress):
-    one, now = cell_progress
-    one.enter(Stage("timing", None, 4, step_s=2.0))
-    seen = []
-    for now[0] in (0.0, 2.1, 6.5, 60.0):
-        seen.append(one.where())
-    assert seen == [f"timing, step about {n}/4" for n in (1, 2, 4, 4)]
-
-
-def test_a_stage_without_steps_or_of_one_is_only_named(cell_progress):
-    one, _ = cell_progress
-    names = []
-    for stage in (Stage("join"), Stage("parity", "objective"), Stage("timing", FIRST_STEP, 1)):
+    one = CellProgress(CELL, None, lambda: now[0], imports=True)
+    assert one.left_s is None
+    for stage, where in (
+        (Stage("join"), "join"),
+        (Stage("parity", "objective"), "parity, objective"),
+        (Stage("timing", FIRST_STEP, 1), "timing, first step"),
+    ):
         one.enter(stage)
-        names.append(one.where())
-    assert names == ["join", "parity, objective", "timing, first step"]
-
-
-def test_what_is_left_is_the_rest_of_the_stage_and_the_stages_behind_it(cell_progress):
-    one, now = cell_progress
-    assert one.left() is None
-    one.enter(Stage("timing", WARM_UP, 1, step_s=2.0))
-    assert one.left().seconds == pytest.approx((1 + 4 + 1 + 5) * 2)
+        assert one.where() == where
     one.enter(Stage("timing", None, 4, step_s=2.0))
-    now[0] = 3.0
-    assert one.left() == TimeLeft(pytest.approx(8 - 3 + 2 + 10), late_s=0.0)
-    one.enter(Stage("trace", None, 5, step_s=2.0))
-    assert one.left().seconds == pytest.approx(10)
-
-
-def test_steps_that_are_late_take_at_least_as_long_as_they_have_taken(cell_progress):
-    one, now = cell_progress
-    one.enter(Stage("timing", None, 4, step_s=2.0))
-    now[0] = 20.0
-    # Four steps should have been over after 8 s, so each takes 5 s or more, the other six too.
-    assert one.left() == TimeLeft(pytest.approx(6 * 5), late_s=pytest.approx(12))
-
-
-def test_a_stage_without_steps_is_late_once_it_takes_longer_than_all_but_steps_takes():
-    of_cell_s = FIXED_S[CELL.cluster.device]
-    for imports, fixed_s in ((False, of_cell_s), (True, of_cell_s + START_S)):
-        now = [0.0]
-        one = CellProgress(CELL, 2.0, lambda now=now: now[0], imports=imports)
-        steps_s = one.left().seconds - fixed_s
-        now[0] = fixed_s + 30
-        assert one.left() == TimeLeft(pytest.approx(steps_s), late_s=pytest.approx(30))
+    steps = sum(stage.steps for stage in planned_stages(CELL.measure, 2.0))
+    whole_s = FIXED_S["cpu"] + START_S + 2 * steps
+    for now[0], step in ((0.0, 1), (2.1, 2), (6.5, 4), (600.0, 4)):  # never past the last
+        assert one.where() == f"timing, step about {step}/4"
+        assert one.left_s == pytest.approx(whole_s - now[0])
 
 
 def test_a_guess_scales_by_work_from_the_nearest_step_that_is_known():
@@ -201,3 +162,7 @@ def test_a_guess_scales_by_work_from_the_nearest_step_that_is_known():
     estimate.learn(far, 10.0)
     assert estimate.step_s(asked) == guess
     assert estimate.step_s(tiny_cell("strategy=local", "seq_len=64k")) == guess
+    expected = Estimate(lambda cell: Expected(cell.seq_len / 1024, "a rule"))
+    assert expected.step(asked) == Expected(64, "a rule")
+    expected.learn(near, 96.0)
+    assert expected.step_s(asked) == 3 * 64

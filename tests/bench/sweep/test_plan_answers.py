@@ -20,7 +20,7 @@ def test_the_heads_of_a_model_refuse_a_degree_with_the_reason_and_the_legal_ones
     done = typed_here(tmp_path, *PREDICTED, *words, "model=qwen3_4b,qwen3_14b,qwen2_5_0_5b", "seq_len=64k")
     assert done.returncode == 0, done.stderr
     assert "plan of 18 cells" in done.stdout
-    reasons = re.findall(r" unsupported +(\w+ cannot split .*)$", done.stdout, flags=re.MULTILINE)
+    reasons = re.findall(r"^\[\d\] (\w+ cannot split .*)$", done.stdout, flags=re.MULTILINE)
     assert {*reasons} == {
         f"ulysses cannot split {heads} evenly over sp_degree={degree} ranks; choose sp_degree from {degrees},"
         " or a ring strategy"
@@ -31,10 +31,7 @@ def test_the_heads_of_a_model_refuse_a_degree_with_the_reason_and_the_legal_ones
 
 VERDICTS = {
     ("rtx_4090", 4, "deepspeed_ulysses"): {"64k": "undecided", "96k": "does not fit"},
-    ("rtx_4090", 8, "ring_flash_attn"): {"128k": "fits", "256k": "undecided"},
-    ("l20", 4, "deepspeed_ulysses"): {"128k": "fits", "256k": "undecided"},
     ("a100_40gb", 4, "ring_flash_attn"): {"128k": "fits", "256k": "does not fit"},
-    ("h100_80gb", 4, "local"): {"32k": "undecided", "64k": "does not fit"},
 }
 """Of Qwen3-4B, by device, number of them and strategy: as `experiment=memory_fit` had it."""
 

@@ -68,13 +68,6 @@ def test_ctrl_c_during_a_reference_ends_the_sweep_without_a_record(swept, tmp_pa
     assert "resume=true" in said.splitlines()[-1]
 
 
-def test_attention_of_one_device_alone_runs_and_needs_no_reference(swept):
-    code, said, (record,), _ = swept("workload=attention", "strategy=local", "cluster.world_size=1")
-    assert (code, record["status"], record["config"]["trainer"]) == (0, "ok", "none")
-    assert "as a reference" not in said
-    assert "runs first" not in said
-
-
 def told(planned, cell, folder):
     """What is said where a cell's turn comes; there is nothing to run ranks with."""
     said = []
@@ -91,8 +84,10 @@ def test_where_local_is_planned_or_nobody_wants_a_reference_none_runs(tmp_path):
     ):  # fmt: skip
         other = tiny_cell(*WORDS, *words)
         assert told([other], other, tmp_path) == []
-    with pytest.raises(AttributeError):
-        told([cell], cell, tmp_path)
+    longer = tiny_cell(*WORDS, "strategy=local", "seq_len=512")
+    for planned in ([cell], [cell, longer]):
+        with pytest.raises(AttributeError):  # it would run
+            told(planned, cell, tmp_path)
 
 
 def test_a_reference_that_cannot_fit_is_not_tried_and_the_sweep_says_so(tmp_path):
@@ -100,14 +95,6 @@ def test_a_reference_that_cannot_fit_is_not_tried_and_the_sweep_says_so(tmp_path
     (said,) = told([cell], cell, tmp_path)
     assert said.startswith("64k: local does not run as a reference: a rank needs 83")
     assert "may use 79.1 GiB; others are compared with the first sound cell" in said
-    with pytest.raises(AttributeError):
-        told([cell], make_cell("strategy=ulysses", "model=qwen3_4b", machine=FOUR_H100), tmp_path)
-
-
-def test_local_of_another_length_is_no_reference(tmp_path):
-    cell, local = tiny_cell(*WORDS), tiny_cell(*WORDS, "strategy=local", "seq_len=512")
-    with pytest.raises(AttributeError):
-        told([cell, local], cell, tmp_path)
 
 
 def test_the_reference_does_the_same_work_on_one_rank_a_sequence_with_more_steps():
@@ -120,9 +107,7 @@ def test_the_reference_does_the_same_work_on_one_rank_a_sequence_with_more_steps
     on_a_gpu = reference_of(make_cell("strategy=ulysses", "model=qwen3_4b", machine=FOUR_H100)).measure
     assert (on_a_gpu.steps, on_a_gpu.budget_s, on_a_gpu.warmup_s, on_a_gpu.least_steps) == (130, 90, 0, 0)
     assert on_a_gpu.timeout_s == 180
-
-
-def test_where_no_layout_of_local_makes_the_same_work_there_is_none():
-    """The first step of other strategies is as long as their layouts divide."""
-    cell = make_cell("strategy=ring", "cluster.world_size=3", "seq_len=6k", "engine=ddp")
-    assert reference_of(cell) is None
+    # The first step of other strategies is as long as their layouts divide.
+    assert (
+        reference_of(make_cell("strategy=ring", "cluster.world_size=3", "seq_len=6k", "engine=ddp")) is None
+    )

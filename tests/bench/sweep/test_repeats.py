@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -15,7 +14,7 @@ from bench.store import read_records
 from bench.sweep import run as sweep_run
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
-from bench.sweep.repeats import Ran, choose, in_turns
+from bench.sweep.repeats import in_turns
 from bench.sweep.run import run_plan
 from tests.cells import TWO_CORES, make_cell, make_raw
 
@@ -25,7 +24,7 @@ STRATEGIES = ("ulysses", "ring")
 @pytest.fixture
 def left_open(monkeypatch):
     """Repeats are left open, as on a GPU."""
-    monkeypatch.setitem(WINDOWS, "cpu", replace(WINDOWS["cpu"], repeats=AUTO))
+    monkeypatch.setitem(WINDOWS, "cpu", WINDOWS["cpu"] | {"repeats": AUTO})
 
 
 def raws(*words, lengths=("1k", "2k")):
@@ -56,41 +55,31 @@ def ended(cells, took_s, status="ok", spread=0.0):
     ]
 
 
-def test_every_cell_has_its_turn_before_any_has_its_next():
+def test_every_cell_has_its_turn_before_any_has_its_next_in_another_order_by_the_seed():
     found = planned("measure.repeats=6").cells
     assert [each.order for each in found] == [*range(24)]
     for repeat in range(6):
         turn = found[4 * repeat : 4 * repeat + 4]
         assert {each.repeat for each in turn} == {repeat}
         assert len({each.cell.cell_id for each in turn}) == 4
-
-
-def test_the_order_of_cells_is_another_in_every_turn_and_the_same_for_a_seed():
     cells = [make_cell(f"seq_len={1024 * number}") for number in range(1, 9)]
     turns = in_turns(cells, range(6))
     assert turns == in_turns(cells, range(6))
-    orders = {tuple(cell.seq_len for cell, repeat in turns if repeat == each) for each in range(6)}
-    assert len(orders) == 6
+    assert len({tuple(cell.seq_len for cell, repeat in turns if repeat == each) for each in range(6)}) == 6
 
 
 @pytest.mark.usefixtures("left_open")
-def test_left_open_every_cell_has_one_process_to_begin_with_and_the_plan_says_what_follows():
-    found = planned()
-    assert found.cells[0].cell.measure.repeats == AUTO
-    assert [each.repeat for each in found.cells] == [0] * 4
-    assert "5 more" in found.note
-    assert "measure.repeats_budget_s=480" in found.note
-
-
-@pytest.mark.usefixtures("left_open")
-def test_the_lengths_that_fit_the_budget_are_repeated_and_the_plan_says_which():
+def test_left_open_every_cell_runs_once_and_the_lengths_that_fit_the_budget_more_often():
     first = planned()
+    assert first.cells[0].cell.measure.repeats == AUTO
+    assert [each.repeat for each in first.cells] == [0] * 4
+    assert "5 more" in first.note
+    assert "measure.repeats_budget_s=480" in first.note
     whole = first.repeated(ended(first.cells, {1024: 10.0, 2048: 40.0}))
     more = whole.cells[4:]
-    assert {each.cell.seq_len for each in more} == {1024}
-    assert {strategy: [e.repeat for e in more if e.cell.strategy == strategy] for strategy in STRATEGIES} == {
-        strategy: [1, 2, 3, 4, 5] for strategy in STRATEGIES
-    }
+    for strategy in STRATEGIES:
+        its = [(e.cell.seq_len, e.repeat) for e in more if e.cell.strategy == strategy]
+        assert its == [(1024, repeat) for repeat in range(1, 6)]
     assert [each.order for each in more] == [*range(4, 14)]
     assert whole.note == (
         "measure.repeats=auto: 6 processes of each cell at 1k (5 more, about 100 s); one process of each cell"
@@ -127,11 +116,9 @@ def test_of_the_further_processes_as_many_come_as_the_budget_has_room_for():
 )
 @pytest.mark.usefixtures("left_open")
 def test_the_whole_sweep_stays_within_its_budget(budget_s, often):
-    cells = [each.cell for each in planned().cells]
-    took_s = {cell.cell_id: 2.0 if cell.seq_len == 1024 else 48.0 for cell in cells}
-    ran = {cell: Ran((wall_s,), (100.0,)) for cell, wall_s in took_s.items()}
-    choice = choose(cells, ran, budget_s - sum(took_s.values()))
-    assert {seq_len for seq_len, more in choice.items() if more.gets} == often
+    first = planned(f"measure.repeats_budget_s={budget_s}")
+    whole = first.repeated(ended(first.cells, {1024: 2.0, 2048: 48.0}))
+    assert {each.cell.seq_len for each in whole.cells[4:]} == often
 
 
 @pytest.mark.usefixtures("left_open")
@@ -143,22 +130,10 @@ def test_a_cell_that_failed_is_not_repeated_and_one_alone_has_nothing_to_be_comp
     assert (len(whole.cells), whole.note) == (2, None)
 
 
-def test_on_a_cpu_auto_is_one_process_of_each_cell():
-    found = planned()
-    assert [each.repeat for each in found.cells] == [0] * 4
-    assert (found.open_cells, found.note) == ((), None)
-
-
-def test_a_single_cell_is_run_once():
-    one = plan([make_raw("strategy=ulysses", "sweep_dir=out")], TWO_CORES, single=True)
-    assert one.note is None
-    assert len(one.repeated(ended(one.cells, {8192: 1.0})).cells) == 1
-
-
-def test_a_number_of_repeats_is_kept_whatever_it_takes():
-    found = planned("measure.repeats=3")
-    assert len(found.cells) == 12
-    assert (found.open_cells, found.note) == ((), None)
+@pytest.mark.parametrize(("words", "processes"), [((), 1), (("measure.repeats=3",), 3)])
+def test_a_number_of_repeats_is_kept_whatever_it_takes_and_on_a_cpu_auto_is_one(words, processes):
+    found = planned(*words)
+    assert (len(found.cells), found.open_cells, found.note) == (4 * processes, (), None)
     assert found.repeated(ended(found.cells, {1024: 1.0, 2048: 1.0})) is found
 
 
@@ -197,19 +172,15 @@ def swept(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("left_open")
-def test_a_sweep_runs_its_repeats_after_the_first_of_all_and_says_so(swept, tmp_path):
+def test_a_sweep_runs_its_repeats_after_the_first_of_all_also_where_it_broke_off(swept, tmp_path):
     said, ran = swept()
     assert sorted(ran[:4]) == [(1024, 0), (1024, 0), (2048, 0), (2048, 0)]
     assert ran[4:] == [(1024, repeat) for repeat in range(1, MIN_PROCESSES) for _ in STRATEGIES]
+    assert "checkpointing=auto: off for CPU ranks" in said
     assert said.index("then 5 more") < said.index("6 processes of each cell at 1k")
     assert (tmp_path / "config.yaml").read_text().count("seq_len: 1024") == 12
-    assert len(read_records(tmp_path / "records.jsonl")) == 14
-
-
-@pytest.mark.usefixtures("left_open")
-def test_a_sweep_that_broke_off_goes_on_with_the_repeats_it_had_chosen(swept, tmp_path):
-    swept()
     lines = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == 14
     (tmp_path / "records.jsonl").write_text("".join(lines[:7]))
     said, ran = swept("resume=true")
     assert len(ran) == 7
@@ -220,7 +191,7 @@ def test_a_sweep_that_broke_off_goes_on_with_the_repeats_it_had_chosen(swept, tm
 @pytest.mark.usefixtures("left_open")
 def test_one_process_each_becomes_six_by_the_command_that_decides(swept):
     said, _ = swept("measure.repeats_budget_s=1")
-    assert "one process of each cell at 1k, 2k: 6 would not fit measure.repeats_budget_s=1\n" in said
+    assert "one process of each cell at 1k: 6 would not fit measure.repeats_budget_s=1;" in said
     _, ran = swept("measure.repeats=6", "resume=true")
     assert sorted(ran) == sorted(
         (n, repeat) for n in (1024, 2048) for repeat in range(1, 6) for _ in STRATEGIES
@@ -247,9 +218,6 @@ def test_after_the_first_length_there_is_a_report_and_one_at_the_end(swept):
     said, ran = swept(write_report=write_report)
     assert (len(ran), counts) == (4, [2, 4])
     assert "no report yet: a figure failed" in said
-
-
-def test_cells_of_one_length_have_one_report(swept):
-    counts = []
-    swept("measure.repeats=2", lengths=["1k"], write_report=lambda _: counts.append(1) or True)
-    assert counts == [1]
+    counts.clear()
+    swept("measure.repeats=2", "resume=true", lengths=["1k"], write_report=lambda _: counts.append(1) or True)
+    assert counts == [1]  # all are of one length
