@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.operations import KINDS, Operation
-from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
+from bench.cost.calibrated_speeds import Speeds
+from bench.cost.operations import Operation
+from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE
 from bench.cost.work import Counted, StepWork
 from bench.strategies import STRATEGIES
 from bench.strategies.schedule import WIDE_BYTES, Stage
@@ -72,7 +73,8 @@ def step_parts(cell: RunConfig, work: StepWork, speeds: Speeds) -> StepParts:
     link_is_free_s = other_s + kernels_s - hidden_s  # of the time that the device computes
     exposed_state_s = state_s - speeds.hidden_share * min(state_s, link_is_free_s)
     device_s = other_s + kernels_s + of_attention("packing_s") + of_attention("exposed_s") + exposed_state_s
-    launches = cell.grad_accum * launches_of(work.micro_step) + round(of_attention("launches"))
+    started = sum(each.count * each.launches for each in work.micro_step)
+    launches = cell.grad_accum * started + round(of_attention("launches"))
     return StepParts(
         attention_ms=1e3 * kernels_s,
         packing_ms=1e3 * of_attention("packing_s"),
@@ -122,8 +124,3 @@ def state_bytes(cell: RunConfig) -> int:
 def seconds_of(operations: Iterable[Operation], speeds: Speeds) -> float:
     """One after the other."""
     return sum(operation.count * speeds.operation_s(operation) for operation in operations)
-
-
-def launches_of(operations: Iterable[Operation]) -> int:
-    """How many operators Python starts for them."""
-    return sum(operation.count * KINDS[operation.kind].launches for operation in operations)
