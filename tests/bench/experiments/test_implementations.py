@@ -50,12 +50,9 @@ def test_what_a_package_cannot_do_is_planned_with_its_reason_and_without_ours():
     assert "dtype=fp32 is not for ring_flash_attn" in refusal(cell)
 
 
-@pytest.mark.parametrize(
-    ("word", "said"), [("cluster.world_size=1", "no ranks share a sequence"), ("workload=train", "leave out")]
-)
-def test_what_compares_no_implementations_is_refused(word, said):
-    with pytest.raises(ConfigError, match=said):
-        cells_of(word)
+def test_one_rank_compares_no_implementations():
+    with pytest.raises(ConfigError, match="no ranks share a sequence"):
+        cells_of("cluster.world_size=1")
 
 
 def records_of(cell, calls_ms, status="ok", reason=None):
@@ -153,5 +150,3 @@ def test_the_command_runs_the_sweep_and_its_folder_can_be_drawn(tmp_path):
     assert "| `ring_flash_attn`" in (folder / TABLE).read_text()
     draw([str(folder)])
     assert (folder / "implementations_2_ranks_4_2_heads.svg").exists()
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (again.returncode, len(again.stderr.strip().splitlines())) == (2, 1)
