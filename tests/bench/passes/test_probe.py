@@ -57,7 +57,7 @@ def probe_each(job, log):
     leaks.MAX_DOCUMENTS = FEW
     found = {}
     for name, fields in loads((job.folder / CELLS).read_text()).items():
-        cell = RunConfig.from_json(fields)
+        cell = RunConfig.from_flat(fields)
         with log.during(name):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             with strategy.install() as wiring:
