@@ -11,8 +11,7 @@ from bench.cost.band import Band
 from bench.cost.fit import Fit
 from bench.cost.hardware import Hardware
 from bench.cost.prediction import Prediction, parts_at_corners, predict
-from bench.cost.time import StepParts
-from bench.cost.work import step_work
+from bench.cost.time import StepParts, step_work
 from bench.record import Provenance
 
 PARTS: Mapping[str, tuple[str, ...]] = {

@@ -14,8 +14,7 @@ from bench.cost.engine_memory import ENGINE_MEMORY
 from bench.cost.fit import Fit, fit_of
 from bench.cost.hardware import Hardware
 from bench.cost.memory import MemoryNeed, memory_need
-from bench.cost.time import StepParts, step_parts
-from bench.cost.work import StepWork, step_work
+from bench.cost.time import StepParts, StepWork, step_parts, step_work
 from bench.labels import GIB
 
 FORMULA_SHARE = 0.03

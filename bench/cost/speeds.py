@@ -89,7 +89,7 @@ class DatasheetSpeeds:
         """
         node, network = self.hardware.node, self.hardware.network
         first = network.latency_s if exchange.span > inside else node.latency_s
-        if exchange.ranks <= 1 or exchange.kind in MESSAGES:
+        if exchange.kind in MESSAGES:
             return first
         hops = exchange.ranks - 2
         between_nodes = min(hops, math.ceil(exchange.span / inside) - 1)

@@ -4,8 +4,7 @@ import pytest
 
 from bench.cost.band import End
 from bench.cost.calibrated_speeds import speeds_of
-from bench.cost.time import state_bytes, step_parts
-from bench.cost.work import step_work
+from bench.cost.time import state_bytes, step_parts, step_work
 from bench.request.hardware import hardware_of
 from tests.cells import make_cell
 
