@@ -42,33 +42,23 @@ if TYPE_CHECKING:
     from bench.strategies.strategy import Strategy as Strategy
 
 HOMES: Mapping[str, str] = {
-    "EVERYTHING": "bench.attention.layouts",
-    "LAYOUTS": "bench.attention.layouts",
-    "Block": "bench.strategies.schedule",
-    "CallMemory": "bench.strategies.facts",
-    "ConfigError": "bench.config",
-    "Exchange": "bench.strategies.schedule",
-    "Facts": "bench.strategies.facts",
-    "Flag": "bench.strategies.options",
-    "Kernel": "bench.attention.kernels",
-    "ObserveCallback": "bench.observation",
-    "Partial": "bench.attention.merge",
-    "RunConfig": "bench.config",
-    "Schedule": "bench.strategies.schedule",
-    "ScheduledFacts": "bench.strategies.facts",
-    "Stage": "bench.strategies.schedule",
-    "Strategy": "bench.strategies.strategy",
-    "Tile": "bench.attention.layouts",
-    "WholeNumber": "bench.strategies.options",
-    "activation_bytes": "bench.strategies.facts",
-    "backwards_per_step": "bench.strategies.facts",
-    "forwards_per_step": "bench.strategies.facts",
-    "kernel_backward": "bench.attention.kernels",
-    "kernel_forward": "bench.attention.kernels",
-    "observe": "bench.observation",
-    "probe": "bench.observation",
-    "read_records": "bench.store",
-    "ring_blocks": "bench.strategies.schedule",
+    name: home
+    for home, names in {
+        "bench.attention.kernels": ("Kernel", "kernel_backward", "kernel_forward"),
+        "bench.attention.layouts": ("EVERYTHING", "LAYOUTS", "Tile"),
+        "bench.attention.merge": ("Partial",),
+        "bench.config": ("ConfigError", "RunConfig"),
+        "bench.observation": ("ObserveCallback", "observe", "probe"),
+        "bench.store": ("read_records",),
+        "bench.strategies.facts": (
+            *("CallMemory", "Facts", "ScheduledFacts"),
+            *("activation_bytes", "backwards_per_step", "forwards_per_step"),
+        ),
+        "bench.strategies.options": ("Flag", "WholeNumber"),
+        "bench.strategies.schedule": ("Block", "Exchange", "Schedule", "Stage", "ring_blocks"),
+        "bench.strategies.strategy": ("Strategy",),
+    }.items()
+    for name in names
 }
 """Every public name, and the module that defines it."""
 

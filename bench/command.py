@@ -41,7 +41,8 @@ def sweep_command(program: str | None = None) -> list[str]:
     if Path(program).name == COMMAND:
         # A record may come from another machine; one that is here and not on the path is named in full.
         return [program if Path(program).exists() and shutil.which(COMMAND) != program else COMMAND]
-    return [COMMAND] if not _is_checkout() else ["python", program if is_sweep(program) else SCRIPT]
+    is_checkout = (CHECKOUT / SCRIPT).with_name("pyproject.toml").exists()
+    return [COMMAND] if not is_checkout else ["python", program if is_sweep(program) else SCRIPT]
 
 
 def sweep_words() -> str:
@@ -69,10 +70,6 @@ def again_command(arguments: Sequence[str], folder: Path, *words: str) -> str:
     replaced = {*map(_key, added)}
     kept = [word for word in given if _key(word) not in replaced]
     return shlex.join([*sweep_command(program), *kept, *added])
-
-
-def _is_checkout() -> bool:
-    return (CHECKOUT / SCRIPT).with_name("pyproject.toml").exists()
 
 
 def _key(word: str) -> str:

@@ -435,20 +435,10 @@ class RunConfig:
         # Whatever the tokens are, packing decides which of them see each other.
         return json.dumps({**decides, "seq_len": tokens, "packing": self.data.packing}, sort_keys=True)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values that `from_json` turns back into the same cell."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> RunConfig:
-        """The cell of these values; raises ConfigError for one that no cell can have."""
-        try:
-            return msgspec.convert(fields, cls)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"this is no cell: {error}") from None
-
     def flat(self) -> dict[str, Any]:
-        """The record's `config`: the command line's names, choices as strings, the rest as `group.key`."""
+        """The record's `config`, plain JSON values: choices as strings by the command line's names, the rest
+        as `group.key`.
+        """
         flat: dict[str, Any] = {}
         for key, value in asdict(self).items():
             if key in _PAIRS:
@@ -462,7 +452,7 @@ class RunConfig:
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
-        """The cell that has this `config` in its record."""
+        """The cell that has this `config` in its record; raises ConfigError for one that no cell can have."""
         pairs = {group: name for name, group in _PAIRS.items()}
         groups = {key.partition(".")[0] for key in flat if "." in key} - {*pairs}
         fields: dict[str, Any] = {group: {} for group in groups} | {name: [] for name in _PAIRS}
@@ -474,4 +464,7 @@ class RunConfig:
                 fields[pairs[group]].append((inner, value))
             else:
                 fields[key] = value
-        return cls.from_json(fields)
+        try:
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"this is no cell: {error}") from None

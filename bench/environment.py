@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import psutil
@@ -47,18 +48,6 @@ INHERITED = (
 """How the variables begin that change what a cell does and were set before the command."""
 OWN_VARIABLES = frozenset({"DS_ACCELERATOR", "DS_LOG_LEVEL", "PYTORCH_NVML_BASED_CUDA_CHECK"})
 """Of these, the ones that the fork server sets for itself (bench/node/server.py)."""
-SOURCES = REPOSITORY / "bench"
-HARDWARE = REPOSITORY / "conf" / "hardware"
-"""Figures that predictions are computed from; all other choices of conf/ are in a cell's configuration."""
-ABOVE_CELLS = frozenset(
-    {
-        *("accuracy", "calibrate", "compare_implementations", "experiments", "judge_packages"),
-        *("observation", "overhead", "sweep"),
-    }
-)
-"""What no cell imports, by pyproject's layers: an edit there changes no record."""
-CODE, TORCH, DEVICE = "code", "torch", "device"
-NOT_KNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +75,14 @@ def this_machine() -> Machine:
     """The visible GPUs by NVML's names, the cores this process may use, the processor and the memory."""
     visible = visible_gpus()
     unusable = visible.error or _unusable_by_torch(visible)
-    gpus = () if unusable else visible.gpus
+    gpus = VisibleGpus() if unusable else visible
     return Machine(
-        gpus=tuple(gpu.name for gpu in gpus),
+        gpus=gpus.names,
         cores=len(os.sched_getaffinity(0)),
         cpu=_cpu_name(),
         memory_bytes=psutil.virtual_memory().total,
-        gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in gpus),
-        gpu_capabilities=tuple(gpu.capability for gpu in gpus),
+        gpu_memory_bytes=gpus.memory_bytes,
+        gpu_capabilities=gpus.capabilities,
         gpu_error=unusable,
     )
 
@@ -103,36 +92,29 @@ def _unusable_by_torch(visible: VisibleGpus) -> str | None:
 
     A driver runs programs of its own CUDA's major version, and of older ones (NVIDIA's "CUDA Compatibility").
     """
-    built_for, torch = torch_cuda(), f"torch {installed('torch')}"
-    if not visible.gpus or built_for is None:
+    if not visible.names:
         return None
-    name, build = visible.gpus[0].name, "install a build of torch for the driver's CUDA (docs/gpus.md)"
-    if not built_for:
-        return f"{name} is here, but {torch} is built without CUDA; {build}"
-    newest = visible.driver_cuda
-    if newest is None or newest[0] >= int(built_for.partition(".")[0]):
+    built_for, newest = torch_cuda(), visible.driver_cuda
+    if built_for and (newest is None or newest[0] >= int(built_for.partition(".")[0])):
         return None
+    newest_label = "" if newest is None else f", its driver runs CUDA {newest[0]}.{newest[1]} at the newest"
     return (
-        f"the driver of {name} runs CUDA {newest[0]}.{newest[1]} at the newest, but {torch} is built for CUDA"
-        f" {built_for}; update the driver, or {build}"
+        f"torch {installed('torch')} is built {f'for CUDA {built_for}' if built_for else 'without CUDA'} and"
+        f" cannot use {visible.names[0]}{newest_label}; install a build of torch for the driver's CUDA"
+        " (docs/gpus.md), or update the driver"
     )
 
 
 @cache
-def torch_cuda() -> str | None:
-    """The CUDA that torch is built for, `13.0`; empty where it is built without, None where nothing says so.
+def torch_cuda() -> str:
+    """The CUDA that torch is built for, `13.0`; empty where it is built without.
 
     From torch's own file: to import torch takes seconds.
     """
-    found = find_spec("torch")
-    if found is None or found.origin is None:
-        return None
-    try:
-        text = Path(found.origin).with_name("version.py").read_text()
-    except OSError:
-        return None
-    match = re.search(r"^cuda\b[^=\n]*= *(?:None|'(\d+[.\d]*)') *$", text, flags=re.MULTILINE)
-    return None if match is None else match[1] or ""
+    package = find_spec("torch")
+    assert package is not None
+    assert package.origin is not None
+    return run_path(os.fspath(Path(package.origin).with_name("version.py")))["cuda"] or ""
 
 
 @cache
@@ -152,9 +134,10 @@ def describe(strategy_package: Mapping[str, str]) -> dict[str, Any]:
     """
     # An installed copy has no commit, also where the environment lies in somebody's own repository.
     commit = git(REPOSITORY, "rev-parse", "HEAD") if (REPOSITORY / ".git").exists() else None
-    found = {**asdict(this_machine()), **asdict(gpu_facts())}
+    machine = {name: value for name, value in asdict(this_machine()).items() if value is not None}
     return {
-        **{name: value for name, value in found.items() if value is not None},
+        **machine,
+        **gpu_facts(),
         "device_name": this_machine().device_name,
         "os": platform.platform(),
         "python": platform.python_version(),
@@ -198,63 +181,31 @@ def git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """One thing that is not the same in two origins."""
+def departures(
+    then: Mapping[str, Any], here: Mapping[str, Any], packages: Collection[str] | None
+) -> list[str]:
+    """What of a record's environment is not as it is `here`: code, device, torch and these other packages.
 
-    what: str
-    """CODE, TORCH, DEVICE or a package."""
-    then: str
-    here: str
-
-    @property
-    def words(self) -> str:
-        """`other code (1a2b3c4-0f1e2d, here 5d6e7f8-9a8b7c)`."""
-        return f"other {self.what} ({self.then}, here {self.here})"
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a record was made with, as its environment says it; None where that does not say."""
-
-    code: str | None
-    """Commit and digest of the sources. Both count: a commit is what people compare, and only the digest
-    knows of an edit that is not committed, or of an installed copy, which has no commit."""
-    device: str | None
-    packages: Mapping[str, str | None]
-
-    @classmethod
-    def of(cls, environment: Mapping[str, Any]) -> Origin:
-        """That of a record's `environment`."""
-        return cls(
-            code=code_label(environment),
-            device=environment.get("device_name"),
-            packages=environment.get("packages") or {},
-        )
-
-    @property
-    def torch(self) -> str | None:
-        return self.packages.get(TORCH)
-
-    def departures(self, here: Origin, packages: Collection[str] | None) -> list[Departure]:
-        """What was not as it is `here`: code, then device, torch and these other packages.
-
-        `packages` is None for a prediction, which is arithmetic and depends on code alone. Unknown code or
-        an unknown device is not the same as any; a package that neither has is.
-        """
-        pairs: list[tuple[str, str | None, str | None]] = [(CODE, self.code, here.code)]
-        if packages is not None:
-            pairs.append((DEVICE, self.device, here.device))
-        found = [
-            Departure(what, then or NOT_KNOWN, now or NOT_KNOWN)
-            for what, then, now in pairs
-            if then is None or then != now
-        ]
-        names = [] if packages is None else [TORCH, *sorted({*packages} - {TORCH})]
-        versions = [(name, self.packages.get(name), here.packages.get(name)) for name in names]
-        return found + [
-            Departure(name, then or "none", now or "none") for name, then, now in versions if then != now
-        ]
+    Each in words, `other code (1a2b3c4-0f1e2d, here 5d6e7f8-9a8b7c)`. `packages` is None for a prediction,
+    which is arithmetic and depends on code alone. Unknown code or an unknown device is not the same as any; a
+    package that neither has is.
+    """
+    pairs = [("code", code_label(then), code_label(here))]
+    if packages is not None:
+        pairs.append(("device", then.get("device_name"), here.get("device_name")))
+    found = [
+        (what, before or "unknown", now or "unknown")
+        for what, before, now in pairs
+        if before is None or before != now
+    ]
+    names = [] if packages is None else ["torch", *sorted({*packages} - {"torch"})]
+    before_of, now_of = (environment.get("packages") or {} for environment in (then, here))
+    found += [
+        (name, before_of.get(name) or "none", now_of.get(name) or "none")
+        for name in names
+        if before_of.get(name) != now_of.get(name)
+    ]
+    return [f"other {what} ({before}, here {now})" for what, before, now in found]
 
 
 def code_label(environment: Mapping[str, Any]) -> str | None:
@@ -269,22 +220,19 @@ def code_label(environment: Mapping[str, Any]) -> str | None:
 
 @cache
 def sources_digest() -> str:
-    """Twelve hex digits of every source file that a cell may run and of the figures for predictions.
+    """Twelve hex digits of every source file of `bench/` and of the figures for predictions.
 
-    Computed once: an edit made while a sweep runs is not what its warm processes have imported. A plugin
-    counts by its version, which `packages` has.
+    All other choices of conf/ are in a cell's configuration. Computed once: an edit made while a sweep runs
+    is not what its warm processes have imported. A plugin counts by its version, which `packages` has.
     """
-    return digest_of(SOURCES, HARDWARE)
+    return digest_of(REPOSITORY)
 
 
-def digest_of(package: Path, hardware: Path) -> str:
-    """A digest of the content of these folders, wherever they lie."""
-    sources = (path.relative_to(package) for path in package.rglob("*.py"))
-    told = [(str(path), package / path) for path in sources if Path(path.parts[0]).stem not in ABOVE_CELLS]
-    told += [(f"hardware/{path.name}", path) for path in hardware.glob("*.yaml")]
+def digest_of(tree: Path) -> str:
+    """A digest of the content of a tree's sources and hardware files, wherever it lies."""
     whole = hashlib.sha256()
-    for name, path in sorted(told):
+    for path in sorted([*(tree / "bench").rglob("*.py"), *(tree / "conf" / "hardware").glob("*.yaml")]):
         content = path.read_bytes()
-        whole.update(f"{name}\n{len(content)}\n".encode())
+        whole.update(f"{path.relative_to(tree)}\n{len(content)}\n".encode())
         whole.update(content)
     return whole.hexdigest()[:12]

@@ -1,16 +1,14 @@
-"""What NVIDIA's driver says of the visible GPUs and what is between them, by NVML; never touches CUDA.
-
-Whatever the driver does not say is None.
-"""
+"""What NVIDIA's driver says of the visible GPUs and what is between them, by NVML; never touches CUDA."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 DEVICE_NODES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"))
 """There where the kernel has a driver for a GPU."""
@@ -37,47 +35,25 @@ P2P_STATUS: Mapping[int, str] = {
     5: "not supported",
 }
 
+Found = TypeVar("Found")
 Handles = Sequence[Any]
 """NVML's own, of the visible GPUs in their order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One visible device."""
-
-    name: str
-    memory_bytes: int
-    capability: str
-    """The compute capability: `9.0`."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpus:
     """The devices at hand."""
 
-    gpus: tuple[Gpu, ...]
+    names: tuple[str, ...] = ()
+    memory_bytes: tuple[int, ...] = ()
+    """Of each, in all."""
+    capabilities: tuple[str, ...] = ()
+    """The compute capability of each: `9.0`."""
     error: str | None = None
     """Why a GPU that this machine seems to have is not among them, and a way out; None where nothing speaks
     for one."""
     driver_cuda: tuple[int, int] | None = None
     """The newest CUDA that the driver runs; None where it does not say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFacts:
-    """What a record says of the GPUs, one value each in the order of `gpus`, or one a pair such as `0-1`."""
-
-    gpu_driver: str | None = None
-    gpu_power_limit_w: list[float] | None = None
-    """What is enforced, which may be less than the device's own limit."""
-    gpu_temperature_c: list[int] | None = None
-    """When the record was made."""
-    gpu_nvlinks: list[int] | None = None
-    """Active NVLink links of each."""
-    gpu_topology: dict[str, str] | None = None
-    """By pair the nearest that both have in common: a word of TOPOLOGY."""
-    gpu_p2p: dict[str, str] | None = None
-    """By pair how the first reads the second's memory: `NVLink`, `PCIe`, or why it cannot."""
 
 
 def visible_gpus() -> VisibleGpus:
@@ -89,16 +65,17 @@ def visible_gpus() -> VisibleGpus:
         there, handles = int(pynvml.nvmlDeviceGetCount()), _visible_handles(pynvml)
         unusable = _none_visible(there) if not handles else _sliced(pynvml, handles)
         if unusable is not None:
-            return VisibleGpus((), unusable)
-        return VisibleGpus(tuple(_gpu(pynvml, handle) for handle in handles), None, _driver_cuda(pynvml))
+            return VisibleGpus(error=unusable)
+        return VisibleGpus(
+            names=tuple(str(pynvml.nvmlDeviceGetName(gpu)) for gpu in handles),
+            memory_bytes=tuple(int(pynvml.nvmlDeviceGetMemoryInfo(gpu).total) for gpu in handles),
+            capabilities=tuple(
+                ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(gpu))) for gpu in handles
+            ),
+            driver_cuda=_driver_cuda(pynvml),
+        )
     except pynvml.NVMLError as error:
-        return VisibleGpus((), _unreadable(pynvml, error))
-
-
-def _gpu(nvml: Any, handle: Any) -> Gpu:
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, f"{major}.{minor}")
+        return VisibleGpus(error=_unreadable(pynvml, error))
 
 
 def _driver_cuda(nvml: Any) -> tuple[int, int] | None:
@@ -116,8 +93,7 @@ def _none_visible(there: int) -> str | None:
         return None
     if value.strip().startswith(MIG):
         return f"{VISIBLE}={value} names a slice of a GPU; {MIG_WAY_OUT}"
-    gpus = "GPU" if there == 1 else f"{there} GPUs"
-    return f"{VISIBLE}={value} names none of the {gpus} here; correct it or unset it"
+    return f"{VISIBLE}={value} names none of the {there} GPUs here; correct it or unset it"
 
 
 def _sliced(nvml: Any, handles: Handles) -> str | None:
@@ -134,44 +110,38 @@ def _sliced(nvml: Any, handles: Handles) -> str | None:
 
 def visible_uuids() -> list[str]:
     """The UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves, in their order; none where NVML shows none."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in _visible_handles(pynvml)]
-    except pynvml.NVMLError:
-        return []
+    return _asked(lambda nvml, gpus: [str(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus], [])
 
 
-def gpu_facts() -> GpuFacts:
-    """What the driver says now of the visible GPUs."""
-    import pynvml
+def gpu_facts() -> dict[str, Any]:
+    """What the driver says now of the visible GPUs, by its name in a record's environment.
 
-    try:
-        pynvml.nvmlInit()
-        driver, handles = str(pynvml.nvmlSystemGetDriverVersion()), _visible_handles(pynvml)
-    except pynvml.NVMLError:
-        return GpuFacts()
-    return GpuFacts(
-        gpu_driver=driver,
-        gpu_power_limit_w=_of_each(pynvml, handles, _power_limit_w),
-        gpu_temperature_c=_of_each(pynvml, handles, _temperature_c),
-        gpu_nvlinks=_of_each(pynvml, handles, _active_nvlinks),
-        gpu_topology=_of_pairs(pynvml, handles, _common_ancestor),
-        gpu_p2p=_of_pairs(pynvml, handles, _peer_access),
-    )
+    `gpu_driver`, one value each in the order of `gpus`, and one a pair such as `0-1`. What it does not say
+    has no name.
+    """
+
+    def facts(nvml: Any, gpus: Handles) -> dict[str, Any]:
+        found: dict[str, Any] = {"gpu_driver": str(nvml.nvmlSystemGetDriverVersion())}
+        for name, read in OF_EACH.items():
+            with suppress(nvml.NVMLError):
+                found[name] = [read(nvml, gpu) for gpu in gpus]
+        for name, read_pair in OF_PAIRS.items():
+            with suppress(nvml.NVMLError):
+                pairs = itertools.combinations(enumerate(gpus), 2)
+                found[name] = {f"{i}-{j}": read_pair(nvml, one, other) for (i, one), (j, other) in pairs}
+        return {name: value for name, value in found.items() if value}
+
+    return _asked(facts, {})
 
 
 def idle_gpus() -> set[int]:
     """Which of the visible GPUs, from 0, ran no kernel of late; none where the driver does not say."""
-    import pynvml
 
-    try:
-        pynvml.nvmlInit()
-        busy = [pynvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in _visible_handles(pynvml)]
-    except pynvml.NVMLError:
-        return set()
-    return {device for device, percent in enumerate(busy) if percent == 0}
+    def idle(nvml: Any, gpus: Handles) -> set[int]:
+        busy = [nvml.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu in gpus]
+        return {device for device, percent in enumerate(busy) if percent == 0}
+
+    return _asked(idle, set())
 
 
 def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
@@ -219,35 +189,23 @@ def _unreadable(nvml: Any, error: Any) -> str | None:
     return f"{node} is there, but NVML cannot read its GPU: {error}; see what nvidia-smi says"
 
 
-def _of_each(nvml: Any, handles: Handles, read: Callable[[Any, Any], Any]) -> list[Any] | None:
+def _asked(read: Callable[[Any, Handles], Found], otherwise: Found) -> Found:
+    """What is read of the visible GPUs; `otherwise` where NVML shows none, or does not say."""
+    import pynvml
+
     try:
-        return [read(nvml, handle) for handle in handles] or None
-    except nvml.NVMLError:
-        return None
+        pynvml.nvmlInit()
+        return read(pynvml, _visible_handles(pynvml))
+    except pynvml.NVMLError:
+        return otherwise
 
 
-def _of_pairs(nvml: Any, handles: Handles, read: Callable[[Any, Any, Any], str]) -> dict[str, str] | None:
-    pairs = itertools.combinations(enumerate(handles), 2)
-    try:
-        return {f"{i}-{j}": read(nvml, one, other) for (i, one), (j, other) in pairs} or None
-    except nvml.NVMLError:
-        return None
-
-
-def _power_limit_w(nvml: Any, handle: Any) -> float:
-    return float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1e3
-
-
-def _temperature_c(nvml: Any, handle: Any) -> int:
-    return int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-
-
-def _active_nvlinks(nvml: Any, handle: Any) -> int:
+def _active_nvlinks(nvml: Any, gpu: Any) -> int:
     """NVML has an error for a link that a device does not have, and so for each where there is no NVLink."""
     active = 0
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
-            active += int(nvml.nvmlDeviceGetNvLinkState(handle, link))
+            active += int(nvml.nvmlDeviceGetNvLinkState(gpu, link))
         except (nvml.NVMLError_InvalidArgument, nvml.NVMLError_NotSupported):
             continue
     return active
@@ -259,7 +217,20 @@ def _common_ancestor(nvml: Any, one: Any, other: Any) -> str:
 
 
 def _peer_access(nvml: Any, one: Any, other: Any) -> str:
+    """`NVLink`, `PCIe`, or why the first cannot read the second's memory."""
     status = int(nvml.nvmlDeviceGetP2PStatus(one, other, P2P_READ))
     if status == 0 and nvml.nvmlDeviceGetP2PStatus(one, other, P2P_NVLINK) == 0:
         return "NVLink"
     return P2P_STATUS.get(status, f"status {status}")
+
+
+OF_EACH: Mapping[str, Callable[[Any, Any], float]] = {
+    # What is enforced, which may be less than the device's own limit.
+    "gpu_power_limit_w": lambda nvml, gpu: float(nvml.nvmlDeviceGetEnforcedPowerLimit(gpu)) / 1e3,
+    "gpu_temperature_c": lambda nvml, gpu: int(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
+    "gpu_nvlinks": _active_nvlinks,
+}
+OF_PAIRS: Mapping[str, Callable[[Any, Any, Any], str]] = {
+    "gpu_topology": _common_ancestor,
+    "gpu_p2p": _peer_access,
+}

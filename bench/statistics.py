@@ -18,8 +18,7 @@ TOLD_RATIO = 1.10
 """How far apart two speeds are that enough processes tell apart."""
 POWER = 0.8
 """How often they do."""
-CONFIDENCE = 0.95
-ERROR_SHARE = 1 - CONFIDENCE
+ERROR_SHARE = 1 - 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

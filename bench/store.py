@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +21,6 @@ from bench.record import SCHEMA_VERSION, Record, Status
 
 RECORDS = "records.jsonl"
 """The file's name in a sweep's folder."""
-OTHER_FORMATS: Mapping[bytes, str] = {
-    b"\x1f\x8b": "is gzip; unpack it first",
-    b"\xef\xbb\xbf": "begins with a byte-order mark; save it as UTF-8 without one",
-    b"\xff\xfe": "is UTF-16; save it as UTF-8",
-    b"\xfe\xff": "is UTF-16; save it as UTF-8",
-}
-"""First bytes of files that an editor or a download has changed, and what to say of such a file."""
-BLOCK_BYTES = 2**16
-"""Read at a time from a file's end: a record of two ranks is some 20 KiB."""
 CHECK_PATH = "check the path and its permissions"
 DELETE_LINE = "delete the line; its sweep with resume=true runs that cell again"
 
@@ -108,12 +100,14 @@ def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> l
         content = path.read_bytes()
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {CHECK_PATH}") from None
-    refuse_other_formats(path, content[:4])
     lines = content.split(b"\n")
     torn = lines.pop()
     records = [parse_record(path, number, line, versions) for number, line in enumerate(lines, start=1)]
     for number, record in enumerate(records, start=1):
-        _refuse_other_fields(path, number, record)
+        try:
+            msgspec.convert(record, Identity)
+        except msgspec.ValidationError as error:
+            raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
     if torn:
         warnings.warn(f"{path}:{len(lines) + 1}: dropped a torn last line", stacklevel=2)
     return records
@@ -140,32 +134,12 @@ def warn_in_one_line() -> None:
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
 
 
-def refuse_other_formats(path: Path, start: bytes) -> None:
-    """Raises StoreError for a file that does not begin as JSON lines do."""
-    for beginning, what in OTHER_FORMATS.items():
-        if start.startswith(beginning):
-            raise StoreError(f"{path}: {what}")
-
-
-def parse_record(
-    path: Path,
-    number: int,
-    line: bytes,
-    versions: Collection[int] = (SCHEMA_VERSION,),
-    *,
-    allow_duplicate_keys: bool = False,
-) -> dict[str, Any]:
-    """One line as a record; raises StoreError, with file and line, where it is none of these versions.
-
-    With `allow_duplicate_keys` the last of equal keys of an object counts. Without, they are refused, which
-    takes as long again as reading: the record is encoded for comparison.
-    """
+def parse_record(path: Path, number: int, line: bytes, versions: Collection[int]) -> dict[str, Any]:
+    """One line as a record; raises StoreError, with file and line, where it is none of these versions."""
     if not line.strip():
         raise StoreError(f"{path}:{number}: an empty line; delete it")
     try:
         record = msgspec.json.decode(line)
-        if not allow_duplicate_keys and _has_duplicate_keys(line, record):
-            raise ValueError("an object has a duplicate key")  # noqa: TRY301
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
     if not isinstance(record, dict):
@@ -178,19 +152,6 @@ def parse_record(
             " again, or read it with the version that wrote it"
         )
     return dict(record)
-
-
-def _refuse_other_fields(path: Path, number: int, record: Mapping[str, Any]) -> None:
-    """Raises StoreError for a line without what every record has, or with a status that there is not."""
-    try:
-        msgspec.convert(record, Identity)
-    except msgspec.ValidationError as error:
-        raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
-
-
-def _has_duplicate_keys(line: bytes, record: Any) -> bool:
-    """Whether decoding lost a key: the encoded record then has fewer colons. Colons in texts are in both."""
-    return line.count(b":") > msgspec.json.encode(record).count(b":")
 
 
 def _append_whole(descriptor: int, content: bytes) -> None:
@@ -207,11 +168,7 @@ def _append_whole(descriptor: int, content: bytes) -> None:
 
 def _whole_lines_bytes(file: BinaryIO) -> int:
     """Where the last whole line ends, found from the file's end: most of a long file is never read."""
-    end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = file.seek(max(0, end - BLOCK_BYTES))
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
+    if file.seek(0, os.SEEK_END) == 0:
+        return 0
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.rfind(b"\n") + 1

@@ -79,7 +79,7 @@ def check_cases(job, log):
     device = join(job)
     outcomes, waits, looked_into = [], {}, set()
     for fields, causal in json.loads((job.folder / "cases.json").read_text()):
-        cell = RunConfig.from_json(fields)
+        cell = RunConfig.from_flat(fields)
         with log.during(f"{cell.strategy} {cell.layout} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             outcomes.append(check_attention(strategy, device, causal=causal)[0])
@@ -120,7 +120,7 @@ def waits_of(folder):
 
 def errors_of(launcher, folder, cases, entry=check_cases):
     """Per case the errors of output, LSE where it is exposed, and gradients, relative to their maxima."""
-    listed = [(cell.to_json(), case[-1] != "full") for case, cell in cases.items()]
+    listed = [(cell.flat(), case[-1] != "full") for case, cell in cases.items()]
     (folder / "cases.json").write_text(json.dumps(listed))
     ends = launcher.run(next(iter(cases.values())), folder, entry=entry)
     assert all(end.report is not None for end in ends), ends[0].failure or ends[0].log_tail

@@ -26,10 +26,10 @@ def typed(folder, *words, **changed):
     )
 
 
-def typed_here(folder, *words, out=None, **changed):
+def typed_here(folder, *words, out=None, main=run_sweep.main, **changed):
     """The same in this process, where the fork server of the tests is warm: what it said and its exit code.
 
-    `out` is a file to write to in place of a pipe.
+    `out` is a file to write to in place of a pipe, `main` what another command runs.
     """
     out, errors, before = out or io.StringIO(), io.StringIO(), {s: signal.getsignal(s) for s in SIGNALS}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
@@ -38,7 +38,7 @@ def typed_here(folder, *words, out=None, **changed):
         for name, value in (NO_GPU | changed).items():
             patch.setenv(name, value)
         try:
-            run_sweep.main()
+            main()
             code = 0
         except SystemExit as ended:
             code = ended.code

@@ -76,7 +76,7 @@ def built(job, log):
     """The workload of each cell of the folder's list, as `run_cell` builds it, and the cell's name."""
     device = join(job)
     for name, fields in json.loads((job.folder / CELLS).read_text()).items():
-        cell = RunConfig.from_json(fields)
+        cell = RunConfig.from_flat(fields)
         with log.during(f"{cell.strategy} {cell.layout} {cell.engine} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             with strategy.install() as wiring:
@@ -99,7 +99,7 @@ def run_together(launcher, folder, cells, entry):
     for number, names in enumerate(sets.values()):
         place = folder / str(number)
         place.mkdir()
-        (place / CELLS).write_text(json.dumps({name: cells[name].to_json() for name in names}))
+        (place / CELLS).write_text(json.dumps({name: cells[name].flat() for name in names}))
         ends = launcher.run(cells[names[0]], place, entry=entry)
         found |= dict.fromkeys(names, (ends, place))
     return found

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 from bench.config import RunConfig
 from bench.cost.band import Band
-from bench.cost.corners import parts_at_corners
 from bench.cost.fit import Fit
 from bench.cost.hardware import Hardware
-from bench.cost.prediction import Prediction, predict
-from bench.cost.time import StepParts
-from bench.cost.work import step_work
+from bench.cost.prediction import Prediction, parts_at_corners, predict
+from bench.cost.time import StepParts, step_work
 from bench.record import Provenance
 
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -52,7 +50,7 @@ class Option:
     """Why it cannot run; None where it can."""
     prediction: Prediction | None = None
     corners: tuple[StepParts, ...] = ()
-    """One step at each of `bench.cost.corners.CORNERS`; none where no prediction is made."""
+    """One step at each of `bench.cost.prediction.CORNERS`; none where no prediction is made."""
     measured: Measured | None = None
 
     @property

@@ -21,10 +21,8 @@ from analysis.frame.columns import Columns
 from analysis.frame.load import Record, columns_of, frame_of, joined, row_of
 from analysis.metrics.recorded import Recorded, flaw, read_line
 from bench.record import READABLE_VERSIONS, Status, is_finding
-from bench.store import CHECK_PATH, DELETE_LINE, StoreError, parse_record, refuse_other_formats
+from bench.store import CHECK_PATH, DELETE_LINE, StoreError, parse_record
 
-SMALL_BYTES = 16 * 2**20
-"""A file that a person may have edited: it is searched for keys that stand twice, too."""
 READ_AHEAD_BYTES = 2**18
 BATCH_RECORDS = 128
 """So many records at a time become columns, for more leave the processor's caches before they do."""
@@ -113,10 +111,10 @@ class Archive:
             file.seek(start)
             line = file.readline()
         try:
-            return parse_record(path, 0, line, READABLE_VERSIONS, allow_duplicate_keys=True)
+            return parse_record(path, 0, line, READABLE_VERSIONS)
         except StoreError:
             number = _line_number(path, start)
-            return parse_record(path, number, line, READABLE_VERSIONS, allow_duplicate_keys=True)
+            return parse_record(path, number, line, READABLE_VERSIONS)
 
 
 def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive:
@@ -183,12 +181,10 @@ def read_file(lines: Lines, peaks: Mapping[str, float]) -> Read:
 
 
 def _parsed(lines: Lines, number: int, line: bytes) -> Recorded:
-    if lines.end <= SMALL_BYTES:
-        parse_record(lines.path, number, line, READABLE_VERSIONS)
     try:
         return read_line(line)
     except (ValueError, RecursionError) as error:
-        parse_record(lines.path, number, line, READABLE_VERSIONS, allow_duplicate_keys=True)
+        parse_record(lines.path, number, line, READABLE_VERSIONS)
         raise StoreError(f"{lines.path}:{number}: not a record: {flaw(error)}; {DELETE_LINE}") from None
 
 
@@ -208,7 +204,6 @@ def _whole_lines(path: Path) -> Lines:
     if path.stat().st_size == 0:
         return Lines(path, 0)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        refuse_other_formats(path, content[:4])
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             warnings.warn(f"{path}:{_line_number(path, whole)}: dropped a torn last line", stacklevel=2)

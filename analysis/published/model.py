@@ -13,10 +13,8 @@ from bench.cost.band import Band, End
 from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.hardware import Hardware
 from bench.cost.memory import memory_need
-from bench.cost.memory_band import needed_band
-from bench.cost.prediction import Prediction, predict
-from bench.cost.time import attention_time
-from bench.cost.work import counted
+from bench.cost.prediction import Prediction, needed_band, predict
+from bench.cost.time import attention_time, counted
 from bench.environment import Machine
 from bench.request.choices import groups, option, read_option, refuse_no_conf
 from bench.request.composition import composed

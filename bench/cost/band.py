@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class End(StrEnum):
@@ -13,6 +14,14 @@ class End(StrEnum):
     LOW = "low"
     EXPECTED = "expected"
     HIGH = "high"
+
+
+class Corner(NamedTuple):
+    """Which end of its time each of three kinds of work takes."""
+
+    compute: End
+    links: End
+    host: End
 
 
 @dataclass(frozen=True, slots=True)

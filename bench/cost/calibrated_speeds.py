@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.config import RunConfig
-from bench.cost.band import End
+from bench.cost.band import Corner, End
 from bench.cost.calibration import CAUSAL_EXPONENT, Calibration
 from bench.cost.hardware import Hardware
 from bench.cost.operations import Operation
-from bench.cost.speeds import DatasheetSpeeds, Speeds
+from bench.cost.speeds import DatasheetSpeeds
 
 if TYPE_CHECKING:
     from bench.strategies.schedule import Block, Exchange
@@ -27,7 +27,7 @@ class CalibratedSpeeds:
     """Times between those of the tables."""
 
     calibration: Calibration
-    end: End
+    ends: Corner
 
     def knows(self, cell: RunConfig) -> bool:
         """Whether the cell's dtype, kernel and engine were measured."""
@@ -75,7 +75,8 @@ class CalibratedSpeeds:
 
     def _message_s(self, kind: str, sent_bytes: int, number_bytes: int) -> float:
         dtype = DTYPE_OF_BYTES[number_bytes]
-        return self._s(kind, dtype if self.calibration.has(kind, dtype) else ANY_DTYPE, (sent_bytes,))
+        dtype = dtype if self.calibration.has(kind, dtype) else ANY_DTYPE
+        return self.calibration.time(kind, dtype, (sent_bytes,)).at(self.ends.links)
 
     @property
     def hidden_share(self) -> float:
@@ -112,11 +113,14 @@ class CalibratedSpeeds:
         """A straight line through what the fewest and the most took."""
         table = self.calibration.tables[name, dtype]
         few, most = table.axis[0], table.axis[-1]
-        times = [table.time((each,)).at(self.end) for each in (few, most)]
+        times = [table.time((each,)).at(self.ends.compute) for each in (few, most)]
         return times[0] + (times[1] - times[0]) * (size - few) / (most - few)
 
     def _s(self, name: str, dtype: str, sizes: tuple[float, ...], exponent: float = 1.0) -> float:
-        return self.calibration.time(name, dtype, sizes, exponent).at(self.end)
+        return self.calibration.time(name, dtype, sizes, exponent).at(self.ends.compute)
+
+
+Speeds = DatasheetSpeeds | CalibratedSpeeds
 
 
 def sizes_of(operation: Operation) -> tuple[float, ...]:
@@ -128,8 +132,12 @@ def sizes_of(operation: Operation) -> tuple[float, ...]:
     return operation.columns, operation.rows
 
 
-def speeds_of(hardware: Hardware, end: End) -> Speeds:
-    """What was measured there, if anything was, else shares of a datasheet."""
+def speeds_of(hardware: Hardware, end: End, links: End | None = None, host: End | None = None) -> Speeds:
+    """What was measured there, if anything was, else shares of a datasheet.
+
+    `end` is that of computing, and of links and host where they have none of their own.
+    """
+    ends = Corner(end, links or end, host or end)
     if hardware.calibration is not None:
-        return CalibratedSpeeds(hardware.calibration, end)
-    return DatasheetSpeeds(hardware, end)
+        return CalibratedSpeeds(hardware.calibration, ends)
+    return DatasheetSpeeds(hardware, ends)

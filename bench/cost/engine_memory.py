@@ -36,10 +36,10 @@ class EngineMemory:
     states: int
     """With gradients, where these are there before backward begins."""
     gathered: int
-    least_gathered: int
-    """Of these, what no such engine can do without."""
-    most_gathered: int
-    """What there would be at the engine's own limit."""
+    spare: int = 0
+    """Of these, what such an engine can do without."""
+    beyond: int = 0
+    """What there would be beyond these at the engine's own limit."""
     kept_head_gradient: int
     """One whole gradient of the output head where it waits for the embedding's, to which the head is tied."""
     layer_gradients: int
@@ -59,15 +59,16 @@ def _zero3(cell: RunConfig) -> EngineMemory:
     model, count, e = cell.model, parameters(cell.model), DTYPE_BYTES[cell.dtype]
     shards, head = cell.cluster.world_size, head_parameters(cell.model)
     kept_head = e * head if model.tied_embeddings else 0
-    states, update = 2 * e + (1 + _moments(cell)) * FLOAT32_BYTES, e + FLOAT32_BYTES
+    states, update = 2 * e + (1 + OPTIMIZER_MOMENTS[cell.optimizer.name]) * FLOAT32_BYTES, e + FLOAT32_BYTES
     if cell.offload.optimizer:
         states, update = (e if cell.cluster.device == "cuda" else states + FLOAT32_BYTES), 0
-    is_sharded = shards > 1
+    layers = e * _layers_kept(cell) * one_layer_parameters(model) if shards > 1 else 0
+    gathered = e * head + layers if shards > 1 else 0
     return EngineMemory(
         states=states * count // shards,
-        gathered=e * (head + _layers_kept(cell) * one_layer_parameters(model)) if is_sharded else 0,
-        least_gathered=e * head if is_sharded else 0,
-        most_gathered=e * min(count, MAX_LIVE_PARAMETERS) if is_sharded else 0,
+        gathered=gathered,
+        spare=layers,
+        beyond=max(0, e * min(count, MAX_LIVE_PARAMETERS) - gathered) if shards > 1 else 0,
         kept_head_gradient=kept_head,
         layer_gradients=e * one_layer_parameters(model) + kept_head,
         update=update * min(count // shards, MAX_SUB_GROUP),
@@ -100,10 +101,8 @@ def _fsdp2(cell: RunConfig) -> EngineMemory:
     waits, others = cell.grad_accum > 1, layers - one_layer
     whole = wide * count if waits else 0
     return EngineMemory(
-        states=(1 + _moments(cell)) * wide * count // shards + whole,
+        states=(1 + OPTIMIZER_MOMENTS[cell.optimizer.name]) * wide * count // shards + whole,
         gathered=e * (root + one_layer),
-        least_gathered=e * (root + one_layer),
-        most_gathered=e * (root + one_layer),
         kept_head_gradient=kept_head,
         layer_gradients=(e + wide if others else 0) * one_layer
         + e * mlp_output_parameters(model)
@@ -117,13 +116,10 @@ def _fsdp2(cell: RunConfig) -> EngineMemory:
 def _ddp(cell: RunConfig) -> EngineMemory:
     """Everything on every rank; autocast keeps a low-precision copy of each weight for the step."""
     count, e, wide = parameters(cell.model), DTYPE_BYTES[cell.dtype], wide_bytes(cell)
-    copies = e * count if is_autocast(cell) else 0
     kept_head = wide * head_parameters(cell.model) if cell.model.tied_embeddings else 0
     return EngineMemory(
-        states=(2 + _moments(cell)) * wide * count,
-        gathered=copies,
-        least_gathered=copies,
-        most_gathered=copies,
+        states=(2 + OPTIMIZER_MOMENTS[cell.optimizer.name]) * wide * count,
+        gathered=e * count if is_autocast(cell) else 0,
         kept_head_gradient=kept_head,
         layer_gradients=e * one_layer_parameters(cell.model) + kept_head,
         loading=wide * count,
@@ -135,7 +131,3 @@ ENGINE_MEMORY: Mapping[str, Callable[[RunConfig], EngineMemory]] = {
     "fsdp2": _fsdp2,
     "zero3": _zero3,
 }
-
-
-def _moments(cell: RunConfig) -> int:
-    return OPTIMIZER_MOMENTS[cell.optimizer.name]

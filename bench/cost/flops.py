@@ -68,13 +68,9 @@ def hardware_flops(cell: RunConfig, *, causal: bool, pairs: CausalPairs | None =
     layers = 2 * layer_parameters(cell.model) * tokens
     head = 2 * head_parameters(cell.model) * tokens
     recomputed = layers if cell.checkpointing else 0
-    recomputed += attention if _recomputes_attention(cell) else 0
+    facts = STRATEGIES.get(cell.strategy)  # of one that is in no table checkpointing recomputes attention
+    attends_again = cell.checkpointing if facts is None else facts.recomputes_attention(cell)
+    recomputed += attention if attends_again else 0
     recomputed += head if cell.loss == "chunked" else 0
     recomputed += 2 * mlp_parameters(cell.model) * tokens if cell.tiled_mlp else 0
     return int(FORWARD_AND_BACKWARD * (layers + head) + attention * (1 + FLASH_BACKWARD_FACTOR) + recomputed)
-
-
-def _recomputes_attention(cell: RunConfig) -> bool:
-    """Of a strategy that is in no table it is taken for granted that checkpointing does."""
-    facts = STRATEGIES.get(cell.strategy)
-    return cell.checkpointing if facts is None else facts.recomputes_attention(cell)

@@ -62,16 +62,6 @@ NEEDED = ("links", "rates", "host_s_per_operation", "devices_per_node")
 """What a file must have for a time to be predicted."""
 
 
-WAY_OUT = (
-    "measure this machine with `{calibrate} --output FILE.yaml` and take hardware=calibrated"
-    " hardware.path=FILE.yaml, or name a device that has a file, such as hardware=h100_80gb"
-)
-
-
-def _way_out() -> str:
-    return WAY_OUT.format(calibrate=tool_words("bench.calibrate"))
-
-
 def is_calibrated(name: str) -> bool:
     """Whether a cell's hardware is a file of its own, not one of conf/hardware/."""
     return name.endswith(CALIBRATED_SUFFIX)
@@ -93,7 +83,9 @@ def hardware_from(facts: Mapping[str, Any]) -> Hardware:
     if missing:
         raise ConfigError(
             f"hardware={facts['name']}: its file in conf/hardware/ has no {missing[0]}, without which no time"
-            f" can be predicted; {_way_out()}"
+            f" can be predicted; measure this machine with `{tool_words('bench.calibrate')} --output"
+            " FILE.yaml` and take hardware=calibrated hardware.path=FILE.yaml, or name a device that has a"
+            " file, such as hardware=h100_80gb"
         )
     rates = facts["rates"]
     return Hardware(

@@ -85,7 +85,10 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     of_layer = rows * stream_bytes(cell) * cell.model.hidden_size + of_attention
     kept = of_layer if cell.checkpointing else saved
     last_norm = rows * _last_norm_bytes_per_token(cell)
-    stay = kept if _leaves_device(cell) else layers * kept
+    # Offloaded inputs wait in another memory, but for the one at hand; a CPU rank has one memory.
+    stay = kept if cell.offload.activations and cell.cluster.device == "cuda" else layers * kept
+    # A norm's gradient as it arrives, and three tensors in float32.
+    norm_backward = rows * (DTYPE_BYTES[cell.dtype] + 3 * FLOAT32_BYTES) * cell.model.hidden_size
     again = saved - of_attention if cell.checkpointing else 0
     arrived = max(0, kept + engine.arriving - stay)  # by the last layer's backward, whose input alone is left
     # Less than nothing where more is gone by then than comes: that is room for what is exchanged.
@@ -97,7 +100,7 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
         activations=stay,
         loss=last_norm - rows * DTYPE_BYTES[cell.dtype] * cell.model.hidden_size + _loss_bytes(cell, rows),
         layer=max(
-            last_norm + rows * _norm_backward_bytes_per_token(cell) + engine.layer_gradients,
+            last_norm + norm_backward + engine.layer_gradients,
             again + _layer_backward_bytes(cell, rows, engine) + arrived,
         ),
         attention=max(0, attention),
@@ -108,17 +111,12 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     )
 
 
-def _leaves_device(cell: RunConfig) -> bool:
-    """Whether layers' inputs wait in another memory, but for the one at hand; a CPU rank has one memory."""
-    return cell.offload.activations and cell.cluster.device == "cuda"
-
-
 def layer_bytes_per_token(cell: RunConfig) -> int:
     """What one layer saves for backward, per token of a rank: exact where torch's hooks were asked on a CPU.
 
     Both norms (4 + e)h + 4, each head's norm the same of its size; the projections' inputs 2eh; Q, K, V and
-    the output 2e(q + k) with the LSE; the MLP 4ef, unless it is tiled. Under autocast norms hold 8h and every
-    projection casts its input anew.
+    the output 2e(q + k) with the LSE, and what a strategy keeps of them beside that; the MLP 4ef, unless it
+    is tiled. Under autocast norms hold 8h and every projection casts its input anew.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     q, kv = q_size(model), kv_size(model)
@@ -128,21 +126,16 @@ def layer_bytes_per_token(cell: RunConfig) -> int:
         heads = model.num_heads + model.num_kv_heads
         head_norms = (FLOAT32_BYTES + e) * (q + kv) + FLOAT32_BYTES * heads
     inputs = (5 if is_autocast(cell) else 2) * e * model.hidden_size
+    lse = max(FLOAT32_BYTES, e) * model.num_heads
+    attention = 2 * e * (q + kv_heads_held(cell) * model.head_dim) + lse
+    attention += STRATEGIES[cell.strategy].kept_bytes_per_token(cell)
     mlp = 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
-    return norms + head_norms + inputs + _attention_bytes_per_token(cell) + mlp
+    return norms + head_norms + inputs + attention + mlp
 
 
 def _mlp_bytes_per_token(cell: RunConfig) -> int:
     """Both projections, the activation and their product."""
     return 4 * DTYPE_BYTES[cell.dtype] * cell.model.intermediate_size
-
-
-def _attention_bytes_per_token(cell: RunConfig) -> int:
-    """Q, K, V, the output and its LSE, and what a strategy keeps of them beside that."""
-    model, e = cell.model, DTYPE_BYTES[cell.dtype]
-    lse = max(FLOAT32_BYTES, e) * model.num_heads
-    held = 2 * e * (q_size(model) + kv_heads_held(cell) * model.head_dim)
-    return held + lse + STRATEGIES[cell.strategy].kept_bytes_per_token(cell)
 
 
 def _last_norm_bytes_per_token(cell: RunConfig) -> int:
@@ -155,11 +148,6 @@ def _last_norm_bytes_per_token(cell: RunConfig) -> int:
 def _shared_bytes_per_token(cell: RunConfig) -> int:
     """Token ids, and the angles that all layers share."""
     return 2 * DTYPE_BYTES[cell.dtype] * cell.model.head_dim + 2 * TOKEN_BYTES
-
-
-def _norm_backward_bytes_per_token(cell: RunConfig) -> int:
-    """A norm's gradient as it arrives, and three tensors in float32."""
-    return (DTYPE_BYTES[cell.dtype] + 3 * FLOAT32_BYTES) * cell.model.hidden_size
 
 
 def _loss_bytes(cell: RunConfig, rows: int) -> int:
@@ -186,9 +174,11 @@ def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> i
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     moments = [rows * e * (2 * model.intermediate_size + model.hidden_size) + engine.layer_gradients]
     if cell.tiled_mlp:
+        # The norm before the MLP: its gradient as it arrives, four tensors in float32; what all layers share.
+        norm = (e + 4 * FLOAT32_BYTES) * model.hidden_size + _shared_bytes_per_token(cell)
         moments = [
             _tile_backward_bytes(cell, rows) + engine.layer_gradients,
-            rows * _tiled_norm_backward_bytes_per_token(cell) + engine.kept_head_gradient,
+            rows * norm + engine.kept_head_gradient,
         ]
     scores = STRATEGIES[cell.strategy].scores_bytes(cell)
     return max(*moments, scores + engine.layer_gradients if scores else 0)
@@ -199,12 +189,6 @@ def _tile_backward_bytes(cell: RunConfig, rows: int) -> int:
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     tile = min(rows, model.hidden_size)  # a tile has as many rows: `training.activation_memory`
     return e * (2 * rows * model.hidden_size + tile * (6 * model.intermediate_size + model.hidden_size))
-
-
-def _tiled_norm_backward_bytes_per_token(cell: RunConfig) -> int:
-    """The norm before the MLP: its gradient as it arrives, four tensors in float32; what all layers share."""
-    wide = (DTYPE_BYTES[cell.dtype] + 4 * FLOAT32_BYTES) * cell.model.hidden_size
-    return wide + _shared_bytes_per_token(cell)
 
 
 def _attention_backward_bytes(cell: RunConfig, rows: int) -> int:

@@ -23,15 +23,9 @@ def newer_kernel_lines(ran: Collection[tuple[str, float | None]]) -> list[str]:
     if any(kernel not in (*SECOND_GENERATION, "math") for kernel, _ in on_newer):
         return []
     return [
-        _line(kernel, GENERATIONS[major], NEWER[major])
+        f"kernel={kernel} is FlashAttention-2; on {GENERATIONS[major]} {NEWER[major]} or cuDNN is likely"
+        " faster, and the share of communication then higher. To compare:"
+        f" {sweep_words()} -m kernel={kernel},cudnn seq_len=8k,32k"
         for kernel, major in on_newer
         if kernel in SECOND_GENERATION
     ]
-
-
-def _line(kernel: str, generation: str, newer: str) -> str:
-    command = f"{sweep_words()} -m kernel={kernel},cudnn seq_len=8k,32k"
-    return (
-        f"kernel={kernel} is FlashAttention-2; on {generation} {newer} or cuDNN is likely faster, and the"
-        f" share of communication then higher. To compare: {command}"
-    )

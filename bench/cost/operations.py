@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.memory import CHUNK_ROWS, memory_need
 from bench.cost.precision import is_autocast, stream_bytes
-from bench.cost.tensors import trained_tensors
-from bench.cost.weights import HEAD_NORM_FAMILIES, parameters
+from bench.cost.weights import HEAD_NORM_FAMILIES, kv_size, parameters, q_size, trained_tensors
 from bench.strategies.schedule import Block
 
 INPUT_CASTS = 5
@@ -35,79 +35,77 @@ class Operation:
     number_bytes: int = 2
     count: int = 1
 
+    @property
+    def flops(self) -> int:
+        """Of one."""
+        return 2 * self.rows * self.columns * self.inner if self.kind in PRODUCTS else 0
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """How much work one operation of a kind is."""
+    @property
+    def moved_bytes(self) -> int:
+        """Read and written by one, if nothing stays in a cache."""
+        numbers, kind = self.rows * self.columns, KINDS[self.kind]
+        if self.kind in PRODUCTS:
+            return self.number_bytes * (numbers + self.rows * self.inner + self.columns * self.inner)
+        return numbers * (kind.narrow * self.number_bytes + kind.wide * 4)
 
-    flops: Callable[[Operation], int]
-    moved_bytes: Callable[[Operation], int]
-    """Read and written, if nothing stays in a cache."""
+    @property
+    def launches(self) -> int:
+        """Operators that Python starts for one."""
+        return KINDS[self.kind].launches
+
+
+class Kind(NamedTuple):
+    """How much work one operation of a kind is that is no product."""
+
     launches: int
-    """Operators that Python starts for it."""
+    narrow: int = 0
+    """How often each number is read or written in the cell's dtype."""
+    wide: int = 0
+    """The same in float32."""
 
 
-def _per_number(narrow: int, wide: int = 0) -> Callable[[Operation], int]:
-    """Bytes where each number is read or written so often in the cell's dtype, and in float32."""
-    return lambda it: it.rows * it.columns * (narrow * it.number_bytes + wide * 4)
-
-
-def _nothing(_: Operation) -> int:
-    return 0
-
-
-def _product_flops(it: Operation) -> int:
-    return 2 * it.rows * it.columns * it.inner
-
-
-def _product_bytes(it: Operation) -> int:
-    return it.number_bytes * (it.rows * it.columns + it.rows * it.inner + it.columns * it.inner)
-
+PRODUCTS = ("product", "product_input", "product_weight")
+"""A linear layer's forward, and its two of backward: with its weight as it is stored, and of tokens with
+tokens."""
 
 ENGINES = ("ddp", "fsdp2", "zero3")
 """Those whose work around layers, chunks and updates is timed for itself."""
+PARTS = ("layers", "checkpointed_layers", "chunks")
 
 KINDS: Mapping[str, Kind] = {
-    "product": Kind(_product_flops, _product_bytes, 1),
-    # A linear layer's two of backward: with its weight as it is stored, and of tokens with tokens.
-    "product_input": Kind(_product_flops, _product_bytes, 1),
-    "product_weight": Kind(_product_flops, _product_bytes, 1),
+    **dict.fromkeys(PRODUCTS, Kind(1)),
     # x.float(), its square, mean, product, cast, weight: transformers' RMSNorm.
-    "norm": Kind(_nothing, _per_number(4, 6), 7),
-    "norm_backward": Kind(_nothing, _per_number(6, 10), 12),
+    "norm": Kind(7, 4, 6),
+    "norm_backward": Kind(12, 6, 10),
     # Two products, a negated half, a concatenation and a sum: transformers' apply_rotary_pos_emb.
-    "rotary": Kind(_nothing, _per_number(10), 5),
-    "rotary_backward": Kind(_nothing, _per_number(10), 6),
-    "activation": Kind(_nothing, _per_number(5), 2),
-    "activation_backward": Kind(_nothing, _per_number(8), 4),
-    "sum": Kind(_nothing, _per_number(3), 1),
-    "cast": Kind(_nothing, _per_number(2), 1),
-    "cast_backward": Kind(_nothing, _per_number(2), 1),
+    "rotary": Kind(5, 10),
+    "rotary_backward": Kind(6, 10),
+    "activation": Kind(2, 5),
+    "activation_backward": Kind(4, 8),
+    "sum": Kind(1, 3),
+    "cast": Kind(1, 2),
+    "cast_backward": Kind(1, 2),
     # Positions times frequencies, twice, their cosine and sine, and a cast of both.
-    "angles": Kind(_nothing, _per_number(2, 6), 7),
+    "angles": Kind(7, 2, 6),
     # Bytes that a CPU's kernel hands out page by page; a GPU's allocator keeps them.
-    "fresh_memory": Kind(_nothing, _nothing, 0),
+    "fresh_memory": Kind(0),
     # Of Ring Self-Attention: -inf written, the product put in its place, masked, softmax over the row.
     # Backward less delta, times the probabilities, times the scale.
-    "scores": Kind(_nothing, _per_number(7), 6),
-    "scores_backward": Kind(_nothing, _per_number(7), 3),
-    "embedding": Kind(_nothing, _per_number(2), 1),
-    "embedding_backward": Kind(_nothing, _per_number(1, 2), 2),
+    "scores": Kind(6, 7),
+    "scores_backward": Kind(3, 7),
+    "embedding": Kind(1, 2),
+    "embedding_backward": Kind(2, 1, 2),
     # The cast, log-softmax and the gather of each row's label.
-    "token_loss": Kind(_nothing, _per_number(1, 3), 4),
-    "token_loss_backward": Kind(_nothing, _per_number(1, 4), 4),
+    "token_loss": Kind(4, 1, 3),
+    "token_loss_backward": Kind(4, 1, 4),
     # Heads' rows beside a kernel: put in another order, merged into wide ones, added to wide ones.
-    "pack": Kind(_nothing, _per_number(2), 1),
-    "merge": Kind(_nothing, _per_number(0, 2), 4),
-    "accumulate": Kind(_nothing, _per_number(0, 2), 1),
+    "pack": Kind(1, 2),
+    "merge": Kind(4, 0, 2),
+    "accumulate": Kind(1, 0, 2),
     # Weights, gradient and both moments read, all but the gradient written; wide copies and the norm beside.
-    **{f"{engine}_update": Kind(_nothing, _per_number(4, 8), 12) for engine in ENGINES},
+    **{f"{engine}_update": Kind(12, 4, 8) for engine in ENGINES},
     # What Python does around each layer, and around each chunk of a loss: no work of the device.
-    **{
-        f"{engine}_{part}": Kind(_nothing, _nothing, 0)
-        for engine in ENGINES
-        for part in ("layers", "checkpointed_layers", "chunks")
-    },
+    **{f"{engine}_{part}": Kind(0) for engine in ENGINES for part in PARTS},
 }
 """Every kind but attention's blocks, which kernels compute."""
 
@@ -146,7 +144,7 @@ def layer_forward(cell: RunConfig) -> Iterator[Operation]:
     yield from _of(cell, _projections(cell))
     yield _stream(cell, "norm", rows, model.hidden_size, 2)
     yield from _head_norms(cell, "norm")
-    yield _stream(cell, "rotary", rows * _rotated_heads(cell), model.head_dim)
+    yield _stream(cell, "rotary", rows * (model.num_heads + model.num_kv_heads), model.head_dim)
     yield _stream(cell, "sum", rows, model.hidden_size, 2)
     if is_autocast(cell):
         yield _stream(cell, "cast", rows, model.hidden_size, INPUT_CASTS)
@@ -161,11 +159,10 @@ def layer_backward(cell: RunConfig) -> Iterator[Operation]:
     """
     rows, model = _rows(cell), cell.model
     for columns, inner in (*_projections(cell), *_mlp(cell)):
-        yield replace(_product(cell, rows, inner, columns), kind="product_input")
-        yield replace(_product(cell, columns, inner, rows), kind="product_weight")
+        yield from _product_backward(cell, rows, columns, inner)
     yield _stream(cell, "norm_backward", rows, model.hidden_size, 2)
     yield from _head_norms(cell, "norm_backward")
-    yield _stream(cell, "rotary_backward", rows * _rotated_heads(cell), model.head_dim)
+    yield _stream(cell, "rotary_backward", rows * (model.num_heads + model.num_kv_heads), model.head_dim)
     yield _stream(cell, "sum", rows, model.hidden_size, 5)
     if is_autocast(cell):
         yield _stream(cell, "cast_backward", rows, model.hidden_size, INPUT_CASTS)
@@ -187,12 +184,8 @@ def _ends(cell: RunConfig) -> Iterator[Operation]:
     yield _stream(cell, "norm", rows, model.hidden_size)
     yield _stream(cell, "norm_backward", rows, model.hidden_size)
     yield _times(_product(cell, at_once, model.vocab_size, model.hidden_size), forwards * chunks)
-    yield _times(
-        replace(_product(cell, at_once, model.hidden_size, model.vocab_size), kind="product_input"), chunks
-    )
-    yield _times(
-        replace(_product(cell, model.vocab_size, model.hidden_size, at_once), kind="product_weight"), chunks
-    )
+    for each in _product_backward(cell, at_once, model.vocab_size, model.hidden_size):
+        yield _times(each, chunks)
     yield _one(cell, "token_loss", at_once, model.vocab_size, forwards * chunks)
     yield _one(cell, "token_loss_backward", at_once, model.vocab_size, chunks)
     if is_chunked:
@@ -206,10 +199,8 @@ def _mlp_forward(cell: RunConfig) -> Iterator[Operation]:
 
 def _projections(cell: RunConfig) -> tuple[tuple[int, int], ...]:
     """Columns and inner sizes of Q, K, V and the output."""
-    model = cell.model
-    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    h = model.hidden_size
-    return (q_size, h), (kv_size, h), (kv_size, h), (h, q_size)
+    q, kv, h = q_size(cell.model), kv_size(cell.model), cell.model.hidden_size
+    return (q, h), (kv, h), (kv, h), (h, q)
 
 
 def _mlp(cell: RunConfig) -> tuple[tuple[int, int], ...]:
@@ -224,10 +215,6 @@ def _head_norms(cell: RunConfig, kind: str) -> Iterator[Operation]:
         yield _stream(cell, kind, _rows(cell) * cell.model.num_kv_heads, cell.model.head_dim)
 
 
-def _rotated_heads(cell: RunConfig) -> int:
-    return cell.model.num_heads + cell.model.num_kv_heads
-
-
 def _of(cell: RunConfig, products: tuple[tuple[int, int], ...]) -> Iterator[Operation]:
     for columns, inner in products:
         yield _product(cell, _rows(cell), columns, inner)
@@ -235,6 +222,12 @@ def _of(cell: RunConfig, products: tuple[tuple[int, int], ...]) -> Iterator[Oper
 
 def _product(cell: RunConfig, rows: int, columns: int, inner: int) -> Operation:
     return Operation("product", rows, columns, inner, DTYPE_BYTES[cell.dtype])
+
+
+def _product_backward(cell: RunConfig, rows: int, columns: int, inner: int) -> Iterator[Operation]:
+    """The gradients of a linear layer's input and weight."""
+    yield replace(_product(cell, rows, inner, columns), kind="product_input")
+    yield replace(_product(cell, columns, inner, rows), kind="product_weight")
 
 
 def _one(cell: RunConfig, kind: str, rows: int, columns: int, count: int = 1) -> Operation:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 from bench.config import RunConfig
-from bench.cost.band import Band, End
+from bench.cost.band import Corner
 from bench.cost.hardware import SLOWEST, Hardware, Link
 from bench.cost.operations import (
     BACKWARD_PRODUCTS,
     FORWARD_PRODUCTS,
-    KINDS,
     Operation,
     block_flops,
     unfused_block,
@@ -30,81 +28,51 @@ MESSAGES = ("send", "all_to_all")
 """Kinds whose messages leave at once, not step after step."""
 
 
-class Speeds(Protocol):
-    """One end of what a device can do."""
-
-    @property
-    def hidden_share(self) -> float:
-        """Of the shorter of a message and a computation beside it, how much is hidden."""
-
-    def knows(self, cell: RunConfig) -> bool:
-        """Whether there are figures for the cell's dtype, kernel and engine."""
-
-    def operation_s(self, operation: Operation) -> float:
-        """Seconds of one of such operations."""
-
-    def block_s(
-        self, block: Block, head_dim: int, kernel: str, *, number_bytes: int, backward: bool
-    ) -> float:
-        """Seconds of one call of a kernel."""
-
-    def exchange_s(self, exchange: Exchange, number_bytes: int) -> float:
-        """Seconds of one call to the communication library, once all have arrived."""
-
-    def state_message_s(self, exchange: Exchange, number_bytes: int) -> float:
-        """Seconds of one message of an engine, beyond what its hooks take with an almost empty one."""
-
-    def host_s(self, launches: int) -> float:
-        """Seconds of the host to start so many operations where it works ahead of the device, else 0."""
-
-
 @dataclass(frozen=True, slots=True)
 class DatasheetSpeeds:
     """Shares of a datasheet's peaks."""
 
     hardware: Hardware
-    end: End
-    """Of the time: its high end has the lowest rates."""
+    ends: Corner
+    """Of the times: a high end has the lowest rates."""
 
     @property
     def hidden_share(self) -> float:
+        """Of the shorter of a message and a computation beside it, how much is hidden."""
         return 1.0
 
     def knows(self, cell: RunConfig) -> bool:
+        """Whether there are figures for the cell's dtype, kernel and engine."""
         return cell.kernel in self.hardware.attention_forward or STRATEGIES[cell.strategy].is_unfused
 
     def operation_s(self, operation: Operation) -> float:
-        """The roofline: the longer of computing and moving (doi:10.1145/1498765.1498785)."""
-        kind = KINDS[operation.kind]
-        compute_s = kind.flops(operation) / (
-            self.hardware.peak_flops_per_s * self._share(self.hardware.matmul)
-        )
-        return max(compute_s, self._bytes_s(kind.moved_bytes(operation)))
+        """Seconds of one of such operations.
+
+        The roofline: the longer of computing and moving (doi:10.1145/1498765.1498785).
+        """
+        hardware, slowest = self.hardware, SLOWEST[self.ends.compute]
+        compute_s = operation.flops / (hardware.peak_flops_per_s * hardware.matmul.at(slowest))
+        moved_s = operation.moved_bytes / (hardware.memory_bytes_per_s * hardware.memory.at(slowest))
+        return max(compute_s, moved_s)
 
     def block_s(
-        self,
-        block: Block,
-        head_dim: int,
-        kernel: str,
-        *,
-        number_bytes: int,
-        backward: bool,
+        self, block: Block, head_dim: int, kernel: str, *, number_bytes: int, backward: bool
     ) -> float:
-        """By the shares of 16 bits; without a kernel, operation by operation."""
+        """Seconds of one call of a kernel, by the shares of 16 bits; without a kernel, of its operations."""
         if kernel not in self.hardware.attention_forward:
             operations = unfused_block(block, head_dim, number_bytes, backward=backward)
             return sum(each.count * self.operation_s(each) for each in operations)
         shares = self.hardware.attention_backward if backward else self.hardware.attention_forward
         products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
-        rate = self.hardware.peak_flops_per_s * self._share(shares[kernel])
+        rate = self.hardware.peak_flops_per_s * shares[kernel].at(SLOWEST[self.ends.compute])
         slowdown = 1 + HALF_RATE_KEYS / block.keys if block.keys else 1
         return block_flops(block, head_dim, products) / rate * slowdown
 
-    def _bytes_s(self, moved_bytes: int) -> float:
-        return moved_bytes / (self.hardware.memory_bytes_per_s * self._share(self.hardware.memory))
-
     def exchange_s(self, exchange: Exchange, number_bytes: int) -> float:  # noqa: ARG002
-        """Latency, and bytes over the slowest link that they cross; nothing where a rank meets no other."""
+        """Seconds of one call to the communication library, once all have arrived.
+
+        Latency, and bytes over the slowest link that they cross; nothing where a rank meets no other.
+        """
         if exchange.ranks <= 1:
             return 0.0
         inside = min(exchange.span, self.hardware.devices_per_node)
@@ -121,7 +89,7 @@ class DatasheetSpeeds:
         """
         node, network = self.hardware.node, self.hardware.network
         first = network.latency_s if exchange.span > inside else node.latency_s
-        if exchange.ranks <= 1 or exchange.kind in MESSAGES:
+        if exchange.kind in MESSAGES:
             return first
         hops = exchange.ranks - 2
         between_nodes = min(hops, math.ceil(exchange.span / inside) - 1)
@@ -129,16 +97,15 @@ class DatasheetSpeeds:
         return first + within + between_nodes * network.hop_latency_s
 
     def state_message_s(self, exchange: Exchange, number_bytes: int) -> float:
+        """Seconds of one message of an engine, beyond what its hooks take with an almost empty one."""
         return self.exchange_s(exchange, number_bytes)
 
     def host_s(self, launches: int) -> float:
-        return launches * self.hardware.host_s_per_operation.at(self.end)
+        """Seconds of the host to start so many operations where it works ahead of the device, else 0."""
+        return launches * self.hardware.host_s_per_operation.at(self.ends.host)
 
     def _bytes_over_s(self, link: Link, sent_bytes: float) -> float:
-        return sent_bytes / (link.bytes_per_s * self._share(self.hardware.link))
-
-    def _share(self, share: Band) -> float:
-        return share.at(SLOWEST[self.end])
+        return sent_bytes / (link.bytes_per_s * self.hardware.link.at(SLOWEST[self.ends.links]))
 
 
 def _bytes_of_card(exchange: Exchange, here: int) -> float:
@@ -150,36 +117,3 @@ def _bytes_of_card(exchange: Exchange, here: int) -> float:
     if exchange.is_even:
         return exchange.sent_bytes * (exchange.ranks - here) / (exchange.ranks - 1)
     return exchange.sent_bytes if exchange.kind in MESSAGES else exchange.sent_bytes / here
-
-
-@dataclass(frozen=True, slots=True)
-class MixedSpeeds:
-    """One device's speeds at several ends: what computes, what is sent, and the host err apart."""
-
-    compute: Speeds
-    links: Speeds
-    host: Speeds
-
-    @property
-    def hidden_share(self) -> float:
-        return self.links.hidden_share
-
-    def knows(self, cell: RunConfig) -> bool:
-        return self.compute.knows(cell)
-
-    def operation_s(self, operation: Operation) -> float:
-        return self.compute.operation_s(operation)
-
-    def block_s(
-        self, block: Block, head_dim: int, kernel: str, *, number_bytes: int, backward: bool
-    ) -> float:
-        return self.compute.block_s(block, head_dim, kernel, number_bytes=number_bytes, backward=backward)
-
-    def exchange_s(self, exchange: Exchange, number_bytes: int) -> float:
-        return self.links.exchange_s(exchange, number_bytes)
-
-    def state_message_s(self, exchange: Exchange, number_bytes: int) -> float:
-        return self.links.state_message_s(exchange, number_bytes)
-
-    def host_s(self, launches: int) -> float:
-        return self.host.host_s(launches)

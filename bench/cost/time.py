@@ -1,19 +1,63 @@
-"""How long a step takes on the rank with most to do, part by part.
+"""What a step computes and sends on the rank with most to do, and how long that takes, part by part.
 
 Device and host work side by side on a GPU: a micro-step takes as long as the slower of the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.operations import KINDS, Operation
-from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
-from bench.cost.work import Counted, StepWork
+from bench.cost.calibrated_speeds import Speeds
+from bench.cost.operations import Operation, micro_step, step_end
+from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE
+from bench.cost.traffic import Messages, messages
 from bench.strategies import STRATEGIES
-from bench.strategies.schedule import WIDE_BYTES, Stage
+from bench.strategies.schedule import WIDE_BYTES, Stage, Stages
+
+Counted = Mapping[Stage, int]
+"""Different stages, and how often each comes: most of a long ring are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """Of the rank with most to do."""
+
+    forward: Counted
+    """Of one call of attention."""
+    backward: Counted
+    micro_step: tuple[Operation, ...]
+    """All but attention."""
+    update: tuple[Operation, ...]
+    messages: tuple[Messages, ...]
+    """All of the step but attention's."""
+
+
+@lru_cache(maxsize=16)
+def step_work(cell: RunConfig) -> StepWork | None:
+    """The work of one optimizer step of a cell that trains; None where a strategy has no formula.
+
+    Kept, as a prediction prices it once at every end of what is not known.
+    """
+    facts = STRATEGIES.get(cell.strategy)
+    schedule = None if facts is None else facts.schedule(cell)
+    if schedule is None:
+        return None
+    return StepWork(
+        forward=counted(schedule.forward),
+        backward=counted(schedule.backward),
+        micro_step=tuple(micro_step(cell)),
+        update=tuple(step_end(cell)),
+        messages=messages(cell),
+    )
+
+
+def counted(stages: Stages) -> Counted:
+    """Equal stages together, in the order of the first of each."""
+    return Counter(stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +116,8 @@ def step_parts(cell: RunConfig, work: StepWork, speeds: Speeds) -> StepParts:
     link_is_free_s = other_s + kernels_s - hidden_s  # of the time that the device computes
     exposed_state_s = state_s - speeds.hidden_share * min(state_s, link_is_free_s)
     device_s = other_s + kernels_s + of_attention("packing_s") + of_attention("exposed_s") + exposed_state_s
-    launches = cell.grad_accum * launches_of(work.micro_step) + round(of_attention("launches"))
+    started = sum(each.count * each.launches for each in work.micro_step)
+    launches = cell.grad_accum * started + round(of_attention("launches"))
     return StepParts(
         attention_ms=1e3 * kernels_s,
         packing_ms=1e3 * of_attention("packing_s"),
@@ -122,8 +167,3 @@ def state_bytes(cell: RunConfig) -> int:
 def seconds_of(operations: Iterable[Operation], speeds: Speeds) -> float:
     """One after the other."""
     return sum(operation.count * speeds.operation_s(operation) for operation in operations)
-
-
-def launches_of(operations: Iterable[Operation]) -> int:
-    """How many operators Python starts for them."""
-    return sum(operation.count * KINDS[operation.kind].launches for operation in operations)

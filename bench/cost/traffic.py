@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from bench.config import DTYPE_BYTES, NOT_USED, ModelConfig, RunConfig
 from bench.cost.engine_memory import MAX_LIVE_PARAMETERS, MAX_SUB_GROUP
 from bench.cost.precision import FLOAT32_BYTES, wide_bytes
-from bench.cost.tensors import (
+from bench.cost.weights import (
     TrainedTensor,
     embedding,
     ends,
@@ -27,9 +27,9 @@ from bench.cost.tensors import (
     in_modules,
     last_norm,
     layer_modules,
+    one_layer_parameters,
     trained_tensors,
 )
-from bench.cost.weights import one_layer_parameters
 from bench.strategies import STRATEGIES
 from bench.strategies.schedule import Exchange
 
@@ -59,7 +59,9 @@ class Messages:
 def payload(cell: RunConfig) -> dict[str, int] | None:
     """Bytes that one rank sends in one step, by purpose; None where no formula is known."""
     facts = STRATEGIES.get(cell.strategy)
-    if facts is None or not _is_known(cell):
+    # Whether all that a step sends is the engine's or attention's.
+    is_known = cell.engine == NOT_USED or (cell.engine in OF_ENGINE and cell.trainer == NATIVE)
+    if facts is None or not is_known:
         return None
     sent = Counter({ATTENTION: facts.exchange_bytes(cell)})
     for each in messages(cell):
@@ -75,11 +77,6 @@ def messages(cell: RunConfig) -> tuple[Messages, ...]:
     made = itertools.chain([counted], OF_ENGINE[cell.engine](cell))
     sent = Counter(each for each in made if each[1].ranks > 1)
     return tuple(Messages(*each, count) for each, count in sent.items())
-
-
-def _is_known(cell: RunConfig) -> bool:
-    """Whether all that a step sends is the engine's or attention's."""
-    return cell.engine == NOT_USED or (cell.engine in OF_ENGINE and cell.trainer == NATIVE)
 
 
 Sent = tuple[str, Exchange]

@@ -43,8 +43,10 @@ class Noise:
 
     def floor(self, seeds: int, trainings: int) -> Limit:
         """What the distance of each of so many compared trainings, over so many seeds, stays below."""
+        from scipy.stats import f  # takes a second
+
         chance = FALSE_ALARMS / (max(trainings, 1) * len(NAMES))
-        by_chance = math.sqrt(f_quantile(chance, seeds, max(self.freedom, 1)))
+        by_chance = math.sqrt(float(f.isf(chance, seeds, max(self.freedom, 1))))
         return self.deviation.times(max(LEAST_FACTOR, by_chance))
 
 
@@ -75,13 +77,6 @@ def _rounded(training: Trajectory) -> Limit:
     """The distance of a training that is off by one rounding of float32 in every step."""
     off = [[(1 + ROUNDING) * each for each in getattr(training, name)] for name in NAMES]
     return distance(Signals(*off), training)
-
-
-def f_quantile(chance: float, above: int, below: int) -> float:
-    """What an F variable of so many degrees of freedom, of its two mean squares, exceeds by this chance."""
-    from scipy.stats import f  # takes a second
-
-    return float(f.isf(chance, above, below))
 
 
 def _each(reduce: Callable[..., float], limits: Sequence[Limit]) -> Limit:

@@ -95,20 +95,20 @@ def first_departure(
     found: Trajectory, reference: Trajectory, limit: Limit, moved: float = MOVED
 ) -> str | None:
     """The first step in which one leaves the other, in words; None where no common step shows one."""
-    for each in _pairs(found, reference, moved):
-        allowed = getattr(limit, each.name) * each.unit
-        if not abs(each.own - each.other) <= allowed:
-            said = f"step {each.step}: the {NAMES[each.name]} is {each.own:.6g}"
-            return f"{said}, not within {allowed / (abs(each.other) or 1.0):.1e} of the {each.other:.6g}"
+    for step, name, own, other, unit in _pairs(found, reference, moved):
+        allowed = getattr(limit, name) * unit
+        if not abs(own - other) <= allowed:
+            said = f"step {step}: the {NAMES[name]} is {own:.6g}"
+            return f"{said}, not within {allowed / (abs(other) or 1.0):.1e} of the {other:.6g}"
     return None
 
 
 def distance(found: Trajectory, reference: Trajectory) -> Limit:
     """The mean over all steps of how far one is from the other, each in multiples of what its step allows."""
     apart: dict[str, list[float]] = {name: [] for name in NAMES}
-    for each in _pairs(found, reference):
-        off = abs(each.own - each.other) / (each.unit or 1.0)
-        apart[each.name].append(off if math.isfinite(off) else math.inf)
+    for _, name, own, other, unit in _pairs(found, reference):
+        off = abs(own - other) / (unit or 1.0)
+        apart[name].append(off if math.isfinite(off) else math.inf)
     return Limit(**{name: sum(each) / len(each) for name, each in apart.items()})
 
 
@@ -130,21 +130,11 @@ def units(reference: Trajectory, moved: float = MOVED) -> Mapping[str, list[floa
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """One signal of one step in both trainings."""
-
-    step: int
-    name: str
-    own: float
-    other: float
-    unit: float
-
-
-def _pairs(found: Trajectory, reference: Trajectory, moved: float = MOVED) -> Iterator[_Pair]:
-    """Every signal of every step that both have."""
+def _pairs(
+    found: Trajectory, reference: Trajectory, moved: float = MOVED
+) -> Iterator[tuple[int, str, float, float, float]]:
+    """Of every step and signal that both have: the step, its name, both values, and what a unit is."""
     unit = units(reference, moved)
     for step in range(min(len(found.loss), len(reference.loss))):
         for name in NAMES:
-            own, other = getattr(found, name)[step], getattr(reference, name)[step]
-            yield _Pair(step, name, own, other, unit[name][step])
+            yield step, name, getattr(found, name)[step], getattr(reference, name)[step], unit[name][step]

@@ -16,9 +16,8 @@ from bench.experiments.alst_ablation import ablation_cells
 from bench.experiments.implementations import implementation_cells
 from bench.experiments.implementations_table import write_implementations
 from bench.experiments.loss_equivalence import cells_side_by_side, roles_of
-from bench.experiments.max_length import Grow, first_cells, growing, told
-from bench.experiments.probe import probed_cells
-from bench.experiments.probe_table import write_probe
+from bench.experiments.max_length import Grow, growing, opening_line
+from bench.experiments.probe import probed_cells, write_probe
 from bench.experiments.published import opening, published_cells
 from bench.experiments.published_table import write_published_memory, write_published_throughput
 from bench.labels import shown
@@ -33,7 +32,9 @@ class Experiment:
     """A question, and how it is answered."""
 
     cells: Callable[[Sequence[Raw], Machine], list[RunConfig]]
-    """The cells of a composed request."""
+    """The cells of a composed request, of which equal ones are one; raises ConfigError for a bad value."""
+    workload: str | None = None
+    """The only one that it is about; None for any."""
     roles: Callable[[Sequence[RunConfig]], Mapping[str, Role]] = lambda _: {}
     """Each cell's role by its id, where it is not to answer."""
     conclude: Callable[[Sequence[Mapping[str, Any]], Path], None] | None = None
@@ -46,18 +47,15 @@ class Experiment:
     """Whether strategies that nobody named are kept also where no ranks can share a sequence."""
 
 
-def as_asked(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
-    """The cells of the request itself; raises ConfigError for the first bad value."""
-    return [resolve(raw, machine) for raw in raws]
-
-
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "none": Experiment(as_asked, needs_sharing=False),
+    "none": Experiment(lambda raws, machine: [resolve(raw, machine) for raw in raws], needs_sharing=False),
     "alst_ablation": Experiment(ablation_cells),
-    "implementations": Experiment(implementation_cells, conclude=write_implementations),
-    "loss_equivalence": Experiment(cells_side_by_side, roles_of),
-    "max_length": Experiment(first_cells, opening=told, growing=growing),
-    "probe": Experiment(probed_cells, conclude=write_probe),
+    "implementations": Experiment(implementation_cells, "attention", conclude=write_implementations),
+    "loss_equivalence": Experiment(cells_side_by_side, "train", roles=roles_of),
+    "max_length": Experiment(
+        lambda raws, machine: growing(raws, machine)([]), opening=opening_line, growing=growing
+    ),
+    "probe": Experiment(probed_cells, "train", conclude=write_probe),
     "published_memory": Experiment(published_cells, conclude=write_published_memory, opening=opening),
     "published_throughput": Experiment(published_cells, conclude=write_published_throughput, opening=opening),
 }
@@ -74,7 +72,13 @@ def experiment_of(raws: Sequence[Raw]) -> Experiment:
             f"experiment={','.join(sorted(names))}: a command takes one experiment; choose one of them"
         )
     name = names.pop()
+    workload = EXPERIMENTS[name].workload
     for raw in raws:
+        if workload not in (None, raw["workload"]["name"]):
+            raise ConfigError(
+                f"workload={shown(raw['workload']['name'])}: experiment={name} is about workload={workload};"
+                " leave it out"
+            )
         if raw["length_step"] is not None and EXPERIMENTS[name].growing is None:
             raise ConfigError(
                 f"length_step={shown(raw['length_step'])}: belongs to experiment=max_length; leave it out"

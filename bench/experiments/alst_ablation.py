@@ -49,9 +49,8 @@ SMALL_MODEL: Mapping[str, Any] = {
 
 
 def ablation_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
-    """The rows of each request, in order; equal cells are one. Raises ConfigError for an invalid value."""
-    cells = (resolve(row, machine) for raw in raws for row in _rows(raw, machine))
-    return [*{cell.cell_id: cell for cell in cells}.values()]
+    """The rows of each request, in order. Raises ConfigError for an invalid value."""
+    return [resolve(row, machine) for raw in raws for row in _rows(raw, machine)]
 
 
 def _rows(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:

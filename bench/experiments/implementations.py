@@ -26,15 +26,20 @@ def implementation_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfi
 
     A strategy that a request names is taken alone, as it is. Raises ConfigError for an invalid value.
     """
-    cells = dict[str, RunConfig]()
+    cells = list[RunConfig]()
     for raw in raws:
         for strategy in [raw["strategy"]] if "strategy" in raw else _strategies():
-            cell = _shared_attention(resolve({**raw, "strategy": strategy}, machine))
+            cell = resolve({**raw, "strategy": strategy}, machine)
+            if cell.sp_degree == 1:
+                raise ConfigError(
+                    "experiment=implementations: no ranks share a sequence; take two or more, with"
+                    " cluster.world_size and sp_degree"
+                )
             if raw["kernel"] == AUTO:
                 cell = _on_flash_attn(cell)
             ours = counterpart_of(cell) if refusal(cell) is None else None
-            cells |= {each.cell_id: each for each in (ours, cell) if each is not None}
-    return [*cells.values()]
+            cells += [cell] if ours is None else [ours, cell]
+    return [*{cell.cell_id: cell for cell in cells}.values()]
 
 
 def counterpart_of(cell: RunConfig) -> RunConfig | None:
@@ -98,16 +103,3 @@ def _values(option: Option) -> tuple[Any, ...]:
     if isinstance(option, tuple):
         return option
     return (default,) if default == AUTO else (default, not default)
-
-
-def _shared_attention(cell: RunConfig) -> RunConfig:
-    if cell.workload.name != "attention":
-        raise ConfigError(
-            f"workload={cell.workload.name}: experiment=implementations times one call; leave out workload"
-        )
-    if cell.sp_degree == 1:
-        raise ConfigError(
-            "experiment=implementations: no ranks share a sequence; take two or more, with cluster.world_size"
-            " and sp_degree"
-        )
-    return cell

@@ -6,12 +6,14 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from bench.attention.kernel_facts import FLASH_ATTN
 from bench.config import RunConfig
 from bench.experiments.implementations import counterpart_of, label_of
+from bench.experiments.markdown import table, write
 from bench.labels import MIB, length_label
 from bench.passes.attention.section import ULPS
 from bench.record import Status
@@ -24,6 +26,7 @@ HEADINGS = (
     "implementation", "compared with", "ms", "its time / that (95 % interval)", "sends, MiB", "peak, MiB",
     "error of out, ulps", "of gradients, ulps",
 )  # fmt: skip
+SETTING = itemgetter("ranks", "seq_len", "num_heads", "num_kv_heads", "dtype")
 GRADIENTS = ("dq", "dk", "dv")
 NOTE = (
     "A call is attention forward and backward on a shard, as slow as its slowest rank. Inputs are laid out in"
@@ -43,10 +46,7 @@ def write_implementations(records: Sequence[Mapping[str, Any]], folder: Path) ->
     rows = rows_of(records)
     kept = {"environment": records[0]["environment"], "rows": rows}
     write_whole(folder / FILE, json.dumps(kept, indent=1) + "\n")
-    text = "\n".join([*markdown(rows), NOTE, ""])
-    write_whole(folder / TABLE, text)
-    print(text)
-    print(f"table: {folder / TABLE}")
+    write("\n".join([*markdown(rows), NOTE, ""]), folder / TABLE)
 
 
 def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -56,19 +56,15 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for (cell_id, _), record in last.items():
         processes.setdefault(cell_id, []).append(record)
     calls_ms = {
-        cell_id: [_call_ms(record) for record in its]
+        cell_id: [_median_ms(record["timing"]["step_times_ms"]) for record in its]
         for cell_id, its in processes.items()
         if all(record["status"] == Status.OK for record in its)
     }
     return [_row(its, calls_ms) for its in processes.values()]
 
 
-def _call_ms(record: Mapping[str, Any]) -> float:
-    """The median call of the slowest rank."""
-    return _median_ms(record["timing"]["step_times_ms"])
-
-
 def _median_ms(by_rank: Sequence[Sequence[float]]) -> float:
+    """The median call of the slowest rank."""
     return float(statistics.median(map(max, zip(*by_rank, strict=True))))
 
 
@@ -79,6 +75,7 @@ def _row(records: Sequence[Mapping[str, Any]], calls_ms: Mapping[str, Sequence[f
     own_ms = calls_ms.get(first["cell_id"], [])
     ours = counterpart_of(cell) if own_ms else None
     ours_ms = calls_ms.get(ours.cell_id, []) if ours else []
+    added = [record["attention"]["added_ms"] for record in records] if own_ms else []
     ratio, interval = ratio_interval(own_ms, ours_ms) if ours_ms else (None, None)
     return {
         "ranks": cell.cluster.world_size,
@@ -94,22 +91,13 @@ def _row(records: Sequence[Mapping[str, Any]], calls_ms: Mapping[str, Sequence[f
         ),
         "stand_in": facts.calls_flash_attn and cell.kernel != FLASH_ATTN,
         "call_ms": own_ms,
-        "added_ms": _added_ms(records) if own_ms else None,
+        "added_ms": [*map(_median_ms, added)] if added and None not in added else None,
         "ratio": ratio,
         "interval": interval and [interval.low, interval.high],
         "ours_is_slower": package is not None and interval is not None and interval.high < 1,
-        **(
-            _found(first, cell.dtype)
-            if own_ms
-            else {"sent_bytes": None, "peak_bytes": None, "error_ulps": None}
-        ),
+        **dict.fromkeys(("sent_bytes", "peak_bytes", "error_ulps")),
+        **(_found(first, cell.dtype) if own_ms else {}),
     }
-
-
-def _added_ms(records: Sequence[Mapping[str, Any]]) -> list[float] | None:
-    """By process the median over calls of the slowest rank; None where nothing is added."""
-    added = [record["attention"]["added_ms"] for record in records]
-    return None if None in added else [_median_ms(by_rank) for by_rank in added]
 
 
 def _found(record: Mapping[str, Any], dtype: str) -> dict[str, Any]:
@@ -129,44 +117,31 @@ def _found(record: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 def markdown(rows: Sequence[Row]) -> Iterator[str]:
     """All lines, a heading and a table for each setting."""
-    for setting, its in groupby(sorted(rows, key=_setting), key=_setting):
+    for setting, its in groupby(sorted(rows, key=SETTING), key=SETTING):
         ranks, seq_len, heads, kv_heads, dtype = setting
-        heads_said = f"{heads} query and {kv_heads} KV heads"
-        yield f"### {ranks} ranks, {length_label(seq_len)} tokens, {heads_said}, {dtype}"
+        of_heads = f"{heads} query and {kv_heads} KV heads"
+        yield f"### {ranks} ranks, {length_label(seq_len)} tokens, {of_heads}, {dtype}\n"
+        ranked = sorted(its, key=lambda row: row["reason"] is not None)
+        yield from table(HEADINGS, map(_cells, ranked))
         yield ""
-        table = sorted(its, key=lambda row: row["reason"] is not None)
-        for cells in (HEADINGS, ["---"] * len(HEADINGS), *map(_cells, table)):
-            yield f"| {' | '.join(cells)} |"
-        yield ""
-
-
-def _setting(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("ranks", "seq_len", "num_heads", "num_kv_heads", "dtype"))
 
 
 def _cells(row: Row) -> list[str]:
     if row["reason"] is not None:
         return [f"`{row['implementation']}`", f"did not run: {row['reason']}", *[""] * (len(HEADINGS) - 2)]
-    ulps = row["error_ulps"]
+    ulps, added_ms = row["error_ulps"], row["added_ms"]
+    stand_in = ", on our stand-in for flash-attn" if row["stand_in"] else ""
     return [
-        f"`{row['implementation']}`" + (f" ({_code(row)})" if row["package"] else ""),
+        f"`{row['implementation']}`" + (f" ({row['package']}{stand_in})" if row["package"] else ""),
         f"`{row['counterpart']}`" if row["counterpart"] else "",
-        _call(row),
+        f"{statistics.median(row['call_ms']):.1f}"
+        + (f", ours in it {statistics.median(added_ms):.1f}" if added_ms else ""),
         _ratio(row),
         f"{row['sent_bytes'] / MIB:.3g}",
         f"{row['peak_bytes'] / MIB:.3g}",
         f"{ulps['out']:.2g}" if "out" in ulps else "",
         f"{max(ulps[name] for name in GRADIENTS):.2g}" if "dq" in ulps else "",
     ]
-
-
-def _code(row: Row) -> str:
-    return f"{row['package']}, on our stand-in for flash-attn" if row["stand_in"] else f"{row['package']}"
-
-
-def _call(row: Row) -> str:
-    shown = f"{statistics.median(row['call_ms']):.1f}"
-    return f"{shown}, ours in it {statistics.median(row['added_ms']):.1f}" if row["added_ms"] else shown
 
 
 def _ratio(row: Row) -> str:

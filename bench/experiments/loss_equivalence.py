@@ -37,24 +37,18 @@ def cells_side_by_side(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]
 
     Raises ConfigError for an invalid value, and where no ranks share a sequence.
     """
-    cells: dict[str, RunConfig] = {}
+    cells = list[RunConfig]()
     for raw in raws:
         for closed in _closed(raw, machine):
             base = _subject(closed, "ulysses", machine)
-            if base.workload.name != "train":
-                raise ConfigError(
-                    f"workload={base.workload.name}: experiment=loss_equivalence compares losses of training;"
-                    " leave out workload"
-                )
             if base.sp_degree == 1:
                 raise ConfigError(
                     "experiment=loss_equivalence: no ranks share a sequence; take two or more, with"
                     " cluster.world_size and sp_degree"
                 )
-            alike = [*_references(closed, base, machine), *_subjects(closed, raw, machine)]
-            alike += _mistakes(closed, machine)
-            cells |= {cell.cell_id: cell for cell in alike}
-    return [*cells.values()]
+            cells += [*_references(closed, base, machine), *_subjects(closed, raw, machine)]
+            cells += _mistakes(closed, machine)
+    return cells
 
 
 def roles_of(cells: Sequence[RunConfig]) -> dict[str, Role]:
@@ -122,13 +116,11 @@ def _mistakes(raw: Raw, machine: Machine) -> Iterator[RunConfig]:
 
 def _subject(raw: Raw, strategy: str, machine: Machine) -> RunConfig:
     """The ranks share sequences, and take as many more micro-steps as they hold fewer of them at once."""
-    named = raw if raw.get("strategy", {}).get("name") == strategy else {**raw, **_choice(strategy)}
-    cell = resolve(named, machine)
-    return resolve({**named, "grad_accum": cell.grad_accum * cell.sp_degree}, machine)
-
-
-def _choice(strategy: str) -> dict[str, Any]:
-    return {"strategy": read_option("strategy", values.choice("strategy", strategy, STRATEGIES))}
+    if raw.get("strategy", {}).get("name") != strategy:
+        known = values.choice("strategy", strategy, STRATEGIES)
+        raw = {**raw, "strategy": read_option("strategy", known)}
+    cell = resolve(raw, machine)
+    return resolve({**raw, "grad_accum": cell.grad_accum * cell.sp_degree}, machine)
 
 
 def _closed(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
@@ -137,8 +129,12 @@ def _closed(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
     if cluster["world_size"] == "auto" and place(raw["cluster"], machine).device == "cpu":
         cluster["world_size"] = CPU_RANKS
     for dtype in _dtypes(raw):
-        for optimizer in [raw["optimizer"]] if "optimizer" in raw else _optimizers(dtype):
-            for seed in _seeds(raw, dtype):
+        names = OPTIMIZERS.get(dtype, options("optimizer"))
+        every = [read_option("optimizer", name) for name in names]
+        # Seeds of the experiment, the first alone where all show the same.
+        seeds = raw["seed"] if isinstance(raw["seed"], list) else [raw["seed"]]
+        for optimizer in [raw["optimizer"]] if "optimizer" in raw else every:
+            for seed in seeds if dtype in NOISY else seeds[:1]:
                 yield {**raw, "cluster": cluster, "dtype": dtype, "optimizer": optimizer, "seed": seed}
 
 
@@ -149,14 +145,3 @@ def _dtypes(raw: Raw) -> list[Any]:
     name = raw.get("strategy", {}).get("name")
     takes = STRATEGIES[name].dtypes if name in STRATEGIES else raw["dtype"]
     return [dtype for dtype in raw["dtype"] if dtype in takes] or raw["dtype"]
-
-
-def _seeds(raw: Raw, dtype: str) -> list[Any]:
-    """The one that is asked for; else those of the experiment, the first alone where all show the same."""
-    if not isinstance(raw["seed"], list):
-        return [raw["seed"]]
-    return raw["seed"] if dtype in NOISY else raw["seed"][:1]
-
-
-def _optimizers(dtype: str) -> list[Raw]:
-    return [read_option("optimizer", name) for name in OPTIMIZERS.get(dtype, options("optimizer"))]

@@ -17,7 +17,6 @@ from typing import Any
 from bench.config import ConfigError, RunConfig
 from bench.cost.memory import memory_need
 from bench.environment import Machine
-from bench.experiments.bisection import fewest_and_most, tried
 from bench.labels import length_label, shown
 from bench.record import Status
 from bench.request import values
@@ -32,10 +31,10 @@ from bench.strategies import STRATEGIES
 
 CPU_LIMIT_GIB = 0.05
 """Of a CPU rank where the request names no limit: lengths of some 10k, which take seconds a step."""
+FIRST_SHARE = 32
+"""The second number is a part of so many away from the first: of tensors the memory formula is within 3 %."""
 UNGUESSED = 8192
 """Where a search begins of which no estimate says anything."""
-OFF_BY = 2
-"""The number of cells is stated for estimates that are wrong by at most this factor."""
 ANSWERS: Mapping[str, bool] = {Status.OK: True, Status.OUT_OF_MEMORY: False}
 """Whether a length trains; any other status does not say."""
 Grow = Callable[[Sequence[Mapping[str, Any]]], list[RunConfig]]
@@ -58,15 +57,8 @@ class Search:
 
     def cell(self, steps: int) -> RunConfig:
         """The cell of a length."""
-        return resolve({**self.raw, "seq_len": self._length(steps)}, self.machine)
-
-    def _length(self, steps: int) -> int:
-        return steps * self.step // self.multiple * self.multiple
-
-
-def first_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
-    """The first length of each strategy; equal searches are one. Raises ConfigError for an invalid value."""
-    return [search.cell(search.first) for search in searches(raws, machine)]
+        length = steps * self.step // self.multiple * self.multiple
+        return resolve({**self.raw, "seq_len": length}, self.machine)
 
 
 def growing(raws: Sequence[Raw], machine: Machine) -> Grow:
@@ -75,38 +67,34 @@ def growing(raws: Sequence[Raw], machine: Machine) -> Grow:
 
     def grow(records: Sequence[Mapping[str, Any]]) -> list[RunConfig]:
         statuses = {str(record["cell_id"]): str(record["status"]) for record in records}
-        rounds = zip_longest(*(_led_to(search, cell_of, statuses) for search, cell_of in found))
+
+        def led_to(search: Search, cell_of: Callable[[int], RunConfig]) -> Iterator[RunConfig]:
+            def trains(steps: int) -> bool | None:
+                return ANSWERS.get(statuses.get(cell_of(steps).cell_id, ""))
+
+            most = values.MAX_WHOLE // search.step
+            return map(cell_of, tried(search.first, search.least, most, trains))
+
+        rounds = zip_longest(*(led_to(*each) for each in found))
         return [cell for cell in chain.from_iterable(rounds) if cell is not None]
 
     return grow
 
 
-def _led_to(
-    search: Search, cell_of: Callable[[int], RunConfig], statuses: Mapping[str, str]
-) -> Iterator[RunConfig]:
-    """The cells that the statuses so far, by cell, lead to: the last is the next to run, or the end."""
-
-    def trains(steps: int) -> bool | None:
-        return ANSWERS.get(statuses.get(cell_of(steps).cell_id, ""))
-
-    yield from map(cell_of, tried(search.first, search.least, values.MAX_WHOLE // search.step, trains))
-
-
-def told(raws: Sequence[Raw], machine: Machine) -> str:
-    """What is about to be asked, of what memory, and how many cells it may take."""
-    found = searches(raws, machine)
+def opening_line(raws: Sequence[Raw], machine: Machine) -> str:
+    """What is about to be asked, of what memory, and where each search begins."""
+    begun = ", ".join(f"{cell.strategy} {length_label(cell.seq_len)}" for cell in growing(raws, machine)([]))
     step = values.tokens("length_step", raws[0]["length_step"])
     asked = (
         f"experiment=max_length: the longest sequence that trains, to length_step={length_label(step)}, by"
-        " bisection over cells that train and cells that run out of memory"
+        f" bisection over cells that train and cells that run out of memory; first lengths: {begun}"
     )
-    lines = [asked]
-    if any(_is_unlimited(raw, machine) for raw in raws):
-        lines.append(
-            f"cluster.memory_limit_gib={CPU_LIMIT_GIB}, the experiment's choice: CPU ranks have no memory of"
-            " their own; name a larger limit for longer sequences, which take longer"
-        )
-    return "\n".join([*lines, *map(_told, found)])
+    if not any(_is_unlimited(raw, machine) for raw in raws):
+        return asked
+    return (
+        f"{asked}\ncluster.memory_limit_gib={CPU_LIMIT_GIB}, the experiment's choice: CPU ranks have no"
+        " memory of their own; name a larger limit for longer sequences, which take longer"
+    )
 
 
 def searches(raws: Sequence[Raw], machine: Machine) -> list[Search]:
@@ -119,19 +107,15 @@ def searches(raws: Sequence[Raw], machine: Machine) -> list[Search]:
         )
     found = dict[str, Search]()
     for raw in raws:
-        _refuse_repeats(raw)
-        for full in _of_strategies(_limited(raw, machine), machine):
+        if (repeats := raw["measure"]["repeats"]) != 1:
+            raise ConfigError(
+                f"measure.repeats={shown(repeats)}: experiment=max_length runs each length once; leave it out"
+            )
+        limit = {"memory_limit_gib": CPU_LIMIT_GIB} if _is_unlimited(raw, machine) else {}
+        for full in _of_strategies({**raw, "cluster": {**raw["cluster"], **limit}}, machine):
             cell = resolve({**full, "seq_len": _shortest(full)}, machine)
             found.setdefault(cell.cell_id, _search(full, cell, machine))
     return [*found.values()]
-
-
-def _refuse_repeats(raw: Raw) -> None:
-    repeats = raw["measure"]["repeats"]
-    if repeats != 1:
-        raise ConfigError(
-            f"measure.repeats={shown(repeats)}: experiment=max_length runs each length once; leave it out"
-        )
 
 
 def _of_strategies(raw: Raw, machine: Machine) -> list[Raw]:
@@ -158,12 +142,6 @@ def _is_unlimited(raw: Raw, machine: Machine) -> bool:
     return where.device == "cpu" and raw["cluster"]["memory_limit_gib"] is None
 
 
-def _limited(raw: Raw, machine: Machine) -> Raw:
-    if not _is_unlimited(raw, machine):
-        return raw
-    return {**raw, "cluster": {**raw["cluster"], "memory_limit_gib": CPU_LIMIT_GIB}}
-
-
 def _search(raw: Raw, cell: RunConfig, machine: Machine) -> Search:
     """The search of a cell that has any length."""
     multiple = _multiple(cell)
@@ -186,20 +164,37 @@ def _multiple(cell: RunConfig) -> int:
 def _estimated(cell: RunConfig, step: int, machine: Machine) -> int:
     """Steps of the longest length that the memory formula has room for, found as the search itself goes."""
     first, usable = max(1, UNGUESSED // step), usable_bytes(cell, machine)
-    if usable is None or refusal(replace(cell, seq_len=step, padding=0)) is not None:
+    is_refused = refusal(replace(cell, seq_len=step, padding=0)) is not None
+    if usable is None or is_refused or memory_need(cell) is None:
         return first
 
     def fits(steps: int) -> bool:
         need = memory_need(replace(cell, seq_len=steps * step, padding=0))
-        return need is None or need.total <= usable
+        return need is not None and need.total <= usable
 
-    if memory_need(cell) is None:
-        return first
     return max(filter(fits, tried(first, 1, values.MAX_WHOLE // step, fits)), default=1)
 
 
-def _told(search: Search) -> str:
-    cell = search.cell(search.first)
-    fewest, most = fewest_and_most(search.first, search.least, max(search.least, OFF_BY * search.first))
-    begins = f"  {cell.strategy} begins at {length_label(cell.seq_len)}"
-    return f"{begins} and takes {fewest} to {most} cells up to {length_label(OFF_BY * cell.seq_len)}"
+def tried(first: int, least: int, most: int, passes: Callable[[int], bool | None]) -> Iterator[int]:
+    """The numbers from `least` to `most` that are tried, the last being one of which nothing is known.
+
+    They lead to the largest that passes where all larger ones fail.
+
+    From `first` up while they pass, or down while they fail, each time twice as far; once one of each is
+    known, the middle between them, until no number is left there. `passes` is None for a number that was not
+    tried yet and for one that gave no answer: nothing comes after it.
+    """
+    number, low, high, distance = min(max(first, least), most), least - 1, most + 1, 0
+    while high - low > 1:
+        yield number
+        answer = passes(number)
+        if answer is None:
+            return
+        low, high = (number, high) if answer else (low, number)
+        distance = 2 * distance or max(1, first // FIRST_SHARE)
+        if high > most:
+            number = min(low + distance, most)
+        elif low < least:
+            number = max(high - distance, least)
+        else:
+            number = (low + high) // 2

@@ -49,27 +49,29 @@ OUT_OF_MEMORY = (4, 131072)
 
 
 def published_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
-    """The lengths with shared sequences, and one rank with the shortest; equal cells are one.
+    """The lengths with shared sequences, and one rank with the shortest.
 
     What a request names is taken as it is. Raises ConfigError for an invalid value.
     """
+    shortest = min(values.tokens("seq_len", length) for raw in raws for length in _listed(raw["seq_len"]))
+    alone = {"strategy": read_option("strategy", BASE), "sp_degree": 1, "layout": AUTO, "seq_len": shortest}
     cells = [
-        resolve(full, machine)
+        resolve({**named, **its}, machine)
         for raw in raws
         for named in _named(raw, machine)
-        for full in _with_base(named, _lengths(raws))
+        for its in (alone, *({"seq_len": length} for length in _listed(raw["seq_len"])))
     ]
-    kept = [cell for cell in cells if cell.trainer != STACK or refusal(cell) is None]
-    return [*{cell.cell_id: cell for cell in kept}.values()]
+    return [cell for cell in cells if cell.trainer != STACK or refusal(cell) is None]
 
 
 def opening(raws: Sequence[Raw], machine: Machine) -> str:
     """What is about to happen, before anything else is said."""
-    mode, note = _mode(raws[0], machine), "" if _has_stack() else f"; {STACK} is not installed: native only"
-    if mode == PREDICT:
-        hardware = _hardware(raws[0])["name"]
+    named = next(_named(raws[0], machine))
+    note = "" if _has_stack() else f"; {STACK} is not installed: native only"
+    if named["mode"] == PREDICT:
+        ranks, hardware = named["cluster"]["world_size"], named["hardware"]["name"]
         return (
-            f"predicted, not measured: arithmetic for {_ranks(raws[0])} x {hardware}, as this machine has"
+            f"predicted, not measured: arithmetic for {ranks} x {hardware}, as this machine has"
             f" {len(machine.gpus)} GPUs; model=qwen3_nano seq_len=1k,2k measures on CPU ranks{note}"
         )
     return f"measured on this machine, {machine.device_name}{note}"
@@ -78,51 +80,24 @@ def opening(raws: Sequence[Raw], machine: Machine) -> str:
 def _named(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
     """The request with the post's choices in place of what it leaves open."""
     mode = _mode(raw, machine)
-    model = (
-        raw["model"]
-        if "name" in (raw.get("model") or {})
-        else {**read_option("model", MODEL), **(raw.get("model") or {})}
-    )
+    asked = raw.get("model") or {}
+    model = asked if "name" in asked else {**read_option("model", MODEL), **asked}
     strategy = raw.get("strategy") or read_option("strategy", STRATEGY)
-    cluster = {**raw["cluster"], "world_size": _ranks(raw)}
-    hardware = _hardware(raw) if mode == PREDICT else raw["hardware"]
-    full = {
-        **raw,
-        "mode": mode,
-        "model": model,
-        "strategy": strategy,
-        "cluster": cluster,
-        "hardware": hardware,
-    }
-    trainers = [raw["trainer"]] if raw.get("trainer") else _trainers()
-    places = raw["offload"]["optimizer"]
-    for optimizer in places if isinstance(places, list) else [places]:
+    ranks, hardware = raw["cluster"]["world_size"], raw["hardware"]
+    cluster = {**raw["cluster"], "world_size": RANKS if ranks == AUTO else ranks}
+    if mode == PREDICT and hardware["name"] == AUTO:
+        hardware = {"name": HARDWARE}
+    made = {"model": model, "strategy": strategy, "cluster": cluster, "hardware": hardware}
+    full = {**raw, **made, "mode": mode}
+    stacks = [{"name": name} for name in ("native", *([STACK] if _has_stack() else []))]
+    trainers = [raw["trainer"]] if raw.get("trainer") else stacks
+    for optimizer in _listed(raw["offload"]["optimizer"]):
         for trainer in trainers:
             yield {**full, "trainer": trainer, "offload": {**raw["offload"], "optimizer": optimizer}}
 
 
-def _with_base(raw: Raw, lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
-    alone = {"strategy": read_option("strategy", BASE), "sp_degree": 1, "layout": AUTO}
-    yield {**raw, **alone, "seq_len": lengths[0]}
-    yield from ({**raw, "seq_len": length} for length in _asked(raw))
-
-
-def _asked(raw: Raw) -> list[Any]:
-    return raw["seq_len"] if isinstance(raw["seq_len"], list) else [raw["seq_len"]]
-
-
-def _lengths(raws: Sequence[Raw]) -> list[int]:
-    return sorted({values.tokens("seq_len", length) for raw in raws for length in _asked(raw)})
-
-
-def _ranks(raw: Raw) -> Any:
-    asked = raw["cluster"]["world_size"]
-    return RANKS if asked == AUTO else asked
-
-
-def _hardware(raw: Raw) -> dict[str, Any]:
-    asked = raw["hardware"]
-    return {"name": HARDWARE} if asked["name"] == AUTO else {**asked}
+def _listed(asked: Any) -> list[Any]:
+    return asked if isinstance(asked, list) else [asked]
 
 
 def _mode(raw: Raw, machine: Machine) -> str:
@@ -136,10 +111,6 @@ def _mode(raw: Raw, machine: Machine) -> str:
     is_small = "name" in model and parameters(model_config(model, 0)) <= MOST_CPU_PARAMETERS
     is_broken = machine.gpu_error is not None and raw["cluster"]["device"] != "cpu"
     return "measure" if is_small or is_broken or len(machine.gpus) >= RANKS else PREDICT
-
-
-def _trainers() -> list[dict[str, Any]]:
-    return [{"name": name} for name in ("native", *([STACK] if _has_stack() else []))]
 
 
 def _has_stack() -> bool:

@@ -219,7 +219,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 def main() -> None:
     """Run one rank of a cell that torchrun started: `-m bench.node.worker CELL.json FOLDER`."""
-    cell = RunConfig.from_json(json.loads(Path(sys.argv[1]).read_text()))
+    cell = RunConfig.from_flat(json.loads(Path(sys.argv[1]).read_text()))
     rank = int(os.environ["RANK"])
     job = RankJob(cell, rank, Path(sys.argv[2]), scratch=None, rendezvous=None)
     live(job, lambda _: None, run_cell)

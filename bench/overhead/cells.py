@@ -85,7 +85,7 @@ def _ours(cell: RunConfig, launcher: Launcher, folder: Path) -> float:
 
 def _under_torchrun(cell: RunConfig, folder: Path) -> float:
     path = folder / "cell.json"
-    path.write_text(json.dumps(cell.to_json()))
+    path.write_text(json.dumps(cell.flat()))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     start = time.monotonic()
     subprocess.run(  # noqa: S603  fixed arguments, no shell

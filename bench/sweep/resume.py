@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from bench.config import ConfigError, Resume, RunConfig
-from bench.environment import Departure, Origin, describe
+from bench.environment import departures, describe
 from bench.record import Provenance, Status, is_finding
 from bench.request import values
 from bench.request.command_line import parsed
@@ -171,16 +171,16 @@ def kept_records(plan: Plan, records: Iterable[dict[str, Any]]) -> Kept:
     cells = {planned.cell.cell_id: planned.cell for planned in plan.cells}
     if not newest:
         return Kept([], ())
-    here = cache(lambda strategy: Origin.of(describe(STRATEGIES.packages(strategy))))
+    here = cache(lambda strategy: describe(STRATEGIES.packages(strategy)))
     kept, departed = [], Counter[str]()
     for record in newest.values():
         cell = cells.get(record["cell_id"])
         strategy = str(record["config"].get("strategy")) if cell is None else cell.strategy
-        departures = _departures(cell, record, here(strategy))
-        if not departures or plan.resume is Resume.ANY:
+        departed_in = _departures(cell, record, here(strategy))
+        if not departed_in or plan.resume is Resume.ANY:
             kept.append(record)
-        if departures and is_finding(record["role"], Status(record["status"])):
-            departed[" and ".join(each.words for each in departures)] += 1
+        if departed_in and is_finding(record["role"], Status(record["status"])):
+            departed[" and ".join(departed_in)] += 1
     lines = (
         f"{count} {'record' if count == 1 else 'records'} of {words}: {BECOME[plan.resume]}"
         for words, count in departed.items()
@@ -188,7 +188,7 @@ def kept_records(plan: Plan, records: Iterable[dict[str, Any]]) -> Kept:
     return Kept(kept, tuple(lines))
 
 
-def _departures(cell: RunConfig | None, record: Mapping[str, Any], here: Origin) -> list[Departure]:
+def _departures(cell: RunConfig | None, record: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """In what the record's origin is not the one that the cell would have now.
 
     Of a cell that a plan has not come to yet it is not known which packages it would use.
@@ -197,4 +197,4 @@ def _departures(cell: RunConfig | None, record: Mapping[str, Any], here: Origin)
         packages = None if record["config"].get("mode") == PREDICT else frozenset[str]()
     else:
         packages = None if cell.mode == PREDICT else used_packages(cell)
-    return Origin.of(record.get("environment") or {}).departures(here, packages)
+    return departures(record.get("environment") or {}, here, packages)

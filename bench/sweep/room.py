@@ -8,7 +8,7 @@ from bench.config import RunConfig
 from bench.cost.band import Band
 from bench.cost.fit import Fit, fit_of
 from bench.cost.memory import MemoryNeed, memory_need
-from bench.cost.memory_band import needed_band
+from bench.cost.prediction import needed_band
 from bench.environment import Machine
 from bench.labels import size_label
 from bench.request.hardware import usable_bytes

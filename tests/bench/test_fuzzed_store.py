@@ -1,6 +1,5 @@
 """Whatever stands in records.jsonl, its readers give records or one line that names the file and the line."""
 
-import json
 import re
 import warnings
 
@@ -58,26 +57,3 @@ def test_any_content_is_records_or_one_line_that_names_the_place(tmp_path, kind,
                 assert len(found) <= content.count(b"\n")
 
     fuzz(examples, check)
-
-
-DEEP = b"[" * 100_000 + b"]" * 100_000
-PLACES = {
-    "nested too deep": (DEEP, 2),
-    "a number without end": (b'{"schema_version": 1' + b"0" * 10_000 + b"}", 2),
-    "half a letter": (b'{"schema_version": 3, "a": "\xff"}', 2),
-}
-
-
-@pytest.mark.parametrize("case", PLACES)
-def test_the_line_is_named(tmp_path, case):
-    line, number = PLACES[case]
-    (tmp_path / "records.jsonl").write_bytes(LINE + line + b"\n" + LINE)
-    for reader in READERS.values():
-        with pytest.raises(StoreError, match=rf"records\.jsonl:{number}: "):
-            reader(tmp_path)
-
-
-def test_the_sound_line_is_read(tmp_path):
-    (tmp_path / "records.jsonl").write_bytes(LINE)
-    for reader in READERS.values():
-        assert reader(tmp_path) == [json.loads(LINE)]

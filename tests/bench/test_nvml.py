@@ -81,20 +81,7 @@ def test_a_record_says_what_the_gpus_are_and_how_they_are_connected(driver):
     }
 
 
-def test_of_gpus_that_cuda_does_not_show_nothing_is_said(driver, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
-    ANCESTORS[2, 0], P2P[2, 0] = ANCESTORS[0, 2], P2P[0, 2]
-    machine, facts = this_machine.__wrapped__(), nvml.gpu_facts()
-    assert (machine.gpus, machine.gpu_memory_bytes) == (("a GPU 2", "a GPU 0"), (2**36 + 2, 2**36))
-    assert (facts.gpu_temperature_c, facts.gpu_topology) == ([42, 40], {"0-1": "SYS"})
-
-
-NAMES = {
-    "nvmlDeviceGetEnforcedPowerLimit": "gpu_power_limit_w",
-    "nvmlDeviceGetTemperature": "gpu_temperature_c",
-    "nvmlDeviceGetTopologyCommonAncestor": "gpu_topology",
-    "nvmlDeviceGetP2PStatus": "gpu_p2p",
-}
+NAMES = {"nvmlDeviceGetTemperature": "gpu_temperature_c", "nvmlDeviceGetP2PStatus": "gpu_p2p"}
 
 
 @pytest.mark.parametrize("function", NAMES)
@@ -104,29 +91,14 @@ def test_what_the_driver_does_not_say_is_absent_and_costs_nothing_else(driver, f
     assert [name for name in NAMES.values() if name not in found] == [NAMES[function]]
 
 
-def test_a_gpu_without_nvlink_has_no_active_link(driver):
-    driver("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_NOT_SUPPORTED)
-    assert nvml.gpu_facts().gpu_nvlinks == [0, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("number", "node", "visible", "said"),
     [
         (pynvml.NVML_ERROR_UNKNOWN, True, None, "nvidiactl is there, but NVML cannot read its GPU: Unknown"),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, True, "0", "version mismatch"),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, True, None, "Driver Not Loaded"),
-        (pynvml.NVML_ERROR_UNKNOWN, True, "", None),
-        (pynvml.NVML_ERROR_UNKNOWN, True, "-1", None),
-        (pynvml.NVML_ERROR_UNKNOWN, False, None, None),
         (pynvml.NVML_ERROR_UNKNOWN, True, "NoDevFiles", None),
+        (pynvml.NVML_ERROR_UNKNOWN, False, None, None),
         (pynvml.NVML_ERROR_GPU_NOT_FOUND, True, None, None),
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, False, None, None),
-        (
-            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
-            True,
-            None,
-            "nvidiactl is there, but NVML's library libnvidia-ml is not; start a container with",
-        ),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, True, None, "libnvidia-ml is not; start a container with"),
     ],
 )
 def test_a_device_node_speaks_for_a_gpu_that_nvml_cannot_read(
@@ -158,16 +130,8 @@ def refused(machine, line=""):
     ("visible", "said"),
     [
         ("7", "CUDA_VISIBLE_DEVICES=7 names none of the 3 GPUs here; correct it or unset it"),
-        ("GPU-x", "CUDA_VISIBLE_DEVICES=GPU-x names none of the 3 GPUs here"),
-        ("0,0", "CUDA_VISIBLE_DEVICES=0,0 names none of the 3 GPUs here"),
-        (
-            "MIG-1,MIG-2",
-            "CUDA_VISIBLE_DEVICES=MIG-1,MIG-2 names a slice of a GPU; ranks and figures here are",
-        ),
-        ("", None),
+        ("MIG-1,MIG-2", "CUDA_VISIBLE_DEVICES=MIG-1,MIG-2 names a slice of a GPU; ranks and figures"),
         (" -1 ", None),
-        ("NoDevFiles", None),
-        ("none", None),
     ],
 )
 def test_a_variable_that_names_no_gpu_is_an_error_unless_it_asks_for_none(driver, monkeypatch, visible, said):
@@ -184,7 +148,6 @@ def test_a_gpu_that_is_cut_into_slices_is_no_gpu_to_measure(driver, monkeypatch,
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: (int(handle == 1), 0))
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        ANCESTORS[2, 0], P2P[2, 0] = ANCESTORS[0, 2], P2P[0, 2]
     machine = this_machine.__wrapped__()
     assert len(machine.gpus) == gpus
     if not gpus:
@@ -200,15 +163,9 @@ def test_a_driver_that_does_not_say_is_taken_at_its_word(driver, function):
 @pytest.mark.parametrize(
     ("built_for", "newest", "said"),
     [
-        ("", 13010, "a GPU 0 is here, but torch .* is built without CUDA; install a build of torch"),
-        (
-            "13.0",
-            12080,
-            "the driver of a GPU 0 runs CUDA 12.8 at the newest, but torch .* is built for CUDA 13.0",
-        ),
+        ("", 13010, "is built without CUDA and cannot use a GPU 0, .* install a build of torch"),
+        ("13.0", 12080, "is built for CUDA 13.0 and cannot use a GPU 0, its driver runs CUDA 12.8 at the"),
         ("12.8", 12040, None),
-        ("12.8", 13000, None),
-        (None, 11000, None),
     ],
 )
 def test_a_gpu_that_torch_cannot_use_is_refused(driver, monkeypatch, built_for, newest, said):
@@ -226,41 +183,9 @@ def test_what_torch_is_built_for_is_read_without_importing_it():
     assert torch_cuda() == (torch.version.cuda or "")
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("cuda: Optional[str] = '12.8'", "12.8"),
-        ("cuda: Optional[str] = None", ""),
-        ("cuda = '13.0'", "13.0"),
-        ("hip = '6'", None),
-    ],
-)
-def test_torchs_own_file_says_it_in_several_ways(tmp_path, monkeypatch, line, found):
-    (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip: Optional[str] = None\n")
-    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(environment, "find_spec", lambda _: spec)
-    assert torch_cuda.__wrapped__() == found
-
-
-@pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None), SimpleNamespace(origin="nowhere/x.py")])
-def test_a_torch_whose_file_is_not_found_says_nothing(monkeypatch, spec):
-    monkeypatch.setattr(environment, "find_spec", lambda _: spec)
-    assert torch_cuda.__wrapped__() is None
-
-
 def test_only_variables_that_change_a_cell_are_inherited_into_its_record(monkeypatch):
-    kept = {
-        "CUDA_VISIBLE_DEVICES": "0",
-        "DS_SKIP_CUDA_CHECK": "1",
-        "NCCL_DEBUG": "INFO",
-        "NVIDIA_TF32_OVERRIDE": "0",
-        "OMP_NUM_THREADS": "2",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-        "TORCH_BLAS_PREFER_CUBLASLT": "1",
-        "TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "10",
-        "TORCH_NCCL_TRACE": "1",
-    }
-    secret = {"HF_TOKEN": "x", "WANDB_API_KEY": "y", "MY_NCCL_KEY": "z"}
+    kept = {"CUDA_VISIBLE_DEVICES": "0", "DS_SKIP_CUDA_CHECK": "1", "PYTORCH_ALLOC_CONF": "x"}
+    secret = {"HF_TOKEN": "x", "MY_NCCL_KEY": "z"}
     own = {"DS_ACCELERATOR": "cpu", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     assert inherited_env(secret | kept | own) == kept
     monkeypatch.setenv("NCCL_ALGO", "Ring")
@@ -272,15 +197,9 @@ def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
     monkeypatch.setattr(torch._C, "_nccl_version_suffix", lambda: b"", raising=False)
     assert nccl_version(torch.device("cpu")) == {}
     version = nccl_version(torch.device("cuda", 0))
-    record = create_record()
-    for reported, expected in (({"software": version}, {"nccl_version": "2.28.9"}), ({}, {})):
-        report = decoded({"phases_s": {}, **reported})
-        assert with_software(record, [report]).environment == expected
-
-
-def create_record():
-    fields = dict.fromkeys(Record.__dataclass_fields__)
-    return Record(**{**fields, "environment": {}, "sections": {}})
+    fields = dict.fromkeys(Record.__dataclass_fields__) | {"environment": {}, "sections": {}}
+    report = decoded({"phases_s": {}, "software": version})
+    assert with_software(Record(**fields), [report]).environment == {"nccl_version": "2.28.9"}
 
 
 def test_an_idle_gpu_is_known_by_its_place_among_the_visible_ones(driver, monkeypatch):
@@ -289,6 +208,11 @@ def test_an_idle_gpu_is_known_by_its_place_among_the_visible_ones(driver, monkey
     assert nvml.idle_gpus() == {0}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     assert nvml.idle_gpus() == {1}
+
+
+def test_a_gpu_without_nvlink_has_no_active_link(driver):
+    driver("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert nvml.gpu_facts()["gpu_nvlinks"] == [0, 0, 0]
 
 
 def test_a_driver_that_says_nothing_names_no_gpu_and_none_that_is_idle(driver):

@@ -9,8 +9,8 @@ from analysis.advice.answer import answer
 from analysis.advice.option import Measured
 from analysis.advice.ranking import NEAR, RESOLUTION, behind, ranked
 from bench.cost.band import Band
-from bench.cost.corners import CORNERS
 from bench.cost.fit import Fit
+from bench.cost.prediction import CORNERS
 from tests.analysis.advice.asked import QUESTION, asked
 from tests.analysis.records import FAILED, make_record
 

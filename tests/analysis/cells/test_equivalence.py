@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from scipy.stats import f as f_distribution
 
 from analysis.answers.equivalence import FLOOR_READING, equivalence_line, is_as_expected, with_equivalence
 from analysis.answers.verdict import verdict
@@ -12,7 +13,7 @@ from analysis.figures.equivalence import name_of
 from analysis.frame.archive import read_archive
 from analysis.report import write_report
 from analysis.tables.equivalence import PUBLISHED, equivalence_rows
-from bench.equivalence.noise import Noise, f_quantile
+from bench.equivalence.noise import Noise
 from bench.equivalence.trajectory import Limit
 from tests.analysis.records import make_failure, make_record, write_sweep
 
@@ -69,7 +70,7 @@ def test_the_floor_is_what_the_page_says_it_is(compared):
     said = re.search(r"in at most (\S+) % .* factor is no less than (\S+), the distance", FLOOR_READING)
     percent, least = map(float, said.groups())
     seeds = [each.equivalent for each in found.seeds]
-    quantile = f_quantile(percent / 100 / 2, above=1, below=len(CONTROLS))
+    quantile = f_distribution.isf(percent / 100 / 2, 1, len(CONTROLS))
     for noise, factor in ((Noise(seeds), quantile**0.5), (Noise(seeds * 40), least)):
         floor, deviation = noise.floor(len(noise.seeds), trainings=1), noise.deviation
         assert floor.over(deviation) == Limit(pytest.approx(factor), pytest.approx(factor))

@@ -16,8 +16,7 @@ REFERENCE = REPOSITORY / "results" / "reference" / "cpu"
 
 @pytest.fixture
 def in_batches(monkeypatch):
-    """Batches of a few lines of a file too large to be searched for keys that stand twice."""
-    monkeypatch.setattr(archive, "SMALL_BYTES", 10_000)
+    """Batches of a few lines."""
     monkeypatch.setattr(archive, "BATCH_RECORDS", 7)
 
 

@@ -4,27 +4,12 @@ import pytest
 
 from bench.cost.area import causal_area
 from bench.strategies import STRATEGIES
-from tests.cells import make_cell, variants
-
-CASES = [
-    (name, layout, options)
-    for name, facts in STRATEGIES.items()
-    for layout, options in variants(facts)
-    if name != "local"
-]
+from tests.cells import make_cell
 
 
 def areas(*words):
     cell = make_cell(*words, "cluster.world_size=4", "seq_len=64")
     return cell, [causal_area(cell, rank) for rank in range(4)]
-
-
-@pytest.mark.parametrize(("strategy", "layout", "options"), CASES)
-def test_the_ranks_areas_are_the_whole_triangle_of_every_head(strategy, layout, options):
-    cell, found = areas(
-        f"strategy={strategy}", f"layout={layout}", *(f"strategy.{k}={v}" for k, v in options)
-    )
-    assert sum(found) == cell.model.num_heads * 64 * 65 // 2
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
@@ -38,16 +23,12 @@ def test_a_rings_area_is_the_keys_that_its_own_queries_see(layout):
     assert found == [cell.model.num_heads * pairs for pairs in counted]
 
 
-def test_contiguous_leaves_the_last_rank_most_of_the_work_and_zigzag_all_the_same():
-    _, contiguous = areas("strategy=ring", "layout=contiguous")
-    _, zigzag = areas("strategy=ring", "layout=zigzag")
-    assert contiguous[3] / contiguous[0] > 6
-    assert len(set(zigzag)) == 1
-
-
 def test_ranks_that_share_heads_have_one_area_wherever_they_stand():
     words = ("strategy=usp", "ulysses_degree=2", "layout=contiguous")
-    by_inner = {inner: areas(*words, f"strategy.inner={inner}")[1] for inner in ("ulysses", "ring")}
+    by_inner = {}
+    for inner in ("ulysses", "ring"):
+        cell, by_inner[inner] = areas(*words, f"strategy.inner={inner}")
+        assert sum(by_inner[inner]) == cell.model.num_heads * 64 * 65 // 2
     first, _, last, _ = by_inner["ulysses"]
     assert by_inner == {"ulysses": [first, first, last, last], "ring": [first, last, first, last]}
     assert first < last

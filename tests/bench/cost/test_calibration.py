@@ -2,10 +2,11 @@
 
 import pytest
 
-from bench.cost.band import End
+from bench.cost.band import Corner, End
 from bench.cost.calibrated_speeds import CalibratedSpeeds
 from bench.cost.calibration import MICROSECOND, Calibration
 from bench.cost.operations import Operation
+from bench.cost.prediction import EXPECTED
 from bench.strategies.schedule import Block, Exchange
 from tests.cells import make_cell
 
@@ -31,47 +32,48 @@ CALIBRATION = Calibration.of({"tables": ROWS_OF})
 
 
 def speeds(end=End.EXPECTED):
-    return CalibratedSpeeds(CALIBRATION, end)
+    return CalibratedSpeeds(CALIBRATION, Corner(end, end, end))
 
 
 def microseconds(seconds):
     return seconds / MICROSECOND
 
 
-def operation_us(kind, rows, columns, end=End.EXPECTED, **keywords):
-    return microseconds(speeds(end).operation_s(Operation(kind, rows, columns, **keywords)))
+def operation_us(kind, rows, columns, end=End.EXPECTED):
+    return microseconds(speeds(end).operation_s(Operation(kind, rows, columns)))
 
 
 def block(queries, keys, *, is_causal, kv_heads=4):
     return Block(1, 4, kv_heads, queries, keys, is_causal)
 
 
-def block_us(each, **keywords):
-    return microseconds(speeds().block_s(each, 16, "torch_flash", number_bytes=2, backward=False, **keywords))
+def block_us(each):
+    return microseconds(speeds().block_s(each, 16, "torch_flash", number_bytes=2, backward=False))
 
 
-def test_measured_sizes_come_back_and_others_lie_between_them_by_logarithms():
-    assert operation_us("sum", 1000, 64) == pytest.approx(10)
-    assert operation_us("sum", 2000, 64) == pytest.approx(20)
-    assert operation_us("sum", 1000, 128) == pytest.approx(20)
-    assert operation_us("sum", 2000, 64, End.HIGH) == pytest.approx((12 * 50) ** 0.5)
+EXPECTED_US = {
+    "a measured size": (("sum", 1000, 64), 10),
+    "more rows, by logarithms": (("sum", 2000, 64), 20),
+    "more columns": (("sum", 1000, 128), 20),
+    "the high end between sizes": (("sum", 2000, 64, End.HIGH), (12 * 50) ** 0.5),
+    "beyond the largest size the rate stays": (("sum", 16000, 64), 160),
+    "and the band widens": (("sum", 16000, 64, End.HIGH), 200 * 1.1**2),
+    "at both ends": (("sum", 16000, 64, End.LOW), 128 / 1.1**2),
+    "below the smallest size the time stays": (("sum", 10, 64), 10),
+    "an engine's layers without what plain ones take": (("zero3_layers", 5, 1), 30 + 4 * 20 - 2 - 4 * 2),
+    "chunks of a loss beyond a layer without them": (("zero3_chunks", 5, 1), 35 + 4 * 5 - 30),
+    "a first write beyond any other": (("fresh_memory", 3000, 1), 3 * (50 - 20)),
+}
 
 
-def test_beyond_the_largest_size_the_rate_stays_and_the_band_widens():
-    assert operation_us("sum", 16000, 64) == pytest.approx(160)
-    assert operation_us("sum", 16000, 64, End.HIGH) == pytest.approx(200 * 1.1**2)
-    assert operation_us("sum", 16000, 64, End.LOW) == pytest.approx(128 / 1.1**2)
+@pytest.mark.parametrize("case", EXPECTED_US)
+def test_an_operation_takes_what_the_tables_say_of_its_size(case):
+    operation, expected_us = EXPECTED_US[case]
+    assert operation_us(*operation) == pytest.approx(expected_us)
 
 
-def test_below_the_smallest_size_the_time_stays():
-    assert operation_us("sum", 10, 64) == pytest.approx(10)
-
-
-def test_a_causal_square_grows_with_the_square_of_its_length():
+def test_a_causal_block_is_a_square_and_with_more_keys_a_rectangle_too():
     assert block_us(block(400, 400, is_causal=True)) == pytest.approx(4 * 4 * 40)
-
-
-def test_a_causal_block_with_more_keys_is_a_square_and_a_rectangle():
     assert block_us(block(100, 200, is_causal=True)) == pytest.approx(4 * (10 + 40))
 
 
@@ -87,14 +89,6 @@ def test_a_reduction_takes_the_time_of_its_dtype_and_a_message_that_of_its_bytes
     assert microseconds(speeds().exchange_s(Exchange("send", 1000, 2), 4)) == pytest.approx(60)
 
 
-def test_an_engines_layers_count_without_what_plain_ones_take():
-    assert operation_us("zero3_layers", 5, 1) == pytest.approx((30 + 4 * 20) - (2 + 4 * 2))
-
-
-def test_chunks_of_a_loss_count_beyond_a_layer_without_them():
-    assert operation_us("zero3_chunks", 5, 1) == pytest.approx(35 + 4 * 5 - 30)
-
-
 def test_what_is_hidden_is_the_share_that_two_at_once_save():
     assert speeds().hidden_share == pytest.approx((40 + 100 - 110) / 40)
 
@@ -104,14 +98,10 @@ def test_an_engines_message_counts_beyond_the_one_that_its_hooks_had():
     assert microseconds(speeds().state_message_s(Exchange("send", 10**6, 2), 2)) == pytest.approx(1100 - 60)
 
 
-def test_a_first_write_counts_by_what_it_takes_beyond_any_other():
-    assert operation_us("fresh_memory", 3000, 1) == pytest.approx(3 * (50 - 20))
-
-
 def test_cells_are_known_by_their_dtype_kernel_and_engine():
     rows = {f"{name} bf16": "1,1,1,1\n2,2,2,2" for name in ("product", "norm", "zero3_update")}
     known = CalibratedSpeeds(
-        Calibration.of({"tables": rows | {"torch_flash_causal_forward bf16": "16,1,1,1,1"}}), End.LOW
+        Calibration.of({"tables": rows | {"torch_flash_causal_forward bf16": "16,1,1,1,1"}}), EXPECTED
     )
     cell = make_cell("strategy=ulysses")
     assert known.knows(cell)

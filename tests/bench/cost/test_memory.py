@@ -13,16 +13,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.config import DTYPE_BYTES
 from bench.cost.engine_memory import ENGINE_MEMORY
-from bench.cost.fit import Fit, fit_of
 from bench.cost.memory import CHUNK_ROWS, communication_bytes, layer_bytes_per_token, memory_need
-from bench.cost.memory_band import FORMULA_SHARE, needed_band
+from bench.cost.prediction import FORMULA_SHARE
 from bench.cost.weights import parameters
 from bench.environment import REPOSITORY
-from bench.labels import GIB
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
 from bench.request.choices import read_option
-from bench.request.hardware import hardware_of
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES, runnable
 from bench.training.activation_memory import tile_mlps
@@ -37,7 +34,6 @@ WIDTHS = {
     "model.head_dim": 16, "model.vocab_size": 32,
 }  # fmt: skip
 """No two of them, nor sums of them, can be taken for one another."""
-REFERENCE = REPOSITORY / "results" / "reference" / "cpu" / "records.jsonl"
 
 
 def cell_with(values, machine=TWO_CORES):
@@ -138,65 +134,33 @@ def test_the_estimate_knows_every_engine_and_the_chunk_of_the_loss():
     assert (ENGINE_MEMORY.keys(), CHUNK_ROWS) == (ENGINES.keys(), CHUNK_TOKENS)
 
 
-@pytest.mark.parametrize("values", [{}, {"model.family": "qwen2", "model.attention_bias": True}])
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_parameters_are_those_of_the_model(values, is_tied):
-    config = cell_with(values | {"model.tied_embeddings": is_tied}).model
-    model = build_model(config, attention_name="sdpa", max_positions=64, seed=0)
-    assert parameters(config) == sum(each.numel() for each in model.parameters())
-
-
 @pytest.fixture
 def bf16_instructions(monkeypatch):
     """The CPU that the shipped peaks were measured on has them."""
     monkeypatch.setattr("bench.cost.memory.estimated_bf16_instructions", lambda: True)
 
 
-def reference_cells():
-    records = map(json.loads, REFERENCE.read_text().splitlines())
-    return [record for record in records if record["repeat"] == 0]
-
-
-@pytest.mark.usefixtures("bf16_instructions")
-def test_the_estimate_is_within_a_percent_of_the_peaks_that_ship_with_the_project():
-    compared = 0
-    for record in reference_cells():
-        config, peaks = record["config"], record["memory"]["peak_allocated_bytes"]
-        values = {key: config[key] for key in ("seq_len", "dtype", "loss", "checkpointing")}
-        choices = {key: read_option(key, config[key]) for key in ("strategy", "engine", "model")}
-        ranks = {"cluster.world_size": config["cluster.world_size"]}
-        assert memory_need(cell_with(values | choices | ranks)).total == pytest.approx(max(peaks), rel=0.01)
-        compared += 1
-    assert compared == 9
-
-
 FOLDERS = ("cpu", "alst_ablation", "loss_equivalence")
 SAME_KEYS = (
     "seq_len", "dtype", "loss", "checkpointing", "grad_accum", "layout", "kernel", "sp_degree", "dp_shard",
     "cluster.world_size", "model.num_layers", "model.hidden_size", "model.intermediate_size",
-    "model.head_dim", "model.vocab_size",
+    "model.head_dim", "model.vocab_size", "tiled_mlp", "offload.optimizer", "offload.activations",
 )  # fmt: skip
-OF_LATER_TIMES = ("tiled_mlp", "offload.optimizer", "offload.activations")
 PAGE = REPOSITORY / "docs" / "published_memory.md"
 
 
 def formula_errors():
     """The formula's distance from each peak that ships with the project, as a share of that."""
     for folder in FOLDERS:
-        for line in (
-            (REPOSITORY / "results" / "reference" / folder / "records.jsonl").read_text().splitlines()
-        ):
-            record = json.loads(line)
+        lines = (REPOSITORY / "results" / "reference" / folder / "records.jsonl").read_text().splitlines()
+        for record in map(json.loads, lines):
             if record["status"] != "ok" or not record["memory"]:
                 continue
             config, peak = record["config"], max(record["memory"]["peak_allocated_bytes"])
             values = {key: config[key] for key in SAME_KEYS if key in config}
-            values |= {key: config[key] for key in OF_LATER_TIMES if key in config}
-            choices = {
-                key: read_option(key, config[key]) for key in ("strategy", "engine", "model", "trainer")
-            }
-            optimizer = {"optimizer": read_option("optimizer", config.get("optimizer", "adamw"))}
-            cell = cell_with(choices | optimizer | values)
+            named = {"optimizer": "adamw"} | config
+            choices = ("strategy", "engine", "model", "trainer", "optimizer")
+            cell = cell_with({key: read_option(key, named[key]) for key in choices} | values)
             yield abs(memory_need(cell).allocated / peak - 1)
 
 
@@ -212,43 +176,6 @@ def test_nine_in_ten_reference_peaks_are_as_near_as_the_band_says():
     assert f"in float32, which holds its scores more often than the formula counts: {errors[-1]:.0%}" == (
         re.search(r"in float32, which.*?: \d+ %", page).group().replace(" %", "%")
     )
-
-
-PUBLISHED_GIB = {"8k": 23.4, "32k": 35.0, "64k": 50.5, "96k": 66.0}
-"""Qwen3-4B on 4 H100 of 80 GB, ZeRO-3 with Ulysses, checkpointing, whole logits: huggingface.co/blog, its
-article on Ulysses sequence parallelism; 128k ran out of memory."""
-
-
-def published_cell(length):
-    values = {
-        "strategy.name": "deepspeed_ulysses",
-        "seq_len": length,
-        "loss": "untiled",
-        "checkpointing": True,
-        "grad_accum": 8,
-    }
-    return cell_with(values | {"model": read_option("model", "qwen3_4b")}, FOUR_H100)
-
-
-def test_the_published_memory_lies_within_the_band_and_its_slope_within_a_percent():
-    """Nothing is fitted: what is expected lies below, by what `memory_band` says is not known."""
-    expected = {}
-    for length, published in PUBLISHED_GIB.items():
-        cell = published_cell(length)
-        band = needed_band(cell, memory_need(cell))
-        assert band.low < published * GIB < band.high
-        expected[length] = band.expected / GIB
-    assert expected["96k"] - expected["64k"] == pytest.approx(66.0 - 50.5, rel=0.01)
-    assert expected["64k"] - expected["32k"] == pytest.approx(50.5 - 35.0, rel=0.01)
-
-
-def test_of_the_published_lengths_only_that_which_ran_out_is_undecided():
-    usable = hardware_of("h100_80gb").usable_bytes
-    verdicts = {}
-    for length in (*PUBLISHED_GIB, "128k"):
-        cell = published_cell(length)
-        verdicts[length] = fit_of(needed_band(cell, memory_need(cell)), usable)
-    assert verdicts == {**dict.fromkeys(PUBLISHED_GIB, Fit.FITS), "128k": Fit.UNDECIDED}
 
 
 @pytest.mark.parametrize(
@@ -294,13 +221,3 @@ def test_what_is_offloaded_leaves_a_gpu_and_no_cpu_rank():
     assert off_gpu.activations * 36 == on_gpu.activations == on_cpu.activations == off_cpu.activations
     assert off_gpu.states * 8 == on_gpu.states == on_cpu.states < off_cpu.states
     assert off_gpu.update == 0 < on_gpu.update
-
-
-def test_only_training_is_estimated():
-    assert memory_need(cell_with({"workload.name": "attention"})) is None
-
-
-def test_the_math_kernel_needs_its_scores():
-    flash, math = (cell_with({"kernel": kernel}) for kernel in ("torch_flash", "math"))
-    scores = memory_need(math).layer - memory_need(flash).layer
-    assert scores > 2 * 4 * 4 * 8192**2

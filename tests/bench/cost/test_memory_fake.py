@@ -8,8 +8,6 @@ import pytest
 from bench.environment import REPOSITORY
 
 CELL = "strategy=ulysses model=qwen3_4b checkpointing=true"
-TWO_LAYERS = "model.num_layers=2"
-ALL_LAYERS = "model.num_layers=36"
 
 
 def peaks(*cells):
@@ -23,17 +21,14 @@ def peaks(*cells):
 
 
 @pytest.mark.slow
-def test_two_layers_of_full_width_take_what_the_formula_says():
-    """The loss is the fullest moment of the first, a layer's backward that of the second."""
-    at_loss, in_layer = peaks(
-        f"{TWO_LAYERS} loss=untiled seq_len=8k", f"{TWO_LAYERS} loss=chunked seq_len=96k"
-    )
-    assert at_loss == pytest.approx(1, rel=1e-4)
-    assert in_layer == pytest.approx(1, rel=0.03)
-
-
-@pytest.mark.slow
-def test_all_layers_of_the_published_model_take_what_the_formula_says():
-    short, long = peaks(*(f"{ALL_LAYERS} loss=untiled seq_len={length}" for length in ("8k", "96k")))
-    assert short == pytest.approx(1, rel=0.03)
-    assert long == pytest.approx(1, rel=1e-3)
+@pytest.mark.parametrize(
+    ("layers", "of_loss", "exact"),
+    [
+        # The loss is the fullest moment of the first, a layer's backward that of the second.
+        (2, ("loss=untiled seq_len=8k", "loss=chunked seq_len=96k"), (1e-4, 0.03)),
+        (36, ("loss=untiled seq_len=8k", "loss=untiled seq_len=96k"), (0.03, 1e-3)),
+    ],
+)
+def test_layers_of_full_width_take_what_the_formula_says(layers, of_loss, exact):
+    found = peaks(*(f"model.num_layers={layers} {words}" for words in of_loss))
+    assert [abs(each - 1) <= within for each, within in zip(found, exact, strict=True)] == [True, True], found

@@ -8,7 +8,6 @@ from bench.cost.flops import hardware_flops
 from bench.cost.operations import (
     BACKWARD_PRODUCTS,
     FORWARD_PRODUCTS,
-    KINDS,
     block_flops,
     micro_step,
     unfused_block,
@@ -29,7 +28,7 @@ CELLS = [
 def computed_flops(cell):
     """Of one rank, which has as much to do as any other in these cells."""
     schedule = STRATEGIES[cell.strategy].schedule(cell)
-    products = sum(each.count * KINDS[each.kind].flops(each) for each in micro_step(cell))
+    products = sum(each.count * each.flops for each in micro_step(cell))
     forwards = 2 if cell.checkpointing else 1
     attention = sum(
         times * block_flops(block, cell.model.head_dim, factor)
@@ -58,4 +57,4 @@ def test_an_unfused_block_computes_in_backward_the_products_of_ring_self_attenti
         block_backward((rows, rows, rows[..., :1]), (of_keys, of_keys), probs)
     block = Block(1, kv_heads * groups, kv_heads, queries, keys, is_causal=True)
     operations = unfused_block(block, head_dim, 4, backward=True)
-    assert counted.get_total_flops() == sum(each.count * KINDS[each.kind].flops(each) for each in operations)
+    assert counted.get_total_flops() == sum(each.count * each.flops for each in operations)

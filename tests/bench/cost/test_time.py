@@ -3,9 +3,8 @@
 import pytest
 
 from bench.cost.band import End
-from bench.cost.speeds import DatasheetSpeeds
-from bench.cost.time import state_bytes, step_parts
-from bench.cost.work import step_work
+from bench.cost.calibrated_speeds import speeds_of
+from bench.cost.time import state_bytes, step_parts, step_work
 from bench.request.hardware import hardware_of
 from tests.cells import make_cell
 
@@ -18,7 +17,7 @@ def test_kernels_hide_no_more_messages_than_the_link_carries_while_they_run(hard
         "mode=predict", f"hardware={hardware}", "cluster.world_size=8", "model=qwen3_4b",
         f"strategy={strategy}", f"seq_len={length}",
     )  # fmt: skip
-    work, speeds = step_work(cell), DatasheetSpeeds(hardware_of(hardware), End.EXPECTED)
+    work, speeds = step_work(cell), speeds_of(hardware_of(hardware), End.EXPECTED)
     parts = step_parts(cell, work, speeds)
     state_s = sum(
         each.count * speeds.state_message_s(each.exchange, state_bytes(cell)) for each in work.messages

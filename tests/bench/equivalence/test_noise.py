@@ -4,19 +4,11 @@ from random import Random
 
 import pytest
 
-from bench.equivalence.noise import FALSE_ALARMS, LEAST_FACTOR, Draw, Noise, distance_of, f_quantile
+from bench.equivalence.noise import FALSE_ALARMS, LEAST_FACTOR, Draw, Noise, distance_of
 from bench.equivalence.trajectory import ROUNDING, Signals
 
 STEPS = 6
 TRAININGS = 4
-
-
-@pytest.mark.parametrize(
-    ("chance", "above", "below", "tabulated"),
-    [(0.05, 1, 7, 5.591), (0.05, 4, 20, 2.866), (0.01, 2, 14, 6.515), (0.05, 10, 1, 241.9)],
-)
-def test_quantiles_are_those_of_published_tables(chance, above, below, tabulated):
-    assert f_quantile(chance, above, below) == pytest.approx(tabulated, rel=2e-4)
 
 
 def training(random, together, noise=1e-5, offset=0.0):

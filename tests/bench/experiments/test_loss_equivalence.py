@@ -74,12 +74,20 @@ def test_fewer_ranks_in_a_sequence_take_more_sequences_at_once():
     [
         ("cluster.world_size=1", "no ranks share a sequence; take two or more"),
         ("strategy=local", "strategy=local: is what others are compared with"),
-        ("workload=attention", "workload=attention: experiment=loss_equivalence compares losses"),
     ],
 )
 def test_what_compares_nothing_is_refused(words, said):
     with pytest.raises(ConfigError, match=said):
         planned(*WORDS, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "workload"),
+    [("implementations", "train"), ("loss_equivalence", "attention"), ("probe", "attention")],
+)
+def test_an_experiment_has_its_own_workload(name, workload):
+    with pytest.raises(ConfigError, match=f"workload={workload}: experiment={name} is about workload="):
+        experiment_of([make_raw(f"experiment={name}", f"workload={workload}")])
 
 
 def test_of_packed_documents_only_mistakes_are_made_that_there_can_be():

@@ -9,8 +9,7 @@ from bench.cell.outcome import analytic
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
 from bench.experiments.published import opening, published_cells
-from bench.experiments.published_table import loss_moment_bytes, memory_text, throughput_text
-from bench.labels import GIB
+from bench.experiments.published_table import memory_text, throughput_text
 from bench.request.composition import composed
 from tests.cells import FOUR_H100, TWO_CORES
 
@@ -81,36 +80,22 @@ def test_the_page_has_the_numbers_that_the_command_prints(predicted):
 
 def test_the_slope_follows_and_the_verdicts_are_told_apart(predicted):
     text = memory_text([line_of(cell) for cell in predicted])
-    published, formula = map(float, re.search(r"published ([\d.]+), formula ([\d.]+)", text).groups())
-    assert formula == pytest.approx(published, rel=0.01)
-    assert "96k with the constant fitted to the published line: 66.0 GiB of 79.1, fits" in text
-    assert "128k with the constant fitted to the published line: 81.4 GiB of 79.1, out_of_memory" in text
+    found, formula = map(float, re.search(r"Published.*host: ([\d.]+) .*'s ([\d.]+)", text).groups())
+    assert found == 15.49
+    assert formula == pytest.approx(found, rel=0.01)
     rows = [line for line in text.splitlines() if "| device |" in line]
     assert [row.split(" | ")[-2] for row in rows[-2:]] == ["fits", "undecided"]
-    assert "The line fits the optimizer on the GPU" in text
 
 
 def test_other_cells_are_held_against_nothing_published(predicted):
     other = replace(predicted[1], model=replace(predicted[1].model, name="qwen3_0_6b"))
     assert "23.4" not in memory_text([line_of(other)])
-    assert "published to the" not in memory_text([line_of(other)])
 
 
-def test_throughput_of_all_gpus_and_of_each_are_told_apart():
-    """64k: 13,396 tokens/s are 28 % of the peak of four H100, and more than one of them can do."""
+def test_throughput_stands_beside_both_revisions():
     (cell,) = (each for each in cells_of("throughput", "trainer=native") if each.seq_len == 65536)
     timing = {"tokens_per_step": cell.tokens_per_step, "step_times_ms": [[40000.0], [44026.0]]}
     (row,) = (
         line for line in throughput_text([line_of(cell, timing=timing)]).splitlines() if "| 64k" in line
     )
-    assert row.split(" | ")[4:6] == ["11,909", "2,977"]
-    assert row.endswith("| 13,396 | 13,396 | 28% | 111% |")
-
-
-def test_the_loss_moment_is_that_of_the_estimate(predicted):
-    """Written by hand for the page, and term by term in `cost.memory`; that holds a layer more gathered."""
-    for cell in predicted:
-        if cell.seq_len < 2**15 or cell.offload.optimizer:
-            continue
-        own = loss_moment_bytes(cell.model, ranks=4, seq_len=cell.seq_len, on_cpu=False)
-        assert analytic(cell)["needed_bytes"] - GIB == pytest.approx(own, rel=0.01)
+    assert row.split(" | ")[4:] == ["11,909", "2,977", "", "13,396", "13,396 |"]

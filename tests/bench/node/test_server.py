@@ -65,7 +65,7 @@ from bench.cell.launcher import Launcher
 from bench.config import RunConfig
 
 if __name__ == "__main__":
-    cell = RunConfig.from_json(json.loads(sys.argv[1]))
+    cell = RunConfig.from_flat(json.loads(sys.argv[1]))
     for end in Launcher().run(cell, Path(sys.argv[2])):
         print(end.rank, end.failure["phase"], end.failure["kind"], end.failure["message"])
 """
@@ -79,7 +79,7 @@ def test_a_package_that_ranks_cannot_do_without_is_the_failure_of_each(tmp_path)
     path = os.pathsep.join([str(REPOSITORY), str(broken.parent)])
     script = tmp_path / "run.py"
     script.write_text(RUN)
-    words = [sys.executable, script, json.dumps(tiny_cell().to_json()), tmp_path]
+    words = [sys.executable, script, json.dumps(tiny_cell().flat()), tmp_path]
     done = subprocess.run(words, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
     what = "import OSError libtorch.so: cannot open shared object file"
     assert (done.stdout, done.stderr) == (f"0 {what}\n1 {what}\n", "")

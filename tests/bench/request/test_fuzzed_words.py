@@ -81,7 +81,7 @@ def test_any_value_of_any_key_is_a_cell_or_one_line(examples):
     def check(changed):
         with refused_in_one_line():
             cell = resolve(raw_with(changed), TWO_CORES)
-            assert cell == RunConfig.from_json(cell.to_json())
+            assert cell == RunConfig.from_flat(cell.flat())
             said = refusal(cell)
             if said is not None:
                 one_line(said)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
-from bench.config import ConfigError, RunConfig
+from bench.config import ConfigError
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.cells import FOUR_H100, TWO_CORES, make_cell
@@ -48,11 +48,6 @@ def test_degrees_left_at_auto_use_every_rank(words, degrees):
     cell = make_cell("cluster.world_size=4", *words)
     assert (cell.sp_degree, cell.dp_replicate, cell.dp_shard) == degrees
     assert refusal(cell) is None
-
-
-def test_a_cell_survives_json():
-    cell = make_cell("env.NCCL_ALGO=Ring".replace("env.", "++env."))
-    assert RunConfig.from_json(cell.to_json()) == cell
 
 
 def test_what_does_not_change_the_work_does_not_change_the_cell():

@@ -53,7 +53,7 @@ def watch_calls(job, log):
     device, found = join(job), {}
     torch_flash.cpu_arithmetic = lambda dtype: dtype  # a kernel's float32 copies are no part of the facts
     for name, fields in json.loads((job.folder / "cells.json").read_text()).items():
-        cell = RunConfig.from_json(fields)
+        cell = RunConfig.from_flat(fields)
         strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
         pieces = strategy.slices(SEQ_LEN)
         q, k, v, dout = (
@@ -94,7 +94,7 @@ def taken(launcher, tmp_path_factory):
     """By cell what its call takes in forward and backward, on the rank that takes most."""
     folder = tmp_path_factory.mktemp("calls")
     cells = {name: cell_of(*case) for name, case in CASES.items()}
-    (folder / "cells.json").write_text(json.dumps({name: cell.to_json() for name, cell in cells.items()}))
+    (folder / "cells.json").write_text(json.dumps({name: cell.flat() for name, cell in cells.items()}))
     ends = launcher.run(next(iter(cells.values())), folder, entry=watch_calls)
     assert all(end.report is not None for end in ends), ends[0].failure or ends[0].log_tail
     by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]

@@ -44,7 +44,7 @@ def build_each(job, log):
     """A rank's whole life: of each cell, what building it took and what is not as built whole."""
     device, found, whole = join(job), {}, cache(_built_whole)
     for words, fields in json.loads((job.folder / "cells.json").read_text()).items():
-        cell = RunConfig.from_json(fields)
+        cell = RunConfig.from_flat(fields)
         strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
         with strategy.install() as wiring:
             workload, peak_bytes = _built(Rank(strategy, wiring, device, log.step))
@@ -118,7 +118,7 @@ def test_engines_hold_the_weights_of_one_device_and_load_no_more_than_shards_and
     launcher, tmp_path, ranks
 ):
     cells = {words: deep_cell(ranks, words) for words in SHARDED[ranks]}
-    (tmp_path / "cells.json").write_text(json.dumps({name: cell.to_json() for name, cell in cells.items()}))
+    (tmp_path / "cells.json").write_text(json.dumps({name: cell.flat() for name, cell in cells.items()}))
     ends = launcher.run(next(iter(cells.values())), tmp_path, entry=build_each)
     assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
     for found in (end.report["found"] for end in ends):
