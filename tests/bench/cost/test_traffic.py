@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import yaml
@@ -17,7 +18,7 @@ from bench.strategies import STRATEGIES
 from bench.training.engines import zero3_config
 from bench.training.models import empty_model
 from tests.cells import FOUR_H100, TWO_CORES, make_cell, raw_with, variants
-from tests.together import look_inside_the_third_step, seen_inside
+from tests.together import look_inside, seen_inside
 
 NANO = make_cell("model=qwen3_nano").model
 MODELS = {
@@ -103,7 +104,7 @@ def cell_of(values):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_rank_sends_what_the_formulas_say(launcher, tmp_path, engine, degree):
     cells = dict(grid(engine, degree))
-    seen = seen_inside(launcher, tmp_path, cells, look_inside_the_third_step)
+    seen = seen_inside(launcher, tmp_path, cells, partial(look_inside, before=2))
     wrong = {name: [*different(cell, seen[name])] for name, cell in cells.items()}
     assert {name: reasons for name, reasons in wrong.items() if reasons} == {}
 
