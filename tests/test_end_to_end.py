@@ -86,14 +86,17 @@ def test_a_trace_that_is_kept_is_one_of_each_cell_and_rank_that_perfetto_opens(s
 
 @pytest.mark.usefixtures("launcher")
 def test_an_illegal_combination_in_a_sweep_is_a_record_and_no_failure(tmp_path):
-    done = typed_here(
-        tmp_path, "-m", "seq_len=256", "strategy=ulysses", "sp_degree=2,3", "sweep_dir=out",
+    words = (
+        "-m", "seq_len=256", "strategy=ulysses", "sp_degree=2,3", "sweep_dir=out",
         "measure.reference_budget_s=0", "measure.trace=false", *QUICK,
     )  # fmt: skip
+    done = typed_here(tmp_path, *words)
     records = read_records(tmp_path / "out" / "records.jsonl")
     assert done.returncode == 0
     assert sorted(r["status"] for r in records) == ["ok", "unsupported"]
     assert "unsupported" in (tmp_path / "out" / "summary.md").read_text()
+    again = typed_here(tmp_path, *words)
+    assert (again.returncode, "add resume=true" in again.stderr) == (2, True)
 
 
 def test_bad_input_is_one_line_and_exit_code_2_and_leaves_nothing(tmp_path):
