@@ -11,7 +11,7 @@ from bench.cell.launcher import Launcher
 from bench.node import server
 from bench.node.lease import VARIABLE
 from bench.node.local import LocalNode
-from tests.fault_table import LEGEND, NUMBER, aligned, fault_rows
+from tests.fault_table import LEGEND, NUMBER, fault_table
 
 SERVER = "server"
 """The group of tests that share a fork server: a second one would import everything again."""
@@ -115,19 +115,9 @@ def _one_worker_for_the_server(items):
 
 @pytest.fixture(autouse=True)
 def _only_marked_tests_start_ranks(request, monkeypatch):
-    """A rank's log tells that one was started, also by a process of its own."""
-    if request.node.get_closest_marker("ranks"):
-        yield
-        return
-
-    def refuse(*_, **__):
-        pytest.fail("this test starts ranks: mark it with pytest.mark.ranks")
-
-    monkeypatch.setattr(Launcher, "run", refuse)
-    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
-    yield
-    if folder is not None and [*folder.rglob("rank_*.log")]:
-        refuse()
+    if not request.node.get_closest_marker("ranks"):
+        said = "this test starts ranks: mark it with pytest.mark.ranks"
+        monkeypatch.setattr(Launcher, "run", lambda *_, **__: pytest.fail(said))
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -137,14 +127,14 @@ def pytest_terminal_summary(terminalreporter, config):
     stats = terminalreporter.stats
     reports = [each for name in ("passed", "failed", "error", "skipped") for each in stats.get(name, ())]
     terminalreporter.section("faults")
-    for line in [*aligned(fault_rows(reports)), LEGEND]:
+    for line in [*fault_table(reports), LEGEND]:
         terminalreporter.write_line(line)
 
 
 @pytest.fixture
-def fake_gpus(launcher, tmp_path_factory):
-    """Two GPUs that the CPU plays; what is yielded says more to the ranks, such as what the profiler sees."""
+def fake_gpus(launcher):
+    """Two GPUs that the CPU plays."""
     from tests.fake_cuda import gpus_played  # it imports torch and all that ranks do
 
-    with gpus_played(launcher, tmp_path_factory.mktemp("gpus")) as choices:
-        yield choices
+    with gpus_played(launcher):
+        yield

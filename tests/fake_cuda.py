@@ -8,7 +8,9 @@ carries them), streams, events, traces with kernels, and the rules that a CPU do
 - Whatever would make the host wait for the device, and every copy from memory that is not pinned, is noted
   while a timed step runs, with the place in the code.
 - Every collective that Python calls is noted. What an asynchronous one receives must not be used before it is
-  waited for, nor what it sends be changed, and work of one stream not used in another without a wait.
+  waited for, nor what it sends be changed.
+
+All streams are one: of ours no code makes another.
 
 `tests/fake_order.py` compares what the ranks noted. Meshes are of the CPU: FSDP2 uses no streams here.
 """
@@ -16,7 +18,6 @@ carries them), streams, events, traces with kernels, and the rules that a CPU do
 import contextlib
 import itertools
 import json
-import mmap
 import os
 import sys
 import time
@@ -43,7 +44,7 @@ from bench.passes.calls import COLLECTIVES
 from bench.passes.timing.clock import StepClock
 from bench.record import Provenance
 from tests.cuda_lines import FOLDER, Executed, cuda_only
-from tests.fake_nvml import BUSY, IDLE, MEMORY_BYTES, NAME, FakeNvml, busy_file, uuid
+from tests.fake_nvml import MEMORY_BYTES, NAME, FakeNvml, uuid
 
 NOTES = "fake_cuda_{rank}.json"
 HOST, DEVICE = "host", "device"
@@ -78,68 +79,40 @@ LOOKS_ONLY = {
 
 
 class Stream:
-    """Work queued in order; `seen` is how far it has waited for other streams."""
+    """A name: what is queued is done at once."""
 
     def __init__(self, device=None, priority=0, **_):
         self.device, self.priority, self.device_type, self.device_index = device, priority, 1, 0
         self.cuda_stream = self.stream_id = id(self)
-        self.queued, self.finished, self.seen = 0, 0, {}
 
-    def wait_stream(self, other):
-        self.seen[other] = other.queued
-        for each, queued in other.seen.items():
-            self.seen[each] = max(queued, self.seen.get(each, 0))
-
-    def wait_event(self, event):
-        for each, queued in event.done.items():
-            self.seen[each] = max(queued, self.seen.get(each, 0))
-
-    def record_event(self, event=None):
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def synchronize(self):
-        CUDA.wait("stream synchronize")
-        self.finished = self.queued
-
-    def query(self):
-        return True
+    def wait_stream(self, other): ...
 
     def is_capturing(self):
         return False
 
+    def synchronize(self):
+        CUDA.wait("stream synchronize")
+
     def __enter__(self):
-        self.before, CUDA.stream = CUDA.stream, self
-        CUDA.streams |= {self} - {CUDA.main}
         return self
 
-    def __exit__(self, *_):
-        CUDA.stream = self.before
+    def __exit__(self, *_): ...
 
 
 class Event:
     """A mark in a stream, and the time at which it was made."""
 
     def __init__(self, enable_timing=False, **_):
-        self.is_timed, self.at_s, self.done = enable_timing, None, {}
+        self.is_timed, self.at_s = enable_timing, None
 
     def record(self, stream=None):
-        stream = stream or CUDA.stream
-        self.at_s, self.done = time.perf_counter(), {**stream.seen, stream: stream.queued}
-
-    def wait(self, stream=None):
-        (stream or CUDA.stream).wait_event(self)
+        self.at_s = time.perf_counter()
 
     def query(self):
         return True
 
-    def synchronize(self):
-        CUDA.wait("event synchronize")
-
     def elapsed_time(self, other):
-        assert self.is_timed, "an event that takes no time was asked for it"
-        assert other.is_timed, "an event that takes no time was asked for it"
+        assert [self.is_timed, other.is_timed] == [True, True], "an event that takes no time was asked for it"
         return (other.at_s - self.at_s) * 1e3
 
 
@@ -165,18 +138,16 @@ def side_of(value):
     """The side that a device is on; None of what is no device."""
     if isinstance(value, torch.device) or (isinstance(value, str) and value in ("cpu", "cuda")):
         return HOST if torch.device(value) == CPU else DEVICE
-    if isinstance(value, int) and not isinstance(value, bool):
-        return None
     return DEVICE if isinstance(value, str) and value.startswith("cuda:") else None
 
 
-def tensors_in(values):
-    """The tensors among arguments, also in lists of them."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from (each for each in value if isinstance(each, torch.Tensor))
+def tensors_in(value):
+    """The tensors in an argument or a list of them, however deep."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
 
 
 def place_of(tensor):
@@ -201,27 +172,17 @@ class FakeCuda:
     """What one rank's device is asked to do."""
 
     def __init__(self):
-        self.stream = self.main = Stream()
-        self.streams = set()
+        self.stream = Stream()
         self.device = 0
         self.fraction = 1.0
         self.in_flight = {}
         self.calls = []
         self.faults = []
         self.waits = Counter()
-        self.copies = Counter()
         self.steps = 0
         self.ranges, self.open_ranges = [], []
         self.history = None
         self.is_counting = False
-        self.busy = None
-
-    def open(self, folder, device):
-        """Tell from now on whether the device is busy."""
-        path = busy_file(folder, device)
-        path.write_bytes(IDLE)
-        with path.open("r+b") as file:
-            self.busy = mmap.mmap(file.fileno(), 1)
 
     def start_range(self, name):
         self.ranges.append(name)
@@ -229,60 +190,32 @@ class FakeCuda:
         return len(self.ranges)
 
     def wait(self, what):
-        """The host waits for the device."""
+        """The host waits for the device, also as it copies between it and memory that is not pinned."""
         if self.is_counting:
             self.waits[f"{what} in {where()}"] += 1
 
-    def copy(self, what):
-        """A copy between host and device that waits, as its memory is not pinned."""
-        if self.is_counting:
-            self.copies[f"{what} in {where()}"] += 1
-
     def synchronize(self, _device=None):
         self.wait("synchronize")
-        for stream in self.streams:
-            stream.finished = stream.queued
-        for work in [*self.in_flight]:
-            self.spin(work)
+        for work, flight in self.in_flight.items():  # gloo does not say of a send or receive that it is over
+            while flight.kind not in ("send", "recv") and not work.is_completed():
+                os.sched_yield()
         self.in_flight.clear()
-
-    def spin(self, work):
-        """As NCCL's kernel does until all ranks have come; gloo does not say so of a send or receive."""
-        if self.in_flight[work].kind in ("send", "recv"):
-            return
-        self.busy[:] = BUSY
-        while not work.is_completed():
-            os.sched_yield()
-        self.busy[:] = IDLE
 
     def check(self, name, tensors):
         """Whether these may be used now."""
         if name in LOOKS_ONLY:
             return
-        changes = (
-            tensors[0] if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" else None
-        )
+        is_changing = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
         for flight in self.in_flight.values():
-            if any(flight.receives(each) for each in tensors):
+            if any(overlaps(each, flight.received) for each in tensors):
                 self.faults.append(f"{name} uses what {flight.kind} receives, in {where()}")
-            if changes is not None and flight.sends(changes):
+            if is_changing and overlaps(tensors[0], flight.sent):
                 self.faults.append(f"{name} changes what {flight.kind} sends, in {where()}")
-        for each in tensors:
-            stream, number = vars(each).get("_made_in", (self.stream, 0))
-            if stream is not self.stream and number > max(stream.finished, self.stream.seen.get(stream, 0)):
-                self.faults.append(f"{name} uses what another stream makes, in {where()}")
 
     def notes(self):
         """For the file."""
-        return {
-            "calls": self.calls,
-            "faults": self.faults,
-            "waits": dict(self.waits),
-            "copies": dict(self.copies),
-            "steps": self.steps,
-            "ranges": self.ranges,
-            "open_ranges": len(self.open_ranges),
-        }
+        names = ("calls", "faults", "waits", "steps", "ranges", "open_ranges")
+        return {name: getattr(self, name) for name in names}
 
 
 class Flight:
@@ -292,14 +225,9 @@ class Flight:
         self.kind, self.kept = kind, (received, sent)
         self.received, self.sent = ([place_of(each) for each in tensors] for tensors in (received, sent))
 
-    def receives(self, tensor):
-        return _overlaps(tensor, self.received)
 
-    def sends(self, tensor):
-        return _overlaps(tensor, self.sent)
-
-
-def _overlaps(tensor, places):
+def overlaps(tensor, places):
+    """Whether a tensor's numbers lie in one of these places."""
     if not places or tensor.layout != torch.strided or not tensor.numel() or tensor.is_meta:
         return False
     start, end = place_of(tensor)
@@ -317,10 +245,10 @@ class OnDevice(TorchFunctionMode):
         if func in AS_THEY_ARE or isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
+        tensors = [*tensors_in([*args, *kwargs.values()])]
         asked = self._asked(name, args, kwargs)
         self._refuse(name, tensors, kwargs)
-        if tensors and (CUDA.in_flight or CUDA.streams):
+        if tensors and CUDA.in_flight:
             CUDA.check(name, tensors)
         self._count(name, tensors, args, kwargs, asked)
         if func == torch.Tensor.device.__get__:
@@ -335,7 +263,7 @@ class OnDevice(TorchFunctionMode):
             made = func(*map(moved, args), **swapped)
         if name in ("to", "cpu") and made is args[0] and {vars(made).get("_side"), asked} == {HOST, DEVICE}:
             made = made.clone()  # a CPU has nothing to copy
-        return self._marked(func, name, made, tensors, asked, pinned=pinned)
+        return self._marked(func, made, tensors, asked, pinned=pinned)
 
     def _asked(self, name, args, kwargs):
         """The side that the caller names."""
@@ -366,56 +294,36 @@ class OnDevice(TorchFunctionMode):
         """What the host waits for, and what is copied from memory that is not pinned."""
         if not CUDA.is_counting:
             return
-        first = vars(tensors[0]).get("_side") if tensors else None
-        if name in READ_BY_HOST and first != HOST:
+        sides = [vars(each).get("_side") for each in tensors] or [None]
+        is_from_numbers = name in FROM_NUMBERS and asked == DEVICE and not tensors
+        if is_from_numbers or (name in READ_BY_HOST and sides[0] != HOST):
             CUDA.wait(name)
-        elif name in FROM_NUMBERS and asked == DEVICE and not tensors:
-            CUDA.copy(name)
-        elif name in ("to", "cpu", "cuda") and asked not in (None, first) and tensors:
+        elif name in ("to", "cpu", "cuda") and asked not in (None, sides[0]) and tensors:
             self._count_copy(name, asked, tensors[0], waits=not _non_blocking(args, kwargs))
-        elif (
-            name == "copy_"
-            and len(tensors) > 1
-            and {first, side := vars(tensors[1]).get("_side")} == {HOST, DEVICE}
-        ):
-            del side
-            self._count_copy(name, first, tensors[1], waits=not _non_blocking(args, kwargs))
-        elif name in ("__getitem__", "__setitem__") and first != HOST:
-            self._count_index(name, args)
+        elif name == "copy_" and {*sides} == {HOST, DEVICE}:
+            self._count_copy(name, sides[0], tensors[1], waits=not _non_blocking(args, kwargs))
 
     def _count_copy(self, name, to, tensor, *, waits):
         if to == HOST and waits:
             CUDA.wait(f"{name} to the host")
         elif to == DEVICE and vars(tensor).get("_side") == HOST and tensor.numel() > 0:
             if not is_pinned(tensor):
-                CUDA.copy(f"{name} from pageable memory")
+                CUDA.wait(f"{name} from pageable memory")
             elif waits:
                 CUDA.wait(f"{name} from pinned memory")
 
-    def _count_index(self, name, args):
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        for each in index:
-            if isinstance(each, list) or (isinstance(each, torch.Tensor) and vars(each).get("_side") == HOST):
-                CUDA.copy(f"{name} with an index of the host")
-            elif isinstance(each, torch.Tensor) and each.dtype == torch.bool and name == "__getitem__":
-                CUDA.wait(f"{name} with a mask")
-
-    def _marked(self, func, name, made, tensors, asked, *, pinned):
+    def _marked(self, func, made, tensors, asked, *, pinned):
         """The result with its side."""
         sides = {vars(each).get("_side") for each in tensors}
         side = asked or (DEVICE if DEVICE in sides else HOST if sides == {HOST} else None)
         if func == torch.Tensor.data.__set__:
             mark(tensors[0], vars(tensors[1]).get("_side"), pinned=is_pinned(tensors[1]))
             return made
-        pinned = pinned or (
-            bool(tensors) and side == HOST and shares(made, tensors[0]) and is_pinned(tensors[0])
-        )
-        for each in tensors_in([made]):
+        is_of_pinned = any(is_pinned(each) and is_view(made, each) for each in tensors[:1])
+        pinned = pinned or (side == HOST and is_of_pinned)
+        for each in tensors_in(made):
             if vars(each).get("_side") is None or asked is not None or pinned:
                 mark(each, HOST if pinned else side, pinned=pinned)
-            if CUDA.stream is not CUDA.main and name not in LOOKS_ONLY:
-                CUDA.stream.queued += 1
-                each._made_in = CUDA.stream, CUDA.stream.queued
         if side == DEVICE and asked == DEVICE and isinstance(made, torch.Tensor):
             self._refuse_without_room(made)
         return made
@@ -437,11 +345,10 @@ def is_pinned(tensor):
     return vars(tensor).get("_pinned", False)
 
 
-def shares(made, tensor):
-    """Whether a result is a view."""
-    if not isinstance(made, torch.Tensor) or not is_pinned(tensor):
-        return False
-    return made.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+def is_view(made, tensor):
+    """Whether it has the memory of a tensor."""
+    is_tensor = isinstance(made, torch.Tensor)
+    return is_tensor and made.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
 
 
 def _device_of(tensor):
@@ -455,16 +362,12 @@ def _non_blocking(args, kwargs):
 
 class Properties:
     name, total_memory, major, minor = NAME, MEMORY_BYTES, 9, 0
-    multi_processor_count, warp_size, L2_cache_size = 132, 32, 50 * 2**20
-    max_threads_per_multi_processor, regs_per_multiprocessor = 2048, 65536
 
     def __init__(self, device):
         self.uuid = uuid(device)
 
 
 def _index_of(device):
-    if isinstance(device, str):
-        device = torch.device(device)
     return (device.index or 0) if isinstance(device, torch.device) else int(device or 0)
 
 
@@ -486,8 +389,6 @@ def _play_the_device(count):
         range_pop=lambda: None,
         range_start=CUDA.start_range,
         range_end=CUDA.open_ranges.remove,
-        mark=lambda _: None,
-        range=lambda _: contextlib.nullcontext(),
     )
     cpus = sorted(os.sched_getaffinity(0))
     torch.numa.binding._get_numa_node_index_for_gpu_index = lambda *, gpu_index: gpu_index
@@ -506,34 +407,26 @@ def _play_the_device(count):
 
 def _functions(count):
     """Those of `torch.cuda` by their names."""
-    nothing = contextlib.nullcontext
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "init": lambda: None,
-        "_lazy_init": lambda: None,
         "device_count": lambda: count,
         "current_device": lambda: CUDA.device,
         "set_device": lambda device: setattr(CUDA, "device", _index_of(device)),
         "synchronize": CUDA.synchronize,
         "Event": Event,
         "Stream": Stream,
-        "stream": lambda stream: nothing() if stream is None else stream,
-        "StreamContext": lambda stream: nothing() if stream is None else stream,
+        "stream": lambda stream: stream,
         "current_stream": lambda _=None: CUDA.stream,
-        "default_stream": lambda _=None: CUDA.main,
-        "set_stream": lambda stream: setattr(CUDA, "stream", stream),
+        "default_stream": lambda _=None: CUDA.stream,
         "empty_cache": lambda: CUDA.wait("empty_cache"),
         "memory_allocated": _resident,
         "memory_reserved": _resident,
         "max_memory_allocated": _resident,
         "max_memory_reserved": _resident,
         "reset_peak_memory_stats": lambda _=None: None,
-        "reset_max_memory_allocated": lambda _=None: None,
-        "reset_max_memory_cached": lambda _=None: None,
         "memory_stats": lambda _=None: {"num_alloc_retries": 0, "num_ooms": 0},
         "mem_get_info": lambda _=None: (60 * 2**30, MEMORY_BYTES),
-        "memory_summary": lambda *_, **__: "",
         "get_device_properties": lambda device=None: Properties(_index_of(device)),
         "get_device_capability": lambda _=None: (9, 0),
         "get_device_name": lambda _=None: NAME,
@@ -541,15 +434,7 @@ def _functions(count):
         "get_per_process_memory_fraction": lambda _=None: CUDA.fraction,
         "is_bf16_supported": lambda *_, **__: True,
         "is_current_stream_capturing": lambda: False,
-        "manual_seed": lambda _: None,
         "manual_seed_all": lambda _: None,
-        "get_rng_state": lambda _=None: torch.get_rng_state(),
-        "get_rng_state_all": lambda: [torch.get_rng_state()],
-        "set_rng_state": lambda *_: None,
-        "set_rng_state_all": lambda *_: None,
-        "device": lambda _: nothing(),
-        "device_of": lambda _: nothing(),
-        "utilization": lambda _=None: 0,
     }
 
 
@@ -612,9 +497,7 @@ def _note_calls():
     wait = Work.wait
 
     def waited(work, *args):
-        if work in CUDA.in_flight:
-            CUDA.spin(work)
-            del CUDA.in_flight[work]
+        CUDA.in_flight.pop(work, None)
         return wait(work, *args)
 
     Work.wait = waited
@@ -623,7 +506,8 @@ def _note_calls():
 def _noted(name, method, sent, received):
     def call(group, *args, **kwargs):
         gives, takes = (
-            [] if which is None or len(args) <= which else [*_flat(args[which])] for which in (sent, received)
+            [] if which is None or len(args) <= which else [*tensors_in(args[which])]
+            for which in (sent, received)
         )
         if any(vars(each).get("_side") == HOST for each in (*gives, *takes)):
             raise RuntimeError(f"No backend type associated with device type cpu ({name})")
@@ -638,14 +522,6 @@ def _noted(name, method, sent, received):
         return work
 
     return call
-
-
-def _flat(handed):
-    if isinstance(handed, torch.Tensor):
-        yield handed
-    elif isinstance(handed, list | tuple):
-        for each in handed:
-            yield from _flat(each)
 
 
 def _play_autograd():
@@ -676,8 +552,8 @@ def _play_autograd():
     torch.get_autocast_dtype = lambda device: dtype(moved(device))
 
 
-def _play_the_profiler(kept):
-    """A trace of the CPU's operators, each of which has launched a kernel; `kept` are its tracks."""
+def _play_the_profiler():
+    """A trace of the CPU's operators, each of which has launched a kernel."""
     start, export = profile.__init__, profile.export_chrome_trace
 
     def without_cuda(self, *args, activities=None, **kwargs):
@@ -687,9 +563,7 @@ def _play_the_profiler(kept):
     def with_kernels(self, path, *args, **kwargs):
         export(self, path, *args, **kwargs)
         trace = json.loads(Path(path).read_text())
-        trace["traceEvents"] += [
-            each for each in _kernels(trace["traceEvents"]) if each["cat"].partition("_")[0] in kept
-        ]
+        trace["traceEvents"] += [*_kernels(trace["traceEvents"])]
         Path(path).write_text(json.dumps(trace))
 
     profile.__init__, profile.export_chrome_trace = without_cuda, with_kernels
@@ -745,23 +619,22 @@ def _count_in_timed_steps():
     StepClock.mark = marked
 
 
-def install(job, folder, *, kept=("cuda", "kernel", "gpu")):
-    """Play CUDA for the rest of this process; `kept` is what the profiler sees: launches, kernels, copies."""
+def install(job):
+    """Play CUDA for the rest of this process."""
     count = job.cell.cluster.world_size
-    sys.modules["pynvml"] = FakeNvml(count, folder)
-    CUDA.open(folder, job.cell.cluster.device_index(job.local_rank))
+    sys.modules["pynvml"] = FakeNvml(count)
     _play_the_device(count)
     _play_nccl()
     _note_calls()
     _play_autograd()
-    _play_the_profiler(kept)
+    _play_the_profiler()
     _count_in_timed_steps()
     OnDevice().__enter__()
 
 
-def played(folder, entry, job, log, **choices):
+def played(entry, job, log):
     """A rank's life on the fake, `entry` or else the cell's passes; what it noted is left in its folder."""
-    install(job, folder, **choices)
+    install(job)
     executed = Executed(cuda_only()) if FOLDER in os.environ else None
     if executed is not None:
         executed.start()
@@ -775,24 +648,24 @@ def played(folder, entry, job, log, **choices):
 
 
 @contextlib.contextmanager
-def gpus_played(launcher, folder):
+def gpus_played(launcher):
     """While it lasts, each rank that the launcher starts for a GPU is on the fake, of which NVML knows two.
 
-    Records have the provenance `synthetic`. What is yielded is filled with choices of `install`.
+    Records have the provenance `synthetic`.
     """
-    choices, run = {}, launcher.run
+    run = launcher.run
 
     def run_on_fake(self, cell, place, *, entry=None, **named):
         if cell.cluster.device == "cuda":
-            entry = partial(played, folder, entry, **choices)
+            entry = partial(played, entry)
         return run(cell, place, entry=entry, **named)
 
     synthetic = {**outcome.PROVENANCE_OF_MODE, "measure": Provenance.SYNTHETIC}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(launcher), "run", run_on_fake)
-        patched.setitem(sys.modules, "pynvml", FakeNvml(2, folder))
+        patched.setitem(sys.modules, "pynvml", FakeNvml(2))
         patched.setattr(outcome, "PROVENANCE_OF_MODE", synthetic)
         patched.setattr("bench.environment.torch_cuda", lambda: "13.0")
         this_machine.cache_clear()
-        yield choices
+        yield
     this_machine.cache_clear()

@@ -42,46 +42,34 @@ LEGEND = (
 )
 
 
-def fault_rows(reports):
-    """The rows of the table, in the order of the matrix, from the reports of a run's tests.
+def fault_table(reports):
+    """The lines of the table, in the order of the matrix, from the reports of a run's tests.
 
-    A test that tells nothing of a record has one row, however often it ran.
+    A test that tells nothing of a record has one row, however often it ran; of its cases the longest counts,
+    and before it one that failed.
     """
-    told = {report.nodeid: report for report in sorted(reports, key=_moment) if _is_of_a_fault(report)}
-    rows = dict(_row(report) for report in sorted(told.values(), key=_seconds))
-    return [TITLES, *(rows[key] for key in sorted(rows))]
-
-
-def aligned(rows):
-    """The rows as lines of equal columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
-    return ["  ".join(cells).rstrip() for cells in padded]
-
-
-def _is_of_a_fault(report):
-    return NUMBER in dict(report.user_properties)
-
-
-def _moment(report):
-    """A test's call says more than what was before and after it, but for a failure."""
-    return report.failed, report.when == "call"
-
-
-def _seconds(report):
-    """The longest case of a test counts, and before it one that failed."""
-    return report.failed, report.duration
+    told = [each for each in reports if NUMBER in dict(each.user_properties)]
+    told = [each for each in told if each.when == "call" or not each.passed]
+    rows = dict(map(_row, sorted(told, key=lambda each: (each.failed, each.duration))))
+    table = [TITLES, *(rows[key] for key in sorted(rows))]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
 
 
 def _row(report):
     properties = dict(report.user_properties)
-    number = properties[NUMBER]
+    number, found = properties[NUMBER], properties.get(FOUND)
     named = report.nodeid.rpartition("::")[2].partition("@")[0]  # after which xdist names the worker's group
     test, _, case = named.removeprefix("test_").partition("[")
-    name = case[:-1].removeprefix(f"F{number} ") or test.replace("_", " ")
-    if FOUND not in properties and report.passed:  # how often it ran does not matter
-        name = test.replace("_", " ")
-    status, rank, phase, detected_s = properties.get(FOUND) or ("passed", None, None, None)
+    name = (
+        case[:-1].removeprefix(f"F{number} ")
+        if case and (found or not report.passed)
+        else test.replace("_", " ")
+    )
+    status, rank, phase, detected_s = found or ("passed", None, None, None)
     seconds = f"< {report.duration:.1f}" if detected_s is None else f"{detected_s:.1f}"
     cells = (
         f"F{number}",

@@ -45,33 +45,22 @@ def fuzz(examples, check):
 def changed_json(draw, sound):
     """A copy of a JSON value in which something, at any depth, is another value, missing or new."""
     copy = json.loads(json.dumps(sound))
-    holder, key = _place(draw, copy)
+    holder, key = draw(st.sampled_from([*_places(copy)]))
     change = draw(st.sampled_from(["value", "gone", "new"]))
-    if holder is None:
-        return draw(VALUES)
     if change == "gone":
         del holder[key]
-    elif change == "new" and isinstance(holder, dict):
-        holder[draw(st.text(max_size=8))] = draw(VALUES)
     else:
-        holder[key] = draw(VALUES)
+        is_new = change == "new" and isinstance(holder, dict)
+        holder[draw(st.text(max_size=8)) if is_new else key] = draw(VALUES)
     return copy
 
 
-def _place(draw, value):
-    """A random place in a value: what holds it and by which key; (None, None) where it holds nothing."""
-    holder, key = None, None
-    while isinstance(value, dict | list) and value:
-        if holder is not None and draw(st.booleans()):
-            break
-        holder = value
-        key = draw(st.sampled_from([*value])) if isinstance(value, dict) else draw(_index(value))
-        value = holder[key]
-    return holder, key
-
-
-def _index(value):
-    return st.integers(0, len(value) - 1)
+def _places(value):
+    """Each dictionary and list in a value, with each of its keys."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield value, key
+        yield from _places(inner)
 
 
 @st.composite
@@ -81,13 +70,8 @@ def changed_bytes(draw, sound):
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(content)))
         end = draw(st.integers(start, min(len(content), start + 40)))
-        change = draw(st.sampled_from(["replace", "repeat", "cut off"]))
-        middle = {
-            "replace": draw(st.binary(max_size=12)),
-            "repeat": content[start:end] * 2,
-            "cut off": b"",
-        }[change]
-        content = content[:start] + middle + (b"" if change == "cut off" else content[end:])
+        middle = draw(st.binary(max_size=12) | st.just(content[start:end] * 2))
+        content = content[:start] + middle + content[draw(st.sampled_from([end, len(content)])) :]
     return content
 
 

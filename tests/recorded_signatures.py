@@ -15,15 +15,12 @@ from bench.attention.packed import packed_backward, packed_forward
 
 @dataclass(frozen=True)
 class Source:
-    commits: str
-    path: str
     module: str
     functions: dict[str, str]
 
 
 FLASH_ATTN_2 = Source(
-    "060c918 (v2.8.3); at 0251105 `_flash_attn_varlen_forward` also has num_splits, with a default",
-    "flash_attn/flash_attn_interface.py",
+    # at 060c918 (v2.8.3); at 0251105 `_flash_attn_varlen_forward` also has num_splits, with a default
     "flash_attn.flash_attn_interface",
     {
         "_flash_attn_forward": "q k v dropout_p softmax_scale causal window_size_left window_size_right"
@@ -53,8 +50,7 @@ FLASH_ATTN_3_PUBLIC = {
 SOURCES = {
     "flash_attn_2": FLASH_ATTN_2,
     "flash_attn_3": Source(
-        "0251105",
-        "hopper/flash_attn_interface.py",
+        # hopper/flash_attn_interface.py at 0251105
         "flash_attn_interface",
         {
             "_flash_attn_forward": "q k v | k_new v_new qv out_ cu_seqlens_q cu_seqlens_k cu_seqlens_k_new"
@@ -68,8 +64,7 @@ SOURCES = {
         },
     ),
     "flash_attn_4": Source(
-        "0251105",
-        "flash_attn/cute/interface.py",
+        # at 0251105
         "flash_attn.cute.interface",
         {
             "_flash_attn_fwd": "q k v | qv cu_seqlens_q cu_seqlens_k seqused_q seqused_k max_seqlen_q"

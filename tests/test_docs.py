@@ -6,20 +6,13 @@ import itertools
 import re
 import typing
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 
 import pytest
 
-from analysis.figures.figures import FIGURES
 from analysis.frame.load import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
 from analysis.metrics.definitions import DEFINITIONS, QUANTITIES
-from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.cell.outcome import analytic
-from bench.config import DTYPE_BYTES
 from bench.passes import PASSES
-from bench.record import Check, Failure, OutOfMemory, Status
-from bench.strategies import STRATEGIES
-from tests.cells import make_cell
+from bench.record import Check, Failure, OutOfMemory
 from tests.quantity_pages import FOLDER, ROOT, named_in, summary_of_one, text_of
 
 HEADINGS = ["Definition", "Formula", "Source", "Where it stands", "What it does not show"]
@@ -55,11 +48,6 @@ def record_fields():
 def measured_fields():
     """All but the words that say how a cell failed."""
     return {name for name in record_fields() if not re.fullmatch(r"failure\.\w+", name)}
-
-
-def analytic_names():
-    words = [("workload=train",), ("workload=attention",)]
-    return {f"analytic.{name}" for each in words for name in analytic(make_cell("seq_len=512", *each))}
 
 
 def meanings(section):
@@ -111,28 +99,22 @@ def index_row(quantity):
     return f"| [{quantity.name}]({quantity.page}.md) | {quantity.meaning} | {quantity.unit} |"
 
 
-@pages
-def test_every_module_field_setting_figure_and_name_on_a_page_exists(page, summary):
-    named = named_in(text_of(page))
-    sources = {name: ROOT / name for name in named if name.endswith(".py") and "/" in name}
-    assert not [name for name, path in sources.items() if not path.is_file()]
-    figures = [name for name in named if name.startswith("figures/")]
-    assert not [name for name in figures if Path(name).stem not in FIGURES]
-    settings = make_cell("seq_len=512").flat()
-    known = record_fields() | analytic_names() | settings.keys()
-    dotted = re.compile(rf"(?:analytic|measure|cluster|data|workload|{'|'.join(sections())})\.\w+")
-    of_sections = [name for name in named if dotted.fullmatch(name)]
-    assert not [name for name in of_sections if name not in known and name.partition("=")[0] not in known]
-    words = {
-        *summary.columns, *settings, *STRATEGIES, *KERNEL_FACTS, *DTYPE_BYTES, *Status,
-        *(name.rpartition(".")[2] for name in known), *_words_of(sources.values()),
-    }  # fmt: skip
-    bare = [name for name in named if re.fullmatch(r"[A-Za-z]\w*_\w+", name)]
-    assert not [name for name in bare if name not in words]
-
-
-def _words_of(paths):
+@pytest.fixture(scope="module")
+def words():
+    """Every word of our code and of its choices."""
+    roots = ("bench", "analysis", "conf")
+    paths = [path for root in roots for path in (ROOT / root).rglob("*.*") if path.suffix in (".py", ".yaml")]
     return {word for path in paths for word in re.findall(r"\w+", path.read_text())}
+
+
+@pages
+def test_every_file_and_name_on_a_page_exists(page, words, summary):
+    named = named_in(text_of(page))
+    sources = [name for name in named if name.endswith(".py") and "/" in name]
+    assert not [name for name in sources if not (ROOT / name).is_file()]
+    plain = [name for name in named if re.fullmatch(r"[\w.]+", name)]
+    written = {word for name in plain for word in name.split(".") if "_" in word}
+    assert not written - words - {*summary.columns}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A sweep in a real terminal, in a dumb one and in a pipe: what a person sees, byte by byte."""
+"""A sweep in a real terminal and in a pipe: what a person sees, byte by byte."""
 
 import fcntl
 import os
@@ -134,15 +134,6 @@ def test_a_terminal_shows_cell_pass_step_and_time_left_and_then_table_and_report
     assert after[0].split()[:4] == ["strategy", "length", "ranks/sp", "status"]
     assert all(len(line) <= 80 for line in after)
     assert after[-1] == "report: out/report.html"
-
-
-@pytest.mark.usefixtures("launcher")
-def test_a_dumb_terminal_gets_lines_and_no_bar(tmp_path):
-    code, seen = said_in_terminal(tmp_path, "seq_len=256", *TINY, **environment(TERM="dumb"))
-    assert code == 0
-    assert b"\x1b" not in seen
-    assert "━" not in seen.decode()
-    assert sum(line.startswith("[1/1] local 256: ") for line in drawn_lines(seen)) == 1
 
 
 @pytest.mark.usefixtures("launcher")

@@ -1,6 +1,5 @@
 """What strangers may have written: words, folders, files and names are data, and nothing in them runs."""
 
-import ast
 import re
 import sys
 
@@ -19,77 +18,15 @@ SOURCES = [
     for root in ("bench", "analysis", "hydra_plugins", "ulysses_ring_bench")
     for path in sorted((REPOSITORY / root).rglob("*.py"))
 ] + [REPOSITORY / "run_sweep.py"]
-RUNS_FILES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-"""Modules whose loading runs what a file says."""
-RUNS_WORDS = {"instantiate", "eval", "exec", "system", "popen", "getoutput", "getstatusoutput"}
-"""Calls that make code of words."""
-OTHERS = ("shell", "yaml", "torch.load", "allow_pickle", "trust_remote_code", "from_pretrained")
-PERHAPS = re.compile("|".join([*RUNS_FILES, *RUNS_WORDS, *OTHERS]))
-"""In every module that could have such a call."""
-SAFE_LOADERS = {"SAFE_LOADER", "_Loader", "CSafeLoader", "SafeLoader"}
+RUNS_WHAT_IT_READS = re.compile(
+    r"\b(instantiate|allow_pickle|cloudpickle|joblib)\b|trust_remote_code=(?!False)"
+    r"|from_pretrained\((?!.*local_files_only=True)"
+)
+"""What ruff does not know; its rules on security (S) hold pickles, shells, `eval` and YAML's tags."""
 
 
-def called(node):
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-
-
-def last_name(node):
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def keyword(node, name):
-    return next((each.value for each in node.keywords if each.arg == name), None)
-
-
-def flaws_of_call(node):
-    name, owner = called(node), last_name(getattr(node.func, "value", None))
-    loader = node.args[1] if len(node.args) > 1 else keyword(node, "Loader")
-    shell, trust, local = (keyword(node, key) for key in ("shell", "trust_remote_code", "local_files_only"))
-    found = {
-        "runs words": name in RUNS_WORDS,
-        "loads YAML with its tags": owner == "yaml"
-        and name in ("load", "load_all", "unsafe_load", "full_load")
-        and last_name(loader) not in SAFE_LOADERS,
-        "loads a pickle": (owner == "torch" and name == "load") or keyword(node, "allow_pickle") is not None,
-        "asks a shell": shell is not None,
-        "trusts remote code": trust is not None and getattr(trust, "value", None) is not False,
-        "may download": name == "from_pretrained" and getattr(local, "value", None) is not True,
-    }
-    return [what for what, is_wrong in found.items() if is_wrong]
-
-
-def flaws(path, text):
-    """Every place of a module that would run what somebody else wrote, as `file:line: what`."""
-    for node in ast.walk(ast.parse(text)):
-        names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        found = ["imports a module that runs files" for name in names if name.split(".")[0] in RUNS_FILES]
-        found += flaws_of_call(node) if isinstance(node, ast.Call) else []
-        yield from (f"{path}:{node.lineno}: {what}" for what in found)
-
-
-def test_no_code_of_ours_runs_what_somebody_else_wrote():
-    texts = {path.relative_to(REPOSITORY).as_posix(): path.read_text() for path in SOURCES}
-    asked = {path: text for path, text in texts.items() if PERHAPS.search(text)}  # reading all takes a second
-    assert [each for path, text in asked.items() for each in flaws(path, text)] == []
-
-
-FLAWED = {
-    "hydra.utils.instantiate(config)": "runs words",
-    "os.system(word)": "runs words",
-    "subprocess.run(word, shell=True)": "asks a shell",
-    "yaml.load(text, yaml.Loader)": "loads YAML with its tags",
-    "torch.load(path)": "loads a pickle",
-    "AutoModel.from_pretrained(name)": "may download",
-    "AutoModel.from_pretrained(name, local_files_only=True, trust_remote_code=flag)": "trusts remote code",
-    "import pickle": "imports a module that runs files",
-}
-
-
-@pytest.mark.parametrize("line", FLAWED)
-def test_such_code_would_be_found(line):
-    assert PERHAPS.search(line)
-    assert [*flaws("x.py", line)] == [f"x.py:1: {FLAWED[line]}"]
+def test_no_code_of_ours_runs_or_downloads_what_somebody_else_wrote():
+    assert [path.name for path in SOURCES if RUNS_WHAT_IT_READS.search(path.read_text())] == []
 
 
 @pytest.fixture
@@ -110,8 +47,6 @@ TARGETS = (
     "++model._target_=builtins.eval",
     "+hydra.callbacks.a._target_=os.system",
     "hydra.searchpath=[file:///tmp]",
-    "--config-dir=/tmp",
-    "strategy=../../tmp/x",
 )
 
 

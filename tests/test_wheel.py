@@ -39,28 +39,17 @@ def plugins(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def interpreter(tmp_path_factory, plugins):
-    """Makes an environment with the plugins and this one's packages, in which pip installs these words."""
-
-    def made(*words):
-        folder = tmp_path_factory.mktemp("environment")
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-        python = folder / "bin" / "python"
-        site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-        # Python does not read the .pth files of folders named so, of which one leads to this checkout.
-        others = [path for path in sys.path if path.endswith("site-packages")]
-        (site / "dependencies.pth").write_text("\n".join([str(plugins), *others]))
-        if words:
-            subprocess.run([*PIP, "--python", python, "install", *ALONE, *words], check=True)
-        return python
-
-    return made
-
-
-@pytest.fixture(scope="module")
-def installed(interpreter, source):
-    """The interpreter of an environment with the wheel."""
-    return interpreter(source)
+def installed(tmp_path_factory, plugins, source):
+    """The interpreter of an environment with the wheel, the plugins and this one's packages."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    # Python does not read the .pth files of folders named so, of which one leads to this checkout.
+    others = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "dependencies.pth").write_text("\n".join([str(plugins), *others]))
+    subprocess.run([*PIP, "--python", python, "install", *ALONE, source], check=True)
+    return python
 
 
 @pytest.fixture
@@ -104,22 +93,11 @@ def test_the_command_and_its_tools_run_beside_folders_of_their_names(installed, 
     assert "usage: " in run(beside_theirs, installed, "-m", "ulysses_ring_bench.command", "report", "--help")
 
 
-def test_a_script_imports_ours_by_the_long_name(installed, tmp_path):
+def test_a_script_and_a_plugin_on_ranks_import_by_either_name(installed, tmp_path):
     (tmp_path / "train.py").write_text(OBSERVED)
     assert run(tmp_path, installed, "train.py").count("function observe") == 2
-
-
-@pytest.mark.parametrize("how", ["wheel", "editable", "checkout"])
-def test_a_plugin_imports_from_either_name_on_ranks_too(how, installed, interpreter, source, tmp_path):
-    if how == "checkout":
-        command = (interpreter(), source / "run_sweep.py")
-    else:
-        python = installed if how == "wheel" else interpreter("--editable", source)
-        command = (python.with_name("ulysses-ring-bench"),)
-    run(tmp_path, *command, "-m", "strategy=by_bench,by_long_name", *CELL)
+    command = installed.with_name("ulysses-ring-bench")
+    run(tmp_path, command, "-m", "strategy=by_bench,by_long_name", *CELL)
     records = read_records(tmp_path / "out" / "records.jsonl")
     found = {record["config"]["strategy"]: record["status"] for record in records}
     assert {found["by_bench"], found["by_long_name"]} == {"ok"}
-    if how == "editable":
-        assert "usage: " in run(tmp_path, python, "-m", "bench.overhead", "--help")
-        assert "usage: " in run(tmp_path, python, "-m", "analysis.report", "--help")

@@ -48,27 +48,21 @@ def watch_memory(job, log):
     return {"seen": seen}
 
 
-def look_inside(job, log):
-    """A rank's whole life: of one step of each cell, what attention was given and collectives carried."""
+def look_inside(job, log, before=0):
+    """A rank's whole life: of a step of each cell, what attention was given and collectives carried.
+
+    `before` it come other steps, from which engines learn their order.
+    """
     seen = {}
     for name, workload in built(job, log):
+        for number in range(before):
+            workload.step(number)
         watch = AttentionWatch()
         with workload.rank.strategy.watched(watch), CommunicationTap(watch) as tap:
-            workload.step(0)
-        seen[name] = {"shapes": sorted(watch.shapes), "sent_bytes": tap.sent_bytes()}
-    return {"seen": seen}
-
-
-def look_inside_the_third_step(job, log):
-    """A rank's whole life: of each cell, what collectives carried once engines know their order."""
-    seen = {}
-    for name, workload in built(job, log):
-        workload.step(0)
-        workload.step(1)
-        watch = AttentionWatch()
-        with workload.rank.strategy.watched(watch), CommunicationTap(watch) as tap:
-            workload.step(2)
-        seen[name] = {"sent_bytes": tap.sent_bytes(), "calls": tap.calls_by_kind()}
+            workload.step(before)
+        seen[name] = {
+            "shapes": sorted(watch.shapes), "sent_bytes": tap.sent_bytes(), "calls": tap.calls_by_kind(),
+        }  # fmt: skip
     return {"seen": seen}
 
 

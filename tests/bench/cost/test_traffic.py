@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ from bench.strategies import STRATEGIES
 from bench.training.engines import zero3_config
 from bench.training.models import empty_model
 from tests.cells import FOUR_H100, TWO_CORES, make_cell, raw_with
-from tests.together import look_inside_the_third_step, seen_inside
+from tests.together import look_inside, seen_inside
 
 NANO = make_cell("model=qwen3_nano").model
 MODELS = {
@@ -82,7 +83,7 @@ def test_every_rank_sends_what_the_formulas_say(launcher, tmp_path, engine, degr
     ranks = {"engine.name": engine, "cluster.world_size": degree}
     cells = {str(each): cell_of(each | ranks) for each in asked}
     cells = {name: cell for name, cell in cells.items() if refusal(cell) is None}
-    seen = seen_inside(launcher, tmp_path, cells, look_inside_the_third_step)
+    seen = seen_inside(launcher, tmp_path, cells, partial(look_inside, before=2))
     wrong = {name: [*different(cell, seen[name])] for name, cell in cells.items()}
     assert {name: reasons for name, reasons in wrong.items() if reasons} == {}
 
