@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,8 +98,8 @@ class Store:
         return read_records(self.path) if self.path.exists() else []
 
 
-def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> list[dict[str, Any]]:
-    """All records of a file, as written, of any of these schema versions.
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All records of a file, as written.
 
     A torn last line is dropped with one warning. Any other line that is not such a record raises StoreError
     with its number.
@@ -111,7 +111,7 @@ def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> l
     refuse_other_formats(path, content[:4])
     lines = content.split(b"\n")
     torn = lines.pop()
-    records = [parse_record(path, number, line, versions) for number, line in enumerate(lines, start=1)]
+    records = [parse_record(path, number, line) for number, line in enumerate(lines, start=1)]
     for number, record in enumerate(records, start=1):
         _refuse_other_fields(path, number, record)
     if torn:
@@ -147,35 +147,23 @@ def refuse_other_formats(path: Path, start: bytes) -> None:
             raise StoreError(f"{path}: {what}")
 
 
-def parse_record(
-    path: Path,
-    number: int,
-    line: bytes,
-    versions: Collection[int] = (SCHEMA_VERSION,),
-    *,
-    allow_duplicate_keys: bool = False,
-) -> dict[str, Any]:
-    """One line as a record; raises StoreError, with file and line, where it is none of these versions.
-
-    With `allow_duplicate_keys` the last of equal keys of an object counts. Without, they are refused, which
-    takes as long again as reading: the record is encoded for comparison.
-    """
+def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """One line as a record; raises StoreError, with file and line, where it is none of this version."""
     if not line.strip():
         raise StoreError(f"{path}:{number}: an empty line; delete it")
     try:
         record = msgspec.json.decode(line)
-        if not allow_duplicate_keys and _has_duplicate_keys(line, record):
+        if _has_duplicate_keys(line, record):
             raise ValueError("an object has a duplicate key")  # noqa: TRY301
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
     if not isinstance(record, dict):
         raise StoreError(f"{path}:{number}: not a record: a line has to be an object; {DELETE_LINE}")
     version = record.get("schema_version")
-    if not isinstance(version, int) or version not in versions:
-        known = " or ".join(map(str, sorted(versions)))
+    if version != SCHEMA_VERSION:
         raise StoreError(
-            f"{path}:{number}: schema_version {shown(version)}, this version reads {known}; run the sweep"
-            " again, or read it with the version that wrote it"
+            f"{path}:{number}: schema_version {shown(version)}, this version reads {SCHEMA_VERSION}; run the"
+            " sweep again, or read it with the version that wrote it"
         )
     return dict(record)
 

@@ -28,11 +28,6 @@ class Judgement:
     """Between the claim's set-up and the cell that it was compared with."""
 
     @property
-    def missing(self) -> list[Difference]:
-        """The fields for which nothing here is comparable."""
-        return [each for each in self.differences if each.is_decisive]
-
-    @property
     def is_by_records(self) -> bool:
         return self.verdict in (Verdict.REPRODUCED, Verdict.CONTRADICTED)
 

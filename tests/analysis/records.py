@@ -6,10 +6,8 @@ from collections import Counter
 from dataclasses import asdict
 from types import SimpleNamespace
 
-import pandas as pd
-
 from analysis.frame.archive import read_archive
-from analysis.metrics.definitions import OF_RECORD, metric_columns
+from analysis.metrics.definitions import OF_RECORD
 from analysis.metrics.measured import measured
 from analysis.metrics.recorded import as_recorded
 from bench.passes.engagement.section import Engagement
@@ -198,9 +196,8 @@ PEAKS = {"h100_80gb": 1e15}
 
 def metrics_of(record, peaks=PEAKS):
     """The record's metrics by name, None where it has none."""
-    columns = metric_columns([measured(as_recorded(record), peaks)])
-    found = {name: None if pd.isna(value) else value for name, (value,) in columns.items()}
-    return SimpleNamespace(**{each.column: found.get(each.column) for each in OF_RECORD})
+    found = measured(as_recorded(record), peaks)
+    return SimpleNamespace(**{each.column: each.value_of(found) for each in OF_RECORD})
 
 
 def frame_of_records(folder, records, peaks=PEAKS):
