@@ -10,8 +10,6 @@ from analysis.frame.archive import read_archive
 from analysis.metrics.definitions import OF_RECORD
 from analysis.metrics.measured import measured
 from analysis.metrics.recorded import as_recorded
-from bench.passes.engagement.section import Engagement
-from bench.passes.parity.section import Parity
 from bench.record import SCHEMA_VERSION, Check
 
 CONFIG = {
@@ -74,16 +72,12 @@ def make_record(*, config=None, **overrides):
         "started_at": "2026-01-01T00:00:00+00:00",
         "wall_s": 3.0,
         "fixed_cost_s": 1.5,
-        "parity": asdict(Parity(checked_in="0" * 12, tokens=512, errors={"out": 1e-3}, limits={"out": 2e-2})),
-        "engagement": asdict(
-            Engagement(
-                attention_name="bench",
-                modules=["bench.strategies.ulysses.attention"],
-                attention_shapes=[[[settings["seq_len"] // ranks, 4, 2]]] * ranks,
-                sent_bytes={"attention": [1024] * ranks},
-                calls={"attention all_to_all": 2},
-            )
-        ),
+        "parity": {"reason": None, "tokens": 512, "errors": {"out": 1e-3}, "limits": {"out": 2e-2}},
+        "engagement": {
+            "modules": ["bench.strategies.ulysses.attention"],
+            "attention_shapes": [[[settings["seq_len"] // ranks, 4, 2]]] * ranks,
+            "sent_bytes": {"attention": [1024] * ranks},
+        },
         "timing": make_timing([[100.0] * 8] * ranks, settings["seq_len"]),
         "losses": {"loss": [5.5, 4.5]},
         "memory": {

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from analysis.cells.selection import for_figures
-from analysis.figures.figures import FIGURES, figures_for, write_figure
+from analysis.figures.figures import write_figure
 from tests.analysis.figures.drawing import said_in, sheet_of
 from tests.analysis.predictions import make_predicted
 from tests.analysis.records import grid, make_failure, make_record, make_timing
@@ -52,9 +52,3 @@ def test_what_is_pointed_at_stands_where_it_is_drawn(cells_of, tmp_path):
     for x, y, width, height in (map(float, spot) for spot in spots):
         middle = (x + width / 2, y + height / 2)
         assert any(middle == pytest.approx((float(a), float(b)), abs=0.2) for a, b in marks)
-
-
-def test_every_figure_that_has_values_can_be_pointed_at(cells_of):
-    cells = cells_of([make_record()])
-    assert all(said(name, cells) for name in figures_for(cells))
-    assert {*figures_for(cells)} <= {*FIGURES}
