@@ -96,7 +96,7 @@ def make_trace(ranks, attention_ms=60.0, **overrides):
     """A step of 110 ms, a fifth of it communication, half of that exposed; all ranks the same."""
     per_rank = {"attention": attention_ms, "packing": 4.0, "optimizer": 10.0, "other": 79.0 - attention_ms}
     exposed = {"attention": 7.0, "parameters": 2.0, "gradients": 1.0, "data_and_loss": 1.0}
-    return {
+    trace = {
         "step_ms": [110.0] * ranks,
         "total_ms": [22.0] * ranks,
         "exposed_ms": [11.0] * ranks,
@@ -111,6 +111,9 @@ def make_trace(ranks, attention_ms=60.0, **overrides):
         "causal_area": [1000] * ranks,
         "unjoined": [None] * ranks,
     } | overrides
+    step = {name: trace[name] for name in ("step_ms", "purpose_exposed_ms", "purpose_exposed_waiting_ms")}
+    known = step | {"purpose_exposed_ms": step["purpose_exposed_ms"] or {}}
+    return {"steps": [known | {"other_calls": [None] * ranks}]} | trace
 
 
 def make_step(step_ms, exposed_ms=None, waiting_ms=None, other_calls=None):

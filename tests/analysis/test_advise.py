@@ -15,18 +15,12 @@ COMMAND = "    python -m analysis.advise "
 OUTPUT = "Output, shortened (`...`):\n\n"
 
 
-def shown():
-    """The words of the page's first such command, and the lines of its output that are not left out."""
+def test_the_page_shows_what_its_command_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # without records of the machine
     command = PAGE[PAGE.index(COMMAND) :].splitlines()[0]
     rest = PAGE[PAGE.index(OUTPUT) + len(OUTPUT) :].splitlines()
     lines = [line.removeprefix("    ").removesuffix("...").rstrip() for line in rest[: rest.index("")]]
-    return command.removeprefix(COMMAND).split(), [line for line in lines if line]
-
-
-def test_the_page_shows_what_its_command_prints(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)  # without records of the machine
-    words, lines = shown()
-    assert main(words) == ExitCode.OK
+    assert main(command.removeprefix(COMMAND).split()) == ExitCode.OK
     printed = iter(capsys.readouterr().out.splitlines())
     assert len(lines) > 8
     assert [line for line in lines if not any(each.startswith(line) for each in printed)] == []

@@ -10,65 +10,63 @@ from tests.analysis.records import SHARED_GPU, grid, make_failure, make_record, 
 ENVIRONMENT = make_record()["environment"]
 
 
-def timed(ms, *, steps=20, **overrides):
+def timed(ms, **overrides):
     """A cell whose steps take about `ms`, some a little more and some a little less."""
-    step_times = [ms * (1 + 0.01 * (step % 5 - 2)) for step in range(steps)]
+    step_times = [ms * (1 + 0.01 * (step % 5 - 2)) for step in range(20)]
     return make_record(timing=make_timing([step_times] * 2), **overrides)
 
 
-def sweeps(before_ms, after_ms, count=6, step=2, **overrides):
-    """Two sweeps of one cell in processes that took turns, unless `step` is 1."""
-    firsts = (0, 1) if step == 2 else (0, count)
+def sweeps(before_ms, after_ms, count=6, *, in_turns=True):
+    """Two sweeps of one cell, whose processes took turns or ran one sweep after the other."""
+    every = [f"2026-01-01T00:{minute:02d}:00+00:00" for minute in range(2 * count)]
+    starts = (every[::2], every[1::2]) if in_turns else (every[:count], every[count:])
     return [
-        [
-            timed(
-                ms * (1 + 0.01 * (repeat % 3)),
-                repeat=repeat,
-                started_at=f"2026-01-01T00:{first + step * repeat:02d}:00+00:00",
-                **overrides,
-            )
-            for repeat in range(count)
-        ]
-        for ms, first in zip((before_ms, after_ms), firsts, strict=True)
+        [timed(ms * (1 + 0.01 * (n % 3)), repeat=n, started_at=start) for n, start in enumerate(own)]
+        for ms, own in zip((before_ms, after_ms), starts, strict=True)
     ]
 
 
 @pytest.fixture
-def outcomes(tmp_path):
+def written(tmp_path):
+    """Two lists of records to two sweeps' folders."""
+    return lambda *sides: [write_sweep(tmp_path / str(number), each) for number, each in enumerate(sides)]
+
+
+@pytest.fixture
+def outcomes(written):
     """What the comparison of two lists of records finds."""
 
     def compare(before, after):
-        sides = (write_sweep(tmp_path / name, records) for name, records in (("a", before), ("b", after)))
-        return [change.outcome for change in changes(*(read_archive([side], {}) for side in sides))]
+        archives = (read_archive([folder], {}) for folder in written(before, after))
+        return [change.outcome for change in changes(*archives)]
 
     return compare
 
 
 @pytest.fixture
-def printed(tmp_path, capsys, monkeypatch):
+def printed(written, capsys, monkeypatch):
     """What the command prints of two lists of records."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def compare(before, after):
-        sides = (write_sweep(tmp_path / name, records) for name, records in (("a", before), ("b", after)))
-        assert main([*map(str, sides)]) == 0
+        assert main([*map(str, written(before, after))]) == 0
         return capsys.readouterr().out
 
     return compare
 
 
 @pytest.mark.parametrize(
-    ("after_ms", "count", "step", "outcome"),
+    ("after_ms", "count", "in_turns", "outcome"),
     [
-        (80, 6, 2, "faster"),
-        (125, 6, 2, "slower"),
-        (100.5, 6, 2, "no clear difference"),
-        (10, 5, 2, "undecided: 5 processes each"),
-        (10, 6, 1, "undecided: run one after the other, not in turns"),
+        (80, 6, True, "faster"),
+        (125, 6, True, "slower"),
+        (100.5, 6, True, "no clear difference"),
+        (10, 5, True, "undecided: 5 processes each"),
+        (10, 6, False, "undecided: run one after the other, not in turns"),
     ],
 )
-def test_a_cell_is_faster_slower_neither_or_undecided(outcomes, after_ms, count, step, outcome):
-    assert outcomes(*sweeps(100, after_ms, count, step)) == [outcome]
+def test_a_cell_is_faster_slower_neither_or_undecided(outcomes, after_ms, count, in_turns, outcome):
+    assert outcomes(*sweeps(100, after_ms, count, in_turns=in_turns)) == [outcome]
 
 
 def test_an_undecided_cell_has_both_rates_and_no_ratio(printed):

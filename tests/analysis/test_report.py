@@ -207,7 +207,8 @@ def test_of_too_many_cells_the_page_shows_those_started_last_and_the_csv_all(tmp
     write_report(write_sweep(tmp_path, [*grid([*STRATEGY_STYLES], [8192]), *predicted]))
     page, summary = ((tmp_path / name).read_text() for name in ("report.html", "summary.md"))
     count = len(STRATEGY_STYLES) + 2
-    assert len(re.findall(r'<details class="cell"', page)) == 2
+    shown = re.findall(r'<details class="cell" id="cell-\d+-(\w+)"', page)
+    assert shown == [record["cell_id"] for record in predicted]
     assert f"Of {count} cells the 2 that were started last are listed" in page
     assert len((tmp_path / "summary.csv").read_text().splitlines()) == count + 1
     assert f"and {count - 2} more cells; all cells are in summary.csv" in summary

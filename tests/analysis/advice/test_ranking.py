@@ -1,6 +1,5 @@
 """Which options come first, which differences are told, and what of that a measurement changes."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from bench.cost.band import Band
 from bench.cost.corners import CORNERS
 from bench.cost.fit import Fit
 from tests.analysis.advice.asked import QUESTION, asked
-from tests.analysis.records import FAILED, make_record
+from tests.analysis.records import FAILED, make_record, write_sweep
 
 
 def option_of(advice, strategy, sp_degree):
@@ -118,8 +117,7 @@ def sweep(advice, tmp_path):
         record_of(ulysses, 1.0) | {"repeat": 2, "provenance": "replayed"},
         make_record(config=ring) | FAILED | {"status": "out_of_memory", "reason": "no room"},
     ]
-    (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return tmp_path
+    return write_sweep(tmp_path, records)
 
 
 def record_of(config, step_ms):

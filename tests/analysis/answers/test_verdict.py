@@ -33,11 +33,10 @@ def test_the_fastest_strategy_of_a_length_is_named_where_six_processes_of_each_s
     assert found.to_decide is None
 
 
-@pytest.mark.parametrize(("count", "why"), [(1, "1 to 6 processes each"), (5, "5 to 6 processes each")])
-def test_one_cell_of_too_few_processes_leaves_its_comparison_undecided(cells_of, count, why):
+def test_one_cell_of_too_few_processes_leaves_its_comparison_undecided(cells_of):
     sure = [*repeated("ulysses", [100.0] * 6), *repeated("ring", [200.0] * 6)]
-    found = verdict(cells_of([*sure, *repeated("usp", [900.0] * count)]))
-    assert found.answer == f"Undecided: 8k ({why})."
+    found = verdict(cells_of([*sure, *repeated("usp", [900.0] * 5)]))
+    assert found.answer == "Undecided: 8k (5 to 6 processes each)."
 
 
 def test_processes_that_overlap_are_no_clear_difference_and_none_of_them_is_named(cells_of):
@@ -65,13 +64,6 @@ def test_an_observed_loop_is_told_of_its_script_and_of_no_key_of_ours(cells_of):
     )
     mixed = verdict(cells_of([both[0], observed[1]])).to_decide
     assert "run one sweep with measure.repeats=6; start each observed script 6 times" in mixed
-
-
-@pytest.mark.parametrize("where", [CPU, SHARED_GPU])
-def test_where_nothing_is_ranked_one_process_is_told_as_such_too(cells_of, where):
-    told = verdict(cells_of([timed(name, [1.0] * 20, **where) for name in ("ulysses", "ring")]), "go")
-    assert told.to_decide.startswith("Differences may be chance: 8k (one process each). 6 or more processes")
-    assert told.to_decide.endswith("run: go (about 30 s)")
 
 
 def test_neither_different_work_nor_provenances_are_compared(cells_of):
@@ -117,7 +109,9 @@ def test_a_result_that_ranks_nothing_says_what_ran_with_figures_by_name_and_no_w
     cells_of, where, caveat
 ):
     records = [timed(s, [t] * 8, **where) for s, t in (("ulysses", 1.0), ("ring", 900.0))]
-    found = verdict(cells_of([*records, timed("ring", [100.0] * 8, engine="fsdp2", **where)]))
+    found = verdict(cells_of([*records, timed("ring", [100.0] * 8, engine="fsdp2", **where)]), "go")
+    assert found.to_decide.startswith("Differences may be chance: 8k (one process each). 6 or more processes")
+    assert found.to_decide.endswith("run: go (about 45 s)")
     assert found.caveat == caveat
     assert "ring (fsdp2), ring (zero3) and ulysses (zero3) at 8k" in found.answer
     assert "Most tokens/s" not in found.answer

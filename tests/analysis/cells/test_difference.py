@@ -39,16 +39,6 @@ def test_ten_percent_are_found_in_four_of_five(effect):
     assert found / 400 >= 0.8
 
 
-@pytest.mark.parametrize(
-    ("counts", "why"),
-    [((1, 1), "one process each"), ((6, 1), "1 to 6 processes each"), ((5, 5), "5 processes each")],
-)
-def test_below_six_processes_nothing_is_said_however_large_the_difference(counts, why):
-    one, other = counts
-    found = difference(side([100.0] * one), side([1.0] * other, 1))
-    assert (found.undecided, found.ratio, found.is_faster) == (why, None, False)
-
-
 def test_sides_that_ran_one_after_the_other_are_undecided():
     rates = [10.0, 11, 12, 13, 14, 15]
     assert difference(side(rates, step=1), side(rates, first=6, step=1)).undecided == NOT_IN_TURNS

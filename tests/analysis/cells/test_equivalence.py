@@ -11,8 +11,6 @@ from analysis.figures.equivalence import name_of
 from analysis.frame.archive import read_archive
 from analysis.report import write_report
 from analysis.tables.equivalence import PUBLISHED, equivalence_rows
-from bench.equivalence.noise import Noise, f_quantile
-from bench.equivalence.trajectory import Limit
 from tests.analysis.records import make_failure, make_record, write_sweep
 
 FALLING = [5.0, 4.8, 4.5, 4.2]
@@ -60,19 +58,6 @@ def test_the_floor_is_between_controls_and_rows_are_multiples_of_it(compared):
     assert 0 < first.noise.loss < sound.noise.loss < 1
     assert found.fall == pytest.approx(0.8)
     assert is_as_expected(found)
-
-
-def test_the_floor_is_what_the_page_says_it_is(compared):
-    """Of few controls the F quantile makes it; of many the least factor does."""
-    (found,) = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE)
-    said = re.search(r"in at most (\S+) % .* factor is no less than (\S+), the distance", FLOOR_READING)
-    percent, least = map(float, said.groups())
-    seeds = [each.equivalent for each in found.seeds]
-    quantile = f_quantile(percent / 100 / 2, above=1, below=len(CONTROLS))
-    for noise, factor in ((Noise(seeds), quantile**0.5), (Noise(seeds * 40), least)):
-        floor, deviation = noise.floor(len(noise.seeds), trainings=1), noise.deviation
-        assert floor.over(deviation) == Limit(pytest.approx(factor), pytest.approx(factor))
-    assert found.floor() == Noise(seeds).floor(1, 1)
 
 
 def test_trainings_of_other_work_are_not_compared(compared):

@@ -1,7 +1,4 @@
-import pandas as pd
-
-from analysis.cells.cells import Cells
-from analysis.cells.selection import MAX_SERIES, MAX_SHOWN_CELLS, for_figures, for_pages
+from analysis.cells.selection import MAX_SERIES, for_figures
 from analysis.cells.series import STRATEGY_STYLES
 from tests.analysis.records import grid, make_failure, make_record
 
@@ -46,16 +43,3 @@ def test_one_comparison_with_too_many_series_keeps_some_of_every_strategy(cells_
     assert shown.size().to_dict() == {"ulysses": 6, "ring": 6}
     assert shown["cluster.world_size"].nunique().to_dict() == {"ulysses": 6, "ring": 6}
     assert "12 of 64 series" in selection.note
-
-
-def so_many_cells(count):
-    return Cells(pd.DataFrame({"cell_id": range(count)}), pd.Series(0, index=range(count)), pd.DataFrame())
-
-
-def test_a_page_lists_the_cells_that_were_started_last_in_the_order_of_the_summary():
-    cells = so_many_cells(MAX_SHOWN_CELLS + 2)
-    cells.frame["started_at"] = [f"{9999 - number:04d}" for number in cells.frame["cell_id"]]
-    selection = for_pages(cells)
-    assert selection.cells.frame["cell_id"].tolist() == [*range(MAX_SHOWN_CELLS)]
-    assert "1,002 cells the 1,000" in selection.note
-    assert for_pages(so_many_cells(MAX_SHOWN_CELLS)).note is None

@@ -34,13 +34,6 @@ def test_what_only_some_sweeps_measured_is_missing_of_the_others(tmp_path):
     assert [column for column in frame if column in METRIC_COLUMNS] == [*METRIC_COLUMNS]
 
 
-def test_of_a_cell_that_was_run_again_only_the_last_attempt_counts(tmp_path):
-    folder = write_sweep(tmp_path, [make_failure("interrupted", "stopped"), make_record()])
-    archived = read_archive([folder], {})
-    assert archived.frame["status"].tolist() == ["ok"]
-    assert archived.record(0)["status"] == "ok"
-
-
 def held_of(folders):
     """Per record, by its strategy, how many of its steps are held."""
     frame = read_archive(folders, {}).frame

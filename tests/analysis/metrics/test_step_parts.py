@@ -7,7 +7,7 @@ from analysis.cells.parts import step_ms, waterfall_of
 from analysis.metrics.measured import attention_exchange_share, straggler_gap_ms
 from analysis.metrics.recorded import Trace
 from analysis.metrics.step_parts import EFFICIENCY, IDEAL, step_parts
-from tests.analysis.records import make_failure, make_record, make_timing, make_trace, metrics_of
+from tests.analysis.records import make_failure, make_record, make_trace, metrics_of
 
 
 def as_trace(section):
@@ -64,13 +64,6 @@ def test_purposes_that_are_not_known_have_no_share():
     trace = make_trace(2, unjoined=[None, "the tap saw 1, not 2"])
     assert attention_exchange_share(as_trace(trace)) is None
     assert metrics_of(make_record(trace=trace)).communication_share == pytest.approx(0.2)
-
-
-def test_a_void_trace_has_no_parts_either():
-    metrics = metrics_of(make_record(timing=make_timing([[80.0] * 8] * 2)))
-    assert metrics.traced_to_timed > 1.2
-    assert metrics.part_attention_ms is None
-    assert metrics.attention_exchange_share is None
 
 
 def test_the_gap_is_from_the_slowest_rank_to_the_median_one():

@@ -5,7 +5,7 @@ from msgspec import convert
 
 from analysis.metrics.notes import OTHER_CALLS, UNJOINED
 from analysis.metrics.recorded import Trace
-from analysis.metrics.traced_shares import Spread, traced_shares
+from analysis.metrics.traced_shares import traced_shares
 from tests.analysis.records import make_record, make_step, make_trace, metrics_of
 
 TIMED_MS = 100.0
@@ -33,11 +33,6 @@ def test_all_communication_is_that_for_every_purpose():
     assert shares.communication.transfer.median == pytest.approx((16 - 4 + 16 - 4) / 200)
     assert shares.communication.waiting.median == pytest.approx(8 / 200)
     assert shares.exchange.transfer.median == pytest.approx(12 / 200)
-
-
-def test_several_steps_give_median_and_range():
-    steps = [make_step([100.0] * 2, exposed_ms=[ms] * 2, waiting_ms=[1.0] * 2) for ms in (2.0, 9.0, 4.0)]
-    assert shares_of(*steps).exchange.transfer == Spread(*map(pytest.approx, (0.03, 0.01, 0.08)))
 
 
 @pytest.mark.parametrize(("step_ms", "kept"), [(79.0, 1), (80.0, 2), (120.0, 2), (121.0, 1)])

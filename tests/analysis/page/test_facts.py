@@ -1,6 +1,3 @@
-import csv
-import io
-
 import pytest
 
 from analysis.answers.verdict import verdict
@@ -10,16 +7,8 @@ from analysis.frame.load import node_links
 from analysis.labels import SHARED_CORES, number_label
 from analysis.page.facts import cell_facts
 from analysis.page.page import render
-from analysis.tables.csv_text import csv_text
 from analysis.tables.record import attempt
-from tests.analysis.records import (
-    CPU,
-    STEPS_HELD,
-    make_record,
-    make_timing,
-    on_ranks,
-    write_sweep,
-)
+from tests.analysis.records import CPU, STEPS_HELD, make_record, make_timing, on_ranks, write_sweep
 
 FLOPS = {
     "model_flops_causal": 10**13,
@@ -43,27 +32,14 @@ FACTS = {
 BASE = make_record(config={"strategy": "local"}, timing=make_timing([[150.0] * 8]))
 
 
-def records():
-    four = on_ranks(["ulysses"], [8192], [4], lambda *_: 80.0)
-    return [BASE, make_record(analytic=FLOPS), *four]
-
-
 @pytest.fixture
-def summary(summary_of):
-    return summary_of(records())
+def cell(summary_of):
+    """Two ranks beside one of local and four."""
+    own, four = make_record(analytic=FLOPS), on_ranks(["ulysses"], [8192], [4], lambda *_: 80.0)
+    return summary_of([BASE, own, *four]).set_index("cell_id").loc[own["cell_id"]]
 
 
-def ulysses(summary):
-    two = summary["cluster.world_size"].eq(2) & summary["strategy"].eq("ulysses")
-    return summary[two].iloc[0]
-
-
-def test_the_csv_has_every_metric_of_a_cell_and_its_facts_those_without_a_column_of_the_table(summary):
-    cell = ulysses(summary)
-    rows = csv.DictReader(io.StringIO(csv_text(summary)))
-    (row,) = (row for row in rows if row["cell_id"] == cell["cell_id"])
-    for column in ("tokens_per_s", "mfu_full", "speed_up", "scaling_efficiency", "capacity_bytes"):
-        assert float(row[column]) == pytest.approx(cell[column])
+def test_the_facts_of_a_cell_are_what_the_table_has_no_column_for(cell):
     facts = dict(cell_facts(cell))
     expected = {name: text.format(base=BASE["cell_id"]) for name, text in FACTS.items()}
     assert {name: facts[name] for name in FACTS} == expected
@@ -128,8 +104,7 @@ def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(ce
     assert "Not checked: objective in 1 of 1 cell." in page
 
 
-def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(summary):
-    cell = ulysses(summary)
+def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(cell):
     said = dict(cell_facts(cell))["from attention to the traced step"]
     parts, _, whole = said.rpartition(" = ")
     found_ms = [float(part.split()[-2]) for part in parts.split(" + ")]

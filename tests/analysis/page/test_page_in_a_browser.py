@@ -37,8 +37,8 @@ WAIT = "new Promise((done) => setTimeout(done, 100))"
 POINTED = """
 const spot = document.querySelector(".spots rect"), said = spot.closest("figure").querySelector(".pointed");
 spot.dispatchEvent(new Event("pointerover", {bubbles: true}));
-const hints = [...document.querySelectorAll(".scrolls + .hint")].map((each) => getComputedStyle(each).display);
-return [said.textContent === spot.dataset.say, hints.includes("block")];
+const hint = document.querySelector(".scrolls + .hint");
+return [said.textContent === spot.dataset.say, hint !== null && getComputedStyle(hint).display === "block"];
 """
 LABELS = """
 return [...document.querySelectorAll("figure")].map((figure) => {
@@ -118,21 +118,16 @@ document.getElementById("found").textContent = JSON.stringify(found);
 
 
 @pytest.fixture(scope="module")
-def records():
-    """60 cells, one of which failed with a long reason."""
-    cells = grid(
-        [*STRATEGY_STYLES][:6], [1024 * thousands for thousands in (1, 2, 4, 8, 16, 32, 64, 96, 128, 256)]
+def page(tmp_path_factory):
+    """The source of the page of 60 cells, one of which failed with a long reason."""
+    lengths = [1024 * thousands for thousands in (1, 2, 4, 8, 16, 32, 64, 96, 128, 256)]
+    cells, long_reason = (
+        grid([*STRATEGY_STYLES][:6], lengths),
+        "a/very/long/path/without/any/place/to/break" * 20,
     )
-    long_reason = "a/very/long/path/without/any/place/to/break" * 20
-    failed = {"status": "out_of_memory", "reason": long_reason}
-    return [*cells[:-1], cells[-1] | FAILED | failed]
-
-
-@pytest.fixture(scope="module")
-def page(records, tmp_path_factory):
-    """The source of their page."""
-    folder = tmp_path_factory.mktemp("page")
-    write_report(write_sweep(folder, records))
+    cells[-1] |= FAILED | {"status": "out_of_memory", "reason": long_reason}
+    folder = write_sweep(tmp_path_factory.mktemp("page"), cells)
+    write_report(folder)
     return (folder / "report.html").read_text()
 
 
