@@ -162,7 +162,6 @@ def test_every_row_links_to_a_section_that_exists(folder):
 
 GPUS = {
     "device_name": "NVIDIA H100",
-    "gpu_nvlinks": [18, 18, 18],
     "gpu_topology": {"0-1": "PIX", "0-2": "SYS", "1-2": "SYS"},
     "gpu_p2p": {"0-1": "NVLink", "0-2": "NVLink", "1-2": "NVLink"},
     "nccl_version": "2.28.9",

@@ -71,6 +71,8 @@ def test_the_memory_figure_has_a_line_with_its_name_at_each_capacity(cells_of):
     assert capacities(sheet) == {"limit 4 GiB": 4 * GIB, "limit 4.1 GiB": 4.1 * GIB}
     bottom, top = sheet.axes.get_ylim()
     assert all(bottom < y < top for y in capacities(sheet).values())
+    assert sheet.remarks == []
+    assert memory_of(cells_of, peak(2, **LIMIT | CPU)).remarks == [CPU_REMARK]
 
 
 def test_a_capacity_far_above_all_peaks_is_told_in_words(cells_of):
@@ -86,9 +88,3 @@ def test_a_capacity_that_a_cell_ran_out_of_is_a_line_however_far_above_the_peaks
     sheet = memory_of(cells_of, peak(0.01, **LIMIT), oom)
     assert capacities(sheet) == {"limit 4 GiB": 4 * GIB}
     assert [line.get_marker() for line in sheet.panels[0].lines] == ["x"]
-
-
-def test_a_limit_on_a_cpu_says_what_it_counts(cells_of):
-    on_cpu, on_gpu = (memory_of(cells_of, peak(2, **LIMIT | where)) for where in (CPU, {}))
-    assert CPU_REMARK in on_cpu.remarks
-    assert CPU_REMARK not in on_gpu.remarks
