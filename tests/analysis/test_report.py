@@ -126,8 +126,9 @@ def test_a_page_says_what_a_failed_allocation_met_what_reached_a_peak_and_what_h
 
 def test_a_sweep_without_records_gives_a_report(tmp_path):
     write_report(write_sweep(tmp_path, []))
-    titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", (tmp_path / "report.html").read_text())
-    assert titles == ["Answer", "Cells"]
+    page = (tmp_path / "report.html").read_text()
+    assert re.findall(r"<h2[^>]*>([^<]*)</h2>", page) == ["Answer", "Cells"]
+    assert "No cell has a timed result." in page
 
 
 def test_a_heading_says_what_its_column_means(page_of):
@@ -162,6 +163,7 @@ def test_every_row_links_to_a_section_that_exists(folder):
 
 GPUS = {
     "device_name": "NVIDIA H100",
+    "gpu_nvlinks": [18, 18, 18],
     "gpu_topology": {"0-1": "PIX", "0-2": "SYS", "1-2": "SYS"},
     "gpu_p2p": {"0-1": "NVLink", "0-2": "NVLink", "1-2": "NVLink"},
     "nccl_version": "2.28.9",
@@ -172,6 +174,7 @@ GPUS = {
 def test_the_page_says_how_gpus_are_connected_and_what_was_set_before(page_of):
     source = page_of([make_record(environment=GPUS)])
     shown = dict(re.findall(r"<dt>([^<]*)</dt>\s*<dd>([^<]*)</dd>", source))
+    assert shown["gpu_nvlinks"] == "18, 18, 18"
     assert shown["gpu_topology"] == "PIX (0-1), SYS (0-2, 1-2)"
     assert shown["gpu_p2p"] == "NVLink (all 3 pairs)"
     assert (shown["nccl_version"], shown["variable NCCL_ALGO"]) == ("2.28.9", "Ring")
@@ -295,7 +298,8 @@ def test_a_page_that_ranks_shows_who_leads_unfolded_and_a_table_of_ten_columns(p
     source = page_of(grid(["local", "ulysses"], [8192]))
     assert "<li>8k" in first_screen(source)
     said = "Communication that no compute hides took 7.3 % of a traced step (attention&#39;s exchange: 3.6 %)"
-    assert said in first_screen(source)  # of several ranks: local has none
+    assert said in first_screen(source)
+    assert "Communication that no compute hides" not in page_of([make_record(config={"strategy": "local"})])
     assert "<details>" not in first_screen(source)
     head = re.search(r'<table class="cells">.*?</thead>', source, re.DOTALL)[0]
     heads = re.findall(r"<th[^>]*>([^<]*)</th>", head)

@@ -30,7 +30,7 @@ def test_the_fastest_strategy_of_a_length_is_named_where_six_processes_of_each_s
     found = verdict(cells_of([*repeated("ulysses", fast), *repeated("ring", slow)]))
     assert found.answer == "Most tokens/s: ulysses at 8k."
     assert found.details == ["8k: ulysses, 82,332 tokens/s, 2.00 (1.94 to 2.06) times ring"]
-    assert found.to_decide is None
+    assert (found.to_decide, found.fits) == (None, [])
 
 
 def test_one_cell_of_too_few_processes_leaves_its_comparison_undecided(cells_of):
@@ -112,7 +112,7 @@ def test_a_result_that_ranks_nothing_says_what_ran_with_figures_by_name_and_no_w
     found = verdict(cells_of([*records, timed("ring", [100.0] * 8, engine="fsdp2", **where)]), "go")
     assert found.to_decide.startswith("Differences may be chance: 8k (one process each). 6 or more processes")
     assert found.to_decide.endswith("run: go (about 45 s)")
-    assert found.caveat == caveat
+    assert found.caveat == verdict(cells_of([*records, make_record()])).caveat == caveat
     assert "ring (fsdp2), ring (zero3) and ulysses (zero3) at 8k" in found.answer
     assert "Most tokens/s" not in found.answer
     assert found.details == [
@@ -213,3 +213,11 @@ def test_memory_that_is_predicted_is_told_as_such(cells_of):
         "Longest length that fits in memory: ulysses, measured none (4k runs out).",
         "Longest length predicted to fit in memory: ring, predicted 8k (16k undecided, 32k runs out).",
     ]
+
+
+def test_predictions_for_a_cpu_did_not_run_and_passed_no_check(cells_of):
+    cells = [predicted("ring", (1.0, 2.0, 3.0)), make_record(config={"seq_len": 4096})]
+    on_cpu = [each | {"config": each["config"] | CPU} for each in cells]
+    assert verdict(cells_of(on_cpu)).answer == (
+        "Ran and passed every check: ulysses (measured) at 4k. Predicted: ring (predicted) at 8k."
+    )

@@ -69,6 +69,7 @@ def test_the_facts_say_whether_a_cell_computes_layers_again_and_what_is_the_defa
 def test_the_facts_say_that_a_device_without_a_datasheet_has_no_mfu(summary_of):
     (cell,) = summary_of([make_record(config={"hardware": "unknown"}, analytic=FLOPS)]).to_dict("records")
     assert dict(cell_facts(cell))["MFU (causal / full)"].startswith("unknown: no file of conf/hardware/")
+    assert "MFU (causal / full)" not in dict(cell_facts({**cell, "step_time_ms": None, "mfu_causal": None}))
 
 
 CHECKS = [
