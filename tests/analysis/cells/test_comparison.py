@@ -35,7 +35,7 @@ def test_the_base_is_the_fastest_local_cell(summary_of):
         {"config": {"batch": 2}},
         {"config": {"hardware": "a100_80gb"}},
         {"environment": {"device_name": "NVIDIA H100 PCIe"}},
-        {"provenance": "predicted"},
+        {"provenance": "replayed"},
         {"status": "out_of_memory"},
     ],
 )

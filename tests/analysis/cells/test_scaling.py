@@ -62,8 +62,8 @@ def test_one_number_of_ranks_is_no_scaling(cells_of):
 
 
 def test_other_work_or_provenance_is_no_base_and_no_second_point(summary_of):
-    other, predicted = ulysses({4: 125.0}, engine="fsdp2"), ulysses({4: 125.0})
-    for second in (other, [record | {"provenance": "predicted"} for record in predicted]):
+    other, replayed = ulysses({4: 125.0}, engine="fsdp2"), ulysses({4: 125.0})
+    for second in (other, [record | {"provenance": "replayed"} for record in replayed]):
         assert summary_of([*ulysses({2: 250.0}), *second])[EFFICIENCY].isna().all()
 
 
