@@ -249,7 +249,7 @@ def test_a_sweep_of_one_process_each_says_which_command_decides_and_a_loop_of_on
         ({"hardware": "unknown"}, ("10.0", "10.0"), "on Blackwell FlashAttention-4"),
         ({"hardware": "a100_80gb"}, (), None),
         ({"kernel": "cudnn"}, (), None),
-        ({"cluster.device": "cpu", "hardware": "cpu"}, (), None),
+        ({"cluster.device": "cpu", "hardware": "cpu"}, ("9.0",), None),
     ],
 )
 def test_of_newer_gpus_it_is_said_that_there_are_likely_faster_kernels(config, seen, newer, tmp_path):
