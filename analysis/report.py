@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -26,9 +25,8 @@ from analysis.cells.cells import Cells
 from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, Selection, for_figures
 from analysis.figures.figure_file import FigureFile
-from analysis.frame.archive import Archive, read_archive
+from analysis.frame.archive import MADE_WITH, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
-from analysis.frame.origins import ORIGINS, mixed
 from analysis.labels import more_label
 from analysis.page.page import render
 from analysis.tables.ablation import HEADINGS as ABLATION_HEADINGS
@@ -94,7 +92,7 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     """
     output.mkdir(parents=True, exist_ok=True)
     origins = origin_lines(archive, archive.frame, mix)
-    archive = mixed(archive, mix)
+    archive = archive.mixed(mix)
     compared = comparisons(archive)
     alone = bool(archive.frame["experiment"].eq(EXPERIMENT).all())
     cells = _answering(archive)
@@ -147,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--mix",
         action="append",
-        choices=[*ORIGINS],
+        choices=[*MADE_WITH],
         default=[],
         help="set records beside one another that differ in it, in series and speed-ups; may be repeated",
     )
@@ -160,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         archive, mix = _some_records(chosen.folders), dict.fromkeys(chosen.mix)
         if chosen.table:
-            print(summary_table(_answering(mixed(archive, mix)), chosen.table), end="")
+            print(summary_table(_answering(archive.mixed(mix)), chosen.table), end="")
         else:
             _write(archive, chosen.output or chosen.folders[0], mix)
     except StoreError as error:
@@ -282,8 +280,7 @@ def _print_summary(
 
 
 if __name__ == "__main__":
-    gc.disable()  # a process that lives for seconds need not search millions of values for garbage
     code = main()
     with suppress(BrokenPipeError):
         sys.stdout.flush()
-    os._exit(code)  # nor free them one by one
+    os._exit(code)  # without a second flush, which would complain of a closed pipe

@@ -10,8 +10,6 @@ from typing import Any
 from bench.finite import finite
 
 SCHEMA_VERSION = 3
-READABLE_VERSIONS = frozenset({2, SCHEMA_VERSION})
-"""Records of these can be analysed: what a newer version adds is null in an older one."""
 
 
 class Status(StrEnum):

@@ -6,7 +6,6 @@ import json
 import mmap
 import os
 import warnings
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +89,8 @@ class Store:
         return read_records(self.path) if self.path.exists() else []
 
 
-def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> list[dict[str, Any]]:
-    """All records of a file, as written, of any of these schema versions.
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All records of a file, as written.
 
     A torn last line is dropped with one warning. Any other line that is not such a record raises StoreError
     with its number.
@@ -102,7 +101,7 @@ def read_records(path: Path, versions: Collection[int] = (SCHEMA_VERSION,)) -> l
         raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {CHECK_PATH}") from None
     lines = content.split(b"\n")
     torn = lines.pop()
-    records = [parse_record(path, number, line, versions) for number, line in enumerate(lines, start=1)]
+    records = [parse_record(path, number, line) for number, line in enumerate(lines, start=1)]
     for number, record in enumerate(records, start=1):
         try:
             msgspec.convert(record, Identity)
@@ -134,8 +133,8 @@ def warn_in_one_line() -> None:
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
 
 
-def parse_record(path: Path, number: int, line: bytes, versions: Collection[int]) -> dict[str, Any]:
-    """One line as a record; raises StoreError, with file and line, where it is none of these versions."""
+def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """One line as a record; raises StoreError, with file and line, where it is none of this version."""
     if not line.strip():
         raise StoreError(f"{path}:{number}: an empty line; delete it")
     try:
@@ -145,11 +144,10 @@ def parse_record(path: Path, number: int, line: bytes, versions: Collection[int]
     if not isinstance(record, dict):
         raise StoreError(f"{path}:{number}: not a record: a line has to be an object; {DELETE_LINE}")
     version = record.get("schema_version")
-    if not isinstance(version, int) or version not in versions:
-        known = " or ".join(map(str, sorted(versions)))
+    if version != SCHEMA_VERSION:
         raise StoreError(
-            f"{path}:{number}: schema_version {shown(version)}, this version reads {known}; run the sweep"
-            " again, or read it with the version that wrote it"
+            f"{path}:{number}: schema_version {shown(version)}, this version reads {SCHEMA_VERSION}; run the"
+            " sweep again, or read it with the version that wrote it"
         )
     return dict(record)
 

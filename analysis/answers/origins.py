@@ -6,12 +6,11 @@ from collections.abc import Collection
 
 import pandas as pd
 
-from analysis.frame.archive import Archive
-from analysis.frame.origins import ORIGINS, known
+from analysis.frame.archive import MADE_WITH, Archive, origins
 from analysis.labels import count_label
 
 APART = "code", "torch"
-"""Those of ORIGINS that a reader sees nowhere else: a device is part of what every figure says."""
+"""Those of MADE_WITH that a reader sees nowhere else: a device is part of what every figure says."""
 
 
 def origin_lines(archive: Archive, frame: pd.DataFrame, mixed: Collection[str]) -> list[str]:
@@ -19,7 +18,7 @@ def origin_lines(archive: Archive, frame: pd.DataFrame, mixed: Collection[str]) 
 
     `frame` is the archive's before it was mixed.
     """
-    several = {kind: known(frame, kind) for kind in ORIGINS}
+    several = {kind: origins(frame, kind) for kind in MADE_WITH}
     apart = [
         f"{len(values)} values of {kind} ({', '.join(values)})"
         for kind, values in several.items()

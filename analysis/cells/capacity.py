@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.frame.load import hardware_facts
 from analysis.labels import bytes_label
 from bench.config import NOT_USED
 from bench.labels import GIB
@@ -21,17 +22,17 @@ NAMES: Mapping[str, str] = {"device": "device_name", "hardware": "hardware"}
 """Per source other than a limit, the column that says whose memory it is."""
 
 
-def with_capacity(summary: pd.DataFrame, hardware_bytes: Mapping[str, float]) -> pd.DataFrame:
+def with_capacity(summary: pd.DataFrame) -> pd.DataFrame:
     """Adds `capacity_bytes`, `capacity_source` and `capacity_share`, the peak allocated as a part of it.
 
-    The source is `limit`, `device` (as its record says) or `hardware`, of which `hardware_bytes` says it by
-    name. Ranks that share a device have equal parts of it. All three are missing where nothing is known, so
-    on a CPU without a limit: its ranks share memory.
+    The source is `limit`, `device` (as its record says) or `hardware` (as its file in conf says). Ranks that
+    share a device have equal parts of it. All three are missing where nothing is known, so on a CPU without a
+    limit: its ranks share memory.
     """
     limit, hardware = summary[LIMIT].astype("float64") * GIB, summary["hardware"]
     device = summary["device_memory_bytes"].where(hardware.ne("cpu"))
     sharing = summary["cluster.ranks_per_gpu"].astype("float64").fillna(1.0)
-    whole = device.fillna(hardware.map(hardware_bytes)).astype("float64") / sharing
+    whole = device.fillna(hardware.map(hardware_facts("memory_bytes"))).astype("float64") / sharing
     is_limited = limit.notna() & ~(limit > whole)
     capacity = limit.where(is_limited, whole)
     sources = [is_limited, device.notna(), whole.notna()]

@@ -14,7 +14,6 @@ from analysis.cells.comparison import with_comparisons, work_number
 from analysis.cells.difference import Processes, processes_of
 from analysis.cells.series import Series, cell_names, keys_and_number, series_of
 from analysis.cells.summary import summarise
-from analysis.frame.load import hardware_facts
 from analysis.labels import count_label
 from bench.config import NOT_USED
 from bench.record import Provenance, Role
@@ -45,15 +44,11 @@ class Cells:
     """Per process that gave a speed its `tokens_per_s` and `started_at`, by the row of its cell."""
 
     @classmethod
-    def of_records(cls, frame: pd.DataFrame, hardware_bytes: Mapping[str, float] | None = None) -> Self:
-        """The cells behind a frame of records, each compared with the others.
-
-        `hardware_bytes` is the memory of one device by hardware name; by default that of conf/hardware.
-        """
+    def of_records(cls, frame: pd.DataFrame) -> Self:
+        """The cells behind a frame of records, each compared with the others."""
         summary = summarise(frame)
         work = work_number(summary.rows)
-        known = hardware_facts("memory_bytes") if hardware_bytes is None else hardware_bytes
-        return cls(with_comparisons(summary.rows, work, known), work, summary.processes)
+        return cls(with_comparisons(summary.rows, work), work, summary.processes)
 
     def __len__(self) -> int:
         return len(self.frame)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -28,14 +28,9 @@ FROM_BASE = ("cell_id", "strategy", RANKS, "tokens_per_s")
 SCALING = ("scaling_base_cell_id", "scaling_base_strategy", "scaling_base_ranks", "scaling_speed_up")
 
 
-def with_comparisons(
-    summary: pd.DataFrame, work: pd.Series[int], hardware_bytes: Mapping[str, float]
-) -> pd.DataFrame:
-    """The summary with capacities, speed-ups, scaling, ideal attention and errors of predictions.
-
-    `hardware_bytes` is the memory of one device by hardware name.
-    """
-    compared = with_scaling(with_speed_up(with_capacity(summary, hardware_bytes), work), work)
+def with_comparisons(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
+    """The summary with capacities, speed-ups, scaling, ideal attention and errors of predictions."""
+    compared = with_scaling(with_speed_up(with_capacity(summary), work), work)
     return with_score(with_ideal_attention(compared, work))
 
 

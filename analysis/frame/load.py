@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 
-from analysis.frame.columns import Columns, Same, below, numbers, packed, value_by_value
-from analysis.metrics.definitions import BY_COLUMN, OF_RECORD, metric_columns
-from analysis.metrics.measured import Measured, measured
+from analysis.metrics.definitions import BY_COLUMN, OF_RECORD
+from analysis.metrics.measured import measured
 from analysis.metrics.recorded import Recorded
 from bench.environment import code_label
 
 Record = Mapping[str, Any]
-
-
-class Row(NamedTuple):
-    """What is kept of one record until it is a row of the frame."""
-
-    identity: tuple[Any, ...]
-    """The values of RECORD_COLUMNS."""
-    config: Mapping[str, Any]
-    derived: tuple[Any, ...]
-    """The values of DERIVED_COLUMNS."""
-    measured: Measured
-
-
 HARDWARE_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "hardware"
 RECORD_COLUMNS = (
     "cell_id", "experiment", "role", "repeat", "order", "status", "reason", "provenance",
     "started_at", "wall_s", "fixed_cost_s",
 )  # fmt: skip
-IDENTITY = attrgetter(*RECORD_COLUMNS)
 DERIVED_COLUMNS = ("code", "torch", "device_name", "device_memory_bytes", "sequences_per_step")
 METRIC_COLUMNS = tuple(each.column for each in OF_RECORD)
 NUMBER_COLUMNS = frozenset({"device_memory_bytes", *(each.column for each in OF_RECORD if not each.is_text)})
@@ -60,65 +43,20 @@ RAN_HERE = frozenset({"measured", "replayed"})
 """Provenances whose environment is the machine the numbers belong to."""
 
 
-def columns_of(rows: Sequence[Row]) -> Columns:
-    """Rows turned into columns; what a row lacks is None, or NaN among numbers.
+def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a frame, with every column that the analysis reads also where none of them has it.
 
-    A metric that none of the rows has is no column of theirs.
+    What a row lacks is None, or NaN among numbers.
     """
-    if not rows:
-        return {}
-    identity, configs, derived, found = zip(*rows, strict=True)
-    others = _settings(configs) | _by_name(DERIVED_COLUMNS, derived)
-    return {
-        **{name: value_by_value(column) for name, column in _by_name(RECORD_COLUMNS, identity).items()},
-        **{
-            name: numbers(column) if name in NUMBER_COLUMNS else packed(column)
-            for name, column in others.items()
-        },
-        **metric_columns(found),
-    }
+    settings = dict.fromkeys(key for row in rows for key in row if key not in NO_SETTING)
+    known = (*RECORD_COLUMNS, *settings, *DERIVED_COLUMNS, *METRIC_COLUMNS, *SETTINGS)
+    return pd.DataFrame({key: _column(key, [row.get(key) for row in rows]) for key in dict.fromkeys(known)})
 
 
-def joined(parts: Sequence[Columns], counts: Sequence[int]) -> Columns:
-    """The columns of all parts, of so many rows each, below one another; what a part lacks is None."""
-    keys = dict.fromkeys(key for part in parts for key in part)
-    return {key: below([part.get(key) for part in parts], counts) for key in keys}
-
-
-def frame_of(columns: Columns) -> pd.DataFrame:
-    """The columns as a frame, with every column that the analysis reads also where no record has it."""
-    known = (*RECORD_COLUMNS, *SETTINGS, *DERIVED_COLUMNS, *METRIC_COLUMNS)
-    if not columns:
-        return pd.DataFrame({key: np.empty(0) if key in NUMBER_COLUMNS else [] for key in known})
-    found = {key: column.value if isinstance(column, Same) else column for key, column in columns.items()}
-    own = {key: column for key, column in found.items() if key not in METRIC_COLUMNS}
-    metrics = {key: found.get(key, np.nan if key in NUMBER_COLUMNS else None) for key in METRIC_COLUMNS}
-    lacking = {key: None for key in SETTINGS if key not in found}
-    switches = {key: _off_where_missing(found.get(key)) for key in SWITCHES}
-    return pd.DataFrame(own | metrics | lacking | switches)
-
-
-def _off_where_missing(column: Any) -> Any:
-    if isinstance(column, list):
-        return [False if value is None else value for value in column]
-    return False if column is None else column
-
-
-def _by_name(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Columns:
-    return {name: [*column] for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-
-
-def _settings(configs: Sequence[Mapping[str, Any]]) -> Columns:
-    """The configurations' columns."""
-    shapes = dict.fromkeys(map(tuple, configs))
-    if len(shapes) == 1:  # as in most sweeps, and several times as fast
-        (keys,) = shapes
-        columns = _by_name(keys, (config.values() for config in configs))
-    else:
-        columns = {
-            key: [config.get(key) for config in configs] for key in dict.fromkeys(chain.from_iterable(shapes))
-        }
-    return {key: column for key, column in columns.items() if key not in RECORD_COLUMNS}
+def _column(name: str, values: list[Any]) -> pd.Series[Any] | list[Any]:
+    if name in NUMBER_COLUMNS:
+        return pd.Series(values, dtype="float64")
+    return [False if value is None else value for value in values] if name in SWITCHES else values
 
 
 def device_name(record: Recorded) -> str | None:
@@ -182,19 +120,27 @@ def device_names(folder: Path = HARDWARE_FOLDER) -> dict[str, tuple[str, ...]]:
     return {each["name"]: tuple(each["device_names"]) for each in _hardware(folder) if "device_names" in each}
 
 
-def row_of(record: Recorded, peaks: Mapping[str, float]) -> Row:
-    """What of a record becomes a row of the frame. `peaks` maps hardware to peak FLOP/s."""
-    return Row(
-        identity=IDENTITY(record),
-        config=record.config,
-        derived=(
-            *_software(record),
-            device_name(record),
-            device_memory_bytes(record),
-            _sequences_per_step(record.config),
-        ),
-        measured=measured(record, peaks),
-    )
+def row_of(record: Recorded, peaks: Mapping[str, float]) -> dict[str, Any]:
+    """A record's row of the frame, by column. `peaks` maps hardware to peak FLOP/s.
+
+    A setting that is no single value stands as its JSON.
+    """
+    code, torch = _software(record)
+    found = measured(record, peaks)
+    return {
+        **{name: _comparable(value) for name, value in record.config.items()},
+        **{name: getattr(record, name) for name in RECORD_COLUMNS},
+        "code": code,
+        "torch": torch,
+        "device_name": device_name(record),
+        "device_memory_bytes": device_memory_bytes(record),
+        "sequences_per_step": _sequences_per_step(record.config),
+        **{each.column: each.value_of(found) for each in OF_RECORD},
+    }
+
+
+def _comparable(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
 
 
 def _sequences_per_step(config: Mapping[str, Any]) -> int | None:

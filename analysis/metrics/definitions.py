@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from itertools import compress
-from operator import attrgetter
-from typing import Any, Self
-
-import numpy as np
-import numpy.typing as npt
-from msgspec.structs import astuple
+from typing import Any
 
 from analysis.labels import (
     bytes_label,
@@ -70,16 +64,14 @@ class Definition:
         """A value in a reader's words; empty where it is missing."""
         return (self.label or LABELS.get(self.column.rpartition("_")[2], number_label))(value)
 
-    @property
-    def part(self) -> str:
-        """The field of Measured that it is computed from."""
-        return str(self.source).partition(".")[0]
-
-    def values_of(self, parts: Sequence[Any]) -> Sequence[Any]:
-        """Its value of each of these parts, None where it is missing."""
-        path = str(self.source).partition(".")[2]
-        found = [*map(attrgetter(path), parts)] if path else parts
-        return found if self.of is None else [None if each is None else self.of(each) for each in found]
+    def value_of(self, found: Measured) -> Any:
+        """Its value of one record, None where it is missing."""
+        value: Any = found
+        for name in str(self.source).split("."):
+            if value is None:
+                return None
+            value = getattr(value, name)
+        return value if self.of is None or value is None else self.of(value)
 
 
 def _of_traced_steps(share: str, quantity: Quantity, source: str) -> tuple[Definition, ...]:
@@ -172,7 +164,7 @@ DEFINITIONS = (
     Definition("part_copies_ms", q.STEP_PARTS, "parts.copies", over_repeats=FIRST),
     Definition("part_idle_ms", q.IDLE, "parts.idle", over_repeats=FIRST),
     *_of_band("predicted_step_time{}_ms", "predicted.step_time_ms"),
-    *_of_band("predicted_tokens_per_s{}", "predicted.tokens_per_s"),
+    *_of_band("predicted_tokens_per_s{}", "predicted_tokens_per_s"),
     *_of_band("predicted_peak_allocated{}_bytes", "predicted.peak_allocated_bytes"),
     *_of_band("predicted_needed{}_bytes", "predicted.needed_bytes"),
     Definition("predicted_fit", q.PREDICTION, "predicted.fit", over_repeats=FIRST_OF_ALL, label=text_label),
@@ -215,37 +207,6 @@ QUANTITIES = tuple(dict.fromkeys([*(each.quantity for each in DEFINITIONS), *q.W
 BY_COLUMN: Mapping[str, Definition] = {each.column: each for each in DEFINITIONS}
 OF_RECORD = tuple(each for each in DEFINITIONS if each.source is not None)
 """The metrics that are computed from one record; the others come with its identity, or from other cells."""
-
-
-def metric_columns(found: Sequence[Measured]) -> dict[str, Any]:
-    """The columns of OF_RECORD: of numbers an array, a missing one being NaN; of texts a list with None.
-
-    A column of what none of these has is left out. A record without a valid result has its prediction and its
-    note alone.
-    """
-    fields = zip(Measured.__struct_fields__, zip(*map(astuple, found), strict=True), strict=True)
-    parts = {name: _Part.of(values) for name, values in fields if values.count(None) < len(values)}
-    return {each.column: parts[each.part].column(each) for each in OF_RECORD if each.part in parts}
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One field of several Measured; metrics are computed of all at once, for calls one by one take long."""
-
-    present: Sequence[Any]
-    """Those that are not None."""
-    is_present: npt.NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, values: Sequence[Any]) -> Self:
-        is_present = [value is not None for value in values]
-        return cls([*compress(values, is_present)], np.array(is_present, dtype=np.bool_))
-
-    def column(self, metric: Definition) -> Any:
-        dtype, missing = (np.object_, None) if metric.is_text else (np.float64, np.nan)
-        column = np.full(len(self.is_present), missing, dtype=dtype)
-        column[self.is_present] = np.array(metric.values_of(self.present), dtype=dtype)
-        return column.tolist() if metric.is_text else column
 
 
 def columns_reduced(how: Reduction) -> list[str]:

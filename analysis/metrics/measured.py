@@ -8,14 +8,24 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from analysis.metrics.checks import Checked, checked, told
 from analysis.metrics.notes import note_of
-from analysis.metrics.predicted import Predicted, predicted
-from analysis.metrics.recorded import AttentionCalls, Losses, Memory, Recorded, Timing, Trace, Ulps
+from analysis.metrics.recorded import (
+    AttentionCalls,
+    Band,
+    Losses,
+    Memory,
+    Prediction,
+    Recorded,
+    Timing,
+    Trace,
+    Ulps,
+)
 from analysis.metrics.step_parts import StepParts, step_parts
 from analysis.metrics.traced_shares import (
     PurposeShares,
@@ -34,20 +44,20 @@ PEAK_DTYPES = frozenset({"bf16", "fp16"})
 class Steps(Struct, frozen=True, kw_only=True):
     """The timed steps, each as long as its slowest rank took; or the expected one."""
 
-    timed: int | None
+    timed: int | None = None
     """How many were timed; None of a prediction, as are the warm-up and the window."""
     median_ms: float
-    low_ms: float | None
+    low_ms: float | None = None
     """Both ends of the median's 95 % interval; None where there are too few steps for one."""
-    high_ms: float | None
-    warmup: str | None
+    high_ms: float | None = None
+    warmup: str | None = None
     tokens: int
     """Of one step, as are those of the next four per second."""
     tokens_per_s: float
-    tokens_per_s_low: float | None
-    tokens_per_s_high: float | None
+    tokens_per_s_low: float | None = None
+    tokens_per_s_high: float | None = None
     tokens_per_s_per_rank: float
-    window_tokens_per_s: float | None
+    window_tokens_per_s: float | None = None
     """All tokens over the whole window of the rank that took longest."""
 
 
@@ -118,8 +128,9 @@ class Measured(Struct, frozen=True, kw_only=True):
     """None of a record that does not say."""
     checks_told: str | None = None
     """What was checked of somebody's own loop, and what was not; None of cells, whose checks are the same."""
-    predicted: Predicted | None = None
-    """Also of a record that did not work, as is the next one."""
+    predicted: Prediction | None = None
+    """Also of a record that did not work, as are the next two; None where the record carries none."""
+    predicted_tokens_per_s: Band | None = None
     note: str | None = None
     """What a reader must know."""
 
@@ -130,7 +141,7 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
     `peaks` maps a hardware's name to its peak FLOP/s.
     """
     if record.status != "ok":
-        return Measured(predicted=predicted(record), note=record.reason)
+        return replace(_predicted(record), note=record.reason)
     if record.provenance == Provenance.PREDICTED:
         return _expected(record, peaks)
     steps_ms = sorted(slowest_rank_ms(record.timing.step_times_ms)) if record.timing else []
@@ -139,7 +150,8 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
     shares = traced_shares(trace, steps.median_ms if steps else None) if trace else None
     if ratio is not None and is_void(ratio):
         trace = None
-    return Measured(
+    return replace(
+        _predicted(record),
         steps=steps,
         utilisation=_utilisation(record, steps, peaks) if steps else None,
         memory=record.memory,
@@ -159,15 +171,15 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         else None,
         checked=None if record.checks is None else checked(record.checks),
         checks_told=told(record.checks) if record.checks and record.role == Role.OBSERVED else None,
-        predicted=predicted(record),
         note=note_of(record, steps_ms, shares),
     )
 
 
 def _expected(record: Recorded, peaks: Mapping[str, float]) -> Measured:
     """A record of arithmetic: nothing was timed, traced, checked or waited for."""
-    steps, trace = _expected_step(record) if record.timing else None, record.trace
-    return Measured(
+    steps, trace = _expected_step(record), record.trace
+    return replace(
+        _predicted(record),
         steps=steps,
         utilisation=_utilisation(record, steps, peaks) if steps else None,
         memory=record.memory,
@@ -177,8 +189,18 @@ def _expected(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         parts=step_parts(trace) if trace else None,
         exchange_shares=expected_shares(trace, "attention") if trace else None,
         communication_shares=expected_shares(trace) if trace else None,
-        predicted=predicted(record),
     )
+
+
+def _predicted(record: Recorded) -> Measured:
+    """The prediction that a record carries, whatever became of it, and nothing else."""
+    tokens = record.analytic.tokens_per_step if record.analytic else None
+    found = record.analytic.prediction if record.analytic else None
+    if found is None or tokens is None:
+        return Measured()
+    times = found.step_time_ms
+    low, expected, high = (tokens_per_s(tokens, each) for each in (times.high, times.expected, times.low))
+    return Measured(predicted=found, predicted_tokens_per_s=Band(low, expected, high))
 
 
 def slowest_rank_ms(step_times_ms: Sequence[Sequence[float]]) -> list[float]:
@@ -193,8 +215,6 @@ def tokens_per_s(tokens: float, time_ms: float) -> float:
 
 def worst_rank(per_rank: Sequence[float | None] | None) -> float | None:
     """The largest of the ranks' values; None where nothing was measured."""
-    if per_rank and None not in per_rank:  # as almost always, and in a third of the time
-        return max(cast("Sequence[float]", per_rank))
     return max([value for value in per_rank or () if value is not None], default=None)
 
 
@@ -267,17 +287,10 @@ def _expected_step(record: Recorded) -> Steps | None:
     tokens = record.timing.tokens_per_step
     rate = tokens_per_s(tokens, step_ms)
     return Steps(
-        timed=None,
         median_ms=step_ms,
-        low_ms=None,
-        high_ms=None,
-        warmup=None,
         tokens=tokens,
         tokens_per_s=rate,
-        tokens_per_s_low=None,
-        tokens_per_s_high=None,
         tokens_per_s_per_rank=rate / _rank_count(record),
-        window_tokens_per_s=None,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One quantity, which may have several metrics and fields of a record."""
+    """One quantity, which may have several metrics."""
 
     page: str
     """docs/quantities/<page>.md says more."""
@@ -15,19 +15,15 @@ class Quantity:
     unit: str
     meaning: str
     """One sentence; tooltips and the page say the same."""
-    fields: tuple[str, ...] = ()
-    """Where a record has it, as `section.field`."""
 
 
 TOKENS_PER_S = Quantity(
     "tokens_per_second", "Tokens per second", "tokens/s",
     "Tokens of all whole sequences of a step, over the slowest rank's median step.",
-    ("timing.tokens_per_step", "timing.window_ms"),
 )  # fmt: skip
 STEP_TIME = Quantity(
     "step_time", "Step time", "ms",
     "The median over the timed steps of what the slowest rank took, from batch fetch to zero_grad.",
-    ("timing.step_times_ms", "timing.warmup"),
 )  # fmt: skip
 SAMPLES = Quantity(
     "samples", "Samples, repeats and the 95 % interval", "count",
@@ -40,21 +36,14 @@ MFU = Quantity(
 ALLOCATED = Quantity(
     "peak_allocated", "Peak allocated memory", "bytes",
     "The most bytes that tensors held at once on the worst rank, once the cell runs at full length.",
-    ("memory.peak_allocated_bytes", "memory.peak_phase", "memory.whole_life_allocated_bytes",
-     "memory.whole_life_phase", "memory.forward_taken_bytes", "memory.forward_kept_bytes",
-     "memory.backward_taken_bytes"),
 )  # fmt: skip
 OTHER_MEMORY = Quantity(
     "other_memory", "Reserved, device-used and resident memory", "bytes",
     "What the allocator, the whole device and the process held, tensors or not, on the worst rank.",
-    ("memory.peak_reserved_bytes", "memory.whole_life_reserved_bytes", "memory.device_used_bytes",
-     "memory.device_used_reason", "memory.peak_resident_bytes", "memory.base_resident_bytes",
-     "memory.allocator_settings", "memory.snapshot"),
 )  # fmt: skip
 SAVED_MEMORY = Quantity(
     "saved_memory", "Saved memory and offloaded bytes", "bytes",
     "What one switch takes off the peak, measured and by the formula, and what offloading has to move.",
-    ("memory.offloaded_activation_bytes", "memory.offloaded_optimizer_bytes"),
 )  # fmt: skip
 CAPACITY = Quantity(
     "capacity", "Memory capacity", "bytes, fraction",
@@ -63,35 +52,18 @@ CAPACITY = Quantity(
 OUT_OF_MEMORY = Quantity(
     "out_of_memory", "Out of memory and the longest length that fits", "bytes, tokens",
     "The allocation that failed, what held memory then, and the longest length that was run without it.",
-    ("failure.out_of_memory.memory", "failure.out_of_memory.requested_bytes",
-     "failure.out_of_memory.limit_bytes", "failure.out_of_memory.held_bytes",
-     "failure.out_of_memory.largest", "failure.out_of_memory.snapshot", "memory.limit_base_bytes"),
 )  # fmt: skip
 COMMUNICATION_SHARE = Quantity(
     "communication_share", "Communication share", "fraction 0..1",
     "The part of the traced steps in which data moved for any purpose and no compute hid it.",
-    (
-        "trace.step_ms", "trace.total_ms", "trace.exposed_ms", "trace.communication_ms", "trace.calls",
-        "trace.failure",
-    ),
 )  # fmt: skip
 ATTENTION_EXCHANGE_SHARE = Quantity(
     "attention_exchange_share", "Attention exchange share", "fraction 0..1",
     "The part of the traced steps in which data moved for attention and no compute hid it.",
-    (
-        "trace.purpose_total_ms", "trace.purpose_exposed_ms", "trace.unjoined", "trace.steps",
-        "trace.torch_attention",
-    ),
 )  # fmt: skip
 WAITING = Quantity(
     "waiting", "Waiting and load imbalance", "ms, fraction 0..1",
     "Time in which a rank was there and the last of those that had to meet it was not.",
-    (
-        "trace.purpose_waiting_ms",
-        "trace.purpose_exposed_waiting_ms",
-        "trace.waiting_unknown",
-        "trace.clock_bound_us",
-    ),
 )  # fmt: skip
 PACKING = Quantity(
     "packing", "Packing", "ms",
@@ -100,12 +72,10 @@ PACKING = Quantity(
 IDLE = Quantity(
     "idle", "Idle time", "ms",
     "Time of the traced step in which a rank ran no operator or kernel and nothing was on its way.",
-    ("trace.idle_ms",),
 )  # fmt: skip
 STEP_PARTS = Quantity(
     "step_parts", "Parts of a step", "ms",
     "The traced step of the rank that attention kept busiest, every instant counted once.",
-    ("trace.compute_ms", "trace.copies_ms"),
 )  # fmt: skip
 IDEAL_ATTENTION = Quantity(
     "ideal_attention", "Ideal attention and the waterfall", "ms",
@@ -118,83 +88,58 @@ STRAGGLER_GAP = Quantity(
 CAUSAL_AREA = Quantity(
     "causal_area", "Causal area", "(query, key, head) triples",
     "How many (query, key, head) triples the causal mask leaves a rank, of one sequence and layer.",
-    ("trace.causal_area",),
 )  # fmt: skip
 DOCUMENTS = Quantity(
     "documents", "Packed documents", "documents, pairs and triples per step",
     "What packed documents leave of attention's work, and how evenly ranks share it.",
-    ("documents.documents", "documents.pairs", "documents.computed_pairs", "documents.area",
-     "documents.imbalance"),
 )  # fmt: skip
 TRACED_TO_TIMED = Quantity(
     "traced_to_timed", "Traced step over timed step", "ratio",
     "The slowest rank's traced step over the median timed step; a step off by a fifth is left out.",
-    ("trace.median_step", "trace.is_inspected"),
 )  # fmt: skip
 PAYLOAD = Quantity(
     "payload", "Payload bytes", "bytes per step and rank",
     "What a rank hands to collectives in one step for others to have, each byte counted once.",
-    ("engagement.sent_bytes", "engagement.calls", "engagement.attention_shapes", "engagement.modules",
-     "engagement.attention_name"),
 )  # fmt: skip
 ATTENTION_PARITY = Quantity(
     "attention_parity", "Attention parity", "relative error",
     "How far the strategy's attention is from plain float64 attention, relative to the exact maximum.",
-    ("parity.errors", "parity.limits", "parity.tokens", "parity.checked_in", "parity.reason"),
 )  # fmt: skip
 FULL_LENGTH = Quantity(
     "full_length", "Attention at the measured length", "relative error",
     "How far attention is from float64 in one call of the cell's own inspected step.",
-    ("full_length.errors", "full_length.limits", "full_length.tokens", "full_length.rows",
-     "full_length.keys", "full_length.reason", "full_length.keys_reason"),
 )  # fmt: skip
 OBJECTIVE = Quantity(
     "objective", "Gradients on the cell's engine", "relative error",
     "How far loss and gradients of one step are from float64, and how far rounding alone is.",
-    ("objective.errors", "objective.limits", "objective.tokens", "objective.sequences",
-     "objective.parameters", "objective.noise", "objective.mistakes", "objective.mistake_limits",
-     "objective.cut_because", "objective.cause", "objective.lost_on", "objective.reason"),
 )  # fmt: skip
 UPDATES = Quantity(
     "updates", "Updates", "count",
     "Whether the optimizer reached every parameter, as their bits show it.",
-    ("updates.shards", "updates.replicas", "updates.not_finite", "updates.unmoved", "updates.unequal"),
 )  # fmt: skip
 POSITIONS = Quantity(
     "positions", "Rotary positions", "cos, sin",
     "Whether every rank turns queries and keys as one device with the whole sequence would.",
-    ("positions.compared", "positions.rope_type", "positions.module", "positions.position",
-     "positions.error", "positions.reason"),
 )  # fmt: skip
 PROBE = Quantity(
     "probe", "Leak probe", "count, relative error",
     "How many positions of other documents, and of earlier ones, move when one token changes.",
-    ("probe.moved", "probe.changes", "probe.documents", "probe.tokens", "probe.noise", "probe.loss_error",
-     "probe.loss_position", "probe.loss_limit"),
 )  # fmt: skip
 ERROR_ULPS = Quantity(
     "error_ulps", "Error in ulps", "ulps",
     "The largest deviation from float64 of sampled tokens, in ulps of the dtype at a row's maximum.",
-    ("attention.error_rows", "attention.error_ulps", "attention.control_error_ulps"),
 )  # fmt: skip
 ATTENTION_ALONE = Quantity(
     "attention_alone", "Attention alone", "ms, FLOP/s, fraction",
     "One attention call, forward and backward, and how near it comes to one device's over the ranks.",
-    ("attention.forward_ms", "attention.backward_ms", "attention.single_forward_ms",
-     "attention.single_backward_ms", "attention.single_reason", "attention.added_ms"),
 )  # fmt: skip
 TRAINING_SIGNAL = Quantity(
     "training_signal", "Loss, gradient norm and tokens", "nats per token, norm, count",
     "The mean loss per valid token of all ranks, the gradient's norm, and proof of the tokens they saw.",
-    ("losses.loss", "losses.loss_sums", "losses.grad_norm", "losses.valid_tokens", "losses.tokens_digest",
-     "losses.expected_digest", "losses.logged_loss", "losses.logged_off_by", "losses.held_against",
-     "losses.held_steps", "losses.held_within"),
 )  # fmt: skip
 CHECKS = Quantity(
     "checks", "Checks made and steps held", "count",
     "Which comparisons a cell's result had to pass, which were not made, and how many steps they hold.",
-    ("checks.what", "checks.against", "checks.tokens", "checks.rows", "checks.steps", "checks.of_steps",
-     "checks.holds_steps", "checks.reason", "checks.below_noise"),
 )  # fmt: skip
 SPEED_UP = Quantity(
     "speed_up", "Speed-up", "ratio",
@@ -215,15 +160,10 @@ PREDICTION_ERROR = Quantity(
 TELEMETRY = Quantity(
     "telemetry", "Telemetry", "W, MHz, fraction, count",
     "What devices and machine did while the clock ran: power, clocks, throttling, load, lost cores.",
-    ("telemetry.reason", "telemetry.throttled", "telemetry.sample_ms", "telemetry.power_w",
-     "telemetry.sm_clock_mhz", "telemetry.reference_clock_mhz", "telemetry.utilisation",
-     "telemetry.clock_events", "telemetry.foreign_processes", "telemetry.load_average",
-     "telemetry.involuntary_switches", "telemetry.cpus"),
 )  # fmt: skip
 CELL_TIME = Quantity(
     "cell_time", "Time of a cell and its fixed cost", "s",
     "What a cell took from start to end, and what of it was not its own steps, checks and traces.",
-    ("failure.found_after_s",),
 )  # fmt: skip
 HARNESS_OVERHEAD = Quantity(
     "harness_overhead", "What the harness costs", "ratio, s",

@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, convert, field
-from msgspec.json import Decoder
 from msgspec.structs import astuple
 
 from bench.cost.fit import Fit
-from bench.record import READABLE_VERSIONS, Provenance, Status
+from bench.record import Provenance, Status
 
-Version = Annotated[int, Meta(ge=min(READABLE_VERSIONS), le=max(READABLE_VERSIONS))]
 Name = Annotated[str, Meta(min_length=1)]
 Whole = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -123,10 +121,7 @@ class TracedStep(Struct):
 
 
 class Trace(Struct):
-    """Of the traced step of median length, but for `steps`, which records of one traced step lack.
-
-    A record of schema version 2 may lack all from `purpose_total_ms` on.
-    """
+    """Of the traced step of median length, but for `steps`, which a prediction lacks."""
 
     step_ms: list[Positive]
     total_ms: list[Amount]
@@ -221,7 +216,6 @@ class Check(Struct):
 class Recorded(Struct):
     """One record; a section is null or lacking when its pass did not run."""
 
-    schema_version: Version
     cell_id: Name
     repeat: Whole
     status: StatusName
@@ -257,21 +251,13 @@ class Recorded(Struct):
             _check(self.environment, Environment, "environment")
 
 
-LINES = Decoder(Recorded)
-
-
-def read_line(line: bytes) -> Recorded:
-    """A line of records.jsonl; raises ValueError or RecursionError where its numbers cannot be used."""
-    return LINES.decode(line)
-
-
 def as_recorded(record: Mapping[str, Any]) -> Recorded:
-    """A record that was parsed already; raises ValueError as above."""
+    """A line of records.jsonl that was parsed; raises ValueError where its numbers cannot be used."""
     return convert(record, Recorded)
 
 
 def flaw(error: Exception) -> str:
-    """What was expected where, of what the two above raise."""
+    """What was expected where, of what `as_recorded` raises."""
     return str(error).removesuffix(" - at `$`").replace(" - at `$.", " at `")
 
 

@@ -63,7 +63,7 @@ def is_void(ratio: float) -> bool:
 
 def traced_shares(trace: Trace, timed_ms: float | None) -> TracedShares:
     """The shares of all traced steps; `timed_ms` is the median timed step, None where there is none."""
-    steps = all_steps(trace)
+    steps = trace.steps
     ratios = [max(step.step_ms) / timed_ms for step in steps] if timed_ms is not None else []
     kept = (
         [step for step, ratio in zip(steps, ratios, strict=True) if not is_void(ratio)] if ratios else steps
@@ -88,20 +88,6 @@ def expected_shares(trace: Trace, purpose: str | None = None) -> PurposeShares |
     names = exposed_ms if purpose is None else [purpose]
     spent_ms = sum(sum(exposed_ms.get(name, ())) for name in names)
     return PurposeShares(transfer=Spread(spent_ms / sum(trace.step_ms)), waiting=Spread(None))
-
-
-def all_steps(trace: Trace) -> Sequence[TracedStep]:
-    """Every traced step; of a record made when only one was kept, that one."""
-    if trace.steps:
-        return trace.steps
-    exposed_ms, waiting_ms = trace.purpose_exposed_ms, trace.purpose_exposed_waiting_ms
-    return [
-        TracedStep(
-            step_ms=trace.step_ms,
-            purpose_exposed_ms=exposed_ms or {},
-            purpose_exposed_waiting_ms=None if exposed_ms is None else waiting_ms,
-        )
-    ]
 
 
 def _shares(

@@ -143,7 +143,7 @@ def _compared(compared: Sequence[Comparison]) -> Iterator[Table]:
     if compared:
         published = with_meanings(equivalence.PUBLISHED_HEADINGS)
         reading = f"{LOSS_READING} Published: {equivalence.POST}."
-        yield Table("Published loss differences", published, equivalence.published_rows(), reading=reading)
+        yield Table("Published loss differences", published, equivalence.PUBLISHED, reading=reading)
 
 
 def _claims(claims: Decided | None) -> Iterator[Table]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from analysis.labels import number_label, percent_label
-from analysis.published.metrics import Model
+from analysis.published.model import CostModel
 from analysis.published.registry import Claim, Registry
 from analysis.published.setup import NODE, setup_of
 from bench.cost.flops import model_flops
@@ -20,7 +20,7 @@ FLOAT32_BYTES = 4
 SHARES = ("a2a_share", "communication_share")
 
 
-def bearings(registry: Registry, model: Model, groups: Collection[str]) -> list[str]:
+def bearings(registry: Registry, model: CostModel, groups: Collection[str]) -> list[str]:
     """The sentences about the claims of these groups."""
     claims = {claim.id: claim for claim in registry.claims}
     return [
@@ -34,7 +34,7 @@ def bearings(registry: Registry, model: Model, groups: Collection[str]) -> list[
 Claims = Mapping[str, Claim]
 
 
-def whole_job(claims: Claims, registry: Registry, model: Model) -> str:
+def whole_job(claims: Claims, registry: Registry, model: CostModel) -> str:
     """Whether a throughput is that of all GPUs: as one GPU's it would be beyond the peak."""
     claim = claims[SP4_64K]
     share, ranks = _share_of_peak(claim, registry, model)
@@ -45,7 +45,7 @@ def whole_job(claims: Claims, registry: Registry, model: Model) -> str:
     )
 
 
-def fixed_cost(claims: Claims, registry: Registry, model: Model) -> str:
+def fixed_cost(claims: Claims, registry: Registry, model: CostModel) -> str:
     """What is behind a ratio of two lengths on two numbers of GPUs."""
     long, base = claims[SP4_64K], claims[SP1_8K]
     ratio = float(long.value) / float(base.value)
@@ -58,7 +58,7 @@ def fixed_cost(claims: Claims, registry: Registry, model: Model) -> str:
     )
 
 
-def _share_of_peak(claim: Claim, registry: Registry, model: Model) -> tuple[float, int]:
+def _share_of_peak(claim: Claim, registry: Registry, model: CostModel) -> tuple[float, int]:
     """MFU of a throughput as that of the whole job, and the number of its GPUs."""
     settings = setup_of(claim, registry).settings
     cell = model.cell(settings)
@@ -67,7 +67,7 @@ def _share_of_peak(claim: Claim, registry: Registry, model: Model) -> tuple[floa
     return flops_per_s / model.peak_flops_per_s(settings) / ranks, ranks
 
 
-def logits(claims: Claims, registry: Registry, model: Model) -> str:
+def logits(claims: Claims, registry: Registry, model: CostModel) -> str:
     """What is behind the slope of a memory line: bytes per token of a rank."""
     short, long = (claims[name] for name in LINE)
     cell = model.cell(setup_of(long, registry).settings)
@@ -84,7 +84,7 @@ def logits(claims: Claims, registry: Registry, model: Model) -> str:
     )
 
 
-def topology(claims: Claims, registry: Registry, model: Model) -> str:  # noqa: ARG001
+def topology(claims: Claims, registry: Registry, model: CostModel) -> str:  # noqa: ARG001
     """What joins the GPUs behind each share of communication that is claimed for Ulysses."""
     shares = [claim for claim in claims.values() if claim.metric in SHARES and claim.system == "ulysses"]
     inside = [float(claim.value) for claim in shares if _gpus(claim) <= NODE]
@@ -101,7 +101,7 @@ def _gpus(claim: Claim) -> int:
     return count if isinstance(count, int) else 0
 
 
-Sentence = Callable[[Claims, Registry, Model], str]
+Sentence = Callable[[Claims, Registry, CostModel], str]
 
 SENTENCES: Mapping[str, Sequence[Sentence]] = {
     "hf-blog-benchmark": (whole_job, fixed_cost, logits),

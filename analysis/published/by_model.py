@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from analysis.published.choices import Words
 from analysis.published.claimed import claimed_range, distance, number_of, range_label
-from analysis.published.metrics import FURTHER, METRIC_TABLE, Metric, Model, Question, Room, room
+from analysis.published.metrics import FURTHER, METRIC_TABLE, Metric, Question, Room, room
+from analysis.published.model import CostModel
 from analysis.published.opinion import Opinion, Verdict, without
 from analysis.published.registry import Claim
 from analysis.published.setup import Setup
@@ -14,7 +15,7 @@ from bench.config import ConfigError
 from bench.cost.band import Band
 
 
-def by_model(claim: Claim, setup: Setup, model: Model) -> Opinion:
+def by_model(claim: Claim, setup: Setup, model: CostModel) -> Opinion:
     """A verdict, or why the model has none."""
     metric = METRIC_TABLE[claim.metric]
     asked = Question(claim, setup.settings, setup.base, model)

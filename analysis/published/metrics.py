@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from analysis.labels import number_label
 from analysis.published.choices import Words
+from analysis.published.model import CostModel
 from analysis.published.registry import Claim
-from bench.config import RunConfig
 from bench.cost.band import Band, End
 from bench.cost.flops import CausalPairs, attention_forward_flops, model_flops
 from bench.cost.operations import BACKWARD_PRODUCTS, FORWARD_PRODUCTS
-from bench.cost.prediction import Prediction
 from bench.labels import GIB
-from bench.strategies.facts import CallMemory
-from bench.strategies.schedule import Schedule
 
 SPEED_TOLERANCE = 0.10
 """Two runs of one set-up by different people: other drivers, clocks, data."""
@@ -30,24 +26,6 @@ FURTHER = 1.5
 """A longest length is refuted from above where a length this many times as long fits for certain."""
 
 
-class Model(Protocol):
-    """What is asked of the cost model, by a cell's settings; each raises ConfigError where it cannot say."""
-
-    def cell(self, settings: Words) -> RunConfig: ...
-
-    def prediction(self, settings: Words) -> Prediction: ...
-
-    def memory(self, settings: Words) -> tuple[Band, int | None]: ...
-
-    def schedule(self, settings: Words) -> Schedule: ...
-
-    def call_memory(self, settings: Words) -> CallMemory: ...
-
-    def attention_s(self, settings: Words, end: End) -> Mapping[str, float]: ...
-
-    def peak_flops_per_s(self, settings: Words) -> float: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
     """One claim's cell, and whom to ask."""
@@ -56,7 +34,7 @@ class Question:
     settings: Words
     base: Words | None
     """The cell that a ratio is taken to."""
-    model: Model
+    model: CostModel
 
 
 Figure = Callable[[Question], Band | None]

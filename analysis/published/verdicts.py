@@ -10,7 +10,8 @@ from analysis.published.by_model import OF_MODEL, by_model
 from analysis.published.by_records import by_records
 from analysis.published.claimed import claimed_range, distance, number_of
 from analysis.published.comparable import Comparable, fields_of
-from analysis.published.metrics import METRIC_TABLE, Metric, Model
+from analysis.published.metrics import METRIC_TABLE, Metric
+from analysis.published.model import CostModel
 from analysis.published.opinion import Opinion, Verdict
 from analysis.published.registry import Claim, Registry
 from analysis.published.setup import Difference, Setup, open_questions, setup_of
@@ -26,11 +27,6 @@ class Judgement:
     setup: Setup
     differences: Sequence[Difference]
     """Between the claim's set-up and the cell that it was compared with."""
-
-    @property
-    def missing(self) -> list[Difference]:
-        """The fields for which nothing here is comparable."""
-        return [each for each in self.differences if each.is_decisive]
 
     @property
     def is_by_records(self) -> bool:
@@ -60,7 +56,7 @@ class Case:
 
 def judged(
     registry: Registry,
-    model: Model,
+    model: CostModel,
     measured: Comparable,
     wanted: Callable[[Claim], bool] = lambda _: True,
 ) -> list[Judgement]:
@@ -93,7 +89,7 @@ def _cases(registry: Registry) -> list[Case]:
     ]
 
 
-def _judgement(case: Case, model: Model, measured: Comparable) -> Judgement:
+def _judgement(case: Case, model: CostModel, measured: Comparable) -> Judgement:
     found = _opinion(case, model, measured)
     differences = [*found.missing, *case.setup.assumed]
     return Judgement(case.claim, found.verdict, found.why, case.setup, differences)
@@ -104,7 +100,7 @@ def nearest_record(judgement: Judgement, measured: Comparable) -> str | None:
     return None if judgement.is_by_records else measured.nearest(fields_of(judgement.setup))
 
 
-def _opinion(case: Case, model: Model, measured: Comparable) -> Opinion:
+def _opinion(case: Case, model: CostModel, measured: Comparable) -> Opinion:
     """By records where they say anything; what a source leaves open no record decides."""
     if case.missing:
         return Opinion(Verdict.NOT_COMPARABLE, "; ".join(map(str, case.missing)), case.missing)

@@ -67,7 +67,6 @@ def attempt(record: Record, links: Mapping[str, NodeLink] = NO_LINKS) -> Attempt
         "attention modules entered": ", ".join(engagement.get("modules", ())),
         "parity with float64": _parity(record.get("parity")),
         "attention at the measured length": _full_length(record.get("full_length")),
-        "loss and gradient norm": "" if record.get("checks") else _compared(record.get("losses")),
         "tokens x query heads x KV heads in attention, by rank": _shapes(engagement.get("attention_shapes")),
         "bytes sent per step, by purpose and rank": _by_rank(engagement.get("sent_bytes"), bytes_label),
         "attention exchange against the link": exchange_rate(record, links),
@@ -148,16 +147,6 @@ def _full_length(section: Section | None) -> str:
     errors = ", ".join(f"{name} {error:.1e}" for name, error in known)
     sampled = f"{section['rows']} rows and {section.get('keys', 0)} keys"
     return f"{errors or 'no number is finite'} of {sampled} at {section['tokens']:,} tokens"
-
-
-def _compared(losses: Section | None) -> str:
-    """How many steps were compared with which cell; of a record of an older version nothing is known."""
-    if not losses or "held_steps" not in losses:
-        return ""
-    steps, other = len(losses["loss"]), losses["held_against"]
-    if other is None:
-        return f"{steps} steps, compared with no other cell"
-    return f"{losses['held_steps']} of {steps} steps compared with cell {other}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -6,14 +6,10 @@ from collections import Counter
 from dataclasses import asdict
 from types import SimpleNamespace
 
-import pandas as pd
-
 from analysis.frame.archive import read_archive
-from analysis.metrics.definitions import OF_RECORD, metric_columns
+from analysis.metrics.definitions import OF_RECORD
 from analysis.metrics.measured import measured
 from analysis.metrics.recorded import as_recorded
-from bench.passes.engagement.section import Engagement
-from bench.passes.parity.section import Parity
 from bench.record import SCHEMA_VERSION, Check
 
 CONFIG = {
@@ -76,16 +72,12 @@ def make_record(*, config=None, **overrides):
         "started_at": "2026-01-01T00:00:00+00:00",
         "wall_s": 3.0,
         "fixed_cost_s": 1.5,
-        "parity": asdict(Parity(checked_in="0" * 12, tokens=512, errors={"out": 1e-3}, limits={"out": 2e-2})),
-        "engagement": asdict(
-            Engagement(
-                attention_name="bench",
-                modules=["bench.strategies.ulysses.attention"],
-                attention_shapes=[[[settings["seq_len"] // ranks, 4, 2]]] * ranks,
-                sent_bytes={"attention": [1024] * ranks},
-                calls={"attention all_to_all": 2},
-            )
-        ),
+        "parity": {"reason": None, "tokens": 512, "errors": {"out": 1e-3}, "limits": {"out": 2e-2}},
+        "engagement": {
+            "modules": ["bench.strategies.ulysses.attention"],
+            "attention_shapes": [[[settings["seq_len"] // ranks, 4, 2]]] * ranks,
+            "sent_bytes": {"attention": [1024] * ranks},
+        },
         "timing": make_timing([[100.0] * 8] * ranks, settings["seq_len"]),
         "losses": {"loss": [5.5, 4.5]},
         "memory": {
@@ -104,7 +96,7 @@ def make_trace(ranks, attention_ms=60.0, **overrides):
     """A step of 110 ms, a fifth of it communication, half of that exposed; all ranks the same."""
     per_rank = {"attention": attention_ms, "packing": 4.0, "optimizer": 10.0, "other": 79.0 - attention_ms}
     exposed = {"attention": 7.0, "parameters": 2.0, "gradients": 1.0, "data_and_loss": 1.0}
-    return {
+    trace = {
         "step_ms": [110.0] * ranks,
         "total_ms": [22.0] * ranks,
         "exposed_ms": [11.0] * ranks,
@@ -119,6 +111,9 @@ def make_trace(ranks, attention_ms=60.0, **overrides):
         "causal_area": [1000] * ranks,
         "unjoined": [None] * ranks,
     } | overrides
+    step = {name: trace[name] for name in ("step_ms", "purpose_exposed_ms", "purpose_exposed_waiting_ms")}
+    known = step | {"purpose_exposed_ms": step["purpose_exposed_ms"] or {}}
+    return {"steps": [known | {"other_calls": [None] * ranks}]} | trace
 
 
 def make_step(step_ms, exposed_ms=None, waiting_ms=None, other_calls=None):
@@ -198,9 +193,8 @@ PEAKS = {"h100_80gb": 1e15}
 
 def metrics_of(record, peaks=PEAKS):
     """The record's metrics by name, None where it has none."""
-    columns = metric_columns([measured(as_recorded(record), peaks)])
-    found = {name: None if pd.isna(value) else value for name, (value,) in columns.items()}
-    return SimpleNamespace(**{each.column: found.get(each.column) for each in OF_RECORD})
+    found = measured(as_recorded(record), peaks)
+    return SimpleNamespace(**{each.column: each.value_of(found) for each in OF_RECORD})
 
 
 def frame_of_records(folder, records, peaks=PEAKS):

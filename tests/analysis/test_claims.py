@@ -44,13 +44,6 @@ def test_the_command_prints_each_verdict_with_its_reason_and_the_counts(told):
     assert re.search("^    the nearest of [0-9]+ measured records has .*hardware=cpu", out, re.MULTILINE)
 
 
-def test_a_loss_is_not_comparable_with_what_trained_here(told):
-    _, out, _ = told(CPU_SWEEP, "--id", "hf-ulysses-losseq-sft-nll-mean")
-    assert "hf-ulysses-losseq-sft-nll-mean: not comparable" in out
-    assert "seq_len not stated" in out
-    assert "model=qwen3_nano, hardware=cpu" in out
-
-
 def test_one_json_object_a_claim(told):
     code, out, _ = told("--group", "eval-lengths", "--json")
     assert code == ExitCode.OK

@@ -7,7 +7,7 @@ from bench.environment import describe
 from bench.record import FINDINGS, Status
 from bench.sweep.plan import plan
 from bench.sweep.run import folder_lines, pending_cells
-from tests.analysis.records import FAILED, make_failure, make_record, write_sweep
+from tests.analysis.records import make_failure, make_record, write_sweep
 from tests.cells import TWO_CORES, make_raw
 
 
@@ -19,8 +19,6 @@ def record_of(cell, status):
     own = {"config": cell.flat(), "cell_id": cell.cell_id, "environment": describe({})}
     if status is Status.OK:
         return make_record(**own)
-    if status is Status.UNSUPPORTED:
-        return make_record(**own, **FAILED, status=status, reason="it is not for this")
     return make_failure(status, "it ended so", **own)
 
 

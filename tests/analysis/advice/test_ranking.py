@@ -1,6 +1,5 @@
 """Which options come first, which differences are told, and what of that a measurement changes."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -12,21 +11,12 @@ from bench.cost.band import Band
 from bench.cost.fit import Fit
 from bench.cost.prediction import CORNERS
 from tests.analysis.advice.asked import QUESTION, asked
-from tests.analysis.records import FAILED, make_record
+from tests.analysis.records import FAILED, make_record, write_sweep
 
 
 def option_of(advice, strategy, sp_degree):
     options = (*advice.ranking.able, *advice.ranking.too_large)
     return next(o for o in options if (o.cell.strategy, o.cell.sp_degree) == (strategy, sp_degree))
-
-
-def test_every_degree_of_every_strategy_is_an_option_once(advice):
-    cells = [option.cell for option in (*advice.ranking.able, *advice.ranking.too_large)]
-    degrees = {(c.strategy, c.sp_degree, c.dp_shard, c.ulysses_degree) for c in cells if c.sp_degree > 1}
-    assert len(degrees) == len(cells) - 1  # local beside them
-    assert all(cell.sp_degree * cell.dp_shard == 8 for cell in cells)
-    assert {d for d in degrees if d[0] == "usp"} == {("usp", 4, 2, 2), ("usp", 8, 1, 2), ("usp", 8, 1, 4)}
-    assert {d[1] for d in degrees if d[0] == "ring"} == {2, 4, 8}
 
 
 def test_those_that_fit_come_first_by_speed_and_the_rest_is_said_apart(advice):
@@ -96,14 +86,11 @@ RAN = Measured(
 )
 
 
-def test_nothing_is_told_between_what_ran_and_what_is_predicted(advice):
+def test_between_measurements_the_rule_for_processes_decides_and_beside_predictions_nothing_is_told(advice):
+    """Two processes a side are too few, six in turns are enough."""
     first, other = option_of(advice, "ulysses", 8), option_of(advice, "ring_flash_attn_llama3", 8)
     assert behind(first, other).is_told
     assert not behind(replace(first, measured=RAN), other).is_told
-
-
-def test_between_measurements_the_rule_for_processes_decides(advice):
-    """Two processes a side are too few, six in turns are enough."""
     one, other = option_of(advice, "ulysses", 8), option_of(advice, "ring", 8)
     starts = [f"2026-01-01T00:{minute:02}:00" for minute in range(12)]
     fast = replace(RAN, tokens_per_s=(200.0,) * 6, started_at=tuple(starts[::2]))
@@ -130,8 +117,7 @@ def sweep(advice, tmp_path):
         record_of(ulysses, 1.0) | {"repeat": 2, "provenance": "replayed"},
         make_record(config=ring) | FAILED | {"status": "out_of_memory", "reason": "no room"},
     ]
-    (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return tmp_path
+    return write_sweep(tmp_path, records)
 
 
 def record_of(config, step_ms):

@@ -1,5 +1,4 @@
 import pytest
-import yaml
 
 from analysis.cells.capacity import FAR_ABOVE, capacity_label
 from analysis.figures.memory import CPU_REMARK
@@ -29,7 +28,6 @@ def peak(gib, **config):
         (make_record(config={"cluster.ranks_per_gpu": 4}), H100_BYTES / 4, "h100_80gb: 19.9 GiB"),
         (make_record(config=LIMIT), 4 * GIB, "limit 4 GiB"),
         (make_record(config=LIMIT | CPU), 4 * GIB, "limit 4 GiB"),
-        (make_record(config=LIMIT, **RECORDED), 4 * GIB, "limit 4 GiB"),
         (make_record(config={"cluster.memory_limit_gib": 500}), H100_BYTES, "h100_80gb: 79.6 GiB"),
         (make_record(**RECORDED | {"provenance": "predicted"}), H100_BYTES, "h100_80gb: 79.6 GiB"),
     ],
@@ -43,22 +41,18 @@ def test_a_rank_may_use_its_limit_or_else_its_device_or_else_what_the_hardware_h
     assert cell["capacity_share"] == pytest.approx(2 * GIB / size)
 
 
-@pytest.mark.parametrize("config", [CPU, {"hardware": "unknown"}])
-@pytest.mark.parametrize("recorded", [{}, RECORDED])
+@pytest.mark.parametrize(("config", "recorded"), [(CPU, RECORDED), ({"hardware": "unknown"}, {})])
 def test_without_a_limit_a_cpu_has_no_capacity_nor_has_unknown_hardware_of_another_time(
     summary_of, config, recorded
 ):
     cell = summary_of([make_record(config=config, **recorded)]).iloc[0]
-    known = bool(recorded) and config is not CPU
-    assert (cell["capacity_bytes"] == cell["capacity_bytes"]) == known
-    assert (capacity_label(cell) != "") == known
+    assert (str(cell["capacity_bytes"]), capacity_label(cell)) == ("nan", "")
 
 
-@pytest.mark.parametrize("name", DEVICES)
-def test_every_hardware_says_its_memory(name):
-    nominal_gb = NOMINAL_GB.get(name) or float(name.rsplit("_", 1)[1].removesuffix("gb"))
-    assert yaml.safe_load((HARDWARE_FOLDER / f"{name}.yaml").read_text())["name"] == name
-    assert 1 <= hardware_facts("memory_bytes")[name] / (nominal_gb * 1e9) < 1.1
+def test_every_hardware_says_its_memory():
+    for name in DEVICES:
+        nominal_gb = NOMINAL_GB.get(name) or float(name.rsplit("_", 1)[1].removesuffix("gb"))
+        assert 1 <= hardware_facts("memory_bytes")[name] / (nominal_gb * 1e9) < 1.1
 
 
 def capacities(sheet):
@@ -77,6 +71,8 @@ def test_the_memory_figure_has_a_line_with_its_name_at_each_capacity(cells_of):
     assert capacities(sheet) == {"limit 4 GiB": 4 * GIB, "limit 4.1 GiB": 4.1 * GIB}
     bottom, top = sheet.axes.get_ylim()
     assert all(bottom < y < top for y in capacities(sheet).values())
+    assert sheet.remarks == []
+    assert memory_of(cells_of, peak(2, **LIMIT | CPU)).remarks == [CPU_REMARK]
 
 
 def test_a_capacity_far_above_all_peaks_is_told_in_words(cells_of):
@@ -87,15 +83,8 @@ def test_a_capacity_far_above_all_peaks_is_told_in_words(cells_of):
     assert far.remarks == ["Not drawn, far above the axis: limit 4 GiB"]
 
 
-@pytest.mark.parametrize("least", [0.01, 1.0])
-def test_a_capacity_that_a_cell_ran_out_of_is_a_line_however_far_above_the_peaks(cells_of, least):
+def test_a_capacity_that_a_cell_ran_out_of_is_a_line_however_far_above_the_peaks(cells_of):
     oom = make_failure("out_of_memory", "no", config=LIMIT | {"seq_len": 65536})
-    sheet = memory_of(cells_of, peak(least, **LIMIT), oom)
+    sheet = memory_of(cells_of, peak(0.01, **LIMIT), oom)
     assert capacities(sheet) == {"limit 4 GiB": 4 * GIB}
     assert [line.get_marker() for line in sheet.panels[0].lines] == ["x"]
-
-
-def test_a_limit_on_a_cpu_says_what_it_counts(cells_of):
-    on_cpu, on_gpu = (memory_of(cells_of, peak(2, **LIMIT | where)) for where in (CPU, {}))
-    assert CPU_REMARK in on_cpu.remarks
-    assert CPU_REMARK not in on_gpu.remarks

@@ -1,4 +1,3 @@
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -26,11 +25,6 @@ def test_an_error_is_what_was_predicted_over_what_was_measured(summary_of):
 def test_a_measured_step_lies_in_the_band_up_to_both_ends(summary_of):
     records = [measured(ms, {"seq_len": 1024 * n}) for n, ms in enumerate((79.9, 80.0, 125.0, 125.1), 1)]
     assert [*summary_of(records)["step_time_in_band"]] == ["no", "yes", "yes", "no"]
-
-
-def test_repeats_are_scored_by_their_median(summary_of):
-    records = [measured(ms) | {"repeat": repeat} for repeat, ms in enumerate((90.0, 200.0, 300.0))]
-    assert summary_of(records)["step_time_error_share"].tolist() == [pytest.approx(-0.5)]
 
 
 def test_neither_a_prediction_nor_an_older_record_is_scored(cells_of):
@@ -83,18 +77,7 @@ def test_one_sentence_says_how_near_all_predictions_came(cells_of):
 
 def test_a_row_has_measured_predicted_and_error_side_by_side(cells_of):
     rows = score_rows(cells_of([measured(125.0, fit="undecided"), *grid(["ring"], [8192])]))
-    assert [dict(zip(HEADINGS[3:7], row[3:7], strict=True)) for row in rows] == [
-        {
-            "step time (ms)": "125",
-            "predicted": "100 (80.0 to 125)",
-            "error": "-20.0 %",
-            "in the band": "yes",
-        }
-    ]
+    (told,) = [dict(zip(HEADINGS[3:7], row[3:7], strict=True)) for row in rows]
+    assert [*told.values()] == ["125", "100 (80.0 to 125)", "-20.0 %", "yes"]
+    assert [*told][1:] == ["predicted", "error", "in the band"]
     assert rows[0][-1] == "undecided"
-
-
-def test_predictions_of_equal_cells_are_one_whatever_became_of_them(summary_of):
-    records = [measured(100.0), with_prediction(make_failure("killed", "by whom?", repeat=1))]
-    summary = summary_of(records)
-    assert np.isclose(summary["predicted_step_time_ms"], 100.0).tolist() == [True]

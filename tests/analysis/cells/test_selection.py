@@ -1,29 +1,12 @@
-import pandas as pd
-import pytest
-
-from analysis.cells.cells import Cells
-from analysis.cells.selection import CHOSEN_SERIES, MAX_SERIES, MAX_SHOWN_CELLS, for_figures, for_pages
+from analysis.cells.selection import MAX_SERIES, for_figures
 from analysis.cells.series import STRATEGY_STYLES
 from tests.analysis.records import grid, make_failure, make_record
-from tests.analysis.synthetic import synthetic_records
 
 
 def test_nothing_is_left_out_of_few_series(cells_of):
     cells = cells_of(grid(["local", "ulysses", "ring"], [8192, 65536]))
     assert for_figures(cells).cells is cells
     assert for_figures(cells).note is None
-
-
-def test_of_many_series_some_are_drawn_and_the_rest_is_counted(cells_of):
-    cells = cells_of(synthetic_records(648))
-    selection = for_figures(cells)
-    drawn, total = len(selection.cells.series), cells.series_number.nunique()
-    assert 0 < drawn <= CHOSEN_SERIES < MAX_SERIES < total
-    assert f"{drawn} of {total} series are drawn" in selection.note
-    left_out = sum(
-        int(word.strip(",;")) for word in selection.note.split("Left out")[1].split() if word[0].isdigit()
-    )
-    assert left_out == total - drawn
 
 
 def test_comparisons_are_drawn_whole(cells_of):
@@ -33,8 +16,12 @@ def test_comparisons_are_drawn_whole(cells_of):
         for number in range(6)
         for strategy in strategies
     ]
-    drawn = for_figures(cells_of(records)).cells.frame
+    selection = for_figures(cells_of(records))
+    drawn = selection.cells.frame
     assert drawn.groupby("model")["strategy"].nunique().tolist() == [len(strategies)] * 2
+    counts = "deepspeed_ulysses 4, local 4, ring 4, ulysses 4, usp 4"
+    assert selection.note.startswith("10 of 30 series are drawn, of comparisons in")
+    assert f" Left out: {counts}; all cells are in" in selection.note
 
 
 def test_a_comparison_without_a_result_is_drawn_after_one_with_results(cells_of):
@@ -56,20 +43,3 @@ def test_one_comparison_with_too_many_series_keeps_some_of_every_strategy(cells_
     assert shown.size().to_dict() == {"ulysses": 6, "ring": 6}
     assert shown["cluster.world_size"].nunique().to_dict() == {"ulysses": 6, "ring": 6}
     assert "12 of 64 series" in selection.note
-
-
-def so_many_cells(count):
-    return Cells(pd.DataFrame({"cell_id": range(count)}), pd.Series(0, index=range(count)), pd.DataFrame())
-
-
-def test_a_page_lists_the_cells_that_were_started_last_in_the_order_of_the_summary():
-    cells = so_many_cells(MAX_SHOWN_CELLS + 2)
-    cells.frame["started_at"] = [f"{9999 - number:04d}" for number in cells.frame["cell_id"]]
-    selection = for_pages(cells)
-    assert selection.cells.frame["cell_id"].tolist() == [*range(MAX_SHOWN_CELLS)]
-    assert "1,002 cells the 1,000" in selection.note
-
-
-@pytest.mark.parametrize("count", [0, 1, MAX_SHOWN_CELLS])
-def test_a_page_lists_all_of_few_cells(count):
-    assert for_pages(so_many_cells(count)).note is None

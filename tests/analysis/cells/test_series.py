@@ -18,17 +18,6 @@ def test_a_degree_that_varies_within_a_strategy_is(cells_of):
     assert labels(cells_of(records)) == ["ulysses, sp 2", "ulysses, sp 4"]
 
 
-def test_engines_that_differ_between_strategies_are_named(cells_of):
-    records = [make_record(), make_record(config={"strategy": "ring", "engine": "fsdp2"})]
-    assert labels(cells_of(records)) == ["ring, fsdp2", "ulysses, zero3"]
-
-
-def test_provenances_never_share_a_series(cells_of):
-    lengths = {"measured": 8192, "predicted": 16384}
-    records = [make_record(config={"seq_len": n}, provenance=name) for name, n in lengths.items()]
-    assert all(series.rows["provenance"].nunique() == 1 for series in cells_of(records).series)
-
-
 def test_a_series_has_one_cell_per_length_whatever_setting_is_swept(cells_of):
     records = [make_record(config={"env.NCCL_ALGO": name, "seed": seed}) for name in "ab" for seed in (0, 1)]
     cells = cells_of(records)

@@ -21,13 +21,6 @@ def repeats(step_times_ms, **overrides):
     ]
 
 
-def test_repeats_of_a_cell_become_one_row_with_their_median(summary_of):
-    summary = summary_of(repeats([100.0, 400.0, 200.0]))
-    assert len(summary) == 1
-    assert summary["step_time_ms"][0] == 200.0
-    assert summary["tokens_per_s"][0] == pytest.approx(5000)
-
-
 @pytest.mark.parametrize(("starts", "last"), [(["b", "c", "a"], "c"), (["a", None, None], "a")])
 def test_a_cell_was_started_when_its_last_repeat_was(summary_of, starts, last):
     started = [make_record(repeat=number, started_at=at) for number, at in enumerate(starts)]
@@ -65,32 +58,23 @@ def test_every_metric_is_reduced_over_repeats_as_it_says(tmp_path, reduction, re
     assert unknown.isna().all(axis=None)
 
 
-def test_a_rate_over_two_repeats_is_total_work_over_total_time(summary_of):
-    assert summary_of(repeats([100.0, 300.0]))["tokens_per_s"][0] == pytest.approx(1000 / 0.2)
-
-
 def test_a_rate_of_one_run_is_to_the_last_digit_that_of_two_equal_ones(summary_of):
     once, twice = (summary_of(repeats([7.7] * count))["tokens_per_s"][0] for count in (1, 2))
     assert once == twice
 
 
-@pytest.mark.parametrize("column", sorted(UTILISATIONS))
-def test_a_utilisation_over_two_repeats_is_total_work_over_total_time(summary_of, column):
-    records = repeats([100.0, 300.0], analytic={UTILISATIONS[column]: 10**13})
-    assert summary_of(records)[column][0] == pytest.approx(1e13 / (0.2 * 2 * 1e15))
+def test_a_rate_or_utilisation_over_two_repeats_is_total_work_over_total_time(summary_of):
+    (row,) = summary_of(repeats([100.0, 300.0], analytic=dict.fromkeys(UTILISATIONS.values(), 10**13))).iloc
+    assert row["tokens_per_s"] == pytest.approx(1000 / 0.2)
+    assert [*row[[*UTILISATIONS]]] == pytest.approx([1e13 / (0.2 * 2 * 1e15)] * 4)
 
 
-def test_five_repeats_have_no_interval_although_each_has_eight_steps(summary_of):
-    row = summary_of(repeats([1.0, 2.0, 3.0, 4.0, 5.0])).iloc[0]
-    assert (row["n"], row["n_of"]) == (5, "repeats")
-    assert row[["tokens_per_s_low", "step_time_low_ms"]].isna().all()
-    assert row["tokens_per_s_lowest_repeat"] == pytest.approx(1000 / 5e-3)
-
-
-def test_six_repeats_have_one(summary_of):
-    row = summary_of(repeats([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])).iloc[0]
-    assert (row["step_time_low_ms"], row["step_time_high_ms"]) == (1.0, 6.0)
-    assert row["tokens_per_s_low"] == pytest.approx(1000 / 6e-3)
+def test_six_repeats_have_an_interval_and_five_none_although_each_has_eight_steps(summary_of):
+    five, six = (summary_of(repeats([*range(1, count)])).iloc[0] for count in (6, 7))
+    assert (five["n"], five["n_of"], five["tokens_per_s_lowest_repeat"]) == (5, "repeats", 1000 / 5e-3)
+    assert five[["tokens_per_s_low", "step_time_low_ms"]].isna().all()
+    assert (six["step_time_low_ms"], six["step_time_high_ms"]) == (1.0, 6.0)
+    assert six["tokens_per_s_low"] == pytest.approx(1000 / 6e-3)
 
 
 def test_one_failed_repeat_shows_although_the_others_worked(summary_of):
@@ -99,12 +83,10 @@ def test_one_failed_repeat_shows_although_the_others_worked(summary_of):
     assert row["tokens_per_s"] == pytest.approx(10000)
 
 
-def test_the_same_cell_on_two_machines_is_two_rows(summary_of):
-    assert len(summary_of([make_record(), make_record(environment={"device_name": "other"})])) == 2
-
-
-def test_a_missing_device_name_does_not_drop_a_cell(summary_of):
-    assert len(summary_of([make_record(environment={}), make_record(environment={}, repeat=1)])) == 1
+def test_the_same_cell_on_two_machines_is_two_rows_and_a_missing_device_name_drops_none(summary_of):
+    one, other = ({"device_name": "one"}, {"device_name": "other"})
+    assert len(summary_of([make_record(environment=each) for each in (one, other)])) == 2
+    assert len(summary_of([make_record(environment={}, repeat=repeat) for repeat in (0, 1)])) == 1
 
 
 def test_rows_go_by_length_and_then_strategy(summary_of):

@@ -30,10 +30,6 @@ def texts(figure):
     return [text.get_text() for text in figure.findobj(Text)]
 
 
-def said_in(sheet):
-    return [spot.text for spot in sheet.spots]
-
-
 def beyond(axis):
     """The labels of ticks beyond the ends of the axis, which are not drawn."""
     low, high = sorted(axis.get_view_interval())

@@ -1,15 +1,7 @@
 import pytest
 
 from analysis.frame.load import SETTINGS, config_columns, peak_flops_per_s
-from tests.analysis.records import frame_of_records, make_failure, make_record
-
-
-def test_a_frame_has_one_row_per_record_with_missing_as_missing(tmp_path):
-    frame = frame_of_records(tmp_path, [make_record(), make_failure("out_of_memory", "no room")])
-    assert len(frame) == 2
-    assert frame["step_time_ms"].isna().tolist() == [False, True]
-    assert frame["peak_allocated_bytes"].isna().tolist() == [False, True]
-    assert frame["peak_reserved_bytes"].isna().all()
+from tests.analysis.records import frame_of_records, make_record
 
 
 def test_config_columns_are_the_configuration_before_and_after_summarising(tmp_path, summary_of):
@@ -18,10 +10,6 @@ def test_config_columns_are_the_configuration_before_and_after_summarising(tmp_p
     expected = [*config, *(key for key in SETTINGS if key not in config)]
     assert config_columns(frame_of_records(tmp_path, records)) == expected
     assert config_columns(summary_of(records)) == expected
-
-
-def test_a_list_in_a_config_does_not_break_the_comparison_of_cells(summary_of):
-    assert len(summary_of([make_record(config={"data.files": ["a", "b"]}), make_record()])) == 2
 
 
 def test_a_prediction_does_not_take_the_machine_that_computed_it(tmp_path):

@@ -21,12 +21,6 @@ def test_a_spread_is_flagged_from_a_tenth_of_the_median_and_outliers_are_counted
     assert [note.startswith(start) for note, start in zip(notes, said, strict=True)] == [True] * len(said)
 
 
-def test_the_table_says_of_an_unstable_cell_that_it_is(summary_of):
-    record = make_record()
-    record["timing"] |= {"step_times_ms": [[100, 130, 160, 190, 220, 250]] * 2}
-    assert "very unstable" in summary_of([record])["note"].iloc[0]
-
-
 @pytest.mark.parametrize(("load", "busy"), [(2.0, False), (4.0, False), (4.1, True)])
 def test_a_load_beyond_twice_the_cores_is_other_peoples_work(load, busy):
     record = make_record(telemetry={"load_average": load}, environment={"cores": 2})

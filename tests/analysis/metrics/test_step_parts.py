@@ -6,10 +6,8 @@ from msgspec import convert
 from analysis.cells.parts import step_ms, waterfall_of
 from analysis.metrics.measured import attention_exchange_share, straggler_gap_ms
 from analysis.metrics.recorded import Trace
-from analysis.metrics.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS, step_parts
-from tests.analysis.records import make_failure, make_record, make_timing, make_trace, metrics_of
-
-OLD_TRACE = {"step_ms": [110.0] * 2, "total_ms": [22.0] * 2, "exposed_ms": [11.0] * 2}
+from analysis.metrics.step_parts import EFFICIENCY, IDEAL, step_parts
+from tests.analysis.records import make_failure, make_record, make_trace, metrics_of
 
 
 def as_trace(section):
@@ -55,36 +53,17 @@ def test_device_copies_are_packing_in_attention_and_elsewhere_a_part_that_a_cpu_
     assert ["device copies" in labels for labels in named] == [True, False]
 
 
-def test_the_exchanges_share_is_its_own_and_not_all_communications():
+def test_the_exchanges_share_is_its_own_and_not_all_communications_and_of_local_nothing():
     share = attention_exchange_share(as_trace(make_trace(2)))
     assert (share.total, share.exposed) == (pytest.approx(14 / 110), pytest.approx(7 / 110))
+    local = make_trace(1, purpose_total_ms={}, purpose_exposed_ms={})
+    assert attention_exchange_share(as_trace(local)) == (0, 0)
 
 
-def test_local_exchanges_nothing_and_that_is_known():
-    share = attention_exchange_share(as_trace(make_trace(1, purpose_total_ms={}, purpose_exposed_ms={})))
-    assert (share.total, share.exposed) == (0, 0)
-
-
-@pytest.mark.parametrize("trace", [OLD_TRACE, make_trace(2, unjoined=[None, "the tap saw 1, not 2"])])
-def test_purposes_that_are_not_known_have_no_share(trace):
+def test_purposes_that_are_not_known_have_no_share():
+    trace = make_trace(2, unjoined=[None, "the tap saw 1, not 2"])
     assert attention_exchange_share(as_trace(trace)) is None
     assert metrics_of(make_record(trace=trace)).communication_share == pytest.approx(0.2)
-
-
-def test_calls_that_could_not_be_joined_are_noted(summary_of):
-    cell = summary_of([make_record(trace=make_trace(2, unjoined=["the tap saw 1, not 2"] * 2))]).iloc[0]
-    assert "purpose unknown" in cell["note"]
-
-
-def test_a_record_made_before_parts_were_known_is_still_read():
-    assert metrics_of(make_record(schema_version=2, trace=OLD_TRACE)).part_attention_ms is None
-
-
-def test_a_void_trace_has_no_parts_either():
-    metrics = metrics_of(make_record(timing=make_timing([[80.0] * 8] * 2)))
-    assert metrics.traced_to_timed > 1.2
-    assert metrics.part_attention_ms is None
-    assert metrics.attention_exchange_share is None
 
 
 def test_the_gap_is_from_the_slowest_rank_to_the_median_one():
@@ -127,7 +106,3 @@ def test_repeats_show_one_step_whose_parts_add_up(summary_of):
 def test_a_failed_repeat_does_not_cost_the_others_parts(summary_of):
     cell = summary_of([make_failure("killed", "by whom?"), make_record(repeat=1)]).iloc[0]
     assert step_ms(cell) == pytest.approx(110)
-
-
-def test_a_failed_cell_has_no_parts(summary_of):
-    assert summary_of([make_failure("error", "no")])[[*PART_COLUMNS, IDEAL]].isna().all(axis=None)

