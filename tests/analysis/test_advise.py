@@ -55,7 +55,7 @@ def test_an_answer_takes_neither_torch_nor_pandas_nor_matplotlib(tmp_path):
     ("words", "said"),
     [
         ("seqlen=8k", "seqlen: no such key; did you mean seq_len?"),
-        ("hardware=h100_80gb mode=measure", "mode=measure: mode is predict here"),
+        ("hardware=h100_80gb mode=measure", "mode=measure: nothing runs here"),
         ("hardware=h100_80gb hardware.price_per_device_hour=-1", "must be a positive number"),
         ("hardware=cpu", "hardware=cpu: its file in conf/hardware/ has no"),
         ("hardware=h100_80gb --records nowhere", "nowhere"),

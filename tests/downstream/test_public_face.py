@@ -65,7 +65,7 @@ SIGNATURES = {
     ),
     "ObserveCallback": "group=None, **choices",
     "probe": "model, input_ids, documents, positions=None, group=None, **named",
-    "read_records": "path, versions=(3,)",
+    "read_records": "path",
     "activation_bytes": "cell, heads",
     "forwards_per_step": "cell",
     "backwards_per_step": "cell",
