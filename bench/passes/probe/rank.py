@@ -17,7 +17,7 @@ from bench.config import LOW_PRECISION, RunConfig
 from bench.passes.objective.cut import cut_cell
 from bench.passes.objective.plain_attention import PLAIN_NAME, plain_attention_installed
 from bench.passes.parity.attention import parity_len
-from bench.passes.parity.limits import loss_limit
+from bench.passes.parity.limits import limit_of
 from bench.passes.probe.leaks import COUNTS, Places, changes_of, leaks, parts_of
 from bench.passes.probe.section import EXPERIMENT, Moved, Probe, why_wrong
 from bench.passes.rank_pass import RankPass
@@ -77,7 +77,7 @@ def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> Probe:
         noise=_largest(noise),
         loss_error=error,
         loss_position=position,
-        loss_limit=loss_limit(cell.dtype, plain),
+        loss_limit=limit_of("loss", cell.dtype, plain),
     )
 
 

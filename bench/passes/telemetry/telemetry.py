@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from bench.passes.facts import of_one
 from bench.passes.telemetry.section import RankTelemetry
 from bench.ranks.cpus import own_cpus
 
@@ -124,18 +125,18 @@ class Telemetry:
         clock = self.device.reference_clock_mhz() if self.device else None
         return RankTelemetry(
             reason="; ".join(self.reasons) or None,
-            sample_ms=self._times_ms if known else [],
-            power_w=known.get("power_w"),
-            sm_clock_mhz=known.get("sm_clock_mhz"),
-            reference_clock_mhz=clock,
-            utilisation=known.get("utilisation"),
-            device_used_bytes=known.get("device_used_bytes"),
-            clock_events=None if events is None else seen,
-            foreign_processes=self.device.foreign_processes() if self.device else None,
+            sample_ms=[self._times_ms if known else []],
+            power_w=of_one(known.get("power_w")),
+            sm_clock_mhz=of_one(known.get("sm_clock_mhz")),
+            reference_clock_mhz=of_one(clock),
+            utilisation=of_one(known.get("utilisation")),
+            device_used_bytes=of_one(known.get("device_used_bytes")),
+            clock_events=None if events is None else [seen],
+            foreign_processes=of_one(self.device.foreign_processes() if self.device else None),
             throttled=throttled(known.get("sm_clock_mhz"), events, clock),
             load_average=self._load_average,
-            involuntary_switches=self._switches,
-            cpus=own_cpus(),
+            involuntary_switches=[self._switches],
+            cpus=of_one(own_cpus()),
         )
 
     def _sample_until(self, stop: threading.Event) -> None:

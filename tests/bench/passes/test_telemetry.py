@@ -33,10 +33,11 @@ def watched(driver, seconds=0.1):
 def test_every_figure_is_sampled_in_a_thread_of_its_own():
     driver = Driver()
     found = watched(driver)
-    assert len(found.sample_ms) == len(found.power_w) == len(found.sm_clock_mhz) >= 3
-    assert (found.power_w[0], found.utilisation[0], found.device_used_bytes[0]) == (350.0, 0.97, 2**30)
-    assert (found.clock_events, found.throttled, found.reason) == ([], False, None)
-    assert found.sample_ms == sorted(found.sample_ms)
+    assert len(found.sample_ms[0]) == len(found.power_w[0]) == len(found.sm_clock_mhz[0]) >= 3
+    first = [each[0][0] for each in (found.power_w, found.utilisation, found.device_used_bytes)]
+    assert first == [350.0, 0.97, 2**30]
+    assert (found.clock_events, found.throttled, found.reason) == ([[]], False, None)
+    assert found.sample_ms[0] == sorted(found.sample_ms[0])
     beside = driver.threads - {threading.main_thread()}
     assert beside
     assert not any(thread.is_alive() for thread in beside)
@@ -78,7 +79,7 @@ def test_a_driver_that_is_not_there_is_a_reason(lacking, monkeypatch):
     found = Telemetry(lambda: open_nvml(torch.device("cuda", 0), driver)).read()
     said = "NVML Shared Library Not Found" if lacking == "nvml" else "Not Found"
     assert said in found.reason
-    assert (found.power_w, found.throttled, found.sample_ms) == (None, None, [])
+    assert (found.power_w, found.throttled, found.sample_ms) == (None, None, [[]])
 
 
 @pytest.mark.parametrize(("pids", "beside", "strangers"), [(2, 0, 1), (4, 2, 1), (4, 3, 0)])
@@ -125,8 +126,8 @@ def test_heat_a_power_brake_and_a_clock_under_three_quarters_are_throttling(cloc
 def test_a_long_window_keeps_a_bounded_number_of_samples(monkeypatch):
     monkeypatch.setattr("bench.passes.telemetry.telemetry.MAX_SAMPLES", 8)
     found = watched(Driver(), seconds=0.4)
-    assert len(found.sample_ms) == len(found.power_w) <= 9
-    assert found.sample_ms[-1] > 100
+    assert len(found.sample_ms[0]) == len(found.power_w[0]) <= 9
+    assert found.sample_ms[0][-1] > 100
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
