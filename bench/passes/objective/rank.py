@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,13 +18,11 @@ from bench.config import LOW_PRECISION, OptimizerConfig, RunConfig
 from bench.labels import size_label
 from bench.passes.losses.rank import all_fed, expected_digest
 from bench.passes.objective.cut import cut_cell, cut_trainer
-from bench.passes.objective.kept import Kept, digest
 from bench.passes.objective.plain_attention import plain_attention_installed
 from bench.passes.objective.section import Objective, objective_tokens
 from bench.passes.objective.whole_model import (
     CONTROLS,
     FACTOR,
-    GradientError,
     Noise,
     Signal,
     Weights,
@@ -82,7 +79,7 @@ class ObjectivePass(RankPass):
                 trainer.cell.padded_len, trainer.strategy.facts.length_multiple(trainer.cell)
             )
             if self._fits(trainer.cell, tokens):
-                self.found = check(trainer, tokens, device, self.measurement.shared_folder)
+                self.found = check(trainer, tokens, device)
                 return
             needed = size_label(needed_bytes(trainer.cell, tokens))
             reason = f"float64 on one rank would take about {needed}"
@@ -100,20 +97,15 @@ class ObjectivePass(RankPass):
         return bool(self.agreed(needed_bytes(cell, tokens) <= _room_bytes(self.measurement.subject.device)))
 
 
-def check(
-    trainer: Trainer, tokens: int, device: torch.device, shared_folder: Path | None = None
-) -> Objective:
-    """Take one short step, before any other; every rank must call it, and rank 0 compares.
-
-    Cells that round alike share through `shared_folder` how much rounding is allowed.
-    """
+def check(trainer: Trainer, tokens: int, device: torch.device) -> Objective:
+    """Take one short step, before any other; every rank must call it, and rank 0 compares."""
     checked = _on_uncounted_labels(trainer, tokens, device)
     found = _step(checked, tokens)
     lost = [] if math.isfinite(found.own_losses) else [dist.get_rank()]
     outcome = Objective(tokens=tokens, sequences=trainer.cell.sequences_per_step, lost_on=lost)
     if dist.get_rank() == 0:
         with without_memory_limit():
-            outcome = _compared(outcome, found, checked, device, shared_folder)
+            outcome = _compared(outcome, found, checked, device)
     dist.barrier()
     return outcome
 
@@ -135,17 +127,13 @@ def _room_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CPU_ROOM_BYTES
 
 
-def _compared(
-    outcome: Objective, step: Step, trainer: Trainer, device: torch.device, shared_folder: Path | None
-) -> Objective:
+def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.device) -> Objective:
     dtype = trainer.cell.dtype
     sequences = trainer.data.whole_step(0, outcome.tokens)
     with plain_attention_installed() as attention:
         model = WholeModel(trainer.cell, device, attention, trainer.phase)
         exact = model.exact(sequences)
-        in_dtype = trainer.engine.weights_in_dtype
-        kept = Kept.of(shared_folder, trainer.cell, sequences, in_dtype, model.rotary)
-        controls = Controls(model, sequences, exact, trainer, kept)
+        controls = Controls(model, sequences, exact, trainer)
         noise = controls.noise()
         mistakes = controls.mistakes(noise)
     found = exact.gradient_errors(step.signal, controls.eps)
@@ -183,7 +171,6 @@ class Controls:
     sequences: list[Batch]
     exact: Signal
     trainer: Trainer
-    kept: Kept
 
     @property
     def eps(self) -> float:
@@ -193,7 +180,7 @@ class Controls:
     def noise(self) -> Noise:
         """How far the controls are from the exact step."""
         controls = (self._rounded(key_parts=parts) for parts in CONTROLS)
-        return self.kept.get(Noise, lambda: Noise.of(self.exact, controls, self.eps))
+        return Noise.of(self.exact, controls, self.eps)
 
     def mistakes(self, noise: Noise) -> dict[str, Compared]:
         """What known mistakes would change where they show most, and the limit there."""
@@ -205,12 +192,7 @@ class Controls:
         if cell.dtype in LOW_PRECISION:  # in others rounding hides nothing
             found["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(cell.dtype))
             weights = mean_of_ranks(self.trainer.strategy, self.sequences)
-            counted = digest([weights(batch) for batch in self.sequences])
-            wrong = self.kept.get(
-                dict[str, GradientError],
-                lambda: self.exact.gradient_errors(self._rounded(weights=weights), self.eps),
-                counted,
-            )
+            wrong = self.exact.gradient_errors(self._rounded(weights=weights), self.eps)
             sizes = {
                 name: (error.distance, noise.limits(name, cell.dtype, error.distance).distance)
                 for name, error in wrong.items()

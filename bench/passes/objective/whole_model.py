@@ -167,11 +167,6 @@ class WholeModel:
         self.device = device
         self.phase = phase
 
-    @property
-    def rotary(self) -> str:
-        """The numbers that rotary frequencies follow from, a length of the cell's among them or not."""
-        return str(getattr(self.model.model.config, "rope_parameters", None))
-
     def exact(self, sequences: Sequence[Batch]) -> Signal:
         """The signal in float64."""
         return self._signal(copy.deepcopy(self.model).double(), sequences, _mean_over_tokens(sequences))
