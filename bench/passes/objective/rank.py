@@ -131,7 +131,7 @@ def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.de
     dtype = trainer.cell.dtype
     sequences = trainer.data.whole_step(0, outcome.tokens)
     with plain_attention_installed() as attention:
-        model = WholeModel(trainer.cell, device, attention, trainer.phase)
+        model = WholeModel(trainer, device, attention)
         exact = model.exact(sequences)
         controls = Controls(model, sequences, exact, trainer)
         noise = controls.noise()
@@ -179,7 +179,7 @@ class Controls:
 
     def noise(self) -> Noise:
         """How far the controls are from the exact step."""
-        controls = (self._rounded(key_parts=parts) for parts in CONTROLS)
+        controls = (self.model.rounded(self.sequences, key_parts=parts) for parts in CONTROLS)
         return Noise.of(self.exact, controls, self.eps)
 
     def mistakes(self, noise: Noise) -> dict[str, Compared]:
@@ -192,19 +192,14 @@ class Controls:
         if cell.dtype in LOW_PRECISION:  # in others rounding hides nothing
             found["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(cell.dtype))
             weights = mean_of_ranks(self.trainer.strategy, self.sequences)
-            wrong = self.exact.gradient_errors(self._rounded(weights=weights), self.eps)
+            rounded = self.model.rounded(self.sequences, weights=weights)
+            wrong = self.exact.gradient_errors(rounded, self.eps)
             sizes = {
                 name: (error.distance, noise.limits(name, cell.dtype, error.distance).distance)
                 for name, error in wrong.items()
             }
             found |= {"losses averaged over ranks": next(iter(_nearest(sizes).values()))}
         return found
-
-    def _rounded(self, *, key_parts: int = 1, weights: Weights | None = None) -> Signal:
-        in_dtype = self.trainer.engine.weights_in_dtype
-        return self.model.rounded(
-            self.sequences, weights_in_dtype=in_dtype, key_parts=key_parts, weights=weights
-        )
 
 
 def _cause(exact: Signal, step: Step, noise: Noise, cell: RunConfig, eps: float) -> str | None:

@@ -22,6 +22,7 @@ from bench.training.data import count_valid
 from bench.training.embedding import sum_embedding_gradient_in_float32
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
+from bench.training.trainers.trainer import Trainer
 
 COPIES = 7
 """Of the weights, in float32: themselves, and in float64 (two each) weights, gradients and their sums."""
@@ -152,9 +153,8 @@ Weights = Callable[[Batch], Tensor]
 class WholeModel:
     """The model as it is before any step, on this rank alone."""
 
-    def __init__(
-        self, cell: RunConfig, device: torch.device, attention: PlainAttention, phase: StepPhase
-    ) -> None:
+    def __init__(self, trainer: Trainer, device: torch.device, attention: PlainAttention) -> None:
+        cell = trainer.cell
         model = build_model(
             cell.model, attention_name=PLAIN_NAME, max_positions=cell.seq_len, seed=cell.seed, device=device
         )
@@ -165,31 +165,27 @@ class WholeModel:
         self.attention = attention
         self.cell = cell
         self.device = device
-        self.phase = phase
+        self.phase = trainer.phase
+        self.weights_in_dtype = trainer.engine.weights_in_dtype
 
     def exact(self, sequences: Sequence[Batch]) -> Signal:
         """The signal in float64."""
         return self._signal(copy.deepcopy(self.model).double(), sequences, _mean_over_tokens(sequences))
 
     def rounded(
-        self,
-        sequences: Sequence[Batch],
-        *,
-        weights_in_dtype: bool,
-        key_parts: int = 1,
-        weights: Weights | None = None,
+        self, sequences: Sequence[Batch], *, key_parts: int = 1, weights: Weights | None = None
     ) -> Signal:
         """The signal in the cell's dtype: with weights of that dtype, or by autocast from float32."""
         dtype = TORCH_DTYPES[self.cell.dtype]
         narrow = self.cell.dtype in LOW_PRECISION
         wide = torch.float64 if self.cell.dtype == "fp64" else torch.float32
         model = copy.deepcopy(self.model).to(wide)
-        if narrow and weights_in_dtype:
+        if narrow and self.weights_in_dtype:
             for parameter in model.parameters():  # not buffers: engines keep rotary frequencies in float32
                 parameter.data = parameter.data.to(dtype)
         self.attention.key_parts = key_parts
         try:
-            with torch.autocast(self.device.type, dtype, enabled=narrow and not weights_in_dtype):
+            with torch.autocast(self.device.type, dtype, enabled=narrow and not self.weights_in_dtype):
                 return self._signal(model, sequences, weights or _mean_over_tokens(sequences))
         finally:
             self.attention.key_parts = 1

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.config import RunConfig
-from bench.passes.parity.divergence import Mask, first_divergence
+from bench.passes.parity.divergence import first_divergence
 from bench.passes.parity.exact import Tensors, plain_attention, relative_error
 from bench.passes.parity.limits import limit_of
 from bench.passes.parity.section import MAX_TOKENS, Parity
@@ -40,8 +40,7 @@ def check_attention(
         found = _gathered(strategy, inputs, causal=causal)
     limits = {name: limit_of(name, cell.dtype, relative_error(plain[name], exact[name])) for name in found}
     errors = {name: relative_error(found[name], exact[name]) for name in found}
-    mask = Mask(seq_len, causal, documents)
-    divergence = first_divergence(strategy, inputs, found, exact, limits, mask)
+    divergence = first_divergence(strategy, inputs, found, exact, limits, causal=causal, documents=documents)
     return Parity(tokens=seq_len, errors=errors, limits=limits), divergence
 
 

@@ -80,16 +80,12 @@ class NvmlDevice:
         return max(0, len(pids) - 1 - self.ranks_beside) if os.getpid() in pids else None
 
 
-OpenDevice = Callable[[], NvmlDevice | str]
-"""Gives the rank's device, or the reason why there is none."""
-
-
 class Telemetry:
     """Watches one rank's window; `read` gives what the last one showed."""
 
-    def __init__(self, open_device: OpenDevice, period_s: float = PERIOD_S) -> None:
+    def __init__(self, opened: NvmlDevice | str, period_s: float = PERIOD_S) -> None:
+        """`opened` is the rank's device, or the reason why there is none."""
         self.period_s = period_s
-        opened = open_device()
         self.device = None if isinstance(opened, str) else opened
         self.reasons: list[str] = [opened] if isinstance(opened, str) else []
         self._samples: dict[str, list[float]] = {name: [] for name in FIGURES} if self.device else {}

@@ -24,7 +24,7 @@ from tests.nvml_driver import Driver
 
 
 def watched(driver, seconds=0.1):
-    telemetry = Telemetry(lambda: NvmlDevice(driver, "handle"), period_s=0.01)
+    telemetry = Telemetry(NvmlDevice(driver, "handle"), period_s=0.01)
     with telemetry.window():
         time.sleep(seconds)
     return telemetry.read()
@@ -76,7 +76,7 @@ def test_a_figure_that_is_not_supported_costs_only_itself(lacking, figure):
 def test_a_driver_that_is_not_there_is_a_reason(lacking, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
     driver = Driver(without=(lacking,))
-    found = Telemetry(lambda: open_nvml(torch.device("cuda", 0), driver)).read()
+    found = Telemetry(open_nvml(torch.device("cuda", 0), driver)).read()
     said = "NVML Shared Library Not Found" if lacking == "nvml" else "Not Found"
     assert said in found.reason
     assert (found.power_w, found.throttled, found.sample_ms) == (None, None, [[]])
