@@ -9,7 +9,6 @@ import torch
 
 from bench.config import OptimizerConfig
 from bench.passes import PASSES
-from bench.passes.facts import RankReport
 from bench.passes.objective.rank import Step as ObjectiveStep
 from bench.passes.objective.rank import _norm_errors, mean_of_ranks
 from bench.passes.objective.section import objective_tokens
@@ -32,13 +31,6 @@ FACTS = PASSES["objective"]
 
 def section(errors, limits, **told):
     return FACTS.part(tokens=512, sequences=1, parameters=3, errors=errors, limits=limits, **told)
-
-
-def test_the_section_is_that_of_the_rank_that_has_the_gradients():
-    found, nothing = section({"loss": 1e-6}, {"loss": 1e-4}), section({}, {})
-    reports = [RankReport({"objective": each}, {}) for each in (found, nothing)]
-    assert FACTS.merge(reports, CELL) == found
-    assert FACTS.gate(CELL, found) is None
 
 
 @pytest.mark.parametrize(

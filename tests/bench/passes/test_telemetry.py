@@ -59,13 +59,7 @@ def test_a_device_lost_in_the_middle_leaves_null_figures_and_the_reason():
     assert found.throttled is None
 
 
-@pytest.mark.parametrize(
-    ("lacking", "figure"),
-    [
-        ("power", "power_w"), ("utilisation", "utilisation"), ("memory", "device_used_bytes"),
-        ("events", "clock_events"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("lacking", "figure"), [("power", "power_w"), ("events", "clock_events")])
 def test_a_figure_that_is_not_supported_costs_only_itself(lacking, figure):
     found = watched(Driver(without=(lacking,)))
     assert [name for name in FIGURES if getattr(found, name) is None] == [figure]
@@ -82,17 +76,21 @@ def test_a_driver_that_is_not_there_is_a_reason(lacking, monkeypatch):
     assert (found.power_w, found.throttled, found.sample_ms) == (None, None, [[]])
 
 
-@pytest.mark.parametrize(("pids", "beside", "strangers"), [(2, 0, 1), (4, 2, 1), (4, 3, 0)])
-def test_processes_beside_the_ranks_are_counted(monkeypatch, pids, beside, strangers):
+OWN = os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("pids", "beside", "strangers"),
+    [((OWN, 1), 0, 1), ((OWN, 1, 2, 3), 2, 1), ((OWN, 1, 2, 3), 3, 0), ((2**22 + 1,), 0, None)],
+)
+def test_processes_beside_the_ranks_are_counted_where_pids_are_ours_to_compare(
+    monkeypatch, pids, beside, strangers
+):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
-    driver = Driver(pids=(os.getpid(), 1, 2, 3)[:pids])
+    driver = Driver(pids=pids)
     driver.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
     device = open_nvml(torch.device("cuda", 0), driver, ranks_beside=beside)
     assert (device.handle, device.foreign_processes()) == ("GPU-1234", strangers)
-
-
-def test_processes_are_not_counted_where_pids_are_not_ours_to_compare():
-    assert watched(Driver(pids=(2**22 + 1,))).foreign_processes is None
 
 
 IDLE, CAP, HEAT, BRAKE = (
@@ -109,11 +107,8 @@ IDLE, CAP, HEAT, BRAKE = (
         ([1900.0] * 3, [BRAKE, 0, 0], True),
         ([1400.0] * 3, [0, 0, 0], True),
         ([1400.0] * 3, [CAP, CAP, CAP], False),
-        ([1400.0] * 3, [CAP, CAP, CAP | HEAT], True),
-        ([1900.0, 1400.0, 1400.0], [0, CAP, CAP], False),
         ([1400.0] * 3, [CAP, 0, 0], True),
         ([300.0, 1900.0, 1900.0], [IDLE, 0, 0], False),
-        ([300.0] * 3, [IDLE] * 3, False),
         ([1400.0] * 3, None, True),
         (None, None, None),
         (None, [CAP], False),
