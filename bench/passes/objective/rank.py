@@ -36,7 +36,6 @@ from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Batch, Strategy
 from bench.training.data import count_valid, open_data
 from bench.training.engines import Engine
-from bench.training.models import TORCH_DTYPES
 from bench.training.optimizer import clipped_norm
 from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers.trainer import Trainer
@@ -129,14 +128,12 @@ def _room_bytes(device: torch.device) -> int:
 
 def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.device) -> Objective:
     dtype = trainer.cell.dtype
-    sequences = trainer.data.whole_step(0, outcome.tokens)
     with plain_attention_installed() as attention:
-        model = WholeModel(trainer, device, attention)
-        exact = model.exact(sequences)
-        controls = Controls(model, sequences, exact, trainer)
-        noise = controls.noise()
-        mistakes = controls.mistakes(noise)
-    found = exact.gradient_errors(step.signal, controls.eps)
+        model = WholeModel(trainer, outcome.tokens, device, attention)
+        exact = model.exact()
+        noise = Noise.of(exact, (model.rounded(key_parts=parts) for parts in CONTROLS))
+        mistakes = _mistakes(model, exact, noise, trainer.strategy)
+    found = exact.gradient_errors(step.signal)
     limits = {name: noise.limits(name, dtype, error.distance) for name, error in found.items()}
     gradients = {f"gradient of {name}": (found[name].distance, limits[name].distance) for name in found}
     scales = {
@@ -153,7 +150,7 @@ def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.de
     is_wrong = any(not error <= limit for error, limit in compared.values())
     return replace(
         outcome,
-        cause=_cause(exact, step, noise, trainer.cell, controls.eps) if is_wrong else None,
+        cause=_cause(exact, step, noise, trainer.cell) if is_wrong else None,
         parameters=len(found),
         errors={name: error for name, (error, _) in compared.items()},
         limits={name: limit for name, (_, limit) in compared.items()},
@@ -163,53 +160,32 @@ def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.de
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Controls:
-    """The checked step on one device in the cell's dtype, as the trainer's engine rounds it."""
-
-    model: WholeModel
-    sequences: list[Batch]
-    exact: Signal
-    trainer: Trainer
-
-    @property
-    def eps(self) -> float:
-        """Of the cell's dtype: relative to 1, the distance to the next number."""
-        return torch.finfo(TORCH_DTYPES[self.trainer.cell.dtype]).eps
-
-    def noise(self) -> Noise:
-        """How far the controls are from the exact step."""
-        controls = (self.model.rounded(self.sequences, key_parts=parts) for parts in CONTROLS)
-        return Noise.of(self.exact, controls, self.eps)
-
-    def mistakes(self, noise: Noise) -> dict[str, Compared]:
-        """What known mistakes would change where they show most, and the limit there."""
-        cell = self.trainer.cell
-        if cell.sp_degree == 1:
-            return {}
-        scale = min(noise.limits(name, cell.dtype, 1 - 1 / cell.sp_degree).scale for name in noise.gradients)
-        found = {"gradients divided by sp_degree": (1 - 1 / cell.sp_degree, scale)}
-        if cell.dtype in LOW_PRECISION:  # in others rounding hides nothing
-            found["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(cell.dtype))
-            weights = mean_of_ranks(self.trainer.strategy, self.sequences)
-            rounded = self.model.rounded(self.sequences, weights=weights)
-            wrong = self.exact.gradient_errors(rounded, self.eps)
-            sizes = {
-                name: (error.distance, noise.limits(name, cell.dtype, error.distance).distance)
-                for name, error in wrong.items()
-            }
-            found |= {"losses averaged over ranks": next(iter(_nearest(sizes).values()))}
-        return found
+def _mistakes(model: WholeModel, exact: Signal, noise: Noise, strategy: Strategy) -> dict[str, Compared]:
+    """What known mistakes would change where they show most, and the limit there."""
+    cell = strategy.cell
+    if cell.sp_degree == 1:
+        return {}
+    scale = min(noise.limits(name, cell.dtype, 1 - 1 / cell.sp_degree).scale for name in noise.gradients)
+    found = {"gradients divided by sp_degree": (1 - 1 / cell.sp_degree, scale)}
+    if cell.dtype in LOW_PRECISION:  # in others rounding hides nothing
+        found["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(cell.dtype))
+        wrong = exact.gradient_errors(model.rounded(weights=mean_of_ranks(strategy, model.sequences)))
+        sizes = {
+            name: (error.distance, noise.limits(name, cell.dtype, error.distance).distance)
+            for name, error in wrong.items()
+        }
+        found |= {"losses averaged over ranks": next(iter(_nearest(sizes).values()))}
+    return found
 
 
-def _cause(exact: Signal, step: Step, noise: Noise, cell: RunConfig, eps: float) -> str | None:
+def _cause(exact: Signal, step: Step, noise: Noise, cell: RunConfig) -> str | None:
     """Tokens that were lost or moved, or the factor that alone makes the found gradients wrong."""
     if not step.fed_right:
         return "the ranks saw other tokens than the step holds: some were dropped, repeated or misplaced"
     found = step.signal
     for factor, said in ((cell.sp_degree, "sp_degree"), (1 / cell.sp_degree, "1/sp_degree")):
         divided = {name: gradient / factor for name, gradient in found.gradients.items()}
-        errors = exact.gradient_errors(replace(found, gradients=divided), eps)
+        errors = exact.gradient_errors(replace(found, gradients=divided))
         if cell.sp_degree > 1 and all(
             error.distance <= noise.limits(name, cell.dtype, error.distance).distance
             for name, error in errors.items()
