@@ -15,7 +15,8 @@ from bench.equivalence.trajectory import LIMITS, MOVED, NOISE_FACTOR, UNMEASURED
 from bench.overhead import cells as fixed_costs
 from bench.overhead import comparison as step_costs
 from bench.passes import calls
-from bench.passes.attention import row_errors, single_device
+from bench.passes.attention import rank as attention_rank
+from bench.passes.attention import row_errors
 from bench.passes.attention import section as attention_section
 from bench.passes.full_length import limits as full_length
 from bench.passes.full_length import section as full_length_section
@@ -125,7 +126,7 @@ def test_the_page_on_samples_has_the_interval_s_rank():
 @pytest.mark.parametrize(
     ("page", "said"),
     [
-        ("attention_alone", f"at most {WORDS_OF_NUMBERS[single_device.MAX_CALLS]} calls"),
+        ("attention_alone", f"at most {WORDS_OF_NUMBERS[attention_rank.MAX_CALLS]} calls"),
         ("attention_parity", f"up to {parity_section.MAX_TOKENS} tokens"),
         ("attention_parity", ", ".join(f"{factor:.0f} {name}" for name, factor in limits.FACTORS.items())),
         ("attention_parity", f"{limits.FLOORS['fp32'].forward:.0e} fp32"),

@@ -46,7 +46,6 @@ class Launcher:
         entry: RankEntry | None = None,
         listener: Listener = SILENT,
         known: frozenset[str] = frozenset(),
-        shared_folder: str | None = None,
     ) -> list[RankEnd]:
         """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
         deadline = time.monotonic() + cell.measure.timeout_s
@@ -59,7 +58,7 @@ class Launcher:
         with ExitStack() as started:
             ranks = []
             for number, node in enumerate(nodes):
-                job = NodeJob(cell, tuple(cell.cluster.ranks_of(number)), store, known, shared_folder)
+                job = NodeJob(cell, tuple(cell.cluster.ranks_of(number)), store, known)
                 ranks.append(node.start(job, folder, entry))
                 started.callback(ranks[-1].stop)
             watch = Watch(ranks, HangWatch(cell))

@@ -58,8 +58,6 @@ def _trace(parts: StepParts) -> Trace:
         step_ms=[parts.step_ms],
         total_ms=[sum(times[0] for times in total_ms.values())],
         exposed_ms=[sum(times[0] for times in exposed_ms.values())],
-        communication_ms={},
-        calls={},
         purpose_total_ms=total_ms,
         purpose_exposed_ms=exposed_ms,
         purpose_waiting_ms=waiting_ms,
@@ -71,8 +69,6 @@ def _trace(parts: StepParts) -> Trace:
             "other": [parts.other_compute_ms],
         },
         idle_ms=[parts.idle_ms],
-        causal_area=None,
         unjoined=[None],
         steps=[step],
-        median_step=0,
     )

@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
 
 class SharedSections:
-    """Results that cells of a sweep share: sections that one cell found, and files."""
+    """Results that cells of a sweep share: sections that one cell found."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """Files go to the folder; None where none are kept."""
-        self.folder = None if folder is None else str(folder.resolve())
+    def __init__(self) -> None:
         self._found: dict[str, Any] = {}
 
     def of(self, cell: RunConfig) -> Sections:
@@ -104,9 +102,7 @@ def measure(
     known = shared.of(planned.cell)
     try:
         left_out = frozenset(known) | LEFT_OUT.get(planned.role, frozenset())
-        ends = launcher.run(
-            planned.cell, own, entry=entry, listener=listener, known=left_out, shared_folder=shared.folder
-        )
+        ends = launcher.run(planned.cell, own, entry=entry, listener=listener, known=left_out)
     except KeyboardInterrupt as stop:
         wall_s = time.monotonic() - start
         reason = f"stopped by {stop.args[0] if stop.args else 'Ctrl-C'} after {wall_s:.0f} s"

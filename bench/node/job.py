@@ -29,8 +29,6 @@ class NodeJob:
     """None where the cell has one node: its ranks meet in a file."""
     known: frozenset[str] = frozenset()
     """Passes whose sections an equal cell of the sweep has: they are not run again."""
-    shared_folder: str | None = None
-    """Where the sweep's cells on this machine keep what they share; None where they share nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +49,3 @@ class RankJob:
     interface: str | None = None
     """Of the network that leads to the other nodes; None where gloo finds it itself."""
     known: frozenset[str] = frozenset()
-    shared_folder: str | None = None
-    """As the node was told."""

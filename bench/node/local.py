@@ -75,7 +75,6 @@ class LocalNode:
                     local_world_size=len(job.ranks),
                     interface=None if job.store is None else self.interface,
                     known=job.known,
-                    shared_folder=job.shared_folder,
                 )
                 started.add(rank, self._server.rank(told, sender, entry))
             sender.close()

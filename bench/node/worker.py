@@ -95,7 +95,6 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         log,
         job.folder,
         known=job.known,
-        shared_folder=job.shared_folder,
     )
     if cell.measure.nvtx:
         log.keep(NvtxRanges().enter)

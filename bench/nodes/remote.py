@@ -51,7 +51,7 @@ class RemoteNode:
     def start(self, job: NodeJob, folder: Path, entry: RankEntry | None = None) -> RemoteRanks:
         assert entry is None  # code goes over no link: who runs another entry has no other nodes
         folder.mkdir(parents=True, exist_ok=True)
-        self.tell(Start(job=replace(job, shared_folder=None)))
+        self.tell(Start(job=job))
         return RemoteRanks(self, job, folder)
 
     def tell(self, message: Message) -> None:

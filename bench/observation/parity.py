@@ -23,7 +23,7 @@ from bench.passes.full_length.comparison import compare as compare_rows
 from bench.passes.full_length.section import FullLength
 from bench.passes.full_length.shards import Attention, Shards
 from bench.passes.parity.exact import CHUNK, relative_error, whole_attention, whole_attention_flops
-from bench.passes.parity.limits import tensor_limit
+from bench.passes.parity.limits import limit_of
 from bench.passes.parity.section import Parity
 from bench.training.models import TORCH_DTYPES
 
@@ -185,7 +185,7 @@ def _errors(whole: Mapping[str, Tensor], attention: Attention) -> dict[str, tupl
     found = {}
     for name, each in exact.items():
         floor = 0.0 if name == "out" else GRADIENT_FLOORS.get(attention.dtype, 0.0)
-        limit = tensor_limit(name, attention.dtype, _error(plain[name], each))
+        limit = limit_of(name, attention.dtype, _error(plain[name], each))
         found[name] = _error(whole[name].view_as(each), each), max(limit, floor)
     return found
 

@@ -107,12 +107,6 @@ def together(parts: Sequence[Any], *fields: str) -> dict[str, Any]:
     return {name: None if None in each else [*chain.from_iterable(each)] for name, each in found.items()}
 
 
-def known_by_rank(parts: Sequence[Any], field: str) -> list[Any] | None:
-    """The same; null, not a list with nulls, where a rank does not have the figure."""
-    values = by_rank(parts, field)
-    return None if None in values else values
-
-
 def by_name(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """A dictionary of lists by rank, zero where a rank does not have the name."""
     names = sorted({name for values in per_rank for name in values})

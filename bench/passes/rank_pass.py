@@ -113,20 +113,18 @@ class Measurement:
         *,
         meet: Callable[[], None] = lambda: None,
         known: frozenset[str] = frozenset(),
-        shared_folder: str | None = None,
         instead: Mapping[str, type[RankPass]] | None = None,
     ) -> None:
         """Before anything is built: passes note what the rank holds until then.
 
         `folder` is for files, None where none is kept. `meet` is called before every collective between
         steps: ranks that go on when one has failed raise there. Passes in `known` are not run again.
-        `instead` is other code for some passes. A sweep's cells keep in `shared_folder` what they share.
+        `instead` is other code for some passes.
         """
         self.measure = measure
         self.device = device
         self.log = log
         self.folder = folder
-        self.shared_folder = None if shared_folder is None else Path(shared_folder)
         self.later: list[Any] = []
         """What the full-length steps after the timed ones returned."""
         self.meet = meet

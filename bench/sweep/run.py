@@ -82,9 +82,7 @@ def run_plan(
         notes = [*resumed.lines, *kept.lines, *plan.notes, *([] if plan.note is None else [plan.note])]
         progress.start(pending, plan.folder, notes)
         references = References(cells, launcher, plan.folder, progress.say, progress.beside)
-        sweep = Sweep(
-            launcher, progress, store, SharedSections(plan.folder / "rounding"), trajectories, references
-        )
+        sweep = Sweep(launcher, progress, store, SharedSections(), trajectories, references)
         findings, ran = list[bool](), set[str]()
         is_interrupted = False
         try:

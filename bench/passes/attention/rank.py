@@ -1,31 +1,44 @@
-"""Attention alone: its times call by call, its error, and the same kernel on one device."""
+"""Attention alone: its times call by call, its error, and the same kernel on one device.
+
+P times what one device takes is what P ranks would take if sharing were free.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch.distributed as dist
+
+from bench.attention.kernels import attend
 from bench.passes.attention.row_errors import RowErrors
 from bench.passes.attention.section import AttentionCalls
-from bench.passes.attention.single_device import beside_single_device
 from bench.passes.facts import of_one
+from bench.passes.parity.attention import laid_out_as_by_a_model, random_input
 from bench.passes.rank_pass import RankPass, Steps
+from bench.passes.subject import AttentionCall
+from bench.passes.timing.clock import StepClock
+from bench.ranks.out_of_memory import memory_of_error
+from bench.strategies.strategy import Strategy
+
+MAX_CALLS = 5
 
 
 class AttentionPass(RankPass):
     calls: AttentionCalls | None = None
 
     def run(self) -> Steps:
-        if self.measurement.subject.attention_call() is not None:
+        call, strategy = self.measurement.subject.attention_call(), self.measurement.subject.strategy
+        if call is not None and strategy is not None:
             with self.measurement.log.during("attention"):
-                self.calls = self._measured()
+                self.calls = self._measured(call, strategy)
         yield from ()
 
     def part(self) -> AttentionCalls | None:
         return self.calls
 
-    def _measured(self) -> AttentionCalls:
+    def _measured(self, call: AttentionCall, strategy: Strategy) -> AttentionCalls:
+        """The calls with those of the cell's kernel on whole sequences beside; every rank must call it."""
         subject, timed = self.measurement.subject, self.measurement.timed
-        call, strategy = subject.attention_call(), subject.strategy
-        assert call is not None
-        assert strategy is not None
         clocks = timed.outcomes[-len(timed.step_times_ms) :]
         forward_ms, backward_ms = zip(*(clock.step_times_ms() for clock in clocks), strict=True)
         errors = RowErrors(strategy, subject.device, causal=subject.causal)
@@ -36,7 +49,49 @@ class AttentionPass(RankPass):
             error_rows=len(errors.rows),
             added_ms=of_one(subject.added_ms(len(clocks))),
         )
-        return beside_single_device(found, strategy, subject.device, errors, causal=subject.causal)
+        if strategy.groups.rank == 0:
+            try:
+                found = _beside_single_device(found, strategy, errors)
+            except (RuntimeError, MemoryError) as error:
+                if memory_of_error(error, limited=True) is None:
+                    raise
+                found = replace(found, single_reason="whole sequences do not fit on one device")
+        dist.barrier()
+        return found
+
+
+def _beside_single_device(found: AttentionCalls, strategy: Strategy, errors: RowErrors) -> AttentionCalls:
+    cell = strategy.cell
+    *qkv, dout = (
+        laid_out_as_by_a_model(random_input(cell, which, cell.seq_len, errors.device)) for which in range(4)
+    )
+    leaves = [x.requires_grad_() for x in qkv]
+    clocks: list[StepClock] = []
+    spent_ms, calls = 0.0, 1
+    # The first call warms up; where it used up the budget it has to do.
+    while len(clocks) < calls:
+        for leaf in leaves:
+            leaf.grad = None
+        clock = StepClock(errors.device)
+        clock.mark()
+        out = attend(*leaves, kernel=strategy.kernel, causal=errors.causal)
+        clock.mark()
+        out.backward(dout)
+        clock.mark()
+        clocks.append(clock)
+        spent_ms = sum(clock.step_times_ms())
+        if len(clocks) == 1:
+            calls = 1 + min(MAX_CALLS, int(cell.measure.budget_s * 1e3 / spent_ms))
+    timed = clocks[1:] or clocks
+    forward_ms, backward_ms = zip(*(clock.step_times_ms() for clock in timed), strict=True)
+    assert leaves[0].grad is not None
+    control = errors.of_whole(out.detach(), leaves[0].grad)
+    return replace(
+        found,
+        single_forward_ms=[*forward_ms],
+        single_backward_ms=[*backward_ms],
+        control_error_ulps=control,
+    )
 
 
 PASS = AttentionPass

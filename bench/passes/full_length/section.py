@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.config import RunConfig
 from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, first_beyond, worst_by_name
@@ -57,14 +57,10 @@ class FullLengthFacts(PassFacts[FullLength, FullLength]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> FullLength:  # noqa: ARG002
         """The largest errors of any sequence; the ranks that share one agree."""
         parts = self.parts(reports)
-        return FullLength(
-            tokens=parts[0].tokens,
-            rows=parts[0].rows,
-            keys=parts[0].keys,
-            keys_reason=parts[0].keys_reason,
+        return replace(
+            parts[0],
             errors=worst_by_name([part.errors for part in parts]),
             limits=worst_by_name([part.limits for part in parts]),
-            reason=parts[0].reason,
         )
 
     def gate(self, cell: RunConfig, section: FullLength) -> str | None:  # noqa: ARG002

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from bench.config import RunConfig
 from bench.finite import worst
-from bench.passes.facts import PassFacts, RankReport, known_by_rank, together
+from bench.passes.facts import PassFacts, RankReport, together
 from bench.passes.telemetry import section as telemetry
 
 
@@ -67,7 +67,7 @@ class MemoryFacts(PassFacts[Memory, Memory]):
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Memory:  # noqa: ARG002
         parts, telemetries = self.parts(reports), telemetry.FACTS.parts(reports)
-        used = known_by_rank(telemetries, "device_used_bytes")
+        used = together(telemetries, "device_used_bytes")["device_used_bytes"]
         per_rank = [field.name for field in fields(Memory) if field.name not in OF_ALL_RANKS]
         return replace(
             parts[0],

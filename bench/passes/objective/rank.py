@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,13 +18,11 @@ from bench.config import LOW_PRECISION, OptimizerConfig, RunConfig
 from bench.labels import size_label
 from bench.passes.losses.rank import all_fed, expected_digest
 from bench.passes.objective.cut import cut_cell, cut_trainer
-from bench.passes.objective.kept import Kept, digest
 from bench.passes.objective.plain_attention import plain_attention_installed
 from bench.passes.objective.section import Objective, objective_tokens
 from bench.passes.objective.whole_model import (
     CONTROLS,
     FACTOR,
-    GradientError,
     Noise,
     Signal,
     Weights,
@@ -39,7 +36,6 @@ from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Batch, Strategy
 from bench.training.data import count_valid, open_data
 from bench.training.engines import Engine
-from bench.training.models import TORCH_DTYPES
 from bench.training.optimizer import clipped_norm
 from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers.trainer import Trainer
@@ -82,7 +78,7 @@ class ObjectivePass(RankPass):
                 trainer.cell.padded_len, trainer.strategy.facts.length_multiple(trainer.cell)
             )
             if self._fits(trainer.cell, tokens):
-                self.found = check(trainer, tokens, device, self.measurement.shared_folder)
+                self.found = check(trainer, tokens, device)
                 return
             needed = size_label(needed_bytes(trainer.cell, tokens))
             reason = f"float64 on one rank would take about {needed}"
@@ -100,20 +96,15 @@ class ObjectivePass(RankPass):
         return bool(self.agreed(needed_bytes(cell, tokens) <= _room_bytes(self.measurement.subject.device)))
 
 
-def check(
-    trainer: Trainer, tokens: int, device: torch.device, shared_folder: Path | None = None
-) -> Objective:
-    """Take one short step, before any other; every rank must call it, and rank 0 compares.
-
-    Cells that round alike share through `shared_folder` how much rounding is allowed.
-    """
+def check(trainer: Trainer, tokens: int, device: torch.device) -> Objective:
+    """Take one short step, before any other; every rank must call it, and rank 0 compares."""
     checked = _on_uncounted_labels(trainer, tokens, device)
     found = _step(checked, tokens)
     lost = [] if math.isfinite(found.own_losses) else [dist.get_rank()]
     outcome = Objective(tokens=tokens, sequences=trainer.cell.sequences_per_step, lost_on=lost)
     if dist.get_rank() == 0:
         with without_memory_limit():
-            outcome = _compared(outcome, found, checked, device, shared_folder)
+            outcome = _compared(outcome, found, checked, device)
     dist.barrier()
     return outcome
 
@@ -135,20 +126,14 @@ def _room_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CPU_ROOM_BYTES
 
 
-def _compared(
-    outcome: Objective, step: Step, trainer: Trainer, device: torch.device, shared_folder: Path | None
-) -> Objective:
+def _compared(outcome: Objective, step: Step, trainer: Trainer, device: torch.device) -> Objective:
     dtype = trainer.cell.dtype
-    sequences = trainer.data.whole_step(0, outcome.tokens)
     with plain_attention_installed() as attention:
-        model = WholeModel(trainer.cell, device, attention, trainer.phase)
-        exact = model.exact(sequences)
-        in_dtype = trainer.engine.weights_in_dtype
-        kept = Kept.of(shared_folder, trainer.cell, sequences, in_dtype, model.rotary)
-        controls = Controls(model, sequences, exact, trainer, kept)
-        noise = controls.noise()
-        mistakes = controls.mistakes(noise)
-    found = exact.gradient_errors(step.signal, controls.eps)
+        model = WholeModel(trainer, outcome.tokens, device, attention)
+        exact = model.exact()
+        noise = Noise.of(exact, (model.rounded(key_parts=parts) for parts in CONTROLS))
+        mistakes = _mistakes(model, exact, noise, trainer.strategy)
+    found = exact.gradient_errors(step.signal)
     limits = {name: noise.limits(name, dtype, error.distance) for name, error in found.items()}
     gradients = {f"gradient of {name}": (found[name].distance, limits[name].distance) for name in found}
     scales = {
@@ -165,7 +150,7 @@ def _compared(
     is_wrong = any(not error <= limit for error, limit in compared.values())
     return replace(
         outcome,
-        cause=_cause(exact, step, noise, trainer.cell, controls.eps) if is_wrong else None,
+        cause=_cause(exact, step, noise, trainer.cell) if is_wrong else None,
         parameters=len(found),
         errors={name: error for name, (error, _) in compared.items()},
         limits={name: limit for name, (_, limit) in compared.items()},
@@ -175,64 +160,32 @@ def _compared(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Controls:
-    """The checked step on one device in the cell's dtype, as the trainer's engine rounds it."""
-
-    model: WholeModel
-    sequences: list[Batch]
-    exact: Signal
-    trainer: Trainer
-    kept: Kept
-
-    @property
-    def eps(self) -> float:
-        """Of the cell's dtype: relative to 1, the distance to the next number."""
-        return torch.finfo(TORCH_DTYPES[self.trainer.cell.dtype]).eps
-
-    def noise(self) -> Noise:
-        """How far the controls are from the exact step."""
-        controls = (self._rounded(key_parts=parts) for parts in CONTROLS)
-        return self.kept.get(Noise, lambda: Noise.of(self.exact, controls, self.eps))
-
-    def mistakes(self, noise: Noise) -> dict[str, Compared]:
-        """What known mistakes would change where they show most, and the limit there."""
-        cell = self.trainer.cell
-        if cell.sp_degree == 1:
-            return {}
-        scale = min(noise.limits(name, cell.dtype, 1 - 1 / cell.sp_degree).scale for name in noise.gradients)
-        found = {"gradients divided by sp_degree": (1 - 1 / cell.sp_degree, scale)}
-        if cell.dtype in LOW_PRECISION:  # in others rounding hides nothing
-            found["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(cell.dtype))
-            weights = mean_of_ranks(self.trainer.strategy, self.sequences)
-            counted = digest([weights(batch) for batch in self.sequences])
-            wrong = self.kept.get(
-                dict[str, GradientError],
-                lambda: self.exact.gradient_errors(self._rounded(weights=weights), self.eps),
-                counted,
-            )
-            sizes = {
-                name: (error.distance, noise.limits(name, cell.dtype, error.distance).distance)
-                for name, error in wrong.items()
-            }
-            found |= {"losses averaged over ranks": next(iter(_nearest(sizes).values()))}
-        return found
-
-    def _rounded(self, *, key_parts: int = 1, weights: Weights | None = None) -> Signal:
-        in_dtype = self.trainer.engine.weights_in_dtype
-        return self.model.rounded(
-            self.sequences, weights_in_dtype=in_dtype, key_parts=key_parts, weights=weights
-        )
+def _mistakes(model: WholeModel, exact: Signal, noise: Noise, strategy: Strategy) -> dict[str, Compared]:
+    """What known mistakes would change where they show most, and the limit there."""
+    cell = strategy.cell
+    if cell.sp_degree == 1:
+        return {}
+    scale = min(noise.limits(name, cell.dtype, 1 - 1 / cell.sp_degree).scale for name in noise.gradients)
+    found = {"gradients divided by sp_degree": (1 - 1 / cell.sp_degree, scale)}
+    if cell.dtype in LOW_PRECISION:  # in others rounding hides nothing
+        found["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(cell.dtype))
+        wrong = exact.gradient_errors(model.rounded(weights=mean_of_ranks(strategy, model.sequences)))
+        sizes = {
+            name: (error.distance, noise.limits(name, cell.dtype, error.distance).distance)
+            for name, error in wrong.items()
+        }
+        found |= {"losses averaged over ranks": next(iter(_nearest(sizes).values()))}
+    return found
 
 
-def _cause(exact: Signal, step: Step, noise: Noise, cell: RunConfig, eps: float) -> str | None:
+def _cause(exact: Signal, step: Step, noise: Noise, cell: RunConfig) -> str | None:
     """Tokens that were lost or moved, or the factor that alone makes the found gradients wrong."""
     if not step.fed_right:
         return "the ranks saw other tokens than the step holds: some were dropped, repeated or misplaced"
     found = step.signal
     for factor, said in ((cell.sp_degree, "sp_degree"), (1 / cell.sp_degree, "1/sp_degree")):
         divided = {name: gradient / factor for name, gradient in found.gradients.items()}
-        errors = exact.gradient_errors(replace(found, gradients=divided), eps)
+        errors = exact.gradient_errors(replace(found, gradients=divided))
         if cell.sp_degree > 1 and all(
             error.distance <= noise.limits(name, cell.dtype, error.distance).distance
             for name, error in errors.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from bench.training.data import count_valid
 from bench.training.embedding import sum_embedding_gradient_in_float32
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
+from bench.training.trainers.trainer import Trainer
 
 COPIES = 7
 """Of the weights, in float32: themselves, and in float64 (two each) weights, gradients and their sums."""
@@ -68,19 +69,18 @@ class Signal:
     gradients: Mapping[str, Tensor]
     blocks: Tensor | None = None
     """Sums of the losses of `LOSS_BLOCK` rows each; None where only the mean is known."""
+    eps: float = 0.0
+    """A gradient shorter than so many times the whole one is measured by that: 0 but where it is exact."""
 
     def loss_error(self, found: Signal) -> float:
         """How far another signal's loss is from this one's, relative."""
         return abs(found.loss - self.loss) / (abs(self.loss) or 1.0)
 
-    def gradient_errors(self, found: Signal, eps: float = 0.0) -> dict[str, GradientError]:
-        """How far another signal's gradients are from these; infinitely where one is missing.
-
-        A length of less than `eps` times the whole gradient's is taken for that.
-        """
+    def gradient_errors(self, found: Signal) -> dict[str, GradientError]:
+        """How far another signal's gradients are from these; infinitely where one is missing."""
         whole = sum(float(each.double().square().sum()) for each in self.gradients.values())
         return {
-            name: _error(found.gradients.get(name), exact, whole, eps)
+            name: _error(found.gradients.get(name), exact, whole, self.eps)
             for name, exact in self.gradients.items()
         }
 
@@ -123,9 +123,9 @@ class Noise:
         return max(FLOORS[dtype].backward, SCALE_FACTOR * max(self.whole_scale, independent))
 
     @classmethod
-    def of(cls, exact: Signal, controls: Iterable[Signal], eps: float) -> Noise:
+    def of(cls, exact: Signal, controls: Iterable[Signal]) -> Noise:
         """Controls are compared one by one: no more than one has to be in memory."""
-        compared = [(_block_error(exact, each), exact.gradient_errors(each, eps)) for each in controls]
+        compared = [(_block_error(exact, each), exact.gradient_errors(each)) for each in controls]
         losses, errors = zip(*compared, strict=True)
         gradients = {
             name: GradientError(
@@ -150,11 +150,13 @@ Weights = Callable[[Batch], Tensor]
 
 
 class WholeModel:
-    """The model as it is before any step, on this rank alone."""
+    """The model as it is before any step, on this rank alone, and the sequences of the first step."""
 
     def __init__(
-        self, cell: RunConfig, device: torch.device, attention: PlainAttention, phase: StepPhase
+        self, trainer: Trainer, tokens: int, device: torch.device, attention: PlainAttention
     ) -> None:
+        cell = trainer.cell
+        self.sequences = trainer.data.whole_step(0, tokens)
         model = build_model(
             cell.model, attention_name=PLAIN_NAME, max_positions=cell.seq_len, seed=cell.seed, device=device
         )
@@ -165,45 +167,36 @@ class WholeModel:
         self.attention = attention
         self.cell = cell
         self.device = device
-        self.phase = phase
+        self.phase = trainer.phase
+        self.weights_in_dtype = trainer.engine.weights_in_dtype
 
-    @property
-    def rotary(self) -> str:
-        """The numbers that rotary frequencies follow from, a length of the cell's among them or not."""
-        return str(getattr(self.model.model.config, "rope_parameters", None))
+    def exact(self) -> Signal:
+        """The signal in float64, others measured against it in the precision of the cell's dtype."""
+        found = self._signal(copy.deepcopy(self.model).double(), None)
+        return replace(found, eps=torch.finfo(TORCH_DTYPES[self.cell.dtype]).eps)
 
-    def exact(self, sequences: Sequence[Batch]) -> Signal:
-        """The signal in float64."""
-        return self._signal(copy.deepcopy(self.model).double(), sequences, _mean_over_tokens(sequences))
-
-    def rounded(
-        self,
-        sequences: Sequence[Batch],
-        *,
-        weights_in_dtype: bool,
-        key_parts: int = 1,
-        weights: Weights | None = None,
-    ) -> Signal:
+    def rounded(self, *, key_parts: int = 1, weights: Weights | None = None) -> Signal:
         """The signal in the cell's dtype: with weights of that dtype, or by autocast from float32."""
         dtype = TORCH_DTYPES[self.cell.dtype]
         narrow = self.cell.dtype in LOW_PRECISION
         wide = torch.float64 if self.cell.dtype == "fp64" else torch.float32
         model = copy.deepcopy(self.model).to(wide)
-        if narrow and weights_in_dtype:
+        if narrow and self.weights_in_dtype:
             for parameter in model.parameters():  # not buffers: engines keep rotary frequencies in float32
                 parameter.data = parameter.data.to(dtype)
         self.attention.key_parts = key_parts
         try:
-            with torch.autocast(self.device.type, dtype, enabled=narrow and not weights_in_dtype):
-                return self._signal(model, sequences, weights or _mean_over_tokens(sequences))
+            with torch.autocast(self.device.type, dtype, enabled=narrow and not self.weights_in_dtype):
+                return self._signal(model, weights)
         finally:
             self.attention.key_parts = 1
 
-    def _signal(self, model: ModelWithLoss, sequences: Sequence[Batch], weights: Weights) -> Signal:
+    def _signal(self, model: ModelWithLoss, weights: Weights | None) -> Signal:
         """One sequence after another: no more than one is in memory. Gradients are summed in float32."""
         gradients: dict[str, Tensor] = {}
         blocks: list[Tensor] = []
-        for batch in sequences:
+        weights = weights or _mean_over_tokens(self.sequences)
+        for batch in self.sequences:
             self.attention.documents = batch.documents  # until backward, which computes the layers again
             self.phase.enter("forward")  # a large model takes minutes on a CPU: the rank does not hang
             losses = _token_losses(model, batch) * weights(batch)

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.config import RunConfig
-from bench.passes.parity.divergence import Mask, first_divergence
+from bench.passes.parity.divergence import first_divergence
 from bench.passes.parity.exact import Tensors, plain_attention, relative_error
-from bench.passes.parity.limits import tensor_limit
+from bench.passes.parity.limits import limit_of
 from bench.passes.parity.section import MAX_TOKENS, Parity
 from bench.strategies.strategy import Strategy
 from bench.training.models import TORCH_DTYPES
@@ -38,12 +38,9 @@ def check_attention(
     plain = plain_attention(inputs, causal=causal, documents=documents)
     with strategy.packed(documents):
         found = _gathered(strategy, inputs, causal=causal)
-    limits = {
-        name: tensor_limit(name, cell.dtype, relative_error(plain[name], exact[name])) for name in found
-    }
+    limits = {name: limit_of(name, cell.dtype, relative_error(plain[name], exact[name])) for name in found}
     errors = {name: relative_error(found[name], exact[name]) for name in found}
-    mask = Mask(seq_len, causal, documents)
-    divergence = first_divergence(strategy, inputs, found, exact, limits, mask)
+    divergence = first_divergence(strategy, inputs, found, exact, limits, causal=causal, documents=documents)
     return Parity(tokens=seq_len, errors=errors, limits=limits), divergence
 
 

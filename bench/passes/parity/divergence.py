@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,26 +17,15 @@ ENOUGH = 64
 """Numbers of fp16 that are all numbers of bf16 by chance with probability 8^-64."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """Which keys the queries of a sequence see."""
-
-    tokens: int
-    causal: bool
-    documents: Documents | None
-
-    def on(self, device: torch.device) -> Tensor:
-        """The same as `visible` has it."""
-        return visible(self.tokens, causal=self.causal, device=device, documents=self.documents)
-
-
 def first_divergence(
     strategy: Strategy,
     inputs: Tensors,
     found: Named,
     exact: Named,
     limits: Mapping[str, float],
-    mask: Mask,
+    *,
+    causal: bool,
+    documents: Documents | None,
 ) -> str | None:
     """The first tensor beyond its limit, its tokens and the cause that explains it; None when all fit."""
     for name, limit in limits.items():
@@ -46,7 +35,7 @@ def first_divergence(
         if not error <= limit:
             cause = _factor(strategy, found[name], exact[name], limit)
             if cause is None and name == "out":
-                mistakes = _mistakes(strategy, inputs, mask)
+                mistakes = _mistakes(strategy, inputs, causal, documents)
                 fits = (said for said, wrong in mistakes if relative_error(found[name], wrong) <= limit)
                 cause = next(fits, None)
             tokens = _tokens(found[name], exact[name], limit)
@@ -89,15 +78,17 @@ def _factor(strategy: Strategy, found: Tensor, exact: Tensor, limit: float) -> s
     return None
 
 
-def _mistakes(strategy: Strategy, inputs: Tensors, seen: Mask) -> Iterator[tuple[str, Tensor]]:
+def _mistakes(
+    strategy: Strategy, inputs: Tensors, causal: bool, documents: Documents | None
+) -> Iterator[tuple[str, Tensor]]:
     """Known mistakes, each with the float64 output that it alone would make."""
     q, k, v = (x.double() for x in inputs[:3])
-    degree, mask = strategy.cell.sp_degree, seen.on(q.device)
-    if seen.documents is not None:
-        whole = replace(seen, documents=None).on(q.device)
-        yield "attention crosses the boundaries of documents", masked_attention(q, k, v, whole)
-    if seen.causal:
-        allowed = replace(seen, causal=False).on(q.device)
+    degree, seen = strategy.cell.sp_degree, partial(visible, q.shape[2], device=q.device)
+    mask = seen(causal=causal, documents=documents)
+    if documents is not None:
+        yield "attention crosses the boundaries of documents", masked_attention(q, k, v, seen(causal=causal))
+    if causal:
+        allowed = seen(causal=False, documents=documents)
         yield (
             "the causal mask is off by one: each token sees its successor",
             masked_attention(q, k, v, allowed.tril(diagonal=1)),

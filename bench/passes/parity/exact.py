@@ -36,18 +36,11 @@ def visible(tokens: int, *, causal: bool, device: torch.device, documents: Docum
     """Which key (column) each query (row) may see, [T, T]; [B, 1, T, T] where sequences hold documents."""
     everything = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
     if documents is not None:
-        everything = _same_document(documents).to(device)
+        rows = [documents.of(row) for row in range(len(documents.ends))]
+        numbers = [[number for number, document in enumerate(row) for _ in document] for row in rows]
+        document_BT = torch.tensor(numbers, device=device)
+        everything = (document_BT[:, :, None] == document_BT[:, None])[:, None]
     return everything.tril() if causal else everything
-
-
-def _same_document(documents: Documents) -> Tensor:
-    """Whether two tokens of a sequence are of one document, [B, 1, T, T]."""
-    numbers = [
-        [number for number, document in enumerate(documents.of(row)) for _ in document]
-        for row in range(len(documents.ends))
-    ]
-    document_BT = torch.tensor(numbers)
-    return (document_BT[:, :, None] == document_BT[:, None])[:, None]
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-FACTORS: Mapping[str, float] = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 4.0, "dv": 4.0}
-"""Strategies erred as much as plain attention in `out` and `dq`, up to 2.9 times as much in `dk` and `dv`."""
-LOSS_FACTOR = 3.0
-"""Of a probe's losses, whose control is one rank; strategies' were up to 1.3 times."""
+FACTORS: Mapping[str, float] = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 4.0, "dv": 4.0, "loss": 3.0}
+"""Strategies erred as much as plain attention in `out` and `dq`, up to 2.9 times as much in `dk` and `dv`; in
+a probe's losses, whose control is one rank, up to 1.3 times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +28,11 @@ FLOORS: Mapping[str, Floor] = {
 """In fp16 `math` erred by up to 1.1e-3 in `dq`, 2.6 times as much as plain attention."""
 
 
-def tensor_limit(name: str, dtype: str, plain_error: float) -> float:
-    """The limit of `out`, `lse`, `dq`, `dk` or `dv`, all relative to the exact tensor's maximum."""
+def limit_of(name: str, dtype: str, plain_error: float) -> float:
+    """The limit of `out`, `lse`, `dq`, `dk` or `dv`, relative to the exact tensor's maximum, or of `loss`.
+
+    So many times the error of plain arithmetic, finite also where that overflows, and at least the floor.
+    """
     floor = FLOORS[dtype]
-    return limit_of(floor.backward if name.startswith("d") else floor.forward, FACTORS[name], plain_error)
-
-
-def loss_limit(dtype: str, plain_error: float) -> float:
-    """The limit of a probe's losses, relative to the exact one."""
-    return limit_of(FLOORS[dtype].loss, LOSS_FACTOR, plain_error)
-
-
-def limit_of(floor: float, factor: float, plain_error: float) -> float:
-    """So many times the error of plain arithmetic, finite also where that overflows, and at least `floor`."""
-    return max(floor, factor * min(1.0, plain_error))
+    least = floor.loss if name == "loss" else floor.backward if name.startswith("d") else floor.forward
+    return max(least, FACTORS[name] * min(1.0, plain_error))

@@ -24,10 +24,6 @@ NOISE_MARGIN = 4.0
 """A difference counts beyond so many times that of two equal runs."""
 PLAIN = "full_attention"
 """What layers are called where the configuration has no list of kinds."""
-COUNTS = (
-    "other_outputs", "other_gradients", "of_other", "earlier_outputs", "of_earlier", "own_outputs", "of_own",
-)  # fmt: skip
-"""The fields of `Moved`, in the order of a row of counts."""
 MAX_DOCUMENTS = 4
 """Of so many documents tokens are changed, and of the longest."""
 SEED = 11
@@ -120,7 +116,7 @@ def leaks(
 ) -> tuple[dict[str, Tensor], float]:
     """Run every part twice as it is and once for each change, and count; every rank must call it.
 
-    Returns what this rank counted, by the kind of part a row of COUNTS, and the noise of equal runs.
+    Returns what this rank counted, by the kind of part a row as `Moved` has it, and the noise of equal runs.
     """
     counts: dict[str, Tensor] = {}
     noise = 0.0
@@ -140,7 +136,7 @@ def leaks(
 
 
 def _counted(outputs_BS: Tensor, gradients_BS: Tensor, places: Places, change: Change) -> Tensor:
-    """A row of COUNTS."""
+    """The numbers of `Moved`, in its order."""
     own = places.documents == change.document
     earlier = own & (places.positions < change.position)
     later = own & ~earlier

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TypeVar
 
 import torch
@@ -17,8 +18,8 @@ from bench.config import LOW_PRECISION, RunConfig
 from bench.passes.objective.cut import cut_cell
 from bench.passes.objective.plain_attention import PLAIN_NAME, plain_attention_installed
 from bench.passes.parity.attention import parity_len
-from bench.passes.parity.limits import loss_limit
-from bench.passes.probe.leaks import COUNTS, Places, changes_of, leaks, parts_of
+from bench.passes.parity.limits import limit_of
+from bench.passes.probe.leaks import Places, changes_of, leaks, parts_of
 from bench.passes.probe.section import EXPERIMENT, Moved, Probe, why_wrong
 from bench.passes.rank_pass import RankPass
 from bench.ranks.log import WrongResultError
@@ -77,7 +78,7 @@ def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> Probe:
         noise=_largest(noise),
         loss_error=error,
         loss_position=position,
-        loss_limit=loss_limit(cell.dtype, plain),
+        loss_limit=limit_of("loss", cell.dtype, plain),
     )
 
 
@@ -140,7 +141,8 @@ def added_up(counts: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> d
     totals = {kind: row.clone() for kind, row in counts.items()}
     for total in totals.values() if group is not None else ():
         dist.all_reduce(total, group=group)
-    return {kind: Moved(**dict(zip(COUNTS, row.tolist(), strict=True))) for kind, row in totals.items()}
+    names = [field.name for field in fields(Moved)]
+    return {kind: Moved(**dict(zip(names, row.tolist(), strict=True))) for kind, row in totals.items()}
 
 
 def _largest(own: Ordered) -> Ordered:

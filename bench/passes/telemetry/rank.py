@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 from bench.passes.rank_pass import RankPass, Steps
@@ -19,10 +18,10 @@ class TelemetryPass(RankPass):
     def around_window(self) -> AbstractContextManager[Any]:
         if self.telemetry is None:
             subject = self.measurement.subject
-            open_device = partial(open_nvml, subject.device, ranks_beside=subject.ranks_beside)
+            device = open_nvml(subject.device, ranks_beside=subject.ranks_beside)
             # All ranks of a node together ask the driver as often as one alone would.
             ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            self.telemetry = Telemetry(open_device, PERIOD_S * ranks)
+            self.telemetry = Telemetry(device, PERIOD_S * ranks)
         return self.telemetry.window()
 
     def run(self) -> Steps:

@@ -6,29 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from bench.config import RunConfig
-from bench.passes.facts import PassFacts, RankReport, known_by_rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTelemetry:
-    """One rank's device and process over the timed window; samples in order, null where not known."""
-
-    reason: str | None
-    sample_ms: list[float]
-    power_w: list[float] | None
-    sm_clock_mhz: list[float] | None
-    reference_clock_mhz: float | None
-    utilisation: list[float] | None
-    device_used_bytes: list[float] | None
-    clock_events: list[str] | None
-    """Every reason seen, by name."""
-    foreign_processes: int | None
-    """Processes on the device that are no ranks of the cell; null where NVML counts processes in another
-    namespace."""
-    throttled: bool | None
-    load_average: float
-    involuntary_switches: int
-    cpus: str | None = None
+from bench.passes.facts import PassFacts, RankReport, together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +27,26 @@ class Telemetry:
     clock_events: list[list[str]] | None
     """Every clock-event reason that NVML gave, by name."""
     foreign_processes: list[int] | None
-    """Processes that used a rank's device and are no ranks."""
+    """Processes that used a rank's device and are no ranks of the cell; null where NVML counts processes in
+    another namespace."""
     load_average: float
     """The machine's at the window's start."""
     involuntary_switches: list[int]
     """How often a rank lost its core in the window."""
     cpus: list[str] | None = None
     """Those that a rank may run on, as `0-15,32-47`; null in older records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTelemetry(Telemetry):
+    """One rank's, whose lists by rank are of one."""
+
+    device_used_bytes: list[list[float]] | None
+    """For the memory pass, in samples as the others."""
+
+
+OF_ALL_RANKS = ("reason", "throttled", "load_average")
+"""What is no list by rank."""
 
 
 class TelemetryFacts(PassFacts[RankTelemetry, Telemetry]):
@@ -66,17 +57,13 @@ class TelemetryFacts(PassFacts[RankTelemetry, Telemetry]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Telemetry:  # noqa: ARG002
         parts = self.parts(reports)
         held_back = [part.throttled for part in parts]
-        reduced = {
-            "reason": reasons(parts),
-            "throttled": True if True in held_back else None if None in held_back else False,
-            "load_average": parts[0].load_average,
-        }
-        per_rank = {
-            field.name: known_by_rank(parts, field.name)
-            for field in fields(Telemetry)
-            if field.name not in reduced
-        }
-        return Telemetry(**per_rank, **reduced)  # type: ignore[arg-type]
+        per_rank = [field.name for field in fields(Telemetry) if field.name not in OF_ALL_RANKS]
+        return Telemetry(
+            **together(parts, *per_rank),
+            reason=reasons(parts),
+            throttled=True if True in held_back else None if None in held_back else False,
+            load_average=parts[0].load_average,
+        )
 
 
 def reasons(parts: Sequence[RankTelemetry]) -> str | None:

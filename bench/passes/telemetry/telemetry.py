@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from bench.passes.facts import of_one
 from bench.passes.telemetry.section import RankTelemetry
 from bench.ranks.cpus import own_cpus
 
@@ -79,16 +80,12 @@ class NvmlDevice:
         return max(0, len(pids) - 1 - self.ranks_beside) if os.getpid() in pids else None
 
 
-OpenDevice = Callable[[], NvmlDevice | str]
-"""Gives the rank's device, or the reason why there is none."""
-
-
 class Telemetry:
     """Watches one rank's window; `read` gives what the last one showed."""
 
-    def __init__(self, open_device: OpenDevice, period_s: float = PERIOD_S) -> None:
+    def __init__(self, opened: NvmlDevice | str, period_s: float = PERIOD_S) -> None:
+        """`opened` is the rank's device, or the reason why there is none."""
         self.period_s = period_s
-        opened = open_device()
         self.device = None if isinstance(opened, str) else opened
         self.reasons: list[str] = [opened] if isinstance(opened, str) else []
         self._samples: dict[str, list[float]] = {name: [] for name in FIGURES} if self.device else {}
@@ -124,18 +121,18 @@ class Telemetry:
         clock = self.device.reference_clock_mhz() if self.device else None
         return RankTelemetry(
             reason="; ".join(self.reasons) or None,
-            sample_ms=self._times_ms if known else [],
-            power_w=known.get("power_w"),
-            sm_clock_mhz=known.get("sm_clock_mhz"),
-            reference_clock_mhz=clock,
-            utilisation=known.get("utilisation"),
-            device_used_bytes=known.get("device_used_bytes"),
-            clock_events=None if events is None else seen,
-            foreign_processes=self.device.foreign_processes() if self.device else None,
+            sample_ms=[self._times_ms if known else []],
+            power_w=of_one(known.get("power_w")),
+            sm_clock_mhz=of_one(known.get("sm_clock_mhz")),
+            reference_clock_mhz=of_one(clock),
+            utilisation=of_one(known.get("utilisation")),
+            device_used_bytes=of_one(known.get("device_used_bytes")),
+            clock_events=None if events is None else [seen],
+            foreign_processes=of_one(self.device.foreign_processes() if self.device else None),
             throttled=throttled(known.get("sm_clock_mhz"), events, clock),
             load_average=self._load_average,
-            involuntary_switches=self._switches,
-            cpus=own_cpus(),
+            involuntary_switches=[self._switches],
+            cpus=of_one(own_cpus()),
         )
 
     def _sample_until(self, stop: threading.Event) -> None:

@@ -19,6 +19,6 @@ EXACT = {"dq": torch.randn(1, 2, 32, 4, generator=torch.Generator().manual_seed(
     ids=["fp16 that was bf16", "fp16", "bf16", "zeros of fp16"],
 )
 def test_a_gradient_that_went_through_bf16_is_named(found, said):
-    divergence = first_divergence(None, (), {"dq": found}, EXACT, {"dq": 1.0}, None)
+    divergence = first_divergence(None, (), {"dq": found}, EXACT, {"dq": 1.0}, causal=True, documents=None)
     assert (divergence or "").startswith(said or "")
     assert (divergence is None) == (said is None)

@@ -10,17 +10,16 @@ import torch
 from bench.attention.documents import Documents
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
 from bench.attention.packed import attend_packed, packing_of
-from bench.passes import PASSES
 from bench.passes.facts import first_beyond
-from bench.passes.full_length import lse, section
+from bench.passes.full_length import key_errors, section
 from bench.passes.full_length.comparison import compare
-from bench.passes.full_length.key_errors import drawn_keys, key_sums
+from bench.passes.full_length.key_errors import drawn_keys, key_sums, log_sum_exp
 from bench.passes.full_length.rank import FullLengthPass
 from bench.passes.full_length.rows import rows
 from bench.passes.full_length.shards import Attention, Shards, drawn, first_keys
 from bench.passes.parity.exact import visible
 from bench.ranks.memory_limit import without_memory_limit
-from tests.cells import make_cell, run_cell, tiny_cell
+from tests.cells import run_cell, tiny_cell
 from tests.gpus import needs_gpu
 
 
@@ -36,12 +35,6 @@ def test_a_sound_strategy_errs_about_as_much_as_its_control(launcher, tmp_path, 
     assert 0 < found.errors["out"] < found.limits["out"] < 0.01
 
 
-def test_no_number_passes_as_no_error():
-    facts = PASSES["full_length"]
-    section = facts.part(tokens=4, rows=1, errors={"dq": float("nan")}, limits={"dq": 1.0})
-    assert facts.gate(make_cell(), section) is not None
-
-
 MASKS = {
     "full": (False, None),
     "causal": (True, None),
@@ -53,7 +46,7 @@ MASKS = {
 def test_rows_and_keys_are_those_of_attention_and_of_its_gradients(monkeypatch, mask):
     """Keys from two ranks' queries, of which no block holds all."""
     causal, documents = MASKS[mask]
-    monkeypatch.setitem(lse.BLOCK_SCORES, "cpu", 5 * 24 * 2)
+    monkeypatch.setitem(key_errors.BLOCK_SCORES, "cpu", 5 * 24 * 2)
     torch.manual_seed(0)
     q, k, v, dout = (torch.randn(2, 24, 8, dtype=torch.float64, requires_grad=True) for _ in range(4))
     hidden = ~visible(24, causal=causal, device=q.device, documents=documents).view(-1, 24, 24)
@@ -67,7 +60,7 @@ def test_rows_and_keys_are_those_of_attention_and_of_its_gradients(monkeypatch, 
         sums = 0
         for held in torch.tensor([7, *range(17, 24), *range(7)]), torch.arange(8, 17):
             of_first = None if firsts is None else firsts[:, held]
-            of_held = lse.log_sum_exp(q[:, held], k, held, scale=scale, causal=causal, first_keys=of_first)
+            of_held = log_sum_exp(q[:, held], k, held, scale=scale, causal=causal, first_keys=of_first)
             queries = (x[:, held] for x in (q, out, dout))
             unseen = hidden[..., held, :][..., picked]
             sums = sums + key_sums(*queries, of_held, k[:, picked], v[:, picked], unseen, scale)[0]
@@ -157,7 +150,7 @@ def test_a_loops_autocast_does_not_reach_the_comparison():
 def test_a_gpu_compares_as_a_cpu_does_in_tf32_too(monkeypatch):
     """The kernel's own errors differ: the GPU's result is compared on both."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    monkeypatch.setitem(lse.BLOCK_SCORES, "cuda", 2**20)
+    monkeypatch.setitem(key_errors.BLOCK_SCORES, "cuda", 2**20)
     x = lone_call(device="cuda")
     found, on_cpu = compared(x), compared({name: each.cpu() for name, each in x.items()})
     assert found.errors == pytest.approx(on_cpu.errors, rel=0.02)

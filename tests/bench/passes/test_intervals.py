@@ -1,11 +1,10 @@
 """Time is measured on merged spans: nothing that overlaps or nests is counted twice."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.passes.trace.intervals import intersect, length, subtract, union
+from bench.passes.trace.intervals import intersect, length, subtract
 
 TICKS = 20
 SPANS = st.lists(st.tuples(st.integers(0, TICKS), st.integers(0, TICKS)).map(sorted), max_size=8)
@@ -14,11 +13,6 @@ SPANS = st.lists(st.tuples(st.integers(0, TICKS), st.integers(0, TICKS)).map(sor
 def ticks(spans):
     """The unit ticks that spans cover: arithmetic that cannot be wrong in the same way."""
     return {tick for start, end in spans for tick in range(int(start), int(end))}
-
-
-@pytest.mark.parametrize("function", [union, lambda spans: subtract(spans, []), lambda s: intersect(s, s)])
-def test_nothing_comes_of_nothing(function):
-    assert function([]).shape == (0, 2)
 
 
 @given(SPANS, SPANS)

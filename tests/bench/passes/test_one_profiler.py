@@ -67,11 +67,4 @@ def test_pythons_own_profiler_goes_on_after_modules_were_watched():
         with watch_modules("tests") as seen:
             on_cpu()
         after = sys.getprofile()
-        names_of_nothing()
-    assert after is profiler
-    assert seen == set()
-    assert any("names_of_nothing" in str(each.code) for each in profiler.getstats())
-
-
-def names_of_nothing():
-    return set()
+    assert (after, seen) == (profiler, set())

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.attention.watch import AttentionWatch
 from bench.node.worker import join
 from bench.passes.calls import COLLECTIVES, COMMUNICATION, WITHOUT_PAYLOAD, collective_of
+from bench.passes.memory.allocations import AllocationTracker
 from bench.passes.tap import CommunicationTap
 from bench.passes.trace.cpu_timeline import GLOO_EVENTS
 from tests.cells import make_cell
@@ -170,6 +171,19 @@ def test_each_rank_sends_the_bytes_that_the_call_takes_and_gloo_names_it_as_the_
     for each in found:
         assert each["kinds"][0] in name
         assert each["events"] == [GLOO_EVENTS[each["kinds"][0]]]
+
+
+@pytest.mark.parametrize("mode", [lambda: CommunicationTap(AttentionWatch()), AllocationTracker])
+def test_what_is_compiled_stays_compiled_under_a_mode_that_looks_at_every_operator(mode):
+    ran = []
+
+    def backend(graph, _):
+        return lambda *inputs: ran.append(graph) or graph(*inputs)
+
+    double = torch.compile(lambda x: x * 2, backend=backend)
+    with mode():
+        assert double(torch.ones(3)).sum() == 6
+    assert len(ran) == 1
 
 
 def test_two_groups_of_the_same_ranks_are_counted_apart_and_have_one_name_on_all_ranks(reports):

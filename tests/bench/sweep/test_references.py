@@ -46,7 +46,6 @@ def test_a_sweep_without_local_is_held_against_one_that_is_no_result(swept, tmp_
     assert losses["held_steps"] == len(losses["loss"])
     assert said.count("256: local runs first, for at most 60 s") == 1
     assert len([*(tmp_path / FOLDER).iterdir()]) == 1
-    assert len([*(tmp_path / "rounding").iterdir()]) > 0
 
 
 def test_a_reference_that_takes_too_long_is_given_up_and_the_cell_is_ok(swept, short_grace):
