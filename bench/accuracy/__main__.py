@@ -45,19 +45,19 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = _arguments(words)
     try:
         hardware = hardware_from(calibrated_facts(arguments.hardware))
-        lines, cells = command_lines(arguments.cells), listed_cells(arguments.cells, this_machine())
+        listed = listed_cells(arguments.cells, this_machine())
         if not arguments.only_compare:
             repeats = values.whole("--repeats", arguments.repeats)
-            _measure(cells, arguments.folder, repeats, WhenTaken(arguments.lease))
+            _measure([*listed.values()], arguments.folder, repeats, WhenTaken(arguments.lease))
         records = read_records(arguments.folder / RECORDS)
     except (ConfigError, StoreError) as error:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
-    rows = compared(lines, cells, records, hardware)
+    rows = compared(listed, records, hardware)
     print("\n".join([*table(rows), *score_lines(rows)]))
     faults = missed(rows)
-    if len(rows) < len(cells):
-        faults.append(f"{len(cells) - len(rows)} of {len(cells)} cells have no record or no prediction")
+    if len(rows) < len(listed):
+        faults.append(f"{len(listed) - len(rows)} of {len(listed)} cells have no record or no prediction")
     print("missed: " + "; ".join(faults) if faults else "all goals met")
     sys.exit(ExitCode.FAILED if faults else ExitCode.OK)
 
@@ -80,31 +80,23 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def command_lines(file: Path) -> list[str]:
-    """What each cell of a list is asked for by, beside the words of all; raises ConfigError for no list."""
-    return [str(line) for line in _content(file)["cells"]]
+def listed_cells(file: Path, machine: Machine) -> dict[str, RunConfig]:
+    """The cells of a list, in its order, by what each is asked for with beside the words of all.
 
-
-def listed_cells(file: Path, machine: Machine) -> list[RunConfig]:
-    """The cells of a list, in its order; raises ConfigError for one that is not legal here."""
-    common = shlex.split(_content(file)["common"])
-    cells = []
-    for line in command_lines(file):
-        cell = resolve(composed(*common, *shlex.split(line)), machine)
-        reason = refusal(cell)
-        if reason is not None:
-            raise ConfigError(f"{file.name}: {line}: {reason}")
-        cells.append(cell)
-    return cells
-
-
-def _content(file: Path) -> dict[str, Any]:
+    Raises ConfigError for a file that is no list, and for a cell that is not legal here.
+    """
     if not file.is_file():
         raise ConfigError(f"--cells={file}: no such file; leave it out for {CELLS.relative_to(REPOSITORY)}")
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
     if not isinstance(content, dict) or {*content} != {"common", "cells"}:
         raise ConfigError(f"--cells={file}: must hold `common` words and a list of `cells`; see {CELLS.name}")
-    return content
+    cells = {}
+    for line in content["cells"]:
+        cell = cells[line] = resolve(composed(*shlex.split(f"{content['common']} {line}")), machine)
+        reason = refusal(cell)
+        if reason is not None:
+            raise ConfigError(f"{file.name}: {line}: {reason}")
+    return cells
 
 
 def _measure(cells: Sequence[RunConfig], folder: Path, repeats: int, lease: WhenTaken) -> None:

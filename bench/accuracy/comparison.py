@@ -97,17 +97,14 @@ class Compared:
 
 
 def compared(
-    lines: Sequence[str],
-    cells: Sequence[RunConfig],
-    records: Iterable[JsonRecord],
-    hardware: Hardware,
+    cells: Mapping[str, RunConfig], records: Iterable[JsonRecord], hardware: Hardware
 ) -> list[Compared]:
-    """Every cell that has a record and a prediction, in the list's order."""
+    """Every cell that has a record and a prediction, in the list's order; `cells` are by their line in it."""
     by_id: dict[str, list[JsonRecord]] = {}
     for record in records:
         by_id.setdefault(record["cell_id"], []).append(record)
     machine, found = this_machine(), []
-    for line, cell in zip(lines, cells, strict=True):
+    for line, cell in cells.items():
         predicted = predict(cell, hardware, usable_bytes(cell, machine))
         if predicted is not None and cell.cell_id in by_id:
             found.append(Compared.of(line, cell, predicted, by_id[cell.cell_id]))

@@ -87,7 +87,10 @@ class _Weights(nn.Module):
 def engine_cases(grid: Grid, cell: RunConfig, groups: RankGroups, device: torch.device) -> Iterator[Case]:
     """(layers,), checkpointed or not, and (chunks,) of a layer; (tensors, numbers of a rank) of an update."""
     wrapped = partial(_wrapped, cell, groups, device)
-    for table, size, toy in _toys():
+    toys = [("layers", layers, partial(Toy, layers)) for layers in LAYERS]
+    toys += [("checkpointed_layers", layers, partial(Toy, layers, is_checkpointed=True)) for layers in LAYERS]
+    toys += [("chunks", chunks, partial(Toy, LAYERS[0], chunks=chunks)) for chunks in CHUNKS]
+    for table, size, toy in toys:
         yield Case(f"{cell.engine}_{table}", cell.dtype, (size,), partial(_hooks, wrapped, toy))
     shards = SHARDS[cell.engine](cell)
     for tensors in grid.tensors:
@@ -101,15 +104,6 @@ def plain_cases(dtype: str, device: torch.device) -> Iterator[Case]:
     """The same layers without an engine: what of their time is their own."""
     for layers in LAYERS:
         yield Case("plain_layers", dtype, (layers,), partial(_plain, layers, dtype, device))
-
-
-def _toys() -> Iterator[tuple[str, int, Callable[[], Toy]]]:
-    """Table, size and what makes the toy."""
-    for layers in LAYERS:
-        yield "layers", layers, partial(Toy, layers)
-        yield "checkpointed_layers", layers, partial(Toy, layers, is_checkpointed=True)
-    for chunks in CHUNKS:
-        yield "chunks", chunks, partial(Toy, LAYERS[0], chunks=chunks)
 
 
 def _hooks(wrapped: Wrapped, toy: Callable[[], nn.Module]) -> Call:

@@ -42,8 +42,13 @@ def memory_cases(grid: Grid, device: torch.device) -> Iterator[Case]:
     On a CPU the C library gives back what a step frees, and the kernel hands it out again page by page.
     """
     if device.type == "cpu":
-        for name, make in (("fresh_memory", _fresh), ("used_memory", _used)):
-            yield Case(name, "any", (grid.fresh_bytes,), partial(make, grid.fresh_bytes))
+        size = grid.fresh_bytes
+        yield Case("fresh_memory", "any", (size,), lambda: lambda: _bytes(size).fill_(1))
+        yield Case("used_memory", "any", (size,), lambda: partial(_bytes(size).fill_, 1))
+
+
+def _bytes(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def _products(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
@@ -99,15 +104,6 @@ def _angles(rows: int, columns: int, dtype: str, device: torch.device) -> Call:
         return tuple(each.to(TORCH_DTYPES[dtype]) for each in (both.cos(), both.sin()))
 
     return run
-
-
-def _fresh(size: int) -> Call:
-    return lambda: torch.empty(size, dtype=torch.uint8).fill_(1)
-
-
-def _used(size: int) -> Call:
-    kept = torch.empty(size, dtype=torch.uint8)
-    return lambda: kept.fill_(1)
 
 
 def _norm(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Built:

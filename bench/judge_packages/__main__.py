@@ -32,7 +32,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Print an answer a line, write the page, and say what was not expected."""
     arguments = _arguments(words)
     try:
-        answers = _answers(_asked(arguments.strategies), arguments)
+        answers = _answers(arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
@@ -53,14 +53,11 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _asked(names: str) -> list[Subject]:
+def _answers(arguments: argparse.Namespace) -> list[tuple[Subject, Answers]]:
+    names = arguments.strategies
     asked = [*subjects(tuple(names.split(",")) if names else ())]
     if not asked:
         raise ConfigError(f"--strategies {names}: none of them is a package's; leave it out for all that are")
-    return asked
-
-
-def _answers(asked: Sequence[Subject], arguments: argparse.Namespace) -> list[tuple[Subject, Answers]]:
     launcher, machine = Launcher(), this_machine()
     with lease_of(arguments, [asked[0].cell(BASE, machine)]):
         return [(subject, _told(subject, launcher, machine)) for subject in asked]

@@ -66,7 +66,8 @@ def subjects(names: tuple[str, ...] = ()) -> Iterator[Subject]:
         for layout in facts.layouts:
             for choice in _own_choices(facts):
                 if layout in facts.layouts_with(choice):
-                    yield Subject(facts, (*_of_layout(facts, layout), *_of_choice(choice)))
+                    of_layout = [f"layout={layout}"] if len(facts.layouts) > 1 else []
+                    yield Subject(facts, (*of_layout, *_of_choice(choice)))
 
 
 def _own_choices(facts: Facts) -> Iterator[dict[str, str]]:
@@ -78,11 +79,6 @@ def _own_choices(facts: Facts) -> Iterator[dict[str, str]]:
     for key, values in asked.items():
         for value in values:
             yield {key: value}
-
-
-def _of_layout(facts: Facts, layout: str) -> Iterator[str]:
-    if len(facts.layouts) > 1:
-        yield f"layout={layout}"
 
 
 def _of_choice(choice: Mapping[str, str]) -> Iterator[str]:

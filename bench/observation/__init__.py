@@ -3,8 +3,7 @@
 May import cell and all below.
 """
 
-from bench.observation.callback import ObserveCallback
-from bench.observation.observe import observe
+from bench.observation.observe import ObserveCallback, observe
 from bench.observation.probe import probe
 
 __all__ = ["ObserveCallback", "observe", "probe"]

@@ -16,7 +16,7 @@ from bench.observation.attention import captured_attention, module_of, noted_dty
 from bench.observation.fed_tokens import FedTokens
 from bench.observation.objective import RankObjective
 from bench.observation.observed_model import ObservedModel
-from bench.observation.parity import DTYPE_WORDS, Comparison, Sharers, compare
+from bench.observation.parity import DTYPE_WORDS, Sharers, compare
 from bench.observation.tokens import RankTokens, StepSize, positions_of
 from bench.observation.trained_tokens import TrainedTokens
 from bench.passes.full_length.section import FullLength
@@ -109,7 +109,8 @@ class Loop(Subject):
 class LoopParity(RankPass):
     """Attention of a real step against float64: a loop of somebody else's cannot be run on inputs of ours."""
 
-    found: Comparison
+    heads: Parity
+    rows: FullLength
 
     def run(self) -> Steps:
         loop = self.measurement.subject
@@ -124,10 +125,10 @@ class LoopParity(RankPass):
             *(f"attention is called with {kind}" for kind in captured.kinds),
         ]
         with self.measurement.log.during("parity"):
-            self.found = compare(captured, [*positions_of(loop.tokens)], loop.sharers)
+            self.heads, self.rows = compare(captured, [*positions_of(loop.tokens)], loop.sharers)
 
     def part(self) -> Parity:
-        return self.found.heads
+        return self.heads
 
 
 class LoopFullLength(RankPass):
@@ -136,7 +137,7 @@ class LoopFullLength(RankPass):
     def part(self) -> FullLength:
         parity = self.measurement.passes["parity"]
         assert isinstance(parity, LoopParity)
-        return parity.found.rows
+        return parity.rows
 
 
 class LoopReplicas(RankPass):

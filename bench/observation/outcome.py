@@ -19,7 +19,7 @@ from bench.node.end import RankEnd
 from bench.observation.checks import checks_of_loop, forgotten_group
 from bench.observation.objective import wrong_objective
 from bench.observation.script import this_script
-from bench.observation.tokens import LoopReport, RankTokens, misfed, stated_not_finite
+from bench.observation.tokens import LoopReport, RankTokens, misfed
 from bench.passes import first_failure, merge
 from bench.record import Record, Role
 from bench.store import Store, read_records
@@ -45,10 +45,11 @@ def observed_record(
     if unchecked is not None:
         return refused(planned, unchecked, wall_s, started_at)
     objectives = [each.objective for each in reports]
+    lost = [each.stated_not_finite for each in reports if each.stated_not_finite is not None]
     wrong = (
         forgotten_group(cell, sections)
         or misfeeding
-        or stated_not_finite(reports)
+        or (min(lost)[1] if lost else None)
         or first_failure(cell, sections)
         or not_finite_on_a_rank(ranks)
         or wrong_objective(objectives, [[*group[0].group] for group in groups], cell.dtype)

@@ -74,18 +74,11 @@ class Sharers:
         return gathered
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One call of attention against float64: whole heads as far as they are affordable, some rows of all."""
+def compare(captured: Captured, positions: list[int], sharers: Sharers) -> tuple[Parity, FullLength]:
+    """This rank's errors: of whole heads, as many as are affordable, and of some rows of all.
 
-    heads: Parity
-    rows: FullLength
-
-
-def compare(captured: Captured, positions: list[int], sharers: Sharers) -> Comparison:
-    """This rank's errors; of whole heads those of the group's first rank, which compares, hold.
-
-    All of a group must call it. `positions` are those of this rank's tokens.
+    Of whole heads those of the group's first rank, which compares, hold. All of a group must call it.
+    `positions` are those of this rank's tokens.
     """
     told = sharers.gathered_objects((_reason(captured, positions), positions, _free_bytes(captured)))
     held = [position for _, each, _ in told for position in each]
@@ -96,7 +89,7 @@ def compare(captured: Captured, positions: list[int], sharers: Sharers) -> Compa
         reason = "the ranks hold shards of different lengths"
     if reason is not None:
         nothing = FullLength(tokens=0, rows=0, errors={}, limits={}, reason=reason)
-        return Comparison(Parity(tokens=0, errors={}, limits={}, reason=reason), nothing)
+        return Parity(tokens=0, errors={}, limits={}, reason=reason), nothing
     # A gradient that never came back is none at all: K and V that were sent as constants.
     x = {f"d{name}": torch.zeros_like(captured.tensors[name]) for name in ("q", "k", "v")} | captured.tensors
     sequences, heads, tokens, size = x["q"].shape
@@ -112,7 +105,7 @@ def compare(captured: Captured, positions: list[int], sharers: Sharers) -> Compa
         seed=secrets.randbits(62),  # the loop's own generators stay as they are
     )
     of_heads = _compare_heads(x, attention, shards, sharers, min(free for *_, free in told))
-    return Comparison(of_heads, compare_rows(x, attention, shards))
+    return of_heads, compare_rows(x, attention, shards)
 
 
 def _reason(captured: Captured, positions: list[int]) -> str | None:

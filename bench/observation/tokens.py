@@ -50,18 +50,8 @@ class LoopReport:
     """What of the model is not plain causal attention, each in a few words."""
     objective: RankObjective
     """What the step trained on whose attention was compared."""
-    stated_not_finite: tuple[int, str, float] | None
-    """Of the numbers that its loop stated the first that is not finite: its step, what it is, its value."""
-
-
-def stated_not_finite(reports: Sequence[LoopReport]) -> str | None:
-    """The first number of any rank's loop that is not finite, in one line, or None."""
-    stated = ((rank, report.stated_not_finite) for rank, report in enumerate(reports))
-    found = [(each[0], rank, *each[1:]) for rank, each in stated if each is not None]
-    if not found:
-        return None
-    step, rank, what, value = min(found)
-    return f"the loop says that the {what} of step {step} on rank {rank} is {value}"
+    stated_not_finite: tuple[int, str] | None
+    """The first step in which its loop stated a number that is not finite, and that in one line."""
 
 
 def misfed(ranks: Sequence[RankTokens]) -> str | None:

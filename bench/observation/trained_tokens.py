@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.kept_errors import KeptErrors
@@ -81,13 +82,14 @@ class TrainedTokens:
                 Told(step, *(x.detach().clone() if isinstance(x, Tensor) else x for x in numbers))
             )
 
-    def stated_not_finite(self) -> tuple[int, str, float] | None:
-        """The first step in which the loop stated something that is not finite, what, and its value."""
+    def stated_not_finite(self) -> tuple[int, str] | None:
+        """The first step in which this rank's loop stated what is not finite, and that in a line."""
         for told in self.stated:
             for what, number in (("loss", told.loss), ("number of valid tokens", told.valid_tokens)):
                 value = 0.0 if number is None else float(torch.as_tensor(number).sum())
                 if not math.isfinite(value):
-                    return told.step, what, value
+                    where = f"of step {told.step} on rank {dist.get_rank()}"
+                    return told.step, f"the loop says that the {what} {where} is {value}"
         return None
 
     @contextmanager

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.accuracy.__main__ import CELLS, command_lines
+from bench.accuracy.__main__ import CELLS, listed_cells
 from bench.accuracy.comparison import compared, missed, score_lines, table
 from bench.config import ConfigError
 from bench.cost.band import Band
@@ -12,7 +12,7 @@ from bench.cost.fit import Fit
 from bench.cost.prediction import predict
 from bench.request.hardware import hardware_of
 from bench.strategies import STRATEGIES
-from tests.cells import make_cell
+from tests.cells import TWO_CORES, make_cell
 
 HARDWARE = hardware_of("h100_80gb")
 CELL = make_cell("strategy=ulysses", "cluster.world_size=2", "seq_len=2k")
@@ -36,7 +36,7 @@ NOT_MEASURED = {"deepspeed_fpdt"}
 
 
 def rows_of(*records, cell=CELL):
-    return compared([cell.cell_id], [cell], records, HARDWARE)
+    return compared({cell.cell_id: cell}, records, HARDWARE)
 
 
 def test_errors_are_those_of_the_median_process_its_slowest_rank_and_the_fullest_rank():
@@ -70,11 +70,11 @@ def test_goals_that_are_missed_are_named():
 
 
 def test_all_strategies_are_among_the_listed_cells():
-    strategies = {line.split()[0].removeprefix("strategy=") for line in command_lines(CELLS)}
+    strategies = {cell.strategy for cell in listed_cells(CELLS, TWO_CORES).values()}
     assert strategies == {name for name, facts in STRATEGIES.items() if not facts.is_optional} - NOT_MEASURED
 
 
 def test_a_file_that_is_no_list_is_refused(tmp_path):
     (tmp_path / "cells.yaml").write_text("cells: [seq_len=1k]")
     with pytest.raises(ConfigError, match="must hold `common` words and a list of `cells`"):
-        command_lines(tmp_path / "cells.yaml")
+        listed_cells(tmp_path / "cells.yaml", TWO_CORES)

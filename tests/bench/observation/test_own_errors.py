@@ -143,6 +143,7 @@ def test_an_error_of_the_observation_changes_no_bit_and_is_told_once_by_each_ran
     for record in records:
         if part == "the report":
             assert record["reason"] is None
+            assert own[0].startswith("bench.observe: no report: ")
         else:
             assert record["reason"].endswith(f"{SAID} (in the observation, not in the loop)")
             assert record["failure"]["rank"] == rank
