@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -52,22 +52,22 @@ def package_on(name: str, kernel: Kernel) -> ModuleType:
 def flash_attn_from(kernel: Kernel) -> Iterator[None]:
     """While the context lasts, who imports flash-attn or asks transformers for it computes with `kernel`."""
     stand_ins = {} if kernel is KERNELS["flash_attn_2"] else _stand_ins(kernel)
-    before = {name: sys.modules.get(name) for name in stand_ins}
-    sys.modules.update(stand_ins)
     offered = _of_transformers(stand_ins)
-    had = {name: getattr(transformers_flash, name) for name in offered if hasattr(transformers_flash, name)}
-    vars(transformers_flash).update(offered)
+    with _replaced(sys.modules, stand_ins), _replaced(vars(transformers_flash), offered):
+        yield
+
+
+@contextmanager
+def _replaced(names: dict[str, Any], given: Mapping[str, Any]) -> Iterator[None]:
+    """While the context lasts, these names have other values or, where they had none, any."""
+    before = {name: names[name] for name in given if name in names}
+    names.update(given)
     try:
         yield
     finally:
-        for name in offered.keys() - had.keys():
-            delattr(transformers_flash, name)
-        vars(transformers_flash).update(had)
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
+        for name in given.keys() - before.keys():
+            del names[name]
+        names.update(before)
 
 
 def _of_transformers(stand_ins: dict[str, ModuleType]) -> dict[str, Any]:

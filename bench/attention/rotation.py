@@ -40,20 +40,9 @@ def hand_over(
     return HandOver(leaving, received, tuple(dist.batch_isend_irecv(calls)) if calls else ())
 
 
-@dataclass(frozen=True, slots=True)
-class Arriving:
-    """A tensor that is being received."""
-
-    handed: HandOver
-
-    def wait(self) -> Tensor:
-        """The previous rank's tensor, once it is here and this rank's has been sent."""
-        return self.handed.wait()[0]
-
-
-def rotate(tensor: Tensor, group: dist.ProcessGroup) -> Arriving:
-    """Start sending `tensor` to the next rank; in a ring of one it stays."""
+def rotate(tensor: Tensor, group: dist.ProcessGroup) -> HandOver:
+    """Start sending `tensor` to the next rank, receiving the last one's; in a ring of one it stays."""
     if group.size() == 1:
-        return Arriving(HandOver((), (tensor,), ()))
+        return HandOver((), (tensor,), ())
     following, previous = ((group.rank() + step) % group.size() for step in (1, -1))
-    return Arriving(hand_over((tensor,), following, (tensor,), previous, group))
+    return hand_over((tensor,), following, (tensor,), previous, group)

@@ -82,7 +82,7 @@ def answer(subject: Subject, choice: str, launcher: Launcher, machine: Machine) 
     if facts.package is not None and installed(facts.package) is None:
         return Answer(Verdict("absent", f"install it with: {facts.install}"), refused)
     if untold is not None:
-        return Answer(Verdict(untold.word, untold.why), refused)
+        return Answer(Verdict(*untold), refused)
     with tempfile.TemporaryDirectory() as folder:
         planned = PlannedCell(cell, repeat=0, order=0)
         record = measure(planned, launcher, Path(folder), shared=SharedSections())

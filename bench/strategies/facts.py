@@ -17,15 +17,6 @@ NOT_OFFERED, NOT_ASKED = "not offered here", "not asked"
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
-    """A setting of the cell that a package is not given: the result says nothing about the package."""
-
-    word: str
-    """NOT_OFFERED or NOT_ASKED."""
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class CallMemory:
     """Bytes that one call of attention takes on a rank, beyond Q, K and V."""
 
@@ -114,8 +105,11 @@ class Facts(ABC):
         """Whether attention can be causal (True) and full (False) in this layout."""
         return (True, False)
 
-    def untold(self, cell: RunConfig) -> Untold | None:
-        """The first setting of the cell that the package is not given; None where it is given all."""
+    def untold(self, cell: RunConfig) -> tuple[str, str] | None:
+        """NOT_OFFERED or NOT_ASKED, and why, of the first setting of the cell that the package is not given.
+
+        The result says nothing about the package then. None where it is given all.
+        """
         told = (
             (cell.dtype in self.dtypes or not self.why_these_dtypes, NOT_ASKED, self.why_these_dtypes),
             (not cell.data.packs or self.packs, self.packing_is, self.why_it_packs_not),
@@ -125,7 +119,7 @@ class Facts(ABC):
                 self.why_no_full_mask,
             ),
         )
-        return next((Untold(word, why) for is_told, word, why in told if not is_told), None)
+        return next(((word, why) for is_told, word, why in told if not is_told), None)
 
     def kept_bytes_per_token(self, cell: RunConfig) -> int:
         """Bytes of each of a rank's tokens that attention saves beyond Q, K, V, the output and its LSE."""

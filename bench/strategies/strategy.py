@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.documents import Documents
-from bench.attention.kernels import Packing
-from bench.attention.packed import packing_of, sent
+from bench.attention.kernels import Packing, attend
+from bench.attention.packed import attend_packed, packing_of, sent
 from bench.attention.watch import AttentionWatch
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
@@ -89,6 +89,12 @@ class Strategy(ABC):
     @abstractmethod
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         """Attention over the sequence group's shards, [B, N, S, D], differentiable; full where not causal."""
+
+    def attend_whole(self, q_BMTD: Tensor, k_BLTD: Tensor, v_BLTD: Tensor, *, causal: bool) -> Tensor:
+        """Attention of some heads over whole sequences, within their documents where they are packed."""
+        if self.packing is not None:
+            return attend_packed(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, packing=self.packing)
+        return attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=causal)
 
     def log_sum_exp(
         self,

@@ -96,13 +96,11 @@ class StepData:
         own, padding = self._lengths(seq_len)
         tokens = torch.stack([self.source.tokens(i, own + 1) for i in samples])
         in_sequence = torch.arange(seq_len).expand(len(samples), -1)
-        documents, positions = self.documents(samples, seq_len), in_sequence
-        prompt_tokens = self.cell.data.prompt_tokens
+        documents = self.documents(samples, seq_len)
+        positions = in_sequence if documents is None else restarted(documents)
         unchecked = (in_sequence < 2 * self.uncounted_tokens) & (in_sequence % 2 == 0)
-        uncounted = unchecked | (in_sequence < prompt_tokens)
+        uncounted = unchecked | (positions < self.cell.data.prompt_tokens)
         if documents is not None:
-            positions = restarted(documents)
-            uncounted = unchecked | (positions < prompt_tokens)
             uncounted |= self._last_of_documents(samples, seq_len)
         ids, labels = tokens[:, :-1], tokens[:, 1:]
         if padding:

@@ -26,7 +26,7 @@ from bench.config import DTYPE_BYTES, LOW_PRECISION, RunConfig
 from bench.ranks.groups import RankGroups
 from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES
-from bench.training.optimizer import OPTIMIZERS, FirstMoment, Updater, make_optimizer, make_schedule
+from bench.training.optimizer import Updater, make_optimizer, make_schedule
 
 OFFLOADED_GRADIENT_BYTES = 4
 """Of a number in host memory: DeepSpeed's gradients there are float32."""
@@ -82,15 +82,6 @@ class Engine(ABC):
     @abstractmethod
     def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
         """Every parameter's name and what the optimizer keeps of its shard under this key, if anything."""
-
-    @property
-    def first_moment(self) -> FirstMoment:
-        """What shows the first gradient in the optimizer's state."""
-        return OPTIMIZERS[self.cell.optimizer.name].first_moment
-
-    def first_moments(self) -> Iterator[Tensor]:
-        """What the optimizer keeps of the gradient of each of these shards, after its first update."""
-        return (moment for _, moment in self.optimizer_state(self.first_moment.key))
 
     @property
     @abstractmethod

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from bench.ranks.log import StepPhase
-from bench.strategies.strategy import IGNORED_LABEL, Batch
+from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import FedTokens
 
 CHUNK_TOKENS = 1024
@@ -49,10 +49,6 @@ class ModelWithLoss(nn.Module):
         ).last_hidden_state
         self.phase.enter("loss")
         return self.loss_sum(self.model.lm_head, hidden_BSH.flatten(0, 1), labels.flatten())
-
-    def loss_of(self, batch: Batch) -> Tensor:
-        loss: Tensor = self(batch.input_ids, batch.labels, batch.position_ids)
-        return loss
 
 
 def _untiled(head: nn.Module, hidden_RH: Tensor, labels_R: Tensor) -> Tensor:

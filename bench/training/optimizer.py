@@ -19,22 +19,14 @@ MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class FirstMoment:
-    """What an optimizer's state holds of the gradient after its first update."""
-
-    key: str
-    share: float
-    """So much of the gradient that it was given."""
-
-
-@dataclass(frozen=True, slots=True)
 class OptimizerKind:
     """How an optimizer is made of parameters and a learning rate, and what shows its first gradient."""
 
     make: Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]
-    first_moment: FirstMoment
     keys: Sequence[str]
-    """Of all that its state holds of a parameter's size."""
+    """Of all that its state holds of a parameter's size; the first moment is the first of them."""
+    first_share: float
+    """How much of the gradient the first moment is after the first update."""
 
 
 def _adamw(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
@@ -47,8 +39,8 @@ def _sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.opti
 
 
 OPTIMIZERS: Mapping[str, OptimizerKind] = {
-    "adamw": OptimizerKind(_adamw, FirstMoment("exp_avg", 1 - BETAS[0]), ("exp_avg", "exp_avg_sq")),
-    "sgd": OptimizerKind(_sgd, FirstMoment("momentum_buffer", 1.0), ("momentum_buffer",)),
+    "adamw": OptimizerKind(_adamw, ("exp_avg", "exp_avg_sq"), 1 - BETAS[0]),
+    "sgd": OptimizerKind(_sgd, ("momentum_buffer",), 1.0),
 }
 
 
@@ -89,13 +81,9 @@ class Updater:
         self.optimizer = optimizer or make_optimizer(model, config)
         self.schedule = schedule or make_schedule(self.optimizer, config)
 
-    def clip(self) -> Tensor:
-        """Scale the gradients down where their norm is too large; the norm before."""
-        return nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
-
     def update(self) -> Tensor:
         """Clip, step and clear; the gradient norm before clipping."""
-        norm = self.clip()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)

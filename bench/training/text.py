@@ -25,7 +25,7 @@ def read_documents(data: DataConfig) -> list[str]:
     if data.path is None:
         return [*pydoc_data.topics.topics.values()]
     with _read_as_text(data.path):
-        documents = [each for file in _text_files(data.path) for each in _file_documents(file)]
+        documents = [each for file in _text_files(data.path) for each in _documents(file)]
     if not any(document.strip() for document in documents):
         raise _empty(data.path)
     return documents
@@ -43,19 +43,11 @@ def beginning(name: str | None) -> str:
         for file in files:
             if not file.is_file() or not os.access(file, os.R_OK):
                 raise OSError(f"{file} is no file that can be read")
-        found = next(filter(str.strip, map(_beginning_of, files)), None)
+        starts = ("".join(_documents(file, CHECKED_CHARACTERS)) for file in files)
+        found = next(filter(str.strip, starts), None)
     if found is None:
         raise _empty(name)
     return found
-
-
-def _beginning_of(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        start = file.read(CHECKED_CHARACTERS)
-    if path.suffix != ".jsonl":
-        return start
-    lines = start if len(start) < CHECKED_CHARACTERS else start.rpartition("\n")[0]
-    return "".join(_json_lines(lines)) or start
 
 
 def _text_files(name: str) -> list[Path]:
@@ -65,9 +57,13 @@ def _text_files(name: str) -> list[Path]:
     return sorted(each for each in path.rglob("*") if each.suffix in TEXT_SUFFIXES)
 
 
-def _file_documents(path: Path) -> list[str]:
-    text = path.read_text(encoding="utf-8")
-    return [text] if path.suffix != ".jsonl" else _json_lines(text)
+def _documents(path: Path, characters: int = -1) -> list[str]:
+    """Those of a file, or of so many of its characters: JSON lines that are whole, else what there is."""
+    with path.open(encoding="utf-8") as file:
+        text = file.read(characters)
+    if path.suffix != ".jsonl":
+        return [text]
+    return _json_lines(text if len(text) != characters else text.rpartition("\n")[0]) or [text]
 
 
 def _json_lines(text: str) -> list[str]:

@@ -40,7 +40,7 @@ def leave_gradients_a_rank_from_home(job):
         arriving = plain(tensor, group)
         if tensor.dtype != torch.float32 or job.cell.dtype == "fp32":
             return arriving
-        return replace(arriving, handed=replace(arriving.handed, received=(tensor,)))
+        return replace(arriving, received=(tensor,))
 
     wrap(rsa, "rotate", rotate)
 

@@ -36,7 +36,7 @@ from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Batch, Strategy
 from bench.training.data import count_valid, open_data
 from bench.training.engines import Engine
-from bench.training.optimizer import clipped_norm
+from bench.training.optimizer import OPTIMIZERS, clipped_norm
 from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers.trainer import Trainer
 
@@ -254,11 +254,12 @@ def _given_norm(engine: Engine, device: torch.device) -> float:
     indices = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(indices, own)
     is_first = [int(index) for index in indices].index(int(own)) == dist.get_rank()
+    kind = OPTIMIZERS[engine.cell.optimizer.name]
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for moment in engine.first_moments() if is_first else ():
+    for _, moment in engine.optimizer_state(kind.keys[0]) if is_first else ():
         square += moment.double().square().sum().to(device)
     dist.all_reduce(square)
-    return float(square.sqrt()) / engine.first_moment.share
+    return float(square.sqrt()) / kind.first_share
 
 
 def _checked_cell(cell: RunConfig, tokens: int) -> RunConfig:

@@ -238,7 +238,7 @@ def _token_losses(model: ModelWithLoss, batch: Batch) -> Tensor:
         return kept[0].sum()
 
     model.loss_sum = keep
-    model.loss_of(batch)
+    model(batch.input_ids, batch.labels, batch.position_ids)
     return kept[0].view_as(batch.labels)
 
 

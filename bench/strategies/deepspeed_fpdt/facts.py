@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from bench.config import RunConfig
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
-from bench.strategies.facts import NOT_ASKED
 from bench.strategies.options import Flag, WholeNumber
-from bench.strategies.schedule import Schedule
-from bench.strategies.ulysses.facts import Ulysses, tensor_by_tensor
+from bench.strategies.ulysses.facts import PackagedUlysses
 
 CHUNK_TOKENS = 65536
 """The package's own default, `FPDT_Attention.chunk_size`."""
@@ -30,8 +28,10 @@ def offloads(cell: RunConfig) -> bool:
     return cell.flag("offload") and cell.number("chunks") > 1
 
 
-class DeepSpeedFPDT(Ulysses):
+class DeepSpeedFPDT(PackagedUlysses):
     """Of each chunk of a sequence a rank holds a piece: its tokens are contiguous in each chunk only.
+
+    It sends the bytes of `ulysses`, in four all-to-alls a chunk.
 
     The operation projects its input to Q, K and V itself. Here they are projected already, as models
     norm and rotate them in between, so it is given a matrix of ones and zeros: its time holds that product,
@@ -39,17 +39,12 @@ class DeepSpeedFPDT(Ulysses):
     """
 
     name = "deepspeed_fpdt"
-    ours = "ulysses"
-    takes_fewer_kv_heads = False
-    packs = False
-    packing_is = NOT_ASKED
     why_it_packs_not = "DeepSpeed's operation takes no boundaries of documents"
     why_no_full_mask = "DeepSpeed's operation has no `causal` argument and is always causal"
     package = DeepSpeedUlysses.package
     # It merges chunks in float32 whatever the inputs are.
     dtypes = ("bf16", "fp16", "fp32")
     kept_copies = (2, 2)
-    calls_flash_attn = True
     options = {  # noqa: RUF012  a class's own constant, as in torch_cp
         "chunks": WholeNumber(auto=chunks_of_package),
         "offload": Flag(default=on_gpus),
@@ -81,7 +76,3 @@ class DeepSpeedFPDT(Ulysses):
         return tuple(
             slice(ends[piece], ends[piece + 1]) for piece in range(group_rank, pieces, cell.sp_degree)
         )
-
-    def schedule(self, cell: RunConfig) -> Schedule:
-        """The bytes of `ulysses`, in four all-to-alls a chunk."""
-        return tensor_by_tensor(cell)

@@ -8,8 +8,6 @@ import torch
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from torch import Tensor
 
-from bench.attention.kernels import attend
-from bench.attention.packed import attend_packed, restarted, sent
 from bench.config import RunConfig
 from bench.ranks.deepspeed import join_deepspeed
 from bench.ranks.groups import RankGroups
@@ -33,18 +31,15 @@ class DeepSpeedUlyssesAttention(Strategy):
         )
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        positions_BS = self._positions(len(q_BNSD), q_BNSD.shape[2], q_BNSD.device)
+        batch, _, shard_len, _ = q_BNSD.shape
+        start = self.groups.sequence_rank * shard_len
+        positions_S = torch.arange(start, start + shard_len, device=q_BNSD.device)
+        # Gathered and not read: `_core_attention` knows the documents.
+        positions_BS = positions_S.repeat(batch, 1)
         out_BSND = self.model_attention(
-            torch.nn.Module(), q_BNSD, k_BKSD, v_BKSD, position_ids=positions_BS.contiguous(), causal=causal
+            torch.nn.Module(), q_BNSD, k_BKSD, v_BKSD, position_ids=positions_BS, causal=causal
         )
         return out_BSND.transpose(1, 2)
-
-    def _positions(self, batch: int, shard_len: int, device: torch.device) -> Tensor:
-        """Those that a model is given on this rank: they begin anew in every document."""
-        start = self.groups.sequence_rank * shard_len
-        if self.documents is not None:
-            return sent(restarted(self.documents)[:, start : start + shard_len], device)
-        return torch.arange(start, start + shard_len, device=device).expand(batch, -1)
 
     def model_attention(
         self,
@@ -73,11 +68,7 @@ class DeepSpeedUlyssesAttention(Strategy):
 
         It reads them from the device in every layer, and the host waits. Here they are known once a batch.
         """
-        if self.packing is not None:
-            out_BMTD = attend_packed(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, packing=self.packing)
-        else:
-            out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=causal)
-        return out_BMTD.transpose(1, 2), None
+        return self.attend_whole(q_BMTD, k_BLTD, v_BLTD, causal=causal).transpose(1, 2), None
 
 
 STRATEGY = DeepSpeedUlyssesAttention

@@ -22,9 +22,8 @@ class Lent(Enum):
 
 
 class Round(NamedTuple):
-    """What a rank does with those `distance` ranks on and `distance` back, round the ring."""
+    """What a rank does with one rank on and one as far back, round the ring."""
 
-    distance: int
     following: int
     """The rank that it lends to, and that gives back what it found."""
     previous: int
@@ -39,7 +38,6 @@ def rounds(rank: int, ranks: int, *, causal: bool) -> list[Round]:
     last = ranks // 2 if causal else ranks - 1
     return [
         Round(
-            distance,
             following=(rank + distance) % ranks,
             previous=(rank - distance) % ranks,
             gives=_lent(rank, distance, ranks, causal=causal),

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bench.attention.kernels import attend, kernel_forward
-from bench.attention.packed import attend_packed, packed_lse
+from bench.attention.kernels import kernel_forward
+from bench.attention.packed import packed_lse
 from bench.strategies.strategy import Strategy
 
 
 class LocalAttention(Strategy):
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        if self.packing is not None:
-            return attend_packed(q_BNSD, k_BKSD, v_BKSD, kernel=self.kernel, packing=self.packing)
-        return attend(q_BNSD, k_BKSD, v_BKSD, kernel=self.kernel, causal=causal)
+        return self.attend_whole(q_BNSD, k_BKSD, v_BKSD, causal=causal)
 
     def log_sum_exp(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         if self.packing is not None:

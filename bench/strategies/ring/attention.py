@@ -100,7 +100,7 @@ def ring_forward(q: Tensor, kv: Tensor, ring: Ring) -> Partial:
                 partial = Partial.first(*block)
             else:
                 partial.of(tile.sequences).merge(tile.queries, *block)
-        kv = kv if arriving is None else arriving.wait()
+        kv = kv if arriving is None else arriving.wait()[0]
     assert partial is not None
     return partial
 
@@ -134,13 +134,13 @@ def ring_backward(
             )
             dq[rows] += share_dq
             shares.append((keys, share))
-        dkv = own if is_own else torch.zeros_like(own) if home is None else home.wait()
+        dkv = own if is_own else torch.zeros_like(own) if home is None else home.wait()[0]
         for keys, (share_dk, share_dv) in shares:
             dkv[0][keys] += share_dk
             dkv[1][keys] += share_dv
         home = None if is_own else rotate(dkv, ring.group)
-        kv = kv if arriving is None else arriving.wait()
-    return dq.to(q.dtype), (own if home is None else own.add_(home.wait())).to(q.dtype)
+        kv = kv if arriving is None else arriving.wait()[0]
+    return dq.to(q.dtype), (own if home is None else own.add_(home.wait()[0])).to(q.dtype)
 
 
 STRATEGY = RingAttention

@@ -90,8 +90,8 @@ def ring_backward(
             for total, part in zip((_rows(dq, tile), *(_keys(x, tile) for x in share)), found, strict=True):
                 total.add_(part)
         if not is_own:
-            home = rotate(share if home is None else share.add_(home.wait()), ring.group)
-    return dq.to(q.dtype), (own if home is None else own.add_(home.wait())).to(kv.dtype)
+            home = rotate(share if home is None else share.add_(home.wait()[0]), ring.group)
+    return dq.to(q.dtype), (own if home is None else own.add_(home.wait()[0])).to(kv.dtype)
 
 
 def block_backward(
@@ -115,7 +115,7 @@ def round_trip(tensor: Tensor, ring: Ring) -> Iterator[tuple[int, Tensor]]:
     for source in all_but_last:
         arriving = rotate(tensor, ring.group)
         yield source, tensor
-        tensor = arriving.wait()
+        (tensor,) = arriving.wait()
     yield last, tensor
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 
-from bench.strategies.ringmaster_ring.facts import ALLGATHER, BALANCED, P2P, ROTATION
+from bench.strategies.ringmaster_ring.facts import ALLGATHER, P2P, ROTATION
 from bench.strategies.ringmaster_ulysses.attention import IN_TRANSFORMERS, Attention, Ringmaster
 
 ROTATIONS: Mapping[str, str] = {ALLGATHER: "ALLGATHER", P2P: "ALLTOALL"}
@@ -16,19 +17,13 @@ PROVIDER = "hf_kernels"
 class RingmasterRingAttention(Ringmaster):
     backend = "RING"
 
-    def load_balance(self) -> str:
-        rotation = self.cell.option(ROTATION)
-        return rotation if rotation in BALANCED else "none"
-
     def function_of_package(self) -> Attention:
         from ringmaster import RotateMethod
-        from ringmaster.strategies.ring import make_ring_attention
 
-        rotation = self.cell.option(ROTATION)
+        rotation, name = self.cell.option(ROTATION), self.backend.lower()
+        make = getattr(importlib.import_module(f"ringmaster.strategies.{name}"), f"make_{name}_attention")
         method = RotateMethod[ROTATIONS.get(rotation, "ALLGATHER")]
-        function: Attention = make_ring_attention(
-            PROVIDER, implementation(rotation, self.kernel.name), method
-        )
+        function: Attention = make(PROVIDER, implementation(rotation, self.kernel.name), method)
         return function
 
 

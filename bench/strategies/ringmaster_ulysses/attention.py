@@ -13,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.flash_attn_bridge import flash_attn_from
 from bench.attention.kernels import Kernel, attend
+from bench.strategies.ringmaster_ring.facts import BALANCED, ROTATION
 from bench.strategies.strategy import Strategy
 
 Attention = Callable[..., tuple[Tensor, None]]
@@ -40,13 +41,13 @@ class Ringmaster(Strategy):
     def load_package(self) -> None:
         from ringmaster import Backend, CPRuntime, LoadBalance, RingmasterConfig, runtime
 
-        cell, groups = self.cell, self.groups
+        cell, groups, rotation = self.cell, self.groups, dict(self.cell.options).get(ROTATION)
         config = RingmasterConfig(
             cell.sp_degree,
             Backend[self.backend],
             ulysses_size=cell.ulysses_degree,
             ring_size=cell.ring_degree,
-            load_balance=LoadBalance(self.load_balance()),
+            load_balance=LoadBalance(rotation if rotation in BALANCED else "none"),
         )
         ulysses, ring = {
             "ULYSSES": (groups.sequence, None),
@@ -57,10 +58,6 @@ class Ringmaster(Strategy):
         self.set_runtime = runtime.set_runtime
         self.runtime = CPRuntime(config, ulysses, ring, groups.sequence)
         self.function = self.function_of_package()
-
-    def load_balance(self) -> str:
-        """The package's own word for how ranks share the causal mask's work."""
-        return "none"
 
     @abstractmethod
     def function_of_package(self) -> Attention:

@@ -70,13 +70,9 @@ def _enable_dispatcher() -> None:
 
     `context_parallel`, which a training stack may use on the same rank, switches it off where it ends.
     """
-    if torch.ops.aten._scaled_dot_product_flash_attention.default not in _handlers():
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    if torch.ops.aten._scaled_dot_product_flash_attention.default not in handlers:
         _enable_context_parallel_dispatcher()
-
-
-def _handlers() -> Mapping[Any, Any]:
-    found: Mapping[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    return found
 
 
 @cache

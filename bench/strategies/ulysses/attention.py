@@ -12,18 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.attention.kernels import attend
-from bench.attention.packed import attend_packed
 from bench.strategies.strategy import Strategy
 
 
 class UlyssesAttention(Strategy):
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         q_BMTD, k_BLTD, v_BLTD = gather_seq_scatter_heads(q_BNSD, k_BKSD, v_BKSD, self.groups.ulysses)
-        if self.packing is not None:
-            out_BMTD = attend_packed(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, packing=self.packing)
-        else:
-            out_BMTD = attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=causal)
+        out_BMTD = self.attend_whole(q_BMTD, k_BLTD, v_BLTD, causal=causal)
         return gather_heads_scatter_seq(out_BMTD, self.groups.ulysses)
 
 
@@ -37,7 +32,8 @@ def gather_seq_scatter_heads(
     ranks = group.size()
     if ranks == 1:
         return q_BNSD, k_BKSD, v_BKSD
-    shares = [_share_heads(x, ranks) for x in (q_BNSD, k_BKSD, v_BKSD)]
+    qkv = (q_BNSD, k_BKSD, v_BKSD)
+    shares: list[Tensor] = [at_least_one_head(x, ranks).unflatten(1, (ranks, -1)) for x in qkv]  # [B, P, ...]
     sent_PBHSD = torch.cat([share.transpose(0, 1) for share in shares], dim=2)
     received_PBHSD = all_to_all(sent_PBHSD, group)
     whole_BHTD = received_PBHSD.permute(1, 2, 0, 3, 4).flatten(2, 3)
@@ -79,12 +75,6 @@ def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     return received
-
-
-def _share_heads(x_BHSD: Tensor, ranks: int) -> Tensor:
-    """[B, P, H/P, S, D]: the heads that go to each rank, repeated where there are fewer heads than ranks."""
-    shares_BPHSD: Tensor = at_least_one_head(x_BHSD, ranks).unflatten(1, (ranks, -1))
-    return shares_BPHSD
 
 
 def at_least_one_head(x_BHSD: Tensor, ranks: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.config import ModelConfig, RunConfig
 from bench.strategies.facts import (
+    NOT_ASKED,
     ScheduledFacts,
     activation_bytes,
     exchanged_kv_heads,
@@ -32,12 +33,21 @@ class Ulysses(ScheduledFacts):
         return Schedule(forward=(qkv, attention, out), backward=(out, attention, qkv))
 
 
-def tensor_by_tensor(cell: RunConfig) -> Schedule:
-    """The bytes of `ulysses`, but Q, K, V and the output each by itself, and no KV head repeated."""
-    heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
-    attention = attend_to_heads(cell, heads, kv_heads)
-    q, kv = exchange_heads(cell, heads), exchange_heads(cell, kv_heads)
-    return Schedule(forward=(q, kv, kv, attention, q), backward=(q, attention, kv, kv, q))
+class PackagedUlysses(Ulysses):
+    """A package's that exchanges Q, K, V and the output each by itself, and repeats no KV head."""
+
+    ours = "ulysses"
+    takes_fewer_kv_heads = False
+    packs = False
+    packing_is = NOT_ASKED
+    calls_flash_attn = True
+
+    def schedule(self, cell: RunConfig) -> Schedule:
+        """The bytes of `ulysses`, in four all-to-alls."""
+        heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
+        attention = attend_to_heads(cell, heads, kv_heads)
+        q, kv = exchange_heads(cell, heads), exchange_heads(cell, kv_heads)
+        return Schedule(forward=(q, kv, kv, attention, q), backward=(q, attention, kv, kv, q))
 
 
 def attend_to_heads(cell: RunConfig, heads: int, kv_heads: int) -> Stage:

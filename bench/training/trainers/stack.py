@@ -53,14 +53,6 @@ class StackSignal:
         self._counts.clear()
         return loss_sum, valid
 
-    def add(self, mean_loss: Tensor, labels: Tensor, items: Tensor | float | None = None) -> None:
-        """Note a loss that is the sum of token losses over `items`, or over the valid ones of `labels`."""
-        valid = count_valid(labels)
-        divisor = valid if items is None else items
-        loss_sum = mean_loss.detach().float() * divisor
-        self._sums.append(torch.where(valid > 0, loss_sum, torch.zeros_like(loss_sum)))
-        self._counts.append(valid)
-
     def _enter(self, _model: nn.Module, _args: Any, named: Mapping[str, Any]) -> None:
         if torch.is_grad_enabled():
             self.phase.enter("forward")
@@ -70,7 +62,11 @@ class StackSignal:
         if torch.is_grad_enabled():
             self.phase.enter("backward")
             if getattr(output, "loss", None) is not None:
-                self.add(output.loss, named[SHIFT_LABELS], named.get("num_items_in_batch"))
+                valid = count_valid(named[SHIFT_LABELS])
+                items = named.get("num_items_in_batch")
+                loss_sum = output.loss.detach().float() * (valid if items is None else items)
+                self._sums.append(torch.where(valid > 0, loss_sum, torch.zeros_like(loss_sum)))
+                self._counts.append(valid)
 
 
 @dataclass(slots=True)

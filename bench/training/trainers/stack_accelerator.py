@@ -38,11 +38,8 @@ def prepare_accelerate(cell: RunConfig) -> None:
     if cell.engine == "zero3":
         join_deepspeed(cell)
     if cell.cluster.device == "cpu":
-        name_the_cpu_ranks(cell.cluster.backend, KIND_OF_CPU_RANKS[cell.engine])
-
-
-KIND_OF_CPU_RANKS: Mapping[str, str] = {"ddp": "MULTI_CPU", "fsdp2": "MULTI_GPU", "zero3": "MULTI_GPU"}
-"""By engine, as what Accelerate takes them: it shards parameters only over what it takes for devices."""
+        # It shards parameters only over what it takes for devices.
+        name_the_cpu_ranks(cell.cluster.backend, "MULTI_CPU" if cell.engine == "ddp" else "MULTI_GPU")
 
 
 def name_the_cpu_ranks(backend: str, kind: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,9 +35,10 @@ class StackEngine(Engine):
             layer.to("cpu")
         return model.to("cpu")
 
-    @abstractmethod
     def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
         """The prepared model, torch's optimizer below whatever wraps it, and what sets its learning rate."""
+        self.module = model
+        self.updater = Updater(getattr(model, "module", model), self.cell.optimizer, optimizer, schedule)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -56,15 +56,9 @@ class StackDDP(StackEngine, DDP):
         deque(layers, maxlen=0)
         return model.to(device)
 
-    def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
-        self.module = model
-        self.updater = Updater(getattr(model, "module", model), self.cell.optimizer, optimizer, schedule)
-
 
 class StackFSDP2(StackEngine, FSDP2):
-    def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
-        self.module = model
-        self.updater = Updater(model, self.cell.optimizer, optimizer, schedule)
+    """As FSDP2, once it is attached."""
 
 
 class StackZero3(StackEngine, Zero3):

@@ -61,13 +61,3 @@ def test_the_tiles_of_all_ring_steps_are_what_each_query_may_see_once(layout, de
             assert [*map(len, pairs)] == [*map(len, expected)]
             pieces = LAYOUTS[layout].slices(tokens, degree, rank)
             assert documents.causal_pairs(pieces) == sum(map(len, expected))
-
-
-def test_documents_of_a_contiguous_shard_cost_one_tile_each_and_one_for_what_spans_it():
-    """No tile for keys that a document does not reach: the work is that of its squares."""
-    documents = Documents(((10, 20, 32),))
-    tiles = [document_tiles(documents, LAYOUTS["contiguous"], 2, rank=1, source=s) for s in (1, 0)]
-    assert [[(t.queries, t.keys, t.causal) for t in each] for each in tiles] == [
-        [(slice(0, 4), slice(0, 4), True), (slice(4, 16), slice(4, 16), True)],
-        [(slice(0, 4), slice(10, 16), False)],
-    ]

@@ -9,42 +9,30 @@ from tests.cells import make_cell
 SHARD = 8
 
 
-def calls_of(layout, rank, ranks):
-    def tiles_of(source):
+def tiles_of(layout, rank):
+    """By source what the mask leaves of its keys."""
+
+    def found(source):
         tile = LAYOUTS[layout].causal_tile(SHARD, rank, source)
         return () if tile is None else (tile,)
 
-    return [*calls_on_own(tiles_of, rank), *calls_on_others(tiles_of, rank, ranks)]
+    return found
 
 
-def pairs_seen(layout, rank, ranks, call):
-    """(query, key) positions of a call, each shard's tokens by their place in the sequence."""
-
-    def positions(each):
-        pieces = LAYOUTS[layout].slices(SHARD * ranks, ranks, each)
-        return [token for piece in pieces for token in range(SHARD * ranks)[piece]]
-
-    queries = positions(rank)[call.tile.queries]
-    keys = [key for source in range(ranks)[call.sources] for key in positions(source)[call.tile.keys]]
-    return [
-        (query, key)
-        for i, query in enumerate(queries)
-        for j, key in enumerate(keys)
-        if not call.tile.causal or j <= i
-    ]
+def calls_of(layout, rank, ranks):
+    tiles = tiles_of(layout, rank)
+    return [*calls_on_own(tiles, rank), *calls_on_others(tiles, rank, ranks)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_the_calls_of_all_ranks_see_each_pair_that_the_mask_leaves_once(layout, ranks):
-    seen = [
-        pair
-        for rank in range(ranks)
-        for call in calls_of(layout, rank, ranks)
-        for pair in pairs_seen(layout, rank, ranks, call)
-    ]
-    length = SHARD * ranks
-    assert sorted(seen) == [(query, key) for query in range(length) for key in range(query + 1)]
+def test_the_calls_of_a_rank_take_each_tile_of_the_mask_once(layout, ranks):
+    for rank in range(ranks):
+        calls = calls_of(layout, rank, ranks)
+        taken = [(source, call.tile) for call in calls for source in range(ranks)[call.sources]]
+        left = [(source, tile) for source in range(ranks) for tile in tiles_of(layout, rank)(source)]
+        assert sorted(taken, key=lambda each: each[0]) == left
+        assert all(call.ranks == 1 for call in calls if call.tile.causal)
 
 
 @pytest.mark.parametrize(("layout", "most"), [("contiguous", 2), ("zigzag", 3), ("striped", 8)])

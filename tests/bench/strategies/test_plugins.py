@@ -61,18 +61,13 @@ def test_an_offered_strategy_comes_after_ours_and_in_the_order_of_names(installe
     installed("zz_mine", package="a-package")
     installed("aa_mine", package="z-package")
     assert [*table] == ["local", "ring", "aa_mine", "zz_mine"]
+    assert table["ring"].name == "ring"
+    assert not {"aa_mine.facts", "zz_mine.facts"} & sys.modules.keys()
     assert len(table) == len(table.usable()) == 4
     assert "zz_mine" in table
     assert table["zz_mine"].name == "zz_mine"
     assert table.packages("zz_mine") == {"a-package": "1.2"}
     assert table.packages("ring") == {}
-
-
-def test_knowing_the_names_imports_no_package(installed, table):
-    installed("my_lazy", 'raise RuntimeError("imported")')
-    assert "my_lazy" in [*table]
-    assert table["ring"].name == "ring"
-    assert "my_lazy.facts" not in sys.modules
 
 
 BROKEN = {
@@ -95,6 +90,7 @@ BROKEN = {
         "is defined in the module elsewhere",
     ),
     "a layout that is no tuple": (f'{GOOD}        layouts = ("zigzag")', "has layouts = 'zigzag'"),
+    "no code beside it": (GOOD, "has no broken.attention beside it"),
     "an unknown layout": (f'{GOOD}        layouts = ("spiral",)', "contiguous, zigzag, striped"),
     "an option without a choice": (f'{GOOD}        options = {{"order": ()}}', "has to have a tuple"),
     "an option that is taken": (f'{GOOD}        options = {{"name": ("x",)}}', "each key but `name`"),
@@ -104,7 +100,7 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_package_fails_who_asks_for_it_in_one_line_and_nobody_else(installed, table, case):
     facts, said = BROKEN[case]
-    installed("broken", facts)
+    installed("broken", facts, attention=case != "no code beside it")
     with pytest.raises(ConfigError) as refused:
         table["broken"]
     line = str(refused.value)
@@ -113,12 +109,6 @@ def test_a_broken_package_fails_who_asks_for_it_in_one_line_and_nobody_else(inst
     assert line.startswith("strategy=broken: broken.facts:Mine of the package some-package 1.2 ")
     assert line.endswith("pip uninstall some-package")
     assert [facts.name for facts in table.usable()] == ["local", "ring"]
-
-
-def test_facts_without_code_beside_them_are_refused(installed, table):
-    installed("broken", attention=False)
-    with pytest.raises(ConfigError, match=r"has no broken\.attention beside it"):
-        table["broken"]
 
 
 def test_a_name_that_two_packages_have_is_neither_ones_and_ours_is_one_of_them(installed, table):

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -20,31 +21,13 @@ PACKED = ("data.packing=documents",)
 ROTATIONS = STRATEGIES[NAME].options["rotation"]
 
 
-def as_on_nccl():
-    """What the package asks: which library carries messages."""
+def as_on_nccl(entry, job, log, *, on_a_gpu=False):
+    """What the package asks: which library carries messages, and whose tensor it is."""
     told = dist.get_backend
     dist.get_backend = lambda group=None: "nccl" if told(group) == "gloo" else told(group)
-
-
-def as_on_a_gpu():
-    """And whose tensor it is."""
-    as_on_nccl()
-    torch.Tensor.is_cuda = property(lambda tensor: True)
-
-
-def look_inside_as_on_nccl(job, log):
-    as_on_nccl()
-    return look_inside(job, log)
-
-
-def look_inside_as_on_a_gpu(job, log):
-    as_on_a_gpu()
-    return look_inside(job, log)
-
-
-def check_cases_as_on_a_gpu(job, log):
-    as_on_a_gpu()
-    return check_cases(job, log)
+    if on_a_gpu:
+        torch.Tensor.is_cuda = property(lambda tensor: True)
+    return entry(job, log)
 
 
 def on_a_gpu(cell):
@@ -65,12 +48,12 @@ def test_its_flash_rings_compute_and_send_what_they_should(launcher, tmp_path, m
     """Against float64 on four ranks, and to the byte on three and four: work is lent among odd ranks too."""
     cases = [*itertools.product(ROTATIONS, ("causal", "documents"))]
     four = {case: cell_of(*case, 4) for case in cases}
-    errors = errors_of(launcher, tmp_path, four, entry=check_cases_as_on_a_gpu)
+    errors = errors_of(launcher, tmp_path, four, entry=partial(as_on_nccl, check_cases, on_a_gpu=True))
     assert {case: found for case, found in errors.items() if max(found.values()) > LIMITS["bf16"]} == {}
     cells = {f"{case} on {ranks}": cell_of(*case, ranks) for case in cases for ranks in (3, 4)}
     assert {name: refusal(on_a_gpu(cell)) for name, cell in cells.items()} == dict.fromkeys(cells)
     monkeypatch.setattr("tests.together.refusal", lambda cell: None)
-    seen = seen_inside(launcher, tmp_path, cells, look_inside_as_on_a_gpu)
+    seen = seen_inside(launcher, tmp_path, cells, partial(as_on_nccl, look_inside, on_a_gpu=True))
     for name, cell in cells.items():
         sent = [rank["sent_bytes"]["attention"] for rank in seen[name]]
         formula = [STRATEGIES[NAME].rank_exchange_bytes(on_a_gpu(cell), rank) for rank in range(len(sent))]
@@ -85,7 +68,7 @@ def test_on_nccl_ringmaster_sends_the_bytes_of_its_formula(launcher, tmp_path, n
     ranks = 2 if name == "ringmaster_ulysses" else 4
     words = ("model=qwen3_nano", heads, "engine=ddp", "dtype=fp32", f"cluster.world_size={ranks}")
     cell = tiny_cell(f"strategy={name}", *words)
-    seen = seen_inside(launcher, tmp_path, {name: cell}, look_inside_as_on_nccl)[name]
+    seen = seen_inside(launcher, tmp_path, {name: cell}, partial(as_on_nccl, look_inside))[name]
     sent = {rank["sent_bytes"]["attention"] for rank in seen}
     on_nccl = replace(cell, cluster=replace(cell.cluster, backend="nccl"))
     assert sent == {STRATEGIES[name].exchange_bytes(on_nccl)}

@@ -4,23 +4,14 @@ import json
 from unittest.mock import Mock
 
 import pytest
-from transformers.modeling_flash_attention_utils import (
-    _is_packed_sequence,
-    prepare_fa_kwargs_from_position_ids,
-)
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.environment import installed
-from bench.node.worker import join
-from bench.passes.parity.attention import random_inputs
-from bench.ranks.device import finish_together
-from bench.ranks.groups import make_groups
 from bench.ranks.log import RefusedError
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES, runnable, shipped
-from bench.training.packing import drawn_documents
-from tests.cells import TINY, make_cell, tiny_cell, words_for
+from tests.cells import TINY, make_cell, words_for
 from tests.command import typed
 
 OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.is_optional}
@@ -74,40 +65,6 @@ def test_beside_broken_packages_their_strategies_are_unsupported_and_ours_run(tm
         said = f"the package {facts.package} 9.9 cannot be used: {BROKEN[facts.package][1]}"
         assert f"strategy={name}: {said}" in reason
         assert reason.endswith(f"the version that was tried: {facts.install}")
-
-
-def boundaries_that_transformers_reads(job, log):
-    """A rank's whole life: from what DeepSpeed gathers of positions, and those that attention is told."""
-    device = join(job)
-    cell = job.cell
-    strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
-    gathered, plain = [], strategy.exchange.attn
-
-    def attention(*args, position_ids, **keywords):
-        gathered.append(position_ids)
-        return plain(*args, position_ids=position_ids, **keywords)
-
-    strategy.exchange.attn = attention
-    documents = drawn_documents(cell.batch, cell.seq_len)
-    with strategy.packed(documents):
-        q, k, v = (x[:, :, : cell.shard_len] for x in random_inputs(cell, cell.seq_len, device)[:3])
-        strategy.attention(q, k, v)
-        told = strategy.packing.cu_seqlens_q.tolist()
-    (positions,) = gathered
-    assert _is_packed_sequence(positions, batch_size=len(positions))
-    (read, _), _ = prepare_fa_kwargs_from_position_ids(positions)
-    finish_together(device)
-    return {"told": told, "read": read.tolist()}
-
-
-@pytest.mark.ranks
-def test_deepspeed_gathers_the_positions_in_which_transformers_finds_the_documents(launcher, tmp_path):
-    cell = tiny_cell("strategy=deepspeed_ulysses", "data.packing=documents", "cluster.world_size=2")
-    ends = launcher.run(cell, tmp_path, entry=boundaries_that_transformers_reads)
-    for end in ends:
-        assert end.report is not None, end.failure or end.log_tail
-        assert end.report["read"] == end.report["told"]
-        assert len(end.report["told"]) > 2
 
 
 def test_deepspeed_packs_one_sequence_at_a_time():

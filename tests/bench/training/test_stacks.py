@@ -132,8 +132,3 @@ def test_ranks_that_share_batches_are_dealt_the_native_loops(words):
 def test_what_a_stack_cannot_is_refused_with_a_way_out(words, reason):
     base = ("seq_len=256", "cluster.world_size=2", "trainer=accelerate")
     assert reason in refusal(make_cell(*base, *words.split()))
-
-
-def test_a_stack_computes_its_own_loss_and_the_native_loop_ours():
-    assert make_cell("trainer=transformers").loss == "untiled"
-    assert make_cell().loss == "chunked"
