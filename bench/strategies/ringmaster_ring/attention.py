@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 
-from bench.strategies.ringmaster_ring.facts import ALLGATHER, P2P, ROTATION
+from bench.strategies.ringmaster_ring.facts import ALLGATHER, BALANCED, P2P, ROTATION
 from bench.strategies.ringmaster_ulysses.attention import IN_TRANSFORMERS, Attention, Ringmaster
 
 ROTATIONS: Mapping[str, str] = {ALLGATHER: "ALLGATHER", P2P: "ALLTOALL"}
@@ -16,6 +16,10 @@ PROVIDER = "hf_kernels"
 
 class RingmasterRingAttention(Ringmaster):
     backend = "RING"
+
+    def load_balance(self) -> str:
+        rotation = self.cell.option(ROTATION)
+        return rotation if rotation in BALANCED else "none"
 
     def function_of_package(self) -> Attention:
         from ringmaster import RotateMethod

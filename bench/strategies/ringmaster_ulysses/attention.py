@@ -13,7 +13,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.flash_attn_bridge import flash_attn_from
 from bench.attention.kernels import Kernel, attend
-from bench.strategies.ringmaster_ring.facts import BALANCED, ROTATION
 from bench.strategies.strategy import Strategy
 
 Attention = Callable[..., tuple[Tensor, None]]
@@ -41,13 +40,13 @@ class Ringmaster(Strategy):
     def load_package(self) -> None:
         from ringmaster import Backend, CPRuntime, LoadBalance, RingmasterConfig, runtime
 
-        cell, groups, rotation = self.cell, self.groups, dict(self.cell.options).get(ROTATION)
+        cell, groups = self.cell, self.groups
         config = RingmasterConfig(
             cell.sp_degree,
             Backend[self.backend],
             ulysses_size=cell.ulysses_degree,
             ring_size=cell.ring_degree,
-            load_balance=LoadBalance(rotation if rotation in BALANCED else "none"),
+            load_balance=LoadBalance(self.load_balance()),
         )
         ulysses, ring = {
             "ULYSSES": (groups.sequence, None),
@@ -58,6 +57,10 @@ class Ringmaster(Strategy):
         self.set_runtime = runtime.set_runtime
         self.runtime = CPRuntime(config, ulysses, ring, groups.sequence)
         self.function = self.function_of_package()
+
+    def load_balance(self) -> str:
+        """The package's own word for how ranks share the causal mask's work."""
+        return "none"
 
     @abstractmethod
     def function_of_package(self) -> Attention:

@@ -1,6 +1,5 @@
 """What one call of attention takes is what its strategy's facts say."""
 
-import json
 import time
 from dataclasses import replace
 
@@ -8,15 +7,12 @@ import pytest
 import torch
 
 from bench.attention.kernels import torch_flash
-from bench.config import RunConfig
-from bench.node.worker import join
 from bench.passes.memory.allocations import AllocationTracker
 from bench.passes.parity.attention import random_input
-from bench.ranks.device import finish_together
-from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES
 from tests.cells import make_cell, variants
+from tests.together import built, seen_inside
 
 pytestmark = pytest.mark.ranks
 RANKS, SEQ_LEN = 2, 512
@@ -50,14 +46,15 @@ def cell_of(strategy, layout, options, dtype, heads, chunks):
 
 def watch_calls(job, log):
     """A rank's whole life: of each cell a first call, and the bytes that a second takes."""
-    device, found = join(job), {}
+    found = {}
     torch_flash.cpu_arithmetic = lambda dtype: dtype  # a kernel's float32 copies are no part of the facts
-    for name, fields in json.loads((job.folder / "cells.json").read_text()).items():
-        cell = RunConfig.from_flat(fields)
-        strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+    for name, workload in built(job, log):
+        strategy, device = workload.rank.strategy, workload.rank.device
         pieces = strategy.slices(SEQ_LEN)
         q, k, v, dout = (
-            torch.cat([random_input(cell, which, SEQ_LEN, device)[:, :, piece] for piece in pieces], dim=2)
+            torch.cat(
+                [random_input(strategy.cell, which, SEQ_LEN, device)[:, :, piece] for piece in pieces], dim=2
+            )
             for which in range(4)
         )
         first, leaves = ([x.detach().requires_grad_() for x in (q, k, v)] for _ in range(2))
@@ -74,9 +71,7 @@ def watch_calls(job, log):
             phase.enter(None)
         del out, leaves
         found[name] = tracker.phases.taken | {"kept": tracker.phases.kept["forward"]}
-    (job.folder / f"{job.rank}.json").write_text(json.dumps(found))
-    finish_together(device)
-    return {}
+    return {"seen": found}
 
 
 CASES = {
@@ -92,15 +87,11 @@ CASES = {
 @pytest.fixture(scope="module")
 def taken(launcher, tmp_path_factory):
     """By cell what its call takes in forward and backward, on the rank that takes most."""
-    folder = tmp_path_factory.mktemp("calls")
     cells = {name: cell_of(*case) for name, case in CASES.items()}
-    (folder / "cells.json").write_text(json.dumps({name: cell.flat() for name, cell in cells.items()}))
-    ends = launcher.run(next(iter(cells.values())), folder, entry=watch_calls)
-    assert all(end.report is not None for end in ends), ends[0].failure or ends[0].log_tail
-    by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    seen = seen_inside(launcher, tmp_path_factory.mktemp("calls"), cells, watch_calls)
     return {
-        name: {phase: max(rank[name][phase] for rank in by_rank) for phase in ("forward", "kept", "backward")}
-        for name in cells
+        name: {phase: max(rank[phase] for rank in by_rank) for phase in ("forward", "kept", "backward")}
+        for name, by_rank in seen.items()
     }
 
 
