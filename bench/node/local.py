@@ -145,7 +145,7 @@ class LocalRanks:
             for rank, pid in live.items()
             if self._place(rank) is not None
         }
-        doing, idle = ask_for_stacks(answering, wait_s), self._idle()
+        doing, idle = ask_for_stacks(answering, self._cluster.device, wait_s), self._idle()
         return {
             rank: replace(doing.get(rank, Doing()), is_stopped=_is_stopped(pid), is_idle=rank in idle)
             for rank, pid in live.items()

@@ -24,8 +24,11 @@ COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_func
 TORCH = "/torch/"
 WAITS_FOR_A_GPU = "synchronize"
 """torch's name for each function by which the host waits for what it has queued on a GPU."""
-WAITS = re.compile(r"\.(wait|item|tolist|cpu)\(\)")
-"""Calls that C++ answers, so that no frame tells of them; reading a tensor waits for its GPU."""
+WAITS: Mapping[str, re.Pattern[str]] = {
+    "cpu": re.compile(r"\.(wait)\(\)"),
+    "cuda": re.compile(r"\.(wait|item|tolist|cpu)\(\)"),
+}
+"""By device, calls that C++ answers, so that no frame tells of them; reading a tensor waits for its GPU."""
 PACKAGES = "/lib/python3"
 """In the path of code that is Python's own or was installed."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
@@ -65,7 +68,7 @@ class Doing:
         return "without an answer" if self.where is None else f"in {self.collective or self.where}"
 
 
-def ask_for_stacks(ranks: Mapping[int, tuple[int, Path]], wait_s: float) -> dict[int, Doing]:
+def ask_for_stacks(ranks: Mapping[int, tuple[int, Path]], device: str, wait_s: float) -> dict[int, Doing]:
     """What ranks are doing, by the process and the log of each; without those that did not answer in time.
 
     A rank that is stopped, or that never came to say that it can be asked, does not answer.
@@ -80,12 +83,12 @@ def ask_for_stacks(ranks: Mapping[int, tuple[int, Path]], wait_s: float) -> dict
         before, sizes = sizes, {rank: _size(log) for rank, (_, log) in ranks.items()}
         if sizes == before and all(sizes[rank] > starts[rank] for rank in ranks):
             break
-    found = {rank: doing(_text_from(log, starts[rank])) for rank, (_, log) in ranks.items()}
+    found = {rank: doing(_text_from(log, starts[rank]), device) for rank, (_, log) in ranks.items()}
     return {rank: each for rank, each in found.items() if each is not None}
 
 
-def doing(stacks: str) -> Doing | None:
-    """What a process does by the stacks of its threads; None where there is none."""
+def doing(stacks: str, device: str = "cpu") -> Doing | None:
+    """What a process on this device does by the stacks of its threads; None where there is none."""
     threads = _threads(stacks)
     if not threads:
         return None
@@ -93,11 +96,11 @@ def doing(stacks: str) -> Doing | None:
     own = next((frame for frame in current if PACKAGES not in frame.file), current[0])
     return Doing(
         where=own.label,
-        collective=next(filter(None, map(_collective, threads)), None),
+        collective=next(filter(None, (_collective(each, device) for each in threads)), None),
     )
 
 
-def _collective(frames: Sequence[Frame]) -> str | None:
+def _collective(frames: Sequence[Frame], device: str) -> str | None:
     """What a thread waits in: a collective, or its GPU, which other ranks keep waiting in one."""
     inside = [*takewhile(lambda frame: DISTRIBUTED in frame.file, frames)]
     called = [frame.function for frame in inside if frame.file.endswith(COLLECTIVES)]
@@ -106,7 +109,7 @@ def _collective(frames: Sequence[Frame]) -> str | None:
     innermost = frames[0]
     if innermost.function == WAITS_FOR_A_GPU and TORCH in innermost.file:
         return WAITS_FOR_A_GPU
-    read = WAITS.search(linecache.getline(innermost.file, innermost.line))
+    read = WAITS[device].search(linecache.getline(innermost.file, innermost.line))
     return None if read is None else read[1]
 
 

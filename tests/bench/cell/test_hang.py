@@ -157,14 +157,17 @@ FRAME = 'Current thread 0x00007e (most recent call first):\n  File "{}", line 1 
 
 
 @pytest.mark.parametrize(
-    ("line", "waits_in"),
-    [("work = send()", None), ("kv = arriving.wait()", "wait"), ("x = norm.item()", "item"),
-     ("x = ends.tolist()", "tolist"), ("x = losses.cpu()", "cpu")],
+    ("line", "on_cpu", "on_cuda"),
+    [("work = send()", None, None), ("kv = arriving.wait()", "wait", "wait"),
+     ("x = norm.item()", None, "item"), ("x = ends.tolist()", None, "tolist"),
+     ("x = losses.cpu()", None, "cpu")],
 )  # fmt: skip
-def test_what_waits_in_c_code_is_read_from_the_line_that_calls_it(tmp_path, line, waits_in):
+def test_what_waits_in_c_code_is_read_from_the_line_that_calls_it(tmp_path, line, on_cpu, on_cuda):
+    """Reading a tensor waits for a GPU; on a CPU rank it computes."""
     own = tmp_path / "own.py"
     own.write_text(line)
-    assert doing(FRAME.format(own, "step")).collective == waits_in
+    stack = FRAME.format(own, "step")
+    assert [doing(stack, device).collective for device in ("cpu", "cuda")] == [on_cpu, on_cuda]
 
 
 def test_a_rank_that_waits_for_its_gpu_waits():
