@@ -40,6 +40,8 @@ def _refuse_allocator(name: str, value: str, device: str) -> None:
     said = f"env.{name}={shown(value)}"
     if device != "cuda":
         raise ConfigError(f"{said}: it sets CUDA's allocator, and the ranks run on the CPU; leave it out")
+    if ":" not in value:
+        raise ConfigError(f"{said}: must be settings with values; write env.{name}=expandable_segments:True")
     if "backend:" in value.replace(" ", ""):
         raise ConfigError(
             f"{said}: the backend is chosen when torch is imported, before any rank starts; set"

@@ -81,10 +81,6 @@ def _balance_lines(cells: Sequence[RunConfig]) -> list[str]:
     ]
 
 
-def _is_even(cell: RunConfig) -> bool:
-    return cell.layout != "contiguous" or STRATEGIES[cell.strategy].balances(cell)
-
-
 def _idle_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machine) -> list[str]:
     """How many GPUs are taken, where their number was left open and some stay idle, and how to take all."""
     there = len(machine.gpus)

@@ -158,8 +158,9 @@ FRAME = 'Current thread 0x00007e (most recent call first):\n  File "{}", line 1 
 
 @pytest.mark.parametrize(
     ("line", "on_cpu", "on_cuda"),
-    [("work = send()", None, None), ("kv = arriving.wait()", "wait", "wait"), ("x = norm.item()", None, "item"),
-     ("x = ends.tolist()", None, "tolist"), ("x = losses.cpu()", None, "cpu")],
+    [("work = send()", None, None), ("kv = arriving.wait()", "wait", "wait"),
+     ("x = norm.item()", None, "item"), ("x = ends.tolist()", None, "tolist"),
+     ("x = losses.cpu()", None, "cpu")],
 )  # fmt: skip
 def test_what_waits_in_c_code_is_read_from_the_line_that_calls_it(tmp_path, line, on_cpu, on_cuda):
     """Reading a tensor waits for a GPU; on a CPU rank it computes."""

@@ -88,6 +88,7 @@ def test_the_allocator_s_settings_are_taken_where_a_rank_can_change_them():
     for setting, machine, said in (
         ("backend:native", FOUR_H100, "set PYTORCH_ALLOC_CONF=backend:native before the command instead"),
         ("expandable_segments:True", TWO_CORES, "ranks run on the CPU"),
+        ("nonsense", FOUR_H100, "must be settings with values; write env.PYTORCH_ALLOC_CONF="),
     ):
         with pytest.raises(ConfigError, match=said):
             make_cell(f"++{ALLOCATOR}={setting}", machine=machine)
