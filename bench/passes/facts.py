@@ -16,7 +16,7 @@ from bench.ranks.log import Stage
 from bench.record import Check
 
 Part = TypeVar("Part")
-"""What one rank reports of a pass: mostly a section of one rank, whose lists by rank are of one."""
+"""What one rank reports of a pass: mostly the section itself; lists by rank hold this rank alone."""
 Found = TypeVar("Found")
 Whole = TypeVar("Whole")
 """The section of a record that the parts of all ranks make."""
@@ -108,7 +108,7 @@ def together(parts: Sequence[Any], *fields: str) -> dict[str, Any]:
 
 
 def known_by_rank(parts: Sequence[Any], field: str) -> list[Any] | None:
-    """The same; null, not a list with nulls, where a rank does not have the figure."""
+    """A figure by rank; null, not a list with nulls, if a rank lacks it."""
     values = by_rank(parts, field)
     return None if None in values else values
 

@@ -26,7 +26,7 @@ class Mask:
     documents: Documents | None
 
     def on(self, device: torch.device) -> Tensor:
-        """The same as `visible` has it."""
+        """The mask [tokens, tokens] on this device: true where a query sees a key."""
         return visible(self.tokens, causal=self.causal, device=device, documents=self.documents)
 
 
