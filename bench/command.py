@@ -46,7 +46,7 @@ def sweep_command(program: str | None = None) -> list[str]:
 
 
 def sweep_words() -> str:
-    """The same as text: `python run_sweep.py`, or `ulysses-ring-bench`."""
+    """What a user types to start a sweep: `python run_sweep.py`, or `ulysses-ring-bench`."""
     return shlex.join(sweep_command())
 
 

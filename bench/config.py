@@ -389,7 +389,7 @@ class RunConfig:
         return sequence_rank // self.ring_stride % self.ring_degree
 
     def ulysses_rank(self, sequence_rank: int) -> int:
-        """The same among those that share its heads."""
+        """A rank's place among those that exchange heads, by its place among the ranks of its sequence."""
         return sequence_rank // self.ulysses_stride % self.ulysses_degree
 
     @property
@@ -429,7 +429,7 @@ class RunConfig:
         return fields
 
     def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:
-        """The same as one text, but for these fields; lengths beyond `max_tokens` count as that."""
+        """`identity` without these fields, as one text; lengths beyond `max_tokens` count as that."""
         tokens = self.seq_len if max_tokens is None else min(self.seq_len, max_tokens)
         decides = {name: value for name, value in self.identity().items() if name not in fields}
         # Whatever the tokens are, packing decides which of them see each other.

@@ -37,7 +37,7 @@ OF_OBSERVED: Mapping[Status, str] = {
     ),
     Status.ERROR: "the reason names the rank and the error; the script's own output has the traceback",
 }
-"""The same for loops that are observed: no key of ours changes them, and no folder of ours has their logs."""
+"""Advice for observed loops: no key of ours changes them, and no folder of ours has their logs."""
 WAYS_TO_FIT_READ = (
     "strategy", "batch", "workload", "checkpointing", "loss", "model.num_layers", "cluster.memory_limit_gib",
 )  # fmt: skip

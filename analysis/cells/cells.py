@@ -144,7 +144,7 @@ class Cells:
 
     @property
     def banner(self) -> str | None:
-        """The same as a figure says it."""
+        """Why these cells do not rank strategies, in a figure's few words; None where they do."""
         if self.are_synthetic:
             return SYNTHETIC_BANNER
         return CPU_BANNER if self.is_cpu else SHARED_GPU_BANNER if self.shares_gpus else None

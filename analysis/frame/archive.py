@@ -23,7 +23,7 @@ from bench.store import CHECK_PATH, DELETE_LINE, StoreError, parse_record
 VOLATILE = frozenset({"load_average", "gpu_temperature_c"})
 """What of an environment changes by the minute."""
 MADE_WITH: Mapping[str, str] = {"code": "code", "torch": "torch", "device": "device_name"}
-"""What a finished cell runs again for, and `--mix` takes for one, and the column that says it."""
+"""What has to be equal for two records to be compared, unless `--mix` names it; and the column with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Archive:
             return parse_record(path, 0, file.readline())
 
     def mixed(self, kinds: Collection[str]) -> Archive:
-        """The archive with these kinds of MADE_WITH taken for one: the column names all that are in it."""
+        """The archive with these kinds of MADE_WITH treated as equal: a column names all its values."""
         columns = {MADE_WITH[kind]: " and ".join(origins(self.frame, kind)) or None for kind in kinds}
         return replace(self, frame=self.frame.assign(**columns))
 

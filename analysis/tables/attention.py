@@ -16,7 +16,7 @@ HEADINGS = (
 SHORT_HEADINGS = (
     "strategy", "length", "ranks/sp", "fwd ms", "bwd ms", "TFLOP/s", "of 1/P", "out ulps", "dq ulps",
 )  # fmt: skip
-"""The same for a terminal."""
+"""HEADINGS as a terminal shows them."""
 COLUMNS = (
     "strategy", "seq_len", "cluster.world_size", "attention_forward_ms", "attention_backward_ms",
     "attention_flops_per_s", "attention_of_single", "out_error_ulps", "dq_error_ulps",

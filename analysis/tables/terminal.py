@@ -20,7 +20,7 @@ MAX_WORDS_WIDTH = 24
 DISPENSABLE: Sequence[str] = ("95 % interval", "waiting", "transfer", "step ms", "n")
 """What a narrow terminal does without, in this order."""
 DISPENSABLE_OF_PREDICTIONS = ("transfer", "step ms")
-"""The same where nothing ran: a figure without its band would pass for a measurement."""
+"""What it does without if nothing ran: a figure without its band would pass for a measurement."""
 NOT_PREDICTED = frozenset({"n", "waiting"})
 """What a terminal does without then."""
 TERMINAL_ROWS = 60

@@ -60,7 +60,7 @@ class HangWatch:
     def found(
         self, nodes: Sequence[NodeRanks], live: Sequence[int], progress: Mapping[int, int]
     ) -> Blame | None:
-        """The live rank that the others wait for in vain, by each node's progress; None without one."""
+        """The live rank that keeps the others waiting, found by each node's progress; None without a hang."""
         if progress != self._progress:
             self._progress, self._since_s = progress, self._now_s()
         if self._timeout_s == 0 or self._now_s() - self._since_s < self.limit_s:

@@ -16,13 +16,13 @@ from bench.ranks.log import Stage
 GRACE_S = 3.0
 """How long the others have to write their own reports once one rank has failed."""
 LOST_PEER_GRACE_S = 20.0
-"""The same where a rank failed because it lost a peer, which may still be cleaning up before it reports."""
+"""How long they have if the rank only lost a peer, which may still clean up before it reports."""
 TICK_S = 1.0
 """How often a listener is called: enough for a display, and no load on the ranks' cores."""
 
 
 class Listener:
-    """Is told of a cell while it runs, in the launcher's own thread; does nothing by itself."""
+    """Receives the progress of a running cell, in the launcher's own thread. This base class ignores it."""
 
     def tell(self, stage: Stage) -> None:
         """The first rank has begun this."""

@@ -46,7 +46,7 @@ class MemoryNeed:
     layer: int
     """In one layer's backward: gradients of activations and weights; with checkpointing, its activations."""
     attention: int
-    """The same in the backward of its attention, once that of its MLP is over."""
+    """In the backward of its attention, once that of its MLP is over."""
     communication: int
     """Beside the former: buffers of what attention exchanges, and wide partial gradients."""
     update: int

@@ -61,7 +61,7 @@ class Kind(NamedTuple):
     narrow: int = 0
     """How often each number is read or written in the cell's dtype."""
     wide: int = 0
-    """The same in float32."""
+    """How often each number is read or written in float32."""
 
 
 PRODUCTS = ("product", "product_input", "product_weight")

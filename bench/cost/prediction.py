@@ -104,7 +104,7 @@ def allocated_band(cell: RunConfig, need: MemoryNeed) -> Band:
 
 
 def needed_band(cell: RunConfig, need: MemoryNeed) -> Band:
-    """The same with what the process takes beside tensors, and what its allocator cannot use."""
+    """Bytes that a rank needs: tensors, what the process takes beside them, what its allocator cannot use."""
     allocated = allocated_band(cell, need)
     if cell.cluster.device != "cuda":
         return allocated

@@ -49,7 +49,7 @@ class LocalNode:
         self._server.warm()
 
     def import_all(self) -> None:
-        """The same, and wait until it is done: a rank then starts in a moment."""
+        """Import what ranks need and wait for the end: a rank then starts in a moment."""
         self.warm()
         process = self._server.process(int)
         process.start()

@@ -19,7 +19,7 @@ STALLED_S = 5.0
 SILENT_S = 5
 """A machine of which nothing was heard for so long is lost: its kernel answers every second."""
 LAUNCHER_LOST_S = 20
-"""The same of the launcher's, whose agents end their ranks and leave."""
+"""How long the launcher's machine may be silent until agents end their ranks and leave."""
 
 
 class LinkLostError(RuntimeError):

@@ -73,7 +73,7 @@ class RemoteNode:
         return found
 
     def lose(self, why: str) -> None:
-        """Have no more to do with it."""
+        """Close the link to the node; `why` is kept as the reason."""
         if self.lost is None:
             self.lost = why
             self._link.close()

@@ -1,4 +1,4 @@
-"""What the user asks for, and the loop as a cell."""
+"""An observed loop as a cell: what its user asked for, and what is known of its model."""
 
 from __future__ import annotations
 

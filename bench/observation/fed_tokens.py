@@ -125,7 +125,7 @@ def tensors_given(network: nn.Module, args: Sequence[Any], named: Mapping[str, A
 
 
 def _digest(ids: Tensor, rank: int) -> str:
-    """The same for the same tokens; of tokens that are all one, as in a trial, different on every rank."""
+    """A digest that equal tokens share. Tokens that are all one, as in a trial run, differ by rank."""
     values = ids.detach().cpu().float()
     if bool((values == values.flatten()[0]).all()):
         return f"constant on rank {rank}"

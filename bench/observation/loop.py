@@ -132,7 +132,7 @@ class LoopParity(RankPass):
 
 
 class LoopFullLength(RankPass):
-    """The same call, some rows of it: the parity pass has captured and compared it."""
+    """Sampled rows of the call of attention that the parity pass has captured and compared."""
 
     def part(self) -> FullLength:
         parity = self.measurement.passes["parity"]

@@ -66,7 +66,7 @@ def failed_record(cell: RunConfig, end: RankEnd, wall_s: float, started_at: date
 
 
 def kept(record: Record, store: Store) -> Record:
-    """The record with whose script it was, in place of our own command line; it is in the store now.
+    """Store the record with the observed script in place of our own command line, and return it.
 
     Once: several ranks may meet the same error.
     """

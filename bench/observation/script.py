@@ -1,4 +1,4 @@
-"""The script that is observed: whose it is, what it was started with, and what it is told. No torch."""
+"""The observed script: its name, its arguments, and the messages printed to it. No torch."""
 
 from __future__ import annotations
 

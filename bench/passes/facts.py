@@ -16,7 +16,7 @@ from bench.ranks.log import Stage
 from bench.record import Check
 
 Part = TypeVar("Part")
-"""What one rank reports of a pass: mostly a section of one rank, whose lists by rank are of one."""
+"""What one rank reports of a pass: mostly the section itself; lists by rank hold this rank alone."""
 Found = TypeVar("Found")
 Whole = TypeVar("Whole")
 """The section of a record that the parts of all ranks make."""

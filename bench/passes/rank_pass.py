@@ -193,7 +193,7 @@ class Measurement:
         return {name: part for name, part in found.items() if part is not None}
 
     def report(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """This rank's part of every section as JSON values, by the pass's name."""
         return {name: asdict(part) for name, part in self.parts().items()}
 
     @contextmanager

@@ -205,7 +205,7 @@ def of_fewer_ranks(cluster: ClusterConfig, ranks: int) -> ClusterConfig:
 
 
 def unshared_degrees(raw: Raw, where: Place, machine: Machine) -> Degrees:
-    """The same where no rank shares a sequence: one rank, unless data parallelism is requested.
+    """Degrees of a cell that shares no sequence: one rank, unless data parallelism is requested.
 
     Neither sp_degree nor the cluster's size changes what such a cell does.
     """

@@ -74,7 +74,7 @@ class Strategy(ABC):
         self.watch: AttentionWatch | None = None
         self.documents: Documents | None = None
         self.packing: Packing | None = None
-        """The same for kernels that are given whole sequences."""
+        """The documents in the form that kernels of whole sequences take."""
         with parts_of_package(facts):
             self.load_package()
 

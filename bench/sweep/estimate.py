@@ -46,7 +46,7 @@ class Estimate:
         return None if expected is None else expected.seconds
 
     def step(self, cell: RunConfig) -> Expected | None:
-        """The same with what says so; before any step is known, what was expected."""
+        """Seconds of one step and where they come from; before any step is known, what was expected."""
         expected = self._expected(cell)
         kind = (expected is not None, cell.strategy)
         alike = [ratios for known, ratios in self._ratios.items() if known[0] == kind[0]]

@@ -68,7 +68,7 @@ class StepData:
         return self.rows(step, micro_step, data_rank, seq_len).to(self.device)
 
     def rows(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
-        """The same in host memory."""
+        """Whole sequences [batch, seq_len] of a data-parallel rank and micro-step, in host memory."""
         return self._whole(self.samples(step, micro_step, data_rank), seq_len)
 
     def samples(self, step: int, micro_step: int, data_rank: int) -> list[int]:
@@ -213,7 +213,7 @@ def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> NDArray[Any]
 
 
 def _shared(tokens: NDArray[Any]) -> NDArray[Any]:
-    """The same in shared pages, which a limit on a rank's own data does not count."""
+    """A copy in shared pages, which a limit on a rank's own data does not count."""
     copy = np.frombuffer(mmap(-1, tokens.nbytes), dtype=tokens.dtype)
     copy[:] = tokens
     return copy

@@ -23,7 +23,7 @@ def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, ca
 def attend_with_lse(
     q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The same with any scale, and the LSE [B, N, S], which has no gradient."""
+    """Differentiable attention at any scale: output [B, N, S, D], and the LSE [B, N, S] with no gradient."""
     found: tuple[Tensor, Tensor] = _Attend.apply(q_BNSD, k_BKTD, v_BKTD, kernel, causal, scale)  # type: ignore[no-untyped-call]
     return found
 

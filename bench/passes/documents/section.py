@@ -19,7 +19,7 @@ class PackedDocuments:
     pairs: list[int]
     """By step the (query, key) pairs that a causal mask within documents leaves, of all sequences."""
     computed_pairs: list[int]
-    """The same with those of padding."""
+    """By step the (query, key) pairs that are computed, those of padding included."""
     area: list[list[int]]
     """By rank and step the (query, key, head) triples that the rank computes of one layer."""
     imbalance: float = 1.0

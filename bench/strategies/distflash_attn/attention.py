@@ -118,7 +118,7 @@ def _take_back(direction: Forward | Backward, each: Round, handed: HandOver) -> 
 
 
 class Forward:
-    """Outputs and LSE are merged where the queries are.
+    """Forward: the rank that owns the queries merges outputs and LSE.
 
     `lent` are this rank's own tensors, of shapes as every other's; `given_back` have the shapes of what comes
     back for them.
@@ -154,7 +154,7 @@ class Forward:
 
 
 class Backward:
-    """The same of backward: gradients are added up where what they are of is, in float32 at least."""
+    """Backward: the rank that owns a tensor adds up its gradient, in float32 at least."""
 
     def __init__(self, dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: Ring) -> None:
         self.queries, self.kv, self.ring = (dout, q, out, lse), kv, ring

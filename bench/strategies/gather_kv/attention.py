@@ -123,7 +123,7 @@ def _places(kv_P2BKSD: Tensor, call: Call) -> Tensor:
 
 
 def _keys_and_values(kv_P2BKSD: Tensor, call: Call) -> Tensor:
-    """The same as the kernel takes them, [2, B, K, keys, D]: a copy where they are of several ranks."""
+    """A call's keys and values for the kernel, [2, B, K, keys, D]: a copy if several ranks hold them."""
     return _places(kv_P2BKSD, call).movedim(0, 3).flatten(3, 4)
 
 
