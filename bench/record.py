@@ -56,7 +56,6 @@ class Provenance(StrEnum):
 
     MEASURED = "measured"
     REPLAYED = "replayed"
-    SIMULATED = "simulated"
     PREDICTED = "predicted"
     PUBLISHED = "published"
     SYNTHETIC = "synthetic"

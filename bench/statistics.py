@@ -33,6 +33,11 @@ class Interval:
         return (self.high - self.low) / 2
 
 
+def slowest_median(by_rank: Sequence[Sequence[float]]) -> float:
+    """The median over steps or calls of what the slowest rank took, in the unit of the samples."""
+    return float(statistics.median(map(max, zip(*by_rank, strict=True))))
+
+
 @cache
 def interval_rank(n: int) -> int:
     """The k for which [k-th smallest, k-th largest] of n samples covers the median with at least 95 %.

@@ -15,6 +15,7 @@ from bench.environment import this_machine
 from bench.labels import MIB
 from bench.record import Status
 from bench.request.hardware import usable_bytes
+from bench.statistics import slowest_median
 
 TIME_GOAL, MEMORY_GOAL = 0.10, 0.05
 """Of the median absolute error."""
@@ -45,7 +46,7 @@ class Compared:
             predicted,
             is_limited=cell.cluster.memory_limit_gib is not None,
             statuses=tuple(Status(record["status"]) for record in records),
-            step_ms=tuple(map(_step_ms, worked)),
+            step_ms=tuple(slowest_median(record["timing"]["step_times_ms"]) for record in worked),
             peak_bytes=max(peaks, default=None),
         )
 
@@ -174,8 +175,3 @@ def _row(cell: Compared) -> str:
 def _shown(value: float | None, form: str) -> str:
     """As wide as its form says, also where there is none."""
     return " " * len(f"{0:{form}}") if value is None else f"{value:{form}}"
-
-
-def _step_ms(record: JsonRecord) -> float:
-    of_ranks: Sequence[Sequence[float]] = record["timing"]["step_times_ms"]
-    return float(statistics.median(map(max, zip(*of_ranks, strict=True))))

@@ -41,16 +41,16 @@ class Documents:
         """(Query, key) pairs that the mask leaves a shard made of these pieces, over all sequences."""
         pieces = tuple(pieces)
         return sum(
-            _keys_seen(held, document.start)
+            keys_seen(held, document.start)
             for sequence in range(len(self.ends))
             for document in self.of(sequence)
             for _, held in _held(pieces, document)
         )
 
 
-def _keys_seen(queries: range, first: int) -> int:
+def keys_seen(queries: range, first: int = 0) -> int:
     """How many keys queries at these positions see, from `first` to their own."""
-    return (queries[0] + queries[-1] + 2 - 2 * first) * len(queries) // 2
+    return (queries[0] + queries[-1] + 2 - 2 * first) * len(queries) // 2 if queries else 0
 
 
 @lru_cache(CACHED_BATCHES)

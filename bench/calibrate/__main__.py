@@ -36,7 +36,7 @@ def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -
     try:
         cell = _cell(arguments)
         with lease_of(arguments, [cell]):
-            reports = _reports(cell, arguments, launcher or Launcher())
+            reports = _reports(cell, launcher or Launcher())
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
@@ -47,11 +47,9 @@ def main(words: Sequence[str] | None = None, launcher: Launcher | None = None) -
     print(f"use it: {sweep_words()} mode=predict hardware=calibrated hardware.path={output}")
 
 
-def _reports(cell: RunConfig, arguments: argparse.Namespace, launcher: Launcher) -> list[dict[str, Any]]:
+def _reports(cell: RunConfig, launcher: Launcher) -> list[dict[str, Any]]:
     """What each rank measured; ends the process where one has failed."""
-    grid = GRIDS[cell.cluster.device]
-    grid = grid.quick() if arguments.quick else grid
-    entry = partial(calibrate, grid=grid, dtypes=DTYPES, engines=ENGINES)
+    entry = partial(calibrate, grid=GRIDS[cell.cluster.device], dtypes=DTYPES, engines=ENGINES)
     with tempfile.TemporaryDirectory() as scratch:
         ends = launcher.run(cell, Path(scratch), entry=entry)
     reports = [end.report for end in ends if end.report is not None]
@@ -65,7 +63,6 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=tool_words("bench.calibrate"), description=__doc__)
     parser.add_argument("--ranks", type=int, help="all GPUs of this machine, or 2 on the CPU")
     parser.add_argument("--output", default="calibrated.yaml", help="the hardware file to write")
-    parser.add_argument("--quick", action="store_true", help="few sizes: to see that it works")
     add_lease_option(parser)
     parser.add_argument("words", nargs="*", help="the cluster, e.g. cluster=cpu kernel=torch_flash")
     return parser.parse_args(words)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from bench.labels import KIB, MIB
 
@@ -43,12 +42,6 @@ class Grid:
             for rows in self.tokens:
                 if rows * columns <= self.most_numbers:
                     yield columns, rows
-
-    def quick(self) -> Grid:
-        """Two sizes of each kind: to see that it works."""
-        sizes = asdict(self).items()
-        few: dict[str, Any] = {name: each[:2] for name, each in sizes if isinstance(each, tuple)}
-        return replace(self, **few)
 
 
 CPU_GRID = Grid(

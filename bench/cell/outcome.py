@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,6 +31,7 @@ from bench.passes.facts import RankReport, worst_by_name
 from bench.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
 from bench.request.hardware import hardware_of, has_rates, usable_bytes
 from bench.request.legality import refusal
+from bench.statistics import slowest_median
 from bench.strategies import STRATEGIES
 
 PROVENANCE_OF_MODE: Mapping[str, Provenance] = {
@@ -288,10 +288,9 @@ def outcome(record: Record) -> str:
     timing = record.sections["timing"]
     if record.status is not Status.OK or timing is None:
         return f"{record.status.value}: {record.reason}"
-    slowest_ms = [max(step) for step in zip(*timing.step_times_ms, strict=True)]
-    rate = timing.tokens_per_step / statistics.median(slowest_ms) * 1e3
+    rate = timing.tokens_per_step / slowest_median(timing.step_times_ms) * 1e3
     band_ms = ((record.analytic or {}).get("prediction") or {}).get("step_time_ms")
     if record.provenance is Provenance.PREDICTED and band_ms is not None:
         low, high = (timing.tokens_per_step / band_ms[end] * 1e3 for end in ("high", "low"))
         return f"{rate:,.0f} tokens/s predicted ({low:,.0f} to {high:,.0f})"
-    return f"{rate:,.0f} tokens/s, n={len(slowest_ms)}"
+    return f"{rate:,.0f} tokens/s, n={len(timing.step_times_ms[0])}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.attention.documents import Documents
+from bench.attention.documents import Documents, keys_seen
 from bench.attention.layouts import LAYOUTS
 from bench.config import RunConfig
 
@@ -13,7 +13,7 @@ def causal_area(cell: RunConfig, group_rank: int) -> int:
     Ranks that share heads hold the same queries once heads are exchanged; those of a ring keep their own
     and see all keys. A query at position p sees p + 1 keys.
     """
-    pairs = sum(_keys_seen(range(cell.padded_len)[piece]) for piece in _queries(cell, group_rank))
+    pairs = sum(keys_seen(range(cell.padded_len)[piece]) for piece in _queries(cell, group_rank))
     return pairs * (cell.model.num_heads // cell.ulysses_degree)
 
 
@@ -24,7 +24,3 @@ def packed_area(cell: RunConfig, documents: Documents, group_rank: int) -> int:
 
 def _queries(cell: RunConfig, group_rank: int) -> tuple[slice, ...]:
     return LAYOUTS[cell.layout].slices(cell.padded_len, cell.ring_degree, cell.ring_rank(group_rank))
-
-
-def _keys_seen(queries: range) -> int:
-    return (queries[0] + queries[-1] + 2) * len(queries) // 2 if queries else 0

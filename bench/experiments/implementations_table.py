@@ -17,7 +17,7 @@ from bench.experiments.markdown import table, write
 from bench.labels import MIB, length_label
 from bench.passes.attention.section import ULPS
 from bench.record import Status
-from bench.statistics import ratio_interval
+from bench.statistics import ratio_interval, slowest_median
 from bench.store import write_whole
 from bench.strategies import STRATEGIES
 
@@ -56,16 +56,11 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for (cell_id, _), record in last.items():
         processes.setdefault(cell_id, []).append(record)
     calls_ms = {
-        cell_id: [_median_ms(record["timing"]["step_times_ms"]) for record in its]
+        cell_id: [slowest_median(record["timing"]["step_times_ms"]) for record in its]
         for cell_id, its in processes.items()
         if all(record["status"] == Status.OK for record in its)
     }
     return [_row(its, calls_ms) for its in processes.values()]
-
-
-def _median_ms(by_rank: Sequence[Sequence[float]]) -> float:
-    """The median call of the slowest rank."""
-    return float(statistics.median(map(max, zip(*by_rank, strict=True))))
 
 
 def _row(records: Sequence[Mapping[str, Any]], calls_ms: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -91,7 +86,7 @@ def _row(records: Sequence[Mapping[str, Any]], calls_ms: Mapping[str, Sequence[f
         ),
         "stand_in": facts.calls_flash_attn and cell.kernel != FLASH_ATTN,
         "call_ms": own_ms,
-        "added_ms": [*map(_median_ms, added)] if added and None not in added else None,
+        "added_ms": [*map(slowest_median, added)] if added and None not in added else None,
         "ratio": ratio,
         "interval": interval and [interval.low, interval.high],
         "ours_is_slower": package is not None and interval is not None and interval.high < 1,

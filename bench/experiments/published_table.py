@@ -10,6 +10,7 @@ from typing import Any
 from bench.experiments.markdown import reasons, table, write
 from bench.experiments.published import MODEL, OUT_OF_MEMORY, PEAK_GIB, POST, REVISIONS
 from bench.labels import GIB, LENGTH_UNITS, length_label
+from bench.statistics import slowest_median
 
 Line = Mapping[str, Any]
 MEMORY_FILE, THROUGHPUT_FILE = "published_memory.md", "published_throughput.md"
@@ -124,8 +125,7 @@ def _rate(record: Line) -> float | None:
     timing = record.get("timing")
     if timing is None or record["status"] != "ok":
         return None
-    slowest_ms = [max(step) for step in zip(*timing["step_times_ms"], strict=True)]
-    return float(timing["tokens_per_step"] / statistics.median(slowest_ms) * 1e3)
+    return float(timing["tokens_per_step"] / slowest_median(timing["step_times_ms"]) * 1e3)
 
 
 def _throughput_row(record: Line, base: float | None) -> tuple[str, ...]:

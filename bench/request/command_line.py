@@ -24,12 +24,8 @@ PLAN_OPTION, PLAN_WORD = "--plan", "plan=true"
 SHOWING: Mapping[str, tuple[str, ...]] = {
     "--help": (),
     "-h": (),
-    "--hydra-help": (),
-    "--version": (),
     "--cfg": ("job", "hydra", "all"),
     "-c": ("job", "hydra", "all"),
-    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-    "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
 """Options that show something and run nothing, and the values they take.
 

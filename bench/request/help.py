@@ -33,12 +33,9 @@ OPTIONS: Sequence[tuple[str, str]] = (
     ("-m, --multirun", "several values of a key are an axis, as in seq_len=8k,64k"),
     ("--plan", "resolve, list and estimate the cells; runs and writes nothing"),
     ("-c, --cfg job|hydra|all", "the composed configuration, as Hydra shows it"),
-    ("-i, --info WHAT", "how Hydra composed it: all, config, defaults, defaults-tree, plugins, searchpath"),
-    ("--hydra-help", "Hydra's own options, of which only these are taken"),
-    ("--version", "Hydra's version"),
     ("-h, --help", "this"),
 )
-"""Options with what each is for, ours first, then Hydra's."""
+"""Options with what each is for."""
 WORDS: Mapping[str, Sequence[str]] = {
     "mode": MODES,
     "dtype": tuple(DTYPE_BYTES),

@@ -1,8 +1,7 @@
-"""What a plan takes before it runs: each cell's seconds and memory, and what more time would buy."""
+"""What a plan takes before it runs: each cell's seconds and memory."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from bench.config import RunConfig
 from bench.cost.fit import Fit
 from bench.environment import Machine
 from bench.labels import duration_label
-from bench.passes.timing.section import affordable_steps, budget_for
+from bench.passes.timing.section import affordable_steps
 from bench.request.legality import refusal
 from bench.statistics import interval_rank
 from bench.sweep.estimate import START_S, Estimate
@@ -24,9 +23,6 @@ from bench.sweep.room import Room, room_of
 
 INTERVAL_STEPS = next(n for n in range(1, 100) if interval_rank(n))
 """As many timed steps as an interval takes."""
-SPARE = 1.25
-"""Advice leaves so much room: an estimate that is a fifth too low still gives as many steps."""
-ROUND_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +64,6 @@ class CellForecast:
         return self.lasts and self.cell_s is not None and self.cell_s > self.cell.measure.timeout_s
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A larger `measure.budget_s`, and what it buys."""
-
-    budget_s: int
-    gain: int
-    """Cells that get an interval by it."""
-    total_s: float
-    """What the first process of every cell then takes in all."""
-
-
 class Forecast:
     """What is expected of the pending cells of a plan."""
 
@@ -109,16 +94,13 @@ class Forecast:
     @property
     def total_s(self) -> float:
         """Seconds of all pending cells whose time is known, without repeats that are left open."""
-        return self._total_s([each.cell for each in self.cells if each.lasts])
+        known_s = sum(each.cell_s or 0.0 for each in self.cells if each.lasts)
+        return START_S + known_s + sum(map(self.reference_s, self.references))
 
     @property
     def unknown(self) -> int:
         """Cells whose time is not in the total: no figures of them, or they run out of memory."""
         return sum(1 for each in self.cells if each.ends_early or (each.runs and each.cell_s is None))
-
-    def _total_s(self, cells: Sequence[RunConfig]) -> float:
-        known_s = sum(self._estimate.cell_s(cell) or 0.0 for cell in cells)
-        return START_S + known_s + sum(map(self.reference_s, self.references))
 
     def reference_s(self, cell: RunConfig) -> float:
         """Seconds of a reference at the most: one that takes too long is ended."""
@@ -126,27 +108,11 @@ class Forecast:
         return cell.measure.timeout_s if took_s is None else min(took_s, cell.measure.timeout_s)
 
     @property
-    def advice(self) -> Advice | None:
-        """The budget that gives every cell an interval; None where each has one, or steps are not known."""
-        short = [
-            each
-            for each in self.cells
-            if each.lasts and each.step is not None and each.cell.measure.steps >= INTERVAL_STEPS
-            and each.timed_steps is not None and each.timed_steps < INTERVAL_STEPS
-        ]  # fmt: skip
-        if not short:
-            return None
-        needed_s = max(
-            budget_for(INTERVAL_STEPS, each.cell.measure, each.step.seconds) for each in short if each.step
-        )
-        budget_s = math.ceil(SPARE * needed_s / ROUND_S) * ROUND_S
-        measures = ((each.cell, each.cell.measure) for each in self.cells if each.lasts)
-        richer = [
-            replace(cell, measure=replace(measure, budget_s=max(budget_s, measure.budget_s)))
-            for cell, measure in measures
-        ]
-        gain = len({each.cell.cell_id for each in short})
-        return Advice(budget_s, gain, self._total_s(richer))
+    def without_interval(self) -> int:
+        """Cells that ask for enough steps for an interval, and have no time for them."""
+        asking = (each for each in self.cells if each.lasts and each.cell.measure.steps >= INTERVAL_STEPS)
+        counts = {each.cell.cell_id: each.timed_steps for each in asking}
+        return sum(1 for count in counts.values() if count is not None and count < INTERVAL_STEPS)
 
     @property
     def bases(self) -> list[str]:

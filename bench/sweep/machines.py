@@ -35,10 +35,7 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
         Gathering(address, port, key or None, plan.lease) as gathering,
         STARTS[cluster](gathering, nodes, wait_s, say),
     ):
-        try:
-            yield Launcher(gathering.nodes)
-        finally:
-            gathering.leave()
+        yield Launcher(gathering.nodes)
 
 
 def _port(raw: Raw) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cell.planned import PlannedCell
-from bench.config import LEASES, ConfigError, Resume, RunConfig, WhenTaken
+from bench.config import AUTO, LEASES, ConfigError, Resume, RunConfig, WhenTaken
 from bench.environment import Machine
 from bench.experiments import experiment_of
 from bench.experiments.max_length import Grow
@@ -20,16 +20,7 @@ from bench.request.lone_rank import for_lone_ranks
 from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
 from bench.sweep.auto_choices import choice_lines
-from bench.sweep.repeats import (
-    Turn,
-    choose,
-    chosen_line,
-    in_turns,
-    least_repeats,
-    open_cells,
-    planned_line,
-    ran_so_far,
-)
+from bench.sweep.repeats import Turn, choose, chosen_line, in_turns, least_repeats, planned_line, ran_so_far
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +110,7 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     first = raws[0]
     resume = values.resume("resume", first["resume"])
     lease = WhenTaken(values.choice("lease", first["lease"], LEASES))
-    left_open = tuple(open_cells(cells.values()))
+    left_open = tuple(cell for cell in cells.values() if cell.measure.repeats == AUTO)
     return Plan(
         cells=tuple(_in_order(turns, 0, experiment.roles([*cells.values()]))),
         folder=Path(values.text("sweep_dir", first["sweep_dir"])),

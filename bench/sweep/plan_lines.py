@@ -42,7 +42,7 @@ SHARED = (
 
 
 def short_lines(forecast: Forecast) -> list[str]:
-    """What a sweep says before its first cell: how long, what cannot run or fit, and what would buy more."""
+    """What a sweep says before its first cell: how long, and what cannot run, fit or be timed well."""
     if not any(each.runs for each in forecast.cells):
         return []
     first = "" if forecast.plan.grow is None else " for these first cells"
@@ -52,7 +52,7 @@ def short_lines(forecast: Forecast) -> list[str]:
         reasons = {str(each.reason) for each in forecast.illegal}
         more = f"; {len(reasons) - 1} more reasons: --plan" if len(reasons) > 1 else ""
         lines.append(f"{_cells(len(illegal))} cannot run and will be unsupported: {min(reasons)}{more}")
-    return [*lines, *_memory(forecast), *_advice(forecast), *_too_long(forecast)]
+    return [*lines, *_memory(forecast), *_short(forecast), *_too_long(forecast)]
 
 
 def whole_plan(
@@ -68,7 +68,7 @@ def whole_plan(
     notes = [*(f"{number} {reason}" for reason, number in numbers.items()), *_time(forecast)]
     notes += [*([] if forecast.plan.note is None else [forecast.plan.note])]
     notes += [*_common(forecast, raws), *forecast.plan.notes]
-    notes += [*_fitting(forecast), *_advice(forecast), *_too_long(forecast), *more]
+    notes += [*_fitting(forecast), *_short(forecast), *_too_long(forecast), *more]
     return [
         f"plan of {_cells(len(forecast.plan.cells))}{already}{further}: nothing runs, nothing is written",
         "",
@@ -217,14 +217,10 @@ def _memory(forecast: Forecast) -> Iterator[str]:
         yield SHARED
 
 
-def _advice(forecast: Forecast) -> list[str]:
-    advice = forecast.advice
-    if advice is None:
-        return []
-    lack = f"{_cells(advice.gain)} will have fewer than {INTERVAL_STEPS} timed steps and so no interval"
-    words = f"measure.budget_s={advice.budget_s}"
-    took = f"about {duration_label(advice.total_s)} instead of {duration_label(forecast.total_s)}"
-    return [f"{lack}; {words} gives every cell {INTERVAL_STEPS}, in {took}"]
+def _short(forecast: Forecast) -> Iterator[str]:
+    if count := forecast.without_interval:
+        lack = f"fewer than {INTERVAL_STEPS} timed steps and so no interval"
+        yield f"{_cells(count)} will have {lack}; a larger measure.budget_s gives more steps"
 
 
 def _too_long(forecast: Forecast) -> list[str]:

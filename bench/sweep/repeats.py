@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from bench.cell.trajectory import REFERENCE_STRATEGY
@@ -19,6 +19,7 @@ from bench.statistics import (
     TOLD_RATIO,
     enough_processes,
     pooled_spread,
+    slowest_median,
 )
 
 Turn = tuple[RunConfig, int]
@@ -64,11 +65,6 @@ def least_repeats(cell: RunConfig) -> int:
     return 1 if cell.measure.repeats == AUTO else cell.measure.repeats
 
 
-def open_cells(cells: Iterable[RunConfig]) -> list[RunConfig]:
-    """Those of which `measure.repeats` is left open."""
-    return [cell for cell in cells if cell.measure.repeats == AUTO]
-
-
 def ran_so_far(records: Iterable[Mapping[str, Any]]) -> dict[str, Processes]:
     """By cell, its processes that worked."""
     found: dict[str, list[Mapping[str, Any]]] = {}
@@ -109,13 +105,8 @@ def _lacks(cells: Sequence[Processes]) -> int:
     has = min(map(len, cells))
     if has < MIN_PROCESSES:
         return MIN_PROCESSES - has
-    return max(0, enough_processes(pooled_spread([*map(step_ms, each)] for each in cells)) - has)
-
-
-def step_ms(record: Mapping[str, Any]) -> float:
-    """The median over a record's steps of what its slowest rank took."""
-    of_ranks: Sequence[Sequence[float]] = record["timing"]["step_times_ms"]
-    return float(median(map(max, zip(*of_ranks, strict=True))))
+    steps_ms = ([slowest_median(each["timing"]["step_times_ms"]) for each in cell] for cell in cells)
+    return max(0, enough_processes(pooled_spread(steps_ms)) - has)
 
 
 def planned_line(cells: Sequence[RunConfig]) -> str | None:

@@ -38,16 +38,6 @@ BECOME: Mapping[Resume, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPlan:
-    """The request of a sweep as its folder holds it."""
-
-    words: tuple[str, ...]
-    """As they were typed, without the program."""
-    cells: tuple[Mapping[str, Any], ...]
-    """As `RunConfig.flat` gives them."""
-
-
 def whole_request(arguments: Sequence[str]) -> list[str]:
     """What was typed; where that only names a sweep to go on with, that sweep's own words come first.
 
@@ -60,13 +50,16 @@ def whole_request(arguments: Sequence[str]) -> list[str]:
     given = {key: parsed(typed[key]).value() for key in RESUMING}
     if values.resume("resume", given["resume"]) is Resume.NEVER:
         return [*arguments]
-    own = read_plan(Path(str(given["sweep_dir"])))
-    words = [word.removeprefix("++") for word in own.words]
+    own, _ = read_plan(Path(str(given["sweep_dir"])))
+    words = [word.removeprefix("++") for word in own]
     return [*(word for word in words if word.partition("=")[0] not in GOING_ON), *arguments]
 
 
-def read_plan(folder: Path) -> StoredPlan:
-    """The plan of a sweep's folder; raises ConfigError where it has none."""
+def read_plan(folder: Path) -> tuple[list[str], list[Mapping[str, Any]]]:
+    """A sweep's words as they were typed, without the program, and its cells as `RunConfig.flat` gives them.
+
+    Raises ConfigError where the folder holds no plan.
+    """
     path = folder / CONFIG
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), SAFE_LOADER)  # noqa: S506  one of the two safe ones
@@ -82,7 +75,7 @@ def read_plan(folder: Path) -> StoredPlan:
     except (OSError, UnicodeError, yaml.YAMLError, TypeError, KeyError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{path}: is no sweep's plan ({why}); add the words of the sweep") from None
-    return StoredPlan(tuple(argv[1:]), tuple(cells))
+    return argv[1:], cells
 
 
 class Resumed:
@@ -131,9 +124,9 @@ class Resumed:
 def _stored_cells(folder: Path) -> list[RunConfig]:
     """The cells of a folder's sweep, by its plan or else its records."""
     if (folder / RECORDS).exists() and not (folder / CONFIG).exists():
-        cells = tuple(record["config"] for record in read_records(folder / RECORDS))
+        cells = [record["config"] for record in read_records(folder / RECORDS)]
     else:
-        cells = read_plan(folder).cells
+        _, cells = read_plan(folder)
     found, why = list[RunConfig](), ""
     for cell in cells:
         try:
@@ -193,8 +186,6 @@ def _departures(cell: RunConfig | None, record: Mapping[str, Any], here: Mapping
 
     Of a cell that a plan has not come to yet it is not known which packages it would use.
     """
-    if cell is None:
-        packages = None if record["config"].get("mode") == PREDICT else frozenset[str]()
-    else:
-        packages = None if cell.mode == PREDICT else used_packages(cell)
-    return departures(record.get("environment") or {}, here, packages)
+    packages = frozenset[str]() if cell is None else used_packages(cell)
+    is_predicted = record["config"].get("mode") == PREDICT if cell is None else cell.mode == PREDICT
+    return departures(record.get("environment") or {}, here, None if is_predicted else packages)

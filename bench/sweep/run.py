@@ -176,12 +176,7 @@ def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> boo
     sweep.progress.begin(planned)
     cells = sweep.store.folder / "cells"
     record: Record = run(
-        planned,
-        sweep.launcher,
-        cells,
-        entry=entry,
-        listener=sweep.progress,
-        shared=sweep.shared,
+        planned, sweep.launcher, cells, entry=entry, listener=sweep.progress, shared=sweep.shared
     )
     record = sweep.trajectories.held(planned.cell, record)
     _gather_traces(planned, cells, sweep.store.folder / TRACES_FOLDER)

@@ -62,11 +62,6 @@ def affordable_steps(measure: MeasureConfig, step_s: float) -> int:
     return min(max(fits, measure.least_steps), measure.steps)
 
 
-def budget_for(steps: int, measure: MeasureConfig, step_s: float) -> float:
-    """The least `measure.budget_s` of which `affordable_steps` makes so many steps."""
-    return step_s * max(steps, measure.warmup_steps + 2)
-
-
 def warm_up_steps(measure: MeasureConfig, step_s: float, done_s: Sequence[float]) -> int:
     """Full-length steps still to come before the clock, after those that took `done_s` seconds each.
 

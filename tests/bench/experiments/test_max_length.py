@@ -95,7 +95,7 @@ def test_what_is_broken_off_goes_on_by_its_records(predicted, tmp_path, monkeypa
     done = typed_here(tmp_path, "resume=true", "sweep_dir=out")
     assert done.returncode == 0, done.stderr
     assert outcomes(tmp_path / "out") == outcomes(predicted / "out")
-    assert read_plan(tmp_path / "out").cells == read_plan(predicted / "out").cells
+    assert read_plan(tmp_path / "out")[1] == read_plan(predicted / "out")[1]
     orders = [record["order"] for record in read_records(tmp_path / "out" / "records.jsonl")]
     assert orders == [*range(len(lines))]
 

@@ -17,7 +17,7 @@ from bench.request.choices import read_option
 from bench.sweep.auto_choices import CHOICES
 from bench.sweep.estimate import START_S, Estimate
 from bench.sweep.expected import Expected, modelled
-from bench.sweep.forecast import INTERVAL_STEPS, Forecast
+from bench.sweep.forecast import Forecast
 from bench.sweep.plan import plan
 from bench.sweep.plan_lines import short_lines, whole_plan
 from tests.cells import FOUR_H100, TWO_CORES, make_raw, raws_of
@@ -52,16 +52,13 @@ def test_the_readmes_sweep_is_expected_to_take_what_it_took():
     assert "another CPU" in found.bases[0]
 
 
-def test_the_advised_budget_gives_every_cell_an_interval_in_the_time_that_is_said():
+def test_cells_without_an_interval_are_counted():
     found = forecast(measure__repeats=1)
     assert {each.timed_steps for each in found.cells} == {1, 20}
-    richer = forecast(measure__repeats=1, measure__budget_s=found.advice.budget_s)
-    assert min(each.timed_steps for each in richer.cells) >= INTERVAL_STEPS
-    assert richer.advice is None
-    assert richer.total_s == pytest.approx(found.advice.total_s)
-    said = next(line for line in short_lines(found) if "measure.budget_s=" in line)
+    said = next(line for line in short_lines(found) if "measure.budget_s" in line)
     assert said.startswith("6 cells will have fewer than 6 timed steps")
-    assert forecast(measure__steps=INTERVAL_STEPS - 1).advice is None
+    for enough in ({"measure__budget_s": 10**5}, {"measure__steps": 5}):
+        assert forecast(measure__repeats=1, **enough).without_interval == 0
 
 
 def test_a_cell_that_will_not_be_done_in_time_is_named():
