@@ -34,9 +34,10 @@ STEP = {
     "other_calls": None,
 }  # fmt: skip
 TELEMETRY = {
-    "reason": None, "sample_ms": [0.5], "power_w": [300.0], "sm_clock_mhz": [1500.0],
-    "reference_clock_mhz": 1980.0, "utilisation": [0.9], "device_used_bytes": [1e9], "clock_events": [],
-    "foreign_processes": 0, "throttled": False, "load_average": 1.0, "involuntary_switches": 3,
+    "reason": None, "sample_ms": [[0.5]], "power_w": [[300.0]], "sm_clock_mhz": [[1500.0]],
+    "reference_clock_mhz": [1980.0], "utilisation": [[0.9]], "device_used_bytes": [[1e9]],
+    "clock_events": [[]], "foreign_processes": [0], "throttled": False, "load_average": 1.0,
+    "involuntary_switches": [3],
 }  # fmt: skip
 LOSSES = {
     "loss_sums": [[10.0, 9.0]], "loss": [5.0, 4.5], "grad_norm": [1.0, 1.5], "valid_tokens": [4, 4],
@@ -116,7 +117,7 @@ def test_nan_is_the_worst_error_in_whatever_order(errors):
 
 @pytest.mark.parametrize("plain", [math.nan, math.inf])
 def test_a_limit_stays_a_limit_where_plain_arithmetic_overflows(plain):
-    assert limit_of(1e-2, 2.0, plain) == 2.0
+    assert limit_of("out", "bf16", plain) == 2.0
 
 
 def test_what_merging_makes_of_numbers_is_judged_too():

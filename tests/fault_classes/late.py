@@ -5,7 +5,6 @@ from torch import nn
 
 from bench.config import OptimizerConfig
 from bench.training.engines import DDP, Zero3
-from bench.training.optimizer import Updater
 from bench.training.trainers.native import NativeTrainer
 from tests.fault_classes.tampering import steps_begun, wrap
 
@@ -52,20 +51,20 @@ def drift_apart(job):
 def clip_by_the_ranks_own_norm(job):
     """The norm of a rank's shards in place of that of all."""
 
-    def clip(self):
-        own = [p.grad.to_local() for p in self.model.parameters() if p.grad is not None]
+    def clip(_, parameters, max_norm):
+        own = [p.grad.to_local() for p in parameters if p.grad is not None]
         norm = torch.stack([each.norm() for each in own]).norm()
         for each in own:
-            each.mul_((self.max_grad_norm / norm).clamp(max=1))
+            each.mul_((max_norm / norm).clamp(max=1))
         return norm
 
-    Updater.clip = clip
+    wrap(nn.utils, "clip_grad_norm_", clip)
 
 
 def never_clip(job):
     """Losses hardly show it: Adam divides by the gradient's size itself."""
 
-    Updater.clip = lambda self: nn.utils.clip_grad_norm_(self.model.parameters(), torch.inf)
+    wrap(nn.utils, "clip_grad_norm_", lambda plain, parameters, _: plain(parameters, torch.inf))
 
 
 def undo_one_update(job):
