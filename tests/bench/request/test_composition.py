@@ -10,7 +10,6 @@ from bench.request.composition import cells_of, composed, composed_cells
 from tests.cells import make_raw
 from tests.test_untrusted import SOURCES
 
-EXPERIMENT = "experiment"
 ASKED = {
     "values": ("seed=1", "seq_len=64k", "measure.steps=7", "data.path='a=b,c'", "seed=${batch}", "batch=3"),
     "choices and values of them": (
@@ -52,7 +51,7 @@ def test_nothing_inside_hydra_is_named():
 
 
 def test_no_file_but_an_experiments_fills_more_than_its_section():
-    files = [path for path in CONF.glob("*/*.yaml") if path.parent.name != EXPERIMENT]
+    files = [path for path in CONF.glob("*/*.yaml") if path.parent.name != "experiment"]
     assert files
     assert not [
         path for path in files if re.search(r"^# @package|^defaults:", path.read_text(), re.MULTILINE)

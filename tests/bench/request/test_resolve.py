@@ -1,6 +1,7 @@
 """`auto` is filled in from the machine, and combinations become cells or refusals."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -35,19 +36,29 @@ def test_local_is_one_rank_with_all_threads_whatever_sp_degree_is_swept(sp_degre
     assert (base.sp_degree, base.dp_degree, base.cluster.world_size) == (1, 4, 4)
 
 
+SIX_GPUS = replace(FOUR_H100, gpus=FOUR_H100.gpus[:1] * 6)
+ON_4_CPU_RANKS = ("cluster.world_size=4", "engine=fsdp2")
+
+
 @pytest.mark.parametrize(
-    ("words", "degrees"),
+    ("machine", "words", "degrees", "ranks"),
     [
-        ((), (4, 1, 1)),
-        (("sp_degree=2",), (2, 1, 2)),
-        (("dp_shard=4",), (1, 1, 4)),
-        (("dp_replicate=2", "sp_degree=2", "engine=fsdp2"), (2, 2, 1)),
+        (TWO_CORES, ON_4_CPU_RANKS, (4, 1, 1), 4),
+        (TWO_CORES, (*ON_4_CPU_RANKS, "dp_shard=4"), (1, 1, 4), 4),
+        (TWO_CORES, (*ON_4_CPU_RANKS, "dp_replicate=2", "sp_degree=2"), (2, 2, 1), 4),
+        (SIX_GPUS, ("sp_degree=2",), (2, 1, 3), 6),
+        (SIX_GPUS, ("dp_shard=3",), (2, 1, 3), 6),
+        (FOUR_H100, ("sp_degree=2", "dp_shard=1"), (2, 1, 1), 2),
+        (FOUR_H100, ("sp_degree=8",), (8, 1, 1), 4),
     ],
 )
-def test_degrees_left_at_auto_use_every_rank(words, degrees):
-    cell = make_cell("cluster.world_size=4", *words)
+def test_degrees_left_at_auto_use_every_rank_and_given_ones_as_many_as_they_need(
+    machine, words, degrees, ranks
+):
+    cell = make_cell(*words, machine=machine)
     assert (cell.sp_degree, cell.dp_replicate, cell.dp_shard) == degrees
-    assert refusal(cell) is None
+    assert cell.cluster.world_size == ranks
+    assert (refusal(cell) is None) == (cell.sp_degree <= ranks)
 
 
 def test_what_does_not_change_the_work_does_not_change_the_cell():
@@ -119,13 +130,9 @@ CHECKPOINTS = {
     ),
     "no safetensors": ({}, "contains no .safetensors file; write one"),
     "dropout of scores": ({"attention_dropout": 0.1}, "attention_dropout=0.1, and no strategy drops"),
-    "other layers": (
-        {"model_type": "qwen3", "layer_types": ["linear_attention", "full_attention"]},
-        "1 of 2 layers are linear_attention; strategies compute plain causal attention",
-    ),
     "inside a text model": (
         {"model_type": "gemma3", "text_config": {"model_type": "gemma2", "attn_logit_softcapping": 50.0}},
-        "attention has capped scores",
+        "attention has capped scores .*; strategies compute plain causal attention",
     ),
     "another family": (
         {"model_type": "phi3", "sliding_window": 262144},

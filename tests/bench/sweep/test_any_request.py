@@ -3,13 +3,11 @@
 import itertools
 import json
 import random
-from copy import deepcopy
 from dataclasses import asdict
 
 import pytest
 import yaml
 
-import run_sweep
 from bench.attention import kernel_facts
 from bench.cell import outcome as cell_outcome
 from bench.cell.planned import PlannedCell
@@ -26,8 +24,7 @@ from bench.sweep.expected import modelled
 from bench.sweep.forecast import Forecast
 from bench.sweep.plan import plan
 from bench.sweep.plan_lines import short_lines, whole_plan
-from tests.cells import TWO_CORES, make_raw
-from tests.command import typed_here
+from tests.cells import TWO_CORES, raw_with
 
 CHOICES = frozenset(groups())
 COUNTS = (1, 2, 3, 4, 6, 8)
@@ -62,7 +59,7 @@ AXES = {
 }  # fmt: skip
 CHANGED = 0.4
 """How often a choice is left to chance; were all, nearly every request would be refused."""
-LEAST, COMMAND_LINES = 2500, 25
+LEAST = 2500
 
 
 def some_request(chance, **fixed):
@@ -111,14 +108,10 @@ def machine_of(device):
 
 def raw_of(words):
     """What Hydra composes of these words, without Hydra, which takes a tenth of a second."""
-    raw = deepcopy(make_raw("sweep_dir=out"))
     given = [word.partition("=")[::2] for word in words]
-    raw |= {key: read_option(key, value) for key, value in given if key in CHOICES}
-    for key, value in given:
-        if key not in CHOICES:
-            section, _, name = key.rpartition(".")
-            (raw[section] if section else raw)[name] = yaml.safe_load(value)
-    return raw
+    chosen = {key: read_option(key, value) for key, value in given if key in CHOICES}
+    values = {key: yaml.safe_load(value) for key, value in given if key not in CHOICES}
+    return raw_with({"sweep_dir": "out", **chosen, **values})
 
 
 def outcome(raw, machine):
@@ -159,12 +152,8 @@ def _all_packages(monkeypatch):
     monkeypatch.setattr(cell_outcome, "describe", lambda _: {})
 
 
-@pytest.fixture(scope="module")
-def requests():
-    return pairwise_requests()
-
-
-def test_every_request_is_planned_predicted_or_refused_in_one_line(requests):
+def test_every_request_is_planned_predicted_or_refused_in_one_line():
+    requests = pairwise_requests()
     met = set().union(*map(pairs_of, requests))
     axes = itertools.combinations(AXES.values(), 2)
     assert len(met) == sum(len(one) * len(other) for one, other in axes)  # every two values meet
@@ -185,11 +174,3 @@ def test_every_request_is_planned_predicted_or_refused_in_one_line(requests):
 def test_more_ranks_for_the_heads_than_for_the_sequence_are_refused(strategy):
     words = [f"strategy={strategy}", "ulysses_degree=2", "sp_degree=1"]
     assert outcome(raw_of(words), machine_of(("h100_80gb", 4))) == "refused"
-
-
-def test_command_lines_are_planned_or_refused_in_one_line(requests, tmp_path, monkeypatch):
-    for request in random.Random(3).sample(requests, COMMAND_LINES):
-        monkeypatch.setattr(run_sweep, "this_machine", lambda device=request["device"]: machine_of(device))
-        done = typed_here(tmp_path, "--plan", *words_of(request))
-        assert (done.returncode, len(done.stderr.splitlines())) in ((0, 0), (2, 1)), (request, done.stderr)
-        assert [*tmp_path.iterdir()] == []

@@ -1,9 +1,9 @@
 """What a plan is expected to take, and what `--plan` says of it without running anything."""
 
-import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,6 +14,7 @@ from bench.config import AUTO
 from bench.environment import REPOSITORY, Machine
 from bench.passes import planned_stages
 from bench.request.choices import read_option
+from bench.store import read_records
 from bench.sweep.auto_choices import CHOICES
 from bench.sweep.estimate import START_S, Estimate
 from bench.sweep.expected import Expected, modelled
@@ -23,7 +24,7 @@ from bench.sweep.plan_lines import short_lines, whole_plan
 from tests.cells import FOUR_H100, TWO_CORES, make_raw, raws_of
 from tests.command import NO_GPU, typed_here
 
-REFERENCE = REPOSITORY / "results" / "reference" / "cpu"
+REFERENCE = REPOSITORY / "results" / "reference" / "cpu" / "records.jsonl"
 ITS_MACHINE = Machine(gpus=(), cores=2, cpu="AMD EPYC", memory_bytes=2**34)
 GPUS = replace(FOUR_H100, gpu_memory_bytes=(80 * 2**30,) * 4)
 
@@ -41,13 +42,10 @@ def lines_of(found):
     return "\n".join(whole_plan(found, raws_of(["ring"], ["8k"])))
 
 
-def records():
-    return [json.loads(line) for line in (REFERENCE / "records.jsonl").read_text().splitlines()]
-
-
 def test_the_readmes_sweep_is_expected_to_take_what_it_took():
     found = forecast(ITS_MACHINE)
-    assert found.total_s == pytest.approx(sum(each["wall_s"] for each in records()), rel=0.15)
+    took_s = sum(record["wall_s"] for record in read_records(REFERENCE))
+    assert found.total_s == pytest.approx(took_s, rel=0.15)
     assert found.unknown == 0
     assert "another CPU" in found.bases[0]
 
@@ -73,7 +71,10 @@ def test_a_cell_that_does_not_fit_is_not_counted_and_advised_no_budget():
     rest = [each for each in found.cells if not each.ends_early]
     assert found.total_s == pytest.approx(START_S + sum(each.cell_s for each in rest))
     assert found.bases == ["the cost model on hardware=h100_80gb"]
-    assert f"and what {found.unknown} more of the cells take" in lines_of(found)
+    said = lines_of(found)
+    assert f"and what {found.unknown} more of the cells take" in said
+    fits = re.findall(r"^\w+ \d+k .*  (fits|undecided|does not fit)\b", said, re.MULTILINE)
+    assert Counter(fits) == {"fits": 6, "undecided": 1, "does not fit": 2}
 
 
 def test_the_minutes_of_gpus_count_what_a_cell_takes_outside_its_steps():

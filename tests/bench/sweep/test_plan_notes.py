@@ -102,21 +102,6 @@ def test_on_an_odd_number_of_gpus_no_default_cell_is_refused_and_the_plan_says_w
     assert ("sp_degree=2 takes all in 3 groups" in said) == (count == 6)
 
 
-@pytest.mark.parametrize(
-    ("count", "values", "ranks"),
-    [
-        (6, {"sp_degree": 2}, (2, 3, 6)),
-        (6, {"dp_shard": 3}, (2, 3, 6)),
-        (4, {"sp_degree": 2, "dp_shard": 1}, (2, 1, 2)),
-        (4, {"sp_degree": 8}, (8, 1, 4)),
-        (8, {}, (8, 1, 8)),
-    ],
-)
-def test_degrees_that_are_given_take_as_many_gpus_as_they_need(count, values, ranks):
-    cell = planned(gpus(count), strategies=("ring",), lengths=["96k"], **values).cells[0].cell
-    assert (cell.sp_degree, cell.dp_shard, cell.cluster.world_size) == ranks
-
-
 def test_contiguous_rings_beside_balanced_ones_are_named():
     for strategies, said in (
         (("ring", "ulysses"), []),
@@ -137,7 +122,6 @@ KERNELS = [
     (replace(gpus(4, "NVIDIA H20"), gpu_capabilities=("9.0",) * 4), {}, f"{NEWER}Hopper"),
     (TWO_CORES, {"mode": "predict", "hardware": read_option("hardware", "h200_141gb")}, f"{NEWER}Hopper"),
     (gpus(4, "NVIDIA A100-SXM4-80GB"), {}, None),
-    (gpus(4, "NVIDIA A10G"), {}, None),
     (gpus(4), {"kernel": "math"}, None),
 ]
 

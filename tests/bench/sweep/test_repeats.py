@@ -121,15 +121,6 @@ def test_the_whole_sweep_stays_within_its_budget(budget_s, often):
     assert {each.cell.seq_len for each in whole.cells[4:]} == often
 
 
-@pytest.mark.usefixtures("left_open")
-def test_a_cell_that_failed_is_not_repeated_and_one_alone_has_nothing_to_be_compared_with():
-    first = planned(lengths=("1k",))
-    good, bad = first.cells
-    records = [*ended([good], {1024: 1.0}), *ended([bad], {1024: 1.0}, status="out_of_memory")]
-    whole = first.repeated(records)
-    assert (len(whole.cells), whole.note) == (2, None)
-
-
 @pytest.mark.parametrize(("words", "processes"), [((), 1), (("measure.repeats=3",), 3)])
 def test_a_number_of_repeats_is_kept_whatever_it_takes_and_on_a_cpu_auto_is_one(words, processes):
     found = planned(*words)
@@ -199,7 +190,7 @@ def test_one_process_each_becomes_six_by_the_command_that_decides(swept):
 
 
 @pytest.mark.usefixtures("left_open")
-def test_a_cell_that_fails_is_not_run_again_in_the_same_sweep_but_when_it_is_resumed(swept):
+def test_a_cell_that_fails_and_one_that_is_left_alone_are_not_repeated_and_resume_runs_what_failed(swept):
     _, ran = swept(fails=["ring"])
     assert sorted(ran) == [(1024, 0), (1024, 0), (2048, 0), (2048, 0)]
     _, ran = swept("resume=true")

@@ -100,45 +100,38 @@ def test_a_plan_that_cannot_be_read_is_named(tmp_path, content):
         read_plan(tmp_path / "out")
 
 
-def remade(folder, change):
-    """The folder's records with another environment."""
-    path = folder / "out" / "records.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    for record in records:
-        record["environment"] |= change
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-
-
 OTHER_COMMIT = {"git_commit": "0" * 40}
 
 
 @pytest.mark.fault(19)
 def test_records_of_another_commit_are_kept_by_resume_any_alone_and_stay_in_the_file(half):
-    remade(half, OTHER_COMMIT)
+    path = half / "out" / "records.jsonl"
+    records = read_records(path)
+    for record in records:
+        record["environment"] |= OTHER_COMMIT
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     for words in (("--plan",), ()):
         done = typed_here(half, *GO_ON[1:], "resume=any", *words)
         assert done.returncode == 0, done.stderr
         assert "2 records of other code (0000000-" in done.stdout
         assert "): kept, as resume=any asks" in done.stdout
-    assert len(read_records(half / "out" / "records.jsonl")) == 4
+    assert len(read_records(path)) == 4
     done = typed_here(half, *GO_ON)
     assert done.returncode == 0, done.stderr
     (said,) = (line for line in done.stdout.splitlines() if "other code" in line)
     assert said.startswith("2 records of other code (")
     assert said.endswith("): those cells run again; resume=any keeps them")
-    records = read_records(half / "out" / "records.jsonl")
+    records = read_records(path)
     assert len(records) == 6
     assert len({record["cell_id"] for record in records[2:]}) == 4
     assert typed_here(half, *GO_ON).stdout.startswith("nothing is missing")
 
 
-def kept(cell, *environments, status="ok", resume=Resume.MATCHING):
-    planned = Plan((PlannedCell(cell, 0, 0),), Path(), resume)
-    lines = [
-        {"cell_id": cell.cell_id, "repeat": 0, "role": "cell", "status": status, "environment": each}
-        for each in environments
-    ]
-    return kept_records(planned, lines)
+def kept(cell, *environments, **changes):
+    """What is kept of records of this cell from these environments, with some of their values changed."""
+    sound = {"cell_id": cell.cell_id, "config": cell.flat(), "repeat": 0, "role": "cell", "status": "ok"}
+    lines = [{**sound, "environment": each, **changes} for each in environments]
+    return kept_records(Plan((PlannedCell(cell, 0, 0),), Path(), Resume.MATCHING), lines)
 
 
 HERE = describe({})
@@ -182,9 +175,4 @@ def test_of_a_cell_that_ran_again_the_newest_record_counts():
 
 def test_of_a_cell_that_a_search_has_not_come_to_yet_only_a_record_of_this_code_counts():
     for environment, counts in ((HERE, 1), (ELSEWHERE["code"], 0), (ELSEWHERE["torch"], 0)):
-        line = {
-            "cell_id": "of another cell", "repeat": 0, "role": "cell", "status": "ok",
-            "config": make_cell().flat(), "environment": environment,
-        }  # fmt: skip
-        searching = Plan((PlannedCell(make_cell(), 0, 0),), Path(), Resume.MATCHING)
-        assert len(kept_records(searching, [line]).records) == counts
+        assert len(kept(make_cell(), environment, cell_id="of another cell").records) == counts

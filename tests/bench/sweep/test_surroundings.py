@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from bench.environment import REPOSITORY, describe
-from tests.cells import TINY, make_cell, run_cell
 from tests.command import typed, typed_here
 
 
@@ -43,11 +42,6 @@ def test_code_without_its_choices_says_where_to_run_it(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "pip install -e ." in done.stderr
-
-
-def test_a_deadline_of_a_millisecond_is_a_cell_that_timed_out(launcher, tmp_path):
-    record, _ = run_cell(launcher, make_cell(*TINY, "measure.timeout_s=1e-3"), tmp_path)
-    assert record.status == "timed_out"
 
 
 def test_without_git_a_record_says_that_the_commit_is_unknown(monkeypatch):
