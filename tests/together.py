@@ -1,6 +1,5 @@
 """Many cells, one after another on the same ranks: no parity, no timing, only what a test wants of each."""
 
-import gc
 import json
 
 import numpy as np
@@ -9,7 +8,6 @@ from bench.attention.watch import AttentionWatch
 from bench.config import RunConfig
 from bench.node.worker import join
 from bench.passes.gradients import rank as gradients
-from bench.passes.memory.allocations import AllocationTracker
 from bench.passes.tap import CommunicationTap
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
@@ -28,23 +26,16 @@ def write_gradients(job, log):
     return {}
 
 
-def watch_memory(job, log):
-    """A rank's whole life: of one step of each cell, after a short one, what it takes and what it offloads.
-
-    Counted from the step's start: DeepSpeed lets nothing go of the cells before.
-    """
+def watch_offloading(job, log):
+    """A rank's whole life: what one step of each cell offloads, after a short one."""
     seen = {}
     for name, workload in built(job, log):
         workload.short_step()
         offload = workload.activation_offload
         before = offload.packed_bytes if offload else 0
-        gc.collect()
-        with AllocationTracker() as tracker:
-            start = tracker.peak_bytes
-            workload.step(0)
+        workload.step(0)
         moved = offload.packed_bytes - before if offload else None
-        optimizer = workload.trainer.engine.offloaded_bytes()
-        seen[name] = {"taken": tracker.peak_bytes - start, "activations": moved, "optimizer": optimizer}
+        seen[name] = {"activations": moved, "optimizer": workload.trainer.engine.offloaded_bytes()}
     return {"seen": seen}
 
 

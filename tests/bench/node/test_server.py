@@ -18,27 +18,21 @@ from bench.node.server import ForkServer
 from tests.cells import tiny_cell
 
 
-def test_a_process_of_the_server_does_not_run_the_command_s_main_module(tmp_path, launcher, monkeypatch):
+def end_by_whether_garbage_is_collected():
+    sys.exit(0 if gc.isenabled() else 1)
+
+
+def test_a_rank_does_not_run_the_command_s_main_module_and_collects_garbage(tmp_path, launcher, monkeypatch):
+    """The server's own imports ran without its collection."""
     path = tmp_path / "main.py"
     path.write_text("raise SystemExit('was run')")
     main = ModuleType("__main__")
     main.__file__ = str(path)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    process = ForkServer().process(int)
-    process.start()
-    process.join()
-    assert (process.exitcode, sys.modules["__main__"]) == (0, main)
-
-
-def end_by_whether_garbage_is_collected():
-    sys.exit(0 if gc.isenabled() else 1)
-
-
-def test_a_rank_collects_garbage_though_its_server_imported_without(launcher):
     process = ForkServer().process(end_by_whether_garbage_is_collected)
     process.start()
     process.join()
-    assert process.exitcode == 0
+    assert (process.exitcode, sys.modules["__main__"]) == (0, main)
 
 
 def test_an_interruption_while_a_rank_is_started_leaves_no_rank(launcher, tmp_path, monkeypatch):

@@ -106,6 +106,8 @@ BAD_VALUES = {
     "data.prompt_tokens=8k seq_len=8k": "data.prompt_tokens=8k",
     "data.packing=docs": "must be one of documents, none",
     "pad=2": "pad=2",
+    "strategy=ulysses_chunked strategy.chunks=0": "strategy.chunks=0: must be a whole number from 1",
+    "strategy=ulysses_chunked strategy.overlap=2": "strategy.overlap=2: must be true or false",
     "+foo=1": "foo: no such key",
     "+measure.stepz=1": "did you mean measure.steps?",
     "++env.PATH=/": "set others before the command",
