@@ -12,11 +12,6 @@ def failure(status, reason, length, **config):
     return make_failure(status, reason, config={"seq_len": length, **config})
 
 
-def test_equal_failures_are_told_once_with_their_cells(cells_of):
-    records = [failure("unsupported", "too few heads", length) for length in (1024, 2048)]
-    assert failure_reasons(cells_of(records)) == ["unsupported (2), ulysses at 1k and 2k: too few heads"]
-
-
 def test_failures_that_differ_in_figures_alone_are_told_once_with_the_figures_range(cells_of):
     records = [
         failure("out_of_memory", OOM.format(0, "timing forward", "512.0 KiB", "61.2 MiB"), 1024),

@@ -67,12 +67,6 @@ def test_other_work_or_provenance_is_no_base_and_no_second_point(summary_of):
         assert summary_of([*ulysses({2: 250.0}), *second])[EFFICIENCY].isna().all()
 
 
-def test_a_cell_that_failed_is_no_base(summary_of):
-    config = {"cluster.world_size": 1, "sp_degree": 1}
-    records = [make_failure("out_of_memory", "no", config=config), *ulysses({2: 250.0, 4: 125.0})]
-    assert set(by_ranks(summary_of(records), "scaling_base_ranks").values()) == {2}
-
-
 def lines(axes):
     return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
 
@@ -89,9 +83,10 @@ def test_the_figure_shows_the_fastest_cell_of_each_number_of_ranks_and_the_ideal
     assert SHARED_CORES in sheet_of("scaling", cells_of(ulysses({2: 9.0, 4: 9.0}, **CPU))).remarks
 
 
-def test_a_failure_stands_at_its_number_of_ranks(cells_of):
+def test_a_cell_that_failed_is_no_base_and_stands_at_its_number_of_ranks(cells_of):
     config = {"cluster.world_size": 1, "sp_degree": 1}
     records = [make_failure("out_of_memory", "no", config=config), *ulysses({2: 250.0, 4: 125.0})]
+    assert set(by_ranks(cells_of(records).frame, "scaling_base_ranks").values()) == {2}
     sheet = sheet_of("scaling", cells_of(records))
     (mark,) = sheet.panels[0].lines
     assert list(mark.get_xdata()) == [1]

@@ -45,14 +45,6 @@ def test_without_a_timed_step_none_is_left_out():
     assert shares_of(make_step([500.0] * 2), timed_ms=None).steps == 1
 
 
-def test_a_record_of_one_traced_step_gives_its_shares():
-    metrics = metrics_of(make_record())
-    assert metrics.attention_transfer_share == pytest.approx(4 / 110)
-    assert metrics.attention_transfer_low_share == metrics.attention_transfer_high_share
-    assert metrics.attention_waiting_share == pytest.approx(3 / 110)
-    assert (metrics.traced_steps, metrics.void_traced_steps) == (1, 0)
-
-
 def test_where_waiting_is_unknown_exposed_time_does_not_pass_for_transfer():
     trace = make_trace(2, purpose_waiting_ms=None, purpose_exposed_waiting_ms=None)
     metrics = metrics_of(make_record(trace=trace))
