@@ -15,7 +15,7 @@ from bench.calibrate.grid import Grid
 from bench.training.models import TORCH_DTYPES
 
 HEADS = 2
-"""Of a measured block; its sizes are those of one head."""
+"""Of what is done around a block."""
 GROUPS = 2
 """Query heads of a KV head where K and V are repeated."""
 
@@ -24,15 +24,16 @@ Block = tuple[bool, int, int]
 
 
 def block_cases(grid: Grid, kernel: str, dtype: str, device: torch.device) -> Iterator[Case]:
-    """(head_dim, queries, keys), of causal squares without keys, forward and backward of HEADS heads."""
+    """(head_dim, queries, keys), of causal squares without keys, forward and backward; times of one head."""
     for head_dim in grid.head_dims:
         for block in _blocks(grid):
             causal, *rows = block
             sizes = (head_dim, rows[0]) if causal else (head_dim, *rows)
             for direction in ("forward", "backward"):
                 name = f"{kernel}_{'causal' if causal else 'full'}_{direction}"
-                make = partial(_block, KERNELS[kernel], direction, head_dim, block, dtype, device)
-                yield Case(name, dtype, sizes, make, parts=HEADS)
+                shape = grid.heads, head_dim, block
+                make = partial(_block, KERNELS[kernel], direction, *shape, dtype, device)
+                yield Case(name, dtype, sizes, make, parts=grid.heads)
 
 
 def around_cases(grid: Grid, dtype: str, device: torch.device) -> Iterator[Case]:
@@ -52,10 +53,10 @@ def _blocks(grid: Grid) -> Iterator[Block]:
 
 
 def _block(
-    kernel: Kernel, direction: str, head_dim: int, block: Block, dtype: str, device: torch.device
+    kernel: Kernel, direction: str, heads: int, head_dim: int, block: Block, dtype: str, device: torch.device
 ) -> Call:
     causal, queries, keys = block
-    q, k, v = (_heads(HEADS, rows, head_dim, dtype, device) for rows in (queries, keys, keys))
+    q, k, v = (_heads(heads, rows, head_dim, dtype, device) for rows in (queries, keys, keys))
     forward = partial(kernel_forward, kernel, q, k, v, causal=causal, scale=head_dim**-0.5)
     if direction == "forward":
         return forward

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.calibrate.attention import around_cases, block_cases
 from bench.calibrate.case import Case, timed
 from bench.calibrate.engines import engine_cases, plain_cases
@@ -80,8 +81,9 @@ def _cases(
     for dtype in dtypes:
         yield from layer_cases(grid, dtype, device)
         yield from around_cases(grid, dtype, device)
-        yield from block_cases(grid, cell.kernel, dtype, device)
-        yield from hidden_cases(cell.kernel, dtype, device)
+        if dtype in KERNEL_FACTS[cell.kernel].dtypes[device.type]:
+            yield from block_cases(grid, cell.kernel, dtype, device)
+            yield from hidden_cases(cell.kernel, dtype, device)
         yield from plain_cases(dtype, device)
         for engine in engines:
             model = replace(cell.model, hidden_size=ENGINE_WIDTH)

@@ -20,6 +20,8 @@ class Grid:
     tokens: tuple[int, ...]
     """Of elementwise operations."""
     hidden: tuple[int, ...]
+    heads: int
+    """Of an attention block: on a GPU enough of them to fill it."""
     head_dims: tuple[int, ...]
     vocabularies: tuple[int, ...]
     most_numbers: int
@@ -50,6 +52,7 @@ CPU_GRID = Grid(
     most_product=2**31,
     tokens=(1024, 4096, 16384, 65536),
     hidden=(64, 256, 1024),
+    heads=2,
     head_dims=(16, 32, 64),
     vocabularies=(256, 4096),
     most_numbers=2**22,
@@ -66,6 +69,7 @@ GPU_GRID = Grid(
     most_product=2**40,
     tokens=(1024, 8192, 65536),
     hidden=(512, 4096, 16384),
+    heads=16,
     head_dims=(64, 128),
     vocabularies=(32768, 131072),
     most_numbers=2**30,

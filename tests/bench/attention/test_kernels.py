@@ -230,7 +230,7 @@ def test_a_kernel_takes_views_of_longer_tensors(device, name):
     inputs = random_inputs("GQA", dtype, device, HEAD_DIMS[device])
     whole, views = run(KERNELS[name], *inputs, causal=True), on_views(KERNELS[name], *inputs)
     for key, expected in whole.items():
-        assert relative_error(views[key], expected) < FLOORS[dtype].forward, key
+        assert relative_error(views[key], expected) <= FLOORS[dtype].forward, key
 
 
 def test_a_backward_is_given_a_contiguous_lse_whatever_it_was_cut_from():
