@@ -31,7 +31,7 @@ DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 LOW_PRECISION = ("bf16", "fp16")
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "cluster": {"nodes": 1, "network": None, "numa_binding": None},
-    "measure": {"nvtx": False, "memory_snapshot": False},
+    "measure": {"nvtx": False},
 }
 """Fields that older records lack, and what they were then."""
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
@@ -279,7 +279,6 @@ class MeasureConfig:
     its steps take no longer; 0 for none."""
     nvtx: Flag = False
     """Whether ranks on GPUs mark what they do for Nsight Systems."""
-    memory_snapshot: Flag = False
     """Whether CUDA's allocator keeps its history, which slows steps, and ranks write it to a file."""
 
 

@@ -91,8 +91,6 @@ class OutOfMemory:
     null."""
     largest: list[BlockClass]
     """The classes with most bytes among the live tensors that Python or an autograd graph could reach."""
-    snapshot: str | None = None
-    """The file in the cell's folder that `measure.memory_snapshot` leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

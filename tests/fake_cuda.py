@@ -181,7 +181,6 @@ class FakeCuda:
         self.waits = Counter()
         self.steps = 0
         self.ranges, self.open_ranges = [], []
-        self.history = None
         self.is_counting = False
 
     def start_range(self, name):
@@ -378,11 +377,7 @@ def _play_the_device(count):
         if hasattr(torch.cuda.memory, name):
             setattr(torch.cuda.memory, name, function)
     torch.cuda.memory.get_allocator_backend = lambda: "native"
-    torch.cuda.memory._record_memory_history = lambda **how: setattr(CUDA, "history", how)
-    torch.cuda.memory._snapshot = lambda *_, **__: {
-        "allocator_settings": {"expandable_segments": False},
-        "history": CUDA.history,
-    }
+    torch.cuda.memory._snapshot = lambda *_, **__: {"allocator_settings": {"expandable_segments": False}}
     torch.cuda.nccl.version = lambda: (2, 27, 5)
     torch.cuda.nvtx = types.SimpleNamespace(
         range_push=lambda _: None,

@@ -79,7 +79,9 @@ def verdict(cells: Cells, command: str | None = None) -> Verdict:
     """
     summary = cells.frame
     found, unchecked = rankings(cells), _unchecked(summary.loc[~cells.are_predicted, CHECKED_BY])
-    answer = _fastest(found) if cells.caveat is None else _ran(cells, is_checked=not unchecked)
+    is_compared = summary["strategy"].nunique() > 1 or any(ranking.is_comparison for ranking in found)
+    is_ranked = cells.caveat is None and is_compared
+    answer = _fastest(found) if is_ranked else _ran(cells, is_checked=not unchecked)
     return Verdict(
         answer=" ".join([answer, *observed_lines(cells)]),
         details=leader_lines(found) if cells.caveat is None else measured_lines(found),
@@ -139,9 +141,9 @@ def _undecided(found: Sequence[Ranking]) -> str:
 
 
 def _to_decide(found: Sequence[Ranking], cells: Cells, command: str | None) -> str | None:
-    """What it takes, with a command and its minutes where there is one."""
+    """What it takes, with a command and its minutes where there is one; None where no speeds count."""
     undecided = _undecided(found)
-    if not undecided:
+    if not undecided or cells.are_synthetic or cells.shares_gpus:
         return None
     start = f"{MIN_PROCESSES} or more processes of each cell, run in turns, would decide"
     if cells.caveat is not None:

@@ -42,10 +42,12 @@ class Score:
 def with_score(summary: pd.DataFrame) -> pd.DataFrame:
     """Adds the errors of what was predicted of measured cells, over what was measured.
 
-    Missing where nothing was predicted, or nothing measured; cells of another provenance have none.
+    Missing where nothing was predicted, or nothing measured; cells of another provenance have none, and cells
+    whose ranks take turns on a GPU have none of the time.
     """
     measured = summary["provenance"].eq(Provenance.MEASURED)
-    step_ms = summary["step_time_ms"].astype("float64").where(measured)
+    takes_turns = summary["cluster.ranks_per_gpu"].astype("float64").gt(1)
+    step_ms = summary["step_time_ms"].astype("float64").where(measured & ~takes_turns)
     peak = summary["peak_allocated_bytes"].astype("float64").where(measured)
     step_error, step_low, step_high = _errors(summary, "predicted_step_time{}_ms", step_ms)
     peak_error, peak_low, peak_high = _errors(summary, "predicted_peak_allocated{}_bytes", peak)
@@ -55,7 +57,7 @@ def with_score(summary: pd.DataFrame) -> pd.DataFrame:
         step_time_error_high_share=step_high,
         step_time_in_band=_is_between(step_low, step_high),
         tokens_per_s_error_share=summary["predicted_tokens_per_s"]
-        / summary["tokens_per_s"].astype("float64").where(measured)
+        / summary["tokens_per_s"].astype("float64").where(measured & ~takes_turns)
         - 1,
         peak_allocated_error_share=peak_error,
         peak_allocated_error_low_share=peak_low,

@@ -29,7 +29,7 @@ NUMBER_COLUMNS = frozenset({"device_memory_bytes", *(each.column for each in OF_
 NO_SETTING = frozenset({*RECORD_COLUMNS, *DERIVED_COLUMNS, *BY_COLUMN})
 """Every column that is not part of a cell's configuration."""
 SWITCHES = (
-    "tiled_mlp", "offload.activations", "offload.optimizer", "measure.nvtx", "measure.memory_snapshot",
+    "tiled_mlp", "offload.activations", "offload.optimizer", "measure.nvtx",
 )  # fmt: skip
 """Settings that older records do not name: what they name now was off."""
 SETTINGS = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import traceback
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,16 +15,10 @@ from bench.passes.memory.live_blocks import largest_classes
 from bench.ranks.log import RankLog
 from bench.ranks.memory_limit import held_bytes, lift_memory_limit
 from bench.ranks.out_of_memory import requested_bytes, root_cause
-from bench.ranks.snapshot import write_snapshot
 
 
-def describe_failure(
-    error: BaseException, log: RankLog, cluster: ClusterConfig, snapshot: Path | None = None
-) -> dict[str, Any]:
-    """The content of a rank's failure file, as plain JSON values; lifts the cell's memory limit first.
-
-    `snapshot` is the file for one of memory that ran out, None where none is wanted.
-    """
+def describe_failure(error: BaseException, log: RankLog, cluster: ClusterConfig) -> dict[str, Any]:
+    """The content of a rank's failure file, as plain JSON values; lifts the cell's memory limit first."""
     held = _held_bytes(cluster)
     if log.limit_base_bytes is not None and cluster.device == "cpu":
         lift_memory_limit()
@@ -37,12 +30,12 @@ def describe_failure(
         "message": str(cause),
         "traceback": "".join(traceback.format_exception(error)),
         "failed_at_s": time.monotonic(),
-        "out_of_memory": None if memory is None else _out_of_memory(cause, memory, held, cluster, snapshot),
+        "out_of_memory": None if memory is None else _out_of_memory(cause, memory, held, cluster),
     }
 
 
 def _out_of_memory(
-    cause: BaseException, memory: str, held: int | None, cluster: ClusterConfig, snapshot: Path | None
+    cause: BaseException, memory: str, held: int | None, cluster: ClusterConfig
 ) -> dict[str, Any]:
     limit_gib = cluster.memory_limit_gib
     return {
@@ -51,7 +44,6 @@ def _out_of_memory(
         "limit_bytes": None if limit_gib is None else round(limit_gib * GIB),
         "held_bytes": held,
         "largest": [asdict(each) for each in largest_classes(cluster.device)],
-        "snapshot": None if snapshot is None else write_snapshot(snapshot),
     }
 
 

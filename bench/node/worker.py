@@ -45,7 +45,6 @@ from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
 from bench.ranks.place import PlaceFile, place_path
 from bench.ranks.products import use_wide_products
-from bench.ranks.snapshot import snapshot_path
 from bench.strategies import STRATEGIES, runnable
 from bench.training.models import TORCH_DTYPES
 from bench.workloads import WORKLOADS, Rank
@@ -133,8 +132,7 @@ def _fail(job: RankJob, log: RankLog, tell: Callable[[Stage | Failing], None], e
     """Write the failure and say so at once; only the first of a rank's errors counts."""
     path = failure_path(job.folder, job.rank)
     if not path.exists():
-        snapshot = snapshot_path(job.folder, job.rank) if job.cell.measure.memory_snapshot else None
-        failure = describe_failure(error, log, job.cell.cluster, snapshot)
+        failure = describe_failure(error, log, job.cell.cluster)
         _write(path, failure)
         tell(Failing(job.rank, lost_a_peer(failure)))
 

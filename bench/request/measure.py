@@ -21,8 +21,6 @@ WINDOWS: Mapping[str, Mapping[str, Any]] = {
 interval; on a CPU it takes half a minute, and one has to do. Repeats tell strategies apart, which results of
 a CPU cannot do. Of the time for a reference a GPU takes half a minute to begin."""
 
-ON_GPUS_ALONE = ("nvtx", "memory_snapshot")
-
 
 def measure_config(raw: Raw, device: str) -> MeasureConfig:
     """The numbers of `measure` for ranks on this device; raises ConfigError for a value that is no good."""
@@ -31,7 +29,6 @@ def measure_config(raw: Raw, device: str) -> MeasureConfig:
     for key in ("budget_s", "repeats_budget_s", "timeout_s"):  # 0 is for loops that are observed
         values.checked(f"measure.{key}", given[key], Seconds)
     measure = values.section("measure", given, MeasureConfig)
-    for key in ON_GPUS_ALONE:
-        if device == "cpu" and getattr(measure, key):
-            raise ConfigError(f"measure.{key}=true: the ranks run on the CPU, not on a GPU; leave it out")
+    if device == "cpu" and measure.nvtx:
+        raise ConfigError("measure.nvtx=true: the ranks run on the CPU, not on a GPU; leave it out")
     return measure

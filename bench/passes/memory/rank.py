@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from bench.passes.facts import of_one
 from bench.passes.memory.allocations import AllocationTracker
@@ -18,7 +17,6 @@ from bench.passes.memory.cuda_peaks import CudaTracker
 from bench.passes.memory.section import Memory
 from bench.passes.rank_pass import Measurement, RankPass
 from bench.ranks.memory_limit import process_bytes
-from bench.ranks.snapshot import keep_history, snapshot_path, write_snapshot
 
 PeakTracker = AllocationTracker | CudaTracker
 """While it is on, its peaks grow; it may be entered again later."""
@@ -39,8 +37,6 @@ class MemoryPass(RankPass):
         self.offloaded_activation_bytes: int | None = None
 
     def around_building(self) -> AbstractContextManager[Any]:
-        if self.measurement.measure.memory_snapshot:
-            keep_history()
         return self.life
 
     def around_first_step(self) -> AbstractContextManager[Any]:
@@ -90,14 +86,7 @@ class MemoryPass(RankPass):
             allocator_settings=self.allocator_settings,
             offloaded_activation_bytes=of_one(self.offloaded_activation_bytes),
             offloaded_optimizer_bytes=of_one(trainer.engine.offloaded_bytes() if trainer else None),
-            snapshot=of_one(self._snapshot()),
         )
-
-    def _snapshot(self) -> str | None:
-        folder = self.measurement.folder
-        if folder is None or not self.measurement.measure.memory_snapshot:
-            return None
-        return write_snapshot(snapshot_path(folder, dist.get_rank()))
 
 
 def _reserved(*trackers: PeakTracker) -> int | None:

@@ -52,8 +52,6 @@ class Memory:
     offloaded_optimizer_bytes: list[int] | None = None
     """Gradients that one step has to copy to the optimizer in host memory, and weights back, together; a CPU
     rank copies them within its memory. Null without `offload.optimizer`."""
-    snapshot: list[str] | None = None
-    """The files in the cell's folder that `measure.memory_snapshot` leaves."""
 
 
 OF_ALL_RANKS = ("device_used_bytes", "device_used_reason", "allocator_settings")

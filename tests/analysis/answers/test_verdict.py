@@ -104,14 +104,21 @@ def test_of_too_many_settings_the_first_are_named_and_the_rest_counted(cells_of)
     assert sentence.endswith("; and 5 more settings; all cells are in summary.csv.")
 
 
-@pytest.mark.parametrize(("where", "caveat"), [(CPU, CPU_CAVEAT), (SHARED_GPU, SHARED_GPU_CAVEAT)])
+TO_DECIDE = (
+    "Differences may be chance: 8k (one process each). 6 or more processes of each cell, run in turns, would "
+    "decide on this CPU; run: go (about 45 s)"
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "caveat", "to_decide"), [(CPU, CPU_CAVEAT, TO_DECIDE), (SHARED_GPU, SHARED_GPU_CAVEAT, None)]
+)
 def test_a_result_that_ranks_nothing_says_what_ran_with_figures_by_name_and_no_winner(
-    cells_of, where, caveat
+    cells_of, where, caveat, to_decide
 ):
     records = [timed(s, [t] * 8, **where) for s, t in (("ulysses", 1.0), ("ring", 900.0))]
     found = verdict(cells_of([*records, timed("ring", [100.0] * 8, engine="fsdp2", **where)]), "go")
-    assert found.to_decide.startswith("Differences may be chance: 8k (one process each). 6 or more processes")
-    assert found.to_decide.endswith("run: go (about 45 s)")
+    assert found.to_decide == to_decide
     assert found.caveat == verdict(cells_of([*records, make_record()])).caveat == caveat
     assert "ring (fsdp2), ring (zero3) and ulysses (zero3) at 8k" in found.answer
     assert "Most tokens/s" not in found.answer
@@ -119,6 +126,11 @@ def test_a_result_that_ranks_nothing_says_what_ran_with_figures_by_name_and_no_w
         "8k, in tokens/s: ring, fsdp2: 81,920",
         "8k, in tokens/s: ring, zero3: 9,102; ulysses, zero3: 8,192,000",
     ]
+
+
+def test_one_strategy_alone_is_said_to_have_run_and_compared_with_nothing(cells_of):
+    records = [timed("local", [100.0] * 8, checkpointing=is_on) for is_on in (True, False)]
+    assert verdict(cells_of(records)).answer.startswith("Ran and passed every check: local (checkpointing=True)")
 
 
 def test_what_no_check_reached_is_said_and_then_nobody_claims_every_check(cells_of):

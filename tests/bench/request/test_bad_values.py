@@ -83,7 +83,6 @@ BAD_VALUES = {
     "cluster.ranks_per_gpu=2": "the ranks run on the CPU, not on a GPU; write cluster.ranks_per_gpu=1",
     "cluster.numa_binding=node": "the ranks run on the CPU, not on a GPU; leave it out",
     "measure.nvtx=true": "the ranks run on the CPU, not on a GPU; leave it out",
-    "measure.memory_snapshot=true": "the ranks run on the CPU, not on a GPU; leave it out",
     "mode=predict hardware=h100_80gb cluster.numa_binding=nodes": "did you mean cluster.numa_binding=node?",
     f"{NANO}num_heads=0": "whole number from 1",
     f"{NANO}num_kv_heads=3": "must divide model.num_heads=4",
