@@ -29,7 +29,7 @@ ALIKE = 1e-3
 """Steps whose parts differ by less of the step are one computation under two names."""
 HOW_SURE = (
     "How sure: predictions, nothing ran. Bands are what the rates in {file} leave"
-    " open; strategies are compared at equal rates, and a difference under {resolution} is not told."
+    " open; strategies are compared at equal rates, and differences below {resolution} are not reported."
 )
 
 OF_A_CPU = "These are rates of a CPU: they do not say which strategy is faster on GPUs."

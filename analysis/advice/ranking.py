@@ -9,8 +9,9 @@ from analysis.advice.option import Option
 from bench.cost.fit import Fit
 
 RESOLUTION = 0.05
-"""A predicted difference under this is not told. The model leaves out what may differ by so much between two
-strategies: kernels that share a GPU with copies, congestion, ranks that wait. No GPU has confirmed it."""
+"""Predicted differences below this are not reported. The model leaves out what may differ by so much between
+two strategies: kernels that share a GPU with copies, congestion, ranks that wait. No run on several GPUs has
+confirmed it."""
 NEAR = 0.01
 """Options so near to the fastest are as good as it: of them the one that needs least memory comes first."""
 ORDER: Mapping[Fit | None, int] = {Fit.FITS: 0, None: 0, Fit.UNDECIDED: 1, Fit.OUT_OF_MEMORY: 2}

@@ -79,8 +79,8 @@ def verdict(cells: Cells, command: str | None = None) -> Verdict:
     """
     summary = cells.frame
     found, unchecked = rankings(cells), _unchecked(summary.loc[~cells.are_predicted, CHECKED_BY])
-    is_compared = summary["strategy"].nunique() > 1 or any(ranking.is_comparison for ranking in found)
-    is_ranked = cells.caveat is None and is_compared
+    has_several = len(summary["strategy"].unique()) > 1 or any(each.is_comparison for each in found)
+    is_ranked = cells.caveat is None and has_several
     answer = _fastest(found) if is_ranked else _ran(cells, is_checked=not unchecked)
     return Verdict(
         answer=" ".join([answer, *observed_lines(cells)]),

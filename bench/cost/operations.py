@@ -50,8 +50,8 @@ class Operation:
 
     @property
     def launches(self) -> int:
-        """Operators that Python starts for one."""
-        return KINDS[self.kind].launches
+        """Operators that Python starts for one; of an engine's hooks, whose rows are layers, for all."""
+        return KINDS[self.kind].launches * (self.rows if self.kind in HOOKS else 1)
 
 
 class Kind(NamedTuple):
@@ -71,6 +71,7 @@ tokens."""
 ENGINES = ("ddp", "fsdp2", "zero3")
 """Those whose work around layers, chunks and updates is timed for itself."""
 PARTS = ("layers", "checkpointed_layers", "chunks")
+HOOKS = tuple(f"{engine}_{part}" for engine in ENGINES for part in PARTS)
 
 KINDS: Mapping[str, Kind] = {
     **dict.fromkeys(PRODUCTS, Kind(1)),
@@ -104,8 +105,14 @@ KINDS: Mapping[str, Kind] = {
     "accumulate": Kind(1, 0, 2),
     # Weights, gradient and both moments read, all but the gradient written; wide copies and the norm beside.
     **{f"{engine}_update": Kind(12, 4, 8) for engine in ENGINES},
+    # DeepSpeed clips, scales and copies besides: 80 bytes a parameter took 17.9 ms (results/reference/h100).
+    "zero3_update": Kind(12, 4, 18),
     # What Python does around each layer, and around each chunk of a loss: no work of the device.
-    **{f"{engine}_{part}": Kind(0) for engine in ENGINES for part in PARTS},
+    **dict.fromkeys(HOOKS, Kind(0)),
+    # DeepSpeed's hooks took 27 ms a layer, 38 ms where it is computed again (results/reference/h100): as long
+    # as so many operations of 8 us.
+    "zero3_layers": Kind(3400),
+    "zero3_checkpointed_layers": Kind(4800),
 }
 """Every kind but attention's blocks, which kernels compute."""
 

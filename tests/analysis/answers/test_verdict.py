@@ -130,7 +130,9 @@ def test_a_result_that_ranks_nothing_says_what_ran_with_figures_by_name_and_no_w
 
 def test_one_strategy_alone_is_said_to_have_run_and_compared_with_nothing(cells_of):
     records = [timed("local", [100.0] * 8, checkpointing=is_on) for is_on in (True, False)]
-    assert verdict(cells_of(records)).answer.startswith("Ran and passed every check: local (checkpointing=True)")
+    assert verdict(cells_of(records)).answer.startswith(
+        "Ran and passed every check: local (checkpointing=True)"
+    )
 
 
 def test_what_no_check_reached_is_said_and_then_nobody_claims_every_check(cells_of):

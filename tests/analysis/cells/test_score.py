@@ -27,6 +27,12 @@ def test_a_measured_step_lies_in_the_band_up_to_both_ends(summary_of):
     assert [*summary_of(records)["step_time_in_band"]] == ["no", "yes", "yes", "no"]
 
 
+def test_ranks_that_take_turns_on_a_gpu_have_memory_scored_and_no_time(summary_of):
+    cell = summary_of([measured(125.0, {"cluster.ranks_per_gpu": 2})]).iloc[0]
+    assert cell[["step_time_error_share", "tokens_per_s_error_share"]].isna().all()
+    assert cell["peak_allocated_error_share"] == 0
+
+
 def test_neither_a_prediction_nor_an_older_record_is_scored(cells_of):
     cells = cells_of([make_record(), make_predicted(config={"seq_len": 4096})])
     columns = [column for column in cells.frame if "error_share" in column or "in_band" in column]

@@ -4,10 +4,13 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
+from bench.calibrate import entry as calibration
+from bench.calibrate.__main__ import DTYPES
 from bench.calibrate.entry import calibrate, least_disturbed
 from bench.calibrate.file import calibration_text, exchange_lines
-from bench.calibrate.grid import CPU_GRID
+from bench.calibrate.grid import CPU_GRID, GPU_GRID
 from bench.cost.band import Band
 from bench.cost.prediction import predict
 from bench.request.hardware import hardware_of
@@ -73,3 +76,12 @@ def test_of_two_rounds_the_less_disturbed_counts_case_by_case():
         early: quick,
         late: quick,
     }
+
+
+def test_a_gpus_kernel_is_not_timed_in_a_dtype_that_it_lacks(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(calibration, "make_groups", lambda _: None)
+    cell = make_cell("strategy=local", "kernel=torch_flash")
+    cases = [*calibration._cases(cell, GPU_GRID, DTYPES, (), torch.device("cuda"))]
+    dtypes = {case.table: {each.dtype for each in cases if each.table == case.table} for case in cases}
+    assert (dtypes["product"], dtypes["torch_flash_causal_forward"]) == ({"bf16", "fp32"}, {"bf16"})

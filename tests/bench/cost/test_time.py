@@ -1,10 +1,15 @@
-"""What a step hides: a link carries one message at a time."""
+"""What a step hides: a link carries one message at a time; and how long one took on a GPU."""
+
+import json
 
 import pytest
 
+from bench.config import RunConfig
 from bench.cost.band import End
 from bench.cost.calibrated_speeds import speeds_of
+from bench.cost.prediction import predict
 from bench.cost.time import state_bytes, step_parts, step_work
+from bench.environment import REPOSITORY
 from bench.request.hardware import hardware_of
 from tests.cells import make_cell
 
@@ -24,3 +29,17 @@ def test_kernels_hide_no_more_messages_than_the_link_carries_while_they_run(hard
     )
     hidden_ms = parts.hidden_transfer_ms + 1e3 * state_s - parts.model_state_ms
     assert 0 < hidden_ms <= (parts.attention_ms + parts.other_compute_ms) * (1 + 1e-9)
+
+
+def test_what_was_measured_on_an_h100_is_predicted():
+    """The step waits for the host at 8k, for attention at 32k."""
+    lines = (REPOSITORY / "results/reference/h100/one_gpu/records.jsonl").read_text().splitlines()
+    done = [record for record in map(json.loads, lines) if record["status"] == "ok"]
+    assert {record["config"]["seq_len"] for record in done} == {8192, 32768}
+    for record in done:
+        predicted = predict(RunConfig.from_flat(record["config"]), hardware_of("h100_80gb"), None)
+        steps_ms = sorted(record["timing"]["step_times_ms"][0])
+        assert predicted.step_time_ms.expected == pytest.approx(steps_ms[len(steps_ms) // 2], rel=0.05)
+        assert predicted.peak_allocated_bytes.expected == pytest.approx(
+            record["memory"]["peak_allocated_bytes"][0], rel=0.01
+        )
