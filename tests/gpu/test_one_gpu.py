@@ -1,4 +1,4 @@
-"""One rank with a GPU to itself: a real model by the user's own command, attention alone, telemetry."""
+"""One rank with a GPU to itself: a real model by the user's own command, the allocator, telemetry."""
 
 import csv
 import subprocess
@@ -14,7 +14,7 @@ from bench.passes.telemetry.telemetry import Telemetry, open_nvml
 from bench.request.legality import ENGINE_DTYPES, ENGINE_PACKAGES
 from bench.store import read_records
 from tests.cells import make_cell
-from tests.gpus import GPU_KERNELS, MACHINE, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu, skip_without
+from tests.gpus import MACHINE, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu
 
 pytestmark = [*NEEDS_GPU]
 
@@ -83,20 +83,6 @@ def test_what_is_asked_of_the_allocator_is_in_effect(launcher, tmp_path, asked):
     record = run_on_gpu(launcher, cell, tmp_path)
     assert record.status == "ok", record.reason
     assert SETTINGS[asked].items() <= record.sections["memory"].allocator_settings.items()
-
-
-@pytest.mark.parametrize("kernel", GPU_KERNELS)
-def test_attention_alone_is_timed_on_every_kernel_and_errs_by_ulps(launcher, tmp_path, kernel):
-    skip_without(kernel)
-    words = ("workload=attention", "strategy=local", f"kernel={kernel}", "seq_len=2k", "model.head_dim=64")
-    record = run_on_gpu(launcher, gpu_cell(*words, "measure.steps=3"), tmp_path)
-    assert record.status == "ok", record.reason
-    calls, (steps_ms,) = record.sections["attention"], record.sections["timing"].step_times_ms
-    assert 0 < calls.forward_ms[0][0] + calls.backward_ms[0][0] <= steps_ms[0]
-    assert min(calls.single_forward_ms) > 0
-    assert all(
-        0 < error <= 2 * calls.control_error_ulps[name] + 1 for name, error in calls.error_ulps.items()
-    )
 
 
 def test_nvml_gives_power_and_clock_and_counts_the_processes_beside(strangers):

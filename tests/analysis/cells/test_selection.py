@@ -3,12 +3,6 @@ from analysis.cells.series import STRATEGY_STYLES
 from tests.analysis.records import grid, make_failure, make_record
 
 
-def test_nothing_is_left_out_of_few_series(cells_of):
-    cells = cells_of(grid(["local", "ulysses", "ring"], [8192, 65536]))
-    assert for_figures(cells).cells is cells
-    assert for_figures(cells).note is None
-
-
 def test_comparisons_are_drawn_whole(cells_of):
     strategies = [*STRATEGY_STYLES][:5]
     records = [
