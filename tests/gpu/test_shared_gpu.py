@@ -5,12 +5,9 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import MASKS
-from bench.node.worker import join
 from bench.request.legality import ENGINE_DTYPES, refusal
 from bench.strategies import STRATEGIES
 from tests.attention_cases import errors_of
@@ -103,23 +100,6 @@ def test_output_lse_and_gradients_match_float64_on_every_layout_kernel_and_dtype
         for (case, found), limit in zip(errors.items(), limits, strict=True)
     }
     assert {case: found for case, found in wrong.items() if found} == {}
-
-
-def raise_between_collectives(job, log):
-    device = join(job)
-    numbers = torch.ones(1024, device=device)
-    with log.during("timing"):
-        dist.all_reduce(numbers)
-        if job.rank == 1:
-            raise ValueError("a mistake of its own")
-        dist.all_reduce(numbers)
-        torch.cuda.synchronize(device)
-
-
-def test_a_rank_that_fails_is_blamed_and_not_the_one_that_waits_for_it(launcher, tmp_path):
-    cell = gpu_cell("strategy=ring", "engine=ddp", ranks=2)
-    record = run_on_gpu(launcher, cell, tmp_path, raise_between_collectives)
-    assert (record.status, record.failure.rank, record.failure.kind) == ("error", 1, "ValueError")
 
 
 @pytest.mark.parametrize("strategy", PARALLEL)

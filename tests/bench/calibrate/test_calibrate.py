@@ -81,7 +81,6 @@ def test_of_two_rounds_the_less_disturbed_counts_case_by_case():
 def test_a_gpus_kernel_is_not_timed_in_a_dtype_that_it_lacks(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     monkeypatch.setattr(calibration, "make_groups", lambda _: None)
-    cell = make_cell("strategy=local", "kernel=torch_flash")
-    cases = [*calibration._cases(cell, GPU_GRID, DTYPES, (), torch.device("cuda"))]
+    cases = [*calibration._cases(make_cell("strategy=local"), GPU_GRID, DTYPES, (), torch.device("cuda"))]
     dtypes = {case.table: {each.dtype for each in cases if each.table == case.table} for case in cases}
     assert (dtypes["product"], dtypes["torch_flash_causal_forward"]) == ({"bf16", "fp32"}, {"bf16"})

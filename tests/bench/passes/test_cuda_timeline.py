@@ -1,15 +1,21 @@
 """A step on a GPU: kernels booked by where they were launched, NCCL's joined to the calls behind them.
 
-The events are synthetic, written by hand in Kineto's format: names, arguments and the nesting of call, launch
-and kernel are those of public traces from A100 and B200. No public one holds a batch of sends and receives.
-Times are in ms.
+Four traces are of an H100. All other events are synthetic, written by hand in Kineto's format: names,
+arguments and the nesting of call, launch and kernel are those of public traces from A100 and B200. Times are
+in ms.
 """
+
+import gzip
+import json
 
 import pytest
 
+from bench.environment import REPOSITORY
 from bench.passes.trace.cuda_timeline import NO_KERNELS, cuda_timeline
-from bench.passes.trace.reader import TraceError
+from bench.passes.trace.issued import issued_calls
+from bench.passes.trace.reader import TraceError, read_tracks
 from bench.passes.trace.split import split
+from bench.passes.trace.timeline import CLOCK_MARK, Regions
 from bench.passes.trace.waiting import waiting
 from tests.bench.passes.traces import (
     WORKER,
@@ -76,11 +82,31 @@ def test_a_kernel_is_of_the_tapped_call_that_launched_it_and_starts_when_its_ran
     assert flight.arrival == flight.start
 
 
-def test_what_was_launched_before_the_step_is_no_call_of_it():
-    before = nccl("c10d::barrier", "AllReduce_Sum_i8_RING_LL", -8, 1, -9, 7)
-    for calls in (HOP[0], ()):
-        flights = of_cuda([*before, *hop(2, 4, 1, 1)], calls, step=(0, 9)).flights
-        assert {flight.call.meeting[0] for flight in flights} == {"send_recv"}
+H100 = REPOSITORY / "results/reference/h100/correctness"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("strategy", "exchange"), [("ulysses", "all_to_all"), ("ring", "send_recv")])
+def test_a_trace_of_an_h100_holds_the_step_that_its_record_tells_of(strategy, exchange, rank):
+    """Its barrier before the step is no call of it, and kernels of sends and receives carry no ranks."""
+    told = next(
+        record["trace"]
+        for record in map(json.loads, (H100 / "records.jsonl").read_text().splitlines())
+        if (record["config"]["strategy"], record["config"]["seq_len"]) == (strategy, 4096)
+    )
+    trace = json.loads(gzip.decompress((H100 / f"traces/{strategy}-rank_{rank}.json.gz").read_bytes()))
+    tracks = read_tracks(trace["traceEvents"])
+    starts_us = max(each["ts"] for each in trace["traceEvents"] if each["name"] == CLOCK_MARK)
+    step_ns = round(starts_us * 1e3), round((starts_us + told["step_ms"][rank] * 1e3) * 1e3)
+    known = Regions(step_ns, [], [], [])
+    timeline = cuda_timeline(tracks, known, issued_calls(tracks["operators"], known), [])
+    found, kinds = split(timeline), [flight.call.kind for flight in timeline.flights]
+    assert kinds.count("all_reduce") == told["calls"]["all_reduce"][rank]
+    expected = {kind: times[rank] for kind, times in told["communication_ms"].items()}
+    expected["send_recv"] = expected.pop(exchange)
+    assert found.communication_ms == approx(expected, abs=0.1)
+    computed = sum(times[rank] for times in told["compute_ms"].values())
+    assert sum(found.compute_ms.values()) == approx(computed, rel=0.01)
 
 
 HOP = [
