@@ -22,8 +22,6 @@ SOON_OVER = ("measure.timeout_s=120",)
 """Ranks that wait for each other in vain must not do so for half an hour."""
 NOT_TIMED = ("measure.warmup_s=0",)
 """Where no time is reported, nothing is gained by warming the GPU up."""
-
-
 OUT_OF_MEMORY_IN = "timing"
 """The phase of a rank that runs out of memory at full length; a test on the CPU holds it, too."""
 

@@ -25,6 +25,8 @@ LENGTH, ROWS = 4096, 8192
 """Of the timed attention and of the timed linear layer: longer ones run at their rates."""
 LARGEST_HEAD_DIM, LARGEST_PRODUCT = 256, 2**22
 """Larger models are not probed: it would take longer than a person waits for a plan."""
+MOST_TASKS = 6
+"""Of a plan whose cells ask for more none is timed: a dozen take half a minute."""
 TIMEOUT_S = 20.0
 PRODUCTS = ("product", "product_input", "product_weight")
 """A linear layer's forward, and the two of its backward."""
@@ -82,9 +84,12 @@ def heads_of_call(cell: RunConfig) -> int:
 
 
 def probed(tasks: Iterable[ProbeTask]) -> dict[ProbeTask, ProbeTimes]:
-    """What a child process measured of these tasks; nothing where it fails: a plan can do without."""
+    """What a child process measured of these tasks.
+
+    Nothing where it fails, or where there are more than MOST_TASKS: a plan can do without.
+    """
     asked = [*dict.fromkeys(task for task in tasks if task.is_quick)]
-    if not asked:
+    if not 0 < len(asked) <= MOST_TASKS:
         return {}
     try:
         done = subprocess.run(

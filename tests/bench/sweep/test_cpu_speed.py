@@ -9,7 +9,7 @@ from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.prediction import predict
 from bench.request.hardware import hardware_of
 from bench.sweep import cpu_speed, expected
-from bench.sweep.cpu_speed import ProbeTask, ProbeTimes, probed, seconds_here
+from bench.sweep.cpu_speed import MOST_TASKS, ProbeTask, ProbeTimes, probed, seconds_here
 from bench.sweep.expected import PROBED, STAND_IN, modelled, timed_here
 from tests.cells import FOUR_H100, TWO_CORES, make_cell
 
@@ -28,6 +28,8 @@ def test_a_child_process_times_attention_and_products_of_the_cells_ranks_and_thr
     assert 0 < times.products_s < 30
     monkeypatch.setattr(cpu_speed.sys, "executable", "/nowhere/python")
     assert timed_here([cell()])(cell()) == modelled(cell())
+    monkeypatch.setattr(cpu_speed.subprocess, "run", None)
+    assert probed(replace(task, heads=heads) for heads in range(MOST_TASKS + 1)) == {}
 
 
 @pytest.mark.parametrize(("attention", "products"), [(2, 1), (1, 2)])
