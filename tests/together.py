@@ -27,7 +27,7 @@ def write_gradients(job, log):
 
 
 def watch_offloading(job, log):
-    """A rank's whole life: what one step of each cell offloads, after a short one."""
+    """Runs in a rank: each cell takes a short step, then one whose offloaded bytes are reported."""
     seen = {}
     for name, workload in built(job, log):
         workload.short_step()

@@ -16,7 +16,7 @@ from bench.ranks.log import Stage
 from bench.record import Check
 
 Part = TypeVar("Part")
-"""What one rank reports of a pass: mostly the section itself; lists by rank hold this rank alone."""
+"""What one rank reports of a pass: mostly the section itself, with this rank alone in lists by rank."""
 Found = TypeVar("Found")
 Whole = TypeVar("Whole")
 """The section of a record that the parts of all ranks make."""
