@@ -32,6 +32,7 @@ LOW_PRECISION = ("bf16", "fp16")
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "cluster": {"nodes": 1, "network": None, "numa_binding": None},
     "measure": {"nvtx": False},
+    "replay": {"rank": None},
 }
 """Fields that older records lack, and what they were then."""
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
@@ -248,6 +249,14 @@ class OffloadConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """The one rank that runs where `mode=replay`."""
+
+    rank: CountOrZero | None = None
+    """Number of the rank among all ranks of the cell; None where all of them run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureConfig:
     """How much of what is measured."""
 
@@ -279,7 +288,6 @@ class MeasureConfig:
     its steps take no longer; 0 for none."""
     nvtx: Flag = False
     """Whether ranks on GPUs mark what they do for Nsight Systems."""
-    """Whether CUDA's allocator keeps its history, which slows steps, and ranks write it to a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +318,7 @@ class RunConfig:
     workload: WorkloadConfig
     data: DataConfig
     mode: str
-    """`measure`: all ranks run."""
+    """`measure`: all ranks run; `replay`: one of them does; `predict`: none does."""
     hardware: str
     cluster: ClusterConfig
     sp_degree: Count
@@ -335,6 +343,7 @@ class RunConfig:
     tiled_mlp: bool = False
     """Whether each MLP is computed tile by tile along the sequence, and again in backward."""
     offload: OffloadConfig = OffloadConfig()
+    replay: ReplayConfig = ReplayConfig()
 
     def __post_init__(self) -> None:
         if self.data.prompt_tokens >= self.seq_len:
@@ -342,6 +351,12 @@ class RunConfig:
                 f"data.prompt_tokens={self.data.prompt_tokens}: leaves no token of seq_len={self.seq_len} to"
                 " train on; stay below it"
             )
+
+    @property
+    def running_ranks(self) -> range:
+        """The ranks that have a process, in order: all ranks, or in a replay one of them."""
+        rank = self.replay.rank
+        return range(self.cluster.world_size) if rank is None else range(rank, rank + 1)
 
     def option(self, name: str) -> str:
         """The value of one of the strategy's own choices."""
@@ -425,7 +440,7 @@ class RunConfig:
             for name, value in before.items():
                 if fields[group][name] == value:
                     del fields[group][name]
-        return fields
+        return {name: value for name, value in fields.items() if value != {}}
 
     def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:
         """`identity` without these fields, as one text; lengths beyond `max_tokens` count as that."""

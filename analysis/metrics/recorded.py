@@ -173,8 +173,10 @@ class Losses(Struct):
 
 
 class Ulps(Struct):
-    out: float
-    dq: float
+    """Largest errors; a replay has none."""
+
+    out: float | None = None
+    dq: float | None = None
 
 
 class AttentionCalls(Struct):

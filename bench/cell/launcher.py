@@ -52,13 +52,14 @@ class Launcher:
         nodes = self.nodes_for(cell)
         if len(nodes) < cell.cluster.nodes:
             why = f"{len(nodes)} of {len(self._nodes)} nodes are left, the cell needs {cell.cluster.nodes}"
-            return [RankEnd.of_lost_node(rank, why) for rank in range(cell.cluster.world_size)]
+            return [RankEnd.of_lost_node(rank, why) for rank in cell.running_ranks]
         address = nodes[0].store if len(nodes) > 1 else None
         store = None if address is None else StoreAddress(*address, secrets.token_hex(8))
         with ExitStack() as started:
             ranks = []
             for number, node in enumerate(nodes):
-                job = NodeJob(cell, tuple(cell.cluster.ranks_of(number)), store, known)
+                running = [rank for rank in cell.cluster.ranks_of(number) if rank in cell.running_ranks]
+                job = NodeJob(cell, tuple(running), store, known)
                 ranks.append(node.start(job, folder, entry))
                 started.callback(ranks[-1].stop)
             watch = Watch(ranks, HangWatch(cell))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from bench.cost.flops import (
     hardware_flops,
     model_flops,
 )
+from bench.cost.link import link_ms
 from bench.cost.memory import memory_need
 from bench.cost.prediction import Prediction, predict
 from bench.cost.traffic import payload
@@ -36,6 +37,7 @@ from bench.strategies import STRATEGIES
 
 PROVENANCE_OF_MODE: Mapping[str, Provenance] = {
     "measure": Provenance.MEASURED,
+    "replay": Provenance.REPLAYED,
     "predict": Provenance.PREDICTED,
 }
 OF_SWEEP = ("packages", "strategy_package", "argv")
@@ -57,7 +59,7 @@ def record_of(
         return failed(planned, status, failure, wall_s, started_at)
     reports = [decoded(end.report) for end in ends if end.report is not None]
     sections = merge(reports, planned.cell, known)
-    wrong = first_failure(planned.cell, sections) or not_finite_on_a_rank(reports)
+    wrong = first_failure(planned.cell, sections) or not_finite_on_a_rank(reports, planned.cell.running_ranks)
     made, fixed = checks(planned.cell, sections), fixed_cost_s(reports, wall_s)
     record = judged(planned, sections, made, wrong, wall_s, started_at, fixed_cost_s=fixed)
     slowest_s = worst_by_name([report.phases_s for report in reports])
@@ -135,14 +137,14 @@ def fixed_cost_s(reports: Sequence[RankReport], wall_s: float) -> float:
     return wall_s - max(map(own_work_s, reports))
 
 
-def not_finite_on_a_rank(reports: Sequence[RankReport]) -> str | None:
-    """Where in the ranks' reports the first number stands that is not finite, in one line, or None.
+def not_finite_on_a_rank(reports: Sequence[RankReport], ranks: Sequence[int]) -> str | None:
+    """Where in the reports of these ranks the first number stands that is not finite, in one line, or None.
 
     Sections need not show it: merging takes the largest of some numbers and only rank 0's of others.
     """
     found = (
         f"rank {rank}: {place}"
-        for rank, report in enumerate(reports)
+        for rank, report in zip(ranks, reports, strict=True)
         for name, part in report.parts.items()
         for place in not_finite(part, name)
     )
@@ -220,7 +222,17 @@ def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any
         "payload_bytes": payload(cell),
         "needed_bytes": need and need.total,
         "prediction": expected and expected.to_json(),
+        "link_ms": _link_ms(cell, sections or {}),
     }
+
+
+def _link_ms(cell: RunConfig, sections: Sections) -> dict[str, Any] | None:
+    """Milliseconds on the link of one step by purpose, of a replay; None where the link's rates are not known."""
+    replayed = sections.get("replay")
+    if replayed is None or not has_rates(cell.hardware):
+        return None
+    bands = link_ms(replayed.messages, hardware_of(cell.hardware))
+    return {purpose: asdict(band) for purpose, band in bands.items()}
 
 
 def prediction_of(cell: RunConfig) -> Prediction | None:

@@ -17,6 +17,7 @@ from bench.config import RunConfig
 from bench.passes import PASSES, Sections
 from bench.record import Record, Role, Status
 from bench.request.legality import refusal
+from bench.request.target import REPLAY
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry
@@ -48,7 +49,7 @@ class SharedSections:
         }
 
 
-RUNS = frozenset({"measure"})
+RUNS = frozenset({"measure", REPLAY})
 """Modes that start ranks; in the other one arithmetic makes the record."""
 LEFT_OUT: Mapping[Role, frozenset[str]] = {Role.MISTAKE: frozenset({"parity"})}
 """Passes that cells of a role do without: parity would end a mistake before the first of its steps."""
@@ -102,6 +103,8 @@ def measure(
     known = shared.of(planned.cell)
     try:
         left_out = frozenset(known) | LEFT_OUT.get(planned.role, frozenset())
+        if planned.cell.mode == REPLAY:
+            left_out |= {name for name, section in PASSES.items() if section.needs_all_ranks}
         ends = launcher.run(planned.cell, own, entry=entry, listener=listener, known=left_out)
     except KeyboardInterrupt as stop:
         wall_s = time.monotonic() - start

@@ -44,6 +44,7 @@ from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
 from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
 from bench.ranks.place import PlaceFile, place_path
+from bench.ranks.played_group import join_alone
 from bench.ranks.products import use_wide_products
 from bench.strategies import STRATEGIES, runnable
 from bench.training.models import TORCH_DTYPES
@@ -114,7 +115,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         workload.run(measurement.steps(workload))
         report = {**measurement.report(), "software": _software(cell, device)}
     with log.during("finish"):
-        finish_together(device)
+        finish_together(device, cell.running_ranks)
     return report
 
 
@@ -171,11 +172,14 @@ def _prepare(job: RankJob) -> None:
 
 
 def join(job: RankJob) -> torch.device:
-    """Meet the other ranks, and claim this rank's device."""
+    """Claim this rank's device and join the other ranks, or in a replay be the only one that exists."""
     cluster = job.cell.cluster
     device = claim_device(cluster)
     if cluster.numa_binding is not None:
         bind_near_gpu(cluster.numa_binding, device)
+    if job.cell.replay.rank is not None:
+        join_alone(job.rank, cluster.world_size, deadline(job.cell))
+        return device
     dist.init_process_group(
         cluster.backend,
         timeout=deadline(job.cell),

@@ -51,7 +51,7 @@ def observed_record(
         or misfeeding
         or (min(lost)[1] if lost else None)
         or first_failure(cell, sections)
-        or not_finite_on_a_rank(ranks)
+        or not_finite_on_a_rank(ranks, range(len(ranks)))
         or wrong_objective(objectives, [[*group[0].group] for group in groups], cell.dtype)
     )
     made = checks_of_loop(cell, sections, groups, objectives)

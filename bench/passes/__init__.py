@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from bench.config import MeasureConfig, RunConfig
-from bench.passes.facts import PassFacts, RankReport
+from bench.passes.facts import REPLAYED, PassFacts, RankReport
 from bench.ranks.log import Stage
 from bench.record import Check
 
@@ -36,6 +37,7 @@ NAMES = (
     "memory",
     "telemetry",
     "engagement",
+    "replay",
     "positions",
     "trace",
     "full_length",
@@ -85,7 +87,9 @@ def first_failure(cell: RunConfig, sections: Sections) -> str | None:
 
 def checks(cell: RunConfig, sections: Sections) -> list[Check]:
     """What all passes compared and what they could not, in the order of the table."""
-    return [check for name, facts in PASSES.items() for check in facts.checks(cell, sections.get(name))]
+    found = [(facts, each) for name, facts in PASSES.items() for each in facts.checks(cell, sections.get(name))]
+    is_replay = cell.replay.rank is not None
+    return [replace(each, reason=REPLAYED) if is_replay and facts.needs_all_ranks else each for facts, each in found]
 
 
 def evidence(sections: Sections) -> dict[str, Any]:

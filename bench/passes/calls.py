@@ -67,6 +67,8 @@ class Call:
     ordinal: int
     sent_bytes: int
     arrival_ns: int
+    received_bytes: int = 0
+    """Of a receive the bytes that arrive; 0 of any other kind."""
 
     @property
     def meeting(self) -> Meeting:

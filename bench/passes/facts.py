@@ -22,6 +22,8 @@ Whole = TypeVar("Whole")
 """The section of a record that the parts of all ranks make."""
 NOT_RUN = "its pass did not run"
 """The reason of a check whose pass left no section and knows no better one."""
+REPLAYED = "the other ranks' numbers are not there in a replay"
+"""The reason of a check that needs the numbers of other ranks."""
 
 
 class Moment(IntEnum):
@@ -64,6 +66,8 @@ class PassFacts(ABC, Generic[Part, Whole]):
     without_effect: ClassVar[frozenset[str] | None] = None
     """Fields of a cell that do not decide its section, so that cells which differ in no other share one; None
     where every cell is measured."""
+    needs_all_ranks: ClassVar[bool] = False
+    """Whether it compares numbers that depend on other ranks' data: a replay, which has none, leaves it out."""
     max_tokens: ClassVar[int | None] = None
     """The pass uses no more of a sequence than this; None where it takes the whole."""
 

@@ -94,6 +94,7 @@ class CommunicationTap(TorchDispatchMode):
             ordinal=ordinal,
             sent_bytes=round(handed_bytes * _share_sent(collective, args, group)),
             arrival_ns=arrival_ns,
+            received_bytes=handed_bytes if collective.kind == "recv" else 0,
         )
 
 

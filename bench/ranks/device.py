@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -80,8 +80,8 @@ def release_unused(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def finish_together(device: torch.device) -> None:
-    """Wait until the GPUs of all ranks are idle; every rank must call it.
+def finish_together(device: torch.device, ranks: Iterable[int] | None = None) -> None:
+    """Wait until the GPUs of these ranks, by default of all, are idle; each of them must call it.
 
     A rank that exits earlier drops kernels still in its queue, among them those its peers wait for. A
     collective cannot do this, as its own last kernel would be in the queue. Raises a kernel's error. CPU
@@ -92,7 +92,7 @@ def finish_together(device: torch.device) -> None:
     torch.cuda.synchronize(device)
     store = _get_default_store()
     store.set(f"bench/done/{dist.get_rank()}", "")
-    store.wait([f"bench/done/{rank}" for rank in range(dist.get_world_size())])
+    store.wait([f"bench/done/{rank}" for rank in ranks or range(dist.get_world_size())])
 
 
 class NvtxRanges:

@@ -114,7 +114,7 @@ def capability_of(cell: RunConfig, machine: Machine) -> float | None:
     if cell.cluster.device != "cuda":
         return None
     known = known_hardware().get(cell.hardware, {}).get("compute_capability")
-    here = machine.gpu_capabilities if cell.mode == "measure" else ()
+    here = () if cell.mode == "predict" else machine.gpu_capabilities
     seen = known or next(iter(here), None)
     return None if seen is None else float(seen)
 

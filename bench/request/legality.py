@@ -16,7 +16,8 @@ from bench.mistakes import MISTAKES
 from bench.request.hardware import hardware_of, known_hardware
 from bench.request.layer_types import shortest_window, unplain_layers
 from bench.request.model_numbers import read_config
-from bench.request.target import PREDICT
+from bench.request.replay import replay_refusals
+from bench.request.target import PREDICT, REPLAY
 from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import TRAINER_FACTS
 
@@ -190,8 +191,13 @@ def _missing_packages(cell: RunConfig) -> list[str]:
     ]
 
 
+def _package_refusals(cell: RunConfig) -> list[str]:
+    return [*KERNEL_FACTS[cell.kernel].package_refusals(cell), *_missing_packages(cell)]
+
+
 IN_MODE: Mapping[str, Callable[[RunConfig], list[str]]] = {
-    "measure": lambda cell: [*KERNEL_FACTS[cell.kernel].package_refusals(cell), *_missing_packages(cell)],
+    "measure": _package_refusals,
+    REPLAY: lambda cell: [*replay_refusals(cell), *_package_refusals(cell)],
     PREDICT: _prediction_refusals,
 }
 """Why a cell cannot run in a mode that could in another."""

@@ -26,6 +26,7 @@ from bench.config import (
     ModelConfig,
     OffloadConfig,
     OptimizerConfig,
+    ReplayConfig,
     RunConfig,
     WorkloadConfig,
 )
@@ -48,7 +49,8 @@ from bench.request.placement import (
     threads_per_rank,
     unshared_degrees,
 )
-from bench.request.target import PREDICT, target_machine
+from bench.request.replay import replayed, replayed_rank
+from bench.request.target import PREDICT, REPLAY, target_machine
 from bench.strategies import STRATEGIES
 from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, in_yaml
 from bench.training.text import beginning
@@ -58,7 +60,7 @@ from bench.training.trainer_facts import TRAINER_FACTS, UNTILED
 DATA = ("text", "synthetic")
 ENGINES = ("ddp", "fsdp2", "zero3")
 LOSSES = ("chunked", "untiled")
-MODES = ("measure", PREDICT)
+MODES = ("measure", REPLAY, PREDICT)
 TRAINERS = tuple(TRAINER_FACTS)
 WORKLOADS = ("train", "attention")
 """The names in the tables of `training`, `workloads` and `cell`, which the request must not import."""
@@ -89,6 +91,7 @@ KNOWN_KEYS: Mapping[str, list[str]] = {
     "cluster": [*_names(ClusterConfig), *AGENT_KEYS],
     "measure": _names(MeasureConfig),
     "offload": _names(OffloadConfig),
+    "replay": _names(ReplayConfig),
     "experiment": ["name"],
 }
 
@@ -104,8 +107,11 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
     if cell.mode == PREDICT:  # arithmetic gives the same each time, and is compared with nothing
         cell = replace(cell, measure=replace(cell.measure, repeats=1, reference_budget_s=0.0))
     if cell.workload.name != "train":
-        return _attention_alone(cell)
-    return _padded(cell) if pads else cell
+        cell = _attention_alone(cell)
+    elif pads:
+        cell = _padded(cell)
+    rank = replayed_rank(cell, raw["replay"]["rank"])
+    return cell if rank is None else replayed(cell, rank)
 
 
 def _padded(cell: RunConfig) -> RunConfig:
@@ -161,7 +167,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         ),
         data=_data(raw["data"], model.vocab_size),
         mode=values.choice("mode", raw["mode"], MODES),
-        hardware=_hardware(raw["hardware"], machine, where.device),
+        hardware=_hardware(raw["hardware"], machine, where.device, raw["mode"]),
         cluster=_cluster(raw["cluster"], where, machine, ranks),
         sp_degree=spread.sp_degree,
         ulysses_degree=_ulysses_degree(raw, spread.sp_degree, model),
@@ -321,12 +327,18 @@ def _data(raw: Raw, vocab_size: int) -> DataConfig:
     )
 
 
-def _hardware(raw: Raw, machine: Machine, device: str) -> str:
+def _hardware(raw: Raw, machine: Machine, device: str, mode: str) -> str:
     """A choice, or of `calibrated` its file."""
+    here = this_hardware(machine, device)
+    if mode == REPLAY and raw["name"] not in (AUTO, here):
+        raise ConfigError(
+            f"hardware={shown(raw['name'])}: mode=replay runs a rank on this machine, which is hardware={here};"
+            " leave hardware out, or take mode=predict"
+        )
     file = calibrated_file(raw)
     if file is not None:
         return file
-    if raw["name"] != "auto":
-        refuse_changed(raw)
-        return values.choice("hardware", raw["name"], options("hardware"))
-    return this_hardware(machine, device)
+    if raw["name"] == AUTO:
+        return here
+    refuse_changed(raw)
+    return values.choice("hardware", raw["name"], options("hardware"))

@@ -1,4 +1,4 @@
-"""The machine that a cell is about: a prediction's is described, all others are about the one at hand."""
+"""The machine that a cell is about: described for a prediction, made of copies of one device for a replay."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from dataclasses import replace
 from bench.environment import Machine
 from bench.request import values
 from bench.request.choices import Raw, options
-from bench.request.hardware import calibrated_facts, calibrated_file, known_hardware
+from bench.request.hardware import calibrated_facts, calibrated_file, known_hardware, this_hardware
 
-PREDICT = "predict"
+PREDICT, REPLAY = "predict", "replay"
 
 
 def target_machine(raw: Raw, machine: Machine) -> Machine:
     """As many devices of the named hardware as the request has ranks; a node of them where that is open.
 
-    Raises ConfigError for an unknown hardware. A prediction for `hardware=auto` is about this machine.
+    A replay is about as many copies of this machine's first GPU. Raises ConfigError for an unknown hardware.
+    A prediction for `hardware=auto` is about this machine.
     """
     name = raw["hardware"]["name"]
+    if raw["mode"] == REPLAY:
+        return _with_copies_of_first_gpu(machine, raw["cluster"])
     if raw["mode"] != PREDICT or name == "auto":
         return machine
     facts = _facts(raw["hardware"])
@@ -28,6 +31,16 @@ def target_machine(raw: Raw, machine: Machine) -> Machine:
     described = (next(iter(facts["device_names"]), name),) * count
     return replace(
         machine, gpus=described, gpu_memory_bytes=(int(facts["memory_bytes"]),) * count, gpu_error=None
+    )
+
+
+def _with_copies_of_first_gpu(machine: Machine, cluster: Raw) -> Machine:
+    count = _ranks_of_node(cluster, known_hardware().get(this_hardware(machine, "cuda"), {}))
+    return replace(
+        machine,
+        gpus=machine.gpus[:1] * count,
+        gpu_memory_bytes=machine.gpu_memory_bytes[:1] * count,
+        gpu_capabilities=machine.gpu_capabilities[:1] * count,
     )
 
 

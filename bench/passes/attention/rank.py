@@ -5,6 +5,7 @@ P times what one device takes is what P ranks would take if sharing were free.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch.distributed as dist
@@ -42,14 +43,17 @@ class AttentionPass(RankPass):
         clocks = timed.outcomes[-len(timed.step_times_ms) :]
         forward_ms, backward_ms = zip(*(clock.step_times_ms() for clock in clocks), strict=True)
         errors = RowErrors(strategy, subject.device, causal=subject.causal)
+        error_ulps = errors.of_shard(call)
+        if strategy.cell.replay.rank is not None:  # without other ranks' numbers, results need only be finite
+            error_ulps = {name: error for name, error in error_ulps.items() if error == math.inf}
         found = AttentionCalls(
             forward_ms=[[*forward_ms]],
             backward_ms=[[*backward_ms]],
-            error_ulps=errors.of_shard(call),
+            error_ulps=error_ulps,
             error_rows=len(errors.rows),
             added_ms=of_one(subject.added_ms(len(clocks))),
         )
-        if strategy.groups.rank == 0:
+        if strategy.groups.rank == strategy.cell.running_ranks[0]:
             try:
                 found = _beside_single_device(found, strategy, errors)
             except (RuntimeError, MemoryError) as error:

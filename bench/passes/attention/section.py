@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.config import RunConfig
-from bench.passes.facts import NOT_RUN, PassFacts, RankReport, together
+from bench.passes.facts import NOT_RUN, REPLAYED, PassFacts, RankReport, together
 from bench.passes.parity.limits import FLOORS
 from bench.record import Check
 
@@ -33,7 +33,7 @@ class AttentionCalls:
     error_rows: int
     error_ulps: dict[str, float]
     """The largest errors of `error_rows` tokens against float64, in units in the last place of the dtype at
-    each row's own maximum."""
+    each row's own maximum; infinite where a number is not finite. Finite errors of a replay are left out."""
     control_error_ulps: dict[str, float] | None = None
     """The single device's."""
     added_ms: list[list[float]] | None = None
@@ -57,7 +57,7 @@ class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
             if not error < math.inf:
                 return f"attention: {name} {where} not finite everywhere"
         for name, control in (section.control_error_ulps or {}).items():
-            error, limit = section.error_ulps[name], _limit_ulps(name, cell.dtype, control)
+            error, limit = section.error_ulps.get(name, 0.0), _limit_ulps(name, cell.dtype, control)
             if not error <= limit:
                 return (
                     f"attention: {name} {where} off by {error:,.0f} ulps, on one device by {control:,.0f}"
@@ -75,8 +75,9 @@ class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
             return [replace(check, reason=NOT_RUN) for check in (finite, near)]
         steps = len(section.forward_ms[0])
         finite = replace(finite, tokens=cell.seq_len, steps=1, of_steps=steps)
-        if section.control_error_ulps is None:
-            return [finite, replace(near, reason=section.single_reason)]
+        reason = section.single_reason if cell.replay.rank is None else REPLAYED
+        if section.control_error_ulps is None or reason is not None:
+            return [finite, replace(near, reason=reason)]
         return [finite, replace(near, tokens=cell.seq_len, rows=section.error_rows, steps=1, of_steps=steps)]
 
 

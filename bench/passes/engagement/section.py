@@ -71,7 +71,7 @@ def will_share_traced_step(measure: MeasureConfig, step_s: float) -> bool:
 def _wrong_shapes(cell: RunConfig, engagement: Engagement) -> str | None:
     """Attention on every rank was given a shard of the sequence and all heads."""
     expected = [[cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]]
-    for rank, seen in enumerate(engagement.attention_shapes):
+    for rank, seen in zip(cell.running_ranks, engagement.attention_shapes, strict=True):
         if seen != expected:
             return (
                 f"rank {rank}: attention was given (tokens, query heads, KV heads) = {seen}, not {expected};"
@@ -89,7 +89,8 @@ def wrong_exchange(cell: RunConfig, engagement: Engagement) -> str | None:
     cause = "it was not applied as configured"
     if facts.package is not None:
         cause = f"{cause}, or our formula is not that of {facts.package}"
-    for rank, seen in enumerate(engagement.sent_bytes.get("attention", [0])):
+    nothing = [0] * len(cell.running_ranks)
+    for rank, seen in zip(cell.running_ranks, engagement.sent_bytes.get("attention", nothing), strict=True):
         expected = facts.rank_exchange_bytes(cell, rank % cell.sp_degree)
         if seen != expected:
             return (

@@ -51,6 +51,7 @@ class FullLength:
 class FullLengthFacts(PassFacts[FullLength, FullLength]):
     name = "full_length"
     part = FullLength
+    needs_all_ranks = True
     is_evidence = True
     judges = Moment.INSPECTED_STEP
 

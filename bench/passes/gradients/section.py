@@ -11,6 +11,7 @@ from bench.passes.facts import PassFacts, RankReport
 class GradientsFacts(PassFacts[None, None]):
     name = "gradients"
     part = None
+    needs_all_ranks = True
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> None:
         """Nothing: the gradients are in a file, and the record has no section for them."""

@@ -51,6 +51,7 @@ class Losses:
 class LossesFacts(PassFacts[Losses, Losses]):
     name = "losses"
     part = Losses
+    needs_all_ranks = True
     is_own_work = False
     is_evidence = True
 

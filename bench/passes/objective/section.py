@@ -53,6 +53,7 @@ class Objective:
 class ObjectiveFacts(PassFacts[Objective, Objective]):
     name = "objective"
     part = Objective
+    needs_all_ranks = True
     is_evidence = True
     judges = Moment.BEFORE_STEPS
 

@@ -35,6 +35,7 @@ class Parity:
 class ParityFacts(PassFacts[Parity, Parity]):
     name = "parity"
     part = Parity
+    needs_all_ranks = True
     is_evidence = True
     judges = Moment.BEFORE_STEPS
     without_effect = frozenset(

@@ -58,6 +58,7 @@ class Probe:
 class ProbeFacts(PassFacts[Probe, Probe]):
     name = "probe"
     part = Probe
+    needs_all_ranks = True
     is_evidence = True
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Probe:  # noqa: ARG002

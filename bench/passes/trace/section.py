@@ -120,6 +120,7 @@ class Trace:
 class TraceFacts(PassFacts[RankSteps, Trace]):
     name = "trace"
     part = RankSteps
+    needs_all_ranks = True
     judges = Moment.INSPECTED_STEP
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:

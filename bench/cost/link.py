@@ -1,0 +1,36 @@
+"""Time that the messages of one step need on the link, as if no computation hid any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bench.cost.band import Band, End
+from bench.cost.calibrated_speeds import Speeds, speeds_of
+from bench.cost.hardware import Hardware
+from bench.cost.traffic import Messages
+
+NUMBER_BYTES = 2
+"""Bytes of a number; datasheet rates do not depend on it."""
+
+
+def link_ms(messages: Sequence[Messages], hardware: Hardware) -> dict[str, Band]:
+    """Milliseconds of one step by purpose, at the rates of the hardware's file."""
+    by_purpose: dict[str, list[Messages]] = {}
+    for each in messages:
+        by_purpose.setdefault(each.purpose, []).append(each)
+    speeds = {end: speeds_of(hardware, end) for end in End}
+    return {
+        purpose: Band.of(lambda end, of=of: 1e3 * _one_by_one_s(of, speeds[end]))
+        for purpose, of in by_purpose.items()
+    }
+
+
+def _one_by_one_s(messages: Sequence[Messages], speeds: Speeds) -> float:
+    """Seconds one after another; links carry both directions at once, so of sends and receives the longer counts."""
+    taken_s = {"send": 0.0, "recv": 0.0, "collectives": 0.0}
+    for each in messages:
+        kind = each.exchange.kind
+        sent = replace(each.exchange, kind="send") if kind == "recv" else each.exchange
+        taken_s[kind if kind in taken_s else "collectives"] += each.count * speeds.exchange_s(sent, NUMBER_BYTES)
+    return taken_s["collectives"] + max(taken_s["send"], taken_s["recv"])

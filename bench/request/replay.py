@@ -1,0 +1,68 @@
+"""Requests of `mode=replay`: which rank runs, and which cells no single rank can stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bench.config import AUTO, NO_MISTAKE, ConfigError, ReplayConfig, RunConfig
+from bench.request import values
+from bench.request.target import REPLAY
+from bench.strategies import STRATEGIES
+from bench.training.trainer_facts import NATIVE, is_stack
+
+BACKEND = "fake"
+"""The process-group library of a replay: torch's own for groups of which one rank exists."""
+
+
+def replayed_rank(cell: RunConfig, asked: Any) -> int | None:
+    """The rank of the cell that runs; None where all of them do.
+
+    Raises ConfigError for a rank that the cell does not have, and for one that is named in another mode.
+    """
+    if cell.mode != REPLAY:
+        if asked != AUTO:
+            raise ConfigError(f"replay.rank={asked}: belongs to mode=replay; add mode=replay, or leave it out")
+        return None
+    ranks = cell.cluster.world_size
+    rank = None if asked == AUTO else values.whole("replay.rank", asked, least=0)
+    if rank is None or ranks == 1:
+        return busiest_rank(cell)
+    if rank >= ranks:
+        raise ConfigError(f"replay.rank={rank}: ranks are numbered from 0 to {ranks - 1}; write replay.rank=auto")
+    return rank
+
+
+def busiest_rank(cell: RunConfig) -> int:
+    """The rank with most work in the first group of ranks that share a sequence.
+
+    The last one where work is spread unevenly: its queries see the most keys. Else rank 0.
+    """
+    facts = STRATEGIES[cell.strategy]
+    with STRATEGIES.plugin_errors_named(cell.strategy):
+        is_even = cell.layout != "contiguous" or cell.ring_degree == 1 or facts.balances(cell)
+        return 0 if is_even and not facts.sends_unevenly else cell.sp_degree - 1
+
+
+def replayed(cell: RunConfig, rank: int) -> RunConfig:
+    """The cell with one running rank: nothing is traced, and no `local` runs for losses to be compared with."""
+    return replace(
+        cell,
+        replay=ReplayConfig(rank=rank),
+        cluster=replace(cell.cluster, backend=BACKEND),
+        measure=replace(cell.measure, trace=False, reference_budget_s=0.0),
+    )
+
+
+def replay_refusals(cell: RunConfig) -> list[str]:
+    """Why the cell cannot be replayed, each with a way out."""
+    measure, cluster = cell.measure, cell.cluster
+    refused = (
+        (is_stack(cell.trainer), f"trainer={cell.trainer} reads position ids of other ranks, which do not exist; take trainer={NATIVE}"),
+        (cell.mistake != NO_MISTAKE, f"mistake={cell.mistake} is found by comparing ranks; leave it out"),
+        (measure.gradients, "measure.gradients=true writes gradients of all ranks; leave it out"),
+        (measure.keep_traces, "measure.keep_traces=true keeps traced steps, and none is traced; leave it out"),
+        (cluster.nodes > 1, f"cluster.nodes={cluster.nodes} starts ranks on other machines; leave it out: cluster.world_size and the hardware's file say which ranks share a node"),
+        (cluster.ranks_per_gpu > 1, f"cluster.ranks_per_gpu={cluster.ranks_per_gpu} starts several ranks; leave it out"),
+    )
+    return [f"mode=replay runs one rank: {reason}" for is_refused, reason in refused if is_refused]
