@@ -19,6 +19,7 @@ STATUS_LABELS: Mapping[str, str] = {
     "predicted_fits": "fits (predicted)",
     "predicted_undecided": "undecided (predicted)",
     "predicted_out": "OOM (predicted)",
+    "replayed_undecided": "undecided: under 3 GiB to spare (replayed)",
 }
 
 
@@ -48,6 +49,14 @@ def band_label(
     """`43,252 (34,587 to 50,729)`; without brackets where both ends read as the expected value does."""
     texts = [label(value) for value in (expected, low, high)]
     return texts[0] if len({*texts}) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
+
+
+def bracket_label(without_link: float, with_link: float) -> str:
+    """Tokens/s of a replay: `41,000 to 43,252`, or `at most 43,252` where the link's time is not known."""
+    most, least = number_label(without_link), number_label(with_link)
+    if not least or not most:
+        return f"at most {most}" if most else ""
+    return most if least == most else f"{least} to {most}"
 
 
 def number_label(value: float | None) -> str:

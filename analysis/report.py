@@ -19,6 +19,7 @@ from analysis.answers.next_steps import next_steps
 from analysis.answers.origins import origin_lines
 from analysis.answers.published import decided_claims
 from analysis.answers.reasons import failure_reasons
+from analysis.answers.replayed import replay_lines
 from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
@@ -98,7 +99,7 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     cells = _answering(archive)
     everything = Cells.of_records(archive.frame) if compared else cells
     found = with_equivalence(verdict(cells, _deciding_command(archive)), compared, alone=alone)
-    found = replace(found, origins=origins, kernels=kernel_lines(archive))
+    found = replace(found, origins=origins, kernels=kernel_lines(archive), replayed=replay_lines(cells))
     longest = longest_lengths(cells, archive.frame)
     drawn = for_figures(cells)
     figures = draw_figures(drawn, output / "figures", compared)
@@ -225,7 +226,15 @@ def _bullets(lines: Sequence[str]) -> str:
 def _answer(found: Verdict) -> list[str]:
     caveat = [found.caveat] if found.caveat else []
     way = [found.to_decide] if found.to_decide else []
-    lines = [found.answer, *caveat, *found.failures, *found.fits, *found.shares, *found.unchecked]
+    lines = [
+        found.answer,
+        *caveat,
+        *found.replayed,
+        *found.failures,
+        *found.fits,
+        *found.shares,
+        *found.unchecked,
+    ]
     lines.append(found.certainty)
     lines += [*found.origins, *found.kernels, *way]
     return [line for line in lines if line]
@@ -276,7 +285,9 @@ def _print_summary(
     if not cells.are_predicted.any():  # the reasons have said which cells failed, and how
         lines = [line for line in lines if line not in found.failures]
     for line in lines:
-        console.print(Text(line), soft_wrap=line == found.to_decide)  # a command can be copied whole
+        console.print(
+            Text(line), soft_wrap=line in (found.to_decide, *found.replayed[-1:])
+        )  # a command is copied whole
 
 
 if __name__ == "__main__":

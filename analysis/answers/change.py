@@ -68,9 +68,10 @@ class Change:
             return f"undecided: {self.difference.undecided}"
         if self.is_predicted:
             return "predicted the same" if self.difference.ratio == 1 else "predicted otherwise"
-        if self.difference.is_faster:
-            return "faster"
-        return "slower" if self.difference.is_slower else "no clear difference"
+        found = "faster" if self.difference.is_faster else "slower" if self.difference.is_slower else ""
+        if not found:
+            return "no clear difference"
+        return f"{found} without the link (replayed)" if self.key[1] == Provenance.REPLAYED else found
 
 
 def changes(before: Archive, after: Archive) -> list[Change]:

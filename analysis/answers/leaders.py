@@ -8,9 +8,17 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from analysis.cells.cells import Cells
-from analysis.cells.difference import Difference, RateBand, band_difference, difference, too_few
+from analysis.cells.difference import (
+    Bracket,
+    Difference,
+    RateBand,
+    band_difference,
+    bracket_difference,
+    difference,
+    too_few,
+)
 from analysis.cells.selection import ALL_IN
-from analysis.labels import band_label, more_label, number_label
+from analysis.labels import band_label, bracket_label, more_label, number_label
 from bench.labels import length_label
 from bench.statistics import MIN_PROCESSES
 
@@ -28,10 +36,15 @@ class Timed(NamedTuple):
     """How many gave a speed; of a prediction nothing ran."""
     band: RateBand | None
     """Of a prediction; None of what ran."""
+    is_replayed: bool
+    with_link: float
+    """Tokens/s of a replay with all of the link's time exposed; NaN of other cells, or if not known."""
 
     @property
     def text(self) -> str:
-        """`43,252`, of a prediction with its band."""
+        """`43,252`, of a prediction with its band, of a replay `41,000 to 43,252`."""
+        if self.is_replayed:
+            return bracket_label(self.tokens_per_s, self.with_link)
         if self.band is None:
             return number_label(self.tokens_per_s)
         return band_label(self.band.expected, self.band.low, self.band.high, number_label)
@@ -55,6 +68,11 @@ class Ranking:
     def is_predicted(self) -> bool:
         """Whether its cells are arithmetic; they are compared with nothing else."""
         return self.first.band is not None
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether one rank of each of its cells ran; they are compared with nothing else."""
+        return self.first.is_replayed
 
     @property
     def is_comparison(self) -> bool:
@@ -86,11 +104,13 @@ def rankings(cells: Cells) -> list[Ranking]:
         frame.index,
         frame["tokens_per_s"],
         cells.process_counts,
+        cells.are_replayed,
+        frame["tokens_per_s_with_link"],
     )
     bands = _bands(cells)
     for seq_len, work, name, row, *speed in zip(*(column.tolist() for column in columns), strict=True):
-        tokens_per_s, processes = speed
-        cell = Timed(name, row, tokens_per_s, processes, bands.get(row))
+        tokens_per_s, processes, is_replayed, with_link = speed
+        cell = Timed(name, row, tokens_per_s, processes, bands.get(row), is_replayed, with_link)
         if cell.processes:
             groups.setdefault((int(seq_len), work), []).append(cell)
     return [_ranking(seq_len, groups[seq_len, work], cells) for seq_len, work in sorted(groups)]
@@ -123,10 +143,19 @@ def _ranking(seq_len: int, timed: Sequence[Timed], cells: Cells) -> Ranking:
         return Ranking(seq_len, by_name, None, first, tuple(_leads_by_band(first, others)))
     if min(counts) < MIN_PROCESSES:
         return Ranking(seq_len, by_name, too_few(counts), first)
-    own = cells.processes(first.row)
-    lead = tuple((other, difference(own, cells.processes(other.row))) for other in others)
+    lead = tuple((other, _difference(cells, first, other)) for other in others)
     undecided = next((found.undecided for _, found in lead if found.undecided), None)
     return Ranking(seq_len, by_name, undecided, first, () if undecided else lead)
+
+
+def _difference(cells: Cells, first: Timed, other: Timed) -> Difference:
+    if not first.is_replayed:
+        return difference(cells.processes(first.row), cells.processes(other.row))
+    one, another = (
+        Bracket(cells.processes(each.row, "tokens_per_s_with_link"), cells.processes(each.row))
+        for each in (first, other)
+    )
+    return bracket_difference(one, another)
 
 
 def _leads_by_band(first: Timed, others: Sequence[Timed]) -> Iterator[tuple[Timed, Difference]]:
@@ -145,8 +174,9 @@ def _measured(ranking: Ranking) -> str:
 
 
 def _place(ranking: Ranking) -> str:
-    """`8k`, or `8k, predicted`."""
-    return length_label(ranking.seq_len) + (", predicted" if ranking.is_predicted else "")
+    """`8k`, `8k, replayed` or `8k, predicted`."""
+    how = ", predicted" if ranking.is_predicted else ", replayed" if ranking.is_replayed else ""
+    return length_label(ranking.seq_len) + how
 
 
 def _first(lines: list[str], count: int) -> list[str]:
@@ -168,5 +198,5 @@ def _detail(ranking: Ranking) -> str:
 
 def _ratio(other: Timed, found: Difference) -> str:
     clear = "" if found.is_faster else ", no clear difference"
-    by_bands = "" if other.band is None else " by both bands"
+    by_bands = " by both brackets" if other.is_replayed else "" if other.band is None else " by both bands"
     return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f}{by_bands}) times {other.name}{clear}"

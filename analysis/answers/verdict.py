@@ -14,11 +14,11 @@ from analysis.answers.leaders import Ranking, leader_lines, measured_lines, rank
 from analysis.answers.observed import observed_lines
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
+from analysis.cells.statuses import NO_SPARE, UNDECIDED, shown_statuses
 from analysis.labels import count_label, more_label, percent_label, signed_percent_label, status_label
 from analysis.metrics.checks import BETWEEN_NAMES
 from bench.cost.fit import Fit
 from bench.labels import duration_label, length_label
-from bench.record import Provenance
 from bench.statistics import MIN_PROCESSES
 
 UNSTABLE_NOTE = "unstable:"
@@ -36,7 +36,9 @@ MAX_NAMES, MAX_LETTERS = 12, 400
 """A sentence that would name more settings, or in more letters, names strategies and counts settings."""
 MAX_LENGTHS = 8
 CHECKED_BY = ["status", "checks", "checks_missing", "steps", "steps_held"]
-FITTED_BY = ["status", "seq_len", "provenance", "predicted_fit"]
+FITTED_BY = [
+    "status", "seq_len", "provenance", "predicted_fit", "device_memory_bytes", "device_used_bytes",
+]  # fmt: skip
 """The columns that sentences about some cells are made of: all of many cells take long to copy."""
 MAX_SERIES_NAMED = 12
 SHARES: Mapping[str, str] = {
@@ -64,6 +66,8 @@ class Verdict:
     """What would decide the comparisons that are undecided, and how long that takes; None without any."""
     caveat: str | None
     """Why strategies are not ranked; None where they are."""
+    replayed: list[str] = field(default_factory=list)
+    """What replays say and cannot say; empty where there is none."""
     origins: list[str] = field(default_factory=list)
     """Which records count, and what is kept apart; empty of a sweep of one code, torch and device."""
     shares: list[str] = field(default_factory=list)
@@ -78,7 +82,8 @@ def verdict(cells: Cells, command: str | None = None) -> Verdict:
     `command` would run each cell in MIN_PROCESSES processes; None where no one command can.
     """
     summary = cells.frame
-    found, unchecked = rankings(cells), _unchecked(summary.loc[~cells.are_predicted, CHECKED_BY])
+    has_values = ~cells.are_predicted & ~cells.are_replayed
+    found, unchecked = rankings(cells), _unchecked(summary.loc[has_values, CHECKED_BY])
     has_several = len(summary["strategy"].unique()) > 1 or any(each.is_comparison for each in found)
     is_ranked = cells.caveat is None and has_several
     answer = _fastest(found) if is_ranked else _ran(cells, is_checked=not unchecked)
@@ -100,13 +105,16 @@ def _fastest(found: Sequence[Ranking]) -> str:
     compared = [ranking for ranking in found if ranking.is_comparison]
     if not compared:
         return "No length has two comparable results, so no strategy is ahead of another."
-    ran = [ranking for ranking in compared if not ranking.is_predicted]
+    ran = [ranking for ranking in compared if not ranking.is_predicted and not ranking.is_replayed]
+    replayed = [ranking for ranking in compared if ranking.is_replayed]
     predicted = [ranking for ranking in compared if ranking.is_predicted]
-    undecided = _undecided(ran)
     parts = [
         _ahead(ran, "Most tokens/s"),
         _level(ran, "No clear difference"),
-        f"Undecided: {undecided}." if undecided else "",
+        _left_open(ran, "Undecided"),
+        _ahead(replayed, "Most tokens/s in a replay, whatever part of the link's time is exposed"),
+        _level(replayed, "Not told apart by a replay, where the link's time would decide"),
+        _left_open(replayed, "Undecided in a replay"),
         _ahead(predicted, "Predicted to have most tokens/s"),
         _level(predicted, "No clear difference predicted"),
     ]
@@ -129,6 +137,12 @@ def _level(found: Sequence[Ranking], said: str) -> str:
         where = _lengths(set().union(*lengths.values()))
         return f"{said}: {len(lengths):,} comparisons at {where}."
     return f"{said}: {_places(lengths)}." if lengths else ""
+
+
+def _left_open(found: Sequence[Ranking], said: str) -> str:
+    """`Undecided: 8k (one process each).`; empty where nothing is."""
+    undecided = _undecided(found)
+    return f"{said}: {undecided}." if undecided else ""
 
 
 def _undecided(found: Sequence[Ranking]) -> str:
@@ -163,9 +177,10 @@ def _missing_s(summary: pd.DataFrame) -> float:
 
 def _ran(cells: Cells, *, is_checked: bool) -> str:
     """Sentences for cells that do not rank strategies: what ran at which lengths, and what was predicted."""
-    ok, predicted = cells.frame["status"] == "ok", cells.are_predicted
+    ok, predicted, replayed = cells.frame["status"] == "ok", cells.are_predicted, cells.are_replayed
     kinds = {
-        "Ran and passed every check" if is_checked else "Ran": ok & ~predicted,
+        "Ran and passed every check" if is_checked else "Ran": ok & ~predicted & ~replayed,
+        "Replayed": ok & replayed,
         "Predicted": ok & predicted,
     }
     return " ".join(_done(cells, rows, said) for said, rows in kinds.items() if rows.any()) or (
@@ -208,18 +223,22 @@ def _cells(cells: pd.DataFrame) -> str:
 
 def _failures(cells: Cells) -> list[str]:
     """How many failed, then a sentence per status: who met it at which lengths; out of memory comes first."""
-    summary, predicted = cells.frame, cells.are_predicted
+    summary, predicted, replayed = cells.frame, cells.are_predicted, cells.are_replayed
     ran_out = summary["status"] == "out_of_memory"
     undecided = predicted & summary["predicted_fit"].eq(Fit.UNDECIDED) & summary["status"].eq("ok")
     kinds = {
-        "Out of memory": ran_out & ~predicted,
+        "Out of memory": ran_out & ~predicted & ~replayed,
+        "Out of memory in a replay": ran_out & replayed,
+        "Fitted in a replay with less than 3 GiB to spare, and NCCL's memory is not in it": (
+            shown_statuses(summary[FITTED_BY]).eq(NO_SPARE)
+        ),
         "Predicted to run out of memory": ran_out & predicted,
         "Not decided by the model whether there is memory": undecided,
     }
     others = summary["status"][~ran_out & summary["status"].ne("ok")].unique()
     kinds |= {status_label(status).capitalize(): summary["status"].eq(status) for status in sorted(others)}
     told = [f"{said}: {where(cells, rows)}." for said, rows in kinds.items() if rows.any()]
-    if len(told) == 1 or predicted.any():
+    if len(told) == 1 or predicted.any() or replayed.any():
         return told
     failed = int(summary["status"].ne("ok").sum())
     return [f"{failed} of {count_label(len(cells), 'cell')} have no result.", *told] if told else []
@@ -235,9 +254,10 @@ def _fits(cells: Cells) -> list[str]:
 
     Another where anything is predicted to run out, or may. Names at most MAX_SERIES_NAMED series.
     """
-    predicted = cells.are_predicted
+    predicted, replayed = cells.are_predicted, cells.are_replayed
     kinds = {
-        "Longest length that fits in memory": ~predicted,
+        "Longest length that fits in memory": ~predicted & ~replayed,
+        "Longest length that fits in a replay, without NCCL's memory": replayed,
         "Longest length predicted to fit in memory": predicted,
     }
     found = {
@@ -249,7 +269,7 @@ def _fits(cells: Cells) -> list[str]:
 def _longest_of(summary: pd.DataFrame, names: pd.Series[str]) -> str:
     """Per series `ring 64k (96k runs out)`; empty where all have room."""
     ran_out = summary["status"] == "out_of_memory"
-    may_run_out = summary["provenance"].eq(Provenance.PREDICTED) & summary["predicted_fit"].eq(Fit.UNDECIDED)
+    may_run_out = shown_statuses(summary).isin([UNDECIDED, NO_SPARE])
     if not (ran_out | may_run_out).any():
         return ""
     lengths = summary["seq_len"]

@@ -26,6 +26,7 @@ SYNTHETIC_BANNER = "Synthetic: made on no real device; evidence for nothing"
 SYNTHETIC_CAVEAT = (
     "Records of provenance synthetic were made on no real device: they are evidence for nothing."
 )
+REPLAYED_BANNER = "Replayed: one rank ran, the link is modelled"
 SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
 """What a reader must know of all cells, in order."""
 HEADING_KEYS: Mapping[str, str] = {"model": "models", "engine": "engines", "dtype": "dtypes"}
@@ -41,7 +42,7 @@ class Cells:
     work: pd.Series[int]
     """Per cell the number of the group of comparable cells that it is in."""
     all_processes: pd.DataFrame
-    """Per process that gave a speed its `tokens_per_s` and `started_at`, by the row of its cell."""
+    """Per process that gave a speed its rates and its start, by the row of its cell."""
 
     @classmethod
     def of_records(cls, frame: pd.DataFrame) -> Self:
@@ -72,9 +73,9 @@ class Cells:
         """Per cell how many of its fresh processes gave a speed."""
         return self.all_processes.index.value_counts().reindex(self.frame.index, fill_value=0)
 
-    def processes(self, row: int) -> Processes:
-        """Those of one cell."""
-        return processes_of(self.all_processes.loc[[row]])
+    def processes(self, row: int, rate: str = "tokens_per_s") -> Processes:
+        """Those of one cell, with their rates in this column."""
+        return processes_of(self.all_processes.loc[[row]], rate)
 
     @cached_property
     def rows(self) -> list[dict[Any, Any]]:
@@ -126,6 +127,11 @@ class Cells:
         return self.frame["provenance"].eq(Provenance.PREDICTED)
 
     @cached_property
+    def are_replayed(self) -> pd.Series[bool]:
+        """Per cell whether one rank of it ran without the others."""
+        return self.frame["provenance"].eq(Provenance.REPLAYED)
+
+    @cached_property
     def are_synthetic(self) -> bool:
         """Whether any of these cells was made up, or ran on a test's stand-in for a device."""
         return bool(self.frame["provenance"].eq(Provenance.SYNTHETIC).any())
@@ -144,10 +150,12 @@ class Cells:
 
     @property
     def banner(self) -> str | None:
-        """Why these cells do not rank strategies, in a figure's few words; None where they do."""
+        """What a reader of a figure must know first, in few words; None where there is no such thing."""
         if self.are_synthetic:
             return SYNTHETIC_BANNER
-        return CPU_BANNER if self.is_cpu else SHARED_GPU_BANNER if self.shares_gpus else None
+        why_unranked = CPU_BANNER if self.is_cpu else SHARED_GPU_BANNER if self.shares_gpus else None
+        replayed = REPLAYED_BANNER if self.are_replayed.any() else None
+        return "; ".join(filter(None, (replayed, why_unranked))) or None
 
     @cached_property
     def subtitle(self) -> str:

@@ -10,6 +10,7 @@ from analysis.cells.capacity import with_capacity
 from analysis.cells.score import with_score
 from analysis.frame.load import config_columns
 from analysis.metrics.step_parts import EFFICIENCY, IDEAL
+from bench.record import Provenance
 
 BASE = "local"
 SAME_ORIGIN = ("provenance", "device_name", "code", "torch")
@@ -22,7 +23,7 @@ FREE = frozenset(
 )
 """How the work is spread and who does it, not what work it is. Batches count through `sequences_per_step`; a
 training stack computes the loss in its own way, and what it costs is its distance from the native loop."""
-FREE_GROUPS = ("cluster.", "measure.", "env.", "strategy.")
+FREE_GROUPS = ("cluster.", "measure.", "env.", "strategy.", "replay.")
 RANKS = "cluster.world_size"
 FROM_BASE = ("cell_id", "strategy", RANKS, "tokens_per_s")
 SCALING = ("scaling_base_cell_id", "scaling_base_strategy", "scaling_base_ranks", "scaling_speed_up")
@@ -62,7 +63,7 @@ def with_speed_up(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
 
     Missing where no `local` cell did the same `work` on the same machine with the same provenance.
     """
-    bases = summary[(summary["strategy"] == BASE) & summary["tokens_per_s"].notna()]
+    bases = summary[(summary["strategy"] == BASE) & _has_a_rate(summary)]
     fastest = bases.loc[bases["tokens_per_s"].groupby(work[bases.index]).idxmax()]
     fastest = fastest.set_index(work[fastest.index])
     return summary.assign(
@@ -81,7 +82,7 @@ def with_scaling(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
     only.
     """
     own = within_strategy(summary, work)
-    timed = summary.loc[summary["tokens_per_s"].notna() & summary[RANKS].notna(), [*FROM_BASE]]
+    timed = summary.loc[_has_a_rate(summary) & summary[RANKS].notna(), [*FROM_BASE]]
     timed = timed.sort_values([RANKS, "tokens_per_s"], ascending=[True, False], kind="stable")
     own_base = _first_of_each(timed, own)
     local_base = _first_of_each(timed[timed["strategy"] == BASE], work)
@@ -98,6 +99,11 @@ def with_scaling(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
         **dict(zip(SCALING, values, strict=True)),
         scaling_efficiency=speed_up / (summary[RANKS] / base[RANKS]),
     )
+
+
+def _has_a_rate(summary: pd.DataFrame) -> pd.Series[bool]:
+    """Whether a cell has one rate that others may be divided by: a replay has a bracket."""
+    return summary["tokens_per_s"].notna() & summary["provenance"].ne(Provenance.REPLAYED)
 
 
 def within_strategy(summary: pd.DataFrame, work: pd.Series[int]) -> pd.Series[int]:

@@ -41,6 +41,7 @@ WORDING: Mapping[str, str] = {
     "grad_accum": "{} micro-steps",
     "sequences_per_step": "{} sequences",
     "provenance": "{}",
+    "replay.rank": "rank {}",
     "hardware": "{}",
     "device_name": "{}",
     "code": "code {}",

@@ -17,6 +17,7 @@ MEDIANS, RATES, FIRSTS = map(columns_reduced, (Reduction.MEDIAN, Reduction.RATE,
 FIRSTS_OF_ALL = columns_reduced(Reduction.FIRST_OF_ALL)
 LOWEST, HIGHEST, TOTALS = map(columns_reduced, (Reduction.LOWEST, Reduction.HIGHEST, Reduction.TOTAL))
 INTERVALS = ["step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high"]
+OF_PROCESSES = ("tokens_per_s", "tokens_per_s_with_link", "started_at")
 OF_ONE_REPEAT = frozenset({"repeat", "order"})
 ORDER = ["seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype"]
 
@@ -28,7 +29,7 @@ class Summary:
     rows: pd.DataFrame
     """One row per cell."""
     processes: pd.DataFrame
-    """Per process that gave a speed its `tokens_per_s` and `started_at`, by the row of its cell."""
+    """Per process that gave a speed OF_PROCESSES, by the row of its cell."""
 
 
 def summarise(frame: pd.DataFrame) -> Summary:
@@ -75,7 +76,7 @@ def _processes(frame: pd.DataFrame, cell: pd.Series[int], cells_in_order: pd.Ind
     """Those of Summary, of cells that stand in this order."""
     gave_speed = frame["tokens_per_s"].notna() & (frame["status"] == "ok")
     row = pd.Series(range(len(cells_in_order)), index=cells_in_order, dtype="int64")
-    processes = frame.loc[gave_speed, ["tokens_per_s", "started_at"]]
+    processes = frame.loc[gave_speed, [*OF_PROCESSES]]
     return processes.set_index(cell[gave_speed].map(row)).sort_index(kind="stable")
 
 

@@ -12,13 +12,21 @@ from matplotlib.axes import Axes
 
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
-from analysis.cells.statuses import EXCLUDED, NOT_KNOWN, PREDICTED, RUNS_OUT, UNDECIDED, shown_statuses
+from analysis.cells.statuses import (
+    EXCLUDED,
+    NO_SPARE,
+    NOT_KNOWN,
+    PREDICTED,
+    RUNS_OUT,
+    UNDECIDED,
+    shown_statuses,
+)
 from analysis.figures.sheet import AXES_INCHES, WIDTH_INCHES, Heading, Sheet, inches_of, new_sheet
 from analysis.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis, x_limits
 from analysis.labels import status_label
 
 GLYPHS: Mapping[str, str] = {
-    "out_of_memory": "x", RUNS_OUT: "x", UNDECIDED: "$?$", EXCLUDED: "o", NOT_KNOWN: "o",
+    "out_of_memory": "x", RUNS_OUT: "x", UNDECIDED: "$?$", NO_SPARE: "$?$", EXCLUDED: "o", NOT_KNOWN: "o",
 }  # fmt: skip
 OTHER_GLYPH = "*"
 LINE_INCHES = 0.16
@@ -51,8 +59,8 @@ class Mark:
     @property
     def label(self) -> str:
         """`ring: out of memory`."""
-        is_predicted = self.status.startswith(PREDICTED)
-        said = status_label(self.status) if is_predicted else self.status.replace("_", " ")
+        has_label = self.status.startswith(PREDICTED) or self.status == NO_SPARE
+        said = status_label(self.status) if has_label else self.status.replace("_", " ")
         return f"{self.name}: {said}" if self.name else said
 
 

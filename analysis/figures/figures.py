@@ -55,14 +55,20 @@ class FigureKind:
     """What makes a figure that is not against length."""
     of_predicted: str = ""
     """The reading of predicted cells, of which nothing was measured."""
+    of_replayed: str = ""
+    """The reading of replayed cells."""
     statuses: Callable[[pd.DataFrame], pd.Series[str]] | None = None
     """How this figure marks cells, where that is not by their own statuses."""
 
     def reading_of(self, cells: Cells) -> str:
         """What is behind the points of these cells."""
-        if not cells.are_predicted.any() or not self.of_predicted:
-            return self.reading
-        return self.of_predicted if cells.is_all_predicted else f"{self.reading}. {self.of_predicted}"
+        kinds = (
+            (self.of_replayed, cells.are_replayed),
+            (self.of_predicted, cells.are_predicted),
+        )
+        special = [reading for reading, rows in kinds if reading and rows.any()]
+        is_all_special = any(reading and rows.all() for reading, rows in kinds)
+        return ". ".join(special if is_all_special else [self.reading, *special])
 
     def sheet(self, cells: Cells, heading: Heading) -> Sheet:
         """The figure of these cells, before it is laid out."""
@@ -86,7 +92,7 @@ def _traced_steps(cell: Mapping[Any, Any]) -> str:
 
 THROUGHPUT = Quantity(
     "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "95 % interval",
-    band="predicted_tokens_per_s{}", unit="tokens/s",
+    band="predicted_tokens_per_s{}", with_link="tokens_per_s_with_link", unit="tokens/s",
 )  # fmt: skip
 PREDICTION_ERROR = Quantity(
     "step_time_error_share", "step_time_error_low_share", "step_time_error_high_share", "band of the model",
@@ -175,6 +181,8 @@ FIGURES: Mapping[str, FigureKind] = {
         "Whole-sequence tokens over the median step of the slowest rank; bars: 95 % interval of the median,"
         " which takes six samples",
         needs=THROUGHPUT.column, draw=draw_throughput,
+        of_replayed="Replayed: tokens of a step over the median step of one rank that ran without the others;"
+        " bars: down to the rate with all of the link's time, which is modelled, exposed",
         of_predicted="Predicted: tokens of a step over its expected time; bars: band of the model, not a"
         " confidence interval",
     ),
@@ -182,6 +190,8 @@ FIGURES: Mapping[str, FigureKind] = {
         "Peak memory", "peak allocated, worst rank",
         "Highest tensor allocation of the worst rank in steady state",
         needs=PEAK_MEMORY.column, draw=draw_peak_memory, statuses=undecided_statuses,
+        of_replayed="Replayed: highest tensor allocation of the one rank that ran, in steady state; without"
+        " what NCCL holds",
         of_predicted="Predicted: expected tensors of one rank; bars: band of the model, not a confidence"
         " interval; whether they fit counts what a process takes beside tensors, too",
     ),

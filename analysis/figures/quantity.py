@@ -20,6 +20,9 @@ from bench.labels import length_label
 from bench.record import Provenance
 
 BAND = "band of the model"
+BRACKET = "with all and none of the link's time exposed"
+REPLAYED: Mapping[str, Any] = {"fillstyle": "none", "capsize": 0, "elinewidth": 5, "alpha": 0.7}
+"""How a replayed series differs from a measured one: hollow marks, and its bracket is a wide bar."""
 BESIDE: Mapping[str, Any] = {
     "marker": "_", "markersize": 12, "markeredgewidth": 2.5, "linestyle": (0, (1, 2)), "linewidth": 1.0,
     "zorder": 1.8,
@@ -38,6 +41,8 @@ class Quantity:
     """What lies between these two."""
     band: str | None = None
     """Of predicted cells the columns of the band, with {} where the end is named."""
+    with_link: str | None = None
+    """Of replayed cells the column of the value with all of the link's time exposed."""
     unit: str = ""
     """After the value, where its column does not say it."""
     samples: Callable[[Mapping[Any, Any]], str] = lambda cell: f"n={n_label(cell)}" if n_label(cell) else ""
@@ -61,10 +66,11 @@ def placed(
 def draw_series(sheet: Sheet, cells: Cells, quantity: Quantity) -> None:
     """A line with error bars for each series."""
     for each, rows, x in placed(cells.series, quantity.column):
-        sheet.axes.errorbar(
-            x, rows[quantity.column], yerr=_error_bars(rows, quantity), capsize=3, label=each.label,
-            **look_of(each.style, each.variant_number),
-        )  # fmt: skip
+        look = {"capsize": 3, **look_of(each.style, each.variant_number)}
+        if rows["provenance"].eq(Provenance.REPLAYED).all():
+            look |= REPLAYED
+        bars = _error_bars(rows, quantity)
+        sheet.axes.errorbar(x, rows[quantity.column], yerr=bars, label=each.label, **look)
         _say(sheet, cells, each, rows, x, quantity)
 
 
@@ -99,18 +105,23 @@ def _range(cell: Mapping[Any, Any], quantity: Quantity) -> str:
     noun, low, high = quantity.range_noun, quantity.low, quantity.high
     if quantity.band is not None and cell["provenance"] == Provenance.PREDICTED:
         noun, low, high = BAND, quantity.band.format("_low"), quantity.band.format("_high")
+    if quantity.with_link is not None and cell["provenance"] == Provenance.REPLAYED:
+        noun, low, high = BRACKET, quantity.with_link, quantity.column
     if low is None or high is None or pd.isna(cell[low]) or pd.isna(cell[high]):
         return ""
     return f"{noun} {text_of(cell, low)} to {text_of(cell, high)}"
 
 
 def _error_bars(rows: pd.DataFrame, quantity: Quantity) -> list[pd.Series[float]] | None:
-    """Distances from the value down and up; NaN, so nothing, where a cell has no interval and no band."""
+    """Distances from the value down and up; NaN where a cell has no interval, band or bracket."""
     value = rows[quantity.column]
     low, high = (rows[end] if end else value * np.nan for end in (quantity.low, quantity.high))
     if quantity.band is not None:
         predicted = rows["provenance"].eq(Provenance.PREDICTED)
         low = low.where(~predicted, rows[quantity.band.format("_low")])
         high = high.where(~predicted, rows[quantity.band.format("_high")])
+    if quantity.with_link is not None:
+        replayed = rows["provenance"].eq(Provenance.REPLAYED)
+        low, high = low.where(~replayed, rows[quantity.with_link]), high.where(~replayed, value)
     down, up = value - low, high - value
     return None if down.isna().all() else [down.clip(lower=0), up.clip(lower=0)]

@@ -36,7 +36,7 @@ SETTINGS = (
     "seq_len", "strategy", "sp_degree", "layout", "kernel", "engine", "dtype", "model", "workload", "batch",
     "checkpointing", "loss", "model.num_layers", "hardware", "cluster.world_size", "cluster.device",
     "cluster.threads_per_rank", "cluster.ranks_per_gpu", "cluster.memory_limit_gib", "cluster.nodes",
-    "cluster.network", *SWITCHES,
+    "cluster.network", "replay.rank", *SWITCHES,
 )  # fmt: skip
 """Settings that the analysis reads: the frame has them also where no record does."""
 RAN_HERE = frozenset({"measured", "replayed"})

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from analysis.metrics.checks import Checked, checked, told
 from analysis.metrics.notes import note_of
 from analysis.metrics.recorded import (
+    Analytic,
     AttentionCalls,
     Band,
     Losses,
@@ -39,6 +40,8 @@ from bench.statistics import median_interval
 
 PEAK_DTYPES = frozenset({"bf16", "fp16"})
 """`peak_flops_per_s` in conf/hardware is the dense 16-bit figure, so MFU exists for these only."""
+OF_ONE_RANK = frozenset({Provenance.PREDICTED, Provenance.REPLAYED})
+"""Provenances of records whose steps are those of one rank of many."""
 
 
 class Steps(Struct, frozen=True, kw_only=True):
@@ -85,6 +88,18 @@ class Calls(Struct, frozen=True, kw_only=True):
     error_ulps: Ulps
 
 
+class Link(Struct, frozen=True, kw_only=True):
+    """The link of one replayed step, as if no computation hid any of its time."""
+
+    low_ms: float
+    expected_ms: float
+    high_ms: float
+    step_ms: float
+    """The replayed step and, after it, the longest time on the link."""
+    tokens_per_s: float
+    """Of such a step."""
+
+
 class Share(NamedTuple):
     """Communication of one traced step as a fraction of that step: the worst rank's, each by itself."""
 
@@ -106,6 +121,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     """One record that worked. Each field is what some metrics are computed from, None where it is unknown."""
 
     steps: Steps | None = None
+    link: Link | None = None
+    """None of what was not replayed."""
     utilisation: Utilisation | None = None
     memory: Memory | None = None
     needed_bytes: int | None = None
@@ -145,7 +162,7 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
     if record.provenance == Provenance.PREDICTED:
         return _expected(record, peaks)
     steps_ms = sorted(slowest_rank_ms(record.timing.step_times_ms)) if record.timing else []
-    steps, trace = _steps(record.timing, steps_ms) if record.timing else None, record.trace
+    steps, trace = _steps(record, record.timing, steps_ms) if record.timing else None, record.trace
     ratio = max(trace.step_ms) / steps.median_ms if trace and steps else None
     shares = traced_shares(trace, steps.median_ms if steps else None) if trace else None
     if ratio is not None and is_void(ratio):
@@ -153,6 +170,7 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
     return replace(
         _predicted(record),
         steps=steps,
+        link=_link(record.analytic, steps) if steps and record.analytic else None,
         utilisation=_utilisation(record, steps, peaks) if steps else None,
         memory=record.memory,
         needed_bytes=record.analytic.needed_bytes if record.analytic else None,
@@ -255,7 +273,24 @@ def utilisation(flops: float, step_ms: float, ranks: int, peak_flops_per_s: floa
     return flops / (step_ms / 1e3 * ranks * peak_flops_per_s)
 
 
-def _steps(timing: Timing, steps_ms: Sequence[float]) -> Steps:
+def _link(analytic: Analytic, steps: Steps) -> Link | None:
+    """The link's time of all purposes together; None where it is not known."""
+    if analytic.link_ms is None:
+        return None
+    low, expected, high = (
+        sum(getattr(each, end) for each in analytic.link_ms.values()) for end in ("low", "expected", "high")
+    )
+    step_ms = steps.median_ms + high
+    return Link(
+        low_ms=low,
+        expected_ms=expected,
+        high_ms=high,
+        step_ms=step_ms,
+        tokens_per_s=tokens_per_s(steps.tokens, step_ms),
+    )
+
+
+def _steps(record: Recorded, timing: Timing, steps_ms: Sequence[float]) -> Steps:
     """What is known of these steps of the slowest rank."""
     median_ms, interval = statistics.median(steps_ms), median_interval(steps_ms)
     tokens = timing.tokens_per_step
@@ -270,7 +305,7 @@ def _steps(timing: Timing, steps_ms: Sequence[float]) -> Steps:
         tokens_per_s=rate,
         tokens_per_s_low=tokens_per_s(tokens, interval.high) if interval else None,
         tokens_per_s_high=tokens_per_s(tokens, interval.low) if interval else None,
-        tokens_per_s_per_rank=rate / len(timing.step_times_ms),
+        tokens_per_s_per_rank=rate / _rank_count(record),
         window_tokens_per_s=tokens_per_s(tokens * len(steps_ms), max(timing.window_ms)),
     )
 
@@ -295,14 +330,18 @@ def _expected_step(record: Recorded) -> Steps | None:
 
 
 def _rank_count(record: Recorded) -> int:
-    """A prediction's steps are of one rank, those of other records of all."""
-    if record.provenance == Provenance.PREDICTED:
+    """Steps of a prediction or replay are of one rank, those of other records of all."""
+    if record.provenance in OF_ONE_RANK:
         return int(record.config.get("cluster.world_size", 1))
     return len(record.timing.step_times_ms) if record.timing else 1
 
 
 def _utilisation(record: Recorded, steps: Steps, peaks: Mapping[str, float]) -> Utilisation | None:
     peak = peaks.get(str(record.config.get("hardware")))
+    if (
+        record.provenance == Provenance.REPLAYED
+    ):  # a step without a link uses more of the peak than any real one
+        return None
     if peak is None or record.config.get("dtype") not in PEAK_DTYPES:
         return None
     if record.analytic is None or record.timing is None:

@@ -157,6 +157,10 @@ PREDICTION_ERROR = Quantity(
     "prediction_error", "Predicted beside measured", "fraction",
     "How far what was predicted is from what was measured, as a part of what was measured.",
 )  # fmt: skip
+REPLAY = Quantity(
+    "replay", "Replayed step and its link", "ms, tokens/s",
+    "The step of one rank that ran without the others, and the time that its messages need on the link.",
+)  # fmt: skip
 TELEMETRY = Quantity(
     "telemetry", "Telemetry", "W, MHz, fraction, count",
     "What devices and machine did while the clock ran: power, clocks, throttling, load, lost cores.",

@@ -75,6 +75,14 @@ class Prediction(Struct):
     """None where it is not known what a rank may take."""
 
 
+class LinkTime(Struct):
+    """Milliseconds on the link, at the rates of the hardware's file."""
+
+    low: Amount
+    expected: Amount
+    high: Amount
+
+
 class Analytic(Struct):
     tokens_per_step: Count | None = None
     model_flops_causal: Amount | None = None
@@ -84,6 +92,8 @@ class Analytic(Struct):
     attention_forward_flops: Amount | None = None
     attention_backward_flops: Amount | None = None
     needed_bytes: Whole | None = None
+    link_ms: dict[str, LinkTime] | None = None
+    """Of a replayed step by purpose; None of other records, and where the link's rates are not known."""
     prediction: Prediction | None = None
     """None also of an older record, and where no formula or no rates are known."""
 

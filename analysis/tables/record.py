@@ -71,6 +71,7 @@ def attempt(record: Record, links: Mapping[str, NodeLink] = NO_LINKS) -> Attempt
         "bytes sent per step, by purpose and rank": _by_rank(engagement.get("sent_bytes"), bytes_label),
         "attention exchange against the link": exchange_rate(record, links),
         "packed documents": _documents(record.get("documents")),
+        **_replayed(record),
         **_predicted((record.get("analytic") or {}).get("prediction")),
         **(_traced(record.get("trace") or {}) if has_run else {}),
         "loss, first to last step": (
@@ -84,6 +85,22 @@ def attempt(record: Record, links: Mapping[str, NodeLink] = NO_LINKS) -> Attempt
     return Attempt(
         f"repeat {record['repeat']}", known_facts(facts), blocks, failure.get("log_tail") or None, checks
     )
+
+
+def _replayed(record: Record) -> Section:
+    """Which rank ran, and the link's time by purpose; nothing of a record that is no replay."""
+    section, link_ms = record.get("replay"), (record.get("analytic") or {}).get("link_ms")
+    if not section:
+        return {}
+    ranks = record["config"]["cluster.world_size"]
+    bands = (
+        f"{purpose} {band_label(ms['expected'], ms['low'], ms['high'], number_label)} ms"
+        for purpose, ms in (link_ms or {}).items()
+    )
+    return {
+        "replayed": f"rank {section['rank']} of {ranks}; no other rank ran",
+        "link time of a step, modelled, none hidden": "; ".join(bands),
+    }
 
 
 def _shown(check: Check, status: str) -> ShownCheck:

@@ -15,6 +15,7 @@ from analysis.cells.series import variants
 from analysis.cells.statuses import shown_status
 from analysis.labels import (
     band_label,
+    bracket_label,
     percent_label,
     spread_label,
     status_label,
@@ -140,9 +141,9 @@ def _row(cell: dict[Any, Any], name: str) -> Row:
         length=length_label(int(cell["seq_len"])),
         ranks=_ranks(cell),
         status=_status(cell),
-        tokens_per_s=_with_band(cell, "tokens_per_s{}"),
+        tokens_per_s=speed_text(cell),
         spread=_predicted_from(cell) if is_predicted(cell) else spread_label(cell),
-        step_time=_with_band(cell, "step_time{}_ms"),
+        step_time=_step_time(cell),
         peak_allocated=_peak(cell),
         exchange_transfer=_with_range(cell, "attention_transfer"),
         exchange_waiting=_with_range(cell, "attention_waiting"),
@@ -158,6 +159,26 @@ def _row(cell: dict[Any, Any], name: str) -> Row:
 def is_predicted(cell: Mapping[Any, Any]) -> bool:
     """Whether a cell is arithmetic: nothing ran."""
     return bool(cell["provenance"] == Provenance.PREDICTED)
+
+
+def is_replayed(cell: Mapping[Any, Any]) -> bool:
+    """Whether one rank of a cell ran without the others."""
+    return bool(cell["provenance"] == Provenance.REPLAYED)
+
+
+def speed_text(cell: Mapping[Any, Any]) -> str:
+    """A cell's tokens/s; of a prediction with its band, of a replay with and without the link's time."""
+    if is_replayed(cell):
+        return bracket_label(cell["tokens_per_s"], cell["tokens_per_s_with_link"])
+    return _with_band(cell, "tokens_per_s{}")
+
+
+def _step_time(cell: Mapping[Any, Any]) -> str:
+    """A step's time; of a replay `4,430 to 4,580`, without and with the link's time."""
+    text, with_link = _with_band(cell, "step_time{}_ms"), text_of(cell, "step_time_with_link_ms")
+    if not is_replayed(cell) or not text or text == with_link:
+        return text
+    return f"{text} to {with_link}" if with_link else f"at least {text}"
 
 
 def predicted_band(cell: Mapping[Any, Any], column: str) -> str:

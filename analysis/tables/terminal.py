@@ -12,7 +12,7 @@ from rich.text import Text
 from analysis.cells.cells import Cells
 from analysis.labels import count_label, interval_label, n_label
 from analysis.metrics.definitions import text_of
-from analysis.tables.rows import OF_PREDICTIONS, is_predicted, rows_of
+from analysis.tables.rows import OF_PREDICTIONS, is_predicted, is_replayed, rows_of, speed_text
 
 WORDS = frozenset({"strategy", "series", "status"})
 """Headings of words, which take several lines where there is little room; numbers are never folded."""
@@ -31,6 +31,8 @@ ROOM = 10_000
 def print_cells(console: Console, cells: Cells) -> None:
     """Print the numbers of the first cells."""
     columns, dispensable = _columns(cells.first(TERMINAL_ROWS)), DISPENSABLE
+    if cells.are_replayed.all():  # what is measured between ranks is not there
+        columns = {heading: texts for heading, texts in columns.items() if any(texts)}
     if cells.is_all_predicted:
         dispensable = DISPENSABLE_OF_PREDICTIONS
         columns = {OF_PREDICTIONS.get(k, k): texts for k, texts in columns.items() if k not in NOT_PREDICTED}
@@ -79,7 +81,7 @@ def _columns(cells: Cells) -> dict[str, list[str]]:
         "length": [row.length for row in rows],
         "ranks/sp": [row.ranks for row in rows],
         "status": [row.status for row in rows],
-        "tokens/s": [text_of(cell, "tokens_per_s") for cell in cells.rows],
+        "tokens/s": [speed_text(c) if is_replayed(c) else text_of(c, "tokens_per_s") for c in cells.rows],
         "n": [n_label(cell).replace("repeats", "rep.") for cell in cells.rows],
         "95 % interval": [_interval(cell).replace(" to ", "-") for cell in cells.rows],
     } | {heading: [text_of(cell, name) for cell in cells.rows] for heading, name in numbers.items()}

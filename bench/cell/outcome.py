@@ -24,7 +24,7 @@ from bench.cost.prediction import Prediction, predict
 from bench.cost.traffic import payload
 from bench.environment import describe, this_machine
 from bench.finite import not_finite
-from bench.labels import size_label
+from bench.labels import replayed_rate_label, size_label
 from bench.node.end import RankEnd
 from bench.passes import PASSES, Sections, checks, decoded, evidence, first_failure, merge, own_work_s
 from bench.passes.documents.section import PackedDocuments
@@ -227,8 +227,10 @@ def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any
 
 
 def _link_ms(cell: RunConfig, sections: Sections) -> dict[str, Any] | None:
-    """Milliseconds on the link of one step by purpose, of a replay; None where the link's rates are not known."""
+    """Milliseconds of one replayed step on the link, by purpose; None where its rates are not known."""
     replayed = sections.get("replay")
+    if replayed is not None and cell.cluster.world_size == 1:
+        return {}
     if replayed is None or not has_rates(cell.hardware):
         return None
     bands = link_ms(replayed.messages, hardware_of(cell.hardware))
@@ -295,7 +297,7 @@ def shortage(found: OutOfMemory, said: str) -> str:
 def outcome(record: Record) -> str:
     """Tokens per second of the slowest rank's median step, or what went wrong and why.
 
-    Of a prediction with its band: it has no samples.
+    Of a prediction with its band, as it has no samples, and of a replay with and without the link's time.
     """
     timing = record.sections["timing"]
     if record.status is not Status.OK or timing is None:
@@ -305,4 +307,8 @@ def outcome(record: Record) -> str:
     if record.provenance is Provenance.PREDICTED and band_ms is not None:
         low, high = (timing.tokens_per_step / band_ms[end] * 1e3 for end in ("high", "low"))
         return f"{rate:,.0f} tokens/s predicted ({low:,.0f} to {high:,.0f})"
-    return f"{rate:,.0f} tokens/s, n={len(timing.step_times_ms[0])}"
+    n = f"n={len(timing.step_times_ms[0])}"
+    if record.provenance is Provenance.REPLAYED:
+        bracket = replayed_rate_label(rate, timing.tokens_per_step, record.analytic["link_ms"])
+        return f"{bracket} tokens/s replayed, {n}"
+    return f"{rate:,.0f} tokens/s, {n}"

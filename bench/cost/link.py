@@ -20,17 +20,20 @@ def link_ms(messages: Sequence[Messages], hardware: Hardware) -> dict[str, Band]
     for each in messages:
         by_purpose.setdefault(each.purpose, []).append(each)
     speeds = {end: speeds_of(hardware, end) for end in End}
-    return {
-        purpose: Band.of(lambda end, of=of: 1e3 * _one_by_one_s(of, speeds[end]))
-        for purpose, of in by_purpose.items()
-    }
+    found = {}
+    for purpose, its in by_purpose.items():
+        times = {end: 1e3 * _one_by_one_s(its, speeds[end]) for end in End}
+        found[purpose] = Band.of(times.__getitem__)
+    return found
 
 
 def _one_by_one_s(messages: Sequence[Messages], speeds: Speeds) -> float:
-    """Seconds one after another; links carry both directions at once, so of sends and receives the longer counts."""
+    """Seconds of all messages one after another; a link carries a send and a receive at the same time."""
     taken_s = {"send": 0.0, "recv": 0.0, "collectives": 0.0}
     for each in messages:
         kind = each.exchange.kind
         sent = replace(each.exchange, kind="send") if kind == "recv" else each.exchange
-        taken_s[kind if kind in taken_s else "collectives"] += each.count * speeds.exchange_s(sent, NUMBER_BYTES)
+        taken_s[kind if kind in taken_s else "collectives"] += each.count * speeds.exchange_s(
+            sent, NUMBER_BYTES
+        )
     return taken_s["collectives"] + max(taken_s["send"], taken_s["recv"])

@@ -1,7 +1,7 @@
 """Hugging Face's post on Ulysses in one command: its lengths on 4 GPUs, and its base of one GPU.
 
-Where there are no 4 GPUs the cells are predicted for H100s, unless the request names a model that is small
-enough for CPU ranks.
+With one to three GPUs one rank of each cell is replayed. Without a GPU the cells are predicted for H100s,
+unless the request names a model that is small enough for CPU ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.request.choices import Raw, read_option
 from bench.request.legality import refusal
 from bench.request.model_numbers import model_config
 from bench.request.resolve import resolve
-from bench.request.target import PREDICT
+from bench.request.target import PREDICT, REPLAY
 
 RANKS = 4
 HARDWARE, MODEL, STRATEGY, BASE = "h100_80gb", "qwen3_4b", "deepspeed_ulysses", "local"
@@ -74,6 +74,9 @@ def opening(raws: Sequence[Raw], machine: Machine) -> str:
             f"predicted, not measured: arithmetic for {ranks} x {hardware}, as this machine has"
             f" {len(machine.gpus)} GPUs; model=qwen3_nano seq_len=1k,2k measures on CPU ranks{note}"
         )
+    if named["mode"] == REPLAY:
+        ranks = named["cluster"]["world_size"]
+        return f"replayed on this machine, {machine.device_name}: one rank of {ranks}; native only"
     return f"measured on this machine, {machine.device_name}{note}"
 
 
@@ -101,16 +104,20 @@ def _listed(asked: Any) -> list[Any]:
 
 
 def _mode(raw: Raw, machine: Machine) -> str:
-    """As asked; else measured where the GPUs are there or the model is one for CPU ranks.
+    """The mode that was asked for; else `measure` on enough GPUs, or with a model for CPU ranks.
 
-    GPUs that are there and cannot be used are no reason to predict: resolving the cells says why.
+    On fewer GPUs it is `replay`, without one `predict`. GPUs that are there and cannot be used are no reason
+    to predict: resolving the cells says why.
     """
     if raw["mode"] is not None:
         return str(raw["mode"])
     model = raw.get("model") or {}
     is_small = "name" in model and parameters(model_config(model, 0)) <= MOST_CPU_PARAMETERS
     is_broken = machine.gpu_error is not None and raw["cluster"]["device"] != "cpu"
-    return "measure" if is_small or is_broken or len(machine.gpus) >= RANKS else PREDICT
+    if is_small or is_broken or len(machine.gpus) >= RANKS:
+        return "measure"
+    can_replay = machine.gpus and raw["cluster"]["device"] != "cpu" and raw["hardware"]["name"] == AUTO
+    return REPLAY if can_replay else PREDICT
 
 
 def _has_stack() -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 
 from bench.experiments.markdown import reasons, table, write
 from bench.experiments.published import MODEL, OUT_OF_MEMORY, PEAK_GIB, POST, REVISIONS
-from bench.labels import GIB, LENGTH_UNITS, length_label
+from bench.labels import GIB, LENGTH_UNITS, length_label, replayed_rate_label
+from bench.record import Provenance
 from bench.statistics import slowest_median
 
 Line = Mapping[str, Any]
@@ -96,7 +97,7 @@ def _slopes_said(records: Sequence[Line]) -> Iterator[str]:
     for (provenance, trainer, on_cpu), points in kinds.items():
         if len(points) > 1:
             found, formula = (_slope(points, which) for which in (0, 1))
-            what = "Published" if provenance == "predicted" else "Measured"
+            what = "Published" if provenance == "predicted" else str(provenance).capitalize()
             yield (
                 f"- {what} slope, {trainer}, optimizer on the {PLACES[on_cpu]}: {found:.4g} GiB per 32k"
                 f" tokens; the formula's {formula:.4g} ({formula / found - 1:+.1%}; nothing fitted)."
@@ -134,6 +135,9 @@ def _throughput_row(record: Line, base: float | None) -> tuple[str, ...]:
     own = [""] * 3 if rate is None else [
         f"{rate:,.0f}", f"{rate / ranks:,.0f}", f"{rate / base:.2f}x" if base else ""
     ]  # fmt: skip
+    if rate is not None and record["provenance"] == Provenance.REPLAYED:
+        tokens, link_ms = record["timing"]["tokens_per_step"], record["analytic"]["link_ms"]
+        own = [*(replayed_rate_label(rate, tokens, link_ms, each) for each in (1, ranks)), ""]
     said = [each.tokens_per_s.get(point) if config["model"] == MODEL else None for each in REVISIONS.values()]
     published = [f"{number:,}" if number else "" for number in said]
     return (*_named(config), str(record["provenance"]), *own, *published)

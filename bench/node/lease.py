@@ -76,7 +76,7 @@ def gpus_of(cells: Collection[RunConfig]) -> Sequence[str]:
     if any(cell.cluster.device != "cuda" for cell in cells):
         return ()
     uuids = visible_uuids()
-    used = {cell.cluster.device_index(rank) for cell in cells for rank in range(cell.cluster.world_size)}
+    used = {cell.cluster.device_index(rank) for cell in cells for rank in range(len(cell.running_ranks))}
     return [uuids[index] for index in sorted(used) if index < len(uuids)]
 
 

@@ -87,9 +87,14 @@ def first_failure(cell: RunConfig, sections: Sections) -> str | None:
 
 def checks(cell: RunConfig, sections: Sections) -> list[Check]:
     """What all passes compared and what they could not, in the order of the table."""
-    found = [(facts, each) for name, facts in PASSES.items() for each in facts.checks(cell, sections.get(name))]
+    found = [
+        (facts, each) for name, facts in PASSES.items() for each in facts.checks(cell, sections.get(name))
+    ]
     is_replay = cell.replay.rank is not None
-    return [replace(each, reason=REPLAYED) if is_replay and facts.needs_all_ranks else each for facts, each in found]
+    return [
+        replace(each, reason=REPLAYED) if is_replay and facts.needs_all_ranks else each
+        for facts, each in found
+    ]
 
 
 def evidence(sections: Sections) -> dict[str, Any]:

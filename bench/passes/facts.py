@@ -67,7 +67,7 @@ class PassFacts(ABC, Generic[Part, Whole]):
     """Fields of a cell that do not decide its section, so that cells which differ in no other share one; None
     where every cell is measured."""
     needs_all_ranks: ClassVar[bool] = False
-    """Whether it compares numbers that depend on other ranks' data: a replay, which has none, leaves it out."""
+    """Whether it compares numbers that depend on other ranks' data, which a replay does not have."""
     max_tokens: ClassVar[int | None] = None
     """The pass uses no more of a sequence than this; None where it takes the whole."""
 

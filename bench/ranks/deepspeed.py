@@ -29,4 +29,4 @@ def join_deepspeed(cell: RunConfig) -> None:
     if cell.replay.rank is not None:
         # ZeRO-3 compares its order of parameters with rank 0's, which does not exist.
         utils.get_lst_from_rank0 = lambda own: own
-        utils.assert_lst_len_same_as_other_ranks = lambda own: None
+        utils.assert_lst_len_same_as_other_ranks = lambda _: None

@@ -1,12 +1,13 @@
 """A process group in which one rank exists; what the others would send is played.
 
-torch's `fake` backend answers all that is no collective: ranks, groups, meshes. The collectives themselves are
-operators of `c10d`, whose kernels are replaced here. Every caller ends in one of them (Python, DDP's C++,
-functional collectives, DeepSpeed), and the communication tap and the memory tracker see the calls of a real rank.
+torch's `fake` backend says which rank this is, and makes groups and meshes. Collectives are operators of
+`c10d`, and their kernels are replaced here. Every caller ends in one of these operators (Python, DDP's C++,
+functional collectives, DeepSpeed), and the communication tap and the memory tracker see the calls of a real
+rank.
 
-A played collective copies this rank's own numbers to where those of other ranks would arrive, on the stream of
-the caller. So sizes, dtypes, allocations and copies within the device are those of a real rank; no time passes
-for a link. This is no public interface of torch: tests/bench/ranks/test_played_group.py tries all of it.
+A played collective copies this rank's numbers to where those of other ranks would arrive, on the stream of
+the caller. So sizes, dtypes, allocations and copies within the device are those of a real rank, and no time
+passes for a link. torch does not document this: tests/bench/ranks/test_played_group.py tries what is used.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PythonCallbackWork, _create_work_from_future
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+    HashStore,
+    PythonCallbackWork,
+    _create_work_from_future,
+)
 from torch.futures import Future
 from torch.library import Library
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the backend
@@ -33,9 +38,7 @@ Handle = Any
 def join_alone(rank: int, world_size: int, timeout: timedelta) -> None:
     """Make the default process group: this rank of `world_size`, of which no other exists. Once a process."""
     play_collectives()
-    dist.init_process_group(
-        "fake", rank=rank, world_size=world_size, store=dist.HashStore(), timeout=timeout
-    )
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=HashStore(), timeout=timeout)
 
 
 @cache
@@ -99,9 +102,7 @@ class PlayedCollectives:
             _gather(out, own, _group(box))
         return _handle([*outs, *owns])
 
-    def allgather_(
-        self, outs: Sequence[Tensors], owns: Tensors, *_: Any
-    ) -> tuple[Sequence[Tensors], Handle]:
+    def allgather_(self, outs: Sequence[Tensors], owns: Tensors, *_: Any) -> tuple[Sequence[Tensors], Handle]:
         for parts, own in zip(outs, owns, strict=True):
             for part in parts:
                 _fill(part, own)
@@ -138,9 +139,7 @@ class PlayedCollectives:
         _scale(outs, _factor(op, group))
         return outs, _handle([*outs, *(part for parts in wholes for part in parts)])
 
-    def scatter_(
-        self, outs: Tensors, wholes: Sequence[Tensors], box: Any, *_: Any
-    ) -> tuple[Tensors, Handle]:
+    def scatter_(self, outs: Tensors, wholes: Sequence[Tensors], box: Any, *_: Any) -> tuple[Tensors, Handle]:
         """On a rank that is not the root there are no parts: the tensors keep their numbers."""
         for out, parts in zip(outs, wholes, strict=False):
             _fill(out, parts[_group(box).rank()])

@@ -30,8 +30,9 @@ def for_lone_ranks(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], st
     alone = [raw for raw in raws if raw["strategy"]["name"] not in sharing]
     kept = [each for raw in alone for each in _with_and_without(raw)]
     note = (
-        f"left out: {', '.join(sharing)}, whose ranks share a sequence, and here each has one rank; they need"
-        " more GPUs or, for correctness only, several ranks on this one: cluster.ranks_per_gpu=4"
+        f"left out: {', '.join(sharing)}, whose ranks share a sequence, and here each has one rank;"
+        " mode=replay cluster.world_size=4 compares them on one GPU (docs/replay.md), and"
+        " cluster.ranks_per_gpu=4 checks their results there"
     )
     if len(kept) > len(alone):
         note += "; compared instead: local with checkpointing on and off"

@@ -22,14 +22,18 @@ def replayed_rank(cell: RunConfig, asked: Any) -> int | None:
     """
     if cell.mode != REPLAY:
         if asked != AUTO:
-            raise ConfigError(f"replay.rank={asked}: belongs to mode=replay; add mode=replay, or leave it out")
+            raise ConfigError(
+                f"replay.rank={asked}: belongs to mode=replay; add mode=replay, or leave it out"
+            )
         return None
     ranks = cell.cluster.world_size
     rank = None if asked == AUTO else values.whole("replay.rank", asked, least=0)
     if rank is None or ranks == 1:
         return busiest_rank(cell)
     if rank >= ranks:
-        raise ConfigError(f"replay.rank={rank}: ranks are numbered from 0 to {ranks - 1}; write replay.rank=auto")
+        raise ConfigError(
+            f"replay.rank={rank}: ranks are numbered from 0 to {ranks - 1}; write replay.rank=auto"
+        )
     return rank
 
 
@@ -45,7 +49,7 @@ def busiest_rank(cell: RunConfig) -> int:
 
 
 def replayed(cell: RunConfig, rank: int) -> RunConfig:
-    """The cell with one running rank: nothing is traced, and no `local` runs for losses to be compared with."""
+    """The cell with one running rank: nothing is traced, and no reference runs for losses."""
     return replace(
         cell,
         replay=ReplayConfig(rank=rank),
@@ -57,12 +61,15 @@ def replayed(cell: RunConfig, rank: int) -> RunConfig:
 def replay_refusals(cell: RunConfig) -> list[str]:
     """Why the cell cannot be replayed, each with a way out."""
     measure, cluster = cell.measure, cell.cluster
+    stack = f"trainer={cell.trainer} reads position ids of other ranks; take trainer={NATIVE}"
+    nodes = f"cluster.nodes={cluster.nodes} needs other machines; leave it out"
+    shared = f"cluster.ranks_per_gpu={cluster.ranks_per_gpu} needs several ranks; leave it out"
     refused = (
-        (is_stack(cell.trainer), f"trainer={cell.trainer} reads position ids of other ranks, which do not exist; take trainer={NATIVE}"),
+        (is_stack(cell.trainer), stack),
         (cell.mistake != NO_MISTAKE, f"mistake={cell.mistake} is found by comparing ranks; leave it out"),
-        (measure.gradients, "measure.gradients=true writes gradients of all ranks; leave it out"),
-        (measure.keep_traces, "measure.keep_traces=true keeps traced steps, and none is traced; leave it out"),
-        (cluster.nodes > 1, f"cluster.nodes={cluster.nodes} starts ranks on other machines; leave it out: cluster.world_size and the hardware's file say which ranks share a node"),
-        (cluster.ranks_per_gpu > 1, f"cluster.ranks_per_gpu={cluster.ranks_per_gpu} starts several ranks; leave it out"),
+        (measure.gradients, "measure.gradients=true needs the gradients of all ranks; leave it out"),
+        (measure.keep_traces, "measure.keep_traces=true needs a traced step; leave it out"),
+        (cluster.nodes > 1, nodes),
+        (cluster.ranks_per_gpu > 1, shared),
     )
     return [f"mode=replay runs one rank: {reason}" for is_refused, reason in refused if is_refused]

@@ -332,8 +332,8 @@ def _hardware(raw: Raw, machine: Machine, device: str, mode: str) -> str:
     here = this_hardware(machine, device)
     if mode == REPLAY and raw["name"] not in (AUTO, here):
         raise ConfigError(
-            f"hardware={shown(raw['name'])}: mode=replay runs a rank on this machine, which is hardware={here};"
-            " leave hardware out, or take mode=predict"
+            f"hardware={shown(raw['name'])}: mode=replay runs a rank on this machine, hardware={here}; leave"
+            " hardware out, or take mode=predict"
         )
     file = calibrated_file(raw)
     if file is not None:

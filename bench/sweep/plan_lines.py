@@ -199,7 +199,7 @@ def _fitting(forecast: Forecast) -> Iterator[str]:
 
 def _whose(room: Room) -> str:
     return (
-        f"{room.cell.hardware}, ranks={room.cell.cluster.world_size}" if room.is_share else room.cell.hardware
+        f"{room.cell.hardware}, ranks={len(room.cell.running_ranks)}" if room.is_share else room.cell.hardware
     )
 
 

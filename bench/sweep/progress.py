@@ -277,11 +277,12 @@ def setting(key: str, value: Any) -> str:
 
 
 def _placed_line(cell: RunConfig) -> str:
-    """`ring: 2 x cpu over gloo, 1 thread each, qwen3_nano, zero3, bf16`."""
+    """`ring: 2 x cpu over gloo, 1 thread each, qwen3_nano, zero3, bf16`; of a replay `rank 0 of 2 x cpu`."""
     cluster = cell.cluster
+    rank = "" if cell.replay.rank is None else f"rank {cell.replay.rank} of "
     shared = ", ranks share GPUs: correctness only" if cluster.ranks_per_gpu > 1 else ""
     threads = "1 thread" if cluster.threads_per_rank == 1 else f"{cluster.threads_per_rank} threads"
     return (
-        f"{cell.strategy}: {cluster.world_size} x {cluster.device} over {cluster.backend}{shared},"
+        f"{cell.strategy}: {rank}{cluster.world_size} x {cluster.device} over {cluster.backend}{shared},"
         f" {threads} each, {cell.model.name}, {cell.engine}, {cell.dtype}"
     )

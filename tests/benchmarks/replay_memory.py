@@ -23,8 +23,10 @@ from tests.installed import INSTALLED
 ENGINES, RANKS = ("zero3", "fsdp2", "ddp"), (2, 4)
 NOISE_BYTES = 128
 """Peaks of real ranks differ by so much from one run to the next: gloo frees its tensors at its own pace."""
-STEPS = ("seq_len=2k", "measure.steps=1", "measure.warmup_steps=1", "measure.budget_s=100", "measure.trace=false",
-         "measure.repeats=1", "measure.reference_budget_s=0")  # fmt: skip
+CELL = (
+    "seq_len=2k", "checkpointing=true", "measure.steps=1", "measure.warmup_steps=1", "measure.budget_s=100",
+    "measure.trace=false", "measure.repeats=1", "measure.reference_budget_s=0",
+)  # fmt: skip
 LEFT_OUT = frozenset(name for name, facts in PASSES.items() if facts.needs_all_ranks)
 
 
@@ -87,7 +89,9 @@ def difference(real, replayed):
 def main():
     strategies = sys.argv[1:] or [name for name in INSTALLED if STRATEGIES[name].shares_sequences]
     launcher, off = Launcher([LocalNode()]), 0
-    print(f"| strategy | ranks | rank | {' | '.join(ENGINES)} |", "| --- " * (3 + len(ENGINES)) + "|", sep="\n")
+    print(
+        f"| strategy | ranks | rank | {' | '.join(ENGINES)} |", "| --- " * (3 + len(ENGINES)) + "|", sep="\n"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for number, (strategy, count) in enumerate(itertools.product(strategies, RANKS)):
             ranks = sorted({0, count - 1})
@@ -95,14 +99,23 @@ def main():
                 compare(
                     launcher,
                     Path(folder) / f"{number}-{engine}",
-                    [f"strategy={strategy}", *words_for(strategy), f"cluster.world_size={count}", f"engine={engine}", *STEPS],
+                    [
+                        f"strategy={strategy}",
+                        *words_for(strategy),
+                        f"cluster.world_size={count}",
+                        f"engine={engine}",
+                        *CELL,
+                    ],
                     ranks,
                 )
                 for engine in ENGINES
             ]
             for rank in ranks:
                 pairs = [column[rank] for column in columns]
-                off += sum(abs(a.steady - b.steady) > NOISE_BYTES for a, b in (p for p in pairs if not isinstance(p, str)))
+                off += sum(
+                    abs(a.steady - b.steady) > NOISE_BYTES
+                    for a, b in (p for p in pairs if not isinstance(p, str))
+                )
                 print(f"| `{strategy}` | {count} | {rank} | {' | '.join(map(text_of, pairs))} |", flush=True)
     return int(off > 0)
 

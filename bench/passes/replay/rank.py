@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
@@ -12,6 +13,9 @@ from bench.passes.calls import Call
 from bench.passes.rank_pass import RankPass
 from bench.passes.replay.section import Replay
 from bench.strategies.schedule import Exchange
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName  # a name that torch had not always
 
 
 class ReplayPass(RankPass):
@@ -27,7 +31,7 @@ class ReplayPass(RankPass):
 
 def exchange_of(call: Call) -> Exchange:
     """The call with the size and the stride of its whole group, also of a send or receive."""
-    ranks = dist.get_process_group_ranks(_resolve_process_group(call.group))
+    ranks = dist.get_process_group_ranks(_resolve_process_group(cast("GroupName", call.group)))
     moved_bytes = call.received_bytes if call.kind == "recv" else call.sent_bytes
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     return Exchange(call.kind, moved_bytes, len(ranks), stride)
