@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from bench.cell.planned import PlannedCell
 from bench.cell.run import SharedSections, run
 from bench.environment import Machine
+from bench.passes import PASSES
 from bench.request.choices import default_strategies, groups, read_option
 from bench.request.composition import composed
 from bench.request.resolve import resolve
@@ -119,6 +120,10 @@ def texts_of(option, numbers):
 
 CHECKS = ("parity", "objective", "full_length")
 """Passes that compare with float64; of a small cell they take half the time."""
+
+
+NEED_ALL_RANKS = tuple(name for name, facts in PASSES.items() if facts.needs_all_ranks)
+"""Passes that a replay leaves out."""
 
 
 class LeftOut(SharedSections):

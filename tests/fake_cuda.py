@@ -30,7 +30,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.numa.binding
-from torch._C._distributed_c10d import ProcessGroup, Work
+from torch._C._distributed_c10d import ProcessGroup, PythonCallbackWork, Work
 from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
@@ -89,6 +89,11 @@ class Stream:
 
     def is_capturing(self):
         return False
+
+    def wait_event(self, event): ...
+
+    def record_event(self, event=None):
+        return event or Event()
 
     def synchronize(self):
         CUDA.wait("stream synchronize")
@@ -454,8 +459,8 @@ def _play_nccl():
     init, new_group, barrier = d.init_process_group, d.new_group, d.barrier
 
     def init_process_group(backend=None, *args, device_id=None, **kwargs):
-        assert (backend, device_id.type) == ("nccl", "cuda"), (backend, device_id)
-        return init("gloo", *args, **kwargs)
+        carried = {("nccl", "cuda"): "gloo", ("fake", None): "fake"}
+        return init(carried[backend, getattr(device_id, "type", None)], *args, **kwargs)
 
     def new_group_of_gloo(ranks=None, timeout=None, backend=None, *args, device_id=None, **kwargs):
         return new_group(ranks, timeout, "gloo" if backend else None, *args, **kwargs)
@@ -489,13 +494,16 @@ def _note_calls():
     """What is handed to process groups, and when it is waited for."""
     for name, which in SENT_AND_RECEIVED.items():
         setattr(ProcessGroup, name, _noted(name, getattr(ProcessGroup, name), *which))
-    wait = Work.wait
+    for kind in (Work, PythonCallbackWork):
+        kind.wait = _waited(kind.wait)
 
+
+def _waited(wait):
     def waited(work, *args):
         CUDA.in_flight.pop(work, None)
         return wait(work, *args)
 
-    Work.wait = waited
+    return waited
 
 
 def _noted(name, method, sent, received):
@@ -655,7 +663,7 @@ def gpus_played(launcher):
             entry = partial(played, entry)
         return run(cell, place, entry=entry, **named)
 
-    synthetic = {**outcome.PROVENANCE_OF_MODE, "measure": Provenance.SYNTHETIC}
+    synthetic = {**outcome.PROVENANCE_OF_MODE, **dict.fromkeys(("measure", "replay"), Provenance.SYNTHETIC)}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(launcher), "run", run_on_fake)
         patched.setitem(sys.modules, "pynvml", FakeNvml(2))

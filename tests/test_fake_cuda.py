@@ -39,7 +39,7 @@ from bench.training.models import empty_model
 from bench.training.trainers.stack_accelerator import prepare_accelerate
 from bench.training.trainers.stack_engines import STACK_ENGINES
 from bench.training.weights import filled_layers, numbers_of
-from tests.cells import CHECKS, TWO_CORES, make_cell, make_raw, run_cell, variants, words_for
+from tests.cells import CHECKS, NEED_ALL_RANKS, TWO_CORES, make_cell, make_raw, run_cell, variants, words_for
 from tests.fake_cuda import CUDA, OnDevice
 from tests.fake_nvml import MEMORY_BYTES, NAME
 from tests.fake_order import notes_of, problems
@@ -99,6 +99,28 @@ def test_a_cell_runs(fake_gpus, launcher, tmp_path, words):
     is_native = not any(word.startswith("trainer=") for word in words)
     if is_native and {*words} & {"engine=fsdp2", "engine=ddp", "workload=attention"}:
         assert waits == set()
+
+
+REPLAYED = (
+    ("strategy=ulysses", "engine=zero3"),
+    ("strategy=ring", "engine=fsdp2"),
+    ("strategy=ring", "layout=contiguous", "engine=zero3", "offload.optimizer=true"),
+    ("strategy=deepspeed_ulysses", "engine=ddp", "data.packing=documents"),
+    ("strategy=ring_flash_attn", "engine=zero3", "replay.rank=2"),
+    ("strategy=gather_kv", "workload=attention"),
+)
+ONE_H100 = replace(TWO_H100, gpus=(NAME,), gpu_memory_bytes=(MEMORY_BYTES,))
+
+
+@pytest.mark.parametrize("words", REPLAYED, ids=" ".join)
+def test_a_rank_of_four_is_replayed_on_one_gpu(fake_gpus, launcher, tmp_path, words):
+    cell = make_cell(*SHORT, "mode=replay", "cluster.world_size=4", *words, machine=ONE_H100)
+    record, folder = run_cell(launcher, cell, tmp_path, without=[*CHECKS, *NEED_ALL_RANKS])
+    assert record.status == "ok", record.reason
+    (notes,) = notes_of(folder)
+    assert notes["faults"] == []
+    assert record.sections["replay"].rank == cell.replay.rank
+    assert sum(band["high"] for band in record.analytic["link_ms"].values()) > 0
 
 
 CAN = (

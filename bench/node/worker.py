@@ -178,7 +178,7 @@ def join(job: RankJob) -> torch.device:
     if cluster.numa_binding is not None:
         bind_near_gpu(cluster.numa_binding, device)
     if job.cell.replay.rank is not None:
-        join_alone(job.rank, cluster.world_size, deadline(job.cell))
+        join_alone(job.rank, cluster.world_size, device, deadline(job.cell))
         return device
     dist.init_process_group(
         cluster.backend,

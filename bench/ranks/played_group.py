@@ -35,16 +35,16 @@ Handle = Any
 """A `Work` as operators of `c10d` return it."""
 
 
-def join_alone(rank: int, world_size: int, timeout: timedelta) -> None:
+def join_alone(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> None:
     """Make the default process group: this rank of `world_size`, of which no other exists. Once a process."""
-    play_collectives()
+    play_collectives(device)
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=HashStore(), timeout=timeout)
 
 
 @cache
-def play_collectives() -> Library:
+def play_collectives(device: torch.device) -> Library:
     """Replace the CPU and CUDA kernels of all collectives, for the life of the process."""
-    library, kernels = Library("c10d", "IMPL"), PlayedCollectives()
+    library, kernels = Library("c10d", "IMPL"), PlayedCollectives(device)
     for name, kernel in kernels.by_operator().items():
         for key in ("CPU", "CUDA"):
             library.impl(name, _below_autograd(kernel), key)
@@ -68,13 +68,15 @@ class PlayedCollectives:
     ranks keeps its size.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._sent: dict[tuple[str, int, torch.dtype], ref[Tensor]] = {}
         """The last tensor sent, by group, size and dtype: a receive of the same is given its numbers."""
 
     def by_operator(self) -> dict[str, Callable[..., Any]]:
         """All kernels by the name of their operator."""
-        names = [name for name in vars(type(self)) if not name.startswith("__") and name != "by_operator"]
+        others = {"by_operator", "_handle"}
+        names = [name for name in vars(type(self)) if not name.startswith("__") and name not in others]
         return {name: getattr(self, name) for name in names}
 
     def allreduce_(self, tensors: Tensors, box: Any, op: Any, *_: Any) -> tuple[Tensors, Handle]:
@@ -87,7 +89,7 @@ class PlayedCollectives:
     def reduce_(self, tensors: Tensors, box: Any, op: Any, root: int, *_: Any) -> Handle:
         group = _group(box)
         _scale(tensors, _factor(op, group) if group.rank() == root else 1)
-        return _handle(tensors)
+        return self._handle(tensors)
 
     def broadcast_(self, tensors: Tensors, *_: Any) -> tuple[Tensors, Handle]:
         """What another rank would send is not known: the tensors keep their numbers."""
@@ -95,40 +97,40 @@ class PlayedCollectives:
 
     def _allgather_base_(self, out: Tensor, own: Tensor, box: Any, *_: Any) -> tuple[Tensor, Handle]:
         _gather(out, own, _group(box))
-        return out, _handle([out, own])
+        return out, self._handle([out, own])
 
     def allgather_into_tensor_coalesced_(self, outs: Tensors, owns: Tensors, box: Any, *_: Any) -> Handle:
         for out, own in zip(outs, owns, strict=True):
             _gather(out, own, _group(box))
-        return _handle([*outs, *owns])
+        return self._handle([*outs, *owns])
 
     def allgather_(self, outs: Sequence[Tensors], owns: Tensors, *_: Any) -> tuple[Sequence[Tensors], Handle]:
         for parts, own in zip(outs, owns, strict=True):
             for part in parts:
                 _fill(part, own)
-        return outs, _handle([*owns, *(part for parts in outs for part in parts)])
+        return outs, self._handle([*owns, *(part for parts in outs for part in parts)])
 
     def allgather_coalesced_(self, outs: Sequence[Tensors], owns: Tensors, *_: Any) -> Handle:
         for parts in outs:
             for part, own in zip(parts, owns, strict=True):
                 _fill(part, own)
-        return _handle([*owns, *(part for parts in outs for part in parts)])
+        return self._handle([*owns, *(part for parts in outs for part in parts)])
 
     def gather_(self, outs: Sequence[Tensors], owns: Tensors, *_: Any) -> Handle:
-        return self.allgather_(outs, owns)[1] if outs else _handle(owns)
+        return self.allgather_(outs, owns)[1] if outs else self._handle(owns)
 
     def _reduce_scatter_base_(
         self, out: Tensor, whole: Tensor, box: Any, op: Any, *_: Any
     ) -> tuple[Tensor, Handle]:
         _reduce_scatter(out, whole, _group(box), op)
-        return out, _handle([out, whole])
+        return out, self._handle([out, whole])
 
     def reduce_scatter_tensor_coalesced_(
         self, outs: Tensors, wholes: Tensors, box: Any, op: Any, *_: Any
     ) -> Handle:
         for out, whole in zip(outs, wholes, strict=True):
             _reduce_scatter(out, whole, _group(box), op)
-        return _handle([*outs, *wholes])
+        return self._handle([*outs, *wholes])
 
     def reduce_scatter_(
         self, outs: Tensors, wholes: Sequence[Tensors], box: Any, op: Any, *_: Any
@@ -137,27 +139,27 @@ class PlayedCollectives:
         for out, parts in zip(outs, wholes, strict=True):
             _fill(out, parts[group.rank()])
         _scale(outs, _factor(op, group))
-        return outs, _handle([*outs, *(part for parts in wholes for part in parts)])
+        return outs, self._handle([*outs, *(part for parts in wholes for part in parts)])
 
     def scatter_(self, outs: Tensors, wholes: Sequence[Tensors], box: Any, *_: Any) -> tuple[Tensors, Handle]:
         """On a rank that is not the root there are no parts: the tensors keep their numbers."""
         for out, parts in zip(outs, wholes, strict=False):
             _fill(out, parts[_group(box).rank()])
-        return outs, _handle(outs)
+        return outs, self._handle(outs)
 
     def alltoall_base_(self, out: Tensor, own: Tensor, *_: Any) -> Handle:
         _fill(out, own)
-        return _handle([out, own])
+        return self._handle([out, own])
 
     def alltoall_(self, outs: Tensors, owns: Tensors, *_: Any) -> tuple[Tensors, Handle]:
         for out, own in zip(outs, owns, strict=True):
             _fill(out, own)
-        return outs, _handle([*outs, *owns])
+        return outs, self._handle([*outs, *owns])
 
     def send(self, tensors: Tensors, box: Any, *_: Any) -> Handle:
         for tensor in tensors:
             self._sent[_group(box).group_name, tensor.numel(), tensor.dtype] = ref(tensor)
-        return _handle(tensors)
+        return self._handle(tensors)
 
     def recv_(self, tensors: Tensors, box: Any, *_: Any) -> Handle:
         """Without a tensor that was sent, random numbers: zeros take a GPU less power, and so less time."""
@@ -169,13 +171,26 @@ class PlayedCollectives:
                 tensor.normal_()
             else:
                 tensor.zero_()
-        return _handle(tensors)
+        return self._handle(tensors)
 
     def recv_any_source_(self, tensors: Tensors, box: Any, *_: Any) -> Handle:
         return self.recv_(tensors, box)
 
     def barrier(self, *_: Any) -> Handle:
-        return _handle([])
+        return self._handle([])
+
+    def _handle(self, tensors: Tensors) -> Handle:
+        """The handle of a call, which keeps its tensors alive until it is waited for, as gloo and NCCL do."""
+        kept, device = [*tensors], self._device
+        copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+        def wait(_timeout: Any) -> bool:
+            if copied is not None:  # whoever waits may be on another stream
+                torch.cuda.current_stream(device).wait_event(copied)
+            kept.clear()
+            return True
+
+        return PythonCallbackWork(wait).boxed()
 
 
 def _group(box: Any) -> dist.ProcessGroup:
@@ -210,21 +225,6 @@ def _fill(out: Tensor, own: Tensor) -> None:
     flat, source = out.view(-1), own.reshape(-1)
     for part in flat.split(max(1, source.numel())) if flat.numel() else ():
         part.copy_(source[: part.numel()])
-
-
-def _handle(tensors: Tensors) -> Handle:
-    """The handle of a call, which keeps its tensors alive until it is waited for, as gloo and NCCL do."""
-    kept, copied = [*tensors], None
-    if kept and kept[0].is_cuda:
-        copied = torch.cuda.current_stream(kept[0].device).record_event()
-
-    def wait(_timeout: Any) -> bool:
-        if copied is not None:
-            torch.cuda.current_stream().wait_event(copied)
-        kept.clear()
-        return True
-
-    return PythonCallbackWork(wait).boxed()
 
 
 def _with_future(tensors: Tensors) -> Handle:

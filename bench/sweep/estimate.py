@@ -16,6 +16,9 @@ from bench.sweep.expected import Expected
 FIXED_S: Mapping[str, float] = {"cpu": 2.0, "cuda": 25.0}
 """Of a cell: all but its full-length steps, by device. Seen on four CPU ranks with a warm fork server; of
 GPUs reckoned for a model of 4 billion weights: CUDA contexts, NCCL, weights, checks, traces that are read."""
+REPLAYED_FIXED_S: Mapping[str, float] = {"cpu": 1.0, "cuda": 15.0}
+"""Of a replayed cell, which has no communicators, no checks of values and no traces. Seen on a CPU; of GPUs
+reckoned for loading a model of 4 billion weights."""
 START_S = 6.0
 """Of a sweep's first cell beyond that: packages are imported (results/reference/cpu)."""
 LATE_S = 5.0
@@ -83,7 +86,8 @@ def _doublings(cell: RunConfig) -> int:
 def _whole_s(cell: RunConfig, step_s: float) -> float:
     """Seconds of a cell whose steps take so long."""
     steps = sum(each.steps for each in planned_stages(cell.measure, step_s))
-    return FIXED_S[cell.cluster.device] + step_s * steps
+    fixed_s = FIXED_S if cell.replay.rank is None else REPLAYED_FIXED_S
+    return fixed_s[cell.cluster.device] + step_s * steps
 
 
 class CellProgress:

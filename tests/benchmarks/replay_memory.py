@@ -14,10 +14,9 @@ from pathlib import Path
 
 from bench.cell.launcher import Launcher
 from bench.node.local import LocalNode
-from bench.passes import PASSES
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
-from tests.cells import make_cell, words_for
+from tests.cells import NEED_ALL_RANKS, make_cell, words_for
 from tests.installed import INSTALLED
 
 ENGINES, RANKS = ("zero3", "fsdp2", "ddp"), (2, 4)
@@ -27,7 +26,6 @@ CELL = (
     "seq_len=2k", "checkpointing=true", "measure.steps=1", "measure.warmup_steps=1", "measure.budget_s=100",
     "measure.trace=false", "measure.repeats=1", "measure.reference_budget_s=0",
 )  # fmt: skip
-LEFT_OUT = frozenset(name for name, facts in PASSES.items() if facts.needs_all_ranks)
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def peaks_of(launcher, folder, words):
     cell = make_cell(*words)
     if (reason := refusal(cell)) is not None:
         return reason
-    ends = launcher.run(cell, folder, known=LEFT_OUT)
+    ends = launcher.run(cell, folder, known=frozenset(NEED_ALL_RANKS))
     failed = [end.failure or {"message": end.log_tail} for end in ends if end.report is None]
     return failed[0]["message"] if failed else {end.rank: Peaks.of(end.report) for end in ends}
 
@@ -77,13 +75,25 @@ def text_of(pair):
     texts = [f"{real.steady:,}", difference(real.steady, replayed.steady)]
     if real.whole_life != replayed.whole_life:
         texts.append(f"(whole life {difference(real.whole_life, replayed.whole_life)})")
-    if real.sent_bytes != replayed.sent_bytes:
-        texts.append(f"(sent {real.sent_bytes}, {replayed.sent_bytes})")
+    sent, replayed_sent = real.sent_bytes.get("attention", 0), replayed.sent_bytes.get("attention", 0)
+    if sent != replayed_sent:
+        texts.append(f"(attention sends {sent:,} and {replayed_sent:,})")
     return " ".join(texts)
 
 
 def difference(real, replayed):
     return "=" if real == replayed else f"{replayed - real:+,}"
+
+
+def words_of(strategy, ranks, engine):
+    """The cell that is compared."""
+    choices = (
+        f"strategy={strategy}",
+        *words_for(strategy),
+        f"cluster.world_size={ranks}",
+        f"engine={engine}",
+    )
+    return [*choices, *CELL]
 
 
 def main():
@@ -93,30 +103,22 @@ def main():
         f"| strategy | ranks | rank | {' | '.join(ENGINES)} |", "| --- " * (3 + len(ENGINES)) + "|", sep="\n"
     )
     with tempfile.TemporaryDirectory() as folder:
-        for number, (strategy, count) in enumerate(itertools.product(strategies, RANKS)):
-            ranks = sorted({0, count - 1})
+        for strategy, count in itertools.product(strategies, RANKS):
+            ranks = (0, count - 1)
             columns = [
                 compare(
                     launcher,
-                    Path(folder) / f"{number}-{engine}",
-                    [
-                        f"strategy={strategy}",
-                        *words_for(strategy),
-                        f"cluster.world_size={count}",
-                        f"engine={engine}",
-                        *CELL,
-                    ],
+                    Path(folder) / f"{strategy}-{count}-{engine}",
+                    words_of(strategy, count, engine),
                     ranks,
                 )
                 for engine in ENGINES
             ]
             for rank in ranks:
                 pairs = [column[rank] for column in columns]
-                off += sum(
-                    abs(a.steady - b.steady) > NOISE_BYTES
-                    for a, b in (p for p in pairs if not isinstance(p, str))
-                )
                 print(f"| `{strategy}` | {count} | {rank} | {' | '.join(map(text_of, pairs))} |", flush=True)
+                both = [pair for pair in pairs if not isinstance(pair, str)]
+                off += sum(abs(real.steady - replayed.steady) > NOISE_BYTES for real, replayed in both)
     return int(off > 0)
 
 

@@ -49,10 +49,10 @@ class PositionsFacts(PassFacts[Positions, Positions]):
 
     def gate(self, cell: RunConfig, section: Positions) -> str | None:
         """Every rank turns its tokens as one device would; a difference is the model's."""
-        rank = next((rank for rank, module in enumerate(section.module) if module is not None), None)
-        if rank is None:
+        place = next((place for place, module in enumerate(section.module) if module is not None), None)
+        if place is None:
             return None
-        kind = section.rope_type or "unknown"
+        rank, kind = cell.running_ranks[place], section.rope_type or "unknown"
         cause = (
             "chooses frequencies by the largest position that a rank is given: set them for"
             f" {cell.seq_len} tokens before training, or take a rope_type without a length, such as yarn"
@@ -60,9 +60,9 @@ class PositionsFacts(PassFacts[Positions, Positions]):
             else "does not turn by the position_ids that the model is given: let its forward use them"
         )
         return (
-            f"positions: rank {rank} turns position {section.position[rank]} by other angles than one device"
+            f"positions: rank {rank} turns position {section.position[place]} by other angles than one device"
             " with the whole sequence. The model's code or configuration is wrong, not the strategy:"
-            f" {section.module[rank]} (rope_type={kind}) {cause}"
+            f" {section.module[place]} (rope_type={kind}) {cause}"
         )
 
     def checks(self, cell: RunConfig, section: Positions | None) -> list[Check]:

@@ -56,20 +56,20 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
     is_evidence = True
     judges = Moment.PARAMETERS
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Updates:  # noqa: ARG002
-        parts = self.parts(reports)
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Updates:
+        parts, ranks = self.parts(reports), cell.running_ranks
         unequal: dict[str, list[int]] = {}
         replicas = 0
-        for (_, name), digests in _replicas(parts).items():
+        for (_, name), digests in _replicas(parts, ranks).items():
             replicas += len(digests) if len(digests) > 1 else 0
             if len({*digests.values()}) > 1:
                 unequal.setdefault(name, []).extend(digests)
         return Updates(
             shards=sum(map(len, by_rank(parts, "digests"))),
             replicas=replicas,
-            unmoved=_ranks_by_name(by_rank(parts, "unmoved")),
+            unmoved=_ranks_by_name(by_rank(parts, "unmoved"), ranks),
             unequal=unequal,
-            not_finite=_ranks_by_name(by_rank(parts, "not_finite")),
+            not_finite=_ranks_by_name(by_rank(parts, "not_finite"), ranks),
         )
 
     def gate(self, cell: RunConfig, section: Updates) -> str | None:
@@ -95,19 +95,19 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
         )
 
 
-def _replicas(parts: Sequence[RankUpdates]) -> Mapping[tuple[int, str], dict[int, str]]:
+def _replicas(parts: Sequence[RankUpdates], ranks: Sequence[int]) -> Mapping[tuple[int, str], dict[int, str]]:
     """By shard and parameter the digest of every rank that holds it."""
     found: dict[tuple[int, str], dict[int, str]] = {}
-    for rank, part in enumerate(parts):
+    for rank, part in zip(ranks, parts, strict=True):
         for name, digest in part.digests.items():
             found.setdefault((part.shard_index, name), {})[rank] = digest
     return found
 
 
-def _ranks_by_name(per_rank: Sequence[Sequence[str]]) -> dict[str, list[int]]:
+def _ranks_by_name(per_rank: Sequence[Sequence[str]], ranks: Sequence[int]) -> dict[str, list[int]]:
     """By name the ranks that list it."""
     found: dict[str, list[int]] = {}
-    for rank, names in enumerate(per_rank):
+    for rank, names in zip(ranks, per_rank, strict=True):
         for name in names:
             found.setdefault(name, []).append(rank)
     return found

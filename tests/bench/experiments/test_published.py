@@ -12,6 +12,7 @@ from bench.experiments.published_table import memory_text, throughput_text
 from bench.request.composition import composed
 from tests.cells import FOUR_H100, TWO_CORES
 
+ONE_H100 = replace(FOUR_H100, gpus=FOUR_H100.gpus[:1])
 PAGE = REPOSITORY / "docs" / "published_memory.md"
 
 
@@ -46,6 +47,8 @@ def test_without_gpus_the_post_is_predicted_for_four_h100_and_the_first_line_say
     [
         ((), FOUR_H100, "measure"),
         (("mode=predict",), FOUR_H100, "predict"),
+        (("trainer=native",), ONE_H100, "replay"),
+        (("trainer=native", "hardware=h200_141gb"), ONE_H100, "predict"),
         (("model=qwen3_nano",), TWO_CORES, "measure"),
         (("model=qwen3_8b",), TWO_CORES, "predict"),
     ],
@@ -89,3 +92,19 @@ def test_throughput_stands_beside_both_revisions():
         line for line in throughput_text([line_of(cell, timing=timing)]).splitlines() if "| 64k" in line
     )
     assert row.split(" | ")[4:] == ["11,909", "2,977", "", "13,396", "13,396 |"]
+
+
+def test_a_replay_on_one_gpu_stands_there_as_a_bracket_and_its_peak_as_replayed():
+    every = cells_of("throughput", "trainer=native", machine=ONE_H100)
+    cells = [each for each in every if each.sp_degree == 4]
+    record = {
+        "provenance": "replayed",
+        "timing": {"tokens_per_step": cells[0].tokens_per_step, "step_times_ms": [[20000.0]]},
+    }
+    lines = [line_of(cell, **record) for cell in cells]
+    for line in lines:
+        line["memory"] = {"peak_allocated_bytes": [line["config"]["seq_len"] * 2**19]}
+        line["analytic"]["link_ms"] = {"attention": {"low": 1.0, "expected": 2.0, "high": 500.0}}
+    row = next(line for line in throughput_text(lines).splitlines() if "| 8k" in line)
+    assert row.split(" | ")[3:7] == ["replayed", "3,197 to 3,277", "799 to 819", ""]
+    assert "- Replayed slope, native, optimizer on the device: 16 GiB per 32k tokens" in memory_text(lines)

@@ -16,7 +16,8 @@ def rank(shard_index, digests, unmoved=(), not_finite=()):
 
 
 def merged(*ranks):
-    return FACTS.merge([RankReport({"updates": each}, {}) for each in ranks], CELL)
+    cell = make_cell("strategy=ulysses", f"cluster.world_size={len(ranks)}")
+    return FACTS.merge([RankReport({"updates": each}, {}) for each in ranks], cell)
 
 
 def test_equal_replicas_that_moved_are_right_and_counted():

@@ -46,7 +46,7 @@ def test_one_gpu_compares_local_with_itself_and_says_what_the_others_need():
     kept = {(each.cell.strategy, each.cell.seq_len, each.cell.checkpointing) for each in found.cells}
     assert kept == {("local", 1024 * k, flag) for k in (8, 64, 96) for flag in (True, False)}
     assert found.notes[0].startswith("left out: deepspeed_ulysses, ring_flash_attn, whose ranks share")
-    assert "cluster.ranks_per_gpu" in found.notes[0]
+    assert "mode=replay cluster.world_size=4 compares them on one GPU" in found.notes[0]
     assert found.notes[0].endswith("local with checkpointing on and off")
     assert {length for _, length, _ in short_of_memory(found, gpus(1))} == {"64k", "96k"}
 
@@ -69,7 +69,19 @@ def test_everywhere_else_and_where_somebody_named_strategies_the_sweep_stays_who
 def test_one_gpu_keeps_to_the_checkpointing_that_was_named():
     found = planned(gpus(1), checkpointing=False)
     assert [each.cell.checkpointing for each in found.cells] == [False] * 3
-    assert found.notes[0].endswith("cluster.ranks_per_gpu=4")
+    assert found.notes[0].endswith("checks their results there")
+
+
+def test_a_replay_on_one_gpu_names_its_ranks_its_minutes_and_what_checks_results():
+    strategies = ("deepspeed_ulysses", "ring_flash_attn")
+    found = planned(gpus(1), strategies, mode="replay", cluster__world_size=4, loss="untiled")
+    assert [each.cell.running_ranks for each in found.cells] == [range(1)] * 6
+    ran, checked = (note for note in found.notes if "replay" in note or "real ranks" in note)
+    assert "(rank 0 of 4: deepspeed_ulysses, ring_flash_attn)" in ran
+    assert checked.endswith("model=qwen3_4b cluster.ranks_per_gpu=4")
+    forecast = Forecast(found, found.cells, gpus(1), Estimate(modelled))
+    assert forecast.total_s < 10 * 60  # three lengths of two strategies
+    assert forecast.references == ()
 
 
 def test_the_readmes_sweep_on_80_gb_fits_but_for_a_4b_model_on_one_rank():

@@ -1,0 +1,119 @@
+"""Replayed cells in a report: their brackets, what decides between two, what is said and drawn of them."""
+
+import pandas as pd
+import pytest
+
+from analysis.answers.replayed import NO_RATES, NOTE, replay_lines
+from analysis.answers.verdict import verdict
+from analysis.cells.selection import for_figures
+from analysis.cells.statuses import NO_SPARE, shown_statuses
+from analysis.figures.figures import FIGURES, build
+from analysis.tables.rows import rows_of
+from bench.labels import GIB
+from tests.analysis.records import CPU, make_record, make_timing
+
+BUSY = {"low": 1.0, "expected": 2.0, "high": 5.0}
+
+
+def replayed(strategy, processes_ms, link_ms=BUSY, repeats=6, **overrides):
+    """A process for each of these times of a step, of one rank of two, with so much time on the link."""
+    config = {"strategy": strategy, "mode": "replay", "replay.rank": 0} | overrides.pop("config", {})
+    sections = {
+        "provenance": "replayed", "losses": None, "parity": None, "trace": None, "checks": [],
+        "analytic": {"link_ms": None if link_ms is None else {"attention": link_ms}},
+    }  # fmt: skip
+    times_ms = processes_ms * (repeats // len(processes_ms))
+    return [
+        make_record(config=config, repeat=n, **sections | {"timing": make_timing([[ms] * 8])} | overrides)
+        for n, ms in enumerate(times_ms)
+    ]
+
+
+def test_a_rate_is_a_bracket_with_all_and_with_none_of_the_link(cells_of):
+    (row,) = rows_of(cells_of(replayed("ring", [100.0], repeats=1)))
+    assert row.tokens_per_s == "78,019 to 81,920"  # 8,192 tokens in 105 ms, and in 100 ms
+    assert row.step_time == "100 to 105"
+    assert (row.speed_up, row.exchange_transfer) == ("", "")
+
+
+def test_without_rates_of_the_link_a_rate_is_an_upper_bound(cells_of):
+    cells = cells_of(replayed("ring", [100.0], None, repeats=1, config=CPU))
+    (row,) = rows_of(cells)
+    assert (row.tokens_per_s, row.step_time) == ("at most 81,920", "at least 100")
+    assert NO_RATES in replay_lines(cells)
+
+
+def test_a_strategy_is_faster_only_where_no_part_of_the_link_could_turn_it_round(cells_of):
+    apart = verdict(cells_of([*replayed("ulysses", [100.0]), *replayed("ring", [120.0])]))
+    assert apart.answer == (
+        "Most tokens/s in a replay, whatever part of the link's time is exposed: ulysses at 8k."
+    )
+    (line,) = apart.details
+    assert line.startswith("8k, replayed: ulysses, 78,019 to 81,920 tokens/s, 1.20 (1.14 to 1.25 by both")
+    near = verdict(cells_of([*replayed("ulysses", [100.0]), *replayed("ring", [104.0])]))
+    assert near.answer.startswith("Not told apart by a replay, where the link's time would decide: ring and")
+
+
+def test_processes_are_asked_for_and_an_unknown_link_decides_nothing(cells_of):
+    few = verdict(cells_of([*replayed("ulysses", [100.0], repeats=1), *replayed("ring", [300.0], repeats=1)]))
+    assert few.answer == "Undecided in a replay: 8k (one process each)."
+    unknown = verdict(cells_of([*replayed("ulysses", [100.0], None), *replayed("ring", [300.0], None)]))
+    assert unknown.answer == "Undecided in a replay: 8k (the time on the link is not known)."
+
+
+def test_a_replay_has_no_speed_up_no_scaling_and_no_utilisation(cells_of):
+    records = [
+        *replayed("local", [400.0], {"low": 0.0, "expected": 0.0, "high": 0.0}, repeats=1),
+        *replayed("ring", [100.0], repeats=1),
+        *replayed("ring", [60.0], repeats=1, config={"cluster.world_size": 4, "sp_degree": 4}),
+    ]
+    frame = cells_of(records).frame
+    columns = ["speed_up", "scaling_speed_up", "scaling_efficiency", "mfu_causal", "hfu_causal"]
+    assert frame[columns].isna().all().all()
+    assert frame["tokens_per_s_per_rank"].tolist() == pytest.approx(
+        (frame["tokens_per_s"] / frame["cluster.world_size"]).tolist()
+    )
+
+
+def test_what_is_measured_and_modelled_is_said_and_real_cells_vouch_for_results(cells_of):
+    replays = [*replayed("ring", [100.0]), *replayed("ulysses", [100.0], config={"cluster.ranks_per_gpu": 1})]
+    note, command = replay_lines(cells_of(replays))
+    assert note == NOTE
+    assert command.endswith(
+        "-m seq_len=1k model.num_layers=1 strategy=ring,ulysses cluster.world_size=2 model=qwen3_nano"
+        " cluster.ranks_per_gpu=2"
+    )
+    vouched, missing = replay_lines(cells_of([*replays, make_record(config={"strategy": "ring"})]))[1:]
+    assert vouched.startswith("No value of a replay is checked. Real ranks passed their checks: ring")
+    assert "strategy=ulysses " in missing
+
+
+def test_a_report_without_replays_says_nothing_of_them(cells_of):
+    assert replay_lines(cells_of([make_record()])) == []
+
+
+@pytest.mark.parametrize(("used", "status"), [(70, "ok"), (78, NO_SPARE)])
+def test_less_than_3_gib_to_spare_is_undecided_as_nccl_is_not_there(cells_of, used, status):
+    gpu = {"device_name": "NVIDIA H100 80GB HBM3", "gpu_memory_bytes": [80 * GIB], "packages": {}}
+    memory = {"peak_allocated_bytes": [60 * GIB], "device_used_bytes": [used * GIB]}
+    cells = cells_of(replayed("ring", [100.0], repeats=1, environment=gpu, memory=memory))
+    assert shown_statuses(cells.frame).tolist() == [status]
+    found = verdict(cells)
+    said = "Fitted in a replay with less than 3 GiB to spare, and NCCL's memory is not in it: ring at 8k."
+    assert (said in found.failures) == (status == NO_SPARE)
+    longest = "Longest length that fits in a replay, without NCCL's memory: ring none (8k undecided)."
+    assert (longest in found.fits) == (status == NO_SPARE)
+
+
+def test_figures_draw_the_bracket_and_say_in_each_that_it_is_a_replay(cells_of):
+    cells = cells_of([*replayed("ring", [100.0], repeats=1), make_record(config={"strategy": "ring"})])
+    sheet = build("throughput", for_figures(cells))
+    texts = " ".join(spot.text for spot in sheet.spots)
+    assert "with all and none of the link's time exposed 78,019 to 81,920" in texts
+    fills = {line.get_fillstyle() for line in sheet.axes.get_lines() if line.get_marker() == "^"}
+    assert fills == {"none", "full"}
+    assert "Replayed: one rank ran" in cells.banner
+    reading = FIGURES["throughput"].reading_of(cells)
+    assert "95 % interval" in reading
+    assert "which is modelled, exposed" in reading
+    assert pd.isna(cells.frame["mfu_causal"]).any()

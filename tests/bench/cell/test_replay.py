@@ -1,0 +1,105 @@
+"""One rank of a cell without the others: it holds and sends what the real rank does, and says what it is."""
+
+import math
+
+import pytest
+
+from bench.node.worker import run_cell as all_passes
+from bench.ranks import played_group
+from bench.record import Provenance
+from bench.strategies import STRATEGIES
+from tests.benchmarks.replay_memory import ENGINES, NOISE_BYTES, compare, words_of
+from tests.cells import NEED_ALL_RANKS, make_cell, run_cell
+from tests.installed import INSTALLED
+
+SHORT = (
+    "mode=replay", "cluster.world_size=4", "seq_len=512", "measure.steps=1", "measure.warmup_steps=0",
+    "measure.repeats=1",
+)  # fmt: skip
+STRATEGIES_OF_CI = ("ulysses", "ring", "deepspeed_ulysses")
+
+
+def replay(launcher, folder, *words, entry=None):
+    record, _ = run_cell(launcher, make_cell(*SHORT, *words), folder, entry, without=NEED_ALL_RANKS)
+    return record
+
+
+def equal(launcher, folder, strategy, ranks, engine):
+    found = compare(launcher, folder, words_of(strategy, ranks, engine), (0, ranks - 1))
+    for rank, pair in found.items():
+        assert not isinstance(pair, str), (rank, pair)
+        real, replayed = pair
+        assert abs(replayed.steady - real.steady) <= NOISE_BYTES, rank
+        assert abs(replayed.whole_life - real.whole_life) <= NOISE_BYTES, rank
+        yield real, replayed
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("strategy", STRATEGIES_OF_CI)
+def test_a_replayed_rank_holds_and_sends_what_the_real_one_does(launcher, tmp_path, strategy, engine):
+    for real, replayed in equal(launcher, tmp_path, strategy, 4, engine):
+        assert replayed.sent_bytes == real.sent_bytes
+        assert replayed.calls == real.calls or not real.calls  # of real ranks the first one's are recorded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("strategy", [name for name in INSTALLED if STRATEGIES[name].shares_sequences])
+def test_every_strategy_holds_what_the_real_rank_does(launcher, tmp_path, strategy, engine, ranks):
+    assert [*equal(launcher, tmp_path, strategy, ranks, engine)]
+
+
+def test_the_record_says_what_ran_and_claims_no_value(launcher, tmp_path):
+    record = replay(launcher, tmp_path, "strategy=ring", "layout=contiguous")
+    assert (record.status, record.provenance) == ("ok", Provenance.REPLAYED)
+    assert record.sections["replay"].rank == 3  # the last one has most to do
+    assert [*map(len, record.sections["timing"].step_times_ms)] == [1]
+    assert all(record.sections[name] is None for name in NEED_ALL_RANKS if name in record.sections)
+    not_made = {check.what for check in record.checks if check.reason}
+    assert {"attention", "losses and gradient norms", "attention at full length"} <= not_made
+    sent = sum(each.sent_bytes for each in record.sections["replay"].messages if each.purpose == "attention")
+    received = [each for each in record.sections["replay"].messages if each.exchange.kind == "recv"]
+    assert sent == 2 * sum(each.sent_bytes for each in received) == 2 * sent / 2 or received
+    assert record.analytic["link_ms"] is None  # no file says what joins these cores
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_the_gate_asks_for_the_bytes_of_the_rank_that_ran(launcher, tmp_path, rank):
+    words = ("strategy=distflash_attn", "checkpointing=true", f"replay.rank={rank}")
+    cell = make_cell(*SHORT, *words)
+    facts = STRATEGIES["distflash_attn"]
+    assert facts.rank_exchange_bytes(cell, 0) != facts.rank_exchange_bytes(cell, 3)
+    record = replay(launcher, tmp_path, *words)
+    assert record.status == "ok", record.reason
+
+
+def test_attention_alone_has_times_and_no_errors(launcher, tmp_path):
+    record = replay(launcher, tmp_path, "strategy=ring", "workload=attention", "replay.rank=2")
+    assert record.status == "ok", record.reason
+    calls = record.sections["attention"]
+    assert calls.error_ulps == {}
+    assert calls.single_forward_ms  # by the rank that ran
+
+
+def hand_out_nan(job, log):
+    played_group._fill = lambda out, own: out.fill_(math.nan)
+    return all_passes(job, log)
+
+
+@pytest.mark.parametrize("words", [("strategy=ulysses",), ("strategy=ring", "workload=attention")])
+def test_numbers_that_are_not_finite_are_found_on_the_rank_that_ran(launcher, tmp_path, words):
+    record = replay(launcher, tmp_path, *words, "replay.rank=3", entry=hand_out_nan)
+    assert record.status == "wrong_result"
+    assert "rank 3" in record.reason or "not finite" in record.reason
+
+
+@pytest.mark.parametrize("ranks", [16, 64])
+def test_many_ranks_are_replayed_by_one_process(launcher, tmp_path, ranks):
+    heads = ("model=qwen3_nano", "model.num_heads=8", "model.num_kv_heads=8")
+    words = ("strategy=usp", "ulysses_degree=8", *heads)
+    record = replay(
+        launcher, tmp_path, *words, f"cluster.world_size={ranks}", "seq_len=4k", f"replay.rank={ranks - 1}"
+    )
+    assert record.status == "ok", record.reason
+    assert record.sections["replay"].rank == ranks - 1

@@ -1,0 +1,67 @@
+"""Requests of `mode=replay`: which rank runs, on which device, and what cannot be replayed."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.config import ConfigError, RunConfig
+from bench.request.legality import refusal
+from tests.cells import FOUR_H100, TWO_CORES, make_cell
+
+FOUR = ("mode=replay", "cluster.world_size=4")
+ONE_H100 = replace(FOUR_H100, gpus=FOUR_H100.gpus[:1], gpu_memory_bytes=(80 * 2**30,))
+
+
+@pytest.mark.parametrize(
+    ("words", "rank"),
+    [
+        (("strategy=ulysses",), 0),
+        (("strategy=ring",), 0),
+        (("strategy=ring", "layout=contiguous"), 3),
+        (("strategy=ring", "layout=contiguous", "sp_degree=2"), 1),  # of the first group
+        (("strategy=distflash_attn",), 3),
+        (("strategy=ulysses", "replay.rank=2"), 2),
+        (("strategy=local", "replay.rank=2"), 0),  # one rank, whatever is swept
+    ],
+)
+def test_the_rank_with_most_work_runs_unless_another_is_named(words, rank):
+    cell = make_cell(*FOUR, *words)
+    assert (refusal(cell), [*cell.running_ranks]) == (None, [rank])
+    assert RunConfig.from_flat(cell.flat()) == cell
+
+
+def test_a_gpu_counts_as_often_as_there_are_ranks():
+    cell = make_cell(*FOUR, "strategy=ring", machine=ONE_H100)
+    assert (cell.cluster.world_size, cell.cluster.device, cell.hardware) == (4, "cuda", "h100_80gb")
+    assert cell.model.name == "qwen3_4b"  # as on four of them
+    assert make_cell("mode=replay", "strategy=ring", machine=ONE_H100).cluster.world_size == 8  # a node
+    assert make_cell("mode=replay", "strategy=ring", machine=TWO_CORES).cluster.world_size == 2
+
+
+def test_another_rank_is_another_cell_and_a_measured_cell_keeps_its_id():
+    ranks = [make_cell(*FOUR, "strategy=ring", f"replay.rank={rank}") for rank in (0, 1)]
+    assert len({cell.cell_id for cell in ranks}) == 2
+    assert "replay" not in make_cell("strategy=ring").identity()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("replay.rank=1",), "replay.rank=1: belongs to mode=replay; add mode=replay, or leave it out"),
+        ((*FOUR, "replay.rank=4"), "replay.rank=4: ranks are numbered from 0 to 3; write replay.rank=auto"),
+        ((*FOUR, "replay.rank=first"), "replay.rank=first: must be a whole number"),
+        ((*FOUR, "hardware=h100_80gb"), "mode=replay runs a rank on this machine, hardware=cpu"),
+    ],
+)
+def test_a_value_that_is_no_good_is_refused_at_once(words, said):
+    with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
+        make_cell("strategy=ring", *words)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["trainer=transformers", "mistake=mask_off_by_one", "measure.gradients=true", "measure.keep_traces=true"],
+)
+def test_what_needs_several_ranks_is_unsupported_with_a_way_out(word):
+    cell = make_cell(*FOUR, "strategy=deepspeed_ulysses", word)
+    assert f"mode=replay runs one rank: {word}" in refusal(cell)
