@@ -24,6 +24,10 @@ MEMORY = {
     "offloaded_activation_bytes": [7, 9, 8],
     "offloaded_optimizer_bytes": [11, 12, 14],
 }
+LINK_MS = {
+    "attention": {"low": 1.0, "expected": 2.0, "high": 4.0},
+    "gradients": {"low": 0.5, "expected": 0.7, "high": 1.1},
+}
 LOOKED_UP = ("seq_len=512", "sp_degree=4", "cluster.world_size=4")
 
 
@@ -49,7 +53,7 @@ def a_record():
         timing=make_timing(steps_ms),
         trace=a_trace(),
         memory=MEMORY,
-        analytic=analytic(make_cell(*LOOKED_UP, machine=FOUR_H100)),
+        analytic=analytic(make_cell(*LOOKED_UP, machine=FOUR_H100)) | {"link_ms": LINK_MS},
         losses={"loss": [5.5, 5.0, 4.5]},
     )
     return of_attention(record, forward_ms=[[1.0, 2.0, 1.0], [2.5, 1.0, 1.5], [1.0, 1.0, 3.5]],

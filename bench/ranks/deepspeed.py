@@ -26,7 +26,7 @@ def join_deepspeed(cell: RunConfig) -> None:
         # Else it compiles, half a minute long, an operator that only `inference_all_reduce` uses.
         deepspeed.ops.__compatible_ops__ = {}
         deepspeed.init_distributed(dist_backend=cell.cluster.backend, auto_mpi_discovery=False, verbose=False)
-    if cell.replay.rank is not None:
+    if cell.replay.rank not in (None, 0):
         # ZeRO-3 compares its order of parameters with rank 0's, which does not exist.
         utils.get_lst_from_rank0 = lambda own: own
         utils.assert_lst_len_same_as_other_ranks = lambda _: None

@@ -59,6 +59,8 @@ ALSO: Mapping[str, str] = {
     "hardware": "of a device that is named, and of hardware=calibrated",
 }
 """Groups whose keys not every option has."""
+IN_CONFIG = ("offload", "replay")
+"""Groups whose keys stand in conf/config.yaml."""
 LINE = re.compile(r"^ *(?P<key>\w+):\s*(?P<value>[^#]*?)\s*(?:#\s*(?P<words>.*))?$")
 COMMANDS = "docs/commands.md"
 
@@ -129,9 +131,9 @@ def _sections() -> Mapping[str, Sequence[str]]:
     """Groups of keys in the order in which they are told, those of a cell itself first."""
     groups_of_keys = {
         "": KNOWN_KEYS[""],
-        "offload": KNOWN_KEYS["offload"],
+        **{group: KNOWN_KEYS[group] for group in IN_CONFIG},
         "strategy": strategy_keys(),
-        **{group: names for group, names in KNOWN_KEYS.items() if group not in ("", "offload")},
+        **{group: names for group, names in KNOWN_KEYS.items() if group not in ("", *IN_CONFIG)},
         "hardware": ["path", PRICE],
     }
     chosen = groups()
@@ -166,7 +168,7 @@ def _with_words(key: str, said: str) -> str:
 
 def _lines(section: str) -> dict[str, tuple[str, str]]:
     """Each key's default and comment: of a choice those of its default option, else of the first with it."""
-    if section in ("", "offload"):
+    if section in ("", *IN_CONFIG):
         return _lines_of(CONF / "config.yaml")
     default = CONF / section / f"{_defaults().get(section)}.yaml"
     files = sorted((CONF / section).glob("*.yaml"), key=lambda file: (file != default, file))

@@ -26,12 +26,13 @@ CHOICES = (
     "cluster.device", "cluster.backend", "cluster.world_size", "cluster.threads_per_rank", "hardware.name",
     "model.name", "sp_degree", "ulysses_degree", "dp_shard", "layout", "kernel", "checkpointing", "loss",
     "measure.budget_s", "measure.warmup_s", "measure.least_steps", "measure.reference_budget_s",
-    "measure.repeats",
+    "measure.repeats", "replay.rank",
 )  # fmt: skip
 """The keys that `auto` may stand for."""
 IS_IN: Mapping[str, Callable[[RunConfig], bool]] = {
     "cluster.threads_per_rank": lambda cell: cell.cluster.device == "cpu",
     "ulysses_degree": lambda cell: cell.strategy == "usp",
+    "replay.rank": lambda cell: cell.replay.rank is not None,
     "checkpointing": lambda cell: cell.workload.name == "train",
     "loss": lambda cell: cell.workload.name == "train",
 }

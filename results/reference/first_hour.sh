@@ -33,7 +33,7 @@ if step 5 "the default sweep on all GPUs"; then
     python run_sweep.py -m seq_len=8k,64k,96k
 fi
 
-if step 6 "the published experiments: measured on four GPUs, else predicted"; then
+if step 6 "the published experiments: measured on four GPUs, replayed on fewer"; then
     python run_sweep.py experiment=published_throughput
     python run_sweep.py experiment=published_memory
 fi

@@ -10,11 +10,11 @@ from bench.config import DTYPE_BYTES, MASKS
 from bench.environment import REPOSITORY
 from bench.request.choices import default_strategies, groups, options
 from bench.request.command_line import PLAN_OPTION, SHOWING, SWEEP_OPTIONS
-from bench.request.help import COLUMNS, OPTIONS, described, help_text
+from bench.request.help import COLUMNS, IN_CONFIG, OPTIONS, described, help_text
 from bench.request.resolve import LOSSES, all_keys
 from tests.command import COMMAND, typed_here
 
-KEYS = [key for key in all_keys() if not key.endswith("name") and key not in (*groups(), "offload")]
+KEYS = [key for key in all_keys() if not key.endswith("name") and key not in (*groups(), *IN_CONFIG)]
 
 
 @pytest.fixture(scope="module")

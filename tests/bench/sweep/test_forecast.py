@@ -126,7 +126,11 @@ def test_every_choice_that_may_be_left_open_is_told():
     assert {*CHOICES} == open_keys - {"cluster.name"}  # told by its device
     said = lines_of(forecast(lengths=["8k"], strategies=["ring", "usp"]))
     in_all = {word.partition("=")[0] for word in said.partition("in all cells: ")[2].splitlines()[0].split()}
-    assert {key.removesuffix(".name") for key in CHOICES} - in_all == {"ulysses_degree", "sp_degree"}
+    assert {key.removesuffix(".name") for key in CHOICES} - in_all == {
+        "ulysses_degree",
+        "sp_degree",
+        "replay.rank",
+    }
     assert "ulysses_degree=2" in said
 
 
