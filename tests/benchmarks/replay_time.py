@@ -8,39 +8,20 @@ fresh process. A step's compute is the CPU time of the rank's main thread: gloo 
 
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 
 from bench.cell.launcher import Launcher
 from bench.node.local import LocalNode
-from bench.node.worker import join
-from bench.ranks.groups import make_groups
 from bench.statistics import ratio_interval
-from bench.strategies import STRATEGIES, runnable
-from bench.workloads import WORKLOADS, Rank
+from tests.benchmarks.timed_rank import STEPS, time_steps
 from tests.cells import make_cell
 
 STRATEGIES_COMPARED = ("ulysses", "ring", "deepspeed_ulysses", "ring_flash_attn")
-PROCESSES, STEPS = 8, 3
+PROCESSES = 8
 CELL = ("cluster.world_size=2", "cluster.threads_per_rank=1", "seq_len=8k", "measure.reference_budget_s=0")
 GOAL = 0.05
 """How far the ratio may be from 1."""
-
-
-def time_steps(job, log):
-    """A rank's whole life: milliseconds of main-thread CPU time of each full-length step but the first."""
-    device, cell = join(job), job.cell
-    strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
-    with strategy.install() as wiring:
-        workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
-        workload.short_step()
-        times_ms = []
-        for number in range(1 + STEPS):
-            before = time.thread_time()
-            workload.step(number)
-            times_ms.append((time.thread_time() - before) * 1e3)
-    return {"compute_ms": times_ms[1:]}
 
 
 def compute_ms(launcher, folder, words):

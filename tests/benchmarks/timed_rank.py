@@ -1,0 +1,25 @@
+"""What a rank of replay_time does, in a module that the fork server can import."""
+
+import time
+
+from bench.node.worker import join
+from bench.ranks.groups import make_groups
+from bench.strategies import STRATEGIES, runnable
+from bench.workloads import WORKLOADS, Rank
+
+STEPS = 3
+
+
+def time_steps(job, log):
+    """A rank's whole life: milliseconds of main-thread CPU time of each full-length step but the first."""
+    device, cell = join(job), job.cell
+    strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+    with strategy.install() as wiring:
+        workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
+        workload.short_step()
+        times_ms = []
+        for number in range(1 + STEPS):
+            before = time.thread_time()
+            workload.step(number)
+            times_ms.append((time.thread_time() - before) * 1e3)
+    return {"compute_ms": times_ms[1:]}
