@@ -19,7 +19,7 @@ STATUS_LABELS: Mapping[str, str] = {
     "predicted_fits": "fits (predicted)",
     "predicted_undecided": "undecided (predicted)",
     "predicted_out": "OOM (predicted)",
-    "replayed_undecided": "undecided: under 3 GiB to spare (replayed)",
+    "replayed_undecided": "undecided (replayed)",
 }
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from analysis.answers.verdict import where
 from analysis.cells.cells import Cells
+from analysis.cells.statuses import NO_SPARE, SPARE_BYTES, shown_statuses
 from bench.command import real_ranks_command
+from bench.labels import size_label
 from bench.record import Provenance
 
 NOTE = (
@@ -29,6 +31,10 @@ def _lines(cells: Cells) -> Iterator[str]:
     ok = cells.frame[cells.are_replayed & cells.frame["status"].eq("ok")]
     if ok["link_ms"].isna().any():
         yield NO_RATES
+    tight = shown_statuses(cells.frame).eq(NO_SPARE)
+    if tight.any():
+        spare = size_label(SPARE_BYTES)
+        yield f"Undecided: {where(cells, tight)} left less than {spare} free, and NCCL may need as much."
     sharing = ok[ok["sp_degree"].gt(1)]
     if sharing.empty:
         return

@@ -112,7 +112,7 @@ def _fastest(found: Sequence[Ranking]) -> str:
         _ahead(ran, "Most tokens/s"),
         _level(ran, "No clear difference"),
         _left_open(ran, "Undecided"),
-        _ahead(replayed, "Most tokens/s in a replay, whatever part of the link's time is exposed"),
+        _ahead(replayed, "Most tokens/s in a replay, however much of the link's time is exposed"),
         _level(replayed, "Not told apart by a replay, where the link's time would decide"),
         _left_open(replayed, "Undecided in a replay"),
         _ahead(predicted, "Predicted to have most tokens/s"),
@@ -229,9 +229,6 @@ def _failures(cells: Cells) -> list[str]:
     kinds = {
         "Out of memory": ran_out & ~predicted & ~replayed,
         "Out of memory in a replay": ran_out & replayed,
-        "Fitted in a replay with less than 3 GiB to spare, and NCCL's memory is not in it": (
-            shown_statuses(summary[FITTED_BY]).eq(NO_SPARE)
-        ),
         "Predicted to run out of memory": ran_out & predicted,
         "Not decided by the model whether there is memory": undecided,
     }

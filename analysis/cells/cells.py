@@ -142,6 +142,11 @@ class Cells:
         return bool(len(self) and self.are_predicted.all())
 
     @property
+    def is_all_replayed(self) -> bool:
+        """Whether one rank of each of these cells ran without the others."""
+        return bool(len(self) and self.are_replayed.all())
+
+    @property
     def caveat(self) -> str | None:
         """Why these cells do not rank strategies, as a sentence; None where they do."""
         if self.are_synthetic:

@@ -49,6 +49,7 @@ MAIN = (
     "peak allocated (of capacity)", "attention exchange: transfer", "attention exchange: waiting", SPEED_UP,
 )  # fmt: skip
 """Those of the page's table and of a printed one, ten at a time; the details of a cell have the others."""
+NOT_REPLAYED = {"attention exchange: transfer", "attention exchange: waiting", SPEED_UP}
 NUMBER_HEADINGS = (
     "strategy", "length", "status", "tokens/s", "peak per rank", "exchange: transfer", "exchange: waiting",
 )  # fmt: skip
@@ -94,11 +95,13 @@ def headings_of(cells: Cells) -> list[str]:
 
 def main_headings(cells: Cells) -> list[str]:
     """Those of MAIN: the speed-up where strategies are ranked, else the step time."""
-    left_out = SPEED_UP if cells.caveat is not None else STEP_TIME
+    left_out = {SPEED_UP if cells.caveat is not None else STEP_TIME}
+    if cells.is_all_replayed:
+        left_out = NOT_REPLAYED
     return [
         OF_PREDICTIONS.get(each, each) if cells.is_all_predicted else each
         for each in MAIN
-        if each != left_out
+        if each not in left_out
     ]
 
 

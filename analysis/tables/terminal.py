@@ -31,7 +31,7 @@ ROOM = 10_000
 def print_cells(console: Console, cells: Cells) -> None:
     """Print the numbers of the first cells."""
     columns, dispensable = _columns(cells.first(TERMINAL_ROWS)), DISPENSABLE
-    if cells.are_replayed.all():  # what is measured between ranks is not there
+    if cells.is_all_replayed:  # what is measured between ranks is not there
         columns = {heading: texts for heading, texts in columns.items() if any(texts)}
     if cells.is_all_predicted:
         dispensable = DISPENSABLE_OF_PREDICTIONS
