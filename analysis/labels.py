@@ -51,14 +51,6 @@ def band_label(
     return texts[0] if len({*texts}) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
-def bracket_label(without_link: float, with_link: float) -> str:
-    """Tokens/s of a replay: `41,000 to 43,252`, or `at most 43,252` where the link's time is not known."""
-    most, least = number_label(without_link), number_label(with_link)
-    if not least or not most:
-        return f"at most {most}" if most else ""
-    return most if least == most else f"{least} to {most}"
-
-
 def number_label(value: float | None) -> str:
     """Three digits or more: `1,234` from a hundred on, `12.3` below, `1.23` below ten."""
     if value is None or pd.isna(value):

@@ -50,16 +50,6 @@ def sweep_words() -> str:
     return shlex.join(sweep_command())
 
 
-def real_ranks_command(strategies: Sequence[str], ranks: int, model: str, *, shares_gpu: bool) -> str:
-    """The command that checks these strategies on real ranks, at a short length and with one layer.
-
-    Where there is one GPU its ranks share it.
-    """
-    words = [f"strategy={','.join(strategies)}", f"cluster.world_size={ranks}", f"model={model}"]
-    words += [f"cluster.ranks_per_gpu={ranks}"] if shares_gpu else []
-    return f"{sweep_words()} -m seq_len=1k model.num_layers=1 {shlex.join(words)}"
-
-
 def tool_words(module: str) -> str:
     """What runs one of TOOLS here: `python -m analysis.report`, or `ulysses-ring-bench report`."""
     command = sweep_command()

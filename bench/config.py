@@ -358,11 +358,6 @@ class RunConfig:
         rank = self.replay.rank
         return range(self.cluster.world_size) if rank is None else range(rank, rank + 1)
 
-    @property
-    def processes_per_node(self) -> int:
-        """Running ranks of each node."""
-        return len(self.running_ranks) // self.cluster.nodes
-
     def option(self, name: str) -> str:
         """The value of one of the strategy's own choices."""
         return dict(self.options)[name]

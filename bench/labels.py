@@ -27,20 +27,10 @@ def size_label(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
-def replayed_rate_label(
-    tokens_per_s: float, tokens: int, link_ms: Mapping[str, Mapping[str, float]] | None, ranks: int = 1
-) -> str:
-    """`12,900 to 13,400` of a replay: its rate with all and with none of the link's time exposed.
-
-    `at most 13,400` where that time is not known. `tokens` are those of a step, `link_ms` are times by
-    purpose. Rates are divided by `ranks`.
-    """
-    most = f"{tokens_per_s / ranks:,.0f}"
-    if link_ms is None:
-        return f"at most {most}"
-    with_link_s = tokens / tokens_per_s + sum(each["high"] for each in link_ms.values()) / 1e3
-    least = f"{tokens / with_link_s / ranks:,.0f}"
-    return most if least == most else f"{least} to {most}"
+def rate_range_label(least: float | None, most: float) -> str:
+    """Tokens/s of a replay: `12,900 to 13,400`, or `at most 13,400` where the link's time is not known."""
+    ends = [f"{rate:,.0f}" for rate in (least, most) if rate is not None]
+    return f"at most {ends[0]}" if least is None else " to ".join(dict.fromkeys(ends))
 
 
 def shown(value: Any) -> str:

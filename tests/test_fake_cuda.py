@@ -119,7 +119,6 @@ def test_a_rank_of_four_is_replayed_on_one_gpu(fake_gpus, launcher, tmp_path, wo
     assert record.status == "ok", record.reason
     (notes,) = notes_of(folder)
     assert notes["faults"] == []
-    assert record.sections["replay"].rank == cell.replay.rank
     assert sum(band["high"] for band in record.analytic["link_ms"].values()) > 0
 
 

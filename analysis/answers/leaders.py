@@ -8,18 +8,10 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from analysis.cells.cells import Cells
-from analysis.cells.difference import (
-    Bracket,
-    Difference,
-    RateBand,
-    band_difference,
-    bracket_difference,
-    difference,
-    too_few,
-)
+from analysis.cells.difference import NO_LINK, Difference, RateBand, band_difference, difference, too_few
 from analysis.cells.selection import ALL_IN
-from analysis.labels import band_label, bracket_label, more_label, number_label
-from bench.labels import length_label
+from analysis.labels import band_label, more_label, number_label
+from bench.labels import length_label, rate_range_label
 from bench.statistics import MIN_PROCESSES
 
 MAX_LINES = 100
@@ -35,16 +27,14 @@ class Timed(NamedTuple):
     processes: int
     """How many gave a speed; of a prediction nothing ran."""
     band: RateBand | None
-    """Of a prediction; None of what ran."""
+    """Of a prediction or a replay; None of what was measured, and of a replay whose link is not known."""
     is_replayed: bool
-    with_link: float
-    """Tokens/s of a replay with all of the link's time exposed; NaN of other cells, or if not known."""
 
     @property
     def text(self) -> str:
-        """`43,252`, of a prediction with its band, of a replay `41,000 to 43,252`."""
+        """`43,252`, of a prediction with its band, of a replay with all and none of the link's time."""
         if self.is_replayed:
-            return bracket_label(self.tokens_per_s, self.with_link)
+            return rate_range_label(None if self.band is None else self.band.low, self.tokens_per_s)
         if self.band is None:
             return number_label(self.tokens_per_s)
         return band_label(self.band.expected, self.band.low, self.band.high, number_label)
@@ -67,7 +57,7 @@ class Ranking:
     @property
     def is_predicted(self) -> bool:
         """Whether its cells are arithmetic; they are compared with nothing else."""
-        return self.first.band is not None
+        return self.first.band is not None and not self.is_replayed
 
     @property
     def is_replayed(self) -> bool:
@@ -105,22 +95,28 @@ def rankings(cells: Cells) -> list[Ranking]:
         frame["tokens_per_s"],
         cells.process_counts,
         cells.are_replayed,
-        frame["tokens_per_s_with_link"],
     )
     bands = _bands(cells)
     for seq_len, work, name, row, *speed in zip(*(column.tolist() for column in columns), strict=True):
-        tokens_per_s, processes, is_replayed, with_link = speed
-        cell = Timed(name, row, tokens_per_s, processes, bands.get(row), is_replayed, with_link)
+        tokens_per_s, processes, is_replayed = speed
+        cell = Timed(name, row, tokens_per_s, processes, bands.get(row), is_replayed)
         if cell.processes:
             groups.setdefault((int(seq_len), work), []).append(cell)
     return [_ranking(seq_len, groups[seq_len, work], cells) for seq_len, work in sorted(groups)]
 
 
 def _bands(cells: Cells) -> dict[int, RateBand]:
-    """The predicted cells' speeds, by row."""
+    """Speeds of predicted cells, and of replayed ones over all their processes, by row.
+
+    A replay is slowest where all of the link's time is exposed, and fastest where none is.
+    """
     columns = [f"predicted_tokens_per_s{end}" for end in ("_low", "", "_high")]
     known = cells.frame.loc[cells.are_predicted, columns].dropna()
-    return {row: RateBand(*ends) for row, *ends in known.itertuples()}
+    found = {row: RateBand(*ends) for row, *ends in known.itertuples()}
+    rates = cells.all_processes.groupby(level=0)[["tokens_per_s_with_link", "tokens_per_s"]]
+    low, high = rates.min()["tokens_per_s_with_link"].dropna(), rates.max()["tokens_per_s"]
+    expected = cells.frame["tokens_per_s"]
+    return found | {row: RateBand(low[row], expected[row], high[row]) for row in low.index}
 
 
 def leader_lines(found: Sequence[Ranking]) -> list[str]:
@@ -139,23 +135,16 @@ def _ranking(seq_len: int, timed: Sequence[Timed], cells: Cells) -> Ranking:
     counts = {cell.processes for cell in timed}
     if not others:
         return Ranking(seq_len, by_name, None, first)
+    if min(counts) < MIN_PROCESSES and (first.is_replayed or first.band is None):
+        return Ranking(seq_len, by_name, too_few(counts), first)
     if all(cell.band is not None for cell in timed):
         return Ranking(seq_len, by_name, None, first, tuple(_leads_by_band(first, others)))
-    if min(counts) < MIN_PROCESSES:
-        return Ranking(seq_len, by_name, too_few(counts), first)
-    lead = tuple((other, _difference(cells, first, other)) for other in others)
+    if first.is_replayed:
+        return Ranking(seq_len, by_name, NO_LINK, first)
+    own = cells.processes(first.row)
+    lead = tuple((other, difference(own, cells.processes(other.row))) for other in others)
     undecided = next((found.undecided for _, found in lead if found.undecided), None)
     return Ranking(seq_len, by_name, undecided, first, () if undecided else lead)
-
-
-def _difference(cells: Cells, first: Timed, other: Timed) -> Difference:
-    if not first.is_replayed:
-        return difference(cells.processes(first.row), cells.processes(other.row))
-    one, another = (
-        Bracket(cells.processes(each.row, "tokens_per_s_with_link"), cells.processes(each.row))
-        for each in (first, other)
-    )
-    return bracket_difference(one, another)
 
 
 def _leads_by_band(first: Timed, others: Sequence[Timed]) -> Iterator[tuple[Timed, Difference]]:
@@ -198,5 +187,5 @@ def _detail(ranking: Ranking) -> str:
 
 def _ratio(other: Timed, found: Difference) -> str:
     clear = "" if found.is_faster else ", no clear difference"
-    by_bands = " by both brackets" if other.is_replayed else "" if other.band is None else " by both bands"
+    by_bands = "" if other.band is None else " by both bands"
     return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f}{by_bands}) times {other.name}{clear}"

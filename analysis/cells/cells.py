@@ -73,9 +73,9 @@ class Cells:
         """Per cell how many of its fresh processes gave a speed."""
         return self.all_processes.index.value_counts().reindex(self.frame.index, fill_value=0)
 
-    def processes(self, row: int, rate: str = "tokens_per_s") -> Processes:
-        """Those of one cell, with their rates in this column."""
-        return processes_of(self.all_processes.loc[[row]], rate)
+    def processes(self, row: int) -> Processes:
+        """Those of one cell."""
+        return processes_of(self.all_processes.loc[[row]])
 
     @cached_property
     def rows(self) -> list[dict[Any, Any]]:

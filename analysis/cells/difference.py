@@ -6,9 +6,8 @@ compared: MIN_PROCESSES on each side, run in turns. Predictions are compared by 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import pandas as pd
@@ -30,16 +29,6 @@ class Processes:
 
     def __len__(self) -> int:
         return len(self.tokens_per_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Bracket:
-    """The processes of one replayed cell, with both ends of their rates."""
-
-    with_link: Processes
-    """All of the link's time is exposed."""
-    without: Processes
-    """None of it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +55,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class RateBand:
-    """A predicted speed, in tokens/s."""
+    """A predicted or replayed speed, in tokens/s."""
 
     low: float
     expected: float
@@ -74,7 +63,7 @@ class RateBand:
 
 
 def band_difference(one: RateBand, other: RateBand) -> Difference:
-    """The predicted speed of `one` over that of `other`: told apart only where their bands do not meet.
+    """The speed of `one` over that of `other`, predicted or replayed: apart where their bands do not meet.
 
     Two strategies on one machine share much of what their bands hold, such as the rate of matrix products, so
     bands that meet do not say that there is no difference.
@@ -84,26 +73,10 @@ def band_difference(one: RateBand, other: RateBand) -> Difference:
     )
 
 
-def processes_of(frame: pd.DataFrame, rate: str = "tokens_per_s") -> Processes:
-    """Those of which a frame has a row each, with `started_at` and their rates in the column `rate`."""
+def processes_of(frame: pd.DataFrame) -> Processes:
+    """Those of which a frame has a row each, with `tokens_per_s` and `started_at`."""
     starts = (start if isinstance(start, str) else None for start in frame["started_at"])
-    return Processes(tuple(frame[rate]), tuple(starts))
-
-
-def bracket_difference(one: Bracket, other: Bracket) -> Difference:
-    """The replayed speed of `one` over that of `other`: apart only where not even the link can turn it round.
-
-    The ratio is that of the steps without a link. Its low end has all of the link's time on the side of `one`
-    and none on the other, its high end the reverse; each end is the one of the processes' 95 % interval.
-    """
-    if any(math.isnan(rate) for side in (one, other) for rate in side.with_link.tokens_per_s):
-        return Difference(NO_LINK)
-    worst, without, best = (
-        difference(one.with_link, other.without),
-        difference(one.without, other.without),
-        difference(one.without, other.with_link),
-    )
-    return replace(without, low=worst.low, high=best.high)
+    return Processes(tuple(frame["tokens_per_s"]), tuple(starts))
 
 
 def difference(one: Processes, other: Processes) -> Difference:

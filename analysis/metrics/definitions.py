@@ -116,7 +116,6 @@ DEFINITIONS = (
     Definition("link_ms", q.REPLAY, "link.expected_ms", over_repeats=FIRST),
     Definition("link_low_ms", q.REPLAY, "link.low_ms", over_repeats=FIRST),
     Definition("link_high_ms", q.REPLAY, "link.high_ms", over_repeats=FIRST),
-    Definition("step_time_with_link_ms", q.REPLAY, "link.step_ms"),
     Definition("tokens_per_s_with_link", q.REPLAY, "link.tokens_per_s", over_repeats=RATE),
     Definition("peak_allocated_bytes", q.ALLOCATED, "memory.peak_allocated_bytes", worst_rank),
     Definition("peak_reserved_bytes", q.OTHER_MEMORY, "memory.peak_reserved_bytes", worst_rank),

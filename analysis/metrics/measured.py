@@ -94,10 +94,8 @@ class Link(Struct, frozen=True, kw_only=True):
     low_ms: float
     expected_ms: float
     high_ms: float
-    step_ms: float
-    """The replayed step and, after it, the longest time on the link."""
     tokens_per_s: float
-    """Of such a step."""
+    """Of a step that takes the high time longer."""
 
 
 class Share(NamedTuple):
@@ -277,17 +275,10 @@ def _link(analytic: Analytic, steps: Steps) -> Link | None:
     """The link's time of all purposes together; None where it is not known."""
     if analytic.link_ms is None:
         return None
-    low, expected, high = (
-        sum(getattr(each, end) for each in analytic.link_ms.values()) for end in ("low", "expected", "high")
-    )
-    step_ms = steps.median_ms + high
-    return Link(
-        low_ms=low,
-        expected_ms=expected,
-        high_ms=high,
-        step_ms=step_ms,
-        tokens_per_s=tokens_per_s(steps.tokens, step_ms),
-    )
+    ends = ("low", "expected", "high")
+    low, expected, high = (sum(getattr(each, end) for each in analytic.link_ms.values()) for end in ends)
+    rate = tokens_per_s(steps.tokens, steps.median_ms + high)
+    return Link(low_ms=low, expected_ms=expected, high_ms=high, tokens_per_s=rate)
 
 
 def _steps(record: Recorded, timing: Timing, steps_ms: Sequence[float]) -> Steps:

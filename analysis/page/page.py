@@ -112,7 +112,6 @@ def render(
         shown=_shown_cells(archive, shown.cells, shared, cells),
         cells_note=shown.note,
         has_predicted=bool(cells.are_predicted.any()),
-        ranges=_ranges(cells),
         tables=_tables(cells, shown.cells),
         reasons=failure_reasons(cells),
         next_steps=next_steps(cells),
@@ -121,16 +120,6 @@ def render(
         shared=[*shared.items()],
         environment=environment_facts(archive.environments),
     )
-
-
-def _ranges(cells: Cells) -> str:
-    """What stands in brackets behind a ratio of two cells."""
-    kinds = {
-        "the 95 % interval": ~cells.are_predicted & ~cells.are_replayed,
-        "what both brackets of a replay leave possible": cells.are_replayed,
-        "what the model's bands leave possible": cells.are_predicted,
-    }
-    return ", or ".join(said for said, rows in kinds.items() if rows.any())
 
 
 def with_meanings(headings: Sequence[str], columns: Sequence[str] = ()) -> list[tuple[str, str | None]]:

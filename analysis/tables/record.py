@@ -89,16 +89,15 @@ def attempt(record: Record, links: Mapping[str, NodeLink] = NO_LINKS) -> Attempt
 
 def _replayed(record: Record) -> Section:
     """Which rank ran, and the link's time by purpose; nothing of a record that is no replay."""
-    section, link_ms = record.get("replay"), (record.get("analytic") or {}).get("link_ms")
-    if not section:
+    config, link_ms = record["config"], (record.get("analytic") or {}).get("link_ms")
+    if record["provenance"] != Provenance.REPLAYED:
         return {}
-    ranks = record["config"]["cluster.world_size"]
     bands = (
         f"{purpose} {band_label(ms['expected'], ms['low'], ms['high'], number_label)} ms"
         for purpose, ms in (link_ms or {}).items()
     )
     return {
-        "replayed": f"rank {section['rank']} of {ranks}; no other rank ran",
+        "replayed": f"rank {config['replay.rank']} of {config['cluster.world_size']}; no other rank ran",
         "link time of a step, modelled, none hidden": "; ".join(bands),
     }
 

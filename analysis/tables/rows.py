@@ -15,13 +15,12 @@ from analysis.cells.series import variants
 from analysis.cells.statuses import shown_status
 from analysis.labels import (
     band_label,
-    bracket_label,
     percent_label,
     spread_label,
     status_label,
 )
 from analysis.metrics.definitions import BY_COLUMN, text_of
-from bench.labels import length_label
+from bench.labels import length_label, rate_range_label
 from bench.record import Provenance
 
 OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
@@ -146,7 +145,7 @@ def _row(cell: dict[Any, Any], name: str) -> Row:
         status=_status(cell),
         tokens_per_s=speed_text(cell),
         spread=_predicted_from(cell) if is_predicted(cell) else spread_label(cell),
-        step_time=_step_time(cell),
+        step_time=_with_band(cell, "step_time{}_ms"),
         peak_allocated=_peak(cell),
         exchange_transfer=_with_range(cell, "attention_transfer"),
         exchange_waiting=_with_range(cell, "attention_waiting"),
@@ -171,17 +170,10 @@ def is_replayed(cell: Mapping[Any, Any]) -> bool:
 
 def speed_text(cell: Mapping[Any, Any]) -> str:
     """A cell's tokens/s; of a prediction with its band, of a replay with and without the link's time."""
-    if is_replayed(cell):
-        return bracket_label(cell["tokens_per_s"], cell["tokens_per_s_with_link"])
-    return _with_band(cell, "tokens_per_s{}")
-
-
-def _step_time(cell: Mapping[Any, Any]) -> str:
-    """A step's time; of a replay `4,430 to 4,580`, without and with the link's time."""
-    text, with_link = _with_band(cell, "step_time{}_ms"), text_of(cell, "step_time_with_link_ms")
-    if not is_replayed(cell) or not text or text == with_link:
-        return text
-    return f"{text} to {with_link}" if with_link else f"at least {text}"
+    if not is_replayed(cell) or pd.isna(cell["tokens_per_s"]):
+        return _with_band(cell, "tokens_per_s{}")
+    with_link = cell["tokens_per_s_with_link"]
+    return rate_range_label(None if pd.isna(with_link) else with_link, cell["tokens_per_s"])
 
 
 def predicted_band(cell: Mapping[Any, Any], column: str) -> str:

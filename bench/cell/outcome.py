@@ -18,13 +18,13 @@ from bench.cost.flops import (
     hardware_flops,
     model_flops,
 )
-from bench.cost.link import link_ms
+from bench.cost.link import link_ms, rate_with_link
 from bench.cost.memory import memory_need
 from bench.cost.prediction import Prediction, predict
 from bench.cost.traffic import payload
 from bench.environment import describe, this_machine
 from bench.finite import not_finite
-from bench.labels import replayed_rate_label, size_label
+from bench.labels import rate_range_label, size_label
 from bench.node.end import RankEnd
 from bench.passes import PASSES, Sections, checks, decoded, evidence, first_failure, merge, own_work_s
 from bench.passes.documents.section import PackedDocuments
@@ -228,13 +228,12 @@ def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any
 
 def _link_ms(cell: RunConfig, sections: Sections) -> dict[str, Any] | None:
     """Milliseconds of one replayed step on the link, by purpose; None where its rates are not known."""
-    replayed = sections.get("replay")
-    if replayed is not None and cell.cluster.world_size == 1:
-        return {}
-    if replayed is None or not has_rates(cell.hardware):
+    messages = None if sections.get("engagement") is None else sections["engagement"].messages
+    if messages is None or (cell.cluster.world_size > 1 and not has_rates(cell.hardware)):
         return None
-    bands = link_ms(replayed.messages, hardware_of(cell.hardware))
-    return {purpose: asdict(band) for purpose, band in bands.items()}
+    if cell.cluster.world_size == 1:
+        return {}
+    return {purpose: asdict(band) for purpose, band in link_ms(messages, hardware_of(cell.hardware)).items()}
 
 
 def prediction_of(cell: RunConfig) -> Prediction | None:
@@ -309,6 +308,6 @@ def outcome(record: Record) -> str:
         return f"{rate:,.0f} tokens/s predicted ({low:,.0f} to {high:,.0f})"
     n = f"n={len(timing.step_times_ms[0])}"
     if record.provenance is Provenance.REPLAYED:
-        bracket = replayed_rate_label(rate, timing.tokens_per_step, record.analytic["link_ms"])
-        return f"{bracket} tokens/s replayed, {n}"
+        with_link = rate_with_link(rate, timing.tokens_per_step, record.analytic["link_ms"])
+        return f"{rate_range_label(with_link, rate)} tokens/s replayed, {n}"
     return f"{rate:,.0f} tokens/s, {n}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bench.cost.band import Band, End
@@ -10,30 +11,31 @@ from bench.cost.calibrated_speeds import Speeds, speeds_of
 from bench.cost.hardware import Hardware
 from bench.cost.traffic import Messages
 
-NUMBER_BYTES = 2
-"""Bytes of a number; datasheet rates do not depend on it."""
+DIRECTIONS = ("send", "recv")
 
 
 def link_ms(messages: Sequence[Messages], hardware: Hardware) -> dict[str, Band]:
-    """Milliseconds of one step by purpose, at the rates of the hardware's file."""
-    by_purpose: dict[str, list[Messages]] = {}
-    for each in messages:
-        by_purpose.setdefault(each.purpose, []).append(each)
-    speeds = {end: speeds_of(hardware, end) for end in End}
-    found = {}
-    for purpose, its in by_purpose.items():
-        times = {end: 1e3 * _one_by_one_s(its, speeds[end]) for end in End}
-        found[purpose] = Band.of(times.__getitem__)
-    return found
+    """Milliseconds of one step by purpose, at the rates of the hardware's file, one message after another."""
+    low, expected, high = (_taken_ms(messages, speeds_of(hardware, end)) for end in End)
+    return {purpose: Band(low[purpose], ms, high[purpose]) for purpose, ms in expected.items()}
 
 
-def _one_by_one_s(messages: Sequence[Messages], speeds: Speeds) -> float:
-    """Seconds of all messages one after another; a link carries a send and a receive at the same time."""
-    taken_s = {"send": 0.0, "recv": 0.0, "collectives": 0.0}
+def rate_with_link(
+    tokens_per_s: float, tokens: int, link_ms: Mapping[str, Mapping[str, float]] | None
+) -> float | None:
+    """Tokens/s where all of the link's time, at its high end, comes on top of a step of so many tokens."""
+    if link_ms is None:
+        return None
+    return tokens / (tokens / tokens_per_s + sum(each["high"] for each in link_ms.values()) / 1e3)
+
+
+def _taken_ms(messages: Sequence[Messages], speeds: Speeds) -> dict[str, float]:
+    """By purpose; a link carries a send and a receive at the same time, so the longer of both counts."""
+    taken = defaultdict[tuple[str, str], float](float)
     for each in messages:
         kind = each.exchange.kind
-        sent = replace(each.exchange, kind="send") if kind == "recv" else each.exchange
-        taken_s[kind if kind in taken_s else "collectives"] += each.count * speeds.exchange_s(
-            sent, NUMBER_BYTES
-        )
-    return taken_s["collectives"] + max(taken_s["send"], taken_s["recv"])
+        exchange = replace(each.exchange, kind="send") if kind == "recv" else each.exchange
+        ms = 1e3 * each.count * speeds.exchange_s(exchange, number_bytes=2)
+        taken[each.purpose, kind if kind in DIRECTIONS else ""] += ms
+    purposes = dict.fromkeys(purpose for purpose, _ in taken)
+    return {each: taken[each, ""] + max(taken[each, kind] for kind in DIRECTIONS) for each in purposes}

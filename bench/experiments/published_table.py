@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.cost.link import rate_with_link
 from bench.experiments.markdown import reasons, table, write
 from bench.experiments.published import MODEL, OUT_OF_MEMORY, PEAK_GIB, POST, REVISIONS
-from bench.labels import GIB, LENGTH_UNITS, length_label, replayed_rate_label
+from bench.labels import GIB, LENGTH_UNITS, length_label, rate_range_label
 from bench.record import Provenance
 from bench.statistics import slowest_median
 
@@ -136,8 +137,8 @@ def _throughput_row(record: Line, base: float | None) -> tuple[str, ...]:
         f"{rate:,.0f}", f"{rate / ranks:,.0f}", f"{rate / base:.2f}x" if base else ""
     ]  # fmt: skip
     if rate is not None and record["provenance"] == Provenance.REPLAYED:
-        tokens, link_ms = record["timing"]["tokens_per_step"], record["analytic"]["link_ms"]
-        own = [*(replayed_rate_label(rate, tokens, link_ms, each) for each in (1, ranks)), ""]
+        least = rate_with_link(rate, record["timing"]["tokens_per_step"], record["analytic"]["link_ms"])
+        own = [*(rate_range_label(least and least / each, rate / each) for each in (1, ranks)), ""]
     said = [each.tokens_per_s.get(point) if config["model"] == MODEL else None for each in REVISIONS.values()]
     published = [f"{number:,}" if number else "" for number in said]
     return (*_named(config), str(record["provenance"]), *own, *published)

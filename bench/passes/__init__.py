@@ -37,7 +37,6 @@ NAMES = (
     "memory",
     "telemetry",
     "engagement",
-    "replay",
     "positions",
     "trace",
     "full_length",

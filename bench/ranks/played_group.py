@@ -12,7 +12,7 @@ passes for a link. torch does not document this: tests/bench/ranks/test_played_g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -31,8 +31,9 @@ from torch.library import Library
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the backend
 
 Tensors = Sequence[Tensor]
-Handle = Any
-"""A `Work` as operators of `c10d` return it."""
+Parts = Sequence[Tensors]
+Copy = Callable[..., None]
+"""Moves numbers as a collective does; it is given the arguments of the operator."""
 
 
 def join_alone(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> None:
@@ -44,191 +45,170 @@ def join_alone(rank: int, world_size: int, device: torch.device, timeout: timede
 @cache
 def play_collectives(device: torch.device) -> Library:
     """Replace the CPU and CUDA kernels of all collectives, for the life of the process."""
-    library, kernels = Library("c10d", "IMPL"), PlayedCollectives(device)
-    for name, kernel in kernels.by_operator().items():
+    library = Library("c10d", "IMPL")
+    for name, copy in {**COPIES, **_sends_and_receives()}.items():
         for key in ("CPU", "CUDA"):
-            library.impl(name, _below_autograd(kernel), key)
+            library.impl(name, _kernel(name, copy, device), key)
     return library
 
 
-def _below_autograd(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel with writes that autograd does not see, as those of real backends."""
+def _kernel(name: str, copy: Copy, device: torch.device) -> Callable[..., Any]:
+    """The kernel of an operator: it returns a handle and, where the operator does so, its outputs."""
 
     def run(*args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return kernel(*args)
+        with torch._C._AutoDispatchBelowAutograd():  # autograd sees no writes of real backends either
+            copy(*args)
+        handle = _with_future(args[0]) if name in READ_FROM_FUTURE else _handle([*_tensors(args)], device)
+        return (args[0], handle) if name in RETURN_OUTPUTS else handle
 
     return run
 
 
-class PlayedCollectives:
-    """The kernels: a method for each operator of `c10d`, with the operator's name and arguments.
+def _all_reduce(tensors: Tensors, box: Any, op: Any, *_: Any) -> None:
+    """Sum equal numbers of all ranks; an average, the least or the largest of them are as they were."""
+    for tensor in tensors if op.op() == dist.ReduceOp.SUM else ():
+        tensor.mul_(_group(box).size())
 
-    `box` is the process group. Sums are this rank's numbers times the number of ranks, so that a mean over
-    ranks keeps its size.
-    """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._sent: dict[tuple[str, int, torch.dtype], ref[Tensor]] = {}
-        """The last tensor sent, by group, size and dtype: a receive of the same is given its numbers."""
+def _reduce(tensors: Tensors, box: Any, op: Any, root: int, *_: Any) -> None:
+    if _group(box).rank() == root:
+        _all_reduce(tensors, box, op)
 
-    def by_operator(self) -> dict[str, Callable[..., Any]]:
-        """All kernels by the name of their operator."""
-        others = {"by_operator", "_handle"}
-        names = [name for name in vars(type(self)) if not name.startswith("__") and name not in others]
-        return {name: getattr(self, name) for name in names}
 
-    def allreduce_(self, tensors: Tensors, box: Any, op: Any, *_: Any) -> tuple[Tensors, Handle]:
-        _scale(tensors, _factor(op, _group(box)))
-        return tensors, _with_future(tensors)
+def _gather_into(outs: Any, owns: Any, box: Any, *_: Any) -> None:
+    ranks = _group(box).size()
+    for out, own in _pairs(outs, owns):
+        out.view(ranks, -1).copy_(own.reshape(1, -1).expand(ranks, -1))
 
-    def allreduce_coalesced_(self, tensors: Tensors, box: Any, op: Any, *_: Any) -> Handle:
-        return self.allreduce_(tensors, box, op)[1]
 
-    def reduce_(self, tensors: Tensors, box: Any, op: Any, root: int, *_: Any) -> Handle:
-        group = _group(box)
-        _scale(tensors, _factor(op, group) if group.rank() == root else 1)
-        return self._handle(tensors)
+def _gather_parts(outs: Parts, owns: Tensors, *_: Any) -> None:
+    for parts, own in zip(outs, owns, strict=False):  # on ranks that are not the root nothing arrives
+        for part in parts:
+            _fill(part, own)
 
-    def broadcast_(self, tensors: Tensors, *_: Any) -> tuple[Tensors, Handle]:
-        """What another rank would send is not known: the tensors keep their numbers."""
-        return tensors, _with_future(tensors)
 
-    def _allgather_base_(self, out: Tensor, own: Tensor, box: Any, *_: Any) -> tuple[Tensor, Handle]:
-        _gather(out, own, _group(box))
-        return out, self._handle([out, own])
+def _gather_coalesced(outs: Parts, owns: Tensors, *_: Any) -> None:
+    for parts in outs:
+        _exchange(parts, owns)
 
-    def allgather_into_tensor_coalesced_(self, outs: Tensors, owns: Tensors, box: Any, *_: Any) -> Handle:
-        for out, own in zip(outs, owns, strict=True):
-            _gather(out, own, _group(box))
-        return self._handle([*outs, *owns])
 
-    def allgather_(self, outs: Sequence[Tensors], owns: Tensors, *_: Any) -> tuple[Sequence[Tensors], Handle]:
-        for parts, own in zip(outs, owns, strict=True):
-            for part in parts:
-                _fill(part, own)
-        return outs, self._handle([*owns, *(part for parts in outs for part in parts)])
+def _reduce_scatter_from(outs: Any, wholes: Any, box: Any, op: Any, *_: Any) -> None:
+    group = _group(box)
+    for out, whole in _pairs(outs, wholes):
+        _fill(out, whole.view(group.size(), -1)[group.rank()])
+        _all_reduce([out], box, op)
 
-    def allgather_coalesced_(self, outs: Sequence[Tensors], owns: Tensors, *_: Any) -> Handle:
-        for parts in outs:
-            for part, own in zip(parts, owns, strict=True):
-                _fill(part, own)
-        return self._handle([*owns, *(part for parts in outs for part in parts)])
 
-    def gather_(self, outs: Sequence[Tensors], owns: Tensors, *_: Any) -> Handle:
-        return self.allgather_(outs, owns)[1] if outs else self._handle(owns)
+def _reduce_scatter_parts(outs: Tensors, wholes: Parts, box: Any, op: Any, *_: Any) -> None:
+    _scatter_parts(outs, wholes, box)
+    _all_reduce(outs, box, op)
 
-    def _reduce_scatter_base_(
-        self, out: Tensor, whole: Tensor, box: Any, op: Any, *_: Any
-    ) -> tuple[Tensor, Handle]:
-        _reduce_scatter(out, whole, _group(box), op)
-        return out, self._handle([out, whole])
 
-    def reduce_scatter_tensor_coalesced_(
-        self, outs: Tensors, wholes: Tensors, box: Any, op: Any, *_: Any
-    ) -> Handle:
-        for out, whole in zip(outs, wholes, strict=True):
-            _reduce_scatter(out, whole, _group(box), op)
-        return self._handle([*outs, *wholes])
+def _scatter_parts(outs: Tensors, wholes: Parts, box: Any, *_: Any) -> None:
+    for out, parts in zip(outs, wholes, strict=False):  # ranks that are not the root have no parts
+        _fill(out, parts[_group(box).rank()])
 
-    def reduce_scatter_(
-        self, outs: Tensors, wholes: Sequence[Tensors], box: Any, op: Any, *_: Any
-    ) -> tuple[Tensors, Handle]:
-        group = _group(box)
-        for out, parts in zip(outs, wholes, strict=True):
-            _fill(out, parts[group.rank()])
-        _scale(outs, _factor(op, group))
-        return outs, self._handle([*outs, *(part for parts in wholes for part in parts)])
 
-    def scatter_(self, outs: Tensors, wholes: Sequence[Tensors], box: Any, *_: Any) -> tuple[Tensors, Handle]:
-        """On a rank that is not the root there are no parts: the tensors keep their numbers."""
-        for out, parts in zip(outs, wholes, strict=False):
-            _fill(out, parts[_group(box).rank()])
-        return outs, self._handle(outs)
-
-    def alltoall_base_(self, out: Tensor, own: Tensor, *_: Any) -> Handle:
+def _exchange(outs: Any, owns: Any, *_: Any) -> None:
+    for out, own in _pairs(outs, owns):
         _fill(out, own)
-        return self._handle([out, own])
 
-    def alltoall_(self, outs: Tensors, owns: Tensors, *_: Any) -> tuple[Tensors, Handle]:
-        for out, own in zip(outs, owns, strict=True):
-            _fill(out, own)
-        return outs, self._handle([*outs, *owns])
 
-    def send(self, tensors: Tensors, box: Any, *_: Any) -> Handle:
+def _nothing(*_: Any) -> None:
+    """Leave all tensors as they are: what another rank would send is not known."""
+
+
+def _sends_and_receives() -> dict[str, Copy]:
+    """A receive is given the numbers of the last tensor of its group, size and dtype that was sent."""
+    last: dict[tuple[str, int, torch.dtype], ref[Tensor]] = {}
+
+    def send(tensors: Tensors, box: Any, *_: Any) -> None:
         for tensor in tensors:
-            self._sent[_group(box).group_name, tensor.numel(), tensor.dtype] = ref(tensor)
-        return self._handle(tensors)
+            last[_group(box).group_name, tensor.numel(), tensor.dtype] = ref(tensor)
 
-    def recv_(self, tensors: Tensors, box: Any, *_: Any) -> Handle:
-        """Without a tensor that was sent, random numbers: zeros take a GPU less power, and so less time."""
+    def receive(tensors: Tensors, box: Any, *_: Any) -> None:
         for tensor in tensors:
-            sent = self._sent.get((_group(box).group_name, tensor.numel(), tensor.dtype), lambda: None)()
+            sent = last.get((_group(box).group_name, tensor.numel(), tensor.dtype), lambda: None)()
             if sent is not None:
                 _fill(tensor, sent)
             elif tensor.is_floating_point():
-                tensor.normal_()
+                tensor.normal_()  # zeros take a GPU less power, and so less time
             else:
                 tensor.zero_()
-        return self._handle(tensors)
 
-    def recv_any_source_(self, tensors: Tensors, box: Any, *_: Any) -> Handle:
-        return self.recv_(tensors, box)
+    return {"send": send, "recv_": receive, "recv_any_source_": receive}
 
-    def barrier(self, *_: Any) -> Handle:
-        return self._handle([])
 
-    def _handle(self, tensors: Tensors) -> Handle:
-        """The handle of a call, which keeps its tensors alive until it is waited for, as gloo and NCCL do."""
-        kept, device = [*tensors], self._device
-        copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-
-        def wait(_timeout: Any) -> bool:
-            if copied is not None:  # whoever waits may be on another stream
-                torch.cuda.current_stream(device).wait_event(copied)
-            kept.clear()
-            return True
-
-        return PythonCallbackWork(wait).boxed()
+COPIES: Mapping[str, Copy] = {
+    "allreduce_": _all_reduce,
+    "allreduce_coalesced_": _all_reduce,
+    "reduce_": _reduce,
+    "broadcast_": _nothing,
+    "_allgather_base_": _gather_into,
+    "allgather_into_tensor_coalesced_": _gather_into,
+    "allgather_": _gather_parts,
+    "allgather_coalesced_": _gather_coalesced,
+    "gather_": _gather_parts,
+    "_reduce_scatter_base_": _reduce_scatter_from,
+    "reduce_scatter_tensor_coalesced_": _reduce_scatter_from,
+    "reduce_scatter_": _reduce_scatter_parts,
+    "scatter_": _scatter_parts,
+    "alltoall_base_": _exchange,
+    "alltoall_": _exchange,
+    "barrier": _nothing,
+}
+"""Operators of `c10d` but for sends and receives."""
+RETURN_OUTPUTS = frozenset({
+    "allreduce_", "broadcast_", "_allgather_base_", "allgather_", "_reduce_scatter_base_", "reduce_scatter_",
+    "scatter_", "alltoall_",
+})  # fmt: skip
+"""Operators that return their first argument in front of the handle."""
+READ_FROM_FUTURE = frozenset({"allreduce_", "allreduce_coalesced_", "broadcast_"})
+"""Operators whose result DDP reads from the future of the handle, without a wait."""
 
 
 def _group(box: Any) -> dist.ProcessGroup:
     return dist.ProcessGroup.unbox(box)
 
 
-def _factor(op: Any, group: dist.ProcessGroup) -> int:
-    """The sum of equal numbers of all ranks over one of them; an average, least or largest is as it was."""
-    return group.size() if op.op() == dist.ReduceOp.SUM else 1
-
-
-def _scale(tensors: Tensors, factor: int) -> None:
-    for tensor in tensors:
-        if factor != 1:
-            tensor.mul_(factor)
-
-
-def _gather(out: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
-    out.view(group.size(), -1).copy_(own.reshape(1, -1).expand(group.size(), -1))
-
-
-def _reduce_scatter(out: Tensor, whole: Tensor, group: dist.ProcessGroup, op: Any) -> None:
-    _fill(out, whole.view(group.size(), -1)[group.rank()])
-    _scale([out], _factor(op, group))
+def _pairs(outs: Any, owns: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs with inputs, of lists or of one of each."""
+    return zip(outs, owns, strict=True) if isinstance(outs, list) else iter([(outs, owns)])
 
 
 def _fill(out: Tensor, own: Tensor) -> None:
     """Copy the numbers of `own`, from the start again where `out` has more of them."""
     if out.numel() == own.numel():
-        out.copy_(own.view_as(out) if own.is_contiguous() else own.reshape(out.shape))
+        out.copy_(own.reshape(out.shape))
         return
-    flat, source = out.view(-1), own.reshape(-1)
-    for part in flat.split(max(1, source.numel())) if flat.numel() else ():
+    source = own.reshape(-1)
+    for part in out.view(-1).split(max(1, source.numel())):
         part.copy_(source[: part.numel()])
 
 
-def _with_future(tensors: Tensors) -> Handle:
-    """The handle of a call whose caller reads the result from a future, as DDP does without a wait."""
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors among the arguments of an operator."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _handle(kept: list[Tensor], device: torch.device) -> Any:
+    """The handle of a call, which keeps its tensors alive until it is waited for, as gloo and NCCL do."""
+    copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+    def wait(_timeout: Any) -> bool:
+        if copied is not None:  # another stream may wait than the one that copied
+            torch.cuda.current_stream(device).wait_event(copied)
+        kept.clear()
+        return True
+
+    return PythonCallbackWork(wait).boxed()
+
+
+def _with_future(tensors: Tensors) -> Any:
     future: Future[list[Tensor]] = Future(devices=[each.device for each in tensors[:1] if each.is_cuda])
     future.set_result([*tensors])
     return _create_work_from_future(future).boxed()

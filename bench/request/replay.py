@@ -15,26 +15,29 @@ BACKEND = "fake"
 """The process-group library of a replay: torch's own for groups of which one rank exists."""
 
 
-def replayed_rank(cell: RunConfig, asked: Any) -> int | None:
-    """The rank of the cell that runs; None where all of them do.
+def replayed(cell: RunConfig, asked: Any) -> RunConfig:
+    """The cell with the rank that runs where its mode is a replay; nothing is traced, no reference runs.
 
     Raises ConfigError for a rank that the cell does not have, and for one that is named in another mode.
     """
-    if cell.mode != REPLAY:
-        if asked != AUTO:
-            raise ConfigError(
-                f"replay.rank={asked}: belongs to mode=replay; add mode=replay, or leave it out"
-            )
-        return None
-    ranks = cell.cluster.world_size
     rank = None if asked == AUTO else values.whole("replay.rank", asked, least=0)
+    if cell.mode != REPLAY:
+        if rank is not None:
+            raise ConfigError(f"replay.rank={rank}: belongs to mode=replay; add mode=replay, or leave it out")
+        return cell
+    ranks = cell.cluster.world_size
     if rank is None or ranks == 1:
-        return busiest_rank(cell)
+        rank = busiest_rank(cell)
     if rank >= ranks:
         raise ConfigError(
             f"replay.rank={rank}: ranks are numbered from 0 to {ranks - 1}; write replay.rank=auto"
         )
-    return rank
+    return replace(
+        cell,
+        replay=ReplayConfig(rank=rank),
+        cluster=replace(cell.cluster, backend=BACKEND),
+        measure=replace(cell.measure, trace=False, reference_budget_s=0.0),
+    )
 
 
 def busiest_rank(cell: RunConfig) -> int:
@@ -46,16 +49,6 @@ def busiest_rank(cell: RunConfig) -> int:
     with STRATEGIES.plugin_errors_named(cell.strategy):
         is_even = cell.layout != "contiguous" or cell.ring_degree == 1 or facts.balances(cell)
         return 0 if is_even and not facts.sends_unevenly else cell.sp_degree - 1
-
-
-def replayed(cell: RunConfig, rank: int) -> RunConfig:
-    """The cell with one running rank: nothing is traced, and no reference runs for losses."""
-    return replace(
-        cell,
-        replay=ReplayConfig(rank=rank),
-        cluster=replace(cell.cluster, backend=BACKEND),
-        measure=replace(cell.measure, trace=False, reference_budget_s=0.0),
-    )
 
 
 def replay_refusals(cell: RunConfig) -> list[str]:

@@ -7,14 +7,12 @@ from operator import attrgetter
 from typing import Any
 
 from bench.cell.run import RUNS
-from bench.command import real_ranks_command
 from bench.config import AUTO, UNKNOWN_HARDWARE, RunConfig
 from bench.cost.newer_kernels import newer_kernel_lines
 from bench.environment import Machine
 from bench.experiments.implementations import label_of
 from bench.request.choices import Raw
 from bench.request.hardware import capability_of
-from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 
 CHECKPOINTING: Mapping[bool, str] = {
@@ -71,25 +69,15 @@ def choice_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machi
 
 
 def _replay_lines(cells: Sequence[RunConfig]) -> list[str]:
-    """Which ranks a replay runs, what it leaves out, and the command that checks results."""
-    replayed = [cell for cell in cells if cell.replay.rank is not None]
-    sharing = [cell for cell in replayed if cell.sp_degree > 1 and refusal(cell) is None]
-    names: dict[str, list[str]] = {}
-    for cell in replayed:
-        names.setdefault(f"rank {cell.replay.rank} of {cell.cluster.world_size}", []).append(cell.strategy)
-    ranks = "; ".join(f"{rank}: {', '.join(dict.fromkeys(its))}" for rank, its in names.items())
-    line = (
-        f"mode=replay: one process for each cell, on this machine's first device ({ranks}). Received data"
-        " are copies of its own, the link is modelled, and no loss or other value is checked"
+    """Which ranks a replay runs and what it does not say; empty without one."""
+    ranks = dict.fromkeys(
+        f"{cell.strategy} rank {cell.replay.rank} of {cell.cluster.world_size}"
+        for cell in cells
+        if cell.replay.rank is not None
     )
-    if not sharing:
-        return [line] if replayed else []
-    most = max(sharing, key=lambda cell: cell.cluster.world_size)
-    ranks_of_most = most.cluster.world_size
-    strategies = sorted({each.strategy for each in sharing if each.cluster.world_size == ranks_of_most})
-    shares_gpu = most.cluster.device == "cuda"
-    command = real_ranks_command(strategies, ranks_of_most, most.model.name, shares_gpu=shares_gpu)
-    return [line, f"real ranks check the results at a short length: {command}"]
+    said = f"mode=replay: one process for each cell ({', '.join(ranks)}) on this machine's first device"
+    unsaid = "the link is modelled, and no loss or other value is checked (docs/replay.md)"
+    return [f"{said}; {unsaid}"] if ranks else []
 
 
 def _balance_lines(cells: Sequence[RunConfig]) -> list[str]:

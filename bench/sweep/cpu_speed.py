@@ -51,7 +51,7 @@ class ProbeTask:
         """That of a cell on CPU ranks."""
         model = cell.model
         return cls(
-            ranks=cell.processes_per_node,
+            ranks=len(cell.running_ranks) // cell.cluster.nodes,
             threads=cell.cluster.threads_per_rank,
             heads=min(cell.cluster.threads_per_rank, heads_of_call(cell)),
             head_dim=model.head_dim,

@@ -57,5 +57,5 @@ def room_of(cell: RunConfig, machine: Machine) -> Room | None:
     usable, need = usable_bytes(cell, machine), memory_need(cell)
     is_share = usable is None and cell.cluster.device == "cpu"
     if is_share:
-        usable = machine.memory_bytes // cell.processes_per_node
+        usable = machine.memory_bytes * cell.cluster.nodes // len(cell.running_ranks)
     return None if usable is None or need is None else Room(cell, need, usable, is_share)

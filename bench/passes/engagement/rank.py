@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
+
+from bench.cost.traffic import Messages
+from bench.passes.calls import Call
 from bench.passes.engagement.section import Engagement
 from bench.passes.rank_pass import RankPass, Steps
+from bench.strategies.schedule import Exchange
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName  # a name that torch had not always
 
 ATTENTION_CODE = (
     "bench.strategies.",
@@ -43,14 +53,27 @@ class EngagementPass(RankPass):
             yield from self.measurement.step(self.measurement.inspected)
 
     def part(self) -> Engagement:
-        measurement = self.measurement
+        measurement, strategy = self.measurement, self.measurement.subject.strategy
+        is_replay = strategy is not None and strategy.cell.replay.rank is not None
         return Engagement(
             attention_name=measurement.subject.attention_name,
             modules=sorted(self.modules),
             attention_shapes=[sorted(map(list, measurement.watch.shapes))],
             sent_bytes={name: [sent] for name, sent in measurement.tap.sent_bytes().items()},
             calls=measurement.tap.calls_by_kind(),
+            messages=messages_of(measurement.tap.calls) if is_replay else None,
         )
+
+
+def messages_of(calls: Sequence[Call]) -> list[Messages]:
+    """The calls with size and stride of their whole groups, also of sends and receives."""
+    counts = Counter[tuple[str, Exchange]]()
+    for call in calls:
+        ranks = dist.get_process_group_ranks(_resolve_process_group(cast("GroupName", call.group)))
+        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        moved_bytes = call.received_bytes if call.kind == "recv" else call.sent_bytes
+        counts[call.purpose, Exchange(call.kind, moved_bytes, len(ranks), stride)] += 1
+    return [Messages(purpose, exchange, count) for (purpose, exchange), count in counts.items()]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.config import MeasureConfig, RunConfig
+from bench.cost.traffic import Messages
 from bench.passes.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, together
 from bench.passes.timing.section import affordable_steps
 from bench.ranks.log import Stage
@@ -30,6 +31,8 @@ class Engagement:
     """By purpose and rank what was handed to collectives: payload that leaves the rank."""
     calls: dict[str, int]
     """How many calls rank 0 made of each purpose and kind."""
+    messages: list[Messages] | None = None
+    """Calls of a replayed rank, equal ones counted together; a receive's bytes are those that arrive."""
 
 
 class EngagementFacts(PassFacts[Engagement, Engagement]):

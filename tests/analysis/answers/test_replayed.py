@@ -32,14 +32,13 @@ def replayed(strategy, processes_ms, link_ms=BUSY, repeats=6, **overrides):
 def test_a_rate_is_a_bracket_with_all_and_with_none_of_the_link(cells_of):
     (row,) = rows_of(cells_of(replayed("ring", [100.0], repeats=1)))
     assert row.tokens_per_s == "78,019 to 81,920"  # 8,192 tokens in 105 ms, and in 100 ms
-    assert row.step_time == "100 to 105"
     assert (row.speed_up, row.exchange_transfer) == ("", "")
 
 
 def test_without_rates_of_the_link_a_rate_is_an_upper_bound(cells_of):
     cells = cells_of(replayed("ring", [100.0], None, repeats=1, config=CPU))
     (row,) = rows_of(cells)
-    assert (row.tokens_per_s, row.step_time) == ("at most 81,920", "at least 100")
+    assert row.tokens_per_s == "at most 81,920"
     assert NO_RATES in replay_lines(cells)
 
 
@@ -75,17 +74,14 @@ def test_a_replay_has_no_speed_up_no_scaling_and_no_utilisation(cells_of):
     )
 
 
-def test_what_is_measured_and_modelled_is_said_and_real_cells_vouch_for_results(cells_of):
-    replays = [*replayed("ring", [100.0]), *replayed("ulysses", [100.0], config={"cluster.ranks_per_gpu": 1})]
+def test_what_is_measured_and_modelled_is_said_and_which_real_ranks_check_results(cells_of):
+    replays = [*replayed("ring", [100.0]), *replayed("ulysses", [100.0])]
     note, command = replay_lines(cells_of(replays))
     assert note == NOTE
     assert command.endswith(
-        "-m seq_len=1k model.num_layers=1 strategy=ring,ulysses cluster.world_size=2 model=qwen3_nano"
-        " cluster.ranks_per_gpu=2"
+        "-m seq_len=1k model=qwen3_nano model.num_layers=1 cluster.world_size=2 cluster.ranks_per_gpu=2"
+        " strategy=ring,ulysses"
     )
-    vouched, missing = replay_lines(cells_of([*replays, make_record(config={"strategy": "ring"})]))[1:]
-    assert vouched.startswith("No value of a replay is checked. Real ranks passed their checks: ring")
-    assert "strategy=ulysses " in missing
 
 
 def test_a_report_without_replays_says_nothing_of_them(cells_of):
