@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.replay_memory [STRATEGY ...]
 
-Prints Markdown, a row for each strategy, number of ranks and rank, a column for each engine; exits 1 where a
-peak is further off than NOISE_BYTES.
+Prints Markdown: a row for each strategy and number of ranks, a column for each engine, in it the peaks of the
+first and the last rank. Exits 1 where a peak is further off than NOISE_BYTES.
 """
 
 import itertools
@@ -75,17 +75,19 @@ class Compared:
         return self.replayed.steady - self.real[0].steady
 
     @property
+    def sends_otherwise(self):
+        """Whether the package sends other bytes than over gloo."""
+        return self.replayed.sent_bytes.get("attention") != self.real[0].sent_bytes.get("attention")
+
+    @property
     def text(self):
-        """`2,436,725 =`, or how far the replayed peak is from the nearest run, and the range of several."""
-        sizes, nearest = [each.steady for each in self.real], self.real[0]
+        """`2,436,725 =`, or how far the replayed peak is from the nearest of several runs."""
+        nearest, runs = self.real[0], len(self.real)
         texts = [f"{nearest.steady:,}", f"{self.difference:+,}" if self.difference else "="]
-        if len(sizes) > 1 and min(sizes) != max(sizes):
-            texts.append(f"({len(sizes)} runs: {min(sizes):,} to {max(sizes):,})")
+        if runs > 1:
+            texts.append(f"({runs} runs)")
         if self.replayed.whole_life - nearest.whole_life != self.difference:
             texts.append(f"(whole life {self.replayed.whole_life - nearest.whole_life:+,})")
-        sent, replayed = (each.sent_bytes.get("attention", 0) for each in (nearest, self.replayed))
-        if sent != replayed:
-            texts.append(f"(attention sends {sent:,} over gloo, {replayed:,} here)")
         return " ".join(texts)
 
 
@@ -110,39 +112,46 @@ def compare(launcher, folder, words, ranks):
 
 def words_of(strategy, ranks, engine):
     """The cell that is compared."""
-    choices = (
-        f"strategy={strategy}",
-        *words_for(strategy),
-        f"cluster.world_size={ranks}",
-        f"engine={engine}",
-    )
-    return [*choices, *CELL]
+    where = (f"cluster.world_size={ranks}", f"engine={engine}")
+    return [f"strategy={strategy}", *words_for(strategy), *where, *CELL]
+
+
+def rows(launcher, folder, strategies):
+    """For each strategy and number of ranks what `compare` found, by engine and rank."""
+    for strategy, count in itertools.product(strategies, RANKS):
+        found = {
+            engine: compare(
+                launcher,
+                folder / f"{strategy}-{count}-{engine}",
+                words_of(strategy, count, engine),
+                (0, count - 1),
+            )
+            for engine in ENGINES
+        }
+        yield strategy, count, found
 
 
 def main():
     strategies = sys.argv[1:] or [name for name in INSTALLED if STRATEGIES[name].shares_sequences]
-    launcher, off = Launcher([LocalNode()]), 0
-    print(
-        f"| strategy | ranks | rank | {' | '.join(ENGINES)} |", "| --- " * (3 + len(ENGINES)) + "|", sep="\n"
-    )
+    compared = {}
+    print(f"| strategy | ranks | {' | '.join(ENGINES)} |", f"|{' --- |' * (2 + len(ENGINES))}", sep="\n")
     with tempfile.TemporaryDirectory() as folder:
-        for strategy, count in itertools.product(strategies, RANKS):
-            ranks = (0, count - 1)
-            columns = [
-                compare(
-                    launcher,
-                    Path(folder) / f"{strategy}-{count}-{engine}",
-                    words_of(strategy, count, engine),
-                    ranks,
-                )
-                for engine in ENGINES
+        for strategy, count, found in rows(Launcher([LocalNode()]), Path(folder), strategies):
+            texts = [
+                ", ".join(each if isinstance(each, str) else each.text for each in by_rank.values())
+                for by_rank in found.values()
             ]
-            for rank in ranks:
-                found = [column[rank] for column in columns]
-                texts = [f"- {each[:120]}" if isinstance(each, str) else each.text for each in found]
-                print(f"| `{strategy}` | {count} | {rank} | {' | '.join(texts)} |", flush=True)
-                off += sum(not isinstance(each, str) and abs(each.difference) > NOISE_BYTES for each in found)
-    return int(off > 0)
+            print(f"| `{strategy}` | {count} | {' | '.join(texts)} |", flush=True)
+            made = [
+                each for by_rank in found.values() for each in by_rank.values() if not isinstance(each, str)
+            ]
+            compared.setdefault(strategy, []).extend(made)
+    every = [each for of_strategy in compared.values() for each in of_strategy]
+    equal = [each for each in every if not each.difference]
+    otherwise = [name for name, its in compared.items() if any(each.sends_otherwise for each in its)]
+    print(f"\n{len(equal)} of {len(every)} peaks are equal to the byte.")
+    print(f"Attention sends other bytes than over gloo: {', '.join(otherwise) or 'none'}.")
+    return int(any(abs(each.difference) > NOISE_BYTES for each in every))
 
 
 if __name__ == "__main__":
