@@ -5,7 +5,9 @@ from collections import Counter
 
 import pytest
 
+from bench.cell.outcome import not_finite_on_a_rank
 from bench.node.worker import run_cell as all_passes
+from bench.passes.facts import RankReport
 from bench.ranks import played_group
 from bench.record import Provenance
 from bench.strategies import STRATEGIES
@@ -94,6 +96,11 @@ def test_numbers_that_are_not_finite_are_found_on_the_rank_that_ran(launcher, tm
     record = replay(launcher, tmp_path, *words, "replay.rank=3", entry=hand_out_nan)
     assert record.status == "wrong_result"
     assert "rank 3" in record.reason or "not finite" in record.reason
+
+
+def test_a_report_with_such_a_number_is_named_by_the_rank_that_ran():
+    report = RankReport({"timing": {"window_ms": math.nan}}, {})
+    assert not_finite_on_a_rank([report], range(3, 4)).startswith("rank 3: timing.window_ms is nan")
 
 
 @pytest.mark.parametrize("ranks", [16, 64])

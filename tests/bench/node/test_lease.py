@@ -121,6 +121,8 @@ def test_a_gpu_sweep_holds_the_gpus_that_its_ranks_are_on(monkeypatch):
     assert gpus_of([two, shared]) == ["GPU-0", "GPU-1"]
     assert gpus_of([shared]) == ["GPU-0"]
     assert gpus_of([two, make_cell("cluster=cpu")]) == ()
+    replayed = make_cell("mode=replay", "cluster.world_size=4", "replay.rank=3", machine=FOUR_H100)
+    assert gpus_of([replayed]) == ["GPU-0"]  # the other ranks do not exist
 
 
 SWEEP = ("-m", "seq_len=256", "strategy=local", "sweep_dir=out")

@@ -83,6 +83,12 @@ def test_a_replay_on_one_gpu_names_its_ranks_and_takes_ten_minutes_for_six_cells
     assert forecast.references == ()
 
 
+def test_the_one_rank_of_a_replay_on_a_cpu_has_all_of_its_memory():
+    found = planned(TWO_CORES, ("ring",), ["8k"], mode="replay", cluster__world_size=4)
+    (cell,) = Forecast(found, found.cells, TWO_CORES, Estimate(modelled)).cells
+    assert cell.room.usable == TWO_CORES.memory_bytes
+
+
 def test_the_readmes_sweep_on_80_gb_fits_but_for_a_4b_model_on_one_rank():
     found = planned(gpus(8))
     told = {"8k": "undecided", "64k": "out_of_memory", "96k": "out_of_memory"}
