@@ -23,6 +23,7 @@ from analysis.labels import count_label, more_label, number_label
 from bench.command import tool_words
 from bench.config import ExitCode
 from bench.labels import duration_label, length_label
+from bench.record import Provenance
 from bench.statistics import MIN_PROCESSES
 from bench.store import StoreError
 
@@ -69,6 +70,8 @@ def _print_comparison(before: Archive, after: Archive, console: Console) -> None
         console.print(Text(", ".join(f"{outcome}: {count:,}" for outcome, count in counts.most_common())))
         shared = any(shares_gpus(archive.frame) for archive in (before, after))
         caveats = () if all(change.is_predicted for change in found) else CAVEATS
+        if any(change.key[1] == Provenance.REPLAYED for change in found):
+            caveats = (*caveats, "Replayed cells are compared by the steps of one rank, without the link.")
         for caveat in (*caveats, SHARED_GPU_CAVEAT) if shared else caveats:
             console.print(Text(caveat, style="dim"))
         if any(change.is_undecided for change in found):

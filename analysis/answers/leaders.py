@@ -96,13 +96,23 @@ def rankings(cells: Cells) -> list[Ranking]:
         cells.process_counts,
         cells.are_replayed,
     )
-    bands = _bands(cells)
+    bands, faster_ranks = _bands(cells), _faster_ranks(cells)
     for seq_len, work, name, row, *speed in zip(*(column.tolist() for column in columns), strict=True):
         tokens_per_s, processes, is_replayed = speed
         cell = Timed(name, row, tokens_per_s, processes, bands.get(row), is_replayed)
-        if cell.processes:
+        if cell.processes and row not in faster_ranks:
             groups.setdefault((int(seq_len), work), []).append(cell)
     return [_ranking(seq_len, groups[seq_len, work], cells) for seq_len, work in sorted(groups)]
+
+
+def _faster_ranks(cells: Cells) -> set[int]:
+    """Rows of replayed cells of which another rank took longer: a real step lasts as long as that one's."""
+    replayed = cells.frame[cells.are_replayed & cells.frame["tokens_per_s"].notna()]
+    if "replay.rank" not in cells.keys or replayed.empty:
+        return set()
+    keys = ["strategy", "seq_len", *(key for key in cells.keys if key != "replay.rank")]
+    slowest = replayed.groupby(keys, dropna=False)["tokens_per_s"].idxmin()
+    return {*replayed.index} - {*slowest}
 
 
 def _bands(cells: Cells) -> dict[int, RateBand]:
@@ -135,12 +145,13 @@ def _ranking(seq_len: int, timed: Sequence[Timed], cells: Cells) -> Ranking:
     counts = {cell.processes for cell in timed}
     if not others:
         return Ranking(seq_len, by_name, None, first)
-    if min(counts) < MIN_PROCESSES and (first.is_replayed or first.band is None):
-        return Ranking(seq_len, by_name, too_few(counts), first)
-    if all(cell.band is not None for cell in timed):
-        return Ranking(seq_len, by_name, None, first, tuple(_leads_by_band(first, others)))
-    if first.is_replayed:
+    has_bands = all(cell.band is not None for cell in timed)
+    if first.is_replayed and not has_bands:
         return Ranking(seq_len, by_name, NO_LINK, first)
+    if min(counts) < MIN_PROCESSES and (first.is_replayed or not has_bands):
+        return Ranking(seq_len, by_name, too_few(counts), first)
+    if has_bands:
+        return Ranking(seq_len, by_name, None, first, tuple(_leads_by_band(first, others)))
     own = cells.processes(first.row)
     lead = tuple((other, difference(own, cells.processes(other.row))) for other in others)
     undecided = next((found.undecided for _, found in lead if found.undecided), None)

@@ -9,6 +9,7 @@ from analysis.cells.cells import Cells
 from analysis.cells.statuses import NO_SPARE, SPARE_BYTES, shown_statuses
 from bench.command import sweep_words
 from bench.labels import size_label
+from bench.record import Status
 
 NOTE = (
     "Replayed: one rank of each cell ran. Its kernels, memory and host work are measured. The data that it"
@@ -20,7 +21,8 @@ NO_RATES = "The rates of the link are not known here, so these rates are upper b
 
 def replay_lines(cells: Cells) -> list[str]:
     """Sentences on what was measured, what is modelled and which real cells vouch for results."""
-    return [*_lines(cells)] if cells.are_replayed.any() else []
+    ran = cells.are_replayed & cells.frame["status"].ne(Status.UNSUPPORTED)
+    return [*_lines(cells)] if ran.any() else []
 
 
 def _lines(cells: Cells) -> Iterator[str]:

@@ -13,6 +13,7 @@ import pandas as pd
 from analysis.answers.leaders import Ranking, leader_lines, measured_lines, rankings
 from analysis.answers.observed import observed_lines
 from analysis.cells.cells import Cells
+from analysis.cells.difference import NO_LINK
 from analysis.cells.selection import ALL_IN
 from analysis.cells.statuses import NO_SPARE, UNDECIDED, shown_statuses
 from analysis.labels import count_label, more_label, percent_label, signed_percent_label, status_label
@@ -156,7 +157,7 @@ def _undecided(found: Sequence[Ranking]) -> str:
 
 def _to_decide(found: Sequence[Ranking], cells: Cells, command: str | None) -> str | None:
     """What it takes, with a command and its minutes where there is one; None where no speeds count."""
-    undecided = _undecided(found)
+    undecided = _undecided([ranking for ranking in found if ranking.undecided != NO_LINK])
     if not undecided or cells.are_synthetic or cells.shares_gpus:
         return None
     start = f"{MIN_PROCESSES} or more processes of each cell, run in turns, would decide"

@@ -181,8 +181,8 @@ FIGURES: Mapping[str, FigureKind] = {
         "Whole-sequence tokens over the median step of the slowest rank; bars: 95 % interval of the median,"
         " which takes six samples",
         needs=THROUGHPUT.column, draw=draw_throughput,
-        of_replayed="Replayed: tokens of a step over the median step of one rank that ran without the others;"
-        " bars: down to the rate with all of the link's time, which is modelled, exposed",
+        of_replayed="Replayed: tokens of a step over the median step of one rank that ran without the others,"
+        " an upper bound; bars: down to the rate with all of the link's time exposed, which is modelled",
         of_predicted="Predicted: tokens of a step over its expected time; bars: band of the model, not a"
         " confidence interval",
     ),

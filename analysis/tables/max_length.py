@@ -25,8 +25,8 @@ HEADINGS = (
 SHORT_HEADINGS = ("series", "trained", "out of memory", "begun at", "tokens/s", "peak", "ran out in")
 """Some of them for a terminal, in its words."""
 READING = (
-    "Trained: a whole step at that length with the optimizer's state there, and every gate of the cell"
-    " passed. Begun at: the longest that the memory formula has room for, unless seq_len named another."
+    "Trained: a whole step at that length with the optimizer's state there, and every gate that"
+    " ran passed. Begun at: the longest that the memory formula has room for, unless seq_len named another."
 )
 NONE = "none"
 ANSWERS = frozenset({Status.OK, Status.OUT_OF_MEMORY})

@@ -144,7 +144,7 @@ def _row(cell: dict[Any, Any], name: str) -> Row:
         ranks=_ranks(cell),
         status=_status(cell),
         tokens_per_s=speed_text(cell),
-        spread=_predicted_from(cell) if is_predicted(cell) else spread_label(cell),
+        spread=_spread(cell),
         step_time=_with_band(cell, "step_time{}_ms"),
         peak_allocated=_peak(cell),
         exchange_transfer=_with_range(cell, "attention_transfer"),
@@ -188,6 +188,14 @@ def _with_band(cell: Mapping[Any, Any], column: str) -> str:
     if is_predicted(cell) and cell["status"] == "ok":
         return predicted_band(cell, column)
     return text_of(cell, column.format(""))
+
+
+def _spread(cell: Mapping[Any, Any]) -> str:
+    """Samples and interval; of what was not measured also what it is."""
+    if is_predicted(cell):
+        return _predicted_from(cell)
+    spread = spread_label(cell)
+    return f"replayed, {spread}" if is_replayed(cell) and spread else spread
 
 
 def _predicted_from(cell: Mapping[Any, Any]) -> str:

@@ -25,6 +25,7 @@ from bench.record import Role
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.resolve import resolve
+from bench.request.target import REPLAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Experiment:
     """What is said first of all; None for nothing."""
     growing: Callable[[Sequence[Raw], Machine], Grow] | None = None
     """What the records so far lead to, beyond the first cells; None where all cells are known at once."""
+    compares_values: bool = False
+    """Whether it is about losses, gradients or attention's values, which a replay does not have."""
     needs_sharing: bool = True
     """Whether strategies that nobody named are kept also where no ranks can share a sequence."""
 
@@ -50,12 +53,14 @@ class Experiment:
 EXPERIMENTS: Mapping[str, Experiment] = {
     "none": Experiment(lambda raws, machine: [resolve(raw, machine) for raw in raws], needs_sharing=False),
     "alst_ablation": Experiment(ablation_cells),
-    "implementations": Experiment(implementation_cells, "attention", conclude=write_implementations),
-    "loss_equivalence": Experiment(cells_side_by_side, "train", roles=roles_of),
+    "implementations": Experiment(
+        implementation_cells, "attention", conclude=write_implementations, compares_values=True
+    ),
+    "loss_equivalence": Experiment(cells_side_by_side, "train", roles=roles_of, compares_values=True),
     "max_length": Experiment(
         lambda raws, machine: growing(raws, machine)([]), opening=opening_line, growing=growing
     ),
-    "probe": Experiment(probed_cells, "train", conclude=write_probe),
+    "probe": Experiment(probed_cells, "train", conclude=write_probe, compares_values=True),
     "published_memory": Experiment(published_cells, conclude=write_published_memory, opening=opening),
     "published_throughput": Experiment(published_cells, conclude=write_published_throughput, opening=opening),
 }
@@ -78,6 +83,10 @@ def experiment_of(raws: Sequence[Raw]) -> Experiment:
             raise ConfigError(
                 f"workload={shown(raw['workload']['name'])}: experiment={name} is about workload={workload};"
                 " leave it out"
+            )
+        if raw["mode"] == REPLAY and EXPERIMENTS[name].compares_values:
+            raise ConfigError(
+                f"mode={REPLAY}: experiment={name} compares values, and a replay has none; leave mode out"
             )
         if raw["length_step"] is not None and EXPERIMENTS[name].growing is None:
             raise ConfigError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.config import AUTO, NO_MISTAKE, ConfigError, ReplayConfig, RunConfig
 from bench.request import values
+from bench.request.placement import GATHERED
 from bench.request.target import REPLAY
 from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import NATIVE, is_stack
@@ -55,14 +56,13 @@ def replay_refusals(cell: RunConfig) -> list[str]:
     """Why the cell cannot be replayed, each with a way out."""
     measure, cluster = cell.measure, cell.cluster
     stack = f"trainer={cell.trainer} reads position ids of other ranks; take trainer={NATIVE}"
-    nodes = f"cluster.nodes={cluster.nodes} needs other machines; leave it out"
     shared = f"cluster.ranks_per_gpu={cluster.ranks_per_gpu} needs several ranks; leave it out"
     refused = (
         (is_stack(cell.trainer), stack),
         (cell.mistake != NO_MISTAKE, f"mistake={cell.mistake} is found by comparing ranks; leave it out"),
         (measure.gradients, "measure.gradients=true needs the gradients of all ranks; leave it out"),
         (measure.keep_traces, "measure.keep_traces=true needs a traced step; leave it out"),
-        (cluster.nodes > 1, nodes),
+        (cluster.name in GATHERED, f"cluster={cluster.name} starts ranks on other machines; leave it out"),
         (cluster.ranks_per_gpu > 1, shared),
     )
     return [f"mode=replay runs one rank: {reason}" for is_refused, reason in refused if is_refused]

@@ -13,6 +13,7 @@ from bench.environment import Machine
 from bench.experiments.implementations import label_of
 from bench.request.choices import Raw
 from bench.request.hardware import capability_of
+from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 
 CHECKPOINTING: Mapping[bool, str] = {
@@ -73,7 +74,7 @@ def _replay_lines(cells: Sequence[RunConfig]) -> list[str]:
     ranks = dict.fromkeys(
         f"{cell.strategy} rank {cell.replay.rank} of {cell.cluster.world_size}"
         for cell in cells
-        if cell.replay.rank is not None
+        if cell.replay.rank is not None and refusal(cell) is None
     )
     said = f"mode=replay: one process for each cell ({', '.join(ranks)}) on this machine's first device"
     unsaid = "the link is modelled, and no loss or other value is checked (docs/replay.md)"

@@ -53,6 +53,14 @@ def test_a_strategy_is_faster_only_where_no_part_of_the_link_could_turn_it_round
     assert near.answer.startswith("Not told apart by a replay, where the link's time would decide: ring and")
 
 
+def test_of_several_ranks_of_a_cell_the_slowest_one_counts(cells_of):
+    ranks = [replayed("ring", [ms], config={"replay.rank": rank}) for rank, ms in ((0, 50.0), (1, 150.0))]
+    found = verdict(cells_of([*replayed("ulysses", [100.0]), *(record for each in ranks for record in each)]))
+    assert found.details[0].startswith("8k, replayed: ulysses")
+    assert "times ring, rank 1" in found.details[0]
+    assert "ring, rank 0" not in found.details[0]
+
+
 def test_processes_are_asked_for_and_an_unknown_link_decides_nothing(cells_of):
     few = verdict(cells_of([*replayed("ulysses", [100.0], repeats=1), *replayed("ring", [300.0], repeats=1)]))
     assert few.answer == "Undecided in a replay: 8k (one process each)."
@@ -111,5 +119,5 @@ def test_figures_draw_the_bracket_and_say_in_each_that_it_is_a_replay(cells_of):
     assert "Replayed: one rank ran" in cells.banner
     reading = FIGURES["throughput"].reading_of(cells)
     assert "95 % interval" in reading
-    assert "which is modelled, exposed" in reading
+    assert "exposed, which is modelled" in reading
     assert pd.isna(cells.frame["mfu_causal"]).any()

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from bench.config import ConfigError, RunConfig
+from bench.experiments import experiment_of
 from bench.request.legality import refusal
-from tests.cells import FOUR_H100, TWO_CORES, make_cell
+from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw
 
 FOUR = ("mode=replay", "cluster.world_size=4")
 ONE_H100 = replace(FOUR_H100, gpus=FOUR_H100.gpus[:1], gpu_memory_bytes=(80 * 2**30,))
@@ -60,8 +61,20 @@ def test_a_value_that_is_no_good_is_refused_at_once(words, said):
 
 @pytest.mark.parametrize(
     "word",
-    ["trainer=transformers", "mistake=mask_off_by_one", "measure.gradients=true", "measure.keep_traces=true"],
+    [
+        "trainer=transformers",
+        "cluster=slurm",
+        "mistake=mask_off_by_one",
+        "measure.gradients=true",
+        "measure.keep_traces=true",
+    ],
 )
 def test_what_needs_several_ranks_is_unsupported_with_a_way_out(word):
     cell = make_cell(*FOUR, "strategy=deepspeed_ulysses", word)
     assert f"mode=replay runs one rank: {word}" in refusal(cell)
+
+
+@pytest.mark.parametrize("name", ["loss_equivalence", "probe"])
+def test_an_experiment_about_values_is_refused(name):
+    with pytest.raises(ConfigError, match=f"mode=replay: experiment={name} compares values, and a replay"):
+        experiment_of([make_raw(f"experiment={name}", "mode=replay")])
