@@ -92,7 +92,11 @@ def _names(before: Archive, after: Archive) -> Mapping[Key, str]:
     keys = zip(*(cells[name] for name in CELL), strict=True)
     lengths = (length_label(int(length)) for length in cells["seq_len"])
     names = cell_names(cells, *keys_and_number(cells))
-    return {key: f"{name}, {length}" for key, name, length in zip(keys, names, lengths, strict=True)}
+    named = zip(keys, names, lengths, cells["provenance"], strict=True)
+    return {
+        key: f"{name}, {length}{', replayed' if provenance == Provenance.REPLAYED else ''}"
+        for key, name, length, provenance in named
+    }
 
 
 def _way_to_decide(*sweeps: Archive) -> str:

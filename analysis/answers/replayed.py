@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pandas as pd
+
 from analysis.answers.verdict import where
 from analysis.cells.cells import Cells
 from analysis.cells.statuses import NO_SPARE, SPARE_BYTES, shown_statuses
 from bench.command import sweep_words
+from bench.config import NOT_USED
 from bench.labels import size_label
 from bench.record import Status
 
@@ -16,6 +19,8 @@ NOTE = (
     " received are copies of its own, and communication took no time. The link is modelled: a rate goes from"
     " all of the link's time exposed to none of it."
 )
+CHOICES = ("model", "layout", "kernel", "dtype", "engine")
+"""Settings that the command repeats where all cells have the same."""
 NO_RATES = "The rates of the link are not known here, so these rates are upper bounds."
 
 
@@ -36,11 +41,19 @@ def _lines(cells: Cells) -> Iterator[str]:
         yield f"Undecided: {where(cells, tight)} left less than {spare} free, and NCCL may need as much."
     sharing = ok[ok["sp_degree"].gt(1)]
     if len(sharing):
-        most = sharing.sort_values("cluster.world_size").iloc[-1]
-        ranks = int(most["cluster.world_size"])
-        shared = f" cluster.ranks_per_gpu={ranks}" if most["cluster.device"] == "cuda" else ""
-        yield (
-            "No value of a replay is checked; real ranks at a short length are:"
-            f" {sweep_words()} -m seq_len=1k model={most['model']} model.num_layers=1"
-            f" cluster.world_size={ranks}{shared} strategy={','.join(sorted({*sharing['strategy']}))}"
-        )
+        yield f"Not checked in a replay: losses, gradients, attention's values. To check: {_check(sharing)}"
+
+
+def _check(sharing: pd.DataFrame) -> str:
+    """The command that runs real ranks at a short length, of the smallest group that shares a sequence."""
+    ranks = int(sharing["sp_degree"].min())
+    cells = sharing[sharing["sp_degree"].eq(ranks)]
+    on_gpu = cells["cluster.device"].eq("cuda").all()
+    same = [key for key in CHOICES if {*cells[key]} == {cells[key].iloc[0]} - {NOT_USED}]
+    words = [
+        f"strategy={','.join(sorted({*cells['strategy']}))}",
+        f"cluster.world_size={ranks}",
+        *([f"cluster.ranks_per_gpu={ranks}"] if on_gpu else []),
+        *(f"{key}={cells[key].iloc[0]}" for key in same),
+    ]
+    return f"{sweep_words()} -m seq_len=1k model.num_layers=1 {' '.join(words)}"

@@ -38,7 +38,8 @@ MAX_NAMES, MAX_LETTERS = 12, 400
 MAX_LENGTHS = 8
 CHECKED_BY = ["status", "checks", "checks_missing", "steps", "steps_held"]
 FITTED_BY = [
-    "status", "seq_len", "provenance", "predicted_fit", "device_memory_bytes", "device_used_bytes",
+    "status", "seq_len", "provenance", "predicted_fit", "cluster.world_size", "device_memory_bytes",
+    "device_used_bytes",
 ]  # fmt: skip
 """The columns that sentences about some cells are made of: all of many cells take long to copy."""
 MAX_SERIES_NAMED = 12
@@ -114,7 +115,7 @@ def _fastest(found: Sequence[Ranking]) -> str:
         _level(ran, "No clear difference"),
         _left_open(ran, "Undecided"),
         _ahead(replayed, "Most tokens/s in a replay, however much of the link's time is exposed"),
-        _level(replayed, "Not told apart by a replay, where the link's time would decide"),
+        _level(replayed, "Not separated by a replay, as ranges overlap"),
         _left_open(replayed, "Undecided in a replay"),
         _ahead(predicted, "Predicted to have most tokens/s"),
         _level(predicted, "No clear difference predicted"),

@@ -27,6 +27,7 @@ SYNTHETIC_CAVEAT = (
     "Records of provenance synthetic were made on no real device: they are evidence for nothing."
 )
 REPLAYED_BANNER = "Replayed: one rank ran, the link is modelled"
+MIXED_BANNER = "Of cells marked replayed one rank ran, their link is modelled"
 SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
 """What a reader must know of all cells, in order."""
 HEADING_KEYS: Mapping[str, str] = {"model": "models", "engine": "engines", "dtype": "dtypes"}
@@ -159,7 +160,8 @@ class Cells:
         if self.are_synthetic:
             return SYNTHETIC_BANNER
         why_unranked = CPU_BANNER if self.is_cpu else SHARED_GPU_BANNER if self.shares_gpus else None
-        replayed = REPLAYED_BANNER if self.are_replayed.any() else None
+        any_replayed = MIXED_BANNER if self.are_replayed.any() else None
+        replayed = REPLAYED_BANNER if self.is_all_replayed else any_replayed
         return "; ".join(filter(None, (replayed, why_unranked))) or None
 
     @cached_property

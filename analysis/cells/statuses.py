@@ -29,7 +29,7 @@ SAYS_NOTHING = frozenset({Status.OK.value, Status.OUT_OF_MEMORY.value})
 def shown_status(cell: Mapping[Any, Any]) -> str:
     """A status for labels and glyphs: the record's, or that of a prediction."""
     status = str(cell["status"])
-    if cell["provenance"] == Provenance.REPLAYED and status == Status.OK:
+    if cell["provenance"] == Provenance.REPLAYED and status == Status.OK and cell["cluster.world_size"] > 1:
         # a comparison with a missing number is false
         has_no_spare = cell["device_memory_bytes"] - cell["device_used_bytes"] < SPARE_BYTES
         return NO_SPARE if has_no_spare else status

@@ -62,13 +62,10 @@ class FigureKind:
 
     def reading_of(self, cells: Cells) -> str:
         """What is behind the points of these cells."""
-        kinds = (
-            (self.of_replayed, cells.are_replayed),
-            (self.of_predicted, cells.are_predicted),
-        )
+        kinds = ((self.of_replayed, cells.are_replayed), (self.of_predicted, cells.are_predicted))
         special = [reading for reading, rows in kinds if reading and rows.any()]
-        is_all_special = any(reading and rows.all() for reading, rows in kinds)
-        return ". ".join(special if is_all_special else [self.reading, *special])
+        is_measured = not (cells.are_replayed | cells.are_predicted).all()
+        return ". ".join([self.reading, *special] if is_measured or not special else special)
 
     def sheet(self, cells: Cells, heading: Heading) -> Sheet:
         """The figure of these cells, before it is laid out."""

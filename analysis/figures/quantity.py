@@ -21,7 +21,7 @@ from bench.record import Provenance
 
 BAND = "band of the model"
 BRACKET = "with all and none of the link's time exposed"
-REPLAYED: Mapping[str, Any] = {"fillstyle": "none", "capsize": 0, "elinewidth": 5, "alpha": 0.7}
+HOLLOW: Mapping[str, Any] = {"fillstyle": "none", "capsize": 0, "elinewidth": 5, "alpha": 0.7}
 """How a replayed series differs from a measured one: hollow marks, and its bracket is a wide bar."""
 BESIDE: Mapping[str, Any] = {
     "marker": "_", "markersize": 12, "markeredgewidth": 2.5, "linestyle": (0, (1, 2)), "linewidth": 1.0,
@@ -68,7 +68,7 @@ def draw_series(sheet: Sheet, cells: Cells, quantity: Quantity) -> None:
     for each, rows, x in placed(cells.series, quantity.column):
         look = {"capsize": 3, **look_of(each.style, each.variant_number)}
         if rows["provenance"].eq(Provenance.REPLAYED).all():
-            look |= REPLAYED
+            look |= HOLLOW
         bars = _error_bars(rows, quantity)
         sheet.axes.errorbar(x, rows[quantity.column], yerr=bars, label=each.label, **look)
         _say(sheet, cells, each, rows, x, quantity)

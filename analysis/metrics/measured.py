@@ -183,7 +183,7 @@ def measured(record: Recorded, peaks: Mapping[str, float]) -> Measured:
         losses=_end_losses(record.losses) if record.losses else None,
         calls=_calls(record) if record.attention else None,
         control_error_ulps=record.attention.control_error_ulps
-        if record.attention and record.analytic
+        if record.attention and record.analytic and record.provenance != Provenance.REPLAYED
         else None,
         checked=None if record.checks is None else checked(record.checks),
         checks_told=told(record.checks) if record.checks and record.role == Role.OBSERVED else None,
@@ -359,6 +359,8 @@ def _calls(record: Recorded) -> Calls | None:
     both_ms = _median_of_both(forward_ms, backward_ms)
     forward_flops, backward_flops = analytic.attention_forward_flops, analytic.attention_backward_flops
     flops = None if forward_flops is None or backward_flops is None else forward_flops + backward_flops
+    if record.provenance == Provenance.REPLAYED:  # one rank's time is not that of the FLOPs of all
+        flops = None
     return Calls(
         forward_ms=statistics.median(forward_ms),
         backward_ms=statistics.median(backward_ms),

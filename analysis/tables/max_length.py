@@ -12,8 +12,10 @@ import pandas as pd
 from analysis.cells.capacity import capacity_label
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
+from analysis.cells.statuses import shown_status
 from analysis.labels import percent_label, status_label
 from analysis.metrics.definitions import text_of
+from analysis.tables.rows import speed_text
 from bench.labels import length_label
 from bench.record import Status
 
@@ -95,7 +97,7 @@ def _found(series: Series, in_order: pd.DataFrame) -> Found:
     first = in_order[in_order["cell_id"].isin(series.rows["cell_id"])].iloc[0]
     return Found(
         name=series.label,
-        longest=next((row for row in reversed(rows) if row["status"] == Status.OK), None),
+        longest=next((row for row in reversed(rows) if shown_status(row) == Status.OK), None),
         shortest=next((row for row in rows if row["status"] == Status.OUT_OF_MEMORY), None),
         stopped=next((row for row in rows if row["status"] not in ANSWERS), None),
         begun_at=int(first["seq_len"]),
@@ -109,7 +111,7 @@ def _lengths(found: Found) -> tuple[str, ...]:
 def _at_longest(found: Found) -> tuple[str, str]:
     if found.longest is None:
         return "", ""
-    return text_of(found.longest, "tokens_per_s"), text_of(found.longest, "peak_allocated_bytes")
+    return speed_text(found.longest), text_of(found.longest, "peak_allocated_bytes")
 
 
 def _capacity(found: Found) -> str:

@@ -135,6 +135,8 @@ def _documents(section: Section | None) -> str:
         return ""
     fewest, most = min(section["documents"]), max(section["documents"])
     counts = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    if section["imbalance"] is None:
+        return f"{counts} a step"
     share = _number(section["imbalance"], ".2f")
     return (
         f"{counts} a step; in the median step the busiest rank attends to {share} times the mean rank's pairs"

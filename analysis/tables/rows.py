@@ -15,6 +15,7 @@ from analysis.cells.series import variants
 from analysis.cells.statuses import shown_status
 from analysis.labels import (
     band_label,
+    n_label,
     percent_label,
     spread_label,
     status_label,
@@ -191,11 +192,10 @@ def _with_band(cell: Mapping[Any, Any], column: str) -> str:
 
 
 def _spread(cell: Mapping[Any, Any]) -> str:
-    """Samples and interval; of what was not measured also what it is."""
-    if is_predicted(cell):
-        return _predicted_from(cell)
-    spread = spread_label(cell)
-    return f"replayed, {spread}" if is_replayed(cell) and spread else spread
+    """Samples and interval; of what was not measured what it is."""
+    if is_replayed(cell):
+        return f"replayed, n={n_label(cell)}" if n_label(cell) else ""
+    return _predicted_from(cell) if is_predicted(cell) else spread_label(cell)
 
 
 def _predicted_from(cell: Mapping[Any, Any]) -> str:

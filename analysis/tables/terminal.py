@@ -89,6 +89,8 @@ def _columns(cells: Cells) -> dict[str, list[str]]:
 
 def _interval(cell: Mapping[Any, Any]) -> str:
     """The interval of what ran, or the band of a prediction."""
+    if is_replayed(cell):
+        return ""
     if not is_predicted(cell):
         return interval_label(cell)
     if cell["status"] != "ok":

@@ -15,6 +15,7 @@ from bench.labels import shown
 from bench.request.choices import Raw, read_option
 from bench.request.placement import place, shared_ranks
 from bench.request.resolve import resolve
+from bench.request.target import target_machine
 
 OWN: Mapping[str, Any] = {
     "checkpointing": False,
@@ -59,7 +60,7 @@ def _rows(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
             raise ConfigError(
                 f"{key}={shown(raw[key])}: experiment=alst_ablation chooses it by row; leave it out"
             )
-    where = place(raw["cluster"], machine)
+    where = place(raw["cluster"], target_machine(raw, machine))
     ranks = shared_ranks(where, where.world_size)
     model = _model(raw.get("model") or {}, on_cpu=where.device == "cpu")
     for on in ROWS:

@@ -140,7 +140,7 @@ def _enter(job: RankJob, sender: Connection, entry: RankEntry | None) -> None:
         _cannot_start(job, error)
 
     def tell(message: Stage | Failing) -> None:
-        if job.rank == 0 or isinstance(message, Failing):
+        if job.rank == job.cell.running_ranks[0] or isinstance(message, Failing):
             sender.send(message)
 
     live(job, tell, entry or run_cell)

@@ -44,7 +44,6 @@ from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
 from bench.ranks.log import RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
 from bench.ranks.place import PlaceFile, place_path
-from bench.ranks.played_group import join_alone
 from bench.ranks.products import use_wide_products
 from bench.strategies import STRATEGIES, runnable
 from bench.training.models import TORCH_DTYPES
@@ -124,9 +123,9 @@ def _software(cell: RunConfig, device: torch.device) -> dict[str, str]:
 
     torch's own `sdpa`, which training stacks run, always computes in the cell's dtype.
     """
-    return nccl_version(device) or {
-        "cpu_products": str(cpu_arithmetic(TORCH_DTYPES[cell.dtype])).removeprefix("torch.")
-    }
+    if device.type == "cuda":
+        return nccl_version(device) if cell.replay.rank is None else {}
+    return {"cpu_products": str(cpu_arithmetic(TORCH_DTYPES[cell.dtype])).removeprefix("torch.")}
 
 
 def _fail(job: RankJob, log: RankLog, tell: Callable[[Stage | Failing], None], error: BaseException) -> None:
@@ -178,6 +177,8 @@ def join(job: RankJob) -> torch.device:
     if cluster.numa_binding is not None:
         bind_near_gpu(cluster.numa_binding, device)
     if job.cell.replay.rank is not None:
+        from bench.ranks.played_group import join_alone
+
         join_alone(job.rank, cluster.world_size, device, deadline(job.cell))
         return device
     dist.init_process_group(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bench.config import MeasureConfig, RunConfig
-from bench.passes.facts import REPLAYED, PassFacts, RankReport
+from bench.passes.facts import NO_OTHER_RANKS, PassFacts, RankReport
 from bench.ranks.log import Stage
 from bench.record import Check
 
@@ -86,14 +86,17 @@ def first_failure(cell: RunConfig, sections: Sections) -> str | None:
 
 def checks(cell: RunConfig, sections: Sections) -> list[Check]:
     """What all passes compared and what they could not, in the order of the table."""
-    found = [
-        (facts, each) for name, facts in PASSES.items() for each in facts.checks(cell, sections.get(name))
-    ]
-    is_replay = cell.replay.rank is not None
     return [
-        replace(each, reason=REPLAYED) if is_replay and facts.needs_all_ranks else each
-        for facts, each in found
+        check if cell.replay.rank is None else _of_one_rank(check, facts, cell)
+        for name, facts in PASSES.items()
+        for check in facts.checks(cell, sections.get(name))
     ]
+
+
+def _of_one_rank(check: Check, facts: PassFacts[Any, Any], cell: RunConfig) -> Check:
+    """The check as a replay makes it: of the tokens of one rank, or not at all."""
+    tokens = None if check.tokens is None else min(check.tokens, cell.shard_len)
+    return replace(check, tokens=tokens, reason=NO_OTHER_RANKS if facts.needs_all_ranks else check.reason)
 
 
 def evidence(sections: Sections) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Call:
     sent_bytes: int
     arrival_ns: int
     received_bytes: int = 0
-    """Of a receive the bytes that arrive; 0 of any other kind."""
+    """Bytes that a receive takes in; 0 for other kinds."""
 
     @property
     def meeting(self) -> Meeting:

@@ -22,7 +22,7 @@ Whole = TypeVar("Whole")
 """The section of a record that the parts of all ranks make."""
 NOT_RUN = "its pass did not run"
 """The reason of a check whose pass left no section and knows no better one."""
-REPLAYED = "the other ranks' numbers are not there in a replay"
+NO_OTHER_RANKS = "a replay has no data of other ranks"
 """The reason of a check that needs the numbers of other ranks."""
 
 

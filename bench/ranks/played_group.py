@@ -53,13 +53,14 @@ def play_collectives(device: torch.device) -> Library:
 
 
 def _kernel(name: str, copy: Copy, device: torch.device) -> Callable[..., Any]:
-    """The kernel of an operator: it returns a handle and, where the operator does so, its outputs."""
+    """Return the kernel of an operator, which gives a handle and, where the operator does so, its outputs."""
+    returns_outputs = len(getattr(torch.ops.c10d, name).default._schema.returns) > 1
 
     def run(*args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():  # autograd sees no writes of real backends either
             copy(*args)
         handle = _with_future(args[0]) if name in READ_FROM_FUTURE else _handle([*_tensors(args)], device)
-        return (args[0], handle) if name in RETURN_OUTPUTS else handle
+        return (args[0], handle) if returns_outputs else handle
 
     return run
 
@@ -158,11 +159,6 @@ COPIES: Mapping[str, Copy] = {
     "barrier": _nothing,
 }
 """Operators of `c10d` but for sends and receives."""
-RETURN_OUTPUTS = frozenset({
-    "allreduce_", "broadcast_", "_allgather_base_", "allgather_", "_reduce_scatter_base_", "reduce_scatter_",
-    "scatter_", "alltoall_",
-})  # fmt: skip
-"""Operators that return their first argument in front of the handle."""
 READ_FROM_FUTURE = frozenset({"allreduce_", "allreduce_coalesced_", "broadcast_"})
 """Operators whose result DDP reads from the future of the handle, without a wait."""
 
@@ -172,7 +168,7 @@ def _group(box: Any) -> dist.ProcessGroup:
 
 
 def _pairs(outs: Any, owns: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs with inputs, of lists or of one of each."""
+    """Yield each output with its input, of two lists or of one tensor each."""
     return zip(outs, owns, strict=True) if isinstance(outs, list) else iter([(outs, owns)])
 
 
@@ -187,7 +183,7 @@ def _fill(out: Tensor, own: Tensor) -> None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors among the arguments of an operator."""
+    """Yield all tensors among the arguments of an operator."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -196,7 +192,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _handle(kept: list[Tensor], device: torch.device) -> Any:
-    """The handle of a call, which keeps its tensors alive until it is waited for, as gloo and NCCL do."""
+    """Return a handle that keeps tensors alive until it is waited for, as those of gloo and NCCL do."""
     copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
     def wait(_timeout: Any) -> bool:

@@ -16,7 +16,7 @@ BACKEND = "fake"
 """The process-group library of a replay: torch's own for groups of which one rank exists."""
 
 
-def replayed(cell: RunConfig, asked: Any) -> RunConfig:
+def with_replayed_rank(cell: RunConfig, asked: Any) -> RunConfig:
     """The cell with the rank that runs where its mode is a replay; nothing is traced, no reference runs.
 
     Raises ConfigError for a rank that the cell does not have, and for one that is named in another mode.

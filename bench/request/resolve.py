@@ -49,7 +49,7 @@ from bench.request.placement import (
     threads_per_rank,
     unshared_degrees,
 )
-from bench.request.replay import replayed
+from bench.request.replay import with_replayed_rank
 from bench.request.target import PREDICT, REPLAY, target_machine
 from bench.strategies import STRATEGIES
 from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, in_yaml
@@ -110,7 +110,7 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
         cell = _attention_alone(cell)
     elif pads:
         cell = _padded(cell)
-    return replayed(cell, raw["replay"]["rank"])
+    return with_replayed_rank(cell, raw["replay"]["rank"])
 
 
 def _padded(cell: RunConfig) -> RunConfig:

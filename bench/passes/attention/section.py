@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.config import RunConfig
-from bench.passes.facts import NOT_RUN, REPLAYED, PassFacts, RankReport, together
+from bench.passes.facts import NO_OTHER_RANKS, NOT_RUN, PassFacts, RankReport, together
 from bench.passes.parity.limits import FLOORS
 from bench.record import Check
 
@@ -75,7 +75,7 @@ class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
             return [replace(check, reason=NOT_RUN) for check in (finite, near)]
         steps = len(section.forward_ms[0])
         finite = replace(finite, tokens=cell.seq_len, steps=1, of_steps=steps)
-        reason = section.single_reason if cell.replay.rank is None else REPLAYED
+        reason = section.single_reason if cell.replay.rank is None else NO_OTHER_RANKS
         if section.control_error_ulps is None or reason is not None:
             return [finite, replace(near, reason=reason)]
         return [finite, replace(near, tokens=cell.seq_len, rows=section.error_rows, steps=1, of_steps=steps)]

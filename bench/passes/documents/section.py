@@ -22,8 +22,9 @@ class PackedDocuments:
     """By step the (query, key) pairs that are computed, those of padding included."""
     area: list[list[int]]
     """By rank and step the (query, key, head) triples that the rank computes of one layer."""
-    imbalance: float = 1.0
-    """Those of the busiest rank over the mean of all ranks, the median over the steps: ranks wait in each."""
+    imbalance: float | None = 1.0
+    """Those of the busiest rank over the mean of all ranks, the median over the steps: ranks wait in each.
+    Null of a replay, which has one rank."""
 
 
 class DocumentsFacts(PassFacts[PackedDocuments, PackedDocuments]):
@@ -31,11 +32,12 @@ class DocumentsFacts(PassFacts[PackedDocuments, PackedDocuments]):
     part = PackedDocuments
     is_own_work = False
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> PackedDocuments:  # noqa: ARG002
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> PackedDocuments:
         parts = self.parts(reports)
         area = together(parts, "area")
         by_step = [max(ranks) / statistics.fmean(ranks) for ranks in zip(*area["area"], strict=True)]
-        return replace(parts[0], **area, imbalance=statistics.median(by_step))
+        imbalance = statistics.median(by_step) if cell.replay.rank is None else None
+        return replace(parts[0], **area, imbalance=imbalance)
 
 
 FACTS = DocumentsFacts()

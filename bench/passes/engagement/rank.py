@@ -66,7 +66,7 @@ class EngagementPass(RankPass):
 
 
 def messages_of(calls: Sequence[Call]) -> list[Messages]:
-    """The calls with size and stride of their whole groups, also of sends and receives."""
+    """Count equal calls; the ranks of a send or receive are those of its whole group."""
     counts = Counter[tuple[str, Exchange]]()
     for call in calls:
         ranks = dist.get_process_group_ranks(_resolve_process_group(cast("GroupName", call.group)))

@@ -69,6 +69,26 @@ def coalesced():
     return [out.tolist() for out in outs]
 
 
+def reduced_together():
+    tensors = [torch.ones(2), torch.ones(1)]
+    dist.all_reduce_coalesced(tensors)
+    return [tensor.tolist() for tensor in tensors]
+
+
+def gathered_together():
+    outs = [[nan(2), nan(1)] for _ in range(RANKS)]
+    dist.all_gather_coalesced(outs, [torch.full((2,), 2.0), torch.full((1,), 3.0)])
+    return [[part.tolist() for part in parts] for parts in outs]
+
+
+def scattered_together():
+    outs = [nan(1) for _ in range(2)]
+    with dist.distributed_c10d._coalescing_manager():
+        for out in outs:
+            dist.reduce_scatter_tensor(out, own())
+    return [out.tolist() for out in outs]
+
+
 def objects():
     found = [None] * RANKS
     dist.all_gather_object(found, {"rank": RANK})
@@ -154,6 +174,9 @@ OTHERS = {
     "functional all_reduce": (functional_all_reduce, [4.0, 4.0]),
     "functional all_gather": (functional_all_gather, [1.0] * 4),
     "coalesced all_gather": (coalesced, [[1.0] * 4] * 2),
+    "coalesced reduce_scatter": (scattered_together, [[4.0], [4.0]]),
+    "all_reduce_coalesced": (reduced_together, [[4.0, 4.0], [4.0]]),
+    "all_gather_coalesced": (gathered_together, [[[2.0, 2.0], [3.0]]] * 4),
     "barrier": (dist.barrier, None),
     "all_gather_object": (objects, [{"rank": RANK}] * RANKS),
     "broadcast_object_list from itself": (own_object, [{"rank": RANK}]),
