@@ -110,7 +110,7 @@ def test_the_tap_and_the_profiler_read_one_clock(traced):
         profiled = sorted(flight.arrival for step in trace.steps for flight in step.flights)
         assert len(profiled) == len(calls) == 2 * TRACED
         for call, arrival_us in zip(calls, profiled, strict=True):
-            # Another process may run between the two readings for milliseconds; other clocks are seconds apart.
+            # Another process may run between the two for milliseconds; other clocks are seconds apart.
             assert abs(call["arrival_ns"] / 1e3 - arrival_us) < 20_000
 
 
