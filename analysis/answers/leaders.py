@@ -27,12 +27,12 @@ class Timed(NamedTuple):
     processes: int
     """How many gave a speed; of a prediction nothing ran."""
     band: RateBand | None
-    """Of a prediction or a replay; None of what was measured, and of a replay whose link is not known."""
+    """The rates that the link leaves possible; None for measured cells and where its time is not known."""
     is_replayed: bool
 
     @property
     def text(self) -> str:
-        """`43,252`, of a prediction with its band, of a replay with all and none of the link's time."""
+        """The speed as text: `43,252`, with a band for a prediction and as a range for a replay."""
         if self.is_replayed:
             return rate_range_label(None if self.band is None else self.band.low, self.tokens_per_s)
         if self.band is None:

@@ -1,4 +1,4 @@
-"""What replayed cells say and what they cannot, in sentences."""
+"""Sentences about replayed cells: the parts that are measured, modelled and not checked."""
 
 from __future__ import annotations
 

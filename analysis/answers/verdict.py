@@ -69,7 +69,7 @@ class Verdict:
     caveat: str | None
     """Why strategies are not ranked; None where they are."""
     replayed: list[str] = field(default_factory=list)
-    """What replays say and cannot say; empty where there is none."""
+    """Sentences about replayed cells; empty where there is none."""
     origins: list[str] = field(default_factory=list)
     """Which records count, and what is kept apart; empty of a sweep of one code, torch and device."""
     shares: list[str] = field(default_factory=list)
@@ -346,13 +346,13 @@ def _sampled(cells: Cells) -> str:
         low, high = int(alike["n"].min()), int(alike["n"].max())
         n = str(low) if low == high else f"{low} to {high}"
         parts.append(f"{count_label(len(alike), 'cell')} with n={n} {SAMPLES[str(n_of)]}")
-    with_interval = int(timed["tokens_per_s_low"].notna().sum())
+    measured = timed[~cells.are_replayed.loc[timed.index]]
+    with_interval = int(measured["tokens_per_s_low"].notna().sum())
+    of_median = "95 % interval of the median (which takes at least 6 samples)"
+    interval = f"; {with_interval} of {len(measured)} have a {of_median}" if len(measured) else ""
     unstable = summary["n"].notna() & summary["note"].str.contains(UNSTABLE_NOTE, na=False)
     doubt = f"; unstable steps (see the notes): {where(cells, unstable)}" if unstable.any() else ""
-    return (
-        f"How sure: {_listed(parts)}; {with_interval} of {len(timed)} have a 95 % interval of the median"
-        f" (which takes at least 6 samples){doubt}."
-    )
+    return f"How sure: {_listed(parts)}{interval}{doubt}."
 
 
 def _by_name(cells: Iterable[tuple[str, Any]]) -> dict[str, set[int]]:

@@ -156,7 +156,7 @@ class Cells:
 
     @property
     def banner(self) -> str | None:
-        """What a reader of a figure must know first, in few words; None where there is no such thing."""
+        """A warning for the top of each figure, in few words; None where none is due."""
         if self.are_synthetic:
             return SYNTHETIC_BANNER
         why_unranked = CPU_BANNER if self.is_cpu else SHARED_GPU_BANNER if self.shares_gpus else None

@@ -1,4 +1,4 @@
-"""How a cell is said to have ended: of a prediction or replay also whether there is memory for it."""
+"""Statuses as the report shows them; predicted and replayed cells may be undecided about memory."""
 
 from __future__ import annotations
 

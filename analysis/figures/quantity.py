@@ -22,7 +22,7 @@ from bench.record import Provenance
 BAND = "band of the model"
 BRACKET = "with all and none of the link's time exposed"
 HOLLOW: Mapping[str, Any] = {"fillstyle": "none", "capsize": 0, "elinewidth": 5, "alpha": 0.7}
-"""How a replayed series differs from a measured one: hollow marks, and its bracket is a wide bar."""
+"""The drawing of a replayed series: hollow marks, and a wide bar for its range."""
 BESIDE: Mapping[str, Any] = {
     "marker": "_", "markersize": 12, "markeredgewidth": 2.5, "linestyle": (0, (1, 2)), "linewidth": 1.0,
     "zorder": 1.8,
@@ -42,7 +42,7 @@ class Quantity:
     band: str | None = None
     """Of predicted cells the columns of the band, with {} where the end is named."""
     with_link: str | None = None
-    """Of replayed cells the column of the value with all of the link's time exposed."""
+    """The column of a replayed cell's value with all of the link's time exposed."""
     unit: str = ""
     """After the value, where its column does not say it."""
     samples: Callable[[Mapping[Any, Any]], str] = lambda cell: f"n={n_label(cell)}" if n_label(cell) else ""

@@ -95,7 +95,7 @@ class Link(Struct, frozen=True, kw_only=True):
     expected_ms: float
     high_ms: float
     tokens_per_s: float
-    """Of a step that takes the high time longer."""
+    """The rate of a step that is longer by `high_ms`."""
 
 
 class Share(NamedTuple):

@@ -33,7 +33,7 @@ CELL = (
 
 @dataclass(frozen=True)
 class Peaks:
-    """What one rank held and sent."""
+    """Peak memory and payload bytes of one rank."""
 
     steady: int
     whole_life: int

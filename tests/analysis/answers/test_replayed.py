@@ -53,6 +53,15 @@ def test_a_strategy_is_faster_only_where_no_part_of_the_link_could_turn_it_round
     assert near.answer.startswith("Not separated by a replay, as ranges overlap: ring and")
 
 
+def test_no_interval_is_counted_of_a_replay(cells_of):
+    times = {"timing": make_timing([[100.0] * 8])}
+    alone = verdict(cells_of(replayed("ring", [100.0], repeats=1)))
+    both = verdict(cells_of([*replayed("ring", [100.0], repeats=1), make_record(**times)]))
+    assert "n=8" in alone.certainty
+    assert "interval" not in alone.certainty
+    assert "1 of 1 have a 95 % interval" in both.certainty
+
+
 def test_a_range_spans_all_processes(cells_of):
     """As the slowest of one and the fastest of the other may be what a real run would be."""
     near = verdict(cells_of([*replayed("ulysses", [100.0, 116.0]), *replayed("ring", [120.0, 121.0])]))

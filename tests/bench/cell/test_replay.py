@@ -91,7 +91,7 @@ def test_attention_alone_has_times_and_no_errors(launcher, tmp_path):
 
 
 def test_the_rank_that_runs_tells_where_it_is(launcher, tmp_path):
-    """Else nothing is known of its pace, by which hangs are found and the time left is told."""
+    """The hang watch and the progress line need its pace."""
     stages = []
     listener = SimpleNamespace(tell=stages.append, tick=lambda: None)
     cell = make_cell(*SHORT, "strategy=ring", "replay.rank=3")
