@@ -31,6 +31,7 @@ DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 LOW_PRECISION = ("bf16", "fp16")
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "cluster": {"nodes": 1, "network": None, "numa_binding": None},
+    "engine": {"leaf": NOT_USED},
     "measure": {"nvtx": False},
     "replay": {"rank": None},
 }
@@ -43,6 +44,7 @@ OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 """Of the learning rate, by transformers' names."""
 PACKING = ("none", "documents")
+LEAVES = (NOT_USED, "layer")
 
 
 MAX_WHOLE = 2**40
@@ -224,6 +226,16 @@ class WorkloadConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How parameters, gradients and optimizer state are sharded."""
+
+    name: str
+    """`ddp`, `fsdp2` or `zero3`; NOT_USED where nothing is trained."""
+    leaf: Annotated[str, _one_of(LEAVES)] = NOT_USED
+    """Module that has ZeRO-3's hooks: `layer` for a whole decoder layer, NOT_USED for every module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
     """How gradients become updates."""
 
@@ -309,8 +321,7 @@ class RunConfig:
     """Attention on one device."""
     dtype: Annotated[str, _one_of(DTYPE_BYTES)]
     model: ModelConfig
-    engine: str
-    """How parameters, gradients and optimizer state are sharded."""
+    engine: EngineConfig
     trainer: str
     """Whose training loop runs."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -468,7 +479,7 @@ class RunConfig:
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
         """The cell that has this `config` in its record; raises ConfigError for one that no cell can have."""
         pairs = {group: name for name, group in _PAIRS.items()}
-        groups = {key.partition(".")[0] for key in flat if "." in key} - {*pairs}
+        groups = {*ADDED, *(key.partition(".")[0] for key in flat if "." in key)} - {*pairs}
         fields: dict[str, Any] = {group: {} for group in groups} | {name: [] for name in _PAIRS}
         for key, value in flat.items():
             group, _, inner = key.partition(".")

@@ -62,7 +62,7 @@ def built(job, log):
     device = join(job)
     for name, fields in json.loads((job.folder / CELLS).read_text()).items():
         cell = RunConfig.from_flat(fields)
-        with log.during(f"{cell.strategy} {cell.layout} {cell.engine} {cell.dtype}"):
+        with log.during(f"{cell.strategy} {cell.layout} {cell.engine.name} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             with strategy.install() as wiring:
                 yield name, WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
@@ -79,7 +79,7 @@ def run_together(launcher, folder, cells, entry):
     sets = {}
     for name, cell in cells.items():
         whose = "ours" if cell.strategy in STRATEGIES.ours else cell.strategy
-        sets.setdefault((whose, cell.engine, cell.cluster), []).append(name)
+        sets.setdefault((whose, cell.engine.name, cell.cluster), []).append(name)
     found = {}
     for number, names in enumerate(sets.values()):
         place = folder / str(number)

@@ -50,7 +50,7 @@ def setting(cell: RunConfig) -> str:
         *(["optimizer offloaded"] if cell.offload.optimizer else []),
     ]
     return (
-        f"{cell.cluster.world_size} x {cell.hardware}: {cell.engine}, {cell.dtype}, {cell.kernel},"
+        f"{cell.cluster.world_size} x {cell.hardware}: {cell.engine.name}, {cell.dtype}, {cell.kernel},"
         f" {', '.join(saved)}"
     )
 

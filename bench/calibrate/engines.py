@@ -1,7 +1,7 @@
 """What an engine adds to a layer's forward and backward, and its update by number and size of tensors.
 
-The layers here have one row and weights of a few numbers, so that what is timed is Python's hooks and
-messages that are as good as empty.
+The layers here have one row and the smallest weights that ZeRO-3 shards, so that what is timed is Python's
+hooks and short messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from bench.ranks.groups import RankGroups
 from bench.training.engines import ENGINES, Engine
 from bench.training.models import TORCH_DTYPES
 
-WIDTH = 16
+WIDTH = 320
+"""Columns of the smallest square weights, in tens, that ZeRO-3 shards: it keeps 100,000 numbers whole."""
 LAYERS = (1, 3)
 CHUNKS = (1, 9)
 
@@ -91,13 +92,13 @@ def engine_cases(grid: Grid, cell: RunConfig, groups: RankGroups, device: torch.
     toys += [("checkpointed_layers", layers, partial(Toy, layers, is_checkpointed=True)) for layers in LAYERS]
     toys += [("chunks", chunks, partial(Toy, LAYERS[0], chunks=chunks)) for chunks in CHUNKS]
     for table, size, toy in toys:
-        yield Case(f"{cell.engine}_{table}", cell.dtype, (size,), partial(_hooks, wrapped, toy))
-    shards = SHARDS[cell.engine](cell)
+        yield Case(f"{cell.engine.name}_{table}", cell.dtype, (size,), partial(_hooks, wrapped, toy))
+    shards = SHARDS[cell.engine.name](cell)
     for tensors in grid.tensors:
         for numbers in grid.tensor_numbers:
             if tensors * numbers <= grid.most_numbers:
                 update = partial(_update, wrapped, tensors, numbers * shards)
-                yield Case(f"{cell.engine}_update", cell.dtype, (tensors, numbers), update)
+                yield Case(f"{cell.engine.name}_update", cell.dtype, (tensors, numbers), update)
 
 
 def plain_cases(dtype: str, device: torch.device) -> Iterator[Case]:
@@ -122,9 +123,9 @@ def _wrapped(
     cell: RunConfig, groups: RankGroups, device: torch.device, module: nn.Module
 ) -> tuple[Engine, Call]:
     """The cell's engine around a module that is no language model, and its last micro-step."""
-    make: Callable[..., Engine] = ENGINES[cell.engine]
+    make: Callable[..., Engine] = ENGINES[cell.engine.name]
     engine = make(module, [*getattr(module, "layers", ())], cell, groups, device)
-    x = _row(cell.dtype if cell.engine == "zero3" else "fp32", device)
+    x = _row(cell.dtype if cell.engine.name == "zero3" else "fp32", device)
 
     def micro_step() -> None:
         with engine.micro_step(last=True):

@@ -17,7 +17,7 @@ from bench.calibrate.engines import engine_cases, plain_cases
 from bench.calibrate.exchanges import exchange_cases, hidden_cases
 from bench.calibrate.grid import Grid
 from bench.calibrate.layer import layer_cases, memory_cases
-from bench.config import RunConfig
+from bench.config import EngineConfig, RunConfig
 from bench.cost.band import Band
 from bench.labels import MIB
 from bench.node.job import RankJob
@@ -28,8 +28,6 @@ from bench.ranks.log import RankLog, Stage
 ROUNDS = 2
 """Minutes apart: a neighbour on the host once slowed bf16 kernels alone, by two thirds, for so long."""
 STAGE = "calibrate"
-ENGINE_WIDTH = 16
-"""Hidden size that decides which of an engine's small tensors it shards."""
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 NEVER, MOST_MMAP_THRESHOLD_BYTES = 2**31 - 1, 32 * MIB
 """The C library refuses more; see mallopt(3)."""
@@ -86,7 +84,5 @@ def _cases(
             yield from hidden_cases(cell.kernel, dtype, device)
         yield from plain_cases(dtype, device)
         for engine in engines:
-            model = replace(cell.model, hidden_size=ENGINE_WIDTH)
-            yield from engine_cases(
-                grid, replace(cell, engine=engine, dtype=dtype, model=model), groups, device
-            )
+            engine_cell = replace(cell, engine=EngineConfig(name=engine), dtype=dtype)
+            yield from engine_cases(grid, engine_cell, groups, device)

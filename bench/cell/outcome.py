@@ -213,7 +213,7 @@ def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any
     that is not in the table no formula is known, nor of an engine that is not ours.
     """
     facts = STRATEGIES.get(cell.strategy)
-    need = memory_need(cell) if facts and cell.engine in ENGINE_MEMORY else None
+    need = memory_need(cell) if facts and cell.engine.name in ENGINE_MEMORY else None
     expected = prediction_of(cell) if need else None
     return {
         "tokens_per_step": cell.tokens_per_step,

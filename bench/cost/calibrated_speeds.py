@@ -32,7 +32,7 @@ class CalibratedSpeeds:
     def knows(self, cell: RunConfig) -> bool:
         """Whether the cell's dtype, kernel and engine were measured."""
         dtype = cell.dtype
-        names = ("product", "norm", f"{cell.kernel}_causal_forward", f"{cell.engine}_update")
+        names = ("product", "norm", f"{cell.kernel}_causal_forward", f"{cell.engine.name}_update")
         return all(self.calibration.has(name, dtype) for name in names)
 
     def operation_s(self, operation: Operation) -> float:
@@ -70,7 +70,7 @@ class CalibratedSpeeds:
         took_s = self._message_s(exchange.kind, exchange.sent_bytes, number_bytes)
         return max(0.0, took_s - self._message_s(exchange.kind, 0, number_bytes))
 
-    def host_s(self, launches: int) -> float:  # noqa: ARG002  what was measured has it inside
+    def host_s(self, launches: int, engine_s: float) -> float:  # noqa: ARG002  what was measured has it inside
         return 0.0
 
     def _message_s(self, kind: str, sent_bytes: int, number_bytes: int) -> float:

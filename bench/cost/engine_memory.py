@@ -25,6 +25,12 @@ MAX_REUSE_DISTANCE = 1_000_000_000
 are used before it is used again: so do those of the last layers, from forward to backward."""
 MAX_LIVE_PARAMETERS = 1_000_000_000
 """Of ZeRO-3: `stage3_max_live_parameters`, DeepSpeed's default: no more is fetched ahead."""
+REDUCE_BUCKET = 500_000_000
+"""Numbers of the buffer in which ZeRO-3 collects gradients before it reduces them: `reduce_bucket_size`,
+DeepSpeed's default. It is allocated once, whatever the model's size (`stage3.py`, `ipg_buckets`)."""
+PERSISTENCE_THRESHOLD = 100_000
+"""Numbers of the largest tensor that ZeRO-3 keeps whole on every rank: `stage3_param_persistence_threshold`,
+DeepSpeed's default."""
 MAX_SUB_GROUP = 1_000_000_000
 """Of ZeRO-3: `sub_group_size`, DeepSpeed's default: parameters that are updated at once."""
 
@@ -54,7 +60,9 @@ def _zero3(cell: RunConfig) -> EngineMemory:
     """In bf16: 2 of weights, 2 of gradients, 4 of their wide copy, 8 of Adam; in fp32 the copy is one more.
 
     One rank alone gathers nothing: its partition is the parameter. An optimizer in host memory leaves the
-    weights on a GPU; there it keeps gradients wide, 4, between steps, which shows on a CPU.
+    weights on a GPU; there it keeps gradients wide, 4, between steps, which shows on a CPU. Gradients are
+    collected in a buffer of REDUCE_BUCKET numbers and copied to be reduced (`reduce_scatter_coalesced`): in a
+    layer's backward where the model has more, else once backward has ended.
     """
     model, count, e = cell.model, parameters(cell.model), DTYPE_BYTES[cell.dtype]
     shards, head = cell.cluster.world_size, head_parameters(cell.model)
@@ -64,14 +72,17 @@ def _zero3(cell: RunConfig) -> EngineMemory:
         states, update = (e if cell.cluster.device == "cuda" else states + FLOAT32_BYTES), 0
     layers = e * _layers_kept(cell) * one_layer_parameters(model) if shards > 1 else 0
     gathered = e * head + layers if shards > 1 else 0
+    reduced = e * min(count, REDUCE_BUCKET)
     return EngineMemory(
-        states=states * count // shards,
+        states=states * count // shards + e * REDUCE_BUCKET,
         gathered=gathered,
         spare=layers,
         beyond=max(0, e * min(count, MAX_LIVE_PARAMETERS) - gathered) if shards > 1 else 0,
         kept_head_gradient=kept_head,
-        layer_gradients=e * one_layer_parameters(model) + kept_head,
-        update=update * min(count // shards, MAX_SUB_GROUP),
+        layer_gradients=e * one_layer_parameters(model)
+        + kept_head
+        + (reduced if count - head > REDUCE_BUCKET else 0),  # the embedding's gradient comes last
+        update=max(gathered + reduced + e * head, update * min(count // shards, MAX_SUB_GROUP)),
         loading=e * layer_parameters(model) // shards + FLOAT32_BYTES * (count - layer_parameters(model)),
     )
 

@@ -77,7 +77,7 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     """The estimate for a cell that trains; None for other workloads."""
     if cell.workload.name != "train":
         return None
-    engine = ENGINE_MEMORY[cell.engine](cell)
+    engine = ENGINE_MEMORY[cell.engine.name](cell)
     rows, layers = cell.batch * cell.shard_len, cell.model.num_layers
     facts = STRATEGIES[cell.strategy]
     saved = rows * layer_bytes_per_token(cell)

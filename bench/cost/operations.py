@@ -50,8 +50,8 @@ class Operation:
 
     @property
     def launches(self) -> int:
-        """Operators that Python starts for one; of an engine's hooks, whose rows are layers, for all."""
-        return KINDS[self.kind].launches * (self.rows if self.kind in HOOKS else 1)
+        """Operators that Python starts for one."""
+        return KINDS[self.kind].launches
 
 
 class Kind(NamedTuple):
@@ -108,12 +108,8 @@ KINDS: Mapping[str, Kind] = {
     # DeepSpeed clips, scales and copies besides: 17.9 ms for 0.6B parameters, some 52 bytes of each at the
     # share of the bandwidth in conf/hardware/h100_80gb.yaml (results/reference/h100).
     "zero3_update": Kind(12, 4, 11),
-    # What Python does around each layer, and around each chunk of a loss: no work of the device.
+    # Hooks around each layer and each chunk of a loss: timed on a calibrated machine, else `engine_host`.
     **dict.fromkeys(HOOKS, Kind(0)),
-    # A step on an H100 took 27 ms a layer longer than its operations, 38 ms where layers are computed again
-    # (results/reference/h100). DeepSpeed's hooks are taken to be that: as long as so many operations of 8 us.
-    "zero3_layers": Kind(3400),
-    "zero3_checkpointed_layers": Kind(4800),
 }
 """Every kind but attention's blocks, which kernels compute."""
 
@@ -128,7 +124,7 @@ def micro_step(cell: RunConfig) -> Iterator[Operation]:
     yield from _ends(cell)
     yield from _fresh_memory(cell)
     part = "checkpointed_layers" if cell.checkpointing else "layers"
-    yield _one(cell, f"{cell.engine}_{part}", layers, 1)
+    yield _one(cell, f"{cell.engine.name}_{part}", layers, 1)
 
 
 def _fresh_memory(cell: RunConfig) -> Iterator[Operation]:
@@ -141,9 +137,9 @@ def _fresh_memory(cell: RunConfig) -> Iterator[Operation]:
 
 def step_end(cell: RunConfig) -> Iterator[Operation]:
     """The optimizer's update of a rank's share of the parameters: so many tensors of so many numbers."""
-    count = parameters(cell.model) // SHARDS[cell.engine](cell)
+    count = parameters(cell.model) // SHARDS[cell.engine.name](cell)
     tensors = len(trained_tensors(cell.model))
-    yield _one(cell, f"{cell.engine}_update", tensors, max(1, count // tensors))
+    yield _one(cell, f"{cell.engine.name}_update", tensors, max(1, count // tensors))
 
 
 def layer_forward(cell: RunConfig) -> Iterator[Operation]:
@@ -197,7 +193,7 @@ def _ends(cell: RunConfig) -> Iterator[Operation]:
     yield _one(cell, "token_loss", at_once, model.vocab_size, forwards * chunks)
     yield _one(cell, "token_loss_backward", at_once, model.vocab_size, chunks)
     if is_chunked:
-        yield _one(cell, f"{cell.engine}_chunks", chunks, 1)
+        yield _one(cell, f"{cell.engine.name}_chunks", chunks, 1)
 
 
 def _mlp_forward(cell: RunConfig) -> Iterator[Operation]:

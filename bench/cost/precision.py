@@ -9,7 +9,7 @@ FLOAT32_BYTES = 4
 
 def is_autocast(cell: RunConfig) -> bool:
     """Whether weights stay float32, and products cast them and their inputs."""
-    return cell.engine == "ddp" and cell.dtype in LOW_PRECISION
+    return cell.engine.name == "ddp" and cell.dtype in LOW_PRECISION
 
 
 def stream_bytes(cell: RunConfig) -> int:

@@ -98,7 +98,7 @@ def allocated_band(cell: RunConfig, need: MemoryNeed) -> Band:
     Both ends are what a rank needs if all that is not known turns out well, or badly, at once.
     """
     expected = need.allocated
-    engine = ENGINE_MEMORY[cell.engine](cell)
+    engine = ENGINE_MEMORY[cell.engine.name](cell)
     spread = round(FORMULA_SHARE * expected)
     return Band(expected - spread - engine.spare, expected, expected + spread + engine.beyond)
 

@@ -100,9 +100,13 @@ class DatasheetSpeeds:
         """Seconds of one message of an engine, beyond what its hooks take with an almost empty one."""
         return self.exchange_s(exchange, number_bytes)
 
-    def host_s(self, launches: int) -> float:
-        """Seconds of the host to start so many operations where it works ahead of the device, else 0."""
-        return launches * self.hardware.host_s_per_operation.at(self.ends.host)
+    def host_s(self, launches: int, engine_s: float) -> float:
+        """Return the host's seconds for starting operations and for an engine's Python, of an expected host.
+
+        0 where the host does not work ahead of the device.
+        """
+        band = self.hardware.host_s_per_operation
+        return (launches + engine_s / band.expected) * band.at(self.ends.host)
 
     def _bytes_over_s(self, link: Link, sent_bytes: float) -> float:
         return sent_bytes / (link.bytes_per_s * self.hardware.link.at(SLOWEST[self.ends.links]))

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.calibrated_speeds import Speeds
+from bench.cost.engine_host import engine_host_s
 from bench.cost.operations import Operation, micro_step, step_end
 from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE
 from bench.cost.traffic import Messages, messages
@@ -125,7 +126,7 @@ def step_parts(cell: RunConfig, work: StepWork, speeds: Speeds) -> StepParts:
         model_state_ms=1e3 * exposed_state_s,
         optimizer_ms=1e3 * update_s,
         other_compute_ms=1e3 * other_s,
-        idle_ms=1e3 * max(0.0, speeds.host_s(launches) - device_s),
+        idle_ms=1e3 * max(0.0, speeds.host_s(launches, engine_host_s(cell)) - device_s),
         hidden_transfer_ms=1e3 * hidden_s,
     )
 
@@ -161,7 +162,7 @@ def _rows_s(operation: Operation, speeds: Speeds) -> float:
 def state_bytes(cell: RunConfig) -> int:
     """Of a number in an engine's reductions: DeepSpeed's are in the cell's dtype, the others wide."""
     e = DTYPE_BYTES[cell.dtype]
-    return e if cell.engine == "zero3" else max(WIDE_BYTES, e)
+    return e if cell.engine.name == "zero3" else max(WIDE_BYTES, e)
 
 
 def seconds_of(operations: Iterable[Operation], speeds: Speeds) -> float:

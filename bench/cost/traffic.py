@@ -17,7 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bench.config import DTYPE_BYTES, NOT_USED, ModelConfig, RunConfig
-from bench.cost.engine_memory import MAX_LIVE_PARAMETERS, MAX_SUB_GROUP
+from bench.cost.engine_memory import (
+    MAX_LIVE_PARAMETERS,
+    MAX_SUB_GROUP,
+    PERSISTENCE_THRESHOLD,
+    REDUCE_BUCKET,
+)
 from bench.cost.precision import FLOAT32_BYTES, wide_bytes
 from bench.cost.weights import (
     TrainedTensor,
@@ -60,7 +65,7 @@ def payload(cell: RunConfig) -> dict[str, int] | None:
     """Bytes that one rank sends in one step, by purpose; None where no formula is known."""
     facts = STRATEGIES.get(cell.strategy)
     # Whether all that a step sends is the engine's or attention's.
-    is_known = cell.engine == NOT_USED or (cell.engine in OF_ENGINE and cell.trainer == NATIVE)
+    is_known = cell.engine.name == NOT_USED or (cell.engine.name in OF_ENGINE and cell.trainer == NATIVE)
     if facts is None or not is_known:
         return None
     sent = Counter({ATTENTION: facts.exchange_bytes(cell)})
@@ -71,10 +76,10 @@ def payload(cell: RunConfig) -> dict[str, int] | None:
 
 def messages(cell: RunConfig) -> tuple[Messages, ...]:
     """All of one step but attention's, equal ones together; none of an engine that is not ours."""
-    if cell.engine not in OF_ENGINE:
+    if cell.engine.name not in OF_ENGINE:
         return ()
     counted = _all_reduce(COUNT_BYTES, cell.cluster.world_size)  # of valid tokens
-    made = itertools.chain([counted], OF_ENGINE[cell.engine](cell))
+    made = itertools.chain([counted], OF_ENGINE[cell.engine.name](cell))
     sent = Counter(each for each in made if each[1].ranks > 1)
     return tuple(Messages(*each, count) for each, count in sent.items())
 
@@ -161,16 +166,16 @@ def _zero3(cell: RunConfig) -> Iterator[Sent]:
     gathered = [_gather(shard([tensor]), ranks) for tensor in _gathered(cell.model)]
     reduced = [_reduce_scatter(shard(bucket), ranks) for bucket in _reduced_together(cell)]
     yield from (gathered + reduced) * cell.grad_accum
-    whole = (tensor for tensor in trained_tensors(cell.model) if stays_whole(cell.model, tensor))
+    whole = (tensor for tensor in trained_tensors(cell.model) if stays_whole(tensor))
     yield from (_gather(shard([tensor]), ranks) for tensor in whole)
     norm_bytes = FLOAT32_BYTES if cell.offload.optimizer else FLOAT64_BYTES
     for _ in range(_updated_apart(cell)):
         yield _all_reduce(norm_bytes, ranks)
 
 
-def stays_whole(model: ModelConfig, tensor: TrainedTensor) -> bool:
-    """Whether every rank keeps it, by `stage3_param_persistence_threshold` of `training`."""
-    return tensor.count <= 10 * model.hidden_size
+def stays_whole(tensor: TrainedTensor) -> bool:
+    """Return whether ZeRO-3 keeps the tensor whole on every rank."""
+    return tensor.count <= PERSISTENCE_THRESHOLD
 
 
 def _gathered(model: ModelConfig) -> list[TrainedTensor]:
@@ -184,19 +189,14 @@ def _gathered(model: ModelConfig) -> list[TrainedTensor]:
     again = model.num_layers - min(model.num_layers, max(0, kept))
     outer = (embedding(model), embedding(model), head(model)) if again else ends(model)
     tensors = (*outer, *in_modules(layer_modules(model)) * (model.num_layers + again))
-    return [tensor for tensor in tensors if not stays_whole(model, tensor)]
-
-
-def reduced_at_once(cell: RunConfig) -> int:
-    """Numbers that a bucket of gradients has room for: `reduce_bucket_size` of `training`."""
-    return cell.model.hidden_size**2
+    return [tensor for tensor in tensors if not stays_whole(tensor)]
 
 
 def _reduced_together(cell: RunConfig) -> Iterator[list[TrainedTensor]]:
     """Tensors in the order of backward, as many as a bucket has room for, and each that is larger."""
     bucket: list[TrainedTensor] = []
     for tensor in _in_backward(cell):
-        if bucket and sum(each.count for each in (*bucket, tensor)) > reduced_at_once(cell):
+        if bucket and sum(each.count for each in (*bucket, tensor)) > REDUCE_BUCKET:
             yield bucket
             bucket = []
         bucket.append(tensor)

@@ -49,7 +49,7 @@ class FixedCosts:
 
     def lines(self, cell: RunConfig) -> list[str]:
         return [
-            f"fixed cost of a cell, {cell.strategy} {cell.engine}, {RANKS} CPU ranks, seconds",
+            f"fixed cost of a cell, {cell.strategy} {cell.engine.name}, {RANKS} CPU ranks, seconds",
             f"  first cell of a sweep (imports included)   {self.cold_s:.2f}",
             f"  every later cell          {_shown(self.warm_s)}",
             f"  the same under torchrun   {_shown(self.torchrun_s)}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 
 import deepspeed
@@ -22,6 +23,9 @@ def join_deepspeed(cell: RunConfig) -> None:
     if get_accelerator().device_name() != cell.cluster.device:
         # It was imported in the fork server, where DS_ACCELERATOR says cpu.
         set_accelerator(ACCELERATORS[cell.cluster.device]())
+    if cell.cluster.device == "cpu":
+        # Else DeepSpeed starts `numactl` in a new process for every bucket of gradients that it reduces.
+        os.environ.setdefault("LOCAL_SIZE", str(cell.cluster.ranks_per_node))
     if not deepspeed.comm.is_initialized():
         # Else it compiles, half a minute long, an operator that only `inference_all_reduce` uses.
         deepspeed.ops.__compatible_ops__ = {}

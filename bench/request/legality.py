@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.command import tool_words
-from bench.config import NO_MISTAKE, ConfigError, RunConfig
+from bench.config import NO_MISTAKE, NOT_USED, ConfigError, RunConfig
 from bench.cost.band import End
 from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.hardware import Hardware
@@ -85,7 +85,8 @@ def _rate_refusals(cell: RunConfig, hardware: Hardware) -> list[str]:
     if speeds_of(hardware, End.EXPECTED).knows(cell):
         return []
     asked = (
-        f"kernel={cell.kernel} with dtype={cell.dtype} and engine={cell.engine} on hardware={cell.hardware}"
+        f"kernel={cell.kernel} with dtype={cell.dtype} and engine={cell.engine.name} on"
+        f" hardware={cell.hardware}"
     )
     bound = STRATEGIES[cell.strategy].kernels
     known = [kernel for kernel in hardware.attention_forward if bound is None or kernel in bound]
@@ -106,18 +107,23 @@ def _window_refusals(cell: RunConfig) -> list[str]:
 
 
 def _engine_refusals(cell: RunConfig) -> list[str]:
-    if cell.engine not in ENGINE_DTYPES:
+    if cell.engine.name not in ENGINE_DTYPES:
         return []  # a workload that trains nothing
     reasons = []
-    dtypes = ENGINE_DTYPES[cell.engine]
+    dtypes = ENGINE_DTYPES[cell.engine.name]
     if cell.dtype not in dtypes:
         reasons.append(
-            f"dtype={cell.dtype} is not for engine={cell.engine}; choose dtype={' or '.join(dtypes)}"
+            f"dtype={cell.dtype} is not for engine={cell.engine.name}; choose dtype={' or '.join(dtypes)}"
         )
-    if cell.engine == "zero3" and cell.dp_replicate > 1:
+    if cell.engine.name == "zero3" and cell.dp_replicate > 1:
         reasons.append(
             f"dp_replicate={cell.dp_replicate} is not for engine=zero3, which shards over all ranks; take"
             " dp_shard, or engine=fsdp2"
+        )
+    if cell.engine.leaf != NOT_USED and cell.engine.name != "zero3":
+        reasons.append(
+            f"engine.leaf={cell.engine.leaf} is DeepSpeed's own, and engine={cell.engine.name} has none; take"
+            " engine=zero3"
         )
     return reasons
 
@@ -141,9 +147,9 @@ def _offload_refusals(cell: RunConfig) -> list[str]:
             "offload.activations=true moves the inputs of checkpointed layers, and checkpointing=false keeps"
             " none; take checkpointing=true"
         )
-    if cell.offload.optimizer and cell.engine not in OPTIMIZER_OFFLOAD_ENGINES:
+    if cell.offload.optimizer and cell.engine.name not in OPTIMIZER_OFFLOAD_ENGINES:
         reasons.append(
-            f"offload.optimizer=true is DeepSpeed's own, and engine={cell.engine} has none; take engine="
+            f"offload.optimizer=true is DeepSpeed's own, and engine={cell.engine.name} has none; take engine="
             + " or ".join(OPTIMIZER_OFFLOAD_ENGINES)
         )
     return reasons
@@ -156,7 +162,7 @@ def needed_packages(cell: RunConfig) -> dict[str, str]:
     trainer = TRAINER_FACTS.get(cell.trainer)
     needed = {
         f"strategy={cell.strategy}": STRATEGIES[cell.strategy].package,
-        f"engine={cell.engine}": ENGINE_PACKAGES.get(cell.engine),
+        f"engine={cell.engine.name}": ENGINE_PACKAGES.get(cell.engine.name),
         f"trainer={cell.trainer}": None if trainer is None else trainer.package,
     }
     return {choice: package for choice, package in needed.items() if package is not None}

@@ -12,6 +12,7 @@ from bench.config import (
     AUTO,
     DEALS,
     DTYPE_BYTES,
+    LEAVES,
     MASKS,
     NO_MISTAKE,
     NOT_USED,
@@ -22,6 +23,7 @@ from bench.config import (
     ClusterConfig,
     ConfigError,
     DataConfig,
+    EngineConfig,
     MeasureConfig,
     ModelConfig,
     OffloadConfig,
@@ -83,7 +85,7 @@ def _names(section: type[Any]) -> list[str]:
 KNOWN_KEYS: Mapping[str, list[str]] = {
     "": [*(name for name in _names(RunConfig) if name not in RESOLVED), "length_step", "pad", *OF_A_SWEEP],
     "model": _names(ModelConfig),
-    "engine": ["name"],
+    "engine": _names(EngineConfig),
     "optimizer": _names(OptimizerConfig),
     "trainer": ["name"],
     "workload": _names(WorkloadConfig),
@@ -127,7 +129,7 @@ def _attention_alone(cell: RunConfig) -> RunConfig:
     return replace(
         cell,
         model=replace(cell.model, num_layers=1, path=None),
-        engine=NOT_USED,
+        engine=EngineConfig(name=NOT_USED),
         optimizer=OptimizerConfig(name=NOT_USED),
         trainer=NOT_USED,
         grad_accum=1,
@@ -141,6 +143,7 @@ def _attention_alone(cell: RunConfig) -> RunConfig:
 def _resolved(raw: Raw, machine: Machine) -> RunConfig:
     _refuse_unknown(raw)
     strategy = values.choice("strategy", raw["strategy"]["name"], STRATEGIES)
+    trainer = values.choice("trainer", raw["trainer"]["name"], TRAINERS)
     seq_len = values.tokens("seq_len", raw["seq_len"])
     where = place(raw["cluster"], machine)
     shares = STRATEGIES[strategy].shares_sequences
@@ -157,9 +160,9 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         kernel=_kernel(raw["kernel"], STRATEGIES[strategy].kernels),
         dtype=values.choice("dtype", raw["dtype"], DTYPE_BYTES),
         model=model,
-        engine=values.choice("engine", raw["engine"]["name"], ENGINES),
+        engine=_engine(raw, strategy, trainer),
         optimizer=_optimizer(raw["optimizer"]),
-        trainer=values.choice("trainer", raw["trainer"]["name"], TRAINERS),
+        trainer=trainer,
         workload=WorkloadConfig(
             name=values.choice("workload", raw["workload"]["name"], WORKLOADS),
             mask=values.choice("workload.mask", raw["workload"].get("mask", "causal"), MASKS),
@@ -173,7 +176,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         dp_replicate=spread.dp_replicate,
         dp_shard=spread.dp_shard,
         checkpointing=_checkpointing(raw["checkpointing"], where.device),
-        loss=_loss(raw["loss"], raw["trainer"]["name"]),
+        loss=_loss(raw["loss"], trainer),
         tiled_mlp=values.flag("tiled_mlp", raw["tiled_mlp"]),
         offload=values.section("offload", raw["offload"], OffloadConfig),
         measure=measure_config(raw["measure"], where.device),
@@ -292,6 +295,20 @@ def _kernel(raw: Any, known: tuple[str, ...] | None) -> str:
 def _checkpointing(raw: Any, device: str) -> bool:
     """On a GPU memory runs out first: without checkpointing a 4B model keeps 6 MB a token."""
     return device == "cuda" if raw == AUTO else values.flag("checkpointing", raw)
+
+
+def _engine(raw: Raw, strategy: str, trainer: str) -> EngineConfig:
+    """Return the engine; `auto` is ZeRO-3 for training stacks and with `offload.optimizer`, else FSDP2.
+
+    Of the strategies that a stack drives, only torch_cp does not run under ZeRO-3.
+    """
+    name, drives = raw["engine"]["name"], TRAINER_FACTS[trainer].drives
+    if name == AUTO:
+        is_deepspeed = values.flag("offload.optimizer", raw["offload"]["optimizer"])
+        is_deepspeed |= drives is not None and "zero3" in drives.get(strategy, ENGINES)
+        name = "zero3" if is_deepspeed else "fsdp2"
+    leaf = values.choice("engine.leaf", raw["engine"]["leaf"], LEAVES)
+    return EngineConfig(name=values.choice("engine", name, ENGINES), leaf=leaf)
 
 
 def _optimizer(raw: Raw) -> OptimizerConfig:

@@ -284,5 +284,5 @@ def _placed_line(cell: RunConfig) -> str:
     threads = "1 thread" if cluster.threads_per_rank == 1 else f"{cluster.threads_per_rank} threads"
     return (
         f"{cell.strategy}: {rank}{cluster.world_size} x {cluster.device} over {cluster.backend}{shared},"
-        f" {threads} each, {cell.model.name}, {cell.engine}, {cell.dtype}"
+        f" {threads} each, {cell.model.name}, {cell.engine.name}, {cell.dtype}"
     )

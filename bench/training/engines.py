@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.config import DTYPE_BYTES, LOW_PRECISION, RunConfig
 from bench.ranks.groups import RankGroups
 from bench.training.loss import ModelWithLoss
-from bench.training.models import TORCH_DTYPES
+from bench.training.models import FAMILIES, TORCH_DTYPES
 from bench.training.optimizer import Updater, make_optimizer, make_schedule
 
 OFFLOADED_GRADIENT_BYTES = 4
@@ -267,13 +267,10 @@ def keep_own_share(part: nn.Module, cell: RunConfig) -> None:
 
 
 def zero3_config(cell: RunConfig) -> dict[str, Any]:
-    """DeepSpeed's settings.
-
-    Bucket sizes are those that transformers' Trainer writes for "auto": DeepSpeed's own defaults allocate a
-    gigabyte whatever the model.
-    """
-    hidden = cell.model.hidden_size
+    """Return DeepSpeed's settings; whatever they leave out, such as bucket sizes, keeps its default."""
     offload = {"device": "cpu", "pin_memory": cell.cluster.device == "cuda"}
+    _, model_class = FAMILIES[cell.model.family]
+    layers = {"leaf_module": {"classes": sorted(model_class._no_split_modules)}}
     return {
         "train_micro_batch_size_per_gpu": cell.batch,
         "gradient_accumulation_steps": cell.grad_accum,
@@ -282,9 +279,7 @@ def zero3_config(cell: RunConfig) -> dict[str, Any]:
         "fp16": {"enabled": cell.dtype == "fp16"},
         "zero_optimization": {
             "stage": 3,
-            "reduce_bucket_size": hidden * hidden,
-            "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
-            "stage3_param_persistence_threshold": 10 * hidden,
+            **(layers if cell.engine.leaf == "layer" else {}),
             **({"offload_optimizer": offload} if cell.offload.optimizer else {}),
         },
         "zero_allow_untested_optimizer": True,

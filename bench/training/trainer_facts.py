@@ -69,9 +69,9 @@ def _pair_refusals(cell: RunConfig, drives: EnginesByStrategy) -> list[str]:
     if engines is None:
         others = " or ".join(drives)
         return [f"{trainer} has no strategy={cell.strategy}; take trainer={NATIVE}, or strategy={others}"]
-    if cell.engine not in engines:
+    if cell.engine.name not in engines:
         others = " or ".join(engines)
-        return [f"{trainer} runs strategy={cell.strategy} under engine={others}, not {cell.engine}"]
+        return [f"{trainer} runs strategy={cell.strategy} under engine={others}, not {cell.engine.name}"]
     return []
 
 
@@ -100,7 +100,7 @@ def _setting_refusals(cell: RunConfig) -> list[str]:
             f"gathers losses as gloo can for one group of ranks only; take dp_shard=1, {native}, or GPUs",
         ),
         (
-            cell.dp_replicate > 1 and cell.engine != "ddp",
+            cell.dp_replicate > 1 and cell.engine.name != "ddp",
             f"is configured with one sharded copy, not dp_replicate={cell.dp_replicate}; take dp_shard",
         ),
     )

@@ -64,7 +64,8 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
 
     def gate(self, cell: RunConfig, section: Objective) -> str | None:
         """Loss, every gradient and the norms are within their limits."""
-        where = f"engine={cell.engine}" if section.cut_because is None else "a two-layer cut of the model"
+        engine = f"engine={cell.engine.name}"
+        where = engine if section.cut_because is None else "a two-layer cut of the model"
         if section.lost_on:
             lost = f"the losses of {section.tokens:,} tokens are not finite on rank"
             return f"objective on {where}: {lost} {', '.join(map(str, section.lost_on))}"

@@ -125,7 +125,7 @@ def kernel_refusals(cell: RunConfig) -> list[str]:
     refused = (
         (cell.kernel != own, f"kernel={cell.kernel}", "computes all scores itself", f"kernel={own}"),
         (
-            cell.engine == "ddp" and cell.dtype == "bf16",
+            cell.engine.name == "ddp" and cell.dtype == "bf16",
             "engine=ddp with dtype=bf16",
             "has its products rounded to bf16 by autocast",
             "engine=fsdp2 or zero3",

@@ -41,7 +41,7 @@ class AccelerateTrainer(StackTrainer):
             mixed_precision=MIXED_PRECISION[cell.dtype],
             gradient_accumulation_steps=cell.grad_accum,
             parallelism_config=parallelism(cell),
-            **ENGINE_PLUGINS[cell.engine](cell),
+            **ENGINE_PLUGINS[cell.engine.name](cell),
         )
         optimizer = make_optimizer(self.model, cell.optimizer)
         self.wrapped, self.optimizer = self.accelerator.prepare(self.model, optimizer)

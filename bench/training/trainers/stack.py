@@ -93,7 +93,7 @@ class StackTrainer(Trainer):
         """The stack over the model, of which a GPU holds as much as the engine leaves it."""
         cell = strategy.cell
         prepare_accelerate(cell)
-        engine = STACK_ENGINES[cell.engine](cell, strategy.groups)
+        engine = STACK_ENGINES[cell.engine.name](cell, strategy.groups)
         plain: PreTrainedModel = engine.placed(model.model, layers, device)
         plain.set_attn_implementation(STACK_KERNELS[cell.kernel])
         signal = StackSignal(plain, model.fed, phase)

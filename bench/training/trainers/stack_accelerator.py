@@ -34,12 +34,12 @@ def prepare_accelerate(cell: RunConfig) -> None:
     ALL_ATTENTION_FUNCTIONS._local_mapping.pop(STACK_KERNELS[cell.kernel], None)
     for name in OWN_VARIABLES:
         os.environ.pop(name, None)
-    os.environ.update(ENVIRONMENT[cell.engine])
-    if cell.engine == "zero3":
+    os.environ.update(ENVIRONMENT[cell.engine.name])
+    if cell.engine.name == "zero3":
         join_deepspeed(cell)
     if cell.cluster.device == "cpu":
         # It shards parameters only over what it takes for devices.
-        name_the_cpu_ranks(cell.cluster.backend, "MULTI_CPU" if cell.engine == "ddp" else "MULTI_GPU")
+        name_the_cpu_ranks(cell.cluster.backend, "MULTI_CPU" if cell.engine.name == "ddp" else "MULTI_GPU")
 
 
 def name_the_cpu_ranks(backend: str, kind: str) -> None:

@@ -72,7 +72,7 @@ class Trainer(ABC):
         phase: StepPhase,
     ) -> Self:
         """The loop around the cell's engine; the numbers of each of `layers` are set when it is taken."""
-        engine = ENGINES[strategy.cell.engine](model, layers, strategy.cell, strategy.groups, device)
+        engine = ENGINES[strategy.cell.engine.name](model, layers, strategy.cell, strategy.groups, device)
         return cls(strategy.cell, engine, strategy, wiring, data, phase, model.fed)
 
     @abstractmethod

@@ -128,7 +128,7 @@ class HuggingFaceTrainer(StackTrainer):
             "disable_tqdm": True,
             "seed": cell.seed,
             "parallelism_config": parallelism(cell),
-            **ENGINE_ARGUMENTS[cell.engine](cell),
+            **ENGINE_ARGUMENTS[cell.engine.name](cell),
         }
 
     def run(self, next_step: NextStep) -> None:
@@ -186,7 +186,7 @@ class HuggingFaceTrainer(StackTrainer):
         """One call of the Trainer's own `training_step`."""
         loop = self.loop
         loop.accelerator.gradient_state._set_sync_gradients(last)
-        waits = not last and self.cell.engine != "zero3"
+        waits = not last and self.cell.engine.name != "zero3"
         with loop.accelerator.no_sync(model=loop.model_wrapped) if waits else nullcontext():
             loop.training_step(loop.model_wrapped, batch, items)
 

@@ -82,5 +82,5 @@ PURPOSES = {"ddp": {"gradients"}, "fsdp2": {"gradients", "parameters"}, "zero3":
 @pytest.mark.parametrize("words", [pytest.param((f"engine={engine}",), id=engine) for engine in PURPOSES])
 def test_the_engines_own_traffic_is_not_booked_as_attention(cells, inside, words):
     cell, sent = cells[" ".join(words)], inside[" ".join(words)][0]["sent_bytes"]
-    assert PURPOSES[cell.engine] <= {purpose for purpose, size in sent.items() if size}
+    assert PURPOSES[cell.engine.name] <= {purpose for purpose, size in sent.items() if size}
     assert sent["attention"] == STRATEGIES[cell.strategy].exchange_bytes(cell)

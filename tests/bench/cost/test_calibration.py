@@ -99,7 +99,7 @@ def test_an_engines_message_counts_beyond_the_one_that_its_hooks_had():
 
 
 def test_cells_are_known_by_their_dtype_kernel_and_engine():
-    rows = {f"{name} bf16": "1,1,1,1\n2,2,2,2" for name in ("product", "norm", "zero3_update")}
+    rows = {f"{name} bf16": "1,1,1,1\n2,2,2,2" for name in ("product", "norm", "fsdp2_update")}
     known = CalibratedSpeeds(
         Calibration.of({"tables": rows | {"torch_flash_causal_forward bf16": "16,1,1,1,1"}}), EXPECTED
     )

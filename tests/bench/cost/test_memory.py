@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.config import DTYPE_BYTES
-from bench.cost.engine_memory import ENGINE_MEMORY
+from bench.cost.engine_memory import ENGINE_MEMORY, REDUCE_BUCKET
 from bench.cost.memory import CHUNK_ROWS, communication_bytes, layer_bytes_per_token, memory_need
 from bench.cost.prediction import FORMULA_SHARE
 from bench.cost.weights import parameters
@@ -60,7 +60,7 @@ def saved_bytes(cell, groups, *, layers):
     """What torch saves for one micro-step's backward, a storage counted once and parameters not at all."""
     cell = replace(cell, model=replace(cell.model, num_layers=layers))
     strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
-    is_autocast, before = cell.engine == "ddp" and cell.dtype == "bf16", torch.get_default_dtype()
+    is_autocast, before = cell.engine.name == "ddp" and cell.dtype == "bf16", torch.get_default_dtype()
     with strategy.install() as wiring:
         torch.set_default_dtype(torch.float32 if is_autocast else TORCH_DTYPES[cell.dtype])
         model = build_model(
@@ -95,11 +95,11 @@ keeps tensors where torch's hooks do not see them."""
 SAVED = {
     "qwen3": {},
     "llama in float32": {"dtype": "fp32", "model.family": "llama"},
-    "under autocast": {"engine": {"name": "ddp"}},
-    "float64": {"dtype": "fp64", "engine": {"name": "fsdp2"}, "model.family": "qwen2"},
+    "under autocast": {"engine.name": "ddp"},
+    "float64": {"dtype": "fp64", "engine.name": "fsdp2", "model.family": "qwen2"},
     "tiled MLP": {"tiled_mlp": True},
     "only inputs": {"checkpointing": True},
-    "only inputs, under autocast": {"checkpointing": True, "engine": {"name": "ddp"}},
+    "only inputs, under autocast": {"checkpointing": True, "engine.name": "ddp"},
     "ulysses with repeated KV heads": {"strategy": {"name": "ulysses"}, "cluster.world_size": 4},
     **{name: {"strategy": read_option("strategy", name)} for name in INSTALLED if name not in NOT_FAKED},
     **{
@@ -124,7 +124,7 @@ def test_a_layer_saves_for_backward_what_the_formula_says_to_the_byte(rank_of, c
         cell = replace(cell, seq_len=shard_len * cell.sp_degree)
         groups = groups or rank_of(cell)
         found[shard_len] = saved_bytes(cell, groups, layers=2) - saved_bytes(cell, groups, layers=1)
-        stream = 4 if cell.engine == "ddp" else DTYPE_BYTES[cell.dtype]
+        stream = 4 if cell.engine.name == "ddp" else DTYPE_BYTES[cell.dtype]
         expected = stream * cell.model.hidden_size if cell.checkpointing else layer_bytes_per_token(cell)
         found[shard_len] -= shard_len * expected
     assert found[256] == found[128]
@@ -149,7 +149,7 @@ SAME_KEYS = (
 PAGE = REPOSITORY / "docs" / "published_memory.md"
 
 
-def formula_errors():
+def formula_errors(monkeypatch):
     """The formula's distance from each peak that ships with the project, as a share of that."""
     for folder in FOLDERS:
         lines = (REPOSITORY / "results" / "reference" / folder / "records.jsonl").read_text().splitlines()
@@ -161,12 +161,14 @@ def formula_errors():
             named = {"optimizer": "adamw"} | config
             choices = ("strategy", "engine", "model", "trainer", "optimizer")
             cell = cell_with({key: read_option(key, named[key]) for key in choices} | values)
+            # Their gradients were reduced in a bucket of that many numbers, not of DeepSpeed's default.
+            monkeypatch.setattr("bench.cost.engine_memory.REDUCE_BUCKET", cell.model.hidden_size**2)
             yield abs(memory_need(cell).allocated / peak - 1)
 
 
 @pytest.mark.usefixtures("bf16_instructions")
-def test_nine_in_ten_reference_peaks_are_as_near_as_the_band_says():
-    errors = sorted(formula_errors())
+def test_nine_in_ten_reference_peaks_are_as_near_as_the_band_says(monkeypatch):
+    errors = sorted(formula_errors(monkeypatch))
     near = sum(error <= FORMULA_SHARE for error in errors)
     assert near >= 0.9 * len(errors)
     half = f"within {100 * statistics.median(errors):.1f} %"
@@ -212,12 +214,14 @@ def test_gradients_of_fsdp2_wait_whole_for_the_last_micro_step():
 
 def test_what_is_offloaded_leaves_a_gpu_and_no_cpu_rank():
     switches = {"checkpointing": True, "offload.activations": True, "offload.optimizer": True}
-    model = {"model": read_option("model", "qwen3_4b"), "seq_len": "128k"}
+    model = {"model": read_option("model", "qwen3_4b"), "seq_len": "128k", "engine.name": "zero3"}
     on_gpu, off_gpu, on_cpu, off_cpu = (
         memory_need(cell_with(model | values, machine))
         for machine in (FOUR_H100, TWO_CORES)
         for values in ({"checkpointing": True}, switches)
     )
+    bucket_bytes = 2 * REDUCE_BUCKET
     assert off_gpu.activations * 36 == on_gpu.activations == on_cpu.activations == off_cpu.activations
-    assert off_gpu.states * 8 == on_gpu.states == on_cpu.states < off_cpu.states
-    assert off_gpu.update == 0 < on_gpu.update
+    assert (off_gpu.states - bucket_bytes) * 8 == on_gpu.states - bucket_bytes
+    assert on_gpu.states == on_cpu.states < off_cpu.states
+    assert off_gpu.update < on_gpu.update

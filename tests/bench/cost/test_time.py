@@ -31,8 +31,10 @@ def test_kernels_hide_no_more_messages_than_the_link_carries_while_they_run(hard
     assert 0 < hidden_ms <= (parts.attention_ms + parts.other_compute_ms) * (1 + 1e-9)
 
 
-def test_what_was_measured_on_an_h100_is_predicted():
+def test_what_was_measured_on_an_h100_is_predicted(monkeypatch):
     """The step waits for the host at 8k, for attention at 32k."""
+    # These ranks reduced gradients in a bucket of hidden_size^2 numbers, not of DeepSpeed's default.
+    monkeypatch.setattr("bench.cost.engine_memory.REDUCE_BUCKET", 1024**2)
     lines = (REPOSITORY / "results/reference/h100/one_gpu/records.jsonl").read_text().splitlines()
     for record in (record for record in map(json.loads, lines) if record["status"] == "ok"):
         predicted = predict(RunConfig.from_flat(record["config"]), hardware_of("h100_80gb"), None)

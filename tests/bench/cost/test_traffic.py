@@ -5,10 +5,18 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from bench.config import DTYPE_BYTES
-from bench.cost.traffic import ATTENTION, PARAMETERS, messages, payload, reduced_at_once, stays_whole
-from bench.cost.weights import TrainedTensor, parameters, trained_tensors
+from bench.cost.engine_memory import (
+    MAX_LIVE_PARAMETERS,
+    MAX_REUSE_DISTANCE,
+    MAX_SUB_GROUP,
+    PERSISTENCE_THRESHOLD,
+    REDUCE_BUCKET,
+)
+from bench.cost.traffic import ATTENTION, PARAMETERS, messages, payload
+from bench.cost.weights import parameters, trained_tensors
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
@@ -37,12 +45,14 @@ def test_the_tensors_are_those_of_transformers(name):
     assert sum(each.count for each in ours) == parameters(model)
 
 
-def test_zero3s_sizes_are_those_of_the_engine():
-    cell = make_cell("model=qwen3_4b")
-    zero3 = zero3_config(cell)["zero_optimization"]
-    assert zero3["reduce_bucket_size"] == reduced_at_once(cell)
-    whole = zero3["stage3_param_persistence_threshold"]
-    assert [stays_whole(cell.model, TrainedTensor("", whole + more)) for more in (0, 1)] == [True, False]
+def test_zero3s_sizes_are_deepspeeds_defaults():
+    """A release of DeepSpeed that changes a default changes the formulas."""
+    settings = DeepSpeedZeroConfig(**zero3_config(make_cell("engine=zero3"))["zero_optimization"])
+    assert settings.reduce_bucket_size == REDUCE_BUCKET
+    assert settings.param_persistence_threshold == PERSISTENCE_THRESHOLD
+    assert settings.max_live_parameters == MAX_LIVE_PARAMETERS
+    assert settings.max_reuse_distance == MAX_REUSE_DISTANCE
+    assert settings.sub_group_size == MAX_SUB_GROUP
 
 
 GATHERED = {"qwen3_nano": 1, "qwen3_1_7b": 1.79, "qwen3_4b": 1.95, "llama2_7b": 1.85, "qwen3_32b": 1.97}
@@ -93,7 +103,8 @@ def different(cell, ranks):
     if isinstance(ranks, str):
         yield ranks
         return
-    not_compared = ("attention", *([PARAMETERS] if cell.engine == "zero3" else []))  # gathers several at once
+    # ZeRO-3 gathers several parameters at once.
+    not_compared = ("attention", *([PARAMETERS] if cell.engine.name == "zero3" else []))
     calls = Counter()
     for each in messages(cell):
         if each.purpose not in not_compared:

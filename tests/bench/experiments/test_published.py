@@ -32,7 +32,7 @@ def predicted():
 
 
 def test_without_gpus_the_post_is_predicted_for_four_h100_and_the_first_line_says_so(predicted):
-    named = {(cell.mode, cell.hardware, cell.model.name, cell.engine, cell.loss) for cell in predicted}
+    named = {(cell.mode, cell.hardware, cell.model.name, cell.engine.name, cell.loss) for cell in predicted}
     assert named == {("predict", "h100_80gb", "qwen3_4b", "zero3", "untiled")}
     asked = [(c.seq_len // 1024, c.cluster.world_size, c.sp_degree) for c in predicted if c.offload.optimizer]
     assert asked == [(8, 1, 1), (8, 4, 4), (32, 4, 4), (64, 4, 4), (96, 4, 4), (128, 4, 4)]

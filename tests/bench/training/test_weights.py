@@ -85,8 +85,8 @@ def _compared(workload, cell, plain):
         "ddp": lambda parameter: parameter,
         "fsdp2": lambda parameter: parameter.full_tensor(),
         "zero3": safe_get_full_fp32_param,
-    }[cell.engine]
-    dtype = torch.bfloat16 if cell.engine == "zero3" else torch.float32
+    }[cell.engine.name]
+    dtype = torch.bfloat16 if cell.engine.name == "zero3" else torch.float32
     module = workload.trainer.engine.module
     while hasattr(module, "module"):
         module = module.module
@@ -107,10 +107,10 @@ def _compared(workload, cell, plain):
 def _bound_bytes(cell):
     """This rank's shards and a layer and a half in float32; ZeRO-3's shards are in bf16."""
     model = cell.model
-    shards = cell.cluster.world_size if cell.engine == "zero3" else cell.dp_shard
+    shards = cell.cluster.world_size if cell.engine.name == "zero3" else cell.dp_shard
     layer = layer_parameters(model) // model.num_layers
     whole = matrix_parameters(model) + (0 if model.tied_embeddings else head_parameters(model))
-    return whole * (2 if cell.engine == "zero3" else 4) // shards + 4 * layer * 3 // 2
+    return whole * (2 if cell.engine.name == "zero3" else 4) // shards + 4 * layer * 3 // 2
 
 
 @pytest.mark.parametrize("ranks", SHARDED)
@@ -130,6 +130,6 @@ def test_engines_hold_the_weights_of_one_device_and_load_no_more_than_shards_and
         beyond = {
             words: (found[words]["peak_bytes"], _bound_bytes(cell))
             for words, cell in cells.items()
-            if cell.engine != "ddp" and found[words]["peak_bytes"] > _bound_bytes(cell)
+            if cell.engine.name != "ddp" and found[words]["peak_bytes"] > _bound_bytes(cell)
         }
         assert beyond == {}
