@@ -62,7 +62,7 @@ def test_a_cell_runs_the_steps_that_its_estimate_counts(launcher, tmp_path, word
 
 
 class Noted(Workload):
-    """A step that only writes down that it ran, by a clock of its own: the first takes longer."""
+    """A step that only writes down that it ran, by a clock of its own: the first two take longer."""
 
     def __init__(self, events):
         self.events, self.now_s, self.device = events, 0.0, torch.device("cpu")
@@ -71,15 +71,15 @@ class Noted(Workload):
         return self.now_s
 
     def step(self, number):
-        self.now_s += STEP_S if number else FIRST_STEP_S
+        self.now_s += STEPS_S[min(number, 2)]
         self.events.append(f"step {number}")
 
     def short_step(self):
         self.events.append("short step")
 
 
-FIRST_STEP_S, STEP_S = 5.0, 1.0
-ON_A_GPU = replace(CELL.measure, warmup_s=10.5, least_steps=3, budget_s=0.5)
+STEPS_S = (5.0, 4.0, 1.0)
+ON_A_GPU = replace(CELL.measure, warmup_s=12.5, least_steps=3, budget_s=0.5)
 """As on a GPU whose steps take longer than the budget."""
 
 
@@ -110,11 +110,11 @@ BEFORE = ["short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1"]
 ORDERS = {
     # Nothing is told between timed steps.
     "cpu": [*BEFORE, "timed", *(f"step {n}" for n in range(2, 6)), "full, 4 s"],
-    # The first step took 5 s, the second 1 s: five more of these make 10.5 s. Three are timed at least.
-    "gpu": [*BEFORE, WARM_UP, *(f"step {n}" for n in range(2, 7)),
-            "timed", *(f"step {n}" for n in range(7, 10)), "full, 3 s"],
+    # The first steps took 5, 4 and 1 s: three more of the last make 12.5 s. Three are timed at least.
+    "gpu": [*BEFORE, WARM_UP, "step 2", WARM_UP, *(f"step {n}" for n in range(3, 6)),
+            "timed", *(f"step {n}" for n in range(6, 9)), "full, 3 s"],
     # Where no least number is asked for, the last step that fitted is the timed one.
-    "no least": [*BEFORE, "full, 1 s"],
+    "no least": [*BEFORE, WARM_UP, "step 2", "full, 1 s"],
 }  # fmt: skip
 
 
