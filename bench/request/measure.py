@@ -14,12 +14,13 @@ WINDOWS: Mapping[str, Mapping[str, Any]] = {
         "budget_s": 20.0, "warmup_s": 0.0, "least_steps": 0, "reference_budget_s": 60.0, "repeats": 1,
     },
     "cuda": {
-        "budget_s": 60.0, "warmup_s": 10.0, "least_steps": 6, "reference_budget_s": 180.0, "repeats": AUTO,
+        "budget_s": 30.0, "warmup_s": 10.0, "least_steps": 3, "reference_budget_s": 180.0, "repeats": AUTO,
     },
 }  # fmt: skip
-"""What `auto` stands for, by device. On a GPU a step of the longest lengths takes 10 s, and six steps give an
-interval; on a CPU it takes half a minute, and one has to do. Repeats tell strategies apart, which results of
-a CPU cannot do. Of the time for a reference a GPU takes half a minute to begin."""
+"""Values of `auto` by device. On a GPU a step of the longest lengths takes 10 s and three have to do, as
+processes differ by more than steps of one process do; on a CPU it takes half a minute, and one has to do.
+Repeats tell strategies apart, which results of a CPU cannot do. A reference on a GPU takes half a minute to
+begin."""
 
 
 def measure_config(raw: Raw, device: str) -> MeasureConfig:

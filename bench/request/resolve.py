@@ -107,7 +107,8 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
     """One cell from a composed configuration; raises ConfigError at the first value that is no good."""
     cell, pads = _resolved(raw, target_machine(raw, machine)), values.flag("pad", raw["pad"])
     if cell.mode == PREDICT:  # arithmetic gives the same each time, and is compared with nothing
-        cell = replace(cell, measure=replace(cell.measure, repeats=1, reference_budget_s=0.0))
+        once = cell.measure if cell.measure.repeats == AUTO else replace(cell.measure, repeats=1)
+        cell = replace(cell, measure=replace(once, reference_budget_s=0.0))
     if cell.workload.name != "train":
         cell = _attention_alone(cell)
     elif pads:

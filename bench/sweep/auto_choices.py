@@ -25,7 +25,7 @@ CHOICES = (
     "cluster.device", "cluster.backend", "cluster.world_size", "cluster.threads_per_rank", "hardware.name",
     "model.name", "sp_degree", "ulysses_degree", "dp_shard", "layout", "kernel", "checkpointing", "loss",
     "measure.budget_s", "measure.warmup_s", "measure.least_steps", "measure.reference_budget_s",
-    "measure.repeats", "replay.rank",
+    "measure.repeats", "replay.rank", "engine.name",
 )  # fmt: skip
 """The keys that `auto` may stand for."""
 IS_IN: Mapping[str, Callable[[RunConfig], bool]] = {
@@ -34,6 +34,7 @@ IS_IN: Mapping[str, Callable[[RunConfig], bool]] = {
     "replay.rank": lambda cell: cell.replay.rank is not None,
     "checkpointing": lambda cell: cell.workload.name == "train",
     "loss": lambda cell: cell.workload.name == "train",
+    "engine.name": lambda cell: cell.workload.name == "train",
 }
 """Whether a cell has such a choice, where not all have."""
 

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 
 from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS
-from bench.config import RunConfig
+from bench.config import AUTO, RunConfig
 from bench.cost.fit import Fit
 from bench.environment import Machine
 from bench.labels import duration_label
 from bench.passes.timing.section import affordable_steps
 from bench.request.legality import refusal
 from bench.statistics import interval_rank
-from bench.sweep.estimate import START_S, Estimate
+from bench.sweep.estimate import FIXED_S, START_S, Estimate
 from bench.sweep.expected import Expected
 from bench.sweep.plan import Plan
 from bench.sweep.references import missing_references, why_not_tried
+from bench.sweep.repeats import Process, Repeats, choose
 from bench.sweep.room import Room, room_of
 
 INTERVAL_STEPS = next(n for n in range(1, 100) if interval_rank(n))
@@ -34,7 +35,8 @@ class CellForecast:
     """Why it cannot run; None where it can."""
     step: Expected | None
     cell_s: float | None
-    """From nothing to its record, if its ranks run; None where no step's time is known."""
+    """Seconds from nothing to its record if its ranks run, of a cell that runs out of memory until its first
+    step; None where no step's time is known."""
     timed_steps: int | None
     room: Room | None
     """Memory; None where it is not known."""
@@ -44,19 +46,28 @@ class CellForecast:
         return self.planned.cell
 
     @property
+    def is_legal(self) -> bool:
+        return self.reason is None
+
+    @property
     def runs(self) -> bool:
         """Whether it starts ranks."""
-        return self.reason is None and self.cell.mode in RUNS
+        return self.is_legal and self.cell.mode in RUNS
 
     @property
     def ends_early(self) -> bool:
-        """Whether it runs out of memory, and nobody knows when."""
-        return self.runs and self.room is not None and self.room.fit is Fit.OUT_OF_MEMORY
+        """Whether it runs out of memory, in its first step at the latest."""
+        return self.is_legal and self.room is not None and self.room.fit is Fit.OUT_OF_MEMORY
 
     @property
     def lasts(self) -> bool:
         """Whether it runs to its end."""
-        return self.runs and not self.ends_early
+        return self.is_legal and not self.ends_early
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its time is a part of the plan's: cells that run out of memory are not repeated."""
+        return self.is_legal and not (self.ends_early and self.planned.repeat)
 
     @property
     def is_too_long(self) -> bool:
@@ -80,12 +91,28 @@ class Forecast:
         """Cells of `local` that run besides, for losses to be compared with."""
         self.not_tried = tuple(reason for reason in missing.values() if reason is not None)
         """Of which lengths there is no such cell, and why."""
+        self.repeats = self._repeats([cell for cell in distinct.values() if cell.measure.repeats == AUTO])
+        """Repeats that the budget has room for, by what their first processes are expected to take."""
 
     def _of(self, cell: RunConfig, machine: Machine) -> CellForecast:
         reason, step = refusal(cell), self._estimate.step(cell)
         timed = None if step is None else max(1, affordable_steps(cell.measure, step.seconds))
+        room = room_of(cell, machine)
         cell_s = None if reason is not None else self._estimate.measured_s(cell)
-        return CellForecast(PlannedCell(cell, 0, 0), reason, step, cell_s, timed, room_of(cell, machine))
+        if room is not None and room.fit is Fit.OUT_OF_MEMORY:
+            cell_s = FIXED_S[cell.cluster.device]
+        return CellForecast(PlannedCell(cell, 0, 0), reason, step, cell_s, timed, room)
+
+    def _repeats(self, left_open: Sequence[RunConfig]) -> list[Repeats]:
+        """Return the repeats of a sweep that begins; one that is resumed has the next of them planned."""
+        if not left_open or any(each.planned.repeat for each in self.cells):
+            return []
+        ran = {
+            each.cell.cell_id: [Process(each.cell_s, each.cell.tokens_per_step / each.step.seconds)]
+            for each in self.cells
+            if each.lasts and each.cell_s is not None and each.step is not None
+        }
+        return choose(left_open, ran, left_open[0].measure.repeats_budget_s - self.total_s)
 
     @property
     def illegal(self) -> list[CellForecast]:
@@ -93,14 +120,26 @@ class Forecast:
 
     @property
     def total_s(self) -> float:
-        """Seconds of all pending cells whose time is known, without repeats that are left open."""
-        known_s = sum(each.cell_s or 0.0 for each in self.cells if each.lasts)
+        """Seconds of all pending cells whose time is known, without repeats that are left open.
+
+        Where all cells are predicted, those that measuring them would take.
+        """
+        known_s = sum(each.cell_s or 0.0 for each in self._timed if each.is_counted)
         return START_S + known_s + sum(map(self.reference_s, self.references))
 
     @property
     def unknown(self) -> int:
-        """Cells whose time is not in the total: no figures of them, or they run out of memory."""
-        return sum(1 for each in self.cells if each.ends_early or (each.runs and each.cell_s is None))
+        """Number of cells whose time is not in the total, for want of figures."""
+        return sum(1 for each in self._timed if each.cell_s is None)
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether nothing runs, so that its times are those of measuring instead."""
+        return not any(each.runs for each in self.cells)
+
+    @property
+    def _timed(self) -> list[CellForecast]:
+        return [each for each in self.cells if each.runs or (each.is_legal and self.is_predicted)]
 
     def reference_s(self, cell: RunConfig) -> float:
         """Seconds of a reference at the most: one that takes too long is ended."""
@@ -109,8 +148,15 @@ class Forecast:
 
     @property
     def without_interval(self) -> int:
-        """Cells that ask for enough steps for an interval, and have no time for them."""
-        asking = (each for each in self.cells if each.lasts and each.cell.measure.steps >= INTERVAL_STEPS)
+        """Number of cells that ask for enough steps for an interval, and have no time for them.
+
+        Where repeats are left open, processes are compared and not steps.
+        """
+        asking = (
+            each
+            for each in self.cells
+            if each.lasts and each.cell.measure.steps >= INTERVAL_STEPS and each.cell.measure.repeats != AUTO
+        )
         counts = {each.cell.cell_id: each.timed_steps for each in asking}
         return sum(1 for count in counts.values() if count is not None and count < INTERVAL_STEPS)
 
@@ -121,9 +167,13 @@ class Forecast:
 
     @property
     def duration(self) -> str:
-        """`about 6 min`, or how much of it is not known."""
-        if not self.unknown:
-            return f"about {duration_label(self.total_s)}"
-        if all(each.cell_s is None or each.ends_early for each in self.cells if each.runs):
+        """`about 31 min, 17 min of it for one process of each cell`, or how much of it is not known."""
+        if all(each.cell_s is None for each in self._timed):
             return "an unknown time"
-        return f"about {duration_label(self.total_s)} and what {self.unknown} more of the cells take"
+        processes = 1 + max((each.planned.repeat for each in self.cells), default=0)
+        counted = "one process" if processes == 1 else f"{processes} processes"
+        repeats_s = sum(each.gets_s for each in self.repeats)
+        told = f"about {duration_label(self.total_s + repeats_s)}"
+        told += f", {duration_label(self.total_s)} of it" if repeats_s else ""
+        more = f" and what {self.unknown} more of the cells take" if self.unknown else ""
+        return f"{told} for {counted} of each cell{more}"

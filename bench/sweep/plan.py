@@ -17,10 +17,12 @@ from bench.request import values
 from bench.request.choices import Raw
 from bench.request.legality import refusal
 from bench.request.lone_rank import for_lone_ranks
+from bench.request.target import PREDICT
 from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
 from bench.sweep.auto_choices import choice_lines
-from bench.sweep.repeats import Turn, choose, chosen_line, in_turns, least_repeats, planned_line, ran_so_far
+from bench.sweep.bases import with_fitting_base
+from bench.sweep.repeats import Turn, choose, chosen_line, in_turns, least_repeats, processes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Plan:
     grow: Grow | None = None
     """What gives of the records so far all cells up to the next ones, where those depend on them."""
     note: str | None = None
-    """What a person should know of the repeats."""
+    """Line that announces the cells which records have just added; None without any."""
     notes: tuple[str, ...] = ()
     """What was chosen and left out."""
 
@@ -63,28 +65,27 @@ class Plan:
         return replace(self, cells=(*self.cells, *_in_order(more, len(self.cells), {})), note=None)
 
     def repeated(self, records: Sequence[Mapping[str, Any]]) -> Plan:
-        """The plan with more of the repeats that were left open, chosen by what ran so far.
+        """Return the plan with the next repeats that were left open: those of one length.
 
-        Twice in a sweep: once each cell has run, and once they have run MIN_PROCESSES times. Each time the
-        records of the repeats up to then decide, so a sweep that is resumed chooses as it did before.
+        Repeats that have a record already, of a sweep that is resumed, are planned too.
         """
         if not self.open_cells:
             return self
-        left_open = {cell.cell_id for cell in self.open_cells}
-        repeats = 1 + max(each.repeat for each in self.cells if each.cell.cell_id in left_open)
-        before = [record for record in records if record["repeat"] < repeats]
-        left_s = self.open_cells[0].measure.repeats_budget_s - sum(float(each["wall_s"]) for each in before)
-        ran = ran_so_far(before)
-        choice = choose(self.open_cells, ran, left_s)
-        until = {seq_len: repeats + more.gets for seq_len, more in choice.items() if more.gets}
-        chosen = [cell for cell in self.open_cells if cell.seq_len in until and cell.cell_id in ran]
-        turns = in_turns(chosen, range(repeats, max(until.values(), default=repeats)))
-        turns = [(cell, repeat) for cell, repeat in turns if repeat < until[cell.seq_len]]
+        left_open = {cell.cell_id: cell for cell in self.open_cells}
+        own = [record for record in records if record["cell_id"] in left_open]
+        left_s = self.open_cells[0].measure.repeats_budget_s - sum(float(each["wall_s"]) for each in records)
+        chosen = next(
+            (each for each in choose(self.open_cells, processes_of(own), left_s) if each.gets), None
+        )
+        planned = {(each.cell.cell_id, each.repeat) for each in self.cells}
+        turns = [(left_open[record["cell_id"]], int(record["repeat"])) for record in own]
+        turns += [] if chosen is None else chosen.turns
+        turns = [turn for turn in turns if (turn[0].cell_id, turn[1]) not in planned]
         return replace(
             self,
-            cells=(*self.cells, *_in_order(turns, len(self.cells), self.roles)),
-            open_cells=tuple(chosen) if repeats == 1 else (),
-            note=chosen_line(choice, self.open_cells),
+            cells=(*self.cells, *_in_order(dict.fromkeys(turns), len(self.cells), self.roles)),
+            open_cells=() if chosen is None else self.open_cells,
+            note=None if chosen is None else chosen_line(chosen),
         )
 
 
@@ -99,6 +100,7 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     experiment = experiment_of(raws)
     drops = default_strategies and not experiment.needs_sharing
     raws, left_out = for_lone_ranks(raws, machine) if drops else (raws, None)
+    raws, base = with_fitting_base(raws, machine) if drops else (raws, None)
     cells = {cell.cell_id: cell for cell in experiment.cells(raws, machine)}
     for cell in cells.values():
         _refuse_failing_facts(cell)
@@ -110,7 +112,7 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     first = raws[0]
     resume = values.resume("resume", first["resume"])
     lease = WhenTaken(values.choice("lease", first["lease"], LEASES))
-    left_open = tuple(cell for cell in cells.values() if cell.measure.repeats == AUTO)
+    left_open = tuple(c for c in cells.values() if c.measure.repeats == AUTO and c.mode != PREDICT)
     return Plan(
         cells=tuple(_in_order(turns, 0, experiment.roles([*cells.values()]))),
         folder=Path(values.text("sweep_dir", first["sweep_dir"])),
@@ -118,9 +120,8 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
         lease=lease,
         open_cells=left_open,
         grow=None if experiment.growing is None else experiment.growing(raws, machine),
-        note=planned_line(left_open),
         notes=(
-            *([] if left_out is None else [left_out]),
+            *filter(None, (left_out, base)),
             *choice_lines(raws, [*cells.values()], machine),
         ),
     )

@@ -18,6 +18,7 @@ from bench.sweep.auto_choices import choice, choices_left_open
 from bench.sweep.expected import OTHER_CPU
 from bench.sweep.forecast import INTERVAL_STEPS, CellForecast, Forecast
 from bench.sweep.progress import CellLabels, setting
+from bench.sweep.repeats import planned_lines
 from bench.sweep.room import Room
 
 HEADINGS = ("cell", "automatic choices", "steps", "time", "memory", "fit")
@@ -27,6 +28,8 @@ FOLDED = frozenset({"cell", "automatic choices"})
 """Columns that take several lines where there is little room."""
 SHORT = {"cluster.world_size": "ranks", "cluster.threads_per_rank": "threads"}
 """Of long keys, in the table."""
+NAMED = ("engine", "dtype", "trainer")
+"""Choices that every plan names, chosen or not: speeds depend on them."""
 UNLIMITED = 10_000
 MOST_NAMED = 3
 UNKNOWN = "unknown"
@@ -52,7 +55,7 @@ def short_lines(forecast: Forecast) -> list[str]:
         reasons = {str(each.reason) for each in forecast.illegal}
         more = f"; {len(reasons) - 1} more reasons: --plan" if len(reasons) > 1 else ""
         lines.append(f"{_cells(len(illegal))} cannot run and will be unsupported: {min(reasons)}{more}")
-    return [*lines, *_memory(forecast), *_short(forecast), *_too_long(forecast)]
+    return [*lines, *_repeats(forecast), *_memory(forecast), *_short(forecast), *_too_long(forecast)]
 
 
 def whole_plan(
@@ -66,7 +69,6 @@ def whole_plan(
     numbers = {reason: f"[{number}]" for number, reason in enumerate(reasons, 1)}
     table = _table(_rows(forecast, raws, numbers), width)
     notes = [*(f"{number} {reason}" for reason, number in numbers.items()), *_time(forecast)]
-    notes += [*([] if forecast.plan.note is None else [forecast.plan.note])]
     notes += [*_common(forecast, raws), *forecast.plan.notes]
     notes += [*_fitting(forecast), *_short(forecast), *_too_long(forecast), *more]
     return [
@@ -146,11 +148,8 @@ def _expected(each: CellForecast) -> tuple[str, ...]:
     """A cell's timed steps, whole time, memory of a rank, and whether it fits."""
     if each.reason is not None:
         return ("", "", "", "unsupported")
-    step = UNKNOWN if each.step is None else _seconds(each.step.seconds)
-    time = ""
-    if each.runs:
-        step = UNKNOWN if each.step is None else f"{each.timed_steps} x {step}"
-        time = UNKNOWN if each.cell_s is None or each.ends_early else duration_label(each.cell_s)
+    step = UNKNOWN if each.step is None else f"{each.timed_steps} x {_seconds(each.step.seconds)}"
+    time = UNKNOWN if each.cell_s is None else duration_label(each.cell_s)
     if each.room is None:
         return (step, time, UNKNOWN, UNKNOWN)
     return (step, time, each.room.needed_label, FITS[each.room.fit])
@@ -165,8 +164,10 @@ def _reason(each: CellForecast) -> str:
 
 def _time(forecast: Forecast) -> Iterator[str]:
     """How long it takes and what that rests on, in one line; then what may come on top."""
-    if any(each.runs for each in forecast.cells):
-        yield f"time: {forecast.duration} for one process of each cell{_by(forecast)}"
+    if any(each.is_legal for each in forecast.cells):
+        what = "measuring these cells would take" if forecast.is_predicted else "time:"
+        yield f"{what} {forecast.duration}{_by(forecast)}"
+    yield from _repeats(forecast)
     calibrate = f"{tool_words('bench.calibrate')} --output FILE.yaml measures this machine"
     calibrate += "; then hardware=calibrated hardware.path=FILE.yaml"
     if any(each.step is None for each in forecast.cells if each.reason is None):
@@ -175,16 +176,32 @@ def _time(forecast: Forecast) -> Iterator[str]:
         yield f"that other CPU is two cores of an AMD EPYC; this one may take a multiple. {calibrate}"
 
 
+def _repeats(forecast: Forecast) -> list[str]:
+    """Return what repeats that were left open will decide."""
+    if not forecast.repeats:
+        return []
+    budget_s = forecast.repeats[0].cells[0].measure.repeats_budget_s
+    return planned_lines(forecast.repeats, forecast.total_s, budget_s)
+
+
 def _common(forecast: Forecast, raws: Sequence[Raw]) -> Iterator[str]:
     """What all cells share, so that the table need not say it."""
     cells = [each.cell for each in forecast.plan.cells]
     same, _ = _by_difference(raws, cells)
     values = {key.removesuffix(".name"): choice(key, cells[0]) for key in same}
+    values = {key: value for key, value in values.items() if key not in NAMED}
     chosen = " ".join(f"{key}={shown(value)}" for key, value in values.items() if value is not None)
+    named = " ".join(f"{key}={' and '.join(_values(cells, key))}" for key in NAMED)
+    yield f"cells run with {named}"
     if chosen:
         yield f"automatic choices in all cells: {chosen}"
     if any(cell.cluster.ranks_per_gpu > 1 for cell in cells):
         yield "ranks share GPUs: such cells show correctness only"
+
+
+def _values(cells: Sequence[RunConfig], key: str) -> list[str]:
+    """Return the values that a choice has in any of the cells."""
+    return [*dict.fromkeys(str(cell.flat()[key]) for cell in cells)]
 
 
 def _fitting(forecast: Forecast) -> Iterator[str]:

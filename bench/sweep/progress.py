@@ -144,6 +144,11 @@ class Progress(Listener):
             since = duration_label(self._cell_progress.elapsed_s)
             self.say(f"{self._place()}: running for {since}, {self._cell_progress.where()}; {self._eta()}")
 
+    def leave_out(self, planned: PlannedCell) -> None:
+        """Count a planned cell that does not run after all."""
+        self._left.remove(planned)
+        self._total -= 1
+
     def end(self, planned: PlannedCell, record: Record) -> None:
         assert self._cell_progress is not None
         line = f"{self._place()}: {outcome(record)} ({self._cell_progress.elapsed_s:.1f} s)"

@@ -1,4 +1,4 @@
-"""How often cells run: in turns, and where it is left open as often as a budget of time allows."""
+"""How often cells run: interleaved, and with `measure.repeats=auto` as often as a budget of time allows."""
 
 from __future__ import annotations
 
@@ -13,43 +13,67 @@ from bench.cell.trajectory import REFERENCE_STRATEGY
 from bench.config import AUTO, RunConfig
 from bench.labels import duration_label, length_label
 from bench.record import Status
-from bench.statistics import (
-    MAX_PROCESSES,
-    MIN_PROCESSES,
-    TOLD_RATIO,
-    enough_processes,
-    pooled_spread,
-    slowest_median,
-)
+from bench.statistics import MIN_PROCESSES, enough_processes, pooled_spread, slowest_median
+from bench.strategies import STRATEGIES
 
 Turn = tuple[RunConfig, int]
 """A cell and its repeat, from 0."""
-
-
-Processes = Sequence[Mapping[str, Any]]
-"""The records of one cell's processes that worked, so far."""
+NOT_COMPARED = frozenset(
+    {
+        *("strategy", "options", "layout", "kernel", "sp_degree", "ulysses_degree", "dp_replicate"),
+        *("dp_shard", "batch", "grad_accum", "cluster", "seed", "padding", "trainer", "loss"),
+        *("measure", "env", "replay"),
+    }
+)
+"""Fields in which cells may differ whose speeds are compared, as in `analysis.cells.comparison`."""
+ROUNDED_S = 100
 
 
 @dataclass(frozen=True, slots=True)
-class More:
-    """How many processes the cells of one length have, get and would have to get."""
+class Process:
+    """One process of a cell."""
 
+    wall_s: float
+    tokens_per_s: float | None
+    """None where it failed."""
+
+
+Processes = Mapping[str, Sequence[Process]]
+"""The processes of each cell so far, by the cell's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Further processes of the two fastest cells of one kind of work."""
+
+    cells: tuple[RunConfig, RunConfig]
     has: int
-    gets: int
+    """Processes that each of them has."""
     lacks: int
-    took_s: float
-    """One process of each of its cells."""
+    """Processes that each still needs."""
+    gets: int
+    """Processes that each gets within the budget."""
+    lacks_s: float
+    """Seconds of all that they still need."""
+    gets_s: float
+    """Seconds of what they get."""
 
+    @property
+    def seq_len(self) -> int:
+        return self.cells[0].seq_len
 
-Choice = Mapping[int, More]
-"""By length."""
+    @property
+    def turns(self) -> list[Turn]:
+        """Return the processes in the order in which they run."""
+        return in_turns(self.cells, range(self.has, self.has + self.gets))
 
 
 def in_turns(cells: Sequence[RunConfig], repeats: Iterable[int]) -> list[Turn]:
-    """Each of these repeats of every cell before any cell's next: a sweep broken off has as many of all.
+    """Return each of these repeats of every cell before any cell's next one.
 
-    The first go from short to long, at each length what others are compared with before them. The cells of
-    later ones are shuffled by the seed: heat, and whatever else changes slowly, favours no cell.
+    A sweep that is interrupted thus has equally many of all. The first repeats go from short to long, at each
+    length `local` before the others, which are compared with it. The cells of later ones are shuffled by the
+    seed: heat, and whatever else changes slowly, favours no cell.
     """
     seed = min((cell.seed for cell in cells), default=0)
     first = sorted(cells, key=lambda cell: (cell.seq_len, cell.strategy != REFERENCE_STRATEGY))
@@ -61,80 +85,106 @@ def in_turns(cells: Sequence[RunConfig], repeats: Iterable[int]) -> list[Turn]:
 
 
 def least_repeats(cell: RunConfig) -> int:
-    """How often a cell runs whatever it takes."""
+    """Return how often a cell runs whatever it takes."""
     return 1 if cell.measure.repeats == AUTO else cell.measure.repeats
 
 
-def ran_so_far(records: Iterable[Mapping[str, Any]]) -> dict[str, Processes]:
-    """By cell, its processes that worked."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for record in records:
+def processes_of(records: Iterable[Mapping[str, Any]]) -> Processes:
+    """Return the processes of each cell in the order of their repeats."""
+    found: dict[str, list[Process]] = {}
+    for record in sorted(records, key=lambda record: int(record["repeat"])):
+        speed = None
         if record["status"] == Status.OK:
-            found.setdefault(record["cell_id"], []).append(record)
-    return {**found}
+            timing = record["timing"]
+            speed = 1e3 * timing["tokens_per_step"] / slowest_median(timing["step_times_ms"])
+        found.setdefault(record["cell_id"], []).append(Process(float(record["wall_s"]), speed))
+    return found
 
 
-def choose(cells: Iterable[RunConfig], ran: Mapping[str, Processes], left_s: float) -> Choice:
-    """Which lengths get more processes, by what those that ran took and spread by; the soonest done first.
+def choose(cells: Iterable[RunConfig], ran: Processes, left_s: float) -> list[Repeats]:
+    """Return the repeats of each kind of work that lacks some, the longest sequences first.
 
-    All cells of a length run equally often, so that they stay comparable. MIN_PROCESSES come at once or not
-    at all; once there, further ones come as far as there is room. A length with fewer than two cells that
-    worked has nothing to compare: it is left out, and so is one that lacks nothing.
+    Each kind takes what it lacks of `left_s` seconds before the next one does. The processes up to
+    MIN_PROCESSES come all together or not at all. How many come after them follows from how far the first
+    ones spread, never from how far the two cells are apart: a test that stops once it likes the difference
+    claims one too often.
     """
-    by_length: dict[int, list[Processes]] = {}
-    for cell in cells:
-        if cell.cell_id in ran:
-            by_length.setdefault(cell.seq_len, []).append(ran[cell.cell_id])
-    lacking = {
-        seq_len: (_lacks(its), sum(fmean(float(each["wall_s"]) for each in cell) for cell in its))
-        for seq_len, its in by_length.items()
-        if len(its) > 1 and _lacks(its)
-    }
-    choice = dict[int, More]()
-    for seq_len, (lacks, took_s) in sorted(lacking.items(), key=lambda pair: math.prod(pair[1])):
-        has = min(map(len, by_length[seq_len]))
-        fits = min(lacks, math.floor(left_s / took_s))
+    pairs = sorted(_fastest_pairs(cells, ran), key=lambda pair: pair[0].seq_len, reverse=True)
+    found = []
+    for pair in pairs:
+        processes = [ran[cell.cell_id] for cell in pair]
+        has = min(map(len, processes))
+        lacks = max(0, _enough(processes) - has)
+        takes_s = [_seconds(processes, has + more) for more in range(lacks + 1)]
+        fits = max((more for more, each_s in enumerate(takes_s) if each_s <= left_s), default=0)
         gets = fits if fits == lacks or has >= MIN_PROCESSES else 0
-        choice[seq_len] = More(has, gets, lacks, took_s)
-        left_s -= gets * took_s
-    return choice
+        left_s -= takes_s[gets]
+        if lacks:
+            found.append(Repeats(pair, has, lacks, gets, takes_s[-1], takes_s[gets]))
+    return found
 
 
-def _lacks(cells: Sequence[Processes]) -> int:
-    """How many more processes of each tell them apart, as far as those that ran know."""
-    has = min(map(len, cells))
-    if has < MIN_PROCESSES:
-        return MIN_PROCESSES - has
-    steps_ms = ([slowest_median(each["timing"]["step_times_ms"]) for each in cell] for cell in cells)
-    return max(0, enough_processes(pooled_spread(steps_ms)) - has)
+def _fastest_pairs(cells: Iterable[RunConfig], ran: Processes) -> list[tuple[RunConfig, RunConfig]]:
+    """Return of each kind of work the two cells whose first process was fastest.
+
+    Strategies that split the sequence come before `local`, which is the base and no candidate.
+    """
+    kinds: dict[tuple[str, int], list[RunConfig]] = {}
+    for cell in cells:
+        if cell.cell_id in ran and ran[cell.cell_id][0].tokens_per_s is not None:
+            kind = cell.identity_without(NOT_COMPARED, None), cell.sequences_per_step
+            kinds.setdefault(kind, []).append(cell)
+
+    def order(cell: RunConfig) -> tuple[bool, float]:
+        return STRATEGIES[cell.strategy].shares_sequences, ran[cell.cell_id][0].tokens_per_s or 0.0
+
+    ordered = (sorted(alike, key=order, reverse=True) for alike in kinds.values() if len(alike) > 1)
+    return [(first, second) for first, second, *_ in ordered]
 
 
-def planned_line(cells: Sequence[RunConfig]) -> str | None:
-    """What will be decided once each of these cells has run; None where there will be nothing to compare."""
-    lengths = [cell.seq_len for cell in cells]
-    if len(lengths) == len(set(lengths)):
-        return None
+def _seconds(sides: Sequence[Sequence[Process]], until: int) -> float:
+    """Return the seconds that both sides take until each has this many processes."""
+    return sum(max(0, until - len(side)) * fmean(each.wall_s for each in side) for side in sides)
+
+
+def _enough(sides: Sequence[Sequence[Process]]) -> int:
+    """Return how many processes of each tell the two apart, as far as the first MIN_PROCESSES know."""
+    if min(map(len, sides)) < MIN_PROCESSES:
+        return MIN_PROCESSES
+    speeds = [[p.tokens_per_s for p in side[:MIN_PROCESSES] if p.tokens_per_s is not None] for side in sides]
+    if min(map(len, speeds)) < 2:  # noqa: PLR2004  a spread takes two
+        return MIN_PROCESSES
+    return enough_processes(pooled_spread(speeds))
+
+
+def chosen_line(chosen: Repeats) -> str:
+    """Return the line that announces further processes before they run."""
+    one, other = (cell.strategy for cell in chosen.cells)
     return (
-        f"measure.repeats={AUTO}: one process of each cell, then {MIN_PROCESSES - 1} more at lengths where"
-        f" the sweep still fits {_budget(cells)}, and up to {MAX_PROCESSES} in all where {MIN_PROCESSES}"
-        f" differ too much to tell {TOLD_RATIO - 1:.0%} apart"
+        f"measure.repeats={AUTO}: {chosen.gets} more processes of {one} and of {other} at"
+        f" {length_label(chosen.seq_len)}, interleaved, about {duration_label(chosen.gets_s)}"
     )
 
 
-def chosen_line(choice: Choice, cells: Sequence[RunConfig]) -> str | None:
-    """How many processes there will be at which lengths, and why no more; None where none are lacking."""
-    lines, budget = [], _budget(cells)
-    for seq_len, more in sorted(choice.items()):
-        will_have, processes = more.has + more.gets, more.has + more.lacks
-        line = f"{'one process' if will_have == 1 else f'{will_have} processes'} of each cell at "
-        line += length_label(seq_len)
-        if more.gets:
-            line += f" ({more.gets} more, about {duration_label(more.gets * more.took_s)})"
-        if will_have < processes:
-            line += f": {processes} would not fit {budget}"
-        lines.append(line)
-    return f"measure.repeats={AUTO}: {'; '.join(lines)}" if lines else None
+def planned_lines(found: Sequence[Repeats], first_s: float, budget_s: float) -> list[str]:
+    """Return what repeats will decide after `first_s` seconds of first processes, and what decides the rest.
 
-
-def _budget(cells: Sequence[RunConfig]) -> str:
-    return f"measure.repeats_budget_s={cells[0].measure.repeats_budget_s:g}"
+    Empty where there is nothing to compare.
+    """
+    lines = [
+        f"measure.repeats={AUTO}: then {each.gets} more processes of the two fastest strategies that split"
+        f" the sequence at {length_label(each.seq_len)}, interleaved, about"
+        f" {duration_label(each.gets_s)}"
+        for each in found
+        if each.gets
+    ]
+    left = sorted({each.seq_len for each in found if not each.gets})
+    if left:
+        whole_s = first_s + sum(each.lacks_s for each in found)
+        enough_s = ROUNDED_S * math.ceil(whole_s / ROUNDED_S)
+        lines.append(
+            f"undecided after one process of each cell: {', '.join(map(length_label, left))}, as more would"
+            f" not fit measure.repeats_budget_s={budget_s:g}; measure.repeats_budget_s={enough_s} decides"
+            f" every length, in about {duration_label(whole_s)}"
+        )
+    return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,8 @@ class Sweep:
     shared: SharedSections
     trajectories: Trajectories
     references: References
+    ran_out: set[str] = field(default_factory=set)
+    """Ids of the cells that ran out of memory, which are not repeated."""
 
 
 def run_plan(
@@ -79,7 +81,7 @@ def run_plan(
             launcher.warm()
         if resumed.is_whole:
             _write_config(plan)
-        notes = [*resumed.lines, *kept.lines, *plan.notes, *([] if plan.note is None else [plan.note])]
+        notes = [*resumed.lines, *kept.lines, *plan.notes]
         progress.start(pending, plan.folder, notes)
         references = References(cells, launcher, plan.folder, progress.say, progress.beside)
         sweep = Sweep(launcher, progress, store, SharedSections(), trajectories, references)
@@ -171,7 +173,10 @@ def _conclude(
 
 
 def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bool:
-    """Run a cell and store its record; whether it ended as it may."""
+    """Run a cell and store its record; return whether it ended as it may."""
+    if planned.repeat and planned.cell.cell_id in sweep.ran_out:
+        sweep.progress.leave_out(planned)
+        return True
     sweep.references.run_missing(planned.cell, sweep.trajectories, sweep.shared)
     sweep.progress.begin(planned)
     cells = sweep.store.folder / "cells"
@@ -181,6 +186,8 @@ def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> boo
     record = sweep.trajectories.held(planned.cell, record)
     _gather_traces(planned, cells, sweep.store.folder / TRACES_FOLDER)
     sweep.store.append(record)
+    if record.status is Status.OUT_OF_MEMORY:
+        sweep.ran_out.add(planned.cell.cell_id)
     sweep.progress.end(planned, record)
     return is_finding(record.role, record.status)
 
@@ -254,14 +261,18 @@ def _refuse_records(plan: Plan, before: Sequence[dict[str, Any]]) -> None:
 
 
 def _missing(plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str]) -> list[PlannedCell]:
-    """Cells without a final record that did not run just now."""
+    """Return the cells without a final record that did not run just now.
+
+    A cell that ran out of memory is not repeated.
+    """
     done = {
         (line["cell_id"], line["repeat"])
         for line in records
         if is_finding(line["role"], Status(line["status"]))
     }
+    ran_out = {line["cell_id"] for line in records if line["status"] == Status.OUT_OF_MEMORY}
     missing = [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
-    return [each for each in missing if each.folder_name not in ran]
+    return [p for p in missing if p.folder_name not in ran and not (p.repeat and p.cell.cell_id in ran_out)]
 
 
 def _write_config(plan: Plan) -> None:

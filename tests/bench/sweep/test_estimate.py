@@ -124,9 +124,9 @@ def test_steps_warm_up_and_are_timed_in_order_and_told_of_before(told, where):
 
 
 @pytest.mark.parametrize(
-    ("step_s", "warm_up", "timed"), [(0.01, 99, 20), (1.0, 9, 20), (9.0, 1, 6), (11.0, 1, 6), (30.0, 0, 6)]
+    ("step_s", "warm_up", "timed"), [(0.01, 99, 20), (1.0, 9, 20), (9.0, 1, 3), (11.0, 0, 3), (30.0, 0, 3)]
 )
-def test_a_gpu_s_plan_warms_up_and_times_six_steps_of_any_length(step_s, warm_up, timed):
+def test_a_gpu_s_plan_warms_up_and_times_three_steps_of_any_length(step_s, warm_up, timed):
     measure = make_cell("strategy=local", machine=FOUR_H100).measure
     planned = [(each.part, each.steps) for each in planned_stages(measure, step_s)]
     assert planned[:3] == [(FIRST_STEP, 1), (WARM_UP, warm_up), (None, timed)]

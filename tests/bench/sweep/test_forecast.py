@@ -16,7 +16,7 @@ from bench.passes import planned_stages
 from bench.request.choices import read_option
 from bench.store import read_records
 from bench.sweep.auto_choices import CHOICES
-from bench.sweep.estimate import START_S, Estimate
+from bench.sweep.estimate import FIXED_S, START_S, Estimate
 from bench.sweep.expected import Expected, modelled
 from bench.sweep.forecast import Forecast
 from bench.sweep.plan import plan
@@ -64,33 +64,32 @@ def test_a_cell_that_will_not_be_done_in_time_is_named():
     assert "1 cell will not be done within measure.timeout_s=20" in lines_of(found)
 
 
-def test_a_cell_that_does_not_fit_is_not_counted_and_advised_no_budget():
-    found = forecast(GPUS)
-    early = {(each.cell.strategy, each.cell.seq_len) for each in found.cells if each.ends_early}
-    assert early == {("local", 65536), ("local", 98304)}
-    rest = [each for each in found.cells if not each.ends_early]
-    assert found.total_s == pytest.approx(START_S + sum(each.cell_s for each in rest))
-    assert found.bases == ["the cost model on hardware=h100_80gb"]
-    said = lines_of(found)
-    assert f"and what {found.unknown} more of the cells take" in said
-    fits = re.findall(r"^\w+ \d+k .*  (fits|undecided|does not fit)\b", said, re.MULTILINE)
-    assert Counter(fits) == {"fits": 6, "undecided": 1, "does not fit": 2}
+def test_a_cell_that_does_not_fit_ends_with_its_first_step_and_is_counted_once():
+    once, often = (forecast(GPUS, measure__repeats=repeats) for repeats in (1, 6))
+    (early,) = (each for each in once.cells if each.ends_early)
+    assert (early.cell.strategy, early.cell.seq_len, early.cell_s) == ("local", 98304, FIXED_S["cuda"])
+    assert once.total_s == pytest.approx(START_S + sum(each.cell_s for each in once.cells))
+    lasting_s = sum(each.cell_s for each in once.cells if each.lasts)
+    assert often.total_s == pytest.approx(START_S + early.cell_s + 6 * lasting_s)
+    assert once.bases == ["the cost model on hardware=h100_80gb"]
+    fits = re.findall(r"^\w+ \d+k .*  (fits|undecided|does not fit)\b", lines_of(once), re.MULTILINE)
+    assert Counter(fits) == {"fits": 7, "undecided": 1, "does not fit": 1}
 
 
 def test_the_minutes_of_gpus_count_what_a_cell_takes_outside_its_steps():
     """15 to 40 s by what starts, is built and is read."""
     found = forecast(GPUS)
-    for each in found.cells:
+    for each in (each for each in found.cells if each.lasts):
         steps = sum(stage.steps for stage in planned_stages(each.cell.measure, each.step.seconds))
         assert 15 <= each.cell_s - steps * each.step.seconds <= 40
     assert found.total_s >= sum(each.cell_s for each in found.cells if each.lasts)
 
 
 def test_a_reference_that_cannot_fit_is_neither_counted_nor_listed():
-    found = forecast(GPUS, strategies=["ulysses"], lengths=["8k", "64k"])
+    found = forecast(GPUS, strategies=["ulysses"], lengths=["8k", "96k"])
     assert [cell.seq_len for cell in found.references] == [8192]
     assert len(found.not_tried) == 1
-    assert "64k: local does not run as a reference: a rank needs" in lines_of(found)
+    assert "96k: local does not run as a reference: a rank needs" in lines_of(found)
 
 
 def test_cpu_ranks_share_the_hosts_memory_and_what_is_not_known_is_said_to_be():
@@ -125,13 +124,25 @@ def test_every_choice_that_may_be_left_open_is_told():
     }
     assert {*CHOICES} == open_keys - {"cluster.name"}  # told by its device
     said = lines_of(forecast(lengths=["8k"], strategies=["ring", "usp"]))
-    in_all = {word.partition("=")[0] for word in said.partition("in all cells: ")[2].splitlines()[0].split()}
+    lines = [line for line in said.splitlines() if re.match("cells run with|automatic choices in all", line)]
+    in_all = {word.partition("=")[0] for word in " ".join(lines).split()}
     assert {key.removesuffix(".name") for key in CHOICES} - in_all == {
         "ulysses_degree",
         "sp_degree",
         "replay.rank",
     }
     assert "ulysses_degree=2" in said
+
+
+def test_where_nothing_runs_the_plan_says_what_measuring_would_take():
+    h100 = read_option("hardware", "h100_80gb")
+    found = forecast(strategies=["ring", "ulysses"], mode="predict", hardware=h100, cluster__world_size=4)
+    measured = forecast(GPUS, strategies=["ring", "ulysses"], measure__reference_budget_s=0)
+    assert found.total_s == pytest.approx(measured.total_s)
+    assert [each.seq_len for each in found.repeats] == [each.seq_len for each in measured.repeats] == [
+        98304, 65536, 8192,
+    ]  # fmt: skip
+    assert "measuring these cells would take about" in lines_of(found)
 
 
 def test_predicted_cells_take_no_time_and_equal_reasons_are_one_note():

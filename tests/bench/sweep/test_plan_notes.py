@@ -89,10 +89,38 @@ def test_the_one_rank_of_a_replay_on_a_cpu_has_all_of_its_memory():
     assert cell.room.usable == TWO_CORES.memory_bytes
 
 
-def test_the_readmes_sweep_on_80_gb_fits_but_for_a_4b_model_on_one_rank():
+def test_the_base_of_the_readmes_sweep_is_sharded_where_one_gpu_may_not_hold_the_model():
     found = planned(gpus(8))
-    told = {"8k": "undecided", "64k": "out_of_memory", "96k": "out_of_memory"}
-    assert short_of_memory(found, gpus(8)) == [("local", *each) for each in told.items()]
+    assert short_of_memory(found, gpus(8)) == []
+    assert [
+        note for note in found.notes if note.startswith("local runs with dp_shard=8, one sequence a rank")
+    ]
+    bases = [each.cell for each in found.cells if each.cell.strategy == "local"]
+    assert {(cell.dp_shard, cell.measure.trace, cell.measure.least_steps) for cell in bases} == {
+        (8, False, 1)
+    }
+    for values in ({"model": read_option("model", "qwen3_0_6b")}, {"dp_shard": 1}, {"engine__name": "ddp"}):
+        bases = [each.cell for each in planned(gpus(8), **values).cells if each.cell.strategy == "local"]
+        assert {cell.dp_shard for cell in bases} == {1}
+
+
+MACHINES = {
+    "1 H100": (gpus(1), {}, set()),
+    "4 H100": (gpus(4), {}, {98304}),
+    "8 H100": (gpus(8), {}, {98304}),
+    "one 4090": (gpus(1, "NVIDIA GeForce RTX 4090"), {}, set()),
+}
+
+
+@pytest.mark.parametrize("where", MACHINES)
+def test_the_readmes_command_decides_a_length_within_35_minutes(where):
+    machine, values, decided = MACHINES[where]
+    found = planned(machine, **values)
+    forecast = Forecast(found, found.cells, machine, Estimate(modelled))
+    repeats = [each for each in forecast.repeats if each.gets]
+    assert {each.seq_len for each in repeats} == decided
+    took_s = forecast.total_s + sum(each.gets_s for each in repeats)
+    assert took_s < 35 * 60
 
 
 def test_an_illegal_cell_needs_nothing():
@@ -196,5 +224,7 @@ def test_the_command_knows_whether_somebody_named_a_strategy_and_says_in_short_w
     assert [any(note.startswith("left out") for note in each.notes) for each in plans] == [True, False]
     said = "\n".join(named.notes)
     assert re.search(
-        r"^expected: about \d+ \w+ by the cost model.*; --plan lists every cell", said, re.MULTILINE
+        r"^expected: about \d+ \w+, .* of it for one process of each cell by the cost model.*; --plan lists",
+        said,
+        re.MULTILINE,
     )

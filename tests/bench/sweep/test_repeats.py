@@ -1,4 +1,4 @@
-"""Cells run in turns, and as often as the budget allows: every cell of a length equally often."""
+"""Repeats are interleaved, and those left open go to the two fastest strategies, the longest length first."""
 
 import io
 import json
@@ -6,6 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
+from analysis.cells.comparison import FREE, FREE_GROUPS
 from bench.config import AUTO
 from bench.environment import describe
 from bench.request.measure import WINDOWS
@@ -14,7 +15,7 @@ from bench.store import read_records
 from bench.sweep import run as sweep_run
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
-from bench.sweep.repeats import in_turns
+from bench.sweep.repeats import NOT_COMPARED, in_turns
 from bench.sweep.run import run_plan
 from tests.cells import TWO_CORES, make_cell, make_raw
 
@@ -39,8 +40,11 @@ def planned(*words, **kwargs):
     return plan(raws(*words, **kwargs), TWO_CORES, single=False)
 
 
-def ended(cells, took_s, status="ok", spread=0.0):
-    """A record of each, as far as the plan reads it; every other process is slower by the spread."""
+def ended(cells, took_s, status="ok", spread=0.0, slower=None):
+    """A record of each, as far as the plan reads it; every other process is slower by the spread.
+
+    A strategy in `slower` takes that many times as long.
+    """
     return [
         {
             "cell_id": each.cell.cell_id,
@@ -49,7 +53,13 @@ def ended(cells, took_s, status="ok", spread=0.0):
             "status": status,
             "wall_s": took_s[each.cell.seq_len],
             "config": each.cell.flat(),
-            "timing": {"step_times_ms": [[100 * (1 + spread) ** (each.repeat % 2)] * 3] * 2},
+            "timing": {
+                "step_times_ms": [
+                    [100 * (slower or {}).get(each.cell.strategy, 1) * (1 + spread) ** (each.repeat % 2)] * 3
+                ]
+                * 2,
+                "tokens_per_step": each.cell.tokens_per_step,
+            },
         }
         for each in cells
     ]
@@ -69,23 +79,45 @@ def test_every_cell_has_its_turn_before_any_has_its_next_in_another_order_by_the
 
 
 @pytest.mark.usefixtures("left_open")
-def test_left_open_every_cell_runs_once_and_the_lengths_that_fit_the_budget_more_often():
-    first = planned()
+def test_left_open_every_cell_runs_once_and_the_longest_length_that_fits_the_budget_more_often():
+    first = planned("measure.repeats_budget_s=500")
     assert first.cells[0].cell.measure.repeats == AUTO
     assert [each.repeat for each in first.cells] == [0] * 4
-    assert "5 more" in first.note
-    assert "measure.repeats_budget_s=480" in first.note
     whole = first.repeated(ended(first.cells, {1024: 10.0, 2048: 40.0}))
     more = whole.cells[4:]
     for strategy in STRATEGIES:
         its = [(e.cell.seq_len, e.repeat) for e in more if e.cell.strategy == strategy]
-        assert its == [(1024, repeat) for repeat in range(1, 6)]
+        assert its == [(2048, repeat) for repeat in range(1, 6)]
     assert [each.order for each in more] == [*range(4, 14)]
-    assert whole.note == (
-        "measure.repeats=auto: 6 processes of each cell at 1k (5 more, about 100 s); one process of each cell"
-        " at 2k: 6 would not fit measure.repeats_budget_s=480"
-    )
-    assert {cell.seq_len for cell in whole.open_cells} == {1024}
+    assert whole.note.endswith("at 2k, interleaved, about 7 min")
+    done = whole.repeated(ended(whole.cells, {1024: 10.0, 2048: 40.0}))
+    assert (done.cells, done.open_cells, done.note) == (whole.cells, (), None)  # 1k would not fit
+
+
+@pytest.mark.usefixtures("left_open")
+def test_the_two_fastest_strategies_that_split_the_sequence_are_repeated():
+    strategies = ("ulysses", "local", "usp", "ring")
+    raws = [make_raw(f"strategy={name}", "seq_len=1k", "sweep_dir=out") for name in strategies]
+    first = plan(raws, TWO_CORES, single=False)
+    records = ended(first.cells, {1024: 1.0}, slower={"usp": 1.5, "local": 0.1})
+    more = first.repeated(records).cells[4:]
+    assert {each.cell.strategy for each in more} == {"ulysses", "ring"}
+    failed = [r | {"status": "crashed"} if r["config"]["strategy"] == "ring" else r for r in records]
+    assert {each.cell.strategy for each in first.repeated(failed).cells[4:]} == {"ulysses", "usp"}
+
+
+@pytest.mark.usefixtures("left_open")
+def test_speeds_of_different_work_are_not_compared():
+    words = (("engine=ddp", "strategy=ring"), ("engine=zero3", "strategy=ulysses"))
+    raws = [make_raw(*each, "seq_len=1k", "sweep_dir=out") for each in words]
+    first = plan(raws, TWO_CORES, single=False)
+    assert first.repeated(ended(first.cells, {1024: 1.0})).cells == first.cells
+
+
+def test_cells_differ_in_what_the_report_lets_them_differ_in():
+    compared = {name for name in FREE if name not in ("cluster", "ring_degree")}
+    groups = {group.removesuffix(".") for group in FREE_GROUPS} - {"strategy"}
+    assert compared | groups | {"options"} == NOT_COMPARED
 
 
 @pytest.mark.usefixtures("left_open")
@@ -95,8 +127,18 @@ def test_processes_that_spread_too_far_to_tell_ten_percent_apart_become_more(spr
     six = first.repeated(ended(first.cells, {1024: 1.0}))
     whole = six.repeated(ended(six.cells, {1024: 1.0}, spread=spread))
     assert [each.repeat for each in whole.cells] == [n for n in range(processes) for _ in STRATEGIES]
-    assert (f"{processes} processes of each cell at 1k" in (whole.note or "")) == (processes > 6)
-    assert whole.repeated(ended(whole.cells, {1024: 1.0}, spread=spread)) is whole
+    assert (whole.note or "").startswith(f"measure.repeats=auto: {processes - 6} more") == (processes > 6)
+    assert whole.repeated(ended(whole.cells, {1024: 1.0}, spread=spread)).cells == whole.cells
+
+
+@pytest.mark.usefixtures("left_open")
+def test_the_number_of_processes_never_follows_from_how_far_apart_two_strategies_are():
+    """A test that stops where it likes the difference claims one more often than it says."""
+    first = planned(lengths=("1k",))
+    apart = {"ring": 1.3}
+    six = first.repeated(ended(first.cells, {1024: 1.0}, spread=0.15, slower=apart))
+    whole = six.repeated(ended(six.cells, {1024: 1.0}, spread=0.15, slower=apart))
+    assert len(whole.cells) == 2 * 14
 
 
 @pytest.mark.usefixtures("left_open")
@@ -105,20 +147,18 @@ def test_of_the_further_processes_as_many_come_as_the_budget_has_room_for():
     six = first.repeated(ended(first.cells, {1024: 10.0}))
     whole = six.repeated(ended(six.cells, {1024: 10.0}, spread=0.15))
     assert len(whole.cells) == 14
-    assert whole.note == (
-        "measure.repeats=auto: 7 processes of each cell at 1k (1 more, about 20 s): 14 would not fit"
-        " measure.repeats_budget_s=150"
-    )
+    assert whole.note.startswith("measure.repeats=auto: 1 more processes of")
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "often"), [(119, set()), (120, {1024}), (599, {1024}), (600, {1024, 2048})]
+    ("budget_s", "often"), [(119, set()), (120, {1024}), (579, {1024}), (580, {2048}), (600, {1024, 2048})]
 )
 @pytest.mark.usefixtures("left_open")
 def test_the_whole_sweep_stays_within_its_budget(budget_s, often):
-    first = planned(f"measure.repeats_budget_s={budget_s}")
-    whole = first.repeated(ended(first.cells, {1024: 2.0, 2048: 48.0}))
-    assert {each.cell.seq_len for each in whole.cells[4:]} == often
+    found = planned(f"measure.repeats_budget_s={budget_s}")
+    while found.open_cells:
+        found = found.repeated(ended(found.cells, {1024: 2.0, 2048: 48.0}))
+    assert {each.cell.seq_len for each in found.cells[4:]} == often
 
 
 @pytest.mark.parametrize(("words", "processes"), [((), 1), (("measure.repeats=3",), 3)])
@@ -162,28 +202,31 @@ def swept(tmp_path, monkeypatch):
     return sweep
 
 
+LONGEST_ONLY = "measure.repeats_budget_s=500"
+
+
 @pytest.mark.usefixtures("left_open")
 def test_a_sweep_runs_its_repeats_after_the_first_of_all_also_where_it_broke_off(swept, tmp_path):
-    said, ran = swept()
+    said, ran = swept(LONGEST_ONLY)
     assert sorted(ran[:4]) == [(1024, 0), (1024, 0), (2048, 0), (2048, 0)]
-    assert ran[4:] == [(1024, repeat) for repeat in range(1, MIN_PROCESSES) for _ in STRATEGIES]
+    assert ran[4:] == [(2048, repeat) for repeat in range(1, MIN_PROCESSES) for _ in STRATEGIES]
     assert "checkpointing=auto: off for CPU ranks" in said
-    assert said.index("then 5 more") < said.index("6 processes of each cell at 1k")
-    assert (tmp_path / "config.yaml").read_text().count("seq_len: 1024") == 12
+    assert "at 2k, interleaved, about 7 min" in said
+    assert (tmp_path / "config.yaml").read_text().count("seq_len: 2048") == 12
     lines = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
     assert len(lines) == 14
     (tmp_path / "records.jsonl").write_text("".join(lines[:7]))
-    said, ran = swept("resume=true")
+    said, ran = swept(LONGEST_ONLY, "resume=true")
     assert len(ran) == 7
-    assert "6 processes of each cell at 1k" in said
-    assert swept("resume=true")[0].startswith("nothing is missing")
+    assert swept(LONGEST_ONLY, "resume=true")[0].startswith("nothing is missing")
 
 
 @pytest.mark.usefixtures("left_open")
-def test_one_process_each_becomes_six_by_the_command_that_decides(swept):
-    said, _ = swept("measure.repeats_budget_s=1")
-    assert "one process of each cell at 1k: 6 would not fit measure.repeats_budget_s=1;" in said
-    _, ran = swept("measure.repeats=6", "resume=true")
+@pytest.mark.parametrize("words", [("measure.repeats=6",), ("measure.repeats_budget_s=2000",)])
+def test_one_process_each_becomes_six_by_a_number_or_a_larger_budget(swept, words):
+    _, ran = swept("measure.repeats_budget_s=1")
+    assert len(ran) == 4
+    _, ran = swept(*words, "resume=true")
     assert sorted(ran) == sorted(
         (n, repeat) for n in (1024, 2048) for repeat in range(1, 6) for _ in STRATEGIES
     )
@@ -195,6 +238,25 @@ def test_a_cell_that_fails_and_one_that_is_left_alone_are_not_repeated_and_resum
     assert sorted(ran) == [(1024, 0), (1024, 0), (2048, 0), (2048, 0)]
     _, ran = swept("resume=true")
     assert sorted(ran[:2]) == [(1024, 0), (2048, 0)]
+
+
+def test_a_cell_that_ran_out_of_memory_is_not_repeated(launcher, tmp_path):
+    words = ("engine=ddp", "strategy=local", f"sweep_dir={tmp_path}", "measure.repeats=3")
+    tiny = (
+        "measure.steps=1",
+        "measure.warmup_steps=0",
+        "measure.trace=false",
+        "cluster.memory_limit_gib=0.1",
+    )
+    found = plan([make_raw(*words, *tiny, f"seq_len={n}") for n in ("256", "96k")], TWO_CORES, single=False)
+    progress = Progress(Console(file=io.StringIO()))
+    run_plan(found, launcher, progress, write_report=lambda _: True)
+    ran = [(each["seq_len"], each["status"]) for each in map(_flat, read_records(tmp_path / "records.jsonl"))]
+    assert sorted(ran) == [(256, "ok")] * 3 + [(98304, "out_of_memory")]
+
+
+def _flat(record):
+    return {"seq_len": record["config"]["seq_len"], "status": record["status"]}
 
 
 def test_after_the_first_length_there_is_a_report_and_one_at_the_end(swept):
