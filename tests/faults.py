@@ -12,7 +12,7 @@ from bench.overhead.turns import compare
 from bench.passes.objective import rank as objective
 from bench.passes.timing.clock import StepClock
 from bench.training import models
-from tests.fault_classes import attention, tokens
+from tests.fault_classes import attention, tampering, tokens
 from tests.fault_classes.tampering import tampered, wrap
 
 divide_by_sp_degree = partial(tampered, tokens.divide_by_sp_degree)
@@ -87,15 +87,13 @@ def have_no_room(job, log):
     return run_cell(job, log)
 
 
-def have_room_for_a_cut(job, log):
-    """A machine on which the whole model in float64 does not fit, and two layers of it do."""
-    objective.needed_bytes = lambda cell, tokens: 2**60 if cell.model == job.cell.model else 0
-    return run_cell(job, log)
-
-
-def average_losses_in_a_cut(job, log):
-    tokens.average_losses_over_ranks(job)
-    return have_room_for_a_cut(job, log)
+def have_room_for_three_layers(job, log, fault=tampering.nothing):
+    """A machine on which three layers have room, and neither the others nor what is outside of layers."""
+    *_, fewest = objective.coverages(job.cell)
+    tokens = objective.objective_tokens(job.cell.padded_len, job.cell.sp_degree)
+    objective.CPU_ROOM_BYTES = objective.needed_bytes(job.cell, tokens, fewest)
+    objective.CPU_ROOM_BYTES += objective.gradient_bytes(job.cell, fewest)
+    return tampering.tampered(fault, job, log)
 
 
 def choose_frequencies_by_own_length(job, log):

@@ -112,20 +112,21 @@ def numbers_of(config: ModelConfig, seed: int) -> Numbers:
     return RandomNumbers(seed) if config.path is None else CheckpointNumbers(config.path)
 
 
-@torch.no_grad()
 def filled_layers(model: PreTrainedModel, numbers: Numbers, device: torch.device) -> Iterator[nn.Module]:
     """The decoder layers of a model on the meta device, each filled when it is taken; the rest at the end.
 
     A layer may be sharded as soon as it is taken. Ties stay.
     """
-    filling = _Filling(model, numbers, device)
+    filling = Filling(model, numbers, device)
     for layer in model.model.layers:
         filling.fill(layer.modules())
         yield layer
     filling.fill(model.modules())
 
 
-class _Filling:
+class Filling:
+    """Numbers for the parameters of a model on the meta device, set on another device module by module."""
+
     def __init__(self, model: PreTrainedModel, numbers: Numbers, device: torch.device) -> None:
         self.model, self.numbers, self.device = model, numbers, device
         self.owners: defaultdict[Tensor, list[tuple[str, nn.Module, str]]] = defaultdict(list)
@@ -133,6 +134,23 @@ class _Filling:
             for key, parameter in module.named_parameters(recurse=False):
                 self.owners[parameter].append((f"{name}.{key}", module, key))
 
+    def fill_ends(self) -> None:
+        """Give numbers to what is outside of the decoder layers."""
+        inside = {id(module) for module in self.model.model.layers.modules()}
+        self.fill(module for module in self.model.modules() if id(module) not in inside)
+
+    def take(self, layer: nn.Module) -> dict[str, Tensor]:
+        """Return the numbers of a layer's parameters by name; the layer itself is left without any."""
+        empty = [
+            (module, key, each) for module in layer.modules() for key, each in module._parameters.items()
+        ]
+        self.fill(layer.modules())
+        found = {name: each.detach() for name, each in layer.named_parameters()}
+        for module, key, each in empty:
+            module.register_parameter(key, each)
+        return found
+
+    @torch.no_grad()
     def fill(self, modules: Iterable[nn.Module]) -> None:
         """Give numbers to what has none yet in these modules, not counting what is inside of them."""
         for module in modules:

@@ -35,13 +35,15 @@ class Objective:
     noise: dict[str, float] = field(default_factory=dict)
     """How far steps that are equal in exact arithmetic are from float64 in this dtype, relative, root mean
     square: of the `loss` of some rows, and of the whole gradient, which bounds the `grad_norm`. Empty where
-    the model is a cut."""
+    not all gradients were compared."""
     mistakes: dict[str, float] = field(default_factory=dict)
     """By how much known mistakes would move the gradient in which they show most, relative."""
     mistake_limits: dict[str, float] = field(default_factory=dict)
     """The limit of that gradient: a mistake that is no larger would not be found."""
-    cut_because: str | None = None
-    """Why a model of two layers was compared, under DDP; null where it was the cell's own."""
+    compared: str | None = None
+    """Parameters whose gradients were compared, in words; null where all were."""
+    left_out_because: str | None = None
+    """Reason for not comparing the other gradients; null where all were compared."""
     cause: str | None = None
     """What alone would explain gradients beyond their limits; null where nothing known does."""
     lost_on: list[int] = field(default_factory=list)
@@ -64,8 +66,7 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
 
     def gate(self, cell: RunConfig, section: Objective) -> str | None:
         """Loss, every gradient and the norms are within their limits."""
-        engine = f"engine={cell.engine.name}"
-        where = engine if section.cut_because is None else "a two-layer cut of the model"
+        where = f"engine={cell.engine.name}"
         if section.lost_on:
             lost = f"the losses of {section.tokens:,} tokens are not finite on rank"
             return f"objective on {where}: {lost} {', '.join(map(str, section.lost_on))}"
@@ -88,11 +89,11 @@ class ObjectiveFacts(PassFacts[Objective, Objective]):
             reason = NOT_RUN if section is None else section.reason
             return [Check(what=OF_ENGINE, against=against, reason=reason)]
         found = Check(what=OF_ENGINE, against=against, tokens=section.tokens, below_noise=_hidden(section))
-        if section.cut_because is None:
+        if section.compared is None:
             return [found]
         return [
-            replace(found, what="every gradient of a two-layer cut under DDP"),
-            Check(what=OF_ENGINE, against=against, reason=section.cut_because),
+            replace(found, what=f"gradients on the cell's engine of {section.compared}"),
+            Check(what=OF_ENGINE, against=against, reason=section.left_out_because),
         ]
 
 

@@ -10,18 +10,20 @@ import torch
 
 from bench.config import OptimizerConfig
 from bench.passes import PASSES
-from bench.passes.objective.rank import Step as ObjectiveStep
-from bench.passes.objective.rank import _norm_errors, mean_of_ranks
-from bench.passes.objective.section import objective_tokens
-from bench.passes.objective.whole_model import (
+from bench.passes.objective.noise import (
     CHANCE,
     FACTOR,
     SCALE_FACTOR,
+    ExactGradient,
     GradientError,
     Noise,
-    Signal,
+    StepLoss,
+    gradient_errors,
     whole_scale,
 )
+from bench.passes.objective.rank import Step as ObjectiveStep
+from bench.passes.objective.rank import _norm_errors, mean_of_ranks
+from bench.passes.objective.section import objective_tokens
 from bench.strategies.strategy import IGNORED_LABEL
 from tests import faults
 from tests.cells import make_cell, run_cell, tiny_cell
