@@ -21,11 +21,12 @@ from bench.passes.attention import section as attention_section
 from bench.passes.full_length import limits as full_length
 from bench.passes.full_length import section as full_length_section
 from bench.passes.memory import live_blocks
-from bench.passes.objective import cut, whole_model
+from bench.passes.objective import noise as objective_noise
 from bench.passes.objective import rank as objective
 from bench.passes.objective import section as objective_section
 from bench.passes.parity import limits
 from bench.passes.parity import section as parity_section
+from bench.passes.probe import cut
 from bench.passes.telemetry import telemetry
 from bench.passes.timing import section as timing_section
 from bench.passes.trace.section import TRACED_PART, TRACED_STEPS
@@ -131,15 +132,15 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("attention_parity", ", ".join(f"{factor:.0f} {name}" for name, factor in limits.FACTORS.items())),
         ("attention_parity", f"{limits.FLOORS['fp32'].forward:.0e} fp32"),
         ("attention_parity", f"{limits.FLOORS['fp16'].backward:.0e} for dq, dk and dv"),
-        ("objective", f"at most {cut.CUT_VOCABULARY} words"),
+        ("probe", f"at most {cut.CUT_VOCABULARY} words"),
         ("objective", f"{limits.FLOORS['bf16'].loss:.0e} bf16 for the loss"),
         ("objective", f"up to {objective_section.MAX_TOKENS:,} tokens"),
-        ("objective", f"max(floor, {whole_model.FACTOR:.0f} * noise(x))"),
-        ("objective", f"{whole_model.SCALE_FACTOR:.0f} * noise(scale)"),
-        ("objective", f"blocks of {whole_model.LOSS_BLOCK} rows"),
+        ("objective", f"max(floor, {objective_noise.FACTOR:.0f} * noise(x))"),
+        ("objective", f"{objective_noise.SCALE_FACTOR:.0f} * noise(scale)"),
+        ("objective", f"blocks of {objective_noise.LOSS_BLOCK} rows"),
         ("objective", f"{objective.CPU_ROOM_BYTES // 2**30} GiB on a CPU"),
         ("objective", f"limit {objective.NORM_LIMIT:.0e}"),
-        ("objective", f"{whole_model.CHANCE:.0f} * e / sqrt(n)"),
+        ("objective", f"{objective_noise.CHANCE:.0f} * e / sqrt(n)"),
         ("error_ulps", ", ".join(f"{x:.0f} {name}" for name, x in attention_section.ERROR_FACTORS.items())),
         ("full_length", f"Of {full_length_section.SAMPLED_ROWS} tokens"),
         ("full_length", f"of {full_length_section.SAMPLED_KEYS} more, some on each rank"),

@@ -62,7 +62,7 @@ def steps_begun():
 
 
 def change_the_model(change):
-    """Call `change` with the cell's own model with its loss, and neither with the cut one nor float64's."""
+    """Call `change` with the cell's own model with its loss, and not with float64's."""
 
     def built(plain, rank):
         model = plain(rank)

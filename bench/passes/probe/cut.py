@@ -11,7 +11,7 @@ CUT_VOCABULARY = 512
 
 
 def cut_cell(cell: RunConfig, seq_len: int) -> RunConfig:
-    """Return the cell with a model of two layers, a small vocabulary and a narrow MLP, with random weights."""
+    """Return the cell with a two-layer model, a small vocabulary, a narrow MLP and random weights."""
     model = replace(
         cell.model,
         path=None,
