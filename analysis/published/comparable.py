@@ -118,6 +118,18 @@ class Comparable:
         return f"the nearest of {count} has {', '.join(fewest) or 'other hardware than it names'}"
 
 
+def other_settings(row: Mapping[Any, Any], setup: Setup, *, but: Collection[str] = ()) -> list[str]:
+    """Return the settings, as `key=value`, in which a record's row is not the cell of a claim.
+
+    The kernel and the trainer are free. The device counts as a setting unless the row is predicted.
+    """
+    cell, alternatives = pd.DataFrame([row]), fields_of(setup, but=but)
+    usual = {key: value for key, value in USUAL.items() if not pd.isna(row.get(key))}
+    found = min((_differing(cell, {**fields, **usual}) for fields in alternatives), key=len)
+    is_elsewhere = row["provenance"] != Provenance.PREDICTED and not _is_on_its_hardware(cell).all()
+    return found or ([f"device={row['device_name']}"] if is_elsewhere else [])
+
+
 def _differing(cells: pd.DataFrame, fields: Words) -> list[str]:
     """Of the row that shares most values those that it does not share."""
     known = [column for column in fields if column in cells]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from analysis.labels import number_label
 from analysis.published.choices import Words
 from analysis.published.model import CostModel
+from analysis.published.opinion import Verdict
 from analysis.published.registry import Claim
 from bench.cost.band import Band, End
 from bench.cost.flops import CausalPairs, attention_forward_flops, model_flops
@@ -47,6 +48,8 @@ class Column:
 
     name: str
     per: Callable[[float], float]
+    also: tuple[str, ...] = ()
+    """Other columns that the source may mean: the measured value lies between them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,13 @@ class Metric:
     """None where no single record holds it."""
     why_not: str = "no arithmetic gives it"
     """Where there is no figure."""
+    beyond: tuple[Verdict, Verdict] = (Verdict.CONTRADICTED, Verdict.CONTRADICTED)
+    """Verdicts on measurements far below and far above the claim."""
+
+
+RATE = (Verdict.SLOWER, Verdict.FASTER)
+TIME = (Verdict.FASTER, Verdict.SLOWER)
+SIZE = (Verdict.LESS_MEMORY, Verdict.MORE_MEMORY)
 
 
 def _ratio(value: Callable[[End], float], share: float) -> Band:
@@ -249,13 +259,25 @@ LOSSES = "no arithmetic predicts a loss"
 OTHERS = "it sums up other claims, or compares what is not here"
 
 METRIC_TABLE: Mapping[str, Metric] = {
-    "tokens_per_s": Metric("tokens/s", SPEED_TOLERANCE, _throughput, Column("tokens_per_s", _same)),
-    "tokens_per_s_per_gpu": Metric(
-        "tokens/s of a GPU", SPEED_TOLERANCE, _throughput_per_gpu, Column("tokens_per_s_per_rank", _same)
+    "tokens_per_s": Metric(
+        "tokens/s", SPEED_TOLERANCE, _throughput, Column("tokens_per_s", _same), beyond=RATE
     ),
-    "step_time_s": Metric("s", SPEED_TOLERANCE, _step_time, Column("step_time_ms", lambda ms: ms / 1e3)),
+    "tokens_per_s_per_gpu": Metric(
+        "tokens/s of a GPU",
+        SPEED_TOLERANCE,
+        _throughput_per_gpu,
+        Column("tokens_per_s_per_rank", _same),
+        beyond=RATE,
+    ),
+    "step_time_s": Metric(
+        "s", SPEED_TOLERANCE, _step_time, Column("step_time_ms", lambda ms: ms / 1e3), beyond=TIME
+    ),
     "peak_mem_gb": Metric(
-        "GiB", MEMORY_TOLERANCE, _memory, Column("peak_allocated_bytes", lambda size: size / GIB)
+        "GiB",
+        MEMORY_TOLERANCE,
+        _memory,
+        Column("peak_allocated_bytes", lambda size: size / GIB, also=("device_used_bytes",)),
+        beyond=SIZE,
     ),
     "speedup": Metric("x", RATIO_TOLERANCE, _speedup, why_not="the cell that it is a ratio to is not stated"),
     "peak_mem_ratio": Metric(
@@ -266,7 +288,7 @@ METRIC_TABLE: Mapping[str, Metric] = {
         "%", SPEED_TOLERANCE, _of_ideal, Column("attention_of_single", lambda part: 100 * part)
     ),
     "tflops_per_gpu": Metric("TFLOP/s of a GPU", SPEED_TOLERANCE, _tflops),
-    "mfu": Metric("of the peak", SPEED_TOLERANCE, _mfu, Column("mfu_causal", _same)),
+    "mfu": Metric("of the peak", SPEED_TOLERANCE, _mfu, Column("mfu_causal", _same), beyond=RATE),
     "comm_bytes": Metric("N h / P elements", EXACT_TOLERANCE, _forward_bytes),
     "comm_bytes_ratio": Metric("x", EXACT_TOLERANCE, _forward_bytes_ratio),
     "communication_share": Metric(

@@ -10,14 +10,26 @@ from analysis.published.setup import Difference
 
 
 class Verdict(StrEnum):
-    REPRODUCED = "reproduced"
-    """By measured records of a comparable set-up."""
+    AS_PUBLISHED = "as published"
+    FASTER = "faster than published"
+    SLOWER = "slower than published"
+    MORE_MEMORY = "more memory than published"
+    LESS_MEMORY = "less memory than published"
+    OUT_AS_PUBLISHED = "out of memory as published"
+    RAN = "ran where the source ran out of memory"
+    RAN_OUT = "out of memory where the source ran"
     CONTRADICTED = "contradicted"
-    """By the same."""
+    """Verdict of records on any other number, such as a ratio."""
     CONSISTENT = "consistent with the model"
     INCONSISTENT = "inconsistent with the model"
     UNDECIDED = "undecided"
     NOT_COMPARABLE = "not comparable"
+
+    @property
+    def is_by_records(self) -> bool:
+        """Return whether records of a comparable set-up gave this verdict."""
+        others = (Verdict.CONSISTENT, Verdict.INCONSISTENT, Verdict.UNDECIDED, Verdict.NOT_COMPARABLE)
+        return self not in others
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,6 @@ class Judgement:
     differences: Sequence[Difference]
     """Between the claim's set-up and the cell that it was compared with."""
 
-    @property
-    def is_by_records(self) -> bool:
-        return self.verdict in (Verdict.REPRODUCED, Verdict.CONTRADICTED)
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -73,11 +69,8 @@ def decided(registry: Registry, measured: Comparable) -> list[Judgement]:
     return [
         Judgement(case.claim, found.verdict, found.why, case.setup, case.setup.assumed)
         for case, found in said
-        if found is not None and found.verdict in BY_RECORDS
+        if found is not None and found.verdict.is_by_records
     ]
-
-
-BY_RECORDS = (Verdict.REPRODUCED, Verdict.CONTRADICTED)
 
 
 def _cases(registry: Registry) -> list[Case]:
@@ -97,7 +90,7 @@ def _judgement(case: Case, model: CostModel, measured: Comparable) -> Judgement:
 
 def nearest_record(judgement: Judgement, measured: Comparable) -> str | None:
     """In what the closest record differs from a claim; None where records decided, or without any."""
-    return None if judgement.is_by_records else measured.nearest(fields_of(judgement.setup))
+    return None if judgement.verdict.is_by_records else measured.nearest(fields_of(judgement.setup))
 
 
 def _opinion(case: Case, model: CostModel, measured: Comparable) -> Opinion:

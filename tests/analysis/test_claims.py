@@ -75,11 +75,11 @@ def test_a_sweep_decides_what_was_published_of_its_set_up(tmp_path):
     archive = read_archive([write_sweep(tmp_path / "theirs", [ours, theirs])], {})
     found = decided_claims(archive.frame)
     rows = {row[0]: row[1] for row in found.rows}
-    assert rows[OF_BASE] == "reproduced"
-    assert rows["hf-ulysses-revA-tput-sp1-8k"] == "contradicted"
-    assert "1 reproduced" in found.counts
+    assert rows[OF_BASE] == "as published"
+    assert rows["hf-ulysses-revA-tput-sp1-8k"] == "faster than published"
+    assert "1 as published" in found.counts
     assert len(found.bearings) == 3
     cells = Cells.of_records(archive.frame)
     page = render(archive, cells, verdict(cells, None), [], None, claims=found)
     assert "<h2>Published numbers</h2>" in page
-    assert f'<th scope="row">{OF_BASE}</th><td class="words">reproduced</td>' in page
+    assert f'<th scope="row">{OF_BASE}</th><td class="words">as published</td>' in page

@@ -69,7 +69,9 @@ def judged_with(real_record, tmp_path):
     return judge
 
 
-def _changed(record, *, seconds=None, gib=None, config=None, device="NVIDIA H100 80GB HBM3", **fields):
+def _changed(
+    record, *, seconds=None, gib=None, device_gib=0, config=None, device="NVIDIA H100 80GB HBM3", **fields
+):
     settings = {**record["config"], **SET_UP, **(config or {})}
     changed = {
         **record,
@@ -83,7 +85,8 @@ def _changed(record, *, seconds=None, gib=None, config=None, device="NVIDIA H100
     if seconds is not None:
         changed["timing"] = make_timing([[1e3 * seconds] * 8] * 4, tokens)
     if gib is not None:
-        changed["memory"] = {**record["memory"], "peak_allocated_bytes": [round(gib * GIB)] * 4}
+        held = {"device_used_bytes": [device_gib * GIB] * 4} if device_gib else {}
+        changed["memory"] = {**record["memory"], "peak_allocated_bytes": [round(gib * GIB)] * 4, **held}
     return changed
 
 
@@ -100,24 +103,27 @@ def test_a_claim_is_called_what_was_decided_by_hand(by_model, expected):
 
 def test_without_records_nothing_is_reproduced_and_every_claim_has_a_reason(by_model):
     assert len(by_model) == len(REGISTRY.claims)
-    assert not any(each.is_by_records for each in by_model.values())
+    assert not any(each.verdict.is_by_records for each in by_model.values())
     assert all(each.why for each in by_model.values())
     others = (each for each in by_model.values() if each.verdict is Verdict.NOT_COMPARABLE)
     assert all(any(difference.is_decisive for difference in each.differences) for each in others)
     by_model_alone = {each.verdict for each in by_model.values()}
-    assert by_model_alone == {*Verdict} - {Verdict.REPRODUCED, Verdict.CONTRADICTED}
+    assert by_model_alone == {verdict for verdict in Verdict if not verdict.is_by_records}
 
 
 def test_a_measured_record_of_the_set_up_decides(judged_with, by_model):
-    assert not by_model[HF_64K].is_by_records
-    assert judged_with({"seconds": AS_CLAIMED_S * 1.05, "gib": 50.0})[HF_64K].verdict is Verdict.REPRODUCED
+    assert not by_model[HF_64K].verdict.is_by_records
+    assert judged_with({"seconds": AS_CLAIMED_S * 1.05, "gib": 50.0})[HF_64K].verdict is Verdict.AS_PUBLISHED
     found = judged_with({"seconds": AS_CLAIMED_S * 1.5, "gib": 31.0})
-    assert found[HF_64K].verdict is Verdict.CONTRADICTED
-    assert found[HF_MEMORY].verdict is Verdict.CONTRADICTED
+    assert found[HF_64K].verdict is Verdict.SLOWER
+    assert found[HF_MEMORY].verdict is Verdict.LESS_MEMORY
     assert "8,931 tokens/s" in found[HF_64K].why
+    held = judged_with({"gib": 45.0, "device_gib": 49.0})[HF_MEMORY]
+    assert held.verdict is Verdict.AS_PUBLISHED
+    assert "measured 45.0 to 49.0 GiB in 1 process" in held.why
     assert judged_with({"seconds": AS_CLAIMED_S * 1.15})[HF_64K].verdict is Verdict.UNDECIDED
     by_ours = judged_with({"seconds": AS_CLAIMED_S, "config": {"strategy": "ulysses"}})
-    assert by_ours[HF_64K].verdict is Verdict.REPRODUCED
+    assert by_ours[HF_64K].verdict is Verdict.AS_PUBLISHED
 
 
 NOT_OF_THE_SET_UP = {
@@ -136,17 +142,18 @@ NOT_OF_THE_SET_UP = {
 def test_no_other_record_decides(judged_with):
     others = [{"seconds": AS_CLAIMED_S, **change} for change in NOT_OF_THE_SET_UP.values()]
     found = judged_with(*others)[HF_64K]
-    assert not found.is_by_records, found.why
-    assert judged_with(*others, {"seconds": AS_CLAIMED_S})[HF_64K].verdict is Verdict.REPRODUCED
+    assert not found.verdict.is_by_records, found.why
+    assert judged_with(*others, {"seconds": AS_CLAIMED_S})[HF_64K].verdict is Verdict.AS_PUBLISHED
 
 
 def test_memory_that_ran_out_decides_what_fits_and_the_longest_length(judged_with):
     at_96k = {"config": {"seq_len": 98304}}
     found = judged_with(at_96k)
-    assert [found[name].verdict for name in (HF_96K_FITS, HF_LONGEST)] == [Verdict.REPRODUCED] * 2
+    assert [found[name].verdict for name in (HF_96K_FITS, HF_LONGEST)] == [Verdict.AS_PUBLISHED] * 2
     failed = {"status": "out_of_memory", "reason": "CUDA out of memory", "timing": None, "memory": None}
     found = judged_with(at_96k | failed)
-    assert [found[name].verdict for name in (HF_96K_FITS, HF_LONGEST)] == [Verdict.CONTRADICTED] * 2
+    assert found[HF_96K_FITS].verdict is Verdict.RAN_OUT
+    assert found[HF_LONGEST].verdict is Verdict.CONTRADICTED
 
 
 def test_a_ratio_is_decided_by_records_of_both_its_cells(judged_with):
@@ -154,8 +161,8 @@ def test_a_ratio_is_decided_by_records_of_both_its_cells(judged_with):
         "config": {"strategy": "local", "cluster.world_size": 1, "sp_degree": 1, "seq_len": 8192},
         "seconds": 8 * 8192 / 3633,
     }
-    assert not judged_with({"seconds": AS_CLAIMED_S})[HF_SPEEDUP].is_by_records
-    assert judged_with({"seconds": AS_CLAIMED_S}, base)[HF_SPEEDUP].verdict is Verdict.REPRODUCED
+    assert not judged_with({"seconds": AS_CLAIMED_S})[HF_SPEEDUP].verdict.is_by_records
+    assert judged_with({"seconds": AS_CLAIMED_S}, base)[HF_SPEEDUP].verdict is Verdict.AS_PUBLISHED
 
 
 def test_what_its_own_source_contradicts_is_undecided():
