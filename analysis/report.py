@@ -59,6 +59,8 @@ from bench.store import StoreError, warn_in_one_line, write_whole
 
 NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
 """Roles whose speed and memory answer nothing."""
+PUBLISHED = {"published_memory", "published_throughput"}
+"""Experiments whose records are compared with a published post."""
 TERMINAL_COLUMNS = 100
 
 
@@ -109,9 +111,21 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     write_whole(output / "summary.md", _markdown_page(cells, longest, found, compared, figures))
     write_whole(page, render(archive, cells, found, figures, drawn.note, compared, claims, longest))
     said = _terminal_text(cells, longest, found, compared, page)
+    names = {*archive.frame["experiment"]}
+    if len(names) == 1 and names <= PUBLISHED:
+        said += _write_post_table(names.pop(), archive, output)
     with suppress(BrokenPipeError):  # who reads has seen enough
         print(said, end="", flush=True)
     return all(map(is_as_expected, compared))
+
+
+def _write_post_table(experiment: str, archive: Archive, output: Path) -> str:
+    """Write and return the comparison with the published post; imports the cost model, which takes long."""
+    from analysis.tables.published_post import post_table
+
+    text, path = post_table(experiment, archive.frame), output / f"{experiment}.md"
+    write_whole(path, text)
+    return f"{text}table: {path}\n"
 
 
 def _answering(archive: Archive) -> Cells:

@@ -19,7 +19,6 @@ from bench.experiments.loss_equivalence import cells_side_by_side, roles_of
 from bench.experiments.max_length import Grow, growing, opening_line
 from bench.experiments.probe import probed_cells, write_probe
 from bench.experiments.published import opening, published_cells
-from bench.experiments.published_table import write_published_memory, write_published_throughput
 from bench.labels import shown
 from bench.record import Role
 from bench.request import values
@@ -61,8 +60,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         lambda raws, machine: growing(raws, machine)([]), opening=opening_line, growing=growing
     ),
     "probe": Experiment(probed_cells, "train", conclude=write_probe, compares_values=True),
-    "published_memory": Experiment(published_cells, conclude=write_published_memory, opening=opening),
-    "published_throughput": Experiment(published_cells, conclude=write_published_throughput, opening=opening),
+    "published_memory": Experiment(published_cells, opening=opening),
+    "published_throughput": Experiment(published_cells, opening=opening),
 }
 
 

@@ -7,10 +7,10 @@ unless the request names a model that is small enough for CPU ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from bench.attention.kernel_facts import FLASH_ATTN, KERNEL_FACTS
 from bench.config import AUTO, RunConfig
 from bench.cost.weights import parameters
 from bench.environment import Machine
@@ -28,26 +28,6 @@ MOST_CPU_PARAMETERS = 20_000_000
 """Of a model that CPU ranks train in seconds a step at short lengths."""
 
 
-@dataclass(frozen=True, slots=True)
-class Revision:
-    """What one version of the post says."""
-
-    commit: str
-    tokens_per_s: dict[tuple[int, int], float]
-    """Of the whole job, by ranks and length."""
-
-
-POST = "huggingface/blog, ulysses-sp.md"
-REVISIONS = {
-    "A": Revision("01d33d5c", {(1, 8192): 2436, (4, 8192): 2315, (4, 32768): 7872, (4, 65536): 13396}),
-    "B": Revision("5feb9948", {(1, 8192): 3633, (4, 8192): 3933, (4, 32768): 7733, (4, 65536): 13396}),
-}
-PEAK_GIB = {(1, 8192): 76.4, (4, 8192): 23.4, (4, 32768): 35.0, (4, 65536): 50.5, (4, 98304): 66.0}
-"""By ranks and length, in both revisions; the post writes GB, and its slope is that of GiB."""
-OUT_OF_MEMORY = (4, 131072)
-"""Ran out of memory, as the post says."""
-
-
 def published_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
     """The lengths with shared sequences, and one rank with the shortest.
 
@@ -56,10 +36,10 @@ def published_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
     shortest = min(values.tokens("seq_len", length) for raw in raws for length in _listed(raw["seq_len"]))
     alone = {"strategy": read_option("strategy", BASE), "sp_degree": 1, "layout": AUTO, "seq_len": shortest}
     cells = [
-        resolve({**named, **its}, machine)
+        resolve({**named, **point}, machine)
         for raw in raws
         for named in _named(raw, machine)
-        for its in (alone, *({"seq_len": length} for length in _listed(raw["seq_len"])))
+        for point in (alone, *({"seq_len": length} for length in _listed(raw["seq_len"])))
     ]
     return [cell for cell in cells if cell.trainer != STACK or refusal(cell) is None]
 
@@ -92,11 +72,14 @@ def _named(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
         hardware = {"name": HARDWARE}
     made = {"model": model, "strategy": strategy, "cluster": cluster, "hardware": hardware}
     full = {**raw, **made, "mode": mode}
-    stacks = [{"name": name} for name in ("native", *([STACK] if _has_stack() else []))]
-    trainers = [raw["trainer"]] if raw.get("trainer") else stacks
-    for optimizer in _listed(raw["offload"]["optimizer"]):
-        for trainer in trainers:
-            yield {**full, "trainer": trainer, "offload": {**raw["offload"], "optimizer": optimizer}}
+    has_kernel = bool(machine.gpus) and KERNEL_FACTS[FLASH_ATTN].is_installed
+    own_kernel = {"kernel": FLASH_ATTN} if raw["kernel"] == AUTO and has_kernel else {}
+    stacks = [{"name": name} for name in (*([STACK] if _has_stack() else []), "native")]
+    for trainer in [raw["trainer"]] if raw.get("trainer") else stacks:
+        kernel = own_kernel if trainer["name"] == STACK else {}
+        for optimizer in _listed(raw["offload"]["optimizer"]):
+            offload = {**raw["offload"], "optimizer": optimizer}
+            yield {**full, **kernel, "trainer": trainer, "offload": offload}
 
 
 def _listed(asked: Any) -> list[Any]:

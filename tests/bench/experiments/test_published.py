@@ -1,29 +1,23 @@
-"""`experiment=published_memory` and `published_throughput`: their cells, what they say, and the page."""
+"""`experiment=published_memory` and `published_throughput`: their cells and their first line."""
 
 from dataclasses import replace
 
 import pytest
 
-from bench.cell.outcome import analytic
 from bench.config import ConfigError
-from bench.environment import REPOSITORY
+from bench.environment import installed
 from bench.experiments.published import opening, published_cells
-from bench.experiments.published_table import memory_text, throughput_text
+from bench.passes import planned_stages
 from bench.request.composition import composed
+from bench.sweep.estimate import Estimate
+from bench.sweep.expected import modelled
 from tests.cells import FOUR_H100, TWO_CORES
 
 ONE_H100 = replace(FOUR_H100, gpus=FOUR_H100.gpus[:1])
-PAGE = REPOSITORY / "docs" / "published_memory.md"
 
 
 def cells_of(name, *words, machine=TWO_CORES):
     return published_cells([composed(f"experiment=published_{name}", *words)], machine)
-
-
-def line_of(cell, **more):
-    """A record's line of a cell that was predicted."""
-    told = {"provenance": "predicted", "status": "ok", "reason": None, "analytic": analytic(cell)}
-    return {"config": cell.flat(), **told, **more}
 
 
 @pytest.fixture(scope="module")
@@ -73,38 +67,37 @@ def test_what_is_named_wins():
     assert (base.strategy, base.cluster.world_size, base.seq_len) == ("local", 1, 1024)
 
 
-def test_the_page_has_the_numbers_that_the_command_prints(predicted):
-    told = memory_text([line_of(cell) for cell in predicted]).splitlines()
-    page = PAGE.read_text().splitlines()
-    missing = [line for line in told if line.startswith(("|", "-")) and line not in page]
-    assert not missing
+@pytest.fixture
+def with_stack(tmp_path, monkeypatch):
+    """The post's trainer and kernel count as installed."""
+    for package, version in (("trl", "1.16"), ("flash_attn", "2.8")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+        metadata = tmp_path / f"{package}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed.cache_clear()
+    yield
+    installed.cache_clear()
 
 
-def test_other_cells_are_held_against_nothing_published(predicted):
-    other = replace(predicted[1], model=replace(predicted[1].model, name="qwen3_0_6b"))
-    assert "23.4" not in memory_text([line_of(other)])
+@pytest.mark.usefixtures("with_stack")
+def test_the_post_s_own_stack_comes_first_where_it_is_installed():
+    def stacks_of(*words):
+        cells = cells_of("throughput", "seq_len=8k", *words, machine=FOUR_H100)
+        return [(cell.trainer, cell.kernel) for cell in cells if cell.sp_degree == 4]
+
+    assert stacks_of() == [("trl", "flash_attn_2"), ("native", "torch_flash")]
+    assert stacks_of("kernel=torch_flash") == [("trl", "torch_flash"), ("native", "torch_flash")]
+    assert stacks_of("trainer=trl") == [("trl", "flash_attn_2")]
 
 
-def test_throughput_stands_beside_both_revisions():
-    (cell,) = (each for each in cells_of("throughput", "trainer=native") if each.seq_len == 65536)
-    timing = {"tokens_per_step": cell.tokens_per_step, "step_times_ms": [[40000.0], [44026.0]]}
-    (row,) = (
-        line for line in throughput_text([line_of(cell, timing=timing)]).splitlines() if "| 64k" in line
-    )
-    assert row.split(" | ")[4:] == ["11,909", "2,977", "", "13,396", "13,396 |"]
-
-
-def test_a_replay_on_one_gpu_stands_there_as_a_bracket_and_its_peak_as_replayed():
-    every = cells_of("throughput", "trainer=native", machine=ONE_H100)
-    cells = [each for each in every if each.sp_degree == 4]
-    record = {
-        "provenance": "replayed",
-        "timing": {"tokens_per_step": cells[0].tokens_per_step, "step_times_ms": [[20000.0]]},
-    }
-    lines = [line_of(cell, **record) for cell in cells]
-    for line in lines:
-        line["memory"] = {"peak_allocated_bytes": [line["config"]["seq_len"] * 2**19]}
-        line["analytic"]["link_ms"] = {"attention": {"low": 1.0, "expected": 2.0, "high": 500.0}}
-    row = next(line for line in throughput_text(lines).splitlines() if "| 8k" in line)
-    assert row.split(" | ")[3:7] == ["replayed", "3,197 to 3,277", "799 to 819", ""]
-    assert "- Replayed slope, native, optimizer on the device: 16 GiB per 32k tokens" in memory_text(lines)
+def test_the_published_memory_takes_a_first_full_length_step_one_whose_peak_counts_and_a_checked_one():
+    on_gpus = cells_of("memory", "trainer=native", machine=FOUR_H100)
+    on_cpu = cells_of("memory", "trainer=native", "model=qwen3_nano")
+    for cell in (*on_gpus, *on_cpu):
+        for step_s in (1.0, 200.0):
+            assert sum(stage.steps for stage in planned_stages(cell.measure, step_s)) == 3
+    assert len(on_gpus) == 12
+    assert Estimate(modelled).remaining_s(on_gpus) <= 45 * 60
