@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -140,17 +140,20 @@ def draw_figures(drawn: Selection, folder: Path, compared: Sequence[Comparison])
     return write_figures(drawn, folder, compared)
 
 
-def _deciding_command(archive: Archive) -> str | None:
-    """What runs every cell of a sweep in MIN_PROCESSES processes; None for records of several commands."""
+def _deciding_command(archive: Archive) -> Callable[[str], str] | None:
+    """Return what makes the command that goes on with a sweep with a word; None for several commands."""
     folders = {path.parent for path in dict.fromkeys(path for path, _ in archive.places)}
-    given = [environment.get("argv") or [""] for environment in archive.environments]
+    given = {tuple(environment.get("argv") or [""]) for environment in archive.environments}
     if archive.frame["experiment"].eq(LONGEST).any():
         return None  # each length runs once there, and it says whether it trains, not how fast
     if len(folders) != 1 or not all(is_sweep(words[0]) for words in given):
         return None
-    repeats = f"measure.repeats={MIN_PROCESSES}"
-    commands = {again_command(words, min(folders), repeats) for words in given}
-    return min(commands) if len(commands) == 1 else None
+    repeats = (f"measure.repeats={MIN_PROCESSES}", "measure.repeats_budget_s=0")
+    commands = {again_command(words, min(folders), *repeats): words for words in given}
+    if len(commands) != 1:
+        return None
+    (words,) = commands.values()
+    return lambda word: again_command(words, min(folders), word)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
 from analysis.cells.cells import Cells
-from analysis.cells.difference import NO_LINK, Difference, RateBand, band_difference, difference, too_few
+from analysis.cells.difference import (
+    LEVEL_SHARE,
+    NO_LINK,
+    Difference,
+    RateBand,
+    band_difference,
+    difference,
+    too_few,
+)
 from analysis.cells.selection import ALL_IN
 from analysis.labels import band_label, more_label, number_label
 from bench.labels import length_label, rate_range_label
@@ -53,6 +61,8 @@ class Ranking:
     """The one with the most tokens/s, which need not mean anything."""
     lead: tuple[tuple[Timed, Difference], ...] = ()
     """The first one's speed over each of the others', the nearest first; empty where undecided."""
+    not_repeated: tuple[Timed, ...] = ()
+    """Cells that ran too few times to be compared with those that did often enough."""
 
     @property
     def is_predicted(self) -> bool:
@@ -76,6 +86,12 @@ class Ranking:
         strategies need no correction (R. L. Berger, Multiparameter hypothesis testing, 1982).
         """
         return bool(self.lead) and all(found.is_faster for _, found in self.lead)
+
+    @property
+    def is_level(self) -> bool:
+        """Whether those that the first is not faster than differ from it by less than LEVEL_SHARE."""
+        near = [found for _, found in self.lead if not found.is_faster]
+        return bool(near) and all(found.is_level for found in near)
 
     @property
     def unbeaten(self) -> list[str]:
@@ -142,10 +158,15 @@ def measured_lines(found: Sequence[Ranking]) -> list[str]:
 def _ranking(seq_len: int, timed: Sequence[Timed], cells: Cells) -> Ranking:
     by_name = tuple(sorted(timed, key=attrgetter("name")))
     first, *others = sorted(timed, key=attrgetter("tokens_per_s"), reverse=True)
-    counts = {cell.processes for cell in timed}
     if not others:
         return Ranking(seq_len, by_name, None, first)
     has_bands = all(cell.band is not None for cell in timed)
+    repeated = [cell for cell in timed if cell.processes >= MIN_PROCESSES]
+    if 1 < len(repeated) < len(timed) and (first.is_replayed or not has_bands):
+        ranking = _ranking(seq_len, repeated, cells)
+        others = [cell for cell in by_name if cell not in repeated]
+        return replace(ranking, cells=by_name, not_repeated=tuple(others))
+    counts = {cell.processes for cell in timed}
     if first.is_replayed and not has_bands:
         return Ranking(seq_len, by_name, NO_LINK, first)
     if min(counts) < MIN_PROCESSES and (first.is_replayed or not has_bands):
@@ -193,10 +214,12 @@ def _detail(ranking: Ranking) -> str:
     if not ranking.lead:
         return f"{start}; nothing to compare it with"
     ratios = [_ratio(other, found) for other, found in ranking.lead[:MAX_FIGURES]]
-    return f"{start}, {'; '.join(ratios)}"
+    once = ", ".join(f"{cell.name}: {cell.text}" for cell in ranking.not_repeated[:MAX_FIGURES])
+    return f"{start}, {'; '.join(ratios)}" + (f"; too few processes to compare: {once}" if once else "")
 
 
 def _ratio(other: Timed, found: Difference) -> str:
-    clear = "" if found.is_faster else ", no clear difference"
+    level = f", no difference above {LEVEL_SHARE:.0%}".replace("%", " %")
+    clear = "" if found.is_faster else level if found.is_level else ", no clear difference"
     by_bands = "" if other.band is None else " by both bands"
     return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f}{by_bands}) times {other.name}{clear}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -13,15 +14,20 @@ import pandas as pd
 from analysis.answers.leaders import Ranking, leader_lines, measured_lines, rankings
 from analysis.answers.observed import observed_lines
 from analysis.cells.cells import Cells
-from analysis.cells.difference import NO_LINK
+from analysis.cells.comparison import BASE
+from analysis.cells.difference import LEVEL_SHARE, NO_LINK
 from analysis.cells.selection import ALL_IN
 from analysis.cells.statuses import NO_SPARE, UNDECIDED, shown_statuses
 from analysis.labels import count_label, more_label, percent_label, signed_percent_label, status_label
 from analysis.metrics.checks import BETWEEN_NAMES
+from bench.config import AUTO
 from bench.cost.fit import Fit
 from bench.labels import duration_label, length_label
 from bench.statistics import MIN_PROCESSES
 
+NO_DIFFERENCE = f"No difference above {LEVEL_SHARE * 100:.0f} %"
+SPARE = 1.1
+"""Factor on the seconds that repeats are expected to take, for those that take longer than before."""
 UNSTABLE_NOTE = "unstable:"
 """How a note on unsteady steps goes on after `very`, or begins."""
 SAMPLES: Mapping[str, str] = {"steps": "steps of one process", "repeats": "repeats"}
@@ -78,10 +84,11 @@ class Verdict:
     """For which kernels there are likely faster ones on these GPUs."""
 
 
-def verdict(cells: Cells, command: str | None = None) -> Verdict:
-    """What these cells say; no comparison leaves its length, work, machine and provenance.
+def verdict(cells: Cells, command: Callable[[str], str] | None = None) -> Verdict:
+    """Return what these cells say; no comparison leaves its length, work, machine and provenance.
 
-    `command` would run each cell in MIN_PROCESSES processes; None where no one command can.
+    `command` returns the command that goes on with the sweep with a word about repeats; None where no one
+    command can.
     """
     summary = cells.frame
     has_values = ~cells.are_predicted & ~cells.are_replayed
@@ -111,8 +118,10 @@ def _fastest(found: Sequence[Ranking]) -> str:
     replayed = [ranking for ranking in compared if ranking.is_replayed]
     predicted = [ranking for ranking in compared if ranking.is_predicted]
     parts = [
-        _ahead(ran, "Most tokens/s"),
-        _level(ran, "No clear difference"),
+        _ahead([ranking for ranking in ran if not ranking.not_repeated], "Most tokens/s"),
+        _faster([ranking for ranking in ran if ranking.not_repeated]),
+        _level([ranking for ranking in ran if ranking.is_level], NO_DIFFERENCE),
+        _level([ranking for ranking in ran if not ranking.is_level], "No clear difference"),
         _left_open(ran, "Undecided"),
         _ahead(replayed, "Most tokens/s in a replay, however much of the link's time is exposed"),
         _level(replayed, "Not separated by a replay, as ranges overlap"),
@@ -127,6 +136,16 @@ def _ahead(found: Sequence[Ranking], said: str) -> str:
     """`Most tokens/s: ulysses at 8k.`; empty where none is clearly ahead of all others."""
     ahead = _by_name((ranking.first.name, ranking.seq_len) for ranking in found if ranking.is_clear)
     return f"{said}: {_places(ahead)}." if ahead else ""
+
+
+def _faster(found: Sequence[Ranking]) -> str:
+    """`Faster: ulysses than ring at 64k.`, where others ran too few times to be compared."""
+    ahead = _by_name(
+        (f"{ranking.first.name} than {_listed(other.name for other, _ in ranking.lead)}", ranking.seq_len)
+        for ranking in found
+        if ranking.is_clear
+    )
+    return f"Faster: {_places(ahead)}." if ahead else ""
 
 
 def _level(found: Sequence[Ranking], said: str) -> str:
@@ -156,25 +175,37 @@ def _undecided(found: Sequence[Ranking]) -> str:
     return "; ".join(f"{_lengths(where)} ({why})" for why, where in lengths.items())
 
 
-def _to_decide(found: Sequence[Ranking], cells: Cells, command: str | None) -> str | None:
+def _to_decide(found: Sequence[Ranking], cells: Cells, command: Callable[[str], str] | None) -> str | None:
     """What it takes, with a command and its minutes where there is one; None where no speeds count."""
-    undecided = _undecided([ranking for ranking in found if ranking.undecided != NO_LINK])
+    left = [ranking for ranking in found if ranking.undecided not in (None, NO_LINK)]
+    undecided = _undecided(left)
     if not undecided or cells.are_synthetic or cells.shares_gpus:
         return None
-    start = f"{MIN_PROCESSES} or more processes of each cell, run in turns, would decide"
+    asked = cells.frame.get("measure.repeats", pd.Series(dtype=object))  # no loop of a user's own has it
+    is_open = bool(len(asked) and asked.eq(AUTO).all())
+    start = f"{MIN_PROCESSES} or more interleaved processes of each cell would decide"
+    if is_open:
+        start = f"{MIN_PROCESSES} or more interleaved processes of the two fastest strategies would decide"
     if cells.caveat is not None:
         start = f"Differences may be chance: {undecided}. {start} on this CPU"
-    missing_s = _missing_s(cells.frame)
+    missing_s = sum(_missing_s(ranking, cells, at_most=2 if is_open else None) for ranking in left)
     if command is None or not missing_s:
         ways = [TO_REPEAT[is_observed] for is_observed in sorted(cells.are_observed.unique())]
         return f"{start}: {'; '.join(ways)}."
-    return f"{start}; run: {command} (about {duration_label(missing_s)})"
+    word = f"measure.repeats={MIN_PROCESSES}"
+    if is_open:
+        budget_s = SPARE * (missing_s + float((cells.frame["wall_s"] * cells.frame["repeats"]).sum()))
+        word = f"measure.repeats_budget_s={math.ceil(budget_s / 100) * 100}"
+    return f"{start}; run: {command(word)} (about {duration_label(missing_s)})"
 
 
-def _missing_s(summary: pd.DataFrame) -> float:
-    """Seconds that the processes will take that the cells still lack, by those that ran."""
-    missing = (MIN_PROCESSES - summary["repeats"]).clip(lower=0)
-    return float((missing * summary["wall_s"].astype("float64").fillna(0.0)).sum())
+def _missing_s(ranking: Ranking, cells: Cells, *, at_most: int | None) -> float:
+    """Return the seconds of the processes that a comparison lacks, of so many of its fastest strategies.
+
+    `local` comes last: it is the base, and no candidate where others are.
+    """
+    ordered = sorted(ranking.cells, key=lambda cell: (cells.strategy(cell.row) == BASE, -cell.tokens_per_s))
+    return sum(max(0, MIN_PROCESSES - cell.processes) * cells.wall_s(cell.row) for cell in ordered[:at_most])
 
 
 def _ran(cells: Cells, *, is_checked: bool) -> str:

@@ -14,6 +14,8 @@ import pandas as pd
 
 from bench.statistics import MIN_PROCESSES, pair_rank, ratio_interval
 
+LEVEL_SHARE = 0.05
+"""Differences smaller than this are called none where an interval excludes larger ones."""
 NO_LINK = "the time on the link is not known"
 NOT_IN_TURNS = "run one after the other, not in turns"
 
@@ -47,6 +49,13 @@ class Difference:
     @property
     def is_faster(self) -> bool:
         return self.low is not None and self.low > 1
+
+    @property
+    def is_level(self) -> bool:
+        """Whether the two differ by less than LEVEL_SHARE, whichever is faster."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low > 1 / (1 + LEVEL_SHARE) and self.high < 1 + LEVEL_SHARE
 
     @property
     def is_slower(self) -> bool:
