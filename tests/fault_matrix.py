@@ -21,7 +21,7 @@ from tests import fault_acts
 from tests.fault_classes.attention import skip_the_lse_rescale
 from tests.fault_classes.not_finite import overflow_the_loss_of_rank_1_in_step_1
 from tests.fault_classes.tampering import tampered
-from tests.faults import sleep_for_an_hour, sleep_in_rank_1
+from tests.faults import never_connect, sleep_for_an_hour, sleep_in_rank_1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +177,11 @@ FAULTS = (
         status="timed_out", phase="start", log="in sleep_in_rank_1",
         reason=r"rank 1, start: still running at the deadline, in sleep_in_rank_1 \(faults.py:\d+\),"
         " while rank 0 waits in init_process_group; raise measure.*",
+    ),
+    Fault(
+        number=7, what="never connects", entry=never_connect, words=LOOKS_OFTEN, status="timed_out",
+        phase="join", log="in sleep_for_an_hour",
+        reason="rank 1, join: " + SILENT + r"in sleep_for_an_hour \(faults.py:\d+\), " + WAITS,
     ),
     Fault(
         number=7, what="SIGSTOP", entry=in_a_step(fault_acts.receive, SIGSTOP), words=LOOKS_OFTEN,

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from bench.node import worker
 from bench.node.worker import join, run_cell
 from bench.overhead.turns import compare
 from bench.passes.objective import rank as objective
@@ -29,6 +30,13 @@ def raise_in_rank_1(job, log):
 def sleep_in_rank_1(job, log):
     if job.rank == 1:
         time.sleep(3600)
+    return run_cell(job, log)
+
+
+def never_connect(job, log):
+    """NCCL between boards whose peer-to-peer is broken: rank 1 never comes to the first all-reduce."""
+    if job.rank == 1:
+        worker.make_first_collective = lambda _: sleep_for_an_hour()
     return run_cell(job, log)
 
 

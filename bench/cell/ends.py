@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 
 from bench.node.end import LOST_PEER_TEXTS, RankEnd, lost_a_peer
-from bench.ranks.log import RefusedError, WrongResultError
+from bench.ranks.log import JOIN, RefusedError, WrongResultError
 from bench.ranks.out_of_memory import KINDS, memory_of_text
 from bench.record import Failure, OutOfMemory, Status
 
 NODE_LOST = "NODE_LOST"
 """The kind of failure of a node that is out of reach."""
-BEFORE_THE_LIMIT = ("start", "join")
+BEFORE_THE_LIMIT = ("start", JOIN, "limit")
 """Phases in which a memory limit does not count yet."""
 UNCHECKED_ENDS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 

@@ -2,7 +2,8 @@
 
 A cell hangs when no rank has reported progress, a phase or a step, for the larger of `measure.hang_timeout_s`
 and ten times its longest step. Before the first full-length step has ended, compilers and first collectives
-may take minutes: until then the limit is at least FIRST_STEP_S. Then every live rank is asked for its stack.
+may take minutes: until then the limit is at least FIRST_STEP_S, except while ranks join: JOIN_S. Then every
+live rank is asked for its stack.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from dataclasses import dataclass
 from bench.config import RunConfig
 from bench.node.ranks import NodeRanks
 from bench.node.stacks import STACK_S, Doing
-from bench.ranks.log import Stage
+from bench.ranks.log import JOIN, Stage
 
+JOIN_S = 60.0
+"""Limit of silence in the phase JOIN, where ranks compile nothing and transfer a few bytes. CUDA's and NCCL's
+start take seconds, on many ranks tens of seconds; a set-up in which they never end is found here."""
 FIRST_STEP_S = 600.0
 LONGEST_STEPS = 10
 PATIENT_STACK_S = 5 * STACK_S
@@ -44,15 +48,20 @@ class HangWatch:
         self._progress: Mapping[int, int] = {}
         self._since_s = now_s()
         self._longest_step_s: float | None = None
+        self._is_joining = False
 
     def tell(self, stage: Stage) -> None:
-        """Take note of how long a full-length step took."""
+        """Take note of the first rank's phase and of how long a full-length step took."""
+        self._is_joining = stage.pass_name == JOIN
         if stage.step_s is not None:
             self._longest_step_s = max(stage.step_s, self._longest_step_s or 0.0)
 
     @property
     def limit_s(self) -> float:
         """How long no rank may report progress."""
+        if self._is_joining and self._progress and all(self._progress.values()):
+            # Every node has ranks: none of them still imports packages.
+            return max(self._timeout_s / 2, JOIN_S)
         if self._longest_step_s is None:
             return max(self._timeout_s, FIRST_STEP_S)
         return max(self._timeout_s, LONGEST_STEPS * self._longest_step_s)

@@ -41,8 +41,8 @@ class Watch:
         self._nodes = nodes
         self._hang_watch = hang_watch
         self._live = {rank for node in nodes for rank in node.ranks}
-        self._progress: dict[int, int] = {}
-        """Of each node, as it was last seen."""
+        self._progress = dict.fromkeys(range(len(nodes)), 0)
+        """Phases and steps that each node's ranks had begun when it was last looked at."""
         self._blame: Blame | None = None
 
     def follow(self, deadline: float, listener: Listener) -> None:

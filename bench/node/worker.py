@@ -36,12 +36,13 @@ from bench.ranks.device import (
     NvtxRanges,
     claim_device,
     finish_together,
+    make_first_collective,
     nccl_version,
     prepare_environment,
     set_allocator,
 )
 from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
-from bench.ranks.log import RankLog, Stage
+from bench.ranks.log import JOIN, RankLog, Stage
 from bench.ranks.memory_limit import set_memory_limit
 from bench.ranks.place import PlaceFile, place_path
 from bench.ranks.products import use_wide_products
@@ -97,12 +98,16 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     )
     if cell.measure.nvtx:
         log.keep(NvtxRanges().enter)
-    with log.during("join"):
+    with log.during(JOIN):
         device = join(job)
+        if cell.replay.rank is None:
+            log.begin("first all_reduce")
+            make_first_collective(device)
         groups = make_groups(cell)
         code = mistaken(cell.mistake).strategy(runnable(cell.strategy))
         strategy = code(cell, groups, STRATEGIES[cell.strategy])
-        if cell.cluster.memory_limit_gib is not None:
+    if cell.cluster.memory_limit_gib is not None:
+        with log.during("limit"):
             if device.type == "cpu":
                 use_libraries_once(cell, groups, device)
             log.limit_base_bytes = set_memory_limit(cell.cluster.memory_limit_gib, device)

@@ -65,6 +65,16 @@ def claim_device(cluster: ClusterConfig) -> torch.device:
     return device
 
 
+def make_first_collective(device: torch.device) -> None:
+    """All-reduce one number over all ranks and wait for it; every rank must call it.
+
+    Where ranks cannot reach one another, this is the call that never ends.
+    """
+    dist.all_reduce(torch.ones(1, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def nccl_version(device: torch.device) -> dict[str, str]:
     """`nccl_version` of the NCCL that this process runs; nothing on a CPU."""
     return {"nccl_version": ".".join(map(str, torch.cuda.nccl.version()))} if device.type == "cuda" else {}

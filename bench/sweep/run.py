@@ -20,7 +20,8 @@ from bench.command import again_command, tool_words
 from bench.config import ConfigError, ExitCode, Resume, RunConfig
 from bench.node.lease import gpus_of, lease
 from bench.passes.trace.reader import KEPT_TRACE
-from bench.record import Record, Status, is_finding
+from bench.ranks.log import JOIN
+from bench.record import Status, is_finding
 from bench.store import RECORDS, Store, read_records, write_whole
 from bench.sweep.interrupts import Interrupts
 from bench.sweep.plan import Plan
@@ -35,11 +36,20 @@ TRACES_FOLDER = "traces"
 WRITING = "writing the report"
 """Said before its figures are drawn, which takes some seconds."""
 
+MAX_JOIN_HANGS = 2
+"""Cells of a sweep that may hang in JOIN. The sweep then stops: every further one would wait as long."""
+JOIN_HANG_CAUSES = (
+    "Usual causes: NCCL cannot use peer-to-peer between PCIe boards (try NCCL_P2P_DISABLE=1); a wrong network"
+    " interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME); a GPU that is lost or used by another process, or a"
+    " container with too little /dev/shm (nvidia-smi, df -h /dev/shm). Set such a variable before the command"
+    " that runs these cells again, or as env.NAME=value in a new sweep"
+)
+
 ReportWriter = Callable[[Path], bool]
 """Writes a folder's report; false where an experiment that has one right answer found another."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sweep:
     """What the cells of a running sweep have in common."""
 
@@ -51,6 +61,8 @@ class Sweep:
     references: References
     ran_out: set[str] = field(default_factory=set)
     """Ids of the cells that ran out of memory, which are not repeated."""
+    join_hangs: int = 0
+    """Cells so far whose ranks could not connect."""
 
 
 def run_plan(
@@ -89,13 +101,16 @@ def run_plan(
         is_interrupted = False
         try:
             first_length = _first_length(plan, pending)
-            while pending:
+            while pending and sweep.join_hangs < MAX_JOIN_HANGS:
                 for planned in pending:
                     interrupts.raise_swallowed()
                     ran.add(planned.folder_name)
                     findings.append(_run_one(planned, sweep, entry(planned)))
+                    if sweep.join_hangs == MAX_JOIN_HANGS:
+                        break
                     _report_after(first_length, planned, plan, progress, write_report)
-                plan, pending = _more(plan, store, progress, resumed, ran)
+                else:
+                    plan, pending = _more(plan, store, progress, resumed, ran)
         except KeyboardInterrupt as interrupted:
             interrupts.begin_to_close()
             is_interrupted = True
@@ -103,6 +118,7 @@ def run_plan(
                 store.append(interrupted.record)
         finally:
             progress.stop()
+        _report_join_hangs(sweep.join_hangs, progress)
         return _conclude(plan, progress, write_report, findings, interrupts, is_interrupted=is_interrupted)
 
 
@@ -126,6 +142,13 @@ def _report_after(
             write_report(plan.folder)
     except Exception as error:  # noqa: BLE001  the report at the end meets it again, and says so
         progress.say(f"no report yet: {error}")
+
+
+def _report_join_hangs(cells: int, progress: Progress) -> None:
+    """Print the usual causes where the ranks of this many cells hung in JOIN."""
+    if cells:
+        stops = " in two cells: the sweep stops" if cells == MAX_JOIN_HANGS else ""
+        progress.say(f"ranks could not connect{stops}. {JOIN_HANG_CAUSES}")
 
 
 def _lease(
@@ -180,15 +203,15 @@ def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> boo
     sweep.references.run_missing(planned.cell, sweep.trajectories, sweep.shared)
     sweep.progress.begin(planned)
     cells = sweep.store.folder / "cells"
-    record: Record = run(
-        planned, sweep.launcher, cells, entry=entry, listener=sweep.progress, shared=sweep.shared
-    )
+    record = run(planned, sweep.launcher, cells, entry=entry, listener=sweep.progress, shared=sweep.shared)
     record = sweep.trajectories.held(planned.cell, record)
     _gather_traces(planned, cells, sweep.store.folder / TRACES_FOLDER)
     sweep.store.append(record)
     if record.status is Status.OUT_OF_MEMORY:
         sweep.ran_out.add(planned.cell.cell_id)
     sweep.progress.end(planned, record)
+    if record.status is Status.TIMED_OUT and record.failure is not None:
+        sweep.join_hangs += record.failure.phase == JOIN
     return is_finding(record.role, record.status)
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.cell.hang import FIRST_STEP_S, NOBODY, HangWatch, blamed
+from bench.cell.hang import FIRST_STEP_S, JOIN_S, NOBODY, HangWatch, blamed
 from bench.node import local
 from bench.node.job import NodeJob
 from bench.node.local import LocalRanks
 from bench.node.stacks import Doing, doing
-from bench.ranks.log import Stage
+from bench.ranks.log import JOIN, Stage
 from bench.ranks.place import PlaceFile, place_path
 from tests.cells import make_cell
 
@@ -56,6 +56,25 @@ def test_a_cell_hangs_after_its_timeout_ten_steps_or_ten_minutes_before_the_firs
     assert clock.after(limit_s - 0.1) is None
     said = f"no rank has reported progress for {limit_s:.0f} s: {NOBODY}rank 0 is without an answer, rank 1"
     assert clock.after(0.2).what.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "stage", "progress", "limit_s"),
+    [
+        (120.0, Stage(JOIN), {0: 2, 1: 2}, JOIN_S),
+        (2.0, Stage(JOIN, "first all_reduce"), {0: 2, 1: 2}, JOIN_S),
+        (300.0, Stage(JOIN), {0: 2, 1: 2}, 150.0),
+        (120.0, Stage(JOIN), {0: 2, 1: 0}, FIRST_STEP_S),  # the second node's ranks still import
+        (120.0, Stage("build"), {0: 2, 1: 2}, FIRST_STEP_S),
+    ],
+)
+def test_ranks_that_join_are_waited_for_a_minute_once_every_node_has_some(
+    timeout_s, stage, progress, limit_s
+):
+    clock = Clock(Silent(), timeout_s)
+    clock.watch.tell(stage)
+    assert clock.watch.found([], (0, 1), progress) is None
+    assert clock.watch.limit_s == limit_s
 
 
 def test_any_progress_begins_the_wait_anew_and_a_timeout_of_0_waits_for_ever():

@@ -3,6 +3,7 @@
 `pytest -m fault` runs this and all other tests of the matrix, and prints its table.
 """
 
+import io
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from tests import fault_acts
 from tests.cells import TINY, TWO_CORES, make_raw
 from tests.fault_matrix import FAULTS
 from tests.fault_table import MATRIX
+from tests.faults import never_connect
 
 FAULTY, SOUND = "seq_len=256", ("seq_len=512", "workload=attention")
 FOLDER = "a sweep, naïve"
@@ -142,6 +144,7 @@ def strictly_read(folder):
 @pytest.mark.usefixtures("nothing_left", "handled")
 def test_a_fault_is_a_record_and_the_sweep_goes_on(launcher, tmp_path, record_property, monkeypatch, fault):
     monkeypatch.setattr(hang, "FIRST_STEP_S", 0.0)
+    monkeypatch.setattr(hang, "JOIN_S", 2.0)
     folder = tmp_path / FOLDER
     code, stored_s = sweep(launcher, folder, fault)
     faulty, *others = strictly_read(folder)
@@ -171,6 +174,37 @@ def blamed(fault, failure):
     assert (told and (told["memory"], told["requested_bytes"])) == fault.memory
     assert fault.log in failure["log_tail"]
     return phase
+
+
+@pytest.mark.fault(7)
+@pytest.mark.usefixtures("nothing_left")
+def test_a_sweep_stops_after_two_cells_whose_ranks_never_connect_and_can_go_on(
+    launcher, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(hang, "JOIN_S", 2.0)
+
+    def run(entry, *words):
+        said, request = io.StringIO(), (*TINY, "workload=attention", "measure.hang_timeout_s=2", *words)
+        raws = [make_raw(*request, f"seq_len={each}") for each in (256, 512, 1024)]
+        code = run_plan(
+            plan([raw | {"sweep_dir": str(tmp_path / FOLDER)} for raw in raws], TWO_CORES, single=False),
+            launcher,
+            Progress(Console(file=said)),
+            write_report=lambda folder: (folder / "report.html").write_text("of two cells") > 0,
+            entry=lambda _: entry,
+        )
+        return code, said.getvalue(), [each["status"] for each in strictly_read(tmp_path / FOLDER)]
+
+    code, said, statuses = run(never_connect)
+    assert (code, statuses) == (ExitCode.FAILED, ["timed_out"] * 2)
+    assert said.count("could not connect in two cells: the sweep stops") == 1
+    for cause in ("NCCL_P2P_DISABLE=1", "NCCL_SOCKET_IFNAME", "too little /dev/shm"):
+        assert cause in said
+    assert "2 of 2 cells failed; to run them again: " in said
+    assert (tmp_path / FOLDER / "report.html").exists()
+    code, said, statuses = run(None, "resume=true")
+    assert (code, statuses) == (ExitCode.OK, ["timed_out"] * 2 + ["ok"] * 3)
+    assert "connect" not in said
 
 
 @pytest.mark.fault(13)
