@@ -20,6 +20,7 @@ from bench.config import (
     OPTIMIZERS,
     PACKING,
     SCHEDULES,
+    UNKNOWN_HARDWARE,
     ClusterConfig,
     ConfigError,
     DataConfig,
@@ -42,6 +43,7 @@ from bench.request.hardware import calibrated_file, refuse_changed, this_hardwar
 from bench.request.measure import measure_config
 from bench.request.model_numbers import model_config
 from bench.request.placement import (
+    GATHERED,
     Place,
     degrees,
     memory_limit_gib,
@@ -170,7 +172,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         ),
         data=_data(raw["data"], model.vocab_size),
         mode=values.choice("mode", raw["mode"], MODES),
-        hardware=_hardware(raw["hardware"], machine, where.device, raw["mode"]),
+        hardware=_hardware(raw["hardware"], machine, where, raw["mode"]),
         cluster=_cluster(raw["cluster"], where, machine, ranks),
         sp_degree=spread.sp_degree,
         ulysses_degree=_ulysses_degree(raw, spread.sp_degree, model),
@@ -344,9 +346,9 @@ def _data(raw: Raw, vocab_size: int) -> DataConfig:
     )
 
 
-def _hardware(raw: Raw, machine: Machine, device: str, mode: str) -> str:
+def _hardware(raw: Raw, machine: Machine, where: Place, mode: str) -> str:
     """A choice, or of `calibrated` its file."""
-    here = this_hardware(machine, device)
+    here = this_hardware(machine, where.device)
     if mode == REPLAY and raw["name"] not in (AUTO, here):
         raise ConfigError(
             f"hardware={shown(raw['name'])}: mode=replay runs a rank on this machine, hardware={here}; leave"
@@ -358,4 +360,11 @@ def _hardware(raw: Raw, machine: Machine, device: str, mode: str) -> str:
     if raw["name"] == AUTO:
         return here
     refuse_changed(raw)
-    return values.choice("hardware", raw["name"], options("hardware"))
+    name = values.choice("hardware", raw["name"], options("hardware"))
+    # Nodes are other machines, and a GPU without a file may be named.
+    if mode == "measure" and where.name not in GATHERED and here not in (name, UNKNOWN_HARDWARE):
+        raise ConfigError(
+            f"hardware={name}: this machine has no such device, ranks run on hardware={here}; add"
+            " mode=predict, or leave hardware out"
+        )
+    return name

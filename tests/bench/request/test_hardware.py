@@ -10,7 +10,7 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import UNKNOWN_HARDWARE as UNKNOWN
 from bench.config import ConfigError
 from bench.labels import GIB
-from bench.request.choices import CONF
+from bench.request.choices import CONF, read_option
 from bench.request.hardware import known_hardware, this_hardware, usable_bytes
 from bench.request.resolve import resolve
 from tests.cells import FOUR_H100, TWO_CORES, raw_with
@@ -70,7 +70,7 @@ def test_every_number_names_its_source(name):
     assert [line for line in numbers if not re.search(r"  # \S.{8,}", line)] == []
 
 
-H100, NO_FILE = "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"
+A100, H100, NO_FILE = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"
 USABLE = {
     "a datasheet's": ({}, named(H100), known_hardware()["h100_80gb"]["usable_bytes"]),
     "the smallest device's, as NVML counts it": ({}, named(NO_FILE), 95 * GIB),
@@ -78,7 +78,7 @@ USABLE = {
     "a limit below it": ({"cluster.memory_limit_gib": 20}, named(H100), 20 * GIB),
     "a limit above it": ({"cluster.memory_limit_gib": 500}, named(NO_FILE), 95 * GIB),
     "a shared one's part": ({"cluster.ranks_per_gpu": 4}, named(NO_FILE), 95 * GIB // 4),
-    "another machine's": ({"hardware.name": "h200_141gb"}, named(H100), 150022914048),
+    "another machine's": ({"hardware.name": "h200_141gb", "mode": "predict"}, named(H100), 150022914048),
     "a CPU rank's limit": ({"cluster.memory_limit_gib": 0.5}, TWO_CORES, GIB // 2),
     "no limit on a CPU": ({}, TWO_CORES, None),
 }
@@ -88,6 +88,27 @@ USABLE = {
 def test_a_rank_may_use_its_limit_or_its_part_of_the_device(case):
     values, machine, size = USABLE[case]
     assert usable_bytes(resolve(raw_with(values), machine), machine) == size
+
+
+@pytest.mark.parametrize(("machine", "here"), [(TWO_CORES, "cpu"), (named(A100), "a100_80gb")])
+def test_hardware_that_is_not_here_is_refused_unless_the_cell_is_predicted(machine, here):
+    words = {"hardware.name": "h100_80gb", "cluster.world_size": 4}
+    with pytest.raises(ConfigError) as refused:
+        resolve(raw_with(words), machine)
+    assert str(refused.value) == (
+        f"hardware=h100_80gb: this machine has no such device, ranks run on hardware={here}; add"
+        " mode=predict, or leave hardware out"
+    )
+    assert resolve(raw_with(words | {"mode": "predict"}), machine).cluster.device == "cuda"
+
+
+def test_hardware_may_be_named_for_this_machine_an_unknown_gpu_and_the_nodes_of_a_cluster():
+    named_h100 = {"hardware.name": "h100_80gb"}
+    for machine in (named(H100), named(NO_FILE)):
+        assert resolve(raw_with(named_h100), machine).hardware == "h100_80gb"
+    nodes = {"cluster": read_option("cluster", "nodes") | {"device": "cuda", "world_size": 4}}
+    cell = resolve(raw_with(named_h100) | nodes, named(A100))
+    assert (cell.hardware, cell.cluster.nodes) == ("h100_80gb", 2)
 
 
 CALIBRATION = "name: x\ndevice_names: []\ncalibrated: {tables: {}}\n"
