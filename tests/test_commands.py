@@ -1,10 +1,12 @@
-"""Every command that README, docs and first_hour.sh show plans or runs, and the README keeps its size."""
+"""Every command that README, docs and half_hour.sh show plans or runs, and the README keeps its size."""
 
 import importlib
+import os
 import re
 import shlex
 import subprocess
 import sys
+import tarfile
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 
@@ -16,8 +18,8 @@ from tests.quantity_pages import ROOT
 README = ROOT / "README.md"
 MOST_LINES, MOST_COLUMNS = 150, 120
 REFERENCE = ROOT / "results" / "reference"
-FIRST_HOUR = REFERENCE / "first_hour.sh"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), FIRST_HOUR]
+HALF_HOUR = REFERENCE / "half_hour.sh"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 STANDS_FOR = {
     "TEXTS": str(ROOT / "docs"),
     "MACHINE.yaml": str(REFERENCE / "accuracy" / "hardware.yaml"),
@@ -73,10 +75,60 @@ def test_a_tool_that_is_shown_knows_its_options(words, monkeypatch):
     assert [word for word in words[3:] if word.startswith("--") and word not in said.getvalue()] == []
 
 
-def test_the_first_hour_starts_at_any_step_and_names_tests_that_are_there():
-    assert subprocess.run(["bash", "-n", FIRST_HOUR], check=False).returncode == 0
-    beyond = subprocess.run(["bash", FIRST_HOUR, "99"], capture_output=True, text=True, check=False)
-    assert (beyond.returncode, beyond.stdout, beyond.stderr) == (0, "", "")
-    files = re.findall(r"tests/\S+", FIRST_HOUR.read_text())
-    assert files
+NOTES_ITS_WORDS = """#!/usr/bin/env bash
+printf '%s\\n' "$*" >> "$SAID"
+[[ $* != *calibrate* ]]
+"""
+
+
+@pytest.fixture(scope="module")
+def half_hour(tmp_path_factory):
+    """How the script ends with a `python` that only notes its words and fails once, and those words."""
+    folder = tmp_path_factory.mktemp("half_hour")
+    python, said = folder / "python", folder / "said"
+    python.write_text(NOTES_ITS_WORDS)
+    python.chmod(0o755)
+    variables = {"PATH": f"{folder}:{os.environ['PATH']}", "SAID": str(said), "OUT": str(folder / "out")}
+    done = subprocess.run(
+        ["bash", HALF_HOUR],
+        env=os.environ | variables | {"HANG_AFTER_S": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done, said.read_text().splitlines()
+
+
+def test_the_half_hour_goes_on_after_a_failure_names_it_and_packs_everything(half_hour):
+    done, words = half_hour
+    assert done.returncode == 1
+    *_, calibrate, hang = done.stdout.splitlines()
+    assert calibrate.startswith("failed: calibrate (exit code 1, ")
+    assert hang.startswith("failed: hang ")  # nothing ran, so no rank was found
+    with tarfile.open(
+        next(line.removeprefix("send back: ") for line in done.stdout.splitlines() if "send" in line)
+    ) as packed:
+        names = packed.getnames()
+    assert {"./machine.txt", "./steps.txt", "./calibrate.log"} <= {*names}
+    files = {word for line in words for word in line.split() if word.startswith(("results/", "tests/"))}
+    assert len(files) == 3
     assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+def test_the_sweeps_of_the_half_hour_can_be_planned(half_hour, tmp_path):
+    sweeps = [line.split() for line in half_hour[1] if line.startswith("run_sweep.py")]
+    assert len(sweeps) == 5
+    for _, *words in sweeps:
+        done = typed_here(tmp_path, "--plan", *(each for each in words if not each.startswith("sweep_dir=")))
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_half_hour_refuses_an_unknown_part(tmp_path):
+    done = subprocess.run(
+        ["bash", HALF_HOUR, "5"],
+        env=os.environ | {"OUT": str(tmp_path / "out")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "failed: 5: no such part" in done.stdout) == (1, True)

@@ -101,12 +101,16 @@ KERNEL_FACTS: Mapping[str, KernelFacts] = {
             "flash_attn_3",
             {"cuda": HALF},
             "flash-attn-3",
-            "python setup.py install, in the folder hopper of github.com/Dao-AILab/flash-attention",
+            "pip install flash-attn-3 --index-url https://download.pytorch.org/whl/cu130",
             capabilities=(9,),
             max_head_dim=256,
         ),
         KernelFacts(
-            "flash_attn_4", {"cuda": HALF}, "flash-attn-4", "pip install flash-attn-4", capabilities=(9, 10)
+            "flash_attn_4",
+            {"cuda": HALF},
+            "flash-attn-4",
+            "pip install --pre 'flash-attn-4[cu13]'",
+            capabilities=(9, 10),
         ),
     )
 }
