@@ -17,10 +17,9 @@ gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
 small=model=qwen3_0_6b large=model=qwen3_4b deep=28 shallow=7 short=2k lengths=(8k 32k 64k 96k) kernels=torch_flash,cudnn
 calibrate_s=300
 cells="measure.budget_s=6 measure.warmup_s=3 measure.least_steps=4 measure.repeats=1 measure.reference_budget_s=0"
-export hang_after_s=${HANG_AFTER_S:-40}
 if [ -n "${NANO:-}" ]; then
     small="model=qwen3_nano cluster.threads_per_rank=1" large=model=qwen3_nano deep=3 shallow=2 short=64 lengths=(256 512 1k 2k)
-    kernels=torch_flash hang_after_s=15 calibrate_s=900
+    kernels=torch_flash calibrate_s=900
     cells="measure.steps=5 measure.warmup_s=0 measure.repeats=1 measure.reference_budget_s=0"
 fi
 failed=()
@@ -73,12 +72,19 @@ hang() { # a rank that stops in its timed steps has to be found and named
     local ranks=cluster.world_size=2 sweep process
     [ "$(nvidia-smi -L 2> /dev/null | wc -l)" = 1 ] && ranks="cluster=gpu cluster.world_size=2 cluster.ranks_per_gpu=2"
     python run_sweep.py model=qwen3_nano strategy=ring seq_len=4k engine=ddp $ranks measure.hang_timeout_s=10 \
-        measure.budget_s=120 measure.steps=5000 measure.warmup_s=0 measure.repeats=1 measure.reference_budget_s=0 \
+        measure.budget_s=60 measure.steps=5000 measure.warmup_s=0 measure.repeats=1 measure.reference_budget_s=0 \
         sweep_dir="$out/hang" &
     sweep=$!
-    sleep "$hang_after_s"
-    for process in /proc/[0-9]*; do
-        case $(readlink "$process/fd/1") in "$out"/hang/*/rank_1.log) kill -STOP "${process#/proc/}" ;; esac
+    while kill -0 $sweep 2> /dev/null; do
+        for process in /proc/[0-9]*; do
+            case $(readlink "$process/fd/1") in "$out"/hang/*/rank_1.log)
+                if grep -qs timing "$(grep -o '/.*rank_1.place' "$process/maps" | head -1)"; then # the phase, as the rank notes it
+                    sleep 5 && kill -STOP "${process#/proc/}"
+                    break 2
+                fi ;;
+            esac
+        done
+        sleep 1
     done
     wait $sweep
     grep -q '"status": *"timed_out"' "$out/hang/records.jsonl"
@@ -86,7 +92,7 @@ hang() { # a rank that stops in its timed steps has to be found and named
 export -f hang
 
 model() {
-    step hang 120 bash -c hang
+    step hang 180 bash -c hang
     step memory 270 python run_sweep.py -m strategy=local $large seq_len="$(IFS=,; echo "${lengths[*]:0:2}")" loss=untiled engine=zero3 \
         $cells measure.budget_s=4 measure.least_steps=2 sweep_dir="$out/memory"
     step speed 150 python run_sweep.py -m strategy=local $large seq_len="${lengths[0]}" engine=fsdp2 kernel=$kernels $cells \
