@@ -241,7 +241,7 @@ def _unchecked(summary: pd.DataFrame) -> list[str]:
     )
     checks = "; ".join(f"{what} in {count:,} of {_cells(told)}" for what, count in missing.items())
     sentences = {
-        f"{steps - held:,} of {steps:,} steps have no reference to compare with.": steps > held,
+        f"Losses of {steps - held:,} of {steps:,} steps are not compared with another cell's.": steps > held,
         f"Not checked: {checks}.": bool(missing),
         f"The records of {len(done) - len(told):,} of {_cells(done)} do not say what was checked.": (
             len(told) < len(done)

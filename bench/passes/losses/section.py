@@ -93,7 +93,7 @@ def _held(check: Check, losses: Losses) -> Check:
     other, held, steps = losses.held_against, losses.held_steps, len(losses.loss)
     if other is None:
         return replace(check, steps=0, holds_steps=True, reason=NO_REFERENCE)
-    fewer = f"cell {other} ran {held} steps" if held < steps else None
+    fewer = f"the first {held} steps are compared" if held < steps else None
     limit = losses.held_within.get("grad_norm", 0.0)
     hidden = None
     if limit >= DIVIDED:

@@ -169,7 +169,7 @@ def test_what_no_check_reached_is_said_and_then_nobody_claims_every_check(cells_
     found = verdict(cells_of(records))
     assert found.answer == "Ran: ring, ulysses and usp at 8k."
     assert found.unchecked == [
-        "4 of 10 steps have no reference to compare with.",
+        "Losses of 4 of 10 steps are not compared with another cell's.",
         "Not checked: objective in 2 of 2 cells; full length in 1 of 2 cells.",
         "The records of 1 of 3 cells do not say what was checked.",
     ]

@@ -101,7 +101,7 @@ def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(ce
     assert "<dt>tokens/s per rank</dt><dd>40,960</dd>" in page
     assert page.count('<tr class="partly"><th scope="row">') == 3
     assert '<th scope="row">attention</th><td>float64</td><td>8,192</td><td>32</td>' in page
-    assert "11 of 12 steps have no reference to compare with." in page
+    assert "Losses of 11 of 12 steps are not compared with another cell" in page
     assert "Not checked: objective in 1 of 1 cell." in page
 
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from bench.cell.trajectory import Trajectories, work_of
+from bench.cell.trajectory import MAX_COMPARED_STEPS, Trajectories, work_of
 from tests.cells import make_cell, run_cell
 
 WORDS = ("seq_len=512", "engine=ddp", "measure.steps=4", "measure.warmup_steps=1", "measure.budget_s=100",
@@ -47,6 +47,20 @@ def test_noise_of_the_weights_does_not_make_batches_hide_a_departure(local):
     assert trajectories.held(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.82])).status == "ok"
     left = trajectories.held(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.85]))
     assert left.reason.startswith("step 5: the loss is 1.85")
+
+
+def test_steps_in_which_sound_trainings_may_part_are_not_compared(local):
+    cell, record = local
+
+    def with_losses(loss):
+        losses = replace(record.sections["losses"], loss=loss, grad_norm=[1.0] * len(loss))
+        return replace(record, sections={**record.sections, "losses": losses})
+
+    for step, status in ((MAX_COMPARED_STEPS - 1, "wrong_result"), (MAX_COMPARED_STEPS, "ok")):
+        trajectories = Trajectories()
+        trajectories.held(cell, with_losses([1.0] * 30))
+        found = trajectories.held(cell_of("ring"), with_losses([1.0] * step + [2.0] * (30 - step)))
+        assert (found.status, found.sections["losses"].held_steps) == (status, MAX_COMPARED_STEPS)
 
 
 def test_local_takes_the_place_of_another_reference_and_no_other_does(local):
