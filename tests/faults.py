@@ -14,7 +14,7 @@ from bench.passes.objective import rank as objective
 from bench.passes.timing.clock import StepClock
 from bench.training import models
 from tests.fault_classes import attention, tampering, tokens
-from tests.fault_classes.tampering import tampered, wrap
+from tests.fault_classes.tampering import change_the_model, tampered, wrap
 
 divide_by_sp_degree = partial(tampered, tokens.divide_by_sp_degree)
 withhold_the_documents = partial(tampered, attention.forget_documents)
@@ -124,3 +124,18 @@ def slow_down_timed_steps(job, log, **rounds):
 
 def sleep_for_an_hour():
     time.sleep(3600)
+
+
+def enlarge_gradients_in_the_middle_layer(job):
+    """Make the gradient of its MLP's output a tenth too large."""
+
+    def forward(plain, hidden):
+        out = plain(hidden)
+        out.register_hook(lambda gradient: 1.1 * gradient)
+        return out
+
+    def change(model):
+        layers = model.model.model.layers
+        wrap(layers[len(layers) // 2].mlp, "forward", forward)
+
+    change_the_model(change)

@@ -42,6 +42,8 @@ TO_REPEAT: Mapping[bool, str] = {
 MAX_NAMES, MAX_LETTERS = 12, 400
 """A sentence that would name more settings, or in more letters, names strategies and counts settings."""
 MAX_LENGTHS = 8
+MAX_OTHERS = 3
+"""Strategies that one is faster than and that the answer names."""
 CHECKED_BY = ["status", "checks", "checks_missing", "steps", "steps_held"]
 FITTED_BY = [
     "status", "seq_len", "provenance", "predicted_fit", "cluster.world_size", "device_memory_bytes",
@@ -118,8 +120,7 @@ def _fastest(found: Sequence[Ranking]) -> str:
     replayed = [ranking for ranking in compared if ranking.is_replayed]
     predicted = [ranking for ranking in compared if ranking.is_predicted]
     parts = [
-        _ahead([ranking for ranking in ran if not ranking.not_repeated], "Most tokens/s"),
-        _faster([ranking for ranking in ran if ranking.not_repeated]),
+        _faster(ran),
         _level([ranking for ranking in ran if ranking.is_level], NO_DIFFERENCE),
         _level([ranking for ranking in ran if not ranking.is_level], "No clear difference"),
         _left_open(ran, "Undecided"),
@@ -133,18 +134,18 @@ def _fastest(found: Sequence[Ranking]) -> str:
 
 
 def _ahead(found: Sequence[Ranking], said: str) -> str:
-    """`Most tokens/s: ulysses at 8k.`; empty where none is clearly ahead of all others."""
+    """`Predicted to have most tokens/s: ulysses at 8k.`; empty where none is clearly ahead of all others."""
     ahead = _by_name((ranking.first.name, ranking.seq_len) for ranking in found if ranking.is_clear)
     return f"{said}: {_places(ahead)}." if ahead else ""
 
 
 def _faster(found: Sequence[Ranking]) -> str:
-    """`Faster: ulysses than ring at 64k.`, where others ran too few times to be compared."""
-    ahead = _by_name(
-        (f"{ranking.first.name} than {_listed(other.name for other, _ in ranking.lead)}", ranking.seq_len)
-        for ranking in found
-        if ranking.is_clear
-    )
+    """`Faster: ulysses than ring at 64k.`; empty where none is faster than all that ran often enough."""
+    ahead: dict[str, set[int]] = {}
+    for ranking in (ranking for ranking in found if ranking.is_clear):
+        others = [_bracketed(other.name) for other, _ in ranking.lead]
+        than = _listed(others) if len(others) <= MAX_OTHERS else f"all {len(others)} others"
+        ahead.setdefault(f"{_bracketed(ranking.first.name)} than {than}", set()).add(ranking.seq_len)
     return f"Faster: {_places(ahead)}." if ahead else ""
 
 

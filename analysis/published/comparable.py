@@ -24,6 +24,7 @@ USUAL: Mapping[str, str | int] = {
     "mistake": NO_MISTAKE,
     "cluster.ranks_per_gpu": 1,
     "cluster.memory_limit_gib": 0,
+    "engine.leaf": "none",
 }
 """Settings without which a record says nothing of its hardware; older records do not have them all."""
 

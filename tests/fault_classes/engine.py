@@ -46,21 +46,6 @@ def freeze_a_matrix(job):
     wrap(FSDP2, "__init__", built)
 
 
-def enlarge_gradients_in_the_middle_layer(job):
-    """What comes back into its MLP is a tenth too large."""
-
-    def forward(plain, hidden):
-        out = plain(hidden)
-        out.register_hook(lambda gradient: 1.1 * gradient)
-        return out
-
-    def change(model):
-        layers = model.model.model.layers
-        wrap(layers[len(layers) // 2].mlp, "forward", forward)
-
-    change_the_model(change)
-
-
 def never_reduce(job):
     """Every rank of a DDP that never meets the others."""
     wrap(DDP, "micro_step", lambda plain, self, *, last: plain(self, last=False))

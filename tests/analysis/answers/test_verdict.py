@@ -28,7 +28,7 @@ def repeated(strategy, processes_ms, **config):
 def test_the_fastest_strategy_of_a_length_is_named_where_six_processes_of_each_show_it(cells_of):
     fast, slow = [100.0, 101.0, 102.0, 99.0, 98.0, 97.0], [200.0, 202.0, 204.0, 198.0, 196.0, 194.0]
     found = verdict(cells_of([*repeated("ulysses", fast), *repeated("ring", slow)]))
-    assert found.answer == "Most tokens/s: ulysses at 8k."
+    assert found.answer == "Faster: ulysses than ring at 8k."
     assert found.details == ["8k: ulysses, 82,332 tokens/s, 2.00 (1.94 to 2.06) times ring"]
     assert (found.to_decide, found.fits) == (None, [])
 
@@ -68,7 +68,7 @@ def test_what_decides_a_sweep_with_open_repeats_is_a_larger_budget(cells_of):
 def test_lengths_with_and_without_an_answer_stand_in_one(cells_of):
     sure = [*repeated("ulysses", [100.0] * 6), *repeated("ring", [200.0] * 6)]
     found = verdict(cells_of([*sure, *grid(["ulysses", "ring"], [16384])]))
-    assert found.answer == "Most tokens/s: ulysses at 8k. Undecided: 16k (one process each)."
+    assert found.answer == "Faster: ulysses than ring at 8k. Undecided: 16k (one process each)."
     assert found.details[1].startswith("16k, in tokens/s: ring: ")
     assert found.details[1].endswith("; undecided: one process each")
 
@@ -141,7 +141,7 @@ def test_a_result_that_ranks_nothing_says_what_ran_with_figures_by_name_and_no_w
     assert found.to_decide == to_decide
     assert found.caveat == verdict(cells_of([*records, make_record()])).caveat == caveat
     assert "ring (fsdp2), ring (zero3) and ulysses (zero3) at 8k" in found.answer
-    assert "Most tokens/s" not in found.answer
+    assert "Faster" not in found.answer
     assert found.details == [
         "8k, in tokens/s: ring, fsdp2: 81,920",
         "8k, in tokens/s: ring, zero3: 9,102; ulysses, zero3: 8,192,000",
@@ -227,7 +227,7 @@ def test_what_is_predicted_is_never_ranked_with_what_was_measured(cells_of):
     both = [predicted("ulysses", (80.0, 100.0, 125.0)), predicted("ring", (90.0, 110.0, 130.0))]
     found = verdict(cells_of([*sure, *both]))
     assert found.answer == (
-        "Most tokens/s: ulysses, measured at 8k."
+        "Faster: ulysses (measured) than ring (measured) at 8k."
         " No clear difference predicted: ring (predicted) and ulysses (predicted) at 8k."
     )
     assert len(found.details) == 2

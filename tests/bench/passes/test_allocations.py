@@ -91,14 +91,18 @@ def test_a_steps_peak_and_its_phase_are_the_profilers(launcher, tmp_path, engine
     assert found == expected == "backward"
 
 
+MORE_MIB = 1088
+"""More than ZeRO-3's buffer of gradients, 953.7 MiB, which is there once the model is built."""
+
+
 def need_more_while_building(job, log):
-    """A build that holds 64 MiB for a moment, as sharding a whole model does."""
+    """A build that holds some memory for a moment, as sharding a whole model does."""
     from bench.workloads import train
 
     open_data = train.open_data
 
     def wasteful(cell, device):
-        mib(64)
+        mib(MORE_MIB)
         return open_data(cell, device)
 
     train.open_data = wasteful
@@ -113,7 +117,7 @@ def test_the_whole_life_holds_what_only_building_needs(launcher, tmp_path, engin
     memory = record.sections["memory"]
     assert set(memory.whole_life_phase) == {"load"}
     for life, steady in zip(memory.whole_life_allocated_bytes, memory.peak_allocated_bytes, strict=True):
-        assert life >= 64 * MIB > steady
+        assert life >= MORE_MIB * MIB > steady
     # Of so few tokens states and whole gradients decide, and these the estimate counts generously.
     assert memory_need(cell).total == pytest.approx(max(memory.peak_allocated_bytes), rel=0.25)
 

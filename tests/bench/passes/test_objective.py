@@ -228,9 +228,9 @@ MIDDLE = r"the gradient of model.model.layers.3.mlp.\w+.weight is off"
 @pytest.mark.parametrize(
     ("name", "dtype", "fault", "said"),
     [
-        ("zero3", "bf16", engine.enlarge_gradients_in_the_middle_layer, MIDDLE),
-        ("fsdp2", "bf16", engine.enlarge_gradients_in_the_middle_layer, MIDDLE),
-        ("ddp", "bf16", engine.enlarge_gradients_in_the_middle_layer, MIDDLE),
+        ("zero3", "bf16", faults.enlarge_gradients_in_the_middle_layer, MIDDLE),
+        ("fsdp2", "bf16", faults.enlarge_gradients_in_the_middle_layer, MIDDLE),
+        ("ddp", "bf16", faults.enlarge_gradients_in_the_middle_layer, MIDDLE),
         ("fsdp2", "fp32", engine.enlarge_gradients_a_little, "the gradient of .* is off by 7.5e-03"),
         ("zero3", "bf16", tokens.divide_by_sp_degree, ".*; gradients are exactly 1/sp_degree = 0.5"),
     ],

@@ -33,7 +33,7 @@ GRID = [*itertools.product([name for name in INSTALLED if name not in HUGE], ENG
 
 PEAKS_MIB = {
     ("local", "ddp"): (8.35, 169.03),
-    ("deepspeed_ulysses", "zero3"): (3.87, 75.57),
+    ("deepspeed_ulysses", "fsdp2"): (3.87, 75.57),
 }
 """What tensors take in cells of both lengths without a limit; the slow test measures them again."""
 COVER = [*PEAKS_MIB]
@@ -141,7 +141,7 @@ def test_one_rank_without_memory_is_blamed_while_the_others_wait(launcher, tmp_p
 
 def test_what_libraries_take_once_is_in_the_base_and_not_in_the_limit(launcher, tmp_path):
     """Here they take 50 MiB, tensors 8; limit and room together are 45."""
-    words = ("strategy=ring", "engine=zero3", "seq_len=2k", "cluster.memory_limit_gib=0.02")
+    words = ("strategy=ring", "engine=fsdp2", "seq_len=2k", "cluster.memory_limit_gib=0.02")
     limited, _ = run_cell(launcher, make_cell(*QUICK, *words), tmp_path)
     assert limited.status == "ok", limited.reason
     assert min(limited.sections["memory"].limit_base_bytes) > 100 * MIB

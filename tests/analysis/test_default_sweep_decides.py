@@ -1,0 +1,86 @@
+"""The default sweep on four H100, with cells that take no time and a clock of its own, ends decided."""
+
+import io
+import json
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from rich.console import Console
+
+from analysis.answers.verdict import verdict
+from bench.config import ExitCode
+from bench.environment import describe
+from bench.store import read_records
+from bench.sweep import run as sweep_run
+from bench.sweep.estimate import Estimate
+from bench.sweep.expected import modelled
+from bench.sweep.plan import plan
+from bench.sweep.progress import Progress
+from tests.analysis.records import make_record, make_timing
+from tests.cells import FOUR_H100, raws_of
+
+PROCESS_SPREAD = 0.01
+"""Standard deviation of the speeds of a cell's processes."""
+
+
+class Idle:
+    """A launcher of nothing, as on other machines, so that no lease is taken."""
+
+    is_local = False
+
+    def warm(self):
+        pass
+
+
+@pytest.fixture
+def swept(tmp_path, monkeypatch):
+    """Runs the default sweep with ring this many times as slow as predicted; its records."""
+
+    def sweep(ring_factor):
+        estimate, noise = Estimate(modelled), random.Random(0)
+        now = [datetime(2026, 1, 1, tzinfo=UTC)]
+
+        def run_one(planned, running, _):
+            cell = planned.cell
+            factor = ring_factor if cell.strategy == "ring_flash_attn" else 1.0
+            step_ms = 6000 * cell.seq_len / 65536 * factor * noise.lognormvariate(0, PROCESS_SPREAD)
+            ranks, wall_s = cell.cluster.world_size, estimate.cell_s(cell)
+            record = make_record(
+                config=cell.flat(),
+                cell_id=cell.cell_id,
+                repeat=planned.repeat,
+                wall_s=wall_s,
+                started_at=now[0].isoformat(),
+                timing=make_timing([[step_ms] * 6] * ranks, cell.tokens_per_step),
+                environment=describe({}) | {"argv": ["run_sweep.py", "seq_len=8k,64k,96k"]},
+            )
+            now[0] += timedelta(seconds=wall_s)
+            with running.store.path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            return True
+
+        monkeypatch.setattr(sweep_run, "_run_one", run_one)
+        raws = raws_of((), ("8k", "64k", "96k"), sweep_dir=str(tmp_path))
+        planned = plan(raws, FOUR_H100, single=False, default_strategies=True)
+        progress = Progress(Console(file=io.StringIO()), estimate=estimate)
+        code = sweep_run.run_plan(planned, Idle(), progress, write_report=lambda _: True)
+        assert code is ExitCode.OK
+        return read_records(tmp_path / "records.jsonl")
+
+    return sweep
+
+
+@pytest.mark.parametrize(
+    ("ring_factor", "answer"),
+    [
+        (1.1, "Faster: deepspeed_ulysses than ring_flash_attn at 96k."),
+        (1.0, "No difference above 5 %: deepspeed_ulysses and ring_flash_attn at 96k."),
+    ],
+)
+def test_the_planned_length_is_decided_within_35_minutes(swept, cells_of, ring_factor, answer):
+    records = swept(ring_factor)
+    assert sum(record["wall_s"] for record in records) < 35 * 60
+    found = verdict(cells_of(records), "go {}".format)
+    assert found.answer == f"{answer} Undecided: 8k and 64k (one process each)."
+    assert "of the two fastest strategies would decide; run: go measure.repeats_budget_s=" in found.to_decide
