@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.answers.leaders import Ranking, leader_lines, measured_lines, rankings
+from analysis.answers.leaders import Ranking, Timed, leader_lines, measured_lines, rankings
 from analysis.answers.observed import observed_lines
 from analysis.cells.cells import Cells
 from analysis.cells.comparison import BASE
@@ -189,7 +189,7 @@ def _to_decide(found: Sequence[Ranking], cells: Cells, command: Callable[[str], 
         start = f"{MIN_PROCESSES} or more interleaved processes of the two fastest strategies would decide"
     if cells.caveat is not None:
         start = f"Differences may be chance: {undecided}. {start} on this CPU"
-    missing_s = sum(_missing_s(ranking, cells, at_most=2 if is_open else None) for ranking in left)
+    missing_s = _missing_of_fastest_s(left, cells) if is_open else _missing_s(cells.frame)
     if command is None or not missing_s:
         ways = [TO_REPEAT[is_observed] for is_observed in sorted(cells.are_observed.unique())]
         return f"{start}: {'; '.join(ways)}."
@@ -200,13 +200,25 @@ def _to_decide(found: Sequence[Ranking], cells: Cells, command: Callable[[str], 
     return f"{start}; run: {command(word)} (about {duration_label(missing_s)})"
 
 
-def _missing_s(ranking: Ranking, cells: Cells, *, at_most: int | None) -> float:
-    """Return the seconds of the processes that a comparison lacks, of so many of its fastest strategies.
+def _missing_s(summary: pd.DataFrame) -> float:
+    """Return the seconds of the processes that all cells lack; those without memory are not repeated."""
+    missing = (
+        (MIN_PROCESSES - summary["repeats"]).clip(lower=0).where(summary["status"] != "out_of_memory", 0)
+    )
+    return float((missing * summary["wall_s"].astype("float64").fillna(0.0)).sum())
+
+
+def _missing_of_fastest_s(found: Sequence[Ranking], cells: Cells) -> float:
+    """Return the seconds of the processes that the two fastest strategies of each comparison lack.
 
     `local` comes last: it is the base, and no candidate where others are.
     """
-    ordered = sorted(ranking.cells, key=lambda cell: (cells.strategy(cell.row) == BASE, -cell.tokens_per_s))
-    return sum(max(0, MIN_PROCESSES - cell.processes) * cells.wall_s(cell.row) for cell in ordered[:at_most])
+
+    def order(cell: Timed) -> tuple[bool, float]:
+        return bool(cells.frame.loc[cell.row, "strategy"] == BASE), -cell.tokens_per_s
+
+    fastest = [cell.row for ranking in found for cell in sorted(ranking.cells, key=order)[:2]]
+    return _missing_s(cells.frame.loc[fastest])
 
 
 def _ran(cells: Cells, *, is_checked: bool) -> str:

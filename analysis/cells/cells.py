@@ -78,14 +78,6 @@ class Cells:
         """Those of one cell."""
         return processes_of(self.all_processes.loc[[row]])
 
-    def strategy(self, row: int) -> str:
-        return str(self._row_at[row]["strategy"])
-
-    def wall_s(self, row: int) -> float:
-        """Seconds of one process of a cell; 0 where they are not known."""
-        took_s = self._row_at[row]["wall_s"]
-        return 0.0 if pd.isna(took_s) else float(took_s)
-
     @cached_property
     def rows(self) -> list[dict[Any, Any]]:
         """Cell by cell the values by column."""

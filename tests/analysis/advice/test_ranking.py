@@ -67,7 +67,7 @@ def test_the_answer_names_all_that_are_level_and_how_far_the_next_is_behind(advi
     assert "ring, " in which.partition(";")[0]
     first = advice.ranking.first
     assert (
-        f"; {first.name} sp 8 comes first: of those within 1 % of the fastest it needs least memory." in which
+        f"; {first.cell.strategy} sp 8 comes first: of those within 1 % of the fastest it needs least memory." in which
     )
     assert "distflash_attn sp 8 is" in which
     assert f"{first.prediction.needed_bytes.high / 2**30:.1f} of 79.1 GiB" in fits

@@ -124,7 +124,7 @@ def test_of_too_many_settings_the_first_are_named_and_the_rest_counted(cells_of)
 
 TO_DECIDE = (
     "Differences may be chance: 8k (one process each). 6 or more interleaved processes of each cell would"
-    " decide on this CPU; run: go (about 30 s)"
+    " decide on this CPU; run: go (about 45 s)"
 )
 
 
