@@ -25,7 +25,7 @@ from tests.cells import FOUR_H100, TWO_CORES, make_raw, raws_of
 from tests.command import NO_GPU, typed_here
 
 REFERENCE = REPOSITORY / "results" / "reference" / "cpu" / "records.jsonl"
-ITS_MACHINE = Machine(gpus=(), cores=2, cpu="AMD EPYC", memory_bytes=2**34)
+ITS_MACHINE = Machine(gpus=(), cores=2, cpu="Intel Xeon", memory_bytes=2**34)
 GPUS = replace(FOUR_H100, gpu_memory_bytes=(80 * 2**30,) * 4)
 
 
@@ -45,7 +45,7 @@ def lines_of(found):
 def test_the_readmes_sweep_is_expected_to_take_what_it_took():
     found = forecast(ITS_MACHINE)
     took_s = sum(record["wall_s"] for record in read_records(REFERENCE))
-    assert found.total_s == pytest.approx(took_s, rel=0.15)
+    assert max(found.total_s / took_s, took_s / found.total_s) < 1.4  # another CPU's calibration
     assert found.unknown == 0
     assert "another CPU" in found.bases[0]
 
