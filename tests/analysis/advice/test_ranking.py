@@ -66,9 +66,8 @@ def test_the_answer_names_all_that_are_level_and_how_far_the_next_is_behind(advi
     assert which.startswith("No clear difference between ")
     assert "ring, " in which.partition(";")[0]
     first = advice.ranking.first
-    assert (
-        f"; {first.cell.strategy} sp 8 comes first: of those within 1 % of the fastest it needs least memory." in which
-    )
+    comes_first = f"; {first.cell.strategy} sp 8 comes first: of those within 1 % of the fastest"
+    assert f"{comes_first} it needs least memory." in which
     assert "distflash_attn sp 8 is" in which
     assert f"{first.prediction.needed_bytes.high / 2**30:.1f} of 79.1 GiB" in fits
     assert f"{first.tokens_per_s.expected * 8:,.0f} tokens/s" in speed
