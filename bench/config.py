@@ -451,6 +451,8 @@ class RunConfig:
             for name, value in before.items():
                 if fields[group][name] == value:
                     del fields[group][name]
+        if fields["engine"] == {"name": self.engine.name}:  # as in records made before it had a leaf
+            fields["engine"] = self.engine.name
         return {name: value for name, value in fields.items() if value != {}}
 
     def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:

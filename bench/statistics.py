@@ -14,6 +14,8 @@ MIN_PROCESSES = 6
 """Of each side of a comparison: as many samples as an interval of a median takes."""
 MAX_PROCESSES = 20
 """Of each side, whatever they spread by, where their number is left open."""
+SPARE = 1.1
+"""Factor on the seconds that further processes should take, for those that take longer than before."""
 TOLD_RATIO = 1.10
 """How far apart two speeds are that enough processes tell apart."""
 POWER = 0.8

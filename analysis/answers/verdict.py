@@ -23,11 +23,9 @@ from analysis.metrics.checks import BETWEEN_NAMES
 from bench.config import AUTO
 from bench.cost.fit import Fit
 from bench.labels import duration_label, length_label
-from bench.statistics import MIN_PROCESSES
+from bench.statistics import MIN_PROCESSES, SPARE
 
 NO_DIFFERENCE = f"No difference above {LEVEL_SHARE * 100:.0f} %"
-SPARE = 1.1
-"""Factor on the seconds that repeats are expected to take, for those that take longer than before."""
 UNSTABLE_NOTE = "unstable:"
 """How a note on unsteady steps goes on after `very`, or begins."""
 SAMPLES: Mapping[str, str] = {"steps": "steps of one process", "repeats": "repeats"}

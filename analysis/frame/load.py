@@ -15,6 +15,7 @@ import yaml
 from analysis.metrics.definitions import BY_COLUMN, OF_RECORD
 from analysis.metrics.measured import measured
 from analysis.metrics.recorded import Recorded
+from bench.config import NOT_USED
 from bench.environment import code_label
 
 Record = Mapping[str, Any]
@@ -31,12 +32,14 @@ NO_SETTING = frozenset({*RECORD_COLUMNS, *DERIVED_COLUMNS, *BY_COLUMN})
 SWITCHES = (
     "tiled_mlp", "offload.activations", "offload.optimizer", "measure.nvtx",
 )  # fmt: skip
-"""Settings that older records do not name: what they name now was off."""
+"""Settings that were off in records that do not name them."""
+BEFORE: Mapping[str, Any] = {**dict.fromkeys(SWITCHES, False), "engine.leaf": NOT_USED}
+"""Settings that older records do not name, and what they were."""
 SETTINGS = (
     "seq_len", "strategy", "sp_degree", "layout", "kernel", "engine", "dtype", "model", "workload", "batch",
     "checkpointing", "loss", "model.num_layers", "hardware", "cluster.world_size", "cluster.device",
     "cluster.threads_per_rank", "cluster.ranks_per_gpu", "cluster.memory_limit_gib", "cluster.nodes",
-    "cluster.network", "replay.rank", *SWITCHES,
+    "cluster.network", "replay.rank", "engine.leaf", *SWITCHES,
 )  # fmt: skip
 """Settings that the analysis reads: the frame has them also where no record does."""
 RAN_HERE = frozenset({"measured", "replayed"})
@@ -56,7 +59,8 @@ def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def _column(name: str, values: list[Any]) -> pd.Series[Any] | list[Any]:
     if name in NUMBER_COLUMNS:
         return pd.Series(values, dtype="float64")
-    return [False if value is None else value for value in values] if name in SWITCHES else values
+    before = BEFORE.get(name)
+    return [before if value is None else value for value in values] if before is not None else values
 
 
 def device_name(record: Recorded) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from inspect import signature
 from itertools import groupby
 
 import torch
@@ -19,7 +21,11 @@ def bind_near_gpu(binding: str, device: torch.device) -> None:
         from torch.numa import binding as numa  # a private function, which other releases may lack
 
         options = numa.NumaOptions(numa.AffinityMode(binding))
-        numa._maybe_apply_numa_binding_to_current_process(gpu_index=device.index, numa_options=options)
+        bind: Callable[..., None] = numa._maybe_apply_numa_binding_to_current_process
+        index = (
+            "gpu_index" if "gpu_index" in signature(bind).parameters else "device_index"
+        )  # from torch 2.14
+        bind(**{index: device.index}, numa_options=options)
     except Exception as error:
         raise RefusedError(
             f"cluster.numa_binding={binding}: torch cannot bind this rank: {error}; leave it out"

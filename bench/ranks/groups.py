@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -80,8 +81,10 @@ def _group(rows: Tensor, made: dict[str, dist.ProcessGroup], timeout: timedelta)
     """This rank's group when each row is one; the same rows give the same group."""
     key = str(rows.tolist())
     if key not in made:
-        whole = dist.group.WORLD if len(rows) == 1 else None
-        made[key] = whole or dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)[0]
+        group: Any = dist.group.WORLD
+        if len(rows) > 1:
+            group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
+        made[key] = group
     return made[key]
 
 

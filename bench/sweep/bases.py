@@ -1,43 +1,56 @@
-"""The base that the other strategies of a default sweep are compared with."""
+"""The base that the other strategies of a default sweep are shown with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from bench.cell.trajectory import REFERENCE_STRATEGY
-from bench.config import AUTO, RunConfig
+from bench.config import AUTO
 from bench.cost.fit import Fit
 from bench.environment import Machine
 from bench.request.choices import Raw
 from bench.request.resolve import resolve
 from bench.sweep.room import room_of
 
-SHORT = {"least_steps": 1, "trace": False}
-"""Measurement of such a base, whose steps have one sequence for each rank and take longest."""
-
 
 def with_fitting_base(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], str | None]:
     """Return the requests with `local` on all ranks where one rank may lack memory, and a line that says so.
 
-    The base is the same at every length. Unchanged where one rank has room for each length, where no number
-    of ranks gives it more room, and on CPUs.
+    The base is the same at every length. Unchanged where one rank has room for each length, where more ranks
+    give it no more room, and on CPUs.
     """
     bases = [raw for raw in raws if raw["strategy"]["name"] == REFERENCE_STRATEGY and raw["dp_shard"] == AUTO]
-    shared = [resolve(raw, machine) for raw in raws if raw not in bases]
-    ranks = max((cell.cluster.world_size for cell in shared if cell.cluster.device == "cuda"), default=1)
-    if not bases or ranks == 1 or all(_fits(resolve(raw, machine), machine) for raw in bases):
+    if not bases or all(_fits(raw, machine) for raw in bases):
         return [*raws], None
-    spread = [{**raw, "dp_shard": ranks, "measure": {**raw["measure"], **SHORT}} for raw in bases]
-    if not any(_fits(resolve(raw, machine), machine) for raw in spread):
+    spread = [_spread(raw, _shards(raw, raws, machine)) for raw in bases]
+    if not any(_fits(raw, machine) for raw in spread):
         return [*raws], None
+    shards = ",".join(dict.fromkeys(str(raw["dp_shard"]) for raw in spread if raw["dp_shard"] != AUTO))
     line = (
-        f"{REFERENCE_STRATEGY} runs with dp_shard={ranks}, one sequence a rank, because one GPU may not hold"
-        " the model at every length; it is timed once where a step is long, and not traced; dp_shard=1 runs"
-        " it on one GPU"
+        f"{REFERENCE_STRATEGY} runs with dp_shard={shards}, one sequence a rank, because one GPU may not hold"
+        " the model at every length. It is timed once where a step is long, and not traced; a step of more"
+        " sequences is not compared with the others'. dp_shard=1 runs it on one GPU"
     )
     return [*(raw for raw in raws if raw not in bases), *spread], line
 
 
-def _fits(cell: RunConfig, machine: Machine) -> bool:
-    room = room_of(cell, machine)
+def _shards(base: Raw, raws: Sequence[Raw], machine: Machine) -> int:
+    """Return the ranks that may share a base's model: those of the cells that differ in strategy alone."""
+    asked = {key: value for key, value in base.items() if key != "strategy"}
+    others = (raw for raw in raws if raw is not base and {**asked, "strategy": raw["strategy"]} == raw)
+    cells = [cell for cell in (resolve(raw, machine) for raw in others) if cell.cluster.device == "cuda"]
+    return max((cell.cluster.world_size // cell.dp_replicate for cell in cells), default=1)
+
+
+def _spread(raw: Raw, shards: int) -> Raw:
+    """Return the base sharded and measured shortly: its steps take longest, with a sequence for each rank."""
+    if shards == 1:
+        return raw
+    least = raw["measure"]["least_steps"]
+    measure = {**raw["measure"], "least_steps": 1 if least == AUTO else least, "trace": False}
+    return {**raw, "dp_shard": shards, "measure": measure}
+
+
+def _fits(raw: Raw, machine: Machine) -> bool:
+    room = room_of(resolve(raw, machine), machine)
     return room is not None and room.fit is Fit.FITS

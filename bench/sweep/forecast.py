@@ -104,8 +104,9 @@ class Forecast:
         return CellForecast(PlannedCell(cell, 0, 0), reason, step, cell_s, timed, room)
 
     def _repeats(self, left_open: Sequence[RunConfig]) -> list[Repeats]:
-        """Return the repeats of a sweep that begins; one that is resumed has the next of them planned."""
-        if not left_open or any(each.planned.repeat for each in self.cells):
+        """Return the repeats of a sweep that begins; those of a resumed one depend on its records."""
+        first = {each.cell.cell_id for each in self.plan.cells}
+        if not left_open or first != {each.cell.cell_id for each in self.cells if not each.planned.repeat}:
             return []
         ran = {
             each.cell.cell_id: [Process(each.cell_s, each.cell.tokens_per_step / each.step.seconds)]
@@ -170,8 +171,8 @@ class Forecast:
         """`about 31 min, 17 min of it for one process of each cell`, or how much of it is not known."""
         if all(each.cell_s is None for each in self._timed):
             return "an unknown time"
-        processes = 1 + max((each.planned.repeat for each in self.cells), default=0)
-        counted = "one process" if processes == 1 else f"{processes} processes"
+        repeats = {each.planned.repeat for each in self.cells}
+        counted = "one process" if len(repeats) == 1 else f"{len(repeats)} processes"
         repeats_s = sum(each.gets_s for each in self.repeats)
         told = f"about {duration_label(self.total_s + repeats_s)}"
         told += f", {duration_label(self.total_s)} of it" if repeats_s else ""

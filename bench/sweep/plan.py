@@ -12,11 +12,12 @@ from bench.config import AUTO, LEASES, ConfigError, Resume, RunConfig, WhenTaken
 from bench.environment import Machine
 from bench.experiments import experiment_of
 from bench.experiments.max_length import Grow
-from bench.record import Role
+from bench.record import Role, Status
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.legality import refusal
 from bench.request.lone_rank import for_lone_ranks
+from bench.request.one_engine import with_one_engine
 from bench.request.target import PREDICT
 from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
@@ -56,26 +57,29 @@ class Plan:
         """Whether records may add to it."""
         return self.grow is not None or bool(self.open_cells)
 
-    def grown(self, records: Sequence[Mapping[str, Any]]) -> Plan:
+    def grown(self, records: Sequence[Mapping[str, Any]], beside_s: float = 0.0) -> Plan:
         """The plan with what the records so far add to it: cells that depend on them, or repeats."""
         if self.grow is None:
-            return self.repeated(records)
+            return self.repeated(records, beside_s)
         planned = {each.cell.cell_id for each in self.cells}
         more = [(cell, 0) for cell in self.grow(records) if cell.cell_id not in planned]
         return replace(self, cells=(*self.cells, *_in_order(more, len(self.cells), {})), note=None)
 
-    def repeated(self, records: Sequence[Mapping[str, Any]]) -> Plan:
+    def repeated(self, records: Sequence[Mapping[str, Any]], beside_s: float = 0.0) -> Plan:
         """Return the plan with the next repeats that were left open: those of one length.
 
-        Repeats that have a record already, of a sweep that is resumed, are planned too.
+        Repeats that have a record already, of a sweep that is resumed, are planned too. `beside_s` are the
+        seconds of cells without a record of the sweep's own.
         """
         if not self.open_cells:
             return self
-        left_open = {cell.cell_id: cell for cell in self.open_cells}
+        ran_out = {record["cell_id"] for record in records if record["status"] == Status.OUT_OF_MEMORY}
+        left_open = {cell.cell_id: cell for cell in self.open_cells if cell.cell_id not in ran_out}
         own = [record for record in records if record["cell_id"] in left_open]
-        left_s = self.open_cells[0].measure.repeats_budget_s - sum(float(each["wall_s"]) for each in records)
+        spent_s = beside_s + sum(float(each["wall_s"]) for each in records)
+        left_s = self.open_cells[0].measure.repeats_budget_s - spent_s
         chosen = next(
-            (each for each in choose(self.open_cells, processes_of(own), left_s) if each.gets), None
+            (each for each in choose([*left_open.values()], processes_of(own), left_s) if each.gets), None
         )
         planned = {(each.cell.cell_id, each.repeat) for each in self.cells}
         turns = [(left_open[record["cell_id"]], int(record["repeat"])) for record in own]
@@ -84,8 +88,8 @@ class Plan:
         return replace(
             self,
             cells=(*self.cells, *_in_order(dict.fromkeys(turns), len(self.cells), self.roles)),
-            open_cells=() if chosen is None else self.open_cells,
-            note=None if chosen is None else chosen_line(chosen),
+            open_cells=self.open_cells if turns else (),
+            note=None if chosen is None or not turns else chosen_line(chosen),
         )
 
 
@@ -98,6 +102,7 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     """
     refuse_too_many([len(raws)])
     experiment = experiment_of(raws)
+    raws = with_one_engine(raws, machine)
     drops = default_strategies and not experiment.needs_sharing
     raws, left_out = for_lone_ranks(raws, machine) if drops else (raws, None)
     raws, base = with_fitting_base(raws, machine) if drops else (raws, None)

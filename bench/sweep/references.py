@@ -14,13 +14,12 @@ from pathlib import Path
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.cell.run import CellInterrupted, SharedSections, run
-from bench.cell.trajectory import REFERENCE_STRATEGY, Trajectories, is_base, work_of
+from bench.cell.trajectory import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, Trajectories, is_base, work_of
 from bench.cell.watch import SILENT, Listener
 from bench.config import RunConfig
 from bench.cost.fit import Fit
 from bench.environment import Machine, this_machine
 from bench.labels import duration_label, length_label, size_label
-from bench.passes.timing.section import MAX_WARM_UP_STEPS
 from bench.record import Role, Status
 from bench.request.legality import refusal
 from bench.request.placement import of_fewer_ranks
@@ -29,8 +28,6 @@ from bench.sweep.room import room_of
 from bench.training.trainer_facts import NATIVE
 
 FOLDER = "references"
-MORE_STEPS = 10
-"""Others take some steps after the timed ones: traced ones, and one that is inspected."""
 STEPS_SHARE = 0.5
 """Of the budget, for steps; starting, checks and ending take the rest."""
 
@@ -51,6 +48,8 @@ class References:
         self.folder = folder
         self.say = say
         self.shown = shown
+        self.took_s = 0.0
+        """Seconds of the references so far."""
         self._settled = {work_of(cell) for cell in cells if is_base(cell)}
 
     def run_missing(self, cell: RunConfig, trajectories: Trajectories, shared: SharedSections) -> None:
@@ -73,6 +72,7 @@ class References:
                 record = run(planned, self.launcher, self.folder / FOLDER, listener=listener, shared=shared)
         except CellInterrupted:
             raise KeyboardInterrupt from None  # its record is none of the sweep's
+        self.took_s += record.wall_s or 0.0
         if record.status is Status.OK:
             trajectories.held(reference, record)
         else:
@@ -129,7 +129,7 @@ def reference_of(cell: RunConfig) -> RunConfig | None:
         cluster=replace(of_fewer_ranks(cell.cluster, cell.dp_degree), threads_per_rank=threads),
         measure=replace(
             cell.measure,
-            steps=cell.measure.steps + MORE_STEPS + (MAX_WARM_UP_STEPS if cell.measure.warmup_s else 0),
+            steps=MAX_COMPARED_STEPS,
             warmup_s=0.0,
             least_steps=0,
             budget_s=STEPS_SHARE * cell.measure.reference_budget_s,

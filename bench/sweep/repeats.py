@@ -13,8 +13,9 @@ from bench.cell.trajectory import REFERENCE_STRATEGY
 from bench.config import AUTO, RunConfig
 from bench.labels import duration_label, length_label
 from bench.record import Status
-from bench.statistics import MIN_PROCESSES, enough_processes, pooled_spread, slowest_median
+from bench.statistics import MIN_PROCESSES, SPARE, enough_processes, pooled_spread, slowest_median
 from bench.strategies import STRATEGIES
+from bench.sweep.progress import CellLabels
 
 Turn = tuple[RunConfig, int]
 """A cell and its repeat, from 0."""
@@ -125,9 +126,10 @@ def choose(cells: Iterable[RunConfig], ran: Processes, left_s: float) -> list[Re
 
 
 def _fastest_pairs(cells: Iterable[RunConfig], ran: Processes) -> list[tuple[RunConfig, RunConfig]]:
-    """Return of each kind of work the two cells whose first process was fastest.
+    """Return of each kind of work the two strategies whose first process was fastest, each by its best cell.
 
-    Strategies that split the sequence come before `local`, which is the base and no candidate.
+    Of one strategy alone its two fastest cells. Strategies that split the sequence come before `local`, which
+    is the base.
     """
     kinds: dict[tuple[str, int], list[RunConfig]] = {}
     for cell in cells:
@@ -138,8 +140,15 @@ def _fastest_pairs(cells: Iterable[RunConfig], ran: Processes) -> list[tuple[Run
     def order(cell: RunConfig) -> tuple[bool, float]:
         return STRATEGIES[cell.strategy].shares_sequences, ran[cell.cell_id][0].tokens_per_s or 0.0
 
-    ordered = (sorted(alike, key=order, reverse=True) for alike in kinds.values() if len(alike) > 1)
-    return [(first, second) for first, second, *_ in ordered]
+    pairs = []
+    for alike in kinds.values():
+        ordered = sorted(alike, key=order, reverse=True)
+        best = {cell.strategy: cell for cell in reversed(ordered)}
+        first, *others = sorted(best.values(), key=order, reverse=True)
+        second = next(iter(others), None) or next((cell for cell in ordered if cell is not first), None)
+        if second is not None:
+            pairs.append((first, second))
+    return pairs
 
 
 def _seconds(sides: Sequence[Sequence[Process]], until: int) -> float:
@@ -159,10 +168,10 @@ def _enough(sides: Sequence[Sequence[Process]]) -> int:
 
 def chosen_line(chosen: Repeats) -> str:
     """Return the line that announces further processes before they run."""
-    one, other = (cell.strategy for cell in chosen.cells)
+    one, other = map(CellLabels(chosen.cells).of, chosen.cells)
     return (
-        f"measure.repeats={AUTO}: {chosen.gets} more processes of {one} and of {other} at"
-        f" {length_label(chosen.seq_len)}, interleaved, about {duration_label(chosen.gets_s)}"
+        f"measure.repeats={AUTO}: {chosen.gets} more processes of {one} and of {other}, interleaved, about"
+        f" {duration_label(chosen.gets_s)}"
     )
 
 
@@ -180,7 +189,7 @@ def planned_lines(found: Sequence[Repeats], first_s: float, budget_s: float) -> 
     ]
     left = sorted({each.seq_len for each in found if not each.gets})
     if left:
-        whole_s = first_s + sum(each.lacks_s for each in found)
+        whole_s = first_s + SPARE * sum(each.lacks_s for each in found)
         enough_s = ROUNDED_S * math.ceil(whole_s / ROUNDED_S)
         lines.append(
             f"undecided after one process of each cell: {', '.join(map(length_label, left))}, as more would"
@@ -188,3 +197,11 @@ def planned_lines(found: Sequence[Repeats], first_s: float, budget_s: float) -> 
             f" every length, in about {duration_label(whole_s)}"
         )
     return lines
+
+
+def _what(repeats: Repeats) -> str:
+    """Return what the two cells are, in words."""
+    if len({cell.strategy for cell in repeats.cells}) == 1:
+        return "cells"
+    splits = all(STRATEGIES[cell.strategy].shares_sequences for cell in repeats.cells)
+    return "strategies that split the sequence" if splits else "strategies"

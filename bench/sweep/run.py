@@ -60,9 +60,9 @@ class Sweep:
     trajectories: Trajectories
     references: References
     ran_out: set[str] = field(default_factory=set)
-    """Ids of the cells that ran out of memory, which are not repeated."""
+    """Ids of the cells whose first process ran out of memory, which are not repeated."""
     join_hangs: int = 0
-    """Cells so far whose ranks could not connect."""
+    """Cells whose ranks could not connect, one after the other."""
 
 
 def run_plan(
@@ -110,7 +110,7 @@ def run_plan(
                         break
                     _report_after(first_length, planned, plan, progress, write_report)
                 else:
-                    plan, pending = _more(plan, store, progress, resumed, ran)
+                    plan, pending = _more(plan, store, sweep, resumed, ran)
         except KeyboardInterrupt as interrupted:
             interrupts.begin_to_close()
             is_interrupted = True
@@ -147,7 +147,7 @@ def _report_after(
 def _report_join_hangs(cells: int, progress: Progress) -> None:
     """Print the usual causes where the ranks of this many cells hung in JOIN."""
     if cells:
-        stops = " in two cells: the sweep stops" if cells == MAX_JOIN_HANGS else ""
+        stops = " in two cells, one after the other: the sweep stops" if cells == MAX_JOIN_HANGS else ""
         progress.say(f"ranks could not connect{stops}. {JOIN_HANG_CAUSES}")
 
 
@@ -207,11 +207,13 @@ def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> boo
     record = sweep.trajectories.held(planned.cell, record)
     _gather_traces(planned, cells, sweep.store.folder / TRACES_FOLDER)
     sweep.store.append(record)
-    if record.status is Status.OUT_OF_MEMORY:
+    if record.status is Status.OUT_OF_MEMORY and not planned.repeat:
         sweep.ran_out.add(planned.cell.cell_id)
     sweep.progress.end(planned, record)
-    if record.status is Status.TIMED_OUT and record.failure is not None:
-        sweep.join_hangs += record.failure.phase == JOIN
+    if record.status is Status.TIMED_OUT and record.failure is not None and record.failure.phase == JOIN:
+        sweep.join_hangs += 1
+    elif record.status is not Status.UNSUPPORTED:
+        sweep.join_hangs = 0
     return is_finding(record.role, record.status)
 
 
@@ -225,20 +227,21 @@ def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
 
 
 def _more(
-    plan: Plan, store: Store, progress: Progress, resumed: Resumed, ran: Collection[str]
+    plan: Plan, store: Store, sweep: Sweep, resumed: Resumed, ran: Collection[str]
 ) -> tuple[Plan, list[PlannedCell]]:
     """The plan with what the records add to it, and what of it is missing and did not run just now."""
     if not plan.is_open:
         return plan, []
-    whole, pending = _whatever_is_missing(plan, kept_records(plan, store.read()).records, ran)
+    records = kept_records(plan, store.read()).records
+    whole, pending = _whatever_is_missing(plan, records, ran, sweep.references.took_s)
     if resumed.is_whole:
         _write_config(whole)
-    progress.add(pending, whole.note)
+    sweep.progress.add(pending, whole.note)
     return whole, pending
 
 
 def _whatever_is_missing(
-    plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str] = ()
+    plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str] = (), beside_s: float = 0.0
 ) -> tuple[Plan, list[PlannedCell]]:
     """The plan, with more cells as long as nothing of it is missing, and what then is.
 
@@ -246,7 +249,7 @@ def _whatever_is_missing(
     """
     pending = _missing(plan, records, ran)
     while not pending and plan.is_open:
-        before, plan = plan, plan.grown(records)
+        before, plan = plan, plan.grown(records, beside_s)
         pending = _missing(plan, records, ran)
         if plan.grow is not None and len(plan.cells) == len(before.cells):
             break
@@ -286,14 +289,15 @@ def _refuse_records(plan: Plan, before: Sequence[dict[str, Any]]) -> None:
 def _missing(plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str]) -> list[PlannedCell]:
     """Return the cells without a final record that did not run just now.
 
-    A cell that ran out of memory is not repeated.
+    A cell whose first process ran out of memory is not repeated.
     """
     done = {
         (line["cell_id"], line["repeat"])
         for line in records
         if is_finding(line["role"], Status(line["status"]))
     }
-    ran_out = {line["cell_id"] for line in records if line["status"] == Status.OUT_OF_MEMORY}
+    out_of_memory = (line for line in records if line["status"] == Status.OUT_OF_MEMORY)
+    ran_out = {line["cell_id"] for line in out_of_memory if not line["repeat"]}
     missing = [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
     return [p for p in missing if p.folder_name not in ran and not (p.repeat and p.cell.cell_id in ran_out)]
 

@@ -10,6 +10,7 @@
 # $OUT and, packed again after every step, to $OUT.tgz: records, logs, profiles. Send that file back.
 # NANO=1 takes a tiny model and short sequences: it shows on a CPU that every step runs, and measures nothing.
 set -u
+[ -z "${OUT:-}" ] || OUT=$(realpath -m "$OUT")
 cd "$(dirname "$0")/../.."
 export out=${OUT:-$PWD/results/sweeps/half_hour_$(date +%m%d_%H%M%S)}
 here=results/reference/half_hour

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,8 @@ class NodeClocks:
         self._ranks_per_node = dist.get_world_size() // nodes
         self._firsts = range(0, dist.get_world_size(), self._ranks_per_node)
         is_gloo = dist.get_backend() == "gloo"
-        self._group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo")
+        group: Any = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo")
+        self._group: dist.ProcessGroup = group
 
     def offset(self) -> ClockOffset:
         """This rank's, now; every rank must call it."""

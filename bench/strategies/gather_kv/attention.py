@@ -61,6 +61,7 @@ def gathered_forward(q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> tuple[Parti
     seen = None if ring.documents is None else Partial.nothing(q)
     for call in calls_on_own(tiles_of, rank):
         seen = _attend(seen, q, kv, call, ring.kernel)
+    assert arriving is not None
     arriving.wait()
     for call in calls_on_others(tiles_of, rank, ranks):
         seen = _attend(seen, q, kv, call, ring.kernel)

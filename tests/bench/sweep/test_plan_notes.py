@@ -104,6 +104,16 @@ def test_the_base_of_the_readmes_sweep_is_sharded_where_one_gpu_may_not_hold_the
         assert {cell.dp_shard for cell in bases} == {1}
 
 
+def test_the_base_is_sharded_among_the_ranks_of_its_own_cells():
+    requests = ({"cluster__world_size": 4}, {"cluster__world_size": 8}, {"dp_replicate": 2})
+    raws = [raw for values in requests for raw in raws_of((), ("64k",), **values)]
+    found = plan(raws, gpus(8), single=False, default_strategies=True)
+    bases = [each.cell for each in found.cells if each.cell.strategy == "local"]
+    assert sorted((cell.cluster.world_size, cell.dp_shard) for cell in bases) == [(4, 4), (8, 4), (8, 8)]
+    own = planned(gpus(8), lengths=["64k"], measure__least_steps=6)
+    assert {each.cell.measure.least_steps for each in own.cells} == {6}
+
+
 MACHINES = {
     "1 H100": (gpus(1), {}, set()),
     "4 H100": (gpus(4), {}, {98304}),
@@ -228,3 +238,11 @@ def test_the_command_knows_whether_somebody_named_a_strategy_and_says_in_short_w
         said,
         re.MULTILINE,
     )
+
+
+@pytest.mark.parametrize(("trainer", "engine"), [("native", "fsdp2"), ("accelerate", "zero3")])
+def test_one_engine_serves_all_cells_of_a_request(trainer, engine):
+    trainers = ({"trainer__name": "native"}, {"trainer__name": trainer})
+    raws = [raw for values in trainers for raw in raws_of(["deepspeed_ulysses"], ["1k"], **values)]
+    found = plan(raws, TWO_CORES, single=False)
+    assert {each.cell.engine.name for each in found.cells} == {engine}

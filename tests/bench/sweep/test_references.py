@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bench.cell.run import SharedSections
-from bench.cell.trajectory import Trajectories
+from bench.cell.trajectory import MAX_COMPARED_STEPS, Trajectories
 from bench.store import read_records
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
@@ -96,15 +96,15 @@ def test_a_reference_that_cannot_fit_is_not_tried_and_the_sweep_says_so(tmp_path
     assert "may use 79.1 GiB; others are compared with the first sound cell" in said
 
 
-def test_the_reference_does_the_same_work_on_one_rank_a_sequence_with_more_steps():
+def test_the_reference_does_the_same_work_on_one_rank_a_sequence_for_the_steps_that_are_compared():
     cell = make_cell(*WORDS, "dp_shard=2", "cluster.world_size=4", "measure.steps=20", "measure.budget_s=20")
     reference = reference_of(cell)
     assert (reference.strategy, reference.sp_degree, reference.cluster.world_size) == ("local", 1, 2)
     assert reference.cluster.threads_per_rank == 2 * cell.cluster.threads_per_rank
-    assert (reference.measure.steps, reference.measure.budget_s) == (30, 30)
+    assert (reference.measure.steps, reference.measure.budget_s) == (MAX_COMPARED_STEPS, 30)
     assert (reference.measure.trace, reference.measure.timeout_s) == (False, 60)
     on_a_gpu = reference_of(make_cell("strategy=ulysses", "model=qwen3_4b", machine=FOUR_H100)).measure
-    assert (on_a_gpu.steps, on_a_gpu.budget_s, on_a_gpu.warmup_s, on_a_gpu.least_steps) == (130, 90, 0, 0)
+    assert (on_a_gpu.steps, on_a_gpu.budget_s, on_a_gpu.warmup_s, on_a_gpu.least_steps) == (20, 90, 0, 0)
     assert on_a_gpu.timeout_s == 180
     # The first step of other strategies is as long as their layouts divide.
     assert (

@@ -20,6 +20,7 @@ from bench.sweep.run import run_plan
 from tests.cells import TWO_CORES, make_cell, make_raw
 
 STRATEGIES = ("ulysses", "ring")
+KERNELS = ("torch_flash", "math")
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_left_open_every_cell_runs_once_and_the_longest_length_that_fits_the_bud
         its = [(e.cell.seq_len, e.repeat) for e in more if e.cell.strategy == strategy]
         assert its == [(2048, repeat) for repeat in range(1, 6)]
     assert [each.order for each in more] == [*range(4, 14)]
-    assert whole.note.endswith("at 2k, interleaved, about 7 min")
+    assert whole.note.endswith(", interleaved, about 7 min")
     done = whole.repeated(ended(whole.cells, {1024: 10.0, 2048: 40.0}))
     assert (done.cells, done.open_cells, done.note) == (whole.cells, (), None)  # 1k would not fit
 
@@ -104,6 +105,32 @@ def test_the_two_fastest_strategies_that_split_the_sequence_are_repeated():
     assert {each.cell.strategy for each in more} == {"ulysses", "ring"}
     failed = [r | {"status": "crashed"} if r["config"]["strategy"] == "ring" else r for r in records]
     assert {each.cell.strategy for each in first.repeated(failed).cells[4:]} == {"ulysses", "usp"}
+
+
+@pytest.mark.usefixtures("left_open")
+def test_each_strategy_is_repeated_with_its_best_kernel():
+    words = ((f"strategy={name}", f"kernel={kernel}") for name in STRATEGIES for kernel in KERNELS)
+    first = plan([make_raw(*each, "seq_len=1k", "sweep_dir=out") for each in words], TWO_CORES, single=False)
+    records = ended(first.cells, {1024: 1.0}, slower={"ring": 2})
+    more = first.repeated(records).cells[8:]
+    assert {each.cell.strategy for each in more} == {*STRATEGIES}
+    alone = plan([make_raw("strategy=ring", f"kernel={k}", "seq_len=1k", "sweep_dir=out") for k in KERNELS],
+                 TWO_CORES, single=False)  # fmt: skip
+    found = alone.repeated(ended(alone.cells, {1024: 1.0}))
+    assert {each.cell.kernel for each in found.cells[4:]} == {*KERNELS}
+    assert "of ring 1k sp 2 math and of ring 1k sp 2 torch_flash" in found.note or (
+        "of ring 1k sp 2 torch_flash and of ring 1k sp 2 math" in found.note
+    )
+
+
+@pytest.mark.usefixtures("left_open")
+def test_a_repeat_that_runs_out_of_memory_ends_the_repeats_and_not_the_sweep_in_a_loop():
+    first = planned(lengths=("1k",))
+    whole = first.repeated(ended(first.cells, {1024: 1.0}))
+    records = ended(whole.cells, {1024: 1.0})
+    lost = [r | {"status": "out_of_memory"} if r["config"]["strategy"] == "ring" and r["repeat"] == 1 else r
+            for r in records]  # fmt: skip
+    assert whole.repeated(lost).open_cells == ()
 
 
 @pytest.mark.usefixtures("left_open")
@@ -211,7 +238,7 @@ def test_a_sweep_runs_its_repeats_after_the_first_of_all_also_where_it_broke_off
     assert sorted(ran[:4]) == [(1024, 0), (1024, 0), (2048, 0), (2048, 0)]
     assert ran[4:] == [(2048, repeat) for repeat in range(1, MIN_PROCESSES) for _ in STRATEGIES]
     assert "checkpointing=auto: off for CPU ranks" in said
-    assert "at 2k, interleaved, about 7 min" in said
+    assert "2k sp 2, interleaved, about 7 min" in said
     assert (tmp_path / "config.yaml").read_text().count("seq_len: 2048") == 12
     lines = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
     assert len(lines) == 14
