@@ -391,7 +391,9 @@ def _play_the_device(count):
         range_end=CUDA.open_ranges.remove,
     )
     cpus = sorted(os.sched_getaffinity(0))
-    torch.numa.binding._get_numa_node_index_for_gpu_index = lambda *, gpu_index: gpu_index
+    for kind in ("gpu", "device"):  # torch 2.14 renamed it
+        name = f"_get_numa_node_index_for_{kind}_index"
+        setattr(torch.numa.binding, name, lambda **index: next(iter(index.values())))
     torch.numa.binding._get_allowed_logical_cpu_indices_for_numa_node = lambda *, numa_node_index: {
         cpus[numa_node_index % len(cpus)]
     }

@@ -105,7 +105,6 @@ COLLECTIVES: Mapping[str, Collective] = {
     "c10d::allreduce_coalesced_": _ALL_REDUCE,
     "c10d::reduce_": Collective("reduce", 0, root=3),
     "c10d::gather_": Collective("gather", 1, root=3),
-    "c10d::gather_into_tensor_": Collective("gather", 1, root=3),  # from torch 2.14
     "c10d::broadcast_": _BROADCAST,
     "c10d::scatter_": Collective("scatter", 1),
     "c10d::send": Collective("send", 0, peer=2),

@@ -197,7 +197,7 @@ def test_a_sweep_stops_after_two_cells_whose_ranks_never_connect_and_can_go_on(
 
     code, said, statuses = run(never_connect)
     assert (code, statuses) == (ExitCode.FAILED, ["timed_out"] * 2)
-    assert said.count("could not connect in two cells: the sweep stops") == 1
+    assert said.count("could not connect in two cells, one after the other: the sweep stops") == 1
     for cause in ("NCCL_P2P_DISABLE=1", "NCCL_SOCKET_IFNAME", "too little /dev/shm"):
         assert cause in said
     assert "2 of 2 cells failed; to run them again: " in said
