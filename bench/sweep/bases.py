@@ -23,7 +23,7 @@ def with_fitting_base(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw],
     if not bases or all(_fits(raw, machine) for raw in bases):
         return [*raws], None
     spread = [_spread(raw, _shards(raw, raws, machine)) for raw in bases]
-    if not any(_fits(raw, machine) for raw in spread):
+    if spread == bases or not any(_fits(raw, machine) for raw in spread):
         return [*raws], None
     shards = ",".join(dict.fromkeys(str(raw["dp_shard"]) for raw in spread if raw["dp_shard"] != AUTO))
     line = (

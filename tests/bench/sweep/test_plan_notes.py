@@ -112,6 +112,7 @@ def test_the_base_is_sharded_among_the_ranks_of_its_own_cells():
     assert sorted((cell.cluster.world_size, cell.dp_shard) for cell in bases) == [(4, 4), (8, 4), (8, 8)]
     own = planned(gpus(8), lengths=["64k"], measure__least_steps=6)
     assert {each.cell.measure.least_steps for each in own.cells} == {6}
+    assert "dp_shard" not in " ".join(planned(gpus(1)).notes)
 
 
 MACHINES = {
