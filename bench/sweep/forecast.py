@@ -166,15 +166,17 @@ class Forecast:
         """What says how long steps take, most cells first."""
         return [basis for basis, _ in Counter(e.step.basis for e in self.cells if e.step).most_common()]
 
-    @property
-    def duration(self) -> str:
-        """`about 31 min, 17 min of it for one process of each cell`, or how much of it is not known."""
+    def duration(self, by: str) -> str:
+        """Return `about 31 min by the cost model, 17 min of it for one process of each cell`.
+
+        Where some times are not known, it says of how many cells.
+        """
         if all(each.cell_s is None for each in self._timed):
-            return "an unknown time"
+            return f"an unknown time{by}"
         repeats = {each.planned.repeat for each in self.cells}
         counted = "one process" if len(repeats) == 1 else f"{len(repeats)} processes"
         repeats_s = sum(each.gets_s for each in self.repeats)
-        told = f"about {duration_label(self.total_s + repeats_s)}"
+        told = f"about {duration_label(self.total_s + repeats_s)}{by}"
         told += f", {duration_label(self.total_s)} of it" if repeats_s else ""
         more = f" and what {self.unknown} more of the cells take" if self.unknown else ""
         return f"{told} for {counted} of each cell{more}"

@@ -48,8 +48,8 @@ def short_lines(forecast: Forecast) -> list[str]:
     """What a sweep says before its first cell: how long, and what cannot run, fit or be timed well."""
     if not any(each.runs for each in forecast.cells):
         return []
-    first = "" if forecast.plan.grow is None else " for these first cells"
-    lines = [f"expected: {forecast.duration}{first}{_by(forecast)}; --plan lists every cell and runs none"]
+    first = "" if forecast.plan.grow is None else ", the first ones"
+    lines = [f"expected: {forecast.duration(_by(forecast))}{first}; --plan lists every cell and runs none"]
     illegal = {each.cell.cell_id for each in forecast.illegal}
     if illegal:
         reasons = {str(each.reason) for each in forecast.illegal}
@@ -166,7 +166,7 @@ def _time(forecast: Forecast) -> Iterator[str]:
     """How long it takes and what that rests on, in one line; then what may come on top."""
     if any(each.is_legal for each in forecast.cells):
         what = "measuring these cells would take" if forecast.is_predicted else "time:"
-        yield f"{what} {forecast.duration}{_by(forecast)}"
+        yield f"{what} {forecast.duration(_by(forecast))}"
     yield from _repeats(forecast)
     calibrate = f"{tool_words('bench.calibrate')} --output FILE.yaml measures this machine"
     calibrate += "; then hardware=calibrated hardware.path=FILE.yaml"

@@ -181,20 +181,19 @@ def planned_lines(found: Sequence[Repeats], first_s: float, budget_s: float) -> 
     Empty where there is nothing to compare.
     """
     lines = [
-        f"measure.repeats={AUTO}: then {each.gets} more processes of the two fastest strategies that split"
-        f" the sequence at {length_label(each.seq_len)}, interleaved, about"
-        f" {duration_label(each.gets_s)}"
+        f"{length_label(each.seq_len)} will be decided: {each.gets} more processes of the two fastest"
+        f" {_what(each)}, interleaved, about {duration_label(each.gets_s)} (measure.repeats={AUTO})"
         for each in found
         if each.gets
     ]
     left = sorted({each.seq_len for each in found if not each.gets})
     if left:
-        whole_s = first_s + SPARE * sum(each.lacks_s for each in found)
-        enough_s = ROUNDED_S * math.ceil(whole_s / ROUNDED_S)
+        lacks_s = sum(each.lacks_s for each in found)
+        enough_s = ROUNDED_S * math.ceil((first_s + SPARE * lacks_s) / ROUNDED_S)
         lines.append(
-            f"undecided after one process of each cell: {', '.join(map(length_label, left))}, as more would"
-            f" not fit measure.repeats_budget_s={budget_s:g}; measure.repeats_budget_s={enough_s} decides"
-            f" every length, in about {duration_label(whole_s)}"
+            f"{', '.join(map(length_label, left))} will stay undecided, with one process of each cell: more"
+            f" would not fit measure.repeats_budget_s={budget_s:g}; measure.repeats_budget_s={enough_s}"
+            f" decides every length, in about {duration_label(first_s + lacks_s)}"
         )
     return lines
 
