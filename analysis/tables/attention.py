@@ -54,7 +54,7 @@ def _row(cell: Mapping[Any, Any], name: str) -> tuple[str, ...]:
 
 
 def _of_single(cell: Mapping[Any, Any]) -> str:
-    """Of a replay an upper bound: the link took no time."""
+    """Return the attention of a single call, an upper bound for a replay, whose link took no time."""
     text = text_of(cell, "attention_of_single")
     return f"at most {text}" if text and is_replayed(cell) else text
 

@@ -17,7 +17,7 @@ class EngineHost(NamedTuple):
     layer_ms: float
     """Forward and backward of one layer in one micro-step."""
     checkpointed_layer_ms: float
-    """The same of a layer that backward computes again."""
+    """Forward and backward of one layer whose forward backward computes again."""
     step_ms: float
     """Work once a step, whatever the number of layers."""
 

@@ -22,9 +22,8 @@ def bind_near_gpu(binding: str, device: torch.device) -> None:
 
         options = numa.NumaOptions(numa.AffinityMode(binding))
         bind: Callable[..., None] = numa._maybe_apply_numa_binding_to_current_process
-        index = (
-            "gpu_index" if "gpu_index" in signature(bind).parameters else "device_index"
-        )  # from torch 2.14
+        # torch 2.14 renamed the argument
+        index = "gpu_index" if "gpu_index" in signature(bind).parameters else "device_index"
         bind(**{index: device.index}, numa_options=options)
     except Exception as error:
         raise RefusedError(

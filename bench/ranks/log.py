@@ -30,7 +30,7 @@ class Stage(msgspec.Struct, frozen=True, tag=True):
     """What a rank has begun."""
 
     pass_name: str
-    """The pass, or what a rank does before and after its passes: join, limit, build, finish."""
+    """The pass, or what a rank does before and after its passes: join, strategy, limit, build, finish."""
     part: str | None = None
     """Something within it."""
     steps: int = 0
@@ -69,7 +69,7 @@ class RankLog:
     tell: Callable[[Stage], None]
     """Called with what the rank begins."""
     phase: str = "start"
-    """The pass that runs now, or join, limit, build or finish."""
+    """The pass that runs now, or join, strategy, limit, build or finish."""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds of each phase that is over."""
     step: StepPhase = field(default_factory=StepPhase)

@@ -102,7 +102,8 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     """
     refuse_too_many([len(raws)])
     experiment = experiment_of(raws)
-    raws = with_one_engine(raws, machine)
+    if not experiment.needs_sharing:  # other experiments choose strategies and models themselves
+        raws = with_one_engine(raws, machine)
     drops = default_strategies and not experiment.needs_sharing
     raws, left_out = for_lone_ranks(raws, machine) if drops else (raws, None)
     raws, base = with_fitting_base(raws, machine) if drops else (raws, None)

@@ -1,4 +1,4 @@
-"""How far gradients are from exact ones, and how far rounding alone may take them."""
+"""Distances of gradients from exact ones, and the limits that rounding alone explains."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ class ExactGradient:
 
 @dataclass(frozen=True, slots=True)
 class GradientError:
-    """How far a gradient is from the exact one, both relative to the exact one's Euclidean length.
+    """Distance of a gradient from the exact one, relative to the exact one's Euclidean length.
 
     A gradient that is zero but for rounding (the bias of K nearly is) is measured by the whole model's.
     """
 
     distance: float
-    """Of all that differs."""
+    """Distance of the whole gradient, relative."""
     scale: float
-    """Of the part that is parallel to it, positive where that is too long. Rounding has little of it, a wrong
+    """Distance along the exact gradient, positive where too long. Rounding has little of it, a wrong
     factor has nothing else."""
     numbers: float
-    """How many numbers carry the exact gradient, (sum g^2)^2 / sum g^4: few do in the weight of a norm of
-    heads. What is random in few numbers is parallel by chance."""
+    """Count of numbers that carry the exact gradient, (sum g^2)^2 / sum g^4: few do in the weight of a norm
+    of heads. What is random in few numbers is parallel by chance."""
     share: float = 0.0
-    """Of the squared length of all compared gradients together."""
+    """Share of the squared length of all compared gradients together."""
 
 
 def gradient_errors(differences: Mapping[str, Difference], eps: float) -> dict[str, GradientError]:

@@ -15,7 +15,7 @@ from bench.sweep.expected import modelled
 from bench.sweep.forecast import Forecast
 from bench.sweep.plan import plan
 from bench.sweep.plan_lines import RUNS_ANYWAY, short_lines
-from tests.cells import FOUR_H100, TWO_CORES, raws_of
+from tests.cells import FOUR_H100, TWO_CORES, make_raw, raws_of
 from tests.command import typed_here
 
 README = ("8k", "64k", "96k")
@@ -248,3 +248,11 @@ def test_one_engine_serves_all_cells_of_a_request(trainer, engine):
     raws = [raw for values in trainers for raw in raws_of(["deepspeed_ulysses"], ["1k"], **values)]
     found = plan(raws, TWO_CORES, single=False)
     assert {each.cell.engine.name for each in found.cells} == {engine}
+
+
+@pytest.mark.parametrize("experiment", ["max_length", "implementations"])
+@pytest.mark.parametrize("words", ["trainer=accelerate", "offload.optimizer=true"])
+def test_an_experiment_that_chooses_its_strategies_is_planned_with_what_needs_zero3(experiment, words):
+    raw = make_raw(f"experiment={experiment}", "sweep_dir=out", words)
+    found = plan([raw], TWO_CORES, single=False)
+    assert {each.cell.engine.name for each in found.cells} <= {"zero3", "none"}
