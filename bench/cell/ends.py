@@ -16,7 +16,7 @@ from bench.record import Failure, OutOfMemory, Status
 
 NODE_LOST = "NODE_LOST"
 """The kind of failure of a node that is out of reach."""
-BEFORE_THE_LIMIT = ("start", JOIN, "limit")
+BEFORE_THE_LIMIT = ("start", JOIN, "strategy", "limit")
 """Phases in which a memory limit does not count yet."""
 UNCHECKED_ENDS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 
