@@ -111,8 +111,9 @@ def test_under_a_limit_more_deaths_are_the_limits(culprit):
     assert failure.out_of_memory.memory == "host"
 
 
-@pytest.mark.parametrize("place", [None, Place("start", None), Place("join", None)])
-def test_a_crash_before_the_limit_counts_is_none_of_its_doing(place):
+@pytest.mark.parametrize("phase", [None, "start", "join", "strategy", "limit"])
+def test_a_crash_before_the_limit_counts_is_none_of_its_doing(phase):
+    place = phase and Place(phase, None)
     assert classify([RankEnd(0, -11, None, None, "", place=place)], limited=True)[0] == "crashed"
 
 
