@@ -20,8 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from bench.cell.planned import PlannedCell
 from bench.command import again_command
-from bench.config import ConfigError, ExitCode, RunConfig
+from bench.config import ConfigError, ExitCode
 from bench.environment import this_machine
 from bench.experiments import experiment_of
 from bench.request import values
@@ -39,8 +40,8 @@ from bench.sweep.machines import launcher_of
 from bench.sweep.plan import plan
 from bench.sweep.plan_lines import UNLIMITED, short_lines, whole_plan
 from bench.sweep.progress import Progress
-from bench.sweep.resume import whole_request
 from bench.sweep.run import folder_lines, pending_cells, run_plan
+from bench.sweep.stored import whole_request
 
 ASKS_FOR_HELP = (["--help"], ["-h"])
 PROBE_PAYS_S = 60.0
@@ -58,8 +59,8 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
         if experiment.opening is not None:
             print(experiment.opening(raws, machine))
         pending = pending_cells(planned)
-        estimate = estimate_of([each.cell for each in pending])
-        forecast = Forecast(planned, pending, machine, estimate)
+        estimate = estimate_of(pending)
+        forecast = Forecast(planned, pending, estimate)
         if plans_only:
             width = Console().width if sys.stdout.isatty() else UNLIMITED
             print(*whole_plan(forecast, raws, folder_lines(planned), width), sep="\n")
@@ -77,11 +78,12 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
         sys.exit(code)
 
 
-def estimate_of(cells: Sequence[RunConfig]) -> Estimate:
+def estimate_of(cells: Sequence[PlannedCell]) -> Estimate:
     """How long steps take: by the cost model, and where that is long by a timing of this CPU."""
     by_arithmetic = Estimate(modelled)
     is_long = sum(by_arithmetic.cell_s(cell) or 0.0 for cell in cells) >= PROBE_PAYS_S
-    return Estimate(timed_here(cells)) if is_long else by_arithmetic
+    legal = (each.cell for each in cells if each.reason is None)
+    return Estimate(timed_here(legal)) if is_long else by_arithmetic
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")

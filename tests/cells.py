@@ -8,7 +8,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from bench.cell.planned import PlannedCell
+from bench.cell.planned import planned_cell
 from bench.cell.run import SharedSections, run
 from bench.environment import Machine
 from bench.passes import PASSES
@@ -142,7 +142,7 @@ def run_cell(launcher, cell, folder, entry=None, *, without=()):
 
     `without` are passes that a test does not look at.
     """
-    planned = PlannedCell(cell, repeat=0, order=0)
+    planned = planned_cell(cell, TWO_CORES)
     shared = LeftOut(without) if without or entry is not None else _found_so_far()
     record = run(planned, launcher, Path(folder), entry=entry, shared=shared)
     return record, Path(folder) / planned.folder_name

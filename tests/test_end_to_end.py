@@ -54,7 +54,13 @@ def test_a_sweep_ends_in_records_tables_figures_and_a_page(swept, records):
     assert len({tuple(record["losses"]["tokens_digest"]) for record in records.values()}) == 1
     with (out / "summary.csv").open() as file:
         assert all(float(row["tokens_per_s"]) > 0 for row in csv.DictReader(file))
-    written = ("summary.md", "report.html", "config.yaml", "figures/peak_memory.png", "figures/throughput.svg")
+    written = (
+        "summary.md",
+        "report.html",
+        "config.yaml",
+        "figures/peak_memory.png",
+        "figures/throughput.svg",
+    )
     assert all((out / name).stat().st_size > 0 for name in written)
     assert "3/3" in done.stdout
     modules = {strategy: record["engagement"]["modules"] for (strategy, _), record in records.items()}

@@ -10,7 +10,7 @@ from bench.config import ConfigError
 from bench.environment import REPOSITORY
 from bench.node.rank_files import LOG_TAIL_BYTES, tail_of
 from bench.request.hardware import calibrated_facts
-from bench.sweep.resume import read_plan
+from bench.sweep.stored import read_plan
 from tests.command import typed_here
 
 SOURCES = [

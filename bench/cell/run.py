@@ -16,7 +16,6 @@ from bench.cell.watch import SILENT, Listener
 from bench.config import RunConfig
 from bench.passes import PASSES, Sections
 from bench.record import Record, Role, Status
-from bench.request.legality import refusal
 from bench.request.target import REPLAY
 
 if TYPE_CHECKING:
@@ -77,9 +76,8 @@ def run(
     The cell has a folder of its own in `folder`. Ranks run `entry`, by default the cell's passes. Sections
     that are `shared` with a cell before it are not measured again.
     """
-    reason = refusal(planned.cell)
-    if reason is not None:
-        return refused(planned, reason, wall_s=0.0)
+    if planned.reason is not None:
+        return refused(planned, planned.reason, wall_s=0.0)
     if planned.cell.mode not in RUNS:
         return predicted(planned)
     shared = shared or SharedSections()

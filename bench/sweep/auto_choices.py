@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS
 from bench.config import AUTO, UNKNOWN_HARDWARE, RunConfig
 from bench.cost.newer_kernels import newer_kernel_lines
@@ -13,7 +14,6 @@ from bench.environment import Machine
 from bench.experiments.implementations import label_of
 from bench.request.choices import Raw
 from bench.request.hardware import capability_of
-from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 
 CHECKPOINTING: Mapping[bool, str] = {
@@ -52,8 +52,9 @@ def choices_left_open(raws: Sequence[Raw]) -> list[str]:
     return [key for key in CHOICES if any(_is_open(raw, key) for raw in raws)]
 
 
-def choice_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machine) -> list[str]:
+def choice_lines(raws: Sequence[Raw], planned: Sequence[PlannedCell], machine: Machine) -> list[str]:
     """Choices that a person may want to make otherwise, and why they were made."""
+    cells = [*{each.cell.cell_id: each.cell for each in planned}.values()]
     lines = []
     trains = [cell for cell in cells if cell.workload.name == "train"]
     if trains and any(raw["checkpointing"] == AUTO for raw in raws):
@@ -65,17 +66,17 @@ def choice_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machi
             " one with hardware=..., or add a file"
         )
     lines += _idle_lines(raws, cells, machine)
-    lines += _replay_lines(cells)
+    lines += _replay_lines([each.cell for each in planned if each.reason is None])
     kernels = {(cell.kernel, capability_of(cell, machine)) for cell in cells}
     return [*lines, *_balance_lines(cells), *newer_kernel_lines(kernels)]
 
 
 def _replay_lines(cells: Sequence[RunConfig]) -> list[str]:
-    """Which ranks a replay runs and what it does not say; empty without one."""
+    """Which ranks a replay of these legal cells runs and what it does not say; empty without one."""
     ranks = dict.fromkeys(
         f"{cell.strategy} rank {cell.replay.rank} of {cell.cluster.world_size}"
         for cell in cells
-        if cell.replay.rank is not None and refusal(cell) is None
+        if cell.replay.rank is not None
     )
     said = f"mode=replay: one process for each cell ({', '.join(ranks)}) on this machine's first device"
     unsaid = "the link is modelled, and no loss or other value is checked (docs/replay.md)"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.cell.room import room_of
 from bench.cell.trajectory import REFERENCE_STRATEGY
 from bench.config import AUTO
 from bench.cost.fit import Fit
 from bench.environment import Machine
 from bench.request.choices import Raw
 from bench.request.resolve import resolve
-from bench.sweep.room import room_of
 
 
 def with_fitting_base(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], str | None]:

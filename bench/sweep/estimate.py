@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
+from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS
 from bench.config import RunConfig
 from bench.cost.flops import hardware_flops
 from bench.passes import planned_stages
 from bench.ranks.log import Stage
-from bench.request.legality import refusal
 from bench.sweep.expected import Expected
 
 FIXED_S: Mapping[str, float] = {"cpu": 2.0, "cuda": 25.0}
@@ -27,15 +27,14 @@ IMPORTING = "packages are imported"
 
 
 class Estimate:
-    """Learns from the steps it is told of; before the first it knows what was expected of them.
+    """Learns from the steps of legal cells; before the first it knows what was expected of them.
 
     A step is compared with what was expected of it, or with its FLOPs where nothing was. Long steps run
     at other rates than short ones, so the ratios are kept by doublings of a step's FLOPs.
     """
 
     def __init__(self, expected: Callable[[RunConfig], Expected | None] = lambda _: None) -> None:
-        self._refusal = cache(refusal)
-        self._expected = cache(lambda cell: None if self._refusal(cell) else expected(cell))
+        self._expected = cache(expected)
         self._ratios: dict[tuple[bool, str], dict[int, float]] = {}
 
     def learn(self, cell: RunConfig, step_s: float) -> None:
@@ -58,16 +57,16 @@ class Estimate:
         ratios = [ratios[min(ratios, key=lambda size: abs(size - doublings))] for ratios in known]
         return Expected(max(ratios) * self._work(cell), "steps of this sweep") if ratios else expected
 
-    def remaining_s(self, cells: Iterable[RunConfig]) -> float | None:
+    def remaining_s(self, cells: Iterable[PlannedCell]) -> float | None:
         """Seconds for these cells, from nothing to their records; None where one of them is not known."""
         each_s = [self.cell_s(cell) for cell in cells]
         return None if None in each_s else sum(each for each in each_s if each is not None)
 
-    def cell_s(self, cell: RunConfig) -> float | None:
+    def cell_s(self, planned: PlannedCell) -> float | None:
         """Seconds of one; arithmetic takes no time to speak of, and neither does a refusal."""
-        if cell.mode not in RUNS or self._refusal(cell) is not None:
+        if planned.cell.mode not in RUNS or planned.reason is not None:
             return 0.0
-        return self.measured_s(cell)
+        return self.measured_s(planned.cell)
 
     def measured_s(self, cell: RunConfig) -> float | None:
         """Seconds if its ranks ran: start, checks, warm-up, timed and traced steps."""

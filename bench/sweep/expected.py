@@ -14,7 +14,6 @@ from bench.cost.hardware import is_calibrated
 from bench.cost.prediction import predict
 from bench.environment import REPOSITORY
 from bench.request.hardware import calibrated_facts, hardware_of, has_rates
-from bench.request.legality import refusal
 from bench.sweep.cpu_speed import ProbeTask, ProbeTimes, probed, seconds_here
 
 PROBED = "attention and matrix products timed here just now"
@@ -33,14 +32,13 @@ class Expected:
 
 
 def timed_here(cells: Iterable[RunConfig]) -> Callable[[RunConfig], Expected | None]:
-    """What says how long steps take, once this CPU was timed for those of the cells that run on it."""
+    """Return what says how long steps of these legal cells take, after timing this CPU for its cells."""
     times = probed(ProbeTask.of(cell) for cell in cells if _needs_probe(cell))
     return lambda cell: _as_probed(cell, times) or modelled(cell)
 
 
 def _needs_probe(cell: RunConfig) -> bool:
-    runs_here = cell.mode in RUNS and cell.cluster.device == "cpu" and not has_rates(cell.hardware)
-    return runs_here and refusal(cell) is None
+    return cell.mode in RUNS and cell.cluster.device == "cpu" and not has_rates(cell.hardware)
 
 
 def _as_probed(cell: RunConfig, times: dict[ProbeTask, ProbeTimes]) -> Expected | None:

@@ -7,20 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.cell.planned import PlannedCell
+from bench.cell.room import Room
 from bench.cell.run import RUNS
+from bench.cell.trajectory import work_of
 from bench.config import AUTO, RunConfig
 from bench.cost.fit import Fit
-from bench.environment import Machine
 from bench.labels import duration_label
 from bench.passes.timing.section import affordable_steps
-from bench.request.legality import refusal
 from bench.statistics import interval_rank
 from bench.sweep.estimate import FIXED_S, START_S, Estimate
 from bench.sweep.expected import Expected
 from bench.sweep.plan import Plan
-from bench.sweep.references import missing_references, why_not_tried
+from bench.sweep.references import why_not_tried
 from bench.sweep.repeats import Process, Repeats, choose
-from bench.sweep.room import Room, room_of
 
 INTERVAL_STEPS = next(n for n in range(1, 100) if interval_rank(n))
 """As many timed steps as an interval takes."""
@@ -31,19 +30,25 @@ class CellForecast:
     """What is expected of one cell of a plan."""
 
     planned: PlannedCell
-    reason: str | None
-    """Why it cannot run; None where it can."""
     step: Expected | None
     cell_s: float | None
     """Seconds from nothing to its record if its ranks run, of a cell that runs out of memory until its first
     step; None where no step's time is known."""
     timed_steps: int | None
-    room: Room | None
-    """Memory; None where it is not known."""
 
     @property
     def cell(self) -> RunConfig:
         return self.planned.cell
+
+    @property
+    def reason(self) -> str | None:
+        """Why it cannot run; None where it can."""
+        return self.planned.reason
+
+    @property
+    def room(self) -> Room | None:
+        """Memory that a rank needs and may use; None where either is not known."""
+        return self.planned.room
 
     @property
     def is_legal(self) -> bool:
@@ -78,30 +83,32 @@ class CellForecast:
 class Forecast:
     """What is expected of the pending cells of a plan."""
 
-    def __init__(
-        self, plan: Plan, pending: Sequence[PlannedCell], machine: Machine, estimate: Estimate
-    ) -> None:
+    def __init__(self, plan: Plan, pending: Sequence[PlannedCell], estimate: Estimate) -> None:
         self.plan = plan
         self._estimate = estimate
-        distinct = {each.cell.cell_id: each.cell for each in pending}
-        of_cell = {name: self._of(cell, machine) for name, cell in distinct.items()}
+        distinct = {each.cell.cell_id: each for each in pending}
+        of_cell = {name: self._of(each) for name, each in distinct.items()}
         self.cells = tuple(replace(of_cell[each.cell.cell_id], planned=each) for each in pending)
-        missing = {cell: why_not_tried(cell, machine) for cell in missing_references([*distinct.values()])}
-        self.references = tuple(cell for cell, reason in missing.items() if reason is None)
+        work = {work_of(each.cell) for each in distinct.values()}
+        references = [each for of, each in plan.references.items() if of in work]
+        self.references = tuple(each.cell for each in references if why_not_tried(each) is None)
         """Cells of `local` that run besides, for losses to be compared with."""
-        self.not_tried = tuple(reason for reason in missing.values() if reason is not None)
+        self.not_tried = tuple(reason for each in references if (reason := why_not_tried(each)) is not None)
         """Of which lengths there is no such cell, and why."""
-        self.repeats = self._repeats([cell for cell in distinct.values() if cell.measure.repeats == AUTO])
+        self.repeats = self._repeats(
+            [each.cell for each in distinct.values() if each.cell.measure.repeats == AUTO]
+        )
         """Repeats that the budget has room for, by what their first processes are expected to take."""
 
-    def _of(self, cell: RunConfig, machine: Machine) -> CellForecast:
-        reason, step = refusal(cell), self._estimate.step(cell)
+    def _of(self, planned: PlannedCell) -> CellForecast:
+        cell, room = planned.cell, planned.room
+        if planned.reason is not None:
+            return CellForecast(planned, step=None, cell_s=None, timed_steps=None)
+        step, cell_s = self._estimate.step(cell), self._estimate.measured_s(cell)
         timed = None if step is None else max(1, affordable_steps(cell.measure, step.seconds))
-        room = room_of(cell, machine)
-        cell_s = None if reason is not None else self._estimate.measured_s(cell)
         if room is not None and room.fit is Fit.OUT_OF_MEMORY:
             cell_s = FIXED_S[cell.cluster.device]
-        return CellForecast(PlannedCell(cell, 0, 0), reason, step, cell_s, timed, room)
+        return CellForecast(planned, step, cell_s, timed)
 
     def _repeats(self, left_open: Sequence[RunConfig]) -> list[Repeats]:
         """Return the repeats of a sweep that begins; those of a resumed one depend on its records."""

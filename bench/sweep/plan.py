@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.cell.planned import PlannedCell
+from bench.cell.planned import PlannedCell, planned_cell
 from bench.config import AUTO, LEASES, ConfigError, Resume, RunConfig, WhenTaken
 from bench.environment import Machine
 from bench.experiments import experiment_of
@@ -15,7 +15,6 @@ from bench.experiments.max_length import Grow
 from bench.record import Role, Status
 from bench.request import values
 from bench.request.choices import Raw
-from bench.request.legality import refusal
 from bench.request.lone_rank import for_lone_ranks
 from bench.request.one_engine import with_one_engine
 from bench.request.target import PREDICT
@@ -23,7 +22,9 @@ from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
 from bench.sweep.auto_choices import choice_lines
 from bench.sweep.bases import with_fitting_base
+from bench.sweep.references import reference_cells
 from bench.sweep.repeats import Turn, choose, chosen_line, in_turns, least_repeats, processes_of
+from bench.sweep.stored import StoredSweep, stored_sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,12 @@ class Plan:
 
     cells: tuple[PlannedCell, ...]
     """In the order in which they run."""
+    machine: Machine
+    """The machine that its cells are planned for."""
     folder: Path
     """Where records and report go."""
+    stored: StoredSweep
+    """The sweep that the folder has already."""
     resume: Resume
     """Which of the records that the folder has already are kept."""
     lease: WhenTaken = WhenTaken.WAIT
@@ -42,6 +47,8 @@ class Plan:
     """Those that may be repeated, once each has run."""
     grow: Grow | None = None
     """What gives of the records so far all cells up to the next ones, where those depend on them."""
+    references: Mapping[str, PlannedCell] = field(default_factory=dict)
+    """Cells of `local` that run in addition, for losses to be compared with, by the work that they do."""
     note: str | None = None
     """Line that announces the cells which records have just added; None without any."""
     notes: tuple[str, ...] = ()
@@ -63,7 +70,8 @@ class Plan:
             return self.repeated(records, beside_s)
         planned = {each.cell.cell_id for each in self.cells}
         more = [(cell, 0) for cell in self.grow(records) if cell.cell_id not in planned]
-        return replace(self, cells=(*self.cells, *_in_order(more, len(self.cells), {})), note=None)
+        grown = self._with(more)
+        return replace(grown, references=reference_cells(grown.cells, self.machine))
 
     def repeated(self, records: Sequence[Mapping[str, Any]], beside_s: float = 0.0) -> Plan:
         """Return the plan with the next repeats that were left open: those of one length.
@@ -86,11 +94,15 @@ class Plan:
         turns += [] if chosen is None else chosen.turns
         turns = [turn for turn in turns if (turn[0].cell_id, turn[1]) not in planned]
         return replace(
-            self,
-            cells=(*self.cells, *_in_order(dict.fromkeys(turns), len(self.cells), self.roles)),
+            self._with(dict.fromkeys(turns)),
             open_cells=self.open_cells if turns else (),
             note=None if chosen is None or not turns else chosen_line(chosen),
         )
+
+    def _with(self, turns: Iterable[Turn]) -> Plan:
+        """Return the plan with these processes at its end."""
+        more = _in_order(turns, self.cells, self.roles, self.machine)
+        return replace(self, cells=(*self.cells, *more), note=None)
 
 
 def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strategies: bool = False) -> Plan:
@@ -110,34 +122,44 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     cells = {cell.cell_id: cell for cell in experiment.cells(raws, machine)}
     for cell in cells.values():
         _refuse_failing_facts(cell)
-        if single and (reason := refusal(cell)) is not None:
-            raise ConfigError(reason)
     most = max(map(least_repeats, cells.values()))
     refuse_too_many([len(cells), most])
     turns = [turn for turn in in_turns([*cells.values()], range(most)) if turn[1] < least_repeats(turn[0])]
     first = raws[0]
     resume = values.resume("resume", first["resume"])
+    folder = Path(values.text("sweep_dir", first["sweep_dir"]))
     lease = WhenTaken(values.choice("lease", first["lease"], LEASES))
     left_open = tuple(c for c in cells.values() if c.measure.repeats == AUTO and c.mode != PREDICT)
+    planned = _in_order(turns, (), experiment.roles([*cells.values()]), machine)
+    refused = next((each.reason for each in planned if each.reason is not None), None)
+    if single and refused is not None:
+        raise ConfigError(refused)
     return Plan(
-        cells=tuple(_in_order(turns, 0, experiment.roles([*cells.values()]))),
-        folder=Path(values.text("sweep_dir", first["sweep_dir"])),
+        cells=tuple(planned),
+        machine=machine,
+        folder=folder,
+        stored=stored_sweep(folder, resume),
         resume=resume,
         lease=lease,
         open_cells=left_open,
         grow=None if experiment.growing is None else experiment.growing(raws, machine),
-        notes=(
-            *filter(None, (left_out, base)),
-            *choice_lines(raws, [*cells.values()], machine),
-        ),
+        references=reference_cells(planned, machine),
+        notes=(*filter(None, (left_out, base)), *choice_lines(raws, planned, machine)),
     )
 
 
-def _in_order(turns: Iterable[Turn], first: int, roles: Mapping[str, Role]) -> list[PlannedCell]:
-    return [
-        PlannedCell(cell, repeat, order, roles.get(cell.cell_id, Role.CELL))
-        for order, (cell, repeat) in enumerate(turns, first)
-    ]
+def _in_order(
+    turns: Iterable[Turn], before: Sequence[PlannedCell], roles: Mapping[str, Role], machine: Machine
+) -> list[PlannedCell]:
+    """Return what comes after the cells `before`; a cell that is among them is not examined again."""
+    known = {each.cell.cell_id: each for each in before}
+    found = []
+    for order, (cell, repeat) in enumerate(turns, len(before)):
+        name = cell.cell_id
+        if name not in known:
+            known[name] = planned_cell(cell, machine, roles.get(name, Role.CELL))
+        found.append(replace(known[name], repeat=repeat, order=order))
+    return found
 
 
 def _refuse_failing_facts(cell: RunConfig) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bench.cell.room import Room
 from bench.command import tool_words
 from bench.config import RunConfig
 from bench.cost.fit import Fit
@@ -19,7 +20,6 @@ from bench.sweep.expected import OTHER_CPU
 from bench.sweep.forecast import INTERVAL_STEPS, CellForecast, Forecast
 from bench.sweep.progress import CellLabels, setting
 from bench.sweep.repeats import planned_lines
-from bench.sweep.room import Room
 
 HEADINGS = ("cell", "automatic choices", "steps", "time", "memory", "fit")
 NARROW = 100

@@ -116,7 +116,7 @@ class Progress(Listener):
     def _follow(self, planned: PlannedCell, *, is_beside: bool) -> None:
         self._running, self._is_beside = planned, is_beside
         imports = planned.cell.mode in RUNS and not self._has_started
-        step_s = self._estimate.step_s(planned.cell)
+        step_s = None if planned.reason is not None else self._estimate.step_s(planned.cell)
         self._cell_progress = CellProgress(planned.cell, step_s, self._now_s, imports=imports)
         self._said_s = self._now_s()
         self._guess()
@@ -207,7 +207,7 @@ class Progress(Listener):
             return ""
         left_s: float | None = 0.0
         if self._running is not None and self._cell_progress is not None:
-            starts_ranks = self._estimate.cell_s(self._running.cell) != 0.0
+            starts_ranks = self._estimate.cell_s(self._running) != 0.0
             left_s = self._cell_progress.left_s if starts_ranks else 0.0
         if self._waiting_s is None or left_s is None:
             return "time left unknown"
@@ -220,7 +220,7 @@ class Progress(Listener):
 
     def _guess(self) -> None:
         """How long the cells behind the running one will take; not at every tick: there may be thousands."""
-        waiting = (planned.cell for planned in self._left if planned is not self._running)
+        waiting = (planned for planned in self._left if planned is not self._running)
         self._waiting_s = self._estimate.remaining_s(waiting)
 
 

@@ -6,25 +6,23 @@ Such a cell is no result: its record is not stored, and its budget is stated.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from bench.cell.launcher import Launcher
-from bench.cell.planned import PlannedCell
+from bench.cell.planned import PlannedCell, planned_cell
 from bench.cell.run import CellInterrupted, SharedSections, run
 from bench.cell.trajectory import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, Trajectories, is_base, work_of
 from bench.cell.watch import SILENT, Listener
 from bench.config import RunConfig
 from bench.cost.fit import Fit
-from bench.environment import Machine, this_machine
+from bench.environment import Machine
 from bench.labels import duration_label, length_label, size_label
 from bench.record import Role, Status
-from bench.request.legality import refusal
 from bench.request.placement import of_fewer_ranks
 from bench.strategies import STRATEGIES
-from bench.sweep.room import room_of
 from bench.training.trainer_facts import NATIVE
 
 FOLDER = "references"
@@ -33,11 +31,10 @@ STEPS_SHARE = 0.5
 
 
 class References:
-    """Who is missing among the planned cells, run when the first other cell of its work is about to."""
+    """Runs each planned reference once, when the first other cell of its work is about to run."""
 
     def __init__(
         self,
-        cells: Sequence[RunConfig],
         launcher: Launcher,
         folder: Path,
         say: Callable[[str], None],
@@ -50,70 +47,76 @@ class References:
         self.shown = shown
         self.took_s = 0.0
         """Seconds of the references so far."""
-        self._settled = {work_of(cell) for cell in cells if is_base(cell)}
+        self._tried: set[str] = set()
+        """Ids of the references that have run or were found too large."""
 
-    def run_missing(self, cell: RunConfig, trajectories: Trajectories, shared: SharedSections) -> None:
-        """Give the trajectories a reference for this cell's work, unless one is planned or was tried."""
-        reference = _missing_reference(cell, self._settled)
-        if reference is None or trajectories.know(work_of(cell)):
+    def run_missing(
+        self, reference: PlannedCell | None, trajectories: Trajectories, shared: SharedSections
+    ) -> None:
+        """Give the trajectories a planned reference, unless its work has one already or it was tried."""
+        if reference is None or reference.cell.cell_id in self._tried:
             return
-        self._settled.add(work_of(cell))
-        reason = why_not_tried(reference, this_machine())
+        cell = reference.cell
+        if trajectories.know(work_of(cell)):
+            return
+        self._tried.add(cell.cell_id)
+        reason = why_not_tried(reference)
         if reason is not None:
             self.say(reason)
             return
         self.say(
             f"{length_label(cell.seq_len)}: {REFERENCE_STRATEGY} runs first, for at most"
-            f" {duration_label(reference.measure.timeout_s)}, because others are compared with its losses"
+            f" {duration_label(cell.measure.timeout_s)}, because others are compared with its losses"
         )
-        planned = PlannedCell(reference, repeat=0, order=0, role=Role.REFERENCE)
         try:
-            with self.shown(planned) as listener:
-                record = run(planned, self.launcher, self.folder / FOLDER, listener=listener, shared=shared)
+            with self.shown(reference) as listener:
+                record = run(reference, self.launcher, self.folder / FOLDER, listener=listener, shared=shared)
         except CellInterrupted:
             raise KeyboardInterrupt from None  # its record is none of the sweep's
         self.took_s += record.wall_s or 0.0
         if record.status is Status.OK:
-            trajectories.held(reference, record)
+            trajectories.held(cell, record)
         else:
             self.say(f"{length_label(cell.seq_len)}: no reference, {record.status}: {record.reason}")
 
 
-def missing_references(cells: Sequence[RunConfig]) -> list[RunConfig]:
-    """The cells of `local` that a sweep of these cells runs besides them, once for each work."""
-    settled, found = {work_of(cell) for cell in cells if is_base(cell)}, list[RunConfig]()
-    for cell in cells:
-        reference = _missing_reference(cell, settled)
-        if reference is not None:
-            settled.add(work_of(cell))
-            found.append(reference)
+def reference_cells(planned: Iterable[PlannedCell], machine: Machine) -> dict[str, PlannedCell]:
+    """Return the cells of `local` that run in addition to these cells, by the work that they do.
+
+    None for work that has a cell of `local` among these, for cells that cannot run, and where no cell may be
+    a reference.
+    """
+    cells = {each.cell.cell_id: each for each in planned}.values()
+    settled = {work_of(each.cell) for each in cells if is_base(each.cell)}
+    found: dict[str, PlannedCell] = {}
+    for each in cells:
+        cell = each.cell
+        is_wanted = cell.workload.name == "train" and cell.measure.reference_budget_s > 0
+        if not is_wanted or each.reason is not None or (work := work_of(cell)) in settled | found.keys():
+            continue
+        reference = reference_of(cell)
+        asked = None if reference is None else planned_cell(reference, machine, Role.REFERENCE)
+        if asked is not None and asked.reason is None:
+            found[work] = asked
     return found
 
 
-def _missing_reference(cell: RunConfig, settled: Collection[str]) -> RunConfig | None:
-    """The reference of a cell that trains, unless its work is settled; None where nobody wants one."""
-    is_wanted = cell.workload.name == "train" and cell.measure.reference_budget_s > 0
-    if not is_wanted or refusal(cell) is not None or work_of(cell) in settled:
-        return None
-    return reference_of(cell)
-
-
-def why_not_tried(reference: RunConfig, machine: Machine) -> str | None:
+def why_not_tried(reference: PlannedCell) -> str | None:
     """Why a reference does not run, in a line: it would run out of memory. None where it may fit."""
-    room = room_of(reference, machine)
+    room = reference.room
     if room is None or room.fit is not Fit.OUT_OF_MEMORY:
         return None
     return (
-        f"{length_label(reference.seq_len)}: {REFERENCE_STRATEGY} does not run as a reference: a rank needs"
-        f" {room.needed_label} and may use {size_label(room.usable)}; others are compared with the first"
-        " sound cell"
+        f"{length_label(reference.cell.seq_len)}: {REFERENCE_STRATEGY} does not run as a reference: a rank"
+        f" needs {room.needed_label} and may use {size_label(room.usable)}; others are compared with the"
+        " first sound cell"
     )
 
 
 def reference_of(cell: RunConfig) -> RunConfig | None:
-    """The native loop's cell of `local` that does the same work on one rank a sequence; None where none can.
+    """The native loop's cell of `local` that does the same work on one rank a sequence; None where none does.
 
-    It is timed for nobody, so its budget alone limits its steps.
+    It may be refused. It is timed for nobody, so its budget alone limits its steps.
     """
     facts = STRATEGIES[REFERENCE_STRATEGY]
     threads = min(cell.cluster.threads_per_rank * cell.sp_degree, len(os.sched_getaffinity(0)))
@@ -138,5 +141,4 @@ def reference_of(cell: RunConfig) -> RunConfig | None:
             keep_traces=False,
         ),
     )
-    same_work = work_of(reference) == work_of(cell)
-    return reference if same_work and refusal(reference) is None else None
+    return reference if work_of(reference) == work_of(cell) else None

@@ -6,31 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from bench.config import ConfigError, Resume, RunConfig
 from bench.environment import departures, describe
 from bench.record import Provenance, Status, is_finding
-from bench.request import values
-from bench.request.command_line import parsed
 from bench.request.legality import used_packages
 from bench.request.target import PREDICT
-from bench.store import RECORDS, read_records
 from bench.strategies import STRATEGIES
 from bench.sweep.plan import Plan
 from bench.sweep.progress import CellLabels
 
-CONFIG = "config.yaml"
-RESUMING = frozenset({"resume", "sweep_dir"})
-GOING_ON = frozenset({*RESUMING, "lease", "plan"})
-"""Words that name a sweep and ask for no cell."""
 MOST_NAMED = 2
 """Cells that a message names; more are counted."""
-SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The faster one where PyYAML has it: a sweep's plan may hold thousands of cells."""
 BECOME: Mapping[Resume, str] = {
     Resume.NEVER: "those cells run again",
     Resume.MATCHING: "those cells run again; resume=any keeps them",
@@ -38,54 +26,14 @@ BECOME: Mapping[Resume, str] = {
 }
 
 
-def whole_request(arguments: Sequence[str]) -> list[str]:
-    """What was typed; where that only names a sweep to go on with, that sweep's own words come first.
-
-    Raises ConfigError where its folder holds none, and Hydra's OverrideParseException for an unreadable word.
-    """
-    words = [word for word in arguments if not word.startswith("-")]
-    typed = {word.partition("=")[0]: word for word in words}
-    if not typed.keys() >= RESUMING or typed.keys() - GOING_ON:
-        return [*arguments]
-    given = {key: parsed(typed[key]).value() for key in RESUMING}
-    if values.resume("resume", given["resume"]) is Resume.NEVER:
-        return [*arguments]
-    own, _ = read_plan(Path(str(given["sweep_dir"])))
-    words = [word.removeprefix("++") for word in own]
-    return [*(word for word in words if word.partition("=")[0] not in GOING_ON), *arguments]
-
-
-def read_plan(folder: Path) -> tuple[list[str], list[Mapping[str, Any]]]:
-    """A sweep's words as they were typed, without the program, and its cells as `RunConfig.flat` gives them.
-
-    Raises ConfigError where the folder holds no plan.
-    """
-    path = folder / CONFIG
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), SAFE_LOADER)  # noqa: S506  one of the two safe ones
-        argv, cells = content["argv"], content["cells"]
-        if not (
-            all(isinstance(word, str) for word in argv) and all(isinstance(cell, dict) for cell in cells)
-        ):
-            raise TypeError("argv and cells are not lists of words and of cells")  # noqa: TRY301
-    except FileNotFoundError:
-        raise ConfigError(
-            f"resume=true: sweep_dir={folder} holds no sweep, or does not exist; name the folder of one"
-        ) from None
-    except (OSError, UnicodeError, yaml.YAMLError, TypeError, KeyError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{path}: is no sweep's plan ({why}); add the words of the sweep") from None
-    return argv[1:], cells
-
-
 class Resumed:
-    """The cells of a plan beside those of the sweep in its folder, by their ids.
+    """The cells of a plan next to those of the sweep in its folder, by their ids.
 
-    Raises ConfigError where the folder holds no sweep, or one without any of these cells.
+    Raises ConfigError where the folder's sweep has none of these cells.
     """
 
     def __init__(self, plan: Plan) -> None:
-        stored = [] if plan.resume is Resume.NEVER else _stored_cells(plan.folder)
+        stored = plan.stored.cells
         planned = [each.cell for each in plan.cells]
         self._labels = CellLabels([*stored, *planned])
         ours, theirs = ({cell.cell_id: cell for cell in cells} for cells in (planned, stored))
@@ -119,26 +67,6 @@ class Resumed:
         count = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
         more = ", ..." if len(cells) > MOST_NAMED else ""
         return f"{count} ({', '.join(map(self._labels.of, cells[:MOST_NAMED]))}{more})"
-
-
-def _stored_cells(folder: Path) -> list[RunConfig]:
-    """The cells of a folder's sweep, by its plan or else its records."""
-    if (folder / RECORDS).exists() and not (folder / CONFIG).exists():
-        cells = [record["config"] for record in read_records(folder / RECORDS)]
-    else:
-        _, cells = read_plan(folder)
-    found, why = list[RunConfig](), ""
-    for cell in cells:
-        try:
-            found.append(RunConfig.from_flat(cell))
-        except (ConfigError, KeyError, AttributeError) as error:  # of another version
-            why = str(error)
-    if cells and not found:
-        raise ConfigError(
-            f"sweep_dir={folder}: its cells cannot be read, perhaps as another version wrote them ({why});"
-            " name another folder"
-        )
-    return found
 
 
 @dataclass(frozen=True, slots=True)

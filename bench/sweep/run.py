@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -15,19 +15,20 @@ from omegaconf import OmegaConf
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.cell.run import RUNS, CellInterrupted, SharedSections, run
-from bench.cell.trajectory import Trajectories
+from bench.cell.trajectory import Trajectories, work_of
 from bench.command import again_command, tool_words
-from bench.config import ConfigError, ExitCode, Resume, RunConfig
+from bench.config import ExitCode, RunConfig
 from bench.node.lease import gpus_of, lease
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.ranks.log import JOIN
 from bench.record import Status, is_finding
-from bench.store import RECORDS, Store, read_records, write_whole
+from bench.store import RECORDS, Store, write_whole
 from bench.sweep.interrupts import Interrupts
 from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 from bench.sweep.references import References
-from bench.sweep.resume import CONFIG, Kept, Resumed, kept_records
+from bench.sweep.resume import Resumed, kept_records
+from bench.sweep.stored import CONFIG
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry
@@ -53,6 +54,8 @@ ReportWriter = Callable[[Path], bool]
 class Sweep:
     """What the cells of a running sweep have in common."""
 
+    plan: Plan
+    """Grows while the sweep runs where records add cells to it."""
     launcher: Launcher
     progress: Progress
     store: Store
@@ -78,14 +81,11 @@ def run_plan(
     Resumed(plan)  # refuses another sweep's folder
     interrupts = interrupts or Interrupts()
     with Store(plan.folder) as store, ExitStack() as held:
-        before = store.read()
-        _refuse_records(plan, before)
-        kept = kept_records(plan, before)
+        kept = kept_records(plan, plan.stored.records)
         plan, pending = _whatever_is_missing(plan, kept.records)
         resumed = Resumed(plan)
-        cells = [planned.cell for planned in plan.cells]
         trajectories = Trajectories()
-        trajectories.keep_finished(cells, kept.records)
+        trajectories.keep_finished([planned.cell for planned in plan.cells], kept.records)
         ranked = [each.cell for each in pending if each.cell.mode in RUNS]
         if ranked:
             # Before the server's imports, which would take the cores of a sweep that measures.
@@ -93,24 +93,13 @@ def run_plan(
             launcher.warm()
         if resumed.is_whole:
             _write_config(plan)
-        notes = [*resumed.lines, *kept.lines, *plan.notes]
-        progress.start(pending, plan.folder, notes)
-        references = References(cells, launcher, plan.folder, progress.say, progress.beside)
-        sweep = Sweep(launcher, progress, store, SharedSections(), trajectories, references)
-        findings, ran = list[bool](), set[str]()
-        is_interrupted = False
+        progress.start(pending, plan.folder, [*resumed.lines, *kept.lines, *plan.notes])
+        references = References(launcher, plan.folder, progress.say, progress.beside)
+        sweep = Sweep(plan, launcher, progress, store, SharedSections(), trajectories, references)
+        findings, is_interrupted = list[bool](), False
         try:
-            first_length = _first_length(plan, pending)
-            while pending and sweep.join_hangs < MAX_JOIN_HANGS:
-                for planned in pending:
-                    interrupts.raise_swallowed()
-                    ran.add(planned.folder_name)
-                    findings.append(_run_one(planned, sweep, entry(planned)))
-                    if sweep.join_hangs == MAX_JOIN_HANGS:
-                        break
-                    _report_after(first_length, planned, plan, progress, write_report)
-                else:
-                    plan, pending = _more(plan, store, sweep, resumed, ran)
+            for found in _run_all(sweep, pending, resumed, entry, interrupts, write_report):
+                findings.append(found)
         except KeyboardInterrupt as interrupted:
             interrupts.begin_to_close()
             is_interrupted = True
@@ -120,6 +109,28 @@ def run_plan(
             progress.stop()
         _report_join_hangs(sweep.join_hangs, progress)
         return _conclude(plan, progress, write_report, findings, interrupts, is_interrupted=is_interrupted)
+
+
+def _run_all(
+    sweep: Sweep,
+    pending: Sequence[PlannedCell],
+    resumed: Resumed,
+    entry: Callable[[PlannedCell], RankEntry | None],
+    interrupts: Interrupts,
+    write_report: ReportWriter,
+) -> Iterator[bool]:
+    """Run these cells and those that their records add; yield whether each ended as it may."""
+    ran = set[str]()
+    first_length = _first_length(sweep.plan, pending)
+    while pending:
+        for planned in pending:
+            interrupts.raise_swallowed()
+            ran.add(planned.folder_name)
+            yield _run_one(planned, sweep, entry(planned))
+            if sweep.join_hangs == MAX_JOIN_HANGS:
+                return
+            _report_after(first_length, planned, sweep.plan, sweep.progress, write_report)
+        pending = _more(sweep, resumed, ran)
 
 
 def _first_length(plan: Plan, pending: Sequence[PlannedCell]) -> PlannedCell | None:
@@ -200,7 +211,9 @@ def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> boo
     if planned.repeat and planned.cell.cell_id in sweep.ran_out:
         sweep.progress.leave_out(planned)
         return True
-    sweep.references.run_missing(planned.cell, sweep.trajectories, sweep.shared)
+    if planned.reason is None:
+        reference = sweep.plan.references.get(work_of(planned.cell))
+        sweep.references.run_missing(reference, sweep.trajectories, sweep.shared)
     sweep.progress.begin(planned)
     cells = sweep.store.folder / "cells"
     record = run(planned, sweep.launcher, cells, entry=entry, listener=sweep.progress, shared=sweep.shared)
@@ -226,18 +239,17 @@ def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
             kept.rename(traces / f"{planned.folder_name}-{rank}.json.gz")
 
 
-def _more(
-    plan: Plan, store: Store, sweep: Sweep, resumed: Resumed, ran: Collection[str]
-) -> tuple[Plan, list[PlannedCell]]:
-    """The plan with what the records add to it, and what of it is missing and did not run just now."""
+def _more(sweep: Sweep, resumed: Resumed, ran: Collection[str]) -> list[PlannedCell]:
+    """Add to the plan what the records add; return what of it is missing and did not run just now."""
+    plan = sweep.plan
     if not plan.is_open:
-        return plan, []
-    records = kept_records(plan, store.read()).records
-    whole, pending = _whatever_is_missing(plan, records, ran, sweep.references.took_s)
+        return []
+    records = kept_records(plan, sweep.store.read()).records
+    sweep.plan, pending = _whatever_is_missing(plan, records, ran, sweep.references.took_s)
     if resumed.is_whole:
-        _write_config(whole)
-    sweep.progress.add(pending, whole.note)
-    return whole, pending
+        _write_config(sweep.plan)
+    sweep.progress.add(pending, sweep.plan.note)
+    return pending
 
 
 def _whatever_is_missing(
@@ -257,33 +269,17 @@ def _whatever_is_missing(
 
 
 def pending_cells(plan: Plan) -> list[PlannedCell]:
-    """What the plan would begin with, in order; reads the records in its folder and writes nothing.
+    """Return what the plan would begin with, in order; reads and writes nothing.
 
-    Raises ConfigError, as running it would, for a folder that does not go with `resume`.
+    Raises ConfigError, as running it would, where the folder holds another sweep.
     """
     Resumed(plan)  # refuses another sweep's folder
-    return _whatever_is_missing(plan, _kept_so_far(plan).records)[1]
+    return _whatever_is_missing(plan, kept_records(plan, plan.stored.records).records)[1]
 
 
 def folder_lines(plan: Plan) -> list[str]:
-    """What of the plan's folder differs from the plan: cells, and what made the records."""
-    return [*Resumed(plan).lines, *_kept_so_far(plan).lines]
-
-
-def _kept_so_far(plan: Plan) -> Kept:
-    path = plan.folder / RECORDS
-    before = read_records(path) if path.exists() else []
-    _refuse_records(plan, before)
-    return kept_records(plan, before)
-
-
-def _refuse_records(plan: Plan, before: Sequence[dict[str, Any]]) -> None:
-    """Raises ConfigError for a folder with records without `resume`."""
-    if before and plan.resume is Resume.NEVER:
-        raise ConfigError(
-            f"sweep_dir={plan.folder}: contains records already; add resume=true to run only what is missing,"
-            " or name another folder"
-        )
+    """Return what of the plan's folder differs from the plan: cells, and what made the records."""
+    return [*Resumed(plan).lines, *kept_records(plan, plan.stored.records).lines]
 
 
 def _missing(plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str]) -> list[PlannedCell]:

@@ -45,7 +45,7 @@ def swept(tmp_path, monkeypatch):
             cell = planned.cell
             factor = ring_factor if cell.strategy == "ring_flash_attn" else 1.0
             step_ms = 6000 * cell.seq_len / 65536 * factor * noise.lognormvariate(0, PROCESS_SPREAD)
-            ranks, wall_s = cell.cluster.world_size, estimate.cell_s(cell)
+            ranks, wall_s = cell.cluster.world_size, estimate.cell_s(planned)
             record = make_record(
                 config=cell.flat(),
                 cell_id=cell.cell_id,

@@ -10,13 +10,13 @@ from analysis.metrics.recorded import as_recorded
 from bench.cell.outcome import prediction_of
 from bench.cell.planned import PlannedCell
 from bench.cell.predicted import predicted
+from bench.cell.room import room_of
 from bench.config import ConfigError, ExitCode
 from bench.cost.fit import Fit
 from bench.record import Provenance, Status
 from bench.request.hardware import hardware_of
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
-from bench.sweep.room import room_of
 from tests.cells import TWO_CORES, make_cell, make_raw
 from tests.command import typed_here
 

@@ -11,7 +11,7 @@ from bench.experiments import experiment_of
 from bench.experiments.max_length import CPU_LIMIT_GIB, growing, searches, tried
 from bench.store import read_records
 from bench.sweep.plan import plan
-from bench.sweep.resume import read_plan
+from bench.sweep.stored import read_plan
 from tests.cells import TWO_CORES, make_cell, make_raw
 from tests.command import typed_here
 

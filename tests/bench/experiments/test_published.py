@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.cell.planned import planned_cell
 from bench.config import ConfigError
 from bench.environment import installed
 from bench.experiments.published import opening, published_cells
@@ -100,4 +101,5 @@ def test_the_published_memory_takes_a_first_full_length_step_one_whose_peak_coun
         for step_s in (1.0, 200.0):
             assert sum(stage.steps for stage in planned_stages(cell.measure, step_s)) == 3
     assert len(on_gpus) == 12
-    assert Estimate(modelled).remaining_s(on_gpus) <= 45 * 60
+    planned = [planned_cell(cell, FOUR_H100) for cell in on_gpus]
+    assert Estimate(modelled).remaining_s(planned) <= 45 * 60

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.cell.planned import PlannedCell
+from bench.cell.planned import planned_cell
 from bench.cell.run import run
 from bench.config import MAX_SECONDS, MAX_WHOLE, ConfigError, Seconds
 from bench.nvml import visible_devices
@@ -179,7 +179,7 @@ ILLEGAL = {
 def test_an_illegal_combination_has_a_way_out_and_in_a_sweep_a_record(line):
     cell = asked(line)
     assert ILLEGAL[line] in refusal(cell)
-    record = run(PlannedCell(cell, repeat=0, order=0), launcher=None, folder=None)
+    record = run(planned_cell(cell, TWO_CORES), launcher=None, folder=None)
     assert (record.status, record.reason) == ("unsupported", refusal(cell))
 
 

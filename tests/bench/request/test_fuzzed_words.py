@@ -15,7 +15,7 @@ from bench.request.composition import composed
 from bench.request.hydra_errors import translated
 from bench.request.legality import refusal
 from bench.request.resolve import all_keys, resolve
-from bench.sweep.resume import whole_request
+from bench.sweep.stored import whole_request
 from tests.cells import TWO_CORES, make_raw, raw_with
 from tests.fuzzing import VALUES, few_and_many, fuzz
 

@@ -121,7 +121,7 @@ def outcome(raw, machine):
     except ConfigError as error:
         assert_one_line(str(error))
         return "refused"
-    forecast = Forecast(found, found.cells, machine, Estimate(modelled))
+    forecast = Forecast(found, found.cells, Estimate(modelled))
     for line in [*whole_plan(forecast, [raw]), *short_lines(forecast), *found.notes]:
         assert "\n" not in line
     (planned,) = found.cells

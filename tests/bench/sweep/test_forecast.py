@@ -31,7 +31,7 @@ GPUS = replace(FOUR_H100, gpu_memory_bytes=(80 * 2**30,) * 4)
 
 def forecast(machine=TWO_CORES, lengths=("8k", "64k", "96k"), strategies=(), step_s=modelled, **values):
     planned = plan(raws_of(strategies, lengths, **values), machine, single=False)
-    return Forecast(planned, planned.cells, machine, Estimate(step_s))
+    return Forecast(planned, planned.cells, Estimate(step_s))
 
 
 def one_second(_):

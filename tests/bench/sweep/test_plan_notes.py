@@ -34,7 +34,7 @@ def planned(machine, strategies=(), lengths=README, **values):
 
 def short_of_memory(found, machine):
     """The cells that do not surely fit, as the table of `--plan` and the short lines tell them."""
-    forecast = Forecast(found, found.cells, machine, Estimate(modelled))
+    forecast = Forecast(found, found.cells, Estimate(modelled))
     short = [each for each in forecast.cells if each.room and each.room.fit is not Fit.FITS]
     told = [line for line in short_lines(forecast) if RUNS_ANYWAY in line]
     assert sum(int(line.split()[0]) for line in told) == len(short)
@@ -78,14 +78,14 @@ def test_a_replay_on_one_gpu_names_its_ranks_and_takes_ten_minutes_for_six_cells
     assert [each.cell.running_ranks for each in found.cells] == [range(1)] * 6
     (said,) = (note for note in found.notes if "replay" in note)
     assert "(deepspeed_ulysses rank 0 of 4, ring_flash_attn rank 0 of 4)" in said
-    forecast = Forecast(found, found.cells, gpus(1), Estimate(modelled))
+    forecast = Forecast(found, found.cells, Estimate(modelled))
     assert forecast.total_s < 10 * 60  # three lengths of two strategies
     assert forecast.references == ()
 
 
 def test_the_one_rank_of_a_replay_on_a_cpu_has_all_of_its_memory():
     found = planned(TWO_CORES, ("ring",), ["8k"], mode="replay", cluster__world_size=4)
-    (cell,) = Forecast(found, found.cells, TWO_CORES, Estimate(modelled)).cells
+    (cell,) = Forecast(found, found.cells, Estimate(modelled)).cells
     assert cell.room.usable == TWO_CORES.memory_bytes
 
 
@@ -128,7 +128,7 @@ MACHINES = {
 def test_the_readmes_command_decides_a_length_within_35_minutes(where):
     machine, values, decided = MACHINES[where]
     found = planned(machine, **values)
-    forecast = Forecast(found, found.cells, machine, Estimate(modelled))
+    forecast = Forecast(found, found.cells, Estimate(modelled))
     repeats = [each for each in forecast.repeats if each.gets]
     assert {each.seq_len for each in repeats} == decided
     took_s = forecast.total_s + sum(each.gets_s for each in repeats)
@@ -219,7 +219,7 @@ def test_a_device_without_a_datasheet_is_named_and_its_own_memory_counts():
     found = planned(gpus(4, "NVIDIA A10G"), lengths=["8k"])
     assert {each.cell.hardware for each in found.cells} == {"unknown"}
     assert "no file of conf/hardware/ names NVIDIA A10G, so there is no MFU" in " ".join(found.notes)
-    forecast = Forecast(found, found.cells, gpus(4, "NVIDIA A10G"), Estimate(modelled))
+    forecast = Forecast(found, found.cells, Estimate(modelled))
     assert {each.room.usable for each in forecast.cells} == {24 * 2**30}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.cell.planned import PlannedCell
+from bench.cell.planned import PlannedCell, planned_cell
 from bench.cell.run import run
 from bench.labels import duration_label
 from bench.ranks.log import Stage
@@ -15,7 +15,7 @@ from bench.sweep.estimate import IMPORTING, Estimate
 from bench.sweep.expected import Expected
 from bench.sweep.progress import HEARTBEAT_S, CellLabels, Progress
 from tests import faults
-from tests.cells import make_cell, tiny_cell
+from tests.cells import TWO_CORES, make_cell, tiny_cell
 
 WORDS = ("seq_len=64k", "measure.steps=20", "measure.budget_s=1000")
 SHORT = PlannedCell(tiny_cell("strategy=ring", "seq_len=1k", "cluster.world_size=2"), 0, 0)
@@ -43,7 +43,7 @@ def told(tmp_path):
 
 
 def test_a_cell_that_starts_no_ranks_takes_no_time_and_brackets_in_its_reason_are_no_markup(tmp_path):
-    planned = PlannedCell(tiny_cell("strategy=ulysses", "cluster.world_size=3"), repeat=0, order=0)
+    planned = planned_cell(tiny_cell("strategy=ulysses", "cluster.world_size=3"), TWO_CORES)
     record = replace(run(planned, None, tmp_path), reason="[enforce fail at alloc_cpu.cpp:127] no room")
     said = io.StringIO()
     guess = Estimate(lambda _: Expected(2.0, "a guess"))

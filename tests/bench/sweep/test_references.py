@@ -9,12 +9,13 @@ import time
 import pytest
 from rich.console import Console
 
+from bench.cell.planned import planned_cell
 from bench.cell.run import SharedSections
-from bench.cell.trajectory import MAX_COMPARED_STEPS, Trajectories
+from bench.cell.trajectory import MAX_COMPARED_STEPS, Trajectories, work_of
 from bench.store import read_records
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
-from bench.sweep.references import FOLDER, References, reference_of
+from bench.sweep.references import FOLDER, References, reference_cells, reference_of
 from bench.sweep.run import run_plan
 from tests.cells import FOUR_H100, TINY, TWO_CORES, make_cell, make_raw, tiny_cell
 
@@ -70,8 +71,9 @@ def test_ctrl_c_during_a_reference_ends_the_sweep_without_a_record(swept, tmp_pa
 def told(planned, cell, folder):
     """What is said where a cell's turn comes; there is nothing to run ranks with."""
     said = []
-    references = References(planned, None, folder, said.append)
-    references.run_missing(cell, Trajectories(), SharedSections())
+    cells = [planned_cell(each, FOUR_H100) for each in planned]
+    reference = reference_cells(cells, FOUR_H100).get(work_of(cell))
+    References(None, folder, said.append).run_missing(reference, Trajectories(), SharedSections())
     return said
 
 

@@ -13,8 +13,9 @@ from bench.config import ConfigError, Resume
 from bench.environment import describe
 from bench.store import read_records
 from bench.sweep.plan import Plan
-from bench.sweep.resume import kept_records, read_plan
-from tests.cells import make_cell
+from bench.sweep.resume import kept_records
+from bench.sweep.stored import StoredSweep, read_plan
+from tests.cells import TWO_CORES, make_cell
 from tests.command import typed_here
 
 ASKED = ("-m", "mode=predict", "hardware=h100_80gb", "cluster.world_size=8", "strategy=ulysses,ring")
@@ -131,7 +132,9 @@ def kept(cell, *environments, **changes):
     """What is kept of records of this cell from these environments, with some of their values changed."""
     sound = {"cell_id": cell.cell_id, "config": cell.flat(), "repeat": 0, "role": "cell", "status": "ok"}
     lines = [{**sound, "environment": each, **changes} for each in environments]
-    return kept_records(Plan((PlannedCell(cell, 0, 0),), Path(), Resume.MATCHING), lines)
+    return kept_records(
+        Plan((PlannedCell(cell, 0, 0),), TWO_CORES, Path(), StoredSweep(), Resume.MATCHING), lines
+    )
 
 
 HERE = describe({})

@@ -12,7 +12,6 @@ from bench.cost.prediction import needed_band
 from bench.environment import Machine
 from bench.labels import size_label
 from bench.request.hardware import usable_bytes
-from bench.request.legality import refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,6 @@ def room_of(cell: RunConfig, machine: Machine) -> Room | None:
 
     CPU ranks without a limit share what memory the host has.
     """
-    if refusal(cell) is not None:
-        return None
     usable, need = usable_bytes(cell, machine), memory_need(cell)
     is_share = usable is None and cell.cluster.device == "cpu"
     if is_share:
