@@ -25,6 +25,7 @@ from bench.command import again_command
 from bench.config import ConfigError, ExitCode
 from bench.environment import this_machine
 from bench.experiments import experiment_of
+from bench.predict import modes
 from bench.request import values
 from bench.request.choices import CONF, Raw, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
@@ -134,6 +135,7 @@ def room_for(folder: Path) -> Iterator[None]:
 def main() -> None:
     """Compose, plan, run. SIGTERM and SIGHUP are interruptions, as Ctrl-C is: what is done is kept."""
     Interrupts().install()
+    modes.register()
     folder = f"results/sweeps/{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
     OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
     refuse_secret_variables()

@@ -11,6 +11,7 @@ from bench.cell.launcher import Launcher
 from bench.node import server
 from bench.node.lease import VARIABLE
 from bench.node.local import LocalNode
+from bench.predict.modes import register
 from tests.fault_table import LEGEND, NUMBER, fault_table
 
 SERVER = "server"
@@ -22,6 +23,7 @@ LAST = (
 )  # fmt: skip
 """Files that whichever worker is done first takes, with a server of its own, so that both end together; the
 longest first."""
+register()  # the modes that the command adds
 gc.set_threshold(200_000, 20, 100)  # tests keep much: to search it for garbage took a seventh of their time
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers have a core each

@@ -23,6 +23,7 @@ import sys
 import time
 import types
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,12 +38,12 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 import bench.ranks.groups
-from bench.cell import outcome
 from bench.environment import this_machine
 from bench.node.worker import run_cell
 from bench.passes.calls import COLLECTIVES
 from bench.passes.timing.clock import StepClock
 from bench.record import Provenance
+from bench.request.modes import MODES
 from tests.cuda_lines import FOLDER, Executed, cuda_only
 from tests.fake_nvml import MEMORY_BYTES, NAME, FakeNvml, uuid
 
@@ -665,11 +666,11 @@ def gpus_played(launcher):
             entry = partial(played, entry)
         return run(cell, place, entry=entry, **named)
 
-    synthetic = {**outcome.PROVENANCE_OF_MODE, **dict.fromkeys(("measure", "replay"), Provenance.SYNTHETIC)}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(launcher), "run", run_on_fake)
         patched.setitem(sys.modules, "pynvml", FakeNvml(2))
-        patched.setattr(outcome, "PROVENANCE_OF_MODE", synthetic)
+        for name in ("measure", "replay"):
+            patched.setitem(MODES, name, replace(MODES[name], provenance=Provenance.SYNTHETIC))
         patched.setattr("bench.environment.torch_cuda", lambda: "13.0")
         this_machine.cache_clear()
         yield

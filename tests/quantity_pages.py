@@ -6,6 +6,8 @@ from pathlib import Path
 
 from analysis.cells.cells import Cells
 from bench.cell.outcome import analytic
+from bench.cost.memory import memory_need
+from bench.predict.predicted import prediction_of
 from tests.analysis.records import frame_of_records, make_record, make_timing, make_trace, of_attention
 from tests.cells import FOUR_H100, make_cell
 
@@ -48,12 +50,18 @@ def formula_of(page):
 def a_record():
     """A cell of which every rank, step and part differs from every other."""
     steps_ms = [[100.0 + step * (rank + 1) for step in range(9)] for rank in range(3)]
+    cell = make_cell(*LOOKED_UP, machine=FOUR_H100)
     record = make_record(
         config={"cluster.world_size": 3, "sp_degree": 3},
         timing=make_timing(steps_ms),
         trace=a_trace(),
         memory=MEMORY,
-        analytic=analytic(make_cell(*LOOKED_UP, machine=FOUR_H100)) | {"link_ms": LINK_MS},
+        analytic=analytic(cell)
+        | {
+            "needed_bytes": memory_need(cell).total,
+            "link_ms": LINK_MS,
+            "prediction": prediction_of(cell).to_json(),
+        },
         losses={"loss": [5.5, 5.0, 4.5]},
     )
     return of_attention(record, forward_ms=[[1.0, 2.0, 1.0], [2.5, 1.0, 1.5], [1.0, 1.0, 3.5]],

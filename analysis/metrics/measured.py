@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from analysis.metrics.checks import Checked, checked, told
 from analysis.metrics.notes import note_of
+from analysis.metrics.prediction import predicted_for
 from analysis.metrics.recorded import (
     Analytic,
     AttentionCalls,
@@ -209,9 +210,9 @@ def _expected(record: Recorded, peaks: Mapping[str, float]) -> Measured:
 
 
 def _predicted(record: Recorded) -> Measured:
-    """The prediction that a record carries, whatever became of it, and nothing else."""
+    """The prediction for a record's cell, and nothing else."""
     tokens = record.analytic.tokens_per_step if record.analytic else None
-    found = record.analytic.prediction if record.analytic else None
+    found = predicted_for(record)
     if found is None or tokens is None:
         return Measured()
     times = found.step_time_ms

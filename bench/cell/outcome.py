@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from bench.cell.ends import classify
 from bench.cell.planned import PlannedCell
 from bench.config import RunConfig
-from bench.cost.engine_memory import ENGINE_MEMORY
 from bench.cost.flops import (
     CausalPairs,
     attention_backward_flops,
@@ -18,11 +17,8 @@ from bench.cost.flops import (
     hardware_flops,
     model_flops,
 )
-from bench.cost.link import link_ms, rate_with_link
-from bench.cost.memory import memory_need
-from bench.cost.prediction import Prediction, predict
 from bench.cost.traffic import payload
-from bench.environment import describe, this_machine
+from bench.environment import describe
 from bench.finite import not_finite
 from bench.labels import rate_range_label, size_label
 from bench.node.end import RankEnd
@@ -30,16 +26,10 @@ from bench.passes import PASSES, Sections, checks, decoded, evidence, first_fail
 from bench.passes.documents.section import PackedDocuments
 from bench.passes.facts import RankReport, worst_by_name
 from bench.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
-from bench.request.hardware import hardware_of, has_rates, usable_bytes
-from bench.request.legality import refusal
+from bench.request.modes import MODES
 from bench.statistics import slowest_median
 from bench.strategies import STRATEGIES
 
-PROVENANCE_OF_MODE: Mapping[str, Provenance] = {
-    "measure": Provenance.MEASURED,
-    "replay": Provenance.REPLAYED,
-    "predict": Provenance.PREDICTED,
-}
 OF_SWEEP = ("packages", "strategy_package", "argv")
 """Of an environment what holds of the whole sweep, whatever machine its launcher is on."""
 NAMES_OF_NODE = ("host", "address")
@@ -193,10 +183,10 @@ def record_with(
         order=planned.order,
         status=status,
         reason=reason,
-        provenance=PROVENANCE_OF_MODE[cell.mode],
+        provenance=MODES[cell.mode].provenance,
         config=cell.flat(),
         environment=describe(STRATEGIES.packages(cell.strategy)),
-        analytic=analytic(cell, sections),
+        analytic={**analytic(cell, sections), "needed_bytes": planned.need and planned.need.total},
         started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
         wall_s=wall_s,
         fixed_cost_s=None,
@@ -207,40 +197,18 @@ def record_with(
 
 
 def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any]:
-    """What arithmetic says of one step: FLOPs of all ranks, exchange bytes and needed memory of one.
+    """Return what arithmetic says of one step: FLOPs of all ranks, and the bytes that one exchanges.
 
-    FLOPs of packed documents are those of the mean step, unknown where no rank counted any. Of a strategy
-    that is not in the table no formula is known, nor of an engine that is not ours.
+    FLOPs of packed documents are those of the mean step, unknown where no rank counted any. Bytes are unknown
+    of a strategy that is not in the table.
     """
     facts = STRATEGIES.get(cell.strategy)
-    need = memory_need(cell) if facts and cell.engine.name in ENGINE_MEMORY else None
-    expected = prediction_of(cell) if need else None
     return {
         "tokens_per_step": cell.tokens_per_step,
         **ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents")),
         "exchange_bytes": facts and facts.exchange_bytes(cell),
         "payload_bytes": payload(cell),
-        "needed_bytes": need and need.total,
-        "prediction": expected and expected.to_json(),
-        "link_ms": _link_ms(cell, sections or {}),
     }
-
-
-def _link_ms(cell: RunConfig, sections: Sections) -> dict[str, Any] | None:
-    """Milliseconds of one replayed step on the link, by purpose; None where its rates are not known."""
-    messages = None if sections.get("engagement") is None else sections["engagement"].messages
-    if messages is None or (cell.cluster.world_size > 1 and not has_rates(cell.hardware)):
-        return None
-    if cell.cluster.world_size == 1:
-        return {}
-    return {purpose: asdict(band) for purpose, band in link_ms(messages, hardware_of(cell.hardware)).items()}
-
-
-def prediction_of(cell: RunConfig) -> Prediction | None:
-    """What was to be expected of a legal cell; None where no formula or no rates are known."""
-    if not has_rates(cell.hardware) or refusal(cell) is not None:
-        return None
-    return predict(cell, hardware_of(cell.hardware), usable_bytes(cell, this_machine()))
 
 
 def _training_flops(cell: RunConfig, packed: PackedDocuments | None) -> dict[str, int | None]:
@@ -308,6 +276,15 @@ def outcome(record: Record) -> str:
         return f"{rate:,.0f} tokens/s predicted ({low:,.0f} to {high:,.0f})"
     n = f"n={len(timing.step_times_ms[0])}"
     if record.provenance is Provenance.REPLAYED:
-        with_link = rate_with_link(rate, timing.tokens_per_step, record.analytic["link_ms"])
+        with_link = rate_with_link(rate, timing.tokens_per_step, record.analytic.get("link_ms"))
         return f"{rate_range_label(with_link, rate)} tokens/s replayed, {n}"
     return f"{rate:,.0f} tokens/s, {n}"
+
+
+def rate_with_link(
+    tokens_per_s: float, tokens: int, link_ms: Mapping[str, Mapping[str, float]] | None
+) -> float | None:
+    """Tokens/s where all of the link's time, at its high end, comes on top of a step of so many tokens."""
+    if link_ms is None:
+        return None
+    return tokens / (tokens / tokens_per_s + sum(each["high"] for each in link_ms.values()) / 1e3)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from bench.cell.room import Room, room_of
 from bench.config import RunConfig
+from bench.cost.memory import MemoryNeed, memory_need
 from bench.environment import Machine
 from bench.record import Role
 from bench.request.legality import refusal
@@ -23,8 +24,10 @@ class PlannedCell:
     role: Role = Role.CELL
     reason: str | None = None
     """Why it cannot run; None where it can."""
+    need: MemoryNeed | None = None
+    """Bytes that a rank needs; None where no formula is known, and of a cell that cannot run."""
     room: Room | None = None
-    """Memory that a rank needs and may use; None where either is not known."""
+    """The same need and what a rank may use; None where either is not known."""
 
     @property
     def folder_name(self) -> str:
@@ -34,5 +37,6 @@ class PlannedCell:
 def planned_cell(cell: RunConfig, machine: Machine, role: Role = Role.CELL) -> PlannedCell:
     """Return the first process of a cell, with its refusal and its memory: both are asked here alone."""
     reason = refusal(cell)
-    room = None if reason is not None else room_of(cell, machine)
-    return PlannedCell(cell, repeat=0, order=0, role=role, reason=reason, room=room)
+    need = memory_need(cell) if reason is None else None
+    room = None if need is None else room_of(cell, need, machine)
+    return PlannedCell(cell, repeat=0, order=0, role=role, reason=reason, need=need, room=room)

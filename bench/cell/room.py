@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from bench.config import RunConfig
 from bench.cost.band import Band
 from bench.cost.fit import Fit, fit_of
-from bench.cost.memory import MemoryNeed, memory_need
+from bench.cost.memory import MemoryNeed
 from bench.cost.prediction import needed_band
 from bench.environment import Machine
 from bench.labels import size_label
@@ -46,13 +46,13 @@ class Room:
         return max(sizes, key=lambda name: sizes[name])
 
 
-def room_of(cell: RunConfig, machine: Machine) -> Room | None:
-    """What one rank of a legal cell needs and has; None where either is not known.
+def room_of(cell: RunConfig, need: MemoryNeed, machine: Machine) -> Room | None:
+    """Return what one rank of a legal cell needs and has; None where it is not known what it has.
 
     CPU ranks without a limit share what memory the host has.
     """
-    usable, need = usable_bytes(cell, machine), memory_need(cell)
+    usable = usable_bytes(cell, machine)
     is_share = usable is None and cell.cluster.device == "cpu"
     if is_share:
         usable = machine.memory_bytes * cell.cluster.nodes // len(cell.running_ranks)
-    return None if usable is None or need is None else Room(cell, need, usable, is_share)
+    return None if usable is None else Room(cell, need, usable, is_share)

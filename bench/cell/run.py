@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from bench.cell.launcher import Launcher
 from bench.cell.outcome import on_nodes, record_of, record_with, refused
 from bench.cell.planned import PlannedCell
-from bench.cell.predicted import predicted
 from bench.cell.watch import SILENT, Listener
 from bench.config import RunConfig
 from bench.passes import PASSES, Sections
 from bench.record import Record, Role, Status
+from bench.request.modes import MODES
 from bench.request.target import REPLAY
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ class SharedSections:
         }
 
 
-RUNS = frozenset({"measure", REPLAY})
-"""Modes that start ranks; in the other one arithmetic makes the record."""
 LEFT_OUT: Mapping[Role, frozenset[str]] = {Role.MISTAKE: frozenset({"parity"})}
 """Passes that cells of a role do without: parity would end a mistake before the first of its steps."""
 
@@ -78,12 +76,13 @@ def run(
     """
     if planned.reason is not None:
         return refused(planned, planned.reason, wall_s=0.0)
-    if planned.cell.mode not in RUNS:
-        return predicted(planned)
+    mode = MODES[planned.cell.mode]
+    if not mode.starts_ranks:
+        return mode.complete(planned.cell, record_with(planned, Status.OK, None))
     shared = shared or SharedSections()
     record = measure(planned, launcher, folder, entry=entry, listener=listener, shared=shared)
     shared.keep(planned.cell, record)
-    return record
+    return mode.complete(planned.cell, record)
 
 
 def measure(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.cost.band import Band, End
@@ -18,15 +18,6 @@ def link_ms(messages: Sequence[Messages], hardware: Hardware) -> dict[str, Band]
     """Milliseconds of one step by purpose, at the rates of the hardware's file, one message after another."""
     low, expected, high = (_taken_ms(messages, speeds_of(hardware, end)) for end in End)
     return {purpose: Band(low[purpose], ms, high[purpose]) for purpose, ms in expected.items()}
-
-
-def rate_with_link(
-    tokens_per_s: float, tokens: int, link_ms: Mapping[str, Mapping[str, float]] | None
-) -> float | None:
-    """Tokens/s where all of the link's time, at its high end, comes on top of a step of so many tokens."""
-    if link_ms is None:
-        return None
-    return tokens / (tokens / tokens_per_s + sum(each["high"] for each in link_ms.values()) / 1e3)
 
 
 def _taken_ms(messages: Sequence[Messages], speeds: Speeds) -> dict[str, float]:

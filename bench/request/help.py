@@ -17,7 +17,8 @@ from bench.labels import shown
 from bench.mistakes import MISTAKES
 from bench.request.choices import CONF, default_strategies, groups, options
 from bench.request.hardware import PRICE
-from bench.request.resolve import KNOWN_KEYS, LOSSES, MODES, strategy_keys
+from bench.request.resolve import KNOWN_KEYS, LOSSES, strategy_keys
+from bench.request.target import MODE_NAMES
 from bench.strategies import STRATEGIES
 from bench.strategies.options import in_words, in_yaml
 
@@ -37,7 +38,7 @@ OPTIONS: Sequence[tuple[str, str]] = (
 )
 """Options with what each is for."""
 WORDS: Mapping[str, Sequence[str]] = {
-    "mode": MODES,
+    "mode": MODE_NAMES,
     "dtype": tuple(DTYPE_BYTES),
     "layout": tuple(LAYOUTS),
     "kernel": tuple(KERNEL_FACTS),

@@ -42,6 +42,7 @@ from bench.request.env import env_pairs
 from bench.request.hardware import calibrated_file, refuse_changed, this_hardware
 from bench.request.measure import measure_config
 from bench.request.model_numbers import model_config
+from bench.request.modes import MODES
 from bench.request.placement import (
     GATHERED,
     Place,
@@ -64,7 +65,6 @@ from bench.training.trainer_facts import TRAINER_FACTS, UNTILED
 DATA = ("text", "synthetic")
 ENGINES = ("ddp", "fsdp2", "zero3")
 LOSSES = ("chunked", "untiled")
-MODES = ("measure", REPLAY, PREDICT)
 TRAINERS = tuple(TRAINER_FACTS)
 WORKLOADS = ("train", "attention")
 """The names in the tables of `training`, `workloads` and `cell`, which the request must not import."""

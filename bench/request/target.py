@@ -11,6 +11,7 @@ from bench.request.choices import Raw, options
 from bench.request.hardware import calibrated_facts, calibrated_file, known_hardware, this_hardware
 
 PREDICT, REPLAY = "predict", "replay"
+MODE_NAMES = ("measure", REPLAY, PREDICT)
 
 
 def target_machine(raw: Raw, machine: Machine) -> Machine:

@@ -7,13 +7,13 @@ from operator import attrgetter
 from typing import Any
 
 from bench.cell.planned import PlannedCell
-from bench.cell.run import RUNS
 from bench.config import AUTO, UNKNOWN_HARDWARE, RunConfig
 from bench.cost.newer_kernels import newer_kernel_lines
 from bench.environment import Machine
 from bench.experiments.implementations import label_of
 from bench.request.choices import Raw
 from bench.request.hardware import capability_of
+from bench.request.modes import starts_ranks
 from bench.strategies import STRATEGIES
 
 CHECKPOINTING: Mapping[bool, str] = {
@@ -104,7 +104,7 @@ def _idle_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machin
     taken = {
         -(-cell.cluster.world_size // cell.cluster.ranks_per_gpu)
         for cell in cells
-        if cell.cluster.device == "cuda" and cell.mode in RUNS and STRATEGIES[cell.strategy].shares_sequences
+        if cell.cluster.device == "cuda" and starts_ranks(cell) and STRATEGIES[cell.strategy].shares_sequences
     }
     is_open = any(_is_open(raw, "cluster.world_size") for raw in raws)
     if not is_open or not taken or max(taken) >= there:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.cell.room import room_of
+from bench.cell.planned import planned_cell
 from bench.cell.trajectory import REFERENCE_STRATEGY
 from bench.config import AUTO
 from bench.cost.fit import Fit
@@ -52,5 +52,5 @@ def _spread(raw: Raw, shards: int) -> Raw:
 
 
 def _may_lack_memory(raw: Raw, machine: Machine) -> bool:
-    room = room_of(resolve(raw, machine), machine)
+    room = planned_cell(resolve(raw, machine), machine).room
     return room is not None and room.fit is not Fit.FITS

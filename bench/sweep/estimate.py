@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from bench.cell.planned import PlannedCell
-from bench.cell.run import RUNS
 from bench.config import RunConfig
 from bench.cost.flops import hardware_flops
 from bench.passes import planned_stages
 from bench.ranks.log import Stage
+from bench.request.modes import starts_ranks
 from bench.sweep.expected import Expected
 
 FIXED_S: Mapping[str, float] = {"cpu": 2.0, "cuda": 25.0}
@@ -64,7 +64,7 @@ class Estimate:
 
     def cell_s(self, planned: PlannedCell) -> float | None:
         """Seconds of one; arithmetic takes no time to speak of, and neither does a refusal."""
-        if planned.cell.mode not in RUNS or planned.reason is not None:
+        if not starts_ranks(planned.cell) or planned.reason is not None:
             return 0.0
         return self.measured_s(planned.cell)
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from bench.cell.run import RUNS
 from bench.config import ConfigError, RunConfig
 from bench.cost.band import End
 from bench.cost.calibrated_speeds import CalibratedSpeeds, speeds_of
@@ -14,6 +13,7 @@ from bench.cost.hardware import is_calibrated
 from bench.cost.prediction import predict
 from bench.environment import REPOSITORY
 from bench.request.hardware import calibrated_facts, hardware_of, has_rates
+from bench.request.modes import starts_ranks
 from bench.sweep.cpu_speed import ProbeTask, ProbeTimes, probed, seconds_here
 
 PROBED = "attention and matrix products timed here just now"
@@ -38,7 +38,7 @@ def timed_here(cells: Iterable[RunConfig]) -> Callable[[RunConfig], Expected | N
 
 
 def _needs_probe(cell: RunConfig) -> bool:
-    return cell.mode in RUNS and cell.cluster.device == "cpu" and not has_rates(cell.hardware)
+    return starts_ranks(cell) and cell.cluster.device == "cpu" and not has_rates(cell.hardware)
 
 
 def _as_probed(cell: RunConfig, times: dict[ProbeTask, ProbeTimes]) -> Expected | None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from bench.cell.planned import PlannedCell
 from bench.cell.room import Room
-from bench.cell.run import RUNS
 from bench.cell.trajectory import work_of
 from bench.config import AUTO, RunConfig
 from bench.cost.fit import Fit
 from bench.labels import duration_label
 from bench.passes.timing.section import affordable_steps
+from bench.request.modes import starts_ranks
 from bench.statistics import interval_rank
 from bench.sweep.estimate import FIXED_S, START_S, Estimate
 from bench.sweep.expected import Expected
@@ -57,7 +57,7 @@ class CellForecast:
     @property
     def runs(self) -> bool:
         """Whether it starts ranks."""
-        return self.is_legal and self.cell.mode in RUNS
+        return self.is_legal and starts_ranks(self.cell)
 
     @property
     def ends_early(self) -> bool:

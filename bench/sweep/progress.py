@@ -21,12 +21,12 @@ from rich.text import Text
 
 from bench.cell.outcome import outcome
 from bench.cell.planned import PlannedCell
-from bench.cell.run import RUNS
 from bench.cell.watch import Listener
 from bench.config import RunConfig
 from bench.labels import duration_label, length_label
 from bench.ranks.log import Stage
 from bench.record import FINDINGS, Record
+from bench.request.modes import starts_ranks
 from bench.sweep.estimate import LATE_S, CellProgress, Estimate
 
 HEARTBEAT_S = 60.0
@@ -115,7 +115,7 @@ class Progress(Listener):
 
     def _follow(self, planned: PlannedCell, *, is_beside: bool) -> None:
         self._running, self._is_beside = planned, is_beside
-        imports = planned.cell.mode in RUNS and not self._has_started
+        imports = starts_ranks(planned.cell) and not self._has_started
         step_s = None if planned.reason is not None else self._estimate.step_s(planned.cell)
         self._cell_progress = CellProgress(planned.cell, step_s, self._now_s, imports=imports)
         self._said_s = self._now_s()

@@ -11,7 +11,7 @@ from typing import Any
 from bench.config import ConfigError, Resume, RunConfig
 from bench.environment import departures, describe
 from bench.record import Provenance, Status, is_finding
-from bench.request.legality import used_packages
+from bench.request.packages import used_packages
 from bench.request.target import PREDICT
 from bench.strategies import STRATEGIES
 from bench.sweep.plan import Plan

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
-from bench.cell.run import RUNS, CellInterrupted, SharedSections, run
+from bench.cell.run import CellInterrupted, SharedSections, run
 from bench.cell.trajectory import Trajectories, work_of
 from bench.command import again_command, tool_words
 from bench.config import ExitCode, RunConfig
@@ -22,6 +22,7 @@ from bench.node.lease import gpus_of, lease
 from bench.passes.trace.reader import KEPT_TRACE
 from bench.ranks.log import JOIN
 from bench.record import Status, is_finding
+from bench.request.modes import starts_ranks
 from bench.store import RECORDS, Store, write_whole
 from bench.sweep.interrupts import Interrupts
 from bench.sweep.plan import Plan
@@ -86,7 +87,7 @@ def run_plan(
         resumed = Resumed(plan)
         trajectories = Trajectories()
         trajectories.keep_finished([planned.cell for planned in plan.cells], kept.records)
-        ranked = [each.cell for each in pending if each.cell.mode in RUNS]
+        ranked = [each.cell for each in pending if starts_ranks(each.cell)]
         if ranked:
             # Before the server's imports, which would take the cores of a sweep that measures.
             held.enter_context(_lease(launcher, ranked, plan, progress))

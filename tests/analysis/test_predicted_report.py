@@ -4,16 +4,17 @@ import re
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
 from analysis.report import write_report
 from bench.cell.outcome import outcome
-from bench.cell.planned import PlannedCell
-from bench.cell.predicted import predicted
+from bench.cell.planned import planned_cell
+from bench.cell.run import run
 from tests.analysis.predictions import with_prediction
 from tests.analysis.records import make_record, make_timing, write_sweep
-from tests.cells import make_cell
+from tests.cells import TWO_CORES, make_cell
 
 WORDS = ("mode=predict", "hardware=h100_80gb", "model=qwen3_4b", "cluster.world_size=4", "loss=untiled")
 OF_SAMPLES = (
@@ -29,7 +30,9 @@ LENGTHS = [1024 * thousands for thousands in (8, 16, 32, 64, 256)]
 def records():
     cells = [make_cell(*WORDS, f"strategy={strategy}", "seq_len=8k") for strategy in ("ulysses", "ring")]
     return [
-        predicted(PlannedCell(replace(cell, seq_len=length), 0, 0)) for cell in cells for length in LENGTHS
+        run(planned_cell(replace(cell, seq_len=length), TWO_CORES), None, Path())
+        for cell in cells
+        for length in LENGTHS
     ]
 
 

@@ -11,7 +11,8 @@ import torch
 from bench.cost.memory import memory_need
 from bench.environment import REPOSITORY, installed
 from bench.passes.telemetry.telemetry import Telemetry, open_nvml
-from bench.request.legality import ENGINE_DTYPES, ENGINE_PACKAGES
+from bench.request.legality import ENGINE_DTYPES
+from bench.request.packages import ENGINE_PACKAGES
 from bench.store import read_records
 from tests.cells import make_cell
 from tests.gpus import MACHINE, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu

@@ -6,6 +6,7 @@ from analysis.published.metrics import MEMORY_TOLERANCE, SPEED_TOLERANCE
 from analysis.report import write_report
 from analysis.tables.published_post import post_table
 from bench.cell.outcome import analytic
+from bench.cost.memory import memory_need
 from bench.environment import REPOSITORY
 from bench.labels import GIB
 from tests.analysis.records import FAILED, frame_of_records, make_record, make_timing, write_sweep
@@ -29,7 +30,10 @@ def text_of(tmp_path):
 def record_of(cell, *, device="NVIDIA H100 80GB HBM3", seconds=None, gib=None, config=None, **fields):
     """A record of the cell with steps of `seconds` and a peak of `gib`; measured by default."""
     record = make_record(config={**cell.flat(), **(config or {})}, experiment=cell.experiment)
-    record |= {"analytic": analytic(cell), "environment": {"device_name": device}}
+    record |= {
+        "analytic": {**analytic(cell), "needed_bytes": memory_need(cell).total},
+        "environment": {"device_name": device},
+    }
     if seconds is not None:
         record["timing"] = make_timing([[1e3 * seconds] * 6] * 4, cell.tokens_per_step)
     if gib is not None:

@@ -3,16 +3,16 @@
 import json
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from analysis.metrics.recorded import as_recorded
-from bench.cell.outcome import prediction_of
-from bench.cell.planned import PlannedCell
-from bench.cell.predicted import predicted
-from bench.cell.room import room_of
+from bench.cell.planned import planned_cell
+from bench.cell.run import run
 from bench.config import ConfigError, ExitCode
 from bench.cost.fit import Fit
+from bench.predict.predicted import prediction_of
 from bench.record import Provenance, Status
 from bench.request.hardware import hardware_of
 from bench.request.legality import refusal
@@ -25,7 +25,7 @@ H100 = ("mode=predict", "hardware=h100_80gb", "model=qwen3_8b")
 
 def record_of(*words):
     cell = make_cell(*H100, *words)
-    return cell, predicted(PlannedCell(cell, repeat=0, order=0))
+    return cell, run(planned_cell(cell, TWO_CORES), None, Path())
 
 
 def test_a_record_has_what_a_measurement_would_have_filled():
@@ -57,7 +57,7 @@ def test_what_has_no_room_is_out_of_memory_as_the_plan_says():
     assert record.reason.startswith("needs about ")
     assert record.reason.endswith(" per rank and has 79.1 GiB")
     assert record.sections["timing"] is None
-    assert room_of(cell, TWO_CORES).fit is Fit.OUT_OF_MEMORY
+    assert planned_cell(cell, TWO_CORES).room.fit is Fit.OUT_OF_MEMORY
 
 
 def test_without_a_kernel_attention_takes_as_long_as_moving_its_scores():

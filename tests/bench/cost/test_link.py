@@ -2,9 +2,10 @@
 
 import pytest
 
+from bench.cell.outcome import rate_with_link
 from bench.cost.band import End
 from bench.cost.calibrated_speeds import speeds_of
-from bench.cost.link import link_ms, rate_with_link
+from bench.cost.link import link_ms
 from bench.cost.traffic import Messages
 from bench.request.hardware import hardware_of
 from bench.strategies.schedule import Exchange

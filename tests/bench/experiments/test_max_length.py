@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench.cell.outcome import prediction_of
 from bench.config import ConfigError
 from bench.cost.fit import Fit
 from bench.experiments import experiment_of
 from bench.experiments.max_length import CPU_LIMIT_GIB, growing, searches, tried
+from bench.predict.predicted import prediction_of
 from bench.store import read_records
 from bench.sweep.plan import plan
 from bench.sweep.stored import read_plan

@@ -103,7 +103,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_it_cannot_do_is_refused_by_name(case, monkeypatch):
-    monkeypatch.setattr("bench.request.legality.installed", lambda package: "1.0")
+    monkeypatch.setattr("bench.request.packages.installed", lambda package: "1.0")
     words, way_out = REFUSED[case]
     reason = refusal(make_cell(f"strategy={NAME}", "model=qwen3_nano", "cluster.world_size=2", *words))
     assert way_out in reason

@@ -19,7 +19,7 @@ OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.is_optio
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_without_its_package_a_strategy_is_refused_with_the_command_that_installs_it(name, monkeypatch):
     facts = OPTIONAL[name]
-    monkeypatch.setattr("bench.request.legality.installed", lambda package: None)
+    monkeypatch.setattr("bench.request.packages.installed", lambda package: None)
     reason = refusal(make_cell(f"strategy={name}", "engine=ddp", "cluster.world_size=2", *words_for(name)))
     assert f"strategy={name} needs the package {facts.package}; " in reason
     assert f"pip install {facts.package}=={facts.tried}" in reason

@@ -4,17 +4,17 @@ import itertools
 import json
 import random
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import yaml
 
 from bench.attention import kernel_facts
 from bench.cell import outcome as cell_outcome
-from bench.cell.planned import PlannedCell
-from bench.cell.predicted import predicted
+from bench.cell.run import run
 from bench.config import ConfigError
 from bench.environment import Machine
-from bench.request import legality
+from bench.request import packages
 from bench.request.choices import groups, read_option
 from bench.request.hardware import known_hardware
 from bench.request.legality import refusal
@@ -130,7 +130,7 @@ def outcome(raw, machine):
         assert_one_line(reason)
         return "refused"
     if planned.cell.mode == "predict":
-        json.dumps(asdict(predicted(PlannedCell(planned.cell, 0, 0))), allow_nan=False)
+        json.dumps(asdict(run(planned, None, Path())), allow_nan=False)
         return "predicted"
     return "planned"
 
@@ -147,7 +147,7 @@ def _all_packages(monkeypatch):
 
     And a record does not ask git what the code is, which takes longer than all else.
     """
-    for module in (legality, kernel_facts):
+    for module in (packages, kernel_facts):
         monkeypatch.setattr(module, "installed", lambda package: f"any {package}")
     monkeypatch.setattr(cell_outcome, "describe", lambda _: {})
 

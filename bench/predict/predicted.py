@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from bench.cell.outcome import prediction_of, record_with
-from bench.cell.planned import PlannedCell
+from dataclasses import replace
+
 from bench.config import RunConfig
 from bench.cost.fit import Fit
-from bench.cost.prediction import Prediction
+from bench.cost.prediction import Prediction, predict
 from bench.cost.time import StepParts
+from bench.environment import this_machine
 from bench.labels import size_label
 from bench.passes import Sections
 from bench.passes.memory.section import Memory
 from bench.passes.timing.section import Timing
 from bench.passes.trace.section import Trace, TracedStep
 from bench.record import Record, Status
+from bench.request.hardware import hardware_of, has_rates, usable_bytes
 
 
-def predicted(planned: PlannedCell) -> Record:
-    """The record of a legal cell: one step of its slowest rank, or that there is no room for it."""
-    prediction = prediction_of(planned.cell)
+def predicted(cell: RunConfig, record: Record) -> Record:
+    """Fill a legal cell's record: one step of its slowest rank, or that there is no room for it."""
+    prediction = prediction_of(cell)
     assert prediction is not None  # a cell without one was refused
+    record = replace(record, analytic={**record.analytic, "prediction": prediction.to_json()})
     if prediction.fit is Fit.OUT_OF_MEMORY:
         assert prediction.usable_bytes is not None
         need, has = round(prediction.needed_bytes.expected), prediction.usable_bytes
         reason = f"needs about {size_label(need)} per rank and has {size_label(has)}"
-        return record_with(planned, Status.OUT_OF_MEMORY, reason)
-    return record_with(planned, Status.OK, None, sections=sections_of(planned.cell, prediction))
+        return replace(record, status=Status.OUT_OF_MEMORY, reason=reason)
+    return replace(record, sections={**record.sections, **sections_of(cell, prediction)})
+
+
+def prediction_of(cell: RunConfig) -> Prediction | None:
+    """Return what is expected of a legal cell; None where no formula or no rates are known."""
+    if not has_rates(cell.hardware):
+        return None
+    return predict(cell, hardware_of(cell.hardware), usable_bytes(cell, this_machine()))
 
 
 def sections_of(cell: RunConfig, prediction: Prediction) -> Sections:

@@ -1,0 +1,33 @@
+"""The values of `mode`: `measure`, and those that the command adds to the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.config import RunConfig
+from bench.record import Provenance, Record
+from bench.request.packages import package_refusals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """One way of making a cell's record."""
+
+    provenance: Provenance
+    """Provenance of its records."""
+    refusals: Callable[[RunConfig], list[str]]
+    """Reasons, each with a way out, why a cell cannot have this mode that may have another."""
+    starts_ranks: bool = True
+    complete: Callable[[RunConfig, Record], Record] = lambda _, record: record
+    """Adds to the record of a cell what only this mode knows. Without ranks the record comes with status ok
+    and without sections."""
+
+
+MODES: dict[str, Mode] = {"measure": Mode(provenance=Provenance.MEASURED, refusals=package_refusals)}
+"""The modes by their names. `bench.predict.modes.register` adds `replay` and `predict`."""
+
+
+def starts_ranks(cell: RunConfig) -> bool:
+    """Whether ranks of the cell run; otherwise its record is computed."""
+    return MODES[cell.mode].starts_ranks

@@ -1,0 +1,53 @@
+"""Distributions that a cell needs, and those that may change what it measures."""
+
+from __future__ import annotations
+
+from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.config import RunConfig
+from bench.environment import CUDA_PACKAGES, installed
+from bench.strategies import STRATEGIES
+from bench.training.trainer_facts import TRAINER_FACTS
+
+ENGINE_PACKAGES = {"zero3": "deepspeed"}
+
+
+def needed_packages(cell: RunConfig) -> dict[str, str]:
+    """Return the distributions that a cell's ranks cannot run without, by the choice that needs them."""
+    trainer = TRAINER_FACTS.get(cell.trainer)
+    needed = {
+        f"strategy={cell.strategy}": STRATEGIES[cell.strategy].package,
+        f"engine={cell.engine.name}": ENGINE_PACKAGES.get(cell.engine.name),
+        f"trainer={cell.trainer}": None if trainer is None else trainer.package,
+    }
+    return {choice: package for choice, package in needed.items() if package is not None}
+
+
+def used_packages(cell: RunConfig) -> frozenset[str]:
+    """Return the distributions that may change what the cell's ranks measure, torch among them."""
+    kernel = KERNEL_FACTS[cell.kernel].package
+    return frozenset(
+        [
+            "torch",
+            *needed_packages(cell).values(),
+            *([] if kernel is None else [kernel]),
+            *(["transformers"] if cell.workload.name == "train" else []),
+            *(CUDA_PACKAGES if cell.cluster.device == "cuda" else ()),
+            *STRATEGIES.packages(cell.strategy),
+        ]
+    )
+
+
+def package_refusals(cell: RunConfig) -> list[str]:
+    """Return why the cell cannot run with the packages that are installed, each with a way out."""
+    facts = STRATEGIES[cell.strategy]
+    missing = {
+        choice: package for choice, package in needed_packages(cell).items() if installed(package) is None
+    }
+    return [
+        *KERNEL_FACTS[cell.kernel].package_refusals(cell),
+        *(
+            f"{choice} needs the package {package}; install it with: "
+            + (facts.install if package == facts.package else f"pip install {package}")
+            for choice, package in missing.items()
+        ),
+    ]
