@@ -1,1 +1,1 @@
-"""Predicted cells and the modelled time of links. May import cell and all below; no core package imports it."""
+"""Predicted cells and the modelled time of links. May import cell and all below; nothing below imports it."""
