@@ -29,13 +29,6 @@ OWN = "own"
 """A choice that is somebody's own code, not one of the tables'."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 LOW_PRECISION = ("bf16", "fp16")
-ADDED: Mapping[str, Mapping[str, Any]] = {
-    "cluster": {"nodes": 1, "network": None, "numa_binding": None},
-    "engine": {"leaf": NOT_USED},
-    "measure": {"nvtx": False},
-    "replay": {"rank": None},
-}
-"""Fields that older records lack, and what they were then."""
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 """torch's words for CPUs near a GPU, those of torchrun's --numa-binding."""
 MASKS = ("causal", "full")
@@ -447,13 +440,7 @@ class RunConfig:
         del fields["experiment"]
         for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces", "hang_timeout_s"):
             del fields["measure"][name]
-        for group, before in ADDED.items():
-            for name, value in before.items():
-                if fields[group][name] == value:
-                    del fields[group][name]
-        if fields["engine"] == {"name": self.engine.name}:  # as in records made before it had a leaf
-            fields["engine"] = self.engine.name
-        return {name: value for name, value in fields.items() if value != {}}
+        return fields
 
     def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:
         """`identity` without these fields, as one text; lengths beyond `max_tokens` count as that."""
@@ -481,7 +468,7 @@ class RunConfig:
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
         """The cell that has this `config` in its record; raises ConfigError for one that no cell can have."""
         pairs = {group: name for name, group in _PAIRS.items()}
-        groups = {*ADDED, *(key.partition(".")[0] for key in flat if "." in key)} - {*pairs}
+        groups = {key.partition(".")[0] for key in flat if "." in key} - {*pairs}
         fields: dict[str, Any] = {group: {} for group in groups} | {name: [] for name in _PAIRS}
         for key, value in flat.items():
             group, _, inner = key.partition(".")

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.finite import finite
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class Status(StrEnum):

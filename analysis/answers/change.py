@@ -20,8 +20,6 @@ NOT_COMPARED = frozenset({"argv", "packages", "inherited_env"})
 Key = tuple[str, str]
 
 NOT_RECORDED = "not recorded"
-NOTHING = frozenset({NOT_RECORDED, "None", "[]"})
-"""What two sides may call the same absence: an older record lacks what a newer one has as empty."""
 ON_SPEED = ("unstable", "very unstable", "the machine was busy", "throttled", "warmed up with shorter steps")
 """How the notes begin that bear on a ratio of speeds."""
 
@@ -95,7 +93,7 @@ def environment_differences(before: Archive, after: Archive) -> list[tuple[str, 
     values = [_environment_values(archive.environments) for archive in (before, after)]
     names = dict.fromkeys(name for each in values for name in each)
     pairs = [(name, *(each.get(name, NOT_RECORDED) for each in values)) for name in names]
-    return [(name, one, other) for name, one, other in pairs if one != other and {one, other} - NOTHING]
+    return [(name, one, other) for name, one, other in pairs if one != other]
 
 
 def _rows(frame: pd.DataFrame) -> dict[Key, list[int]]:

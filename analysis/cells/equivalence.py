@@ -95,7 +95,7 @@ class Training:
         return [*parts, "dealt in reverse"] if self.setting("data.deal") == "reversed" else parts
 
     def setting(self, key: str) -> Any:
-        """A value of the record's configuration, None where an older record has none."""
+        """A value of the record's configuration, None where it has no such setting."""
         return self.record["config"].get(key)
 
 

@@ -15,7 +15,6 @@ import yaml
 from analysis.metrics.definitions import BY_COLUMN, OF_RECORD
 from analysis.metrics.measured import measured
 from analysis.metrics.recorded import Recorded
-from bench.config import NOT_USED
 from bench.environment import code_label
 
 Record = Mapping[str, Any]
@@ -29,17 +28,12 @@ METRIC_COLUMNS = tuple(each.column for each in OF_RECORD)
 NUMBER_COLUMNS = frozenset({"device_memory_bytes", *(each.column for each in OF_RECORD if not each.is_text)})
 NO_SETTING = frozenset({*RECORD_COLUMNS, *DERIVED_COLUMNS, *BY_COLUMN})
 """Every column that is not part of a cell's configuration."""
-SWITCHES = (
-    "tiled_mlp", "offload.activations", "offload.optimizer", "measure.nvtx",
-)  # fmt: skip
-"""Settings that were off in records that do not name them."""
-BEFORE: Mapping[str, Any] = {**dict.fromkeys(SWITCHES, False), "engine.leaf": NOT_USED}
-"""Settings that older records do not name, and what they were."""
 SETTINGS = (
     "seq_len", "strategy", "sp_degree", "layout", "kernel", "engine", "dtype", "model", "workload", "batch",
     "checkpointing", "loss", "model.num_layers", "hardware", "cluster.world_size", "cluster.device",
     "cluster.threads_per_rank", "cluster.ranks_per_gpu", "cluster.memory_limit_gib", "cluster.nodes",
-    "cluster.network", "replay.rank", "engine.leaf", *SWITCHES,
+    "cluster.network", "replay.rank", "engine.leaf", "tiled_mlp", "offload.activations", "offload.optimizer",
+    "measure.nvtx",
 )  # fmt: skip
 """Settings that the analysis reads: the frame has them also where no record does."""
 RAN_HERE = frozenset({"measured", "replayed"})
@@ -59,8 +53,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def _column(name: str, values: list[Any]) -> pd.Series[Any] | list[Any]:
     if name in NUMBER_COLUMNS:
         return pd.Series(values, dtype="float64")
-    before = BEFORE.get(name)
-    return [before if value is None else value for value in values] if before is not None else values
+    return values
 
 
 def device_name(record: Recorded) -> str | None:

@@ -1,6 +1,6 @@
 """A line of records.jsonl as its numbers are read: names, types and signs, checked where it comes in.
 
-Only what is read here is described; a record may say more, and an older one lacks whole sections.
+Only what is read here is described; a record may say more.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Analytic(Struct):
     link_ms: dict[str, LinkTime] | None = None
     """Of a replayed step by purpose; None of other records, and where the link's rates are not known."""
     prediction: Prediction | None = None
-    """None also of an older record, and where no formula or no rates are known."""
+    """None of a cell that ran; the report computes one where rates are known."""
 
 
 class Timing(Struct):
@@ -252,7 +252,7 @@ class Recorded(Struct):
     untraced: str | None = None
     telemetry: Telemetry | None = None
     checks: list[Check] | None = None
-    """Null also of an older record, which does not say what was checked."""
+    """Null where the cell did not run to its end."""
 
     def __post_init__(self) -> None:
         if self.trace is not None and self.trace.failure is not None:

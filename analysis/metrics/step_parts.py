@@ -65,7 +65,7 @@ COPIES = ("optimizer", "other")
 
 
 def step_parts(trace: Trace) -> StepParts | None:
-    """The parts of the busiest rank's step; None of a record made before parts were known."""
+    """The parts of the busiest rank's step; None where the trace has none."""
     compute, exposed, idle_ms = trace.compute_ms, trace.purpose_exposed_ms, trace.idle_ms
     if compute is None or exposed is None or idle_ms is None:
         return None

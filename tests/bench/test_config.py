@@ -45,7 +45,7 @@ def test_a_cell_keeps_its_id():
     assert make_cell("seq_len=8k", "strategy=ring", "engine=zero3").cell_id == "367e164b6ae4"
 
 
-@pytest.mark.parametrize("folder", ["cpu", "alst_ablation", "h100/one_gpu", "h100/correctness"])
+@pytest.mark.parametrize("folder", ["cpu", "h100/one_gpu", "h100/correctness"])
 def test_cells_of_shipped_records_have_the_ids_that_they_were_stored_with(folder):
     for record in read_records(REPOSITORY / "results" / "reference" / folder / "records.jsonl"):
         assert RunConfig.from_flat(record["config"]).cell_id == record["cell_id"]

@@ -40,7 +40,7 @@ def test_a_line_torn_at_any_byte_costs_only_itself(tmp_path):
 
 
 WHOLE = {
-    "schema_version": 3,
+    "schema_version": 4,
     "cell_id": "a",
     "repeat": 0,
     "role": "cell",
@@ -54,7 +54,7 @@ LINES = {
     '{"schema_version":0}': "schema_version 0",
     '{"schema_version":1,"wall_s":NaN}': "not a record",
     "\xff": "not a record",
-    '{"schema_version":3}': "missing required field `cell_id`",
+    '{"schema_version":4}': "missing required field `cell_id`",
     json.dumps(WHOLE | {"status": "fine"}): "Invalid enum value 'fine'",
     json.dumps(WHOLE | {"repeat": "first"}): "Expected `int`, got `str` - at `$.repeat`",
 }

@@ -38,7 +38,7 @@ class AttentionCalls:
     """The single device's."""
     added_ms: list[list[float]] | None = None
     """By rank and call, forward and backward, of what our way to call the package adds to it, measured alone;
-    null where it adds nothing, and in older records."""
+    null where it adds nothing."""
 
 
 class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):

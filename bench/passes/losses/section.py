@@ -34,8 +34,8 @@ class Losses:
     the step was sharded."""
     expected_digest: list[str]
     """The same sum from the data, without any sharding."""
-    loss_sums: list[list[float]] = field(default_factory=list)
-    """By rank and step, the sum of the rank's own token losses; older records have none."""
+    loss_sums: list[list[float]]
+    """By rank and step, the sum of the rank's own token losses."""
     logged_loss: list[float] | None = None
     """By step, the loss that a training stack logs on its main process; null where the loop is ours."""
     logged_off_by: float | None = None

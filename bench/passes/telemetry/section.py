@@ -33,8 +33,8 @@ class Telemetry:
     """The machine's at the window's start."""
     involuntary_switches: list[int]
     """How often a rank lost its core in the window."""
-    cpus: list[str] | None = None
-    """Those that a rank may run on, as `0-15,32-47`; null in older records."""
+    cpus: list[str] | None
+    """CPUs of each rank, as `0-15,32-47`; null where the ranks do not know them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,19 +100,18 @@ class Trace:
     median_step: int = 0
     """Which of `steps` all the other fields are of, from 0; the trace that is kept is of it too."""
     is_inspected: bool = False
-    """Whether the only traced step was the inspected one too, for want of time; older records lack it."""
+    """Whether the only traced step was the inspected one too, for want of time."""
     clock_bound_us: float | None = None
     """By how much the comparison of clocks between hosts may be wrong, on the worst rank: lateness below
     that counts as none. Null where all ranks read one clock."""
     waiting_unknown: str | None = None
-    """Why waiting is null; older records do not say."""
+    """Why waiting is null."""
     copies_ms: dict[str, list[float]] = field(default_factory=dict)
     """By part and rank what a GPU copied or filled without a kernel and neither compute nor communication
-    covers: `packing` in attention, `optimizer`, `other`. Empty on a CPU; older records count it as compute.
-    """
+    covers: `packing` in attention, `optimizer`, `other`. Empty on a CPU."""
     torch_attention: list[str] | None = None
     """Operators of torch's `scaled_dot_product_attention` that the step ran: a training stack leaves the
-    choice to torch, which may take cuDNN where the cell says `torch_flash`. Older records do not say."""
+    choice to torch, which may take cuDNN where the cell says `torch_flash`."""
     failure: str | None = None
     """Why nothing is known of any traced step: on which rank the profiler failed, or its trace is no good."""
 

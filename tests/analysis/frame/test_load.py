@@ -17,13 +17,6 @@ def test_a_prediction_does_not_take_the_machine_that_computed_it(tmp_path):
     assert frame["device_name"].isna().all()
 
 
-def test_a_switch_that_an_older_record_does_not_name_was_off(tmp_path):
-    newer = make_record(config={"strategy": "ring", "tiled_mlp": False, "offload.optimizer": True})
-    frame = frame_of_records(tmp_path, [make_record(), newer])
-    assert frame["tiled_mlp"].tolist() == frame["offload.activations"].tolist() == [False, False]
-    assert frame["offload.optimizer"].tolist() == [False, True]
-
-
 def test_peaks_come_from_the_hardware_files():
     peaks = peak_flops_per_s()
     assert peaks["h100_80gb"] == pytest.approx(989.4e12)
