@@ -33,8 +33,8 @@ SECOND_LINES = {
     "nothing": ("", "an empty line; delete it"),
     "brackets without end": ("[" * 100_000, "not a record"),
     "an old schema": (
-        section(schema_version=2),
-        "schema_version 2, this version reads 3; run the sweep again",
+        section(schema_version=3),
+        "schema_version 3, this version reads 4; run the sweep again",
     ),
     "a negative time": (timed([[-100.0] * 8] * 2), "Expected `float` > 0.0 at `timing.step_times_ms[0][0]`"),
     "ranks of unequal steps": (
