@@ -17,7 +17,6 @@ from analysis.answers.equivalence import equivalence_line, is_as_expected, with_
 from analysis.answers.kernels import kernel_lines
 from analysis.answers.next_steps import next_steps
 from analysis.answers.origins import origin_lines
-from analysis.answers.published import decided_claims
 from analysis.answers.reasons import failure_reasons
 from analysis.answers.replayed import replay_lines
 from analysis.answers.score import score_lines
@@ -47,6 +46,7 @@ from analysis.tables.max_length import (
     max_length_short_rows,
 )
 from analysis.tables.printed import TABLE_FORMS, summary_table
+from analysis.tables.published_post import post_table
 from analysis.tables.rows import markdown_cell, markdown_table, markdown_text
 from analysis.tables.score import HEADINGS as SCORE_HEADINGS
 from analysis.tables.score import score_rows
@@ -106,10 +106,9 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     drawn = for_figures(cells)
     figures = draw_figures(drawn, output / "figures", compared)
     page = output / "report.html"
-    claims = decided_claims(archive.frame)
     write_whole(output / "summary.csv", csv_text(everything.frame))
     write_whole(output / "summary.md", _markdown_page(cells, longest, found, compared, figures))
-    write_whole(page, render(archive, cells, found, figures, drawn.note, compared, claims, longest))
+    write_whole(page, render(archive, cells, found, figures, drawn.note, compared, longest))
     said = _terminal_text(cells, longest, found, compared, page)
     names = {*archive.frame["experiment"]}
     if len(names) == 1 and names <= PUBLISHED:
@@ -120,9 +119,7 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
 
 
 def _write_post_table(experiment: str, archive: Archive, output: Path) -> str:
-    """Write and return the comparison with the published post; imports the cost model, which takes long."""
-    from analysis.tables.published_post import post_table
-
+    """Write and return the comparison with the published post."""
     text, path = post_table(experiment, archive.frame), output / f"{experiment}.md"
     write_whole(path, text)
     return f"{text}table: {path}\n"

@@ -17,8 +17,6 @@ KEEP_ANY = "resume=any"
 TOOLS: Mapping[str, str] = {
     "report": "analysis.report",
     "compare": "analysis.compare",
-    "claims": "analysis.claims",
-    "advise": "analysis.advise",
     "implementations": "analysis.implementations",
     "calibrate": "bench.calibrate",
     "accuracy": "bench.accuracy",

@@ -33,8 +33,7 @@ from bench.workloads import WORKLOADS
 TORCH_FREE = [
     "bench.sweep.run", "bench.cell.run", "bench.passes", "bench.cell.launcher",
     "bench.request.resolve", "bench.request.legality", "bench.store", "bench.strategies",
-    "bench.attention.kernel_facts", "bench.cost.flops", "bench.sweep.progress", "analysis.claims",
-    "analysis.advise",
+    "bench.attention.kernel_facts", "bench.cost.flops", "bench.sweep.progress",
     "analysis.report", "run_sweep",
 ]  # fmt: skip
 
@@ -49,17 +48,13 @@ PACKAGES = [
     for root in LAYERS
     for path in REPOSITORY.glob(f"{root}/*/__init__.py")
 ]
-ASK_FOR_CELLS = {"analysis.advise", "analysis.published"}
-"""What of analysis turns words into cells, as a request does."""
 
 
 def test_a_contract_names_all_that_it_is_about():
     """`lint-imports` holds what they say."""
     assert not [contract for contract in CONTRACTS if "ignore_imports" in contract]
     by_id = {contract["id"]: contract for contract in CONTRACTS}
-    of_analysis = {f"analysis.{name}" for name in LAYER_OF["analysis"]}
-    assert of_analysis - {*by_id["requests"]["source_modules"]} == ASK_FOR_CELLS
-    forbidden = {*by_id["records"]["forbidden_modules"], "bench.request"}
+    forbidden = {*by_id["records"]["forbidden_modules"]}
     packages = {f"bench.{path.parent.name}" for path in REPOSITORY.glob("bench/*/__init__.py")}
     assert packages - forbidden == {"bench.cost", "bench.equivalence", "bench.predict", "bench.strategies"}
 

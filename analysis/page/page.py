@@ -10,8 +10,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.answers.equivalence import FLOOR_READING, equivalence_line
 from analysis.answers.next_steps import next_steps
-from analysis.answers.published import HEADINGS as CLAIM_HEADINGS
-from analysis.answers.published import Decided
 from analysis.answers.reasons import failure_reasons
 from analysis.answers.score import score_lines
 from analysis.answers.verdict import Verdict
@@ -87,7 +85,6 @@ def render(
     figures: Sequence[FigureFile],
     figures_note: str | None,
     compared: Sequence[Comparison] = (),
-    claims: Decided | None = None,
     longest: Sequence[max_length.Found] = (),
 ) -> str:
     """The whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed."""
@@ -104,7 +101,7 @@ def render(
         cells=cells,
         verdict=found,
         numbers=Table("", [], []) if is_ranked or not found.details else _numbers(cells),
-        answers=[*_compared(compared), *_claims(claims), _longest(longest)],
+        answers=[*_compared(compared), _longest(longest)],
         first=next(iter(figures), None),
         figures=figures[1:],
         figures_note=figures_note,
@@ -144,15 +141,6 @@ def _compared(compared: Sequence[Comparison]) -> Iterator[Table]:
         published = with_meanings(equivalence.PUBLISHED_HEADINGS)
         reading = f"{LOSS_READING} Published: {equivalence.POST}."
         yield Table("Published loss differences", published, equivalence.PUBLISHED, reading=reading)
-
-
-def _claims(claims: Decided | None) -> Iterator[Table]:
-    if claims is not None:
-        lines = [f"Beside these records, of all claims: {claims.counts}. These records decide:"]
-        reading = " ".join(claims.bearings)
-        yield Table(
-            "Published numbers", with_meanings(CLAIM_HEADINGS), claims.rows, (1, 2, 3), lines, reading
-        )
 
 
 def _longest(found: Sequence[max_length.Found]) -> Table:

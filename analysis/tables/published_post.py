@@ -4,35 +4,102 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
+from math import inf, isinf
 from typing import Any
 
 import pandas as pd
 
 from analysis.cells.statuses import NO_SPARE, shown_status
+from analysis.frame.load import device_names
 from analysis.labels import MISSING, band_label, number_label, status_label
-from analysis.published.by_records import fit_verdict, measured_verdict
-from analysis.published.claimed import range_label
-from analysis.published.comparable import other_settings
-from analysis.published.metrics import MEMORY_TOLERANCE, SPEED_TOLERANCE
-from analysis.published.opinion import Verdict
-from analysis.published.registry import Claim, read_registry
-from analysis.published.setup import setup_of
 from analysis.tables.rows import markdown_table
+from bench.config import NO_MISTAKE
 from bench.labels import GIB, LENGTH_UNITS, length_label, rate_range_label
 from bench.record import Provenance, Status
 
 Row = Mapping[Any, Any]
 """A record's row of the frame."""
 POST = "huggingface/blog, `ulysses-sp.md`"
-PEAKS = ("hf-ulysses-mem-*", "hf-ulysses-oom-128k")
-REVISIONS = {"A": "hf-ulysses-revA-tput-*", "B": "hf-ulysses-revB-tput-*"}
+OUT = inf
+"""Stands for a published run that ended out of memory."""
 STACK = ("trl", "flash_attn_2")
 """Trainer and kernel of the post."""
-POINT = ("strategy", "cluster.world_size", "sp_degree", "dp_shard", "seq_len")
-"""Settings in which the post's own cells differ."""
+SETTINGS: Mapping[str, str | int | bool] = {
+    "workload": "train",
+    "model": "qwen3_4b",
+    "hardware": "h100_80gb",
+    "batch": 1,
+    "grad_accum": 8,
+    "dtype": "bf16",
+    "engine": "zero3",
+    "checkpointing": True,
+    "loss": "untiled",
+    "tiled_mlp": False,
+    "offload.activations": False,
+}
+"""Settings that all of the post's runs share, read from its text and from the slope of its memory. The
+trainer, the kernel and the place of the optimizer may differ: a row names them."""
+USUAL: Mapping[str, str | int] = {
+    "mistake": NO_MISTAKE,
+    "cluster.ranks_per_gpu": 1,
+    "cluster.memory_limit_gib": 0,
+    "engine.leaf": "none",
+}
+"""Settings with which a record says something of its hardware."""
+SAME_METHOD = ("deepspeed_ulysses", "ulysses")
 SPAN = 32 * LENGTH_UNITS["k"]
 """Tokens that slopes are given for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Numbers of one quantity in the post, and the rule by which a record is compared with them."""
+
+    name: str
+    numbers: Mapping[tuple[int, int], float]
+    """Value by GPUs and thousands of tokens (1,024 each)."""
+    tolerance: float
+    """Share by which a result may be off and still be as published; beyond twice as much it is not."""
+    beyond: tuple[str, str]
+    """Verdicts on results far below and far above the published number."""
+
+    def number(self, row: Row) -> float | None:
+        """Return the published number of the row's cell; None where nothing is published."""
+        return self.numbers.get((row["cluster.world_size"], row["seq_len"] / LENGTH_UNITS["k"]))
+
+    def verdict(self, published: float, ours: Sequence[float]) -> str:
+        """Return the verdict on a result between the least and the most of `ours`."""
+        low, high = min(ours), max(ours)
+        off = max(1.0, published / high, low / published)
+        if off <= 1 + self.tolerance:
+            return AS_PUBLISHED
+        return UNDECIDED if off <= 1 + 2 * self.tolerance else self.beyond[low > published]
+
+
+AS_PUBLISHED, UNDECIDED, NOT_COMPARABLE = "as published", "undecided", "not comparable"
+RATE_VERDICTS = ("slower than published", "faster than published")
+PEAKS_GB = Published(
+    "published, GB",
+    {(1, 8): 76.4, (4, 8): 23.4, (4, 32): 35.0, (4, 64): 50.5, (4, 96): 66.0, (4, 128): OUT},
+    0.05,
+    ("less memory than published", "more memory than published"),
+)
+REVISIONS = (
+    Published(
+        "A (01d33d5c)",
+        {(1, 8): 2436, (4, 8): 2315, (4, 32): 7872, (4, 64): 13396},
+        0.10,
+        RATE_VERDICTS,
+    ),
+    Published(
+        "B (5feb9948)",
+        {(1, 8): 3633, (4, 8): 3933, (4, 32): 7733, (4, 64): 13396},
+        0.10,
+        RATE_VERDICTS,
+    ),
+)
+"""Tokens/s of all GPUs in two stored revisions of the post, named by the first digits of their commits."""
 NAMED = ("length", "ranks", "strategy", "trainer", "kernel", "optimizer on", "provenance")
 READING = """
 - A result within {near} % of a published number is as published: people who repeat a run have other
@@ -77,30 +144,27 @@ def _names(row: Row) -> tuple[str, ...]:
     return length_label(row["seq_len"]), *words, place, str(row["provenance"])
 
 
-def _reading(tolerance: float, beyond: str) -> str:
-    near = round(100 * tolerance)
+def _reading(published: Published, beyond: str) -> str:
+    near = round(100 * published.tolerance)
     return READING.format(near=near, far=2 * near, beyond=beyond)
 
 
 def memory_text(rows: Sequence[Row]) -> str:
     """Return the peaks by length and place of the optimizer, then the slopes of the formula and the post."""
-    claims = _claims(*PEAKS)
-    heads = (*NAMED, "status", "tensors, GiB", "device, GiB", "published, GB")
-    head = MEMORY.format(post=POST, revisions=" and ".join(map(_revision, REVISIONS)))
-    head += _reading(MEMORY_TOLERANCE, "more or less memory")
-    return "\n".join(
-        [head, markdown_table(heads, [_memory_row(row, claims) for row in rows]), *_slopes(rows, claims)]
-    )
+    heads = (*NAMED, "status", "tensors, GiB", "device, GiB", PEAKS_GB.name)
+    head = MEMORY.format(post=POST, revisions=" and ".join(each.name for each in REVISIONS))
+    head += _reading(PEAKS_GB, "more or less memory")
+    return "\n".join([head, markdown_table(heads, [*map(_memory_row, rows)]), *_slopes(rows)])
 
 
-def _memory_row(row: Row, claims: Sequence[Claim]) -> tuple[str, ...]:
+def _memory_row(row: Row) -> tuple[str, ...]:
     peaks = _peaks_gib(row)
     return (
         *_names(row),
         status_label(shown_status(row)),
         _size(row, "peak_allocated", "peak_allocated_bytes"),
         _size(row, "needed", "device_used_bytes"),
-        _comparison(row, claims, peaks, lambda published, peak: published - peak, "GiB"),
+        _comparison(row, PEAKS_GB, peaks, lambda published, peak: published - peak, "GiB"),
     )
 
 
@@ -125,17 +189,16 @@ def _size(row: Row, predicted: str, measured: str) -> str:
     return band_label(expected, low, high, lambda size: "" if pd.isna(size) else f"{(size or 0) / GIB:.1f}")
 
 
-def _slopes(rows: Sequence[Row], claims: Sequence[Claim]) -> list[str]:
+def _slopes(rows: Sequence[Row]) -> list[str]:
     """Return the slope of each kind of cells that share sequences, where two lengths or more are known."""
     kinds: dict[tuple[str, ...], dict[int, tuple[float, float]]] = {}
     for row in rows:
         *_, trainer, kernel, place, provenance = _names(row)
         peaks, what = _peaks_gib(row), provenance.capitalize()
         if provenance == Provenance.PREDICTED:
-            claim, what = _claim_at(row, claims), "Published"
-            peaks = (
-                [] if claim is None or _is_out(claim) or _differences(row, claim) else [float(claim.value)]
-            )
+            published, what = PEAKS_GB.number(row), "Published"
+            is_known = published is not None and not isinf(published) and not _differences(row, PEAKS_GB)
+            peaks = [published] if published is not None and is_known else []
         needed = _numbers(row, ["needed_bytes"])
         if peaks and needed and row["cluster.world_size"] > 1:
             points = kinds.setdefault((what, trainer, kernel, place), {})
@@ -158,13 +221,10 @@ def _slope(kind: tuple[str, ...], lengths: Sequence[int], *sides: Sequence[float
 
 def throughput_text(rows: Sequence[Row]) -> str:
     """Return tokens per second of the job and of each GPU, compared with both revisions of the post."""
-    heads = (*NAMED, "tokens/s", "per GPU", "to the base", *map(_revision, REVISIONS))
-    head = THROUGHPUT.format(post=POST) + _reading(SPEED_TOLERANCE, "faster or slower")
-    revisions = [_claims(pattern) for pattern in REVISIONS.values()]
+    heads = (*NAMED, "tokens/s", "per GPU", "to the base", *(each.name for each in REVISIONS))
+    head = THROUGHPUT.format(post=POST) + _reading(REVISIONS[0], "faster or slower")
     bases = {_kind(row): _rates(row) for row in rows if row["cluster.world_size"] == 1}
-    table = markdown_table(
-        heads, [_throughput_row(row, bases.get(_kind(row), []), revisions) for row in rows]
-    )
+    table = markdown_table(heads, [_throughput_row(row, bases.get(_kind(row), [])) for row in rows])
     return f"{head}\n{table}"
 
 
@@ -182,7 +242,7 @@ def _rates(row: Row) -> list[float]:
     return _numbers(row, columns)
 
 
-def _throughput_row(row: Row, base: Sequence[float], revisions: Sequence[Sequence[Claim]]) -> tuple[str, ...]:
+def _throughput_row(row: Row, base: Sequence[float]) -> tuple[str, ...]:
     rates, tokens = _rates(row), row["tokens_per_step"]
 
     def more_s(published: float, rate: float) -> float:
@@ -192,7 +252,7 @@ def _throughput_row(row: Row, base: Sequence[float], revisions: Sequence[Sequenc
         *_names(row),
         *(_rate_label(row, rates, ranks) for ranks in (1, row["cluster.world_size"])),
         f"{rates[0] / base[0]:.2f}x" if len(base) == len(rates) == 1 else MISSING,
-        *(_comparison(row, claims, rates, more_s, "s a micro-step") for claims in revisions),
+        *(_comparison(row, revision, rates, more_s, "s a micro-step") for revision in REVISIONS),
     )
 
 
@@ -208,67 +268,69 @@ def _rate_label(row: Row, rates: Sequence[float], ranks: int) -> str:
 
 def _comparison(
     row: Row,
-    claims: Sequence[Claim],
+    published: Published,
     ours: Sequence[float],
     more: Callable[[float, float], float],
     unit: str,
 ) -> str:
     """Return the published number of the row's cell, the verdict on it and its distance from ours."""
-    claim = _claim_at(row, claims)
-    others = _differences(row, claim or claims[-1], but=() if claim else POINT)
+    number, others = published.number(row), _differences(row, published)
     if others:
-        return f"{Verdict.NOT_COMPARABLE}: {', '.join(others)}"
-    if claim is None:
+        return f"{NOT_COMPARABLE}: {', '.join(others)}"
+    if number is None:
         return "nothing published"
-    number = "OOM" if _is_out(claim) else number_label(float(claim.value))
-    text = f"{number}: {_verdict(row, claim, ours)}"
-    if _is_out(claim) or not ours:
+    text = f"{'OOM' if isinf(number) else number_label(number)}: {_verdict(row, published, number, ours)}"
+    if isinf(number) or not ours:
         return text
-    low, high = sorted(more(float(claim.value), each) for each in (ours[0], ours[-1]))
+    low, high = sorted(more(number, each) for each in (ours[0], ours[-1]))
     if low < 0 < high:
         return f"{text}; {number_label(-low)} {unit} less to {number_label(high)} more than ours"
-    ends = range_label(*sorted((abs(low), abs(high))))
+    ends = " to ".join(dict.fromkeys(map(number_label, sorted((abs(low), abs(high))))))
     return f"{text}; {ends} {unit} {'less' if low < 0 else 'more'} than ours"
 
 
-def _verdict(row: Row, claim: Claim, ours: Sequence[float]) -> str:
-    status, is_claimed_out = shown_status(row), _is_out(claim)
+def _verdict(row: Row, published: Published, number: float, ours: Sequence[float]) -> str:
+    status = shown_status(row)
     if row["provenance"] == Provenance.PREDICTED:
         return "predicted"
-    if status == NO_SPARE and is_claimed_out:
-        return Verdict.UNDECIDED
-    if status == Status.OUT_OF_MEMORY or (is_claimed_out and status == Status.OK):
-        return fit_verdict(is_claimed_out=is_claimed_out, ran_out=status == Status.OUT_OF_MEMORY)
-    if not ours:
+    if isinf(number) and status in (NO_SPARE, Status.OK):
+        return UNDECIDED if status == NO_SPARE else "ran where the source ran out of memory"
+    if status == Status.OUT_OF_MEMORY:
+        return "out of memory as published" if isinf(number) else "out of memory where the source ran"
+    if isinf(number) or not ours:
         return status_label(status)
-    if row["provenance"] == Provenance.MEASURED or claim.metric == "peak_mem_gb":
-        return measured_verdict(claim, ours)
-    ends = {measured_verdict(claim, [each]) for each in ours}
-    return ends.pop() if len(ends) == 1 else Verdict.UNDECIDED
+    if row["provenance"] == Provenance.MEASURED or published is PEAKS_GB:
+        return published.verdict(number, ours)
+    ends = {published.verdict(number, [each]) for each in ours}
+    return ends.pop() if len(ends) == 1 else UNDECIDED
 
 
-def _claims(*patterns: str) -> list[Claim]:
-    every = read_registry().claims
-    return [claim for claim in every if any(fnmatchcase(claim.id, pattern) for pattern in patterns)]
+def _differences(row: Row, published: Published) -> list[str]:
+    """Return the settings, as `key=value`, in which a row is not one of the post's runs.
+
+    The device counts as a setting unless the row is predicted.
+    """
+    expected = _expected(row, published)
+    found = [f"{key}={_shown(row[key])}" for key, value in expected.items() if row[key] != value]
+    names = device_names().get(row["hardware"], ())
+    if not found and row["provenance"] != Provenance.PREDICTED and row["device_name"] not in names:
+        return [f"device={row['device_name']}"]
+    return found
 
 
-def _claim_at(row: Row, claims: Sequence[Claim]) -> Claim | None:
-    point = row["cluster.world_size"], row["seq_len"]
-    return next((claim for claim in claims if (claim.hardware.count, claim.seq_len) == point), None)
+def _expected(row: Row, published: Published) -> dict[str, Any]:
+    """Return the settings of the post's run at the row's length and number of GPUs."""
+    point: dict[str, Any] = {}
+    if published.number(row) is not None:
+        ranks, strategy = row["cluster.world_size"], row["strategy"]
+        methods = SAME_METHOD if ranks > 1 else ("local",)
+        point = {"sp_degree": ranks, "strategy": strategy if strategy in methods else methods[0]}
+    usual = {key: value for key, value in USUAL.items() if not pd.isna(row.get(key))}
+    return {**point, **SETTINGS, **usual}
 
 
-def _is_out(claim: Claim) -> bool:
-    return claim.metric == "oom"
-
-
-def _differences(row: Row, claim: Claim, but: Sequence[str] = ()) -> list[str]:
-    """Return settings in which the cell is not the claim's; the post contradicts itself on the optimizer."""
-    return other_settings(row, setup_of(claim, read_registry()), but=("offload.optimizer", *but))
-
-
-def _revision(name: str) -> str:
-    """Return `A (01d33d5c)`, with the first digits of the commit."""
-    return f"{name} ({str(_claims(REVISIONS[name])[0].source.revision)[:8]})"
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 TEXTS: Mapping[str, Callable[[Sequence[Row]], str]] = {

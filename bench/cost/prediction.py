@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from typing import Any
 
 from bench.config import RunConfig
-from bench.cost.band import Band, Corner, End
+from bench.cost.band import Band, End
 from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.engine_memory import ENGINE_MEMORY
 from bench.cost.fit import Fit, fit_of
 from bench.cost.hardware import Hardware
 from bench.cost.memory import MemoryNeed, memory_need
-from bench.cost.time import StepParts, StepWork, step_parts, step_work
+from bench.cost.time import StepParts, step_parts, step_work
 from bench.labels import GIB
 
 FORMULA_SHARE = 0.03
@@ -26,11 +24,6 @@ group of ranks that share a channel, are not measured by us: 2 GiB are left for 
 FRAGMENTATION_SHARE = 0.15
 """Of tensors: what the caching allocator holds and cannot use, on average over eight models that are trained
 with recomputation, sharding and offloading (GMLake, arXiv:2401.08156); none of it with luck."""
-EXPECTED = Corner(End.EXPECTED, End.EXPECTED, End.EXPECTED)
-CORNERS: Sequence[Corner] = (
-    EXPECTED,
-    *(Corner(*ends) for ends in product((End.LOW, End.HIGH), repeat=len(EXPECTED))),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +74,6 @@ def predict(cell: RunConfig, hardware: Hardware, usable_bytes: int | None) -> Pr
         memory=memory,
         usable_bytes=usable_bytes,
     )
-
-
-def parts_at_corners(cell: RunConfig, work: StepWork, hardware: Hardware) -> tuple[StepParts, ...]:
-    """One step at each of CORNERS, the expected one first: so strategies are compared at equal rates.
-
-    Most of what is uncertain of two strategies is the same: one kernel, one link, one host. Their own bands
-    overlap nearly always; what differs between them is seen where both are predicted at the same corner.
-    """
-    return tuple(step_parts(cell, work, speeds_of(hardware, *corner)) for corner in CORNERS)
 
 
 def allocated_band(cell: RunConfig, need: MemoryNeed) -> Band:

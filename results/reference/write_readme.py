@@ -1,7 +1,7 @@
 """Make what is shown of the shipped records again: `python results/reference/write_readme.py`.
 
 That is the block of terminal output in README.md, and most summaries and figures of the folders here
-(REPORTS). Records stay as they are. `--advice` draws the figures of predictions again, which takes a minute.
+(REPORTS). Records stay as they are.
 """
 
 import re
@@ -30,11 +30,6 @@ REPORTS = (
 )
 """Folders (and options) of a report, the folder here that keeps files of it, and which."""
 IMPLEMENTATIONS = "implementations/four_heads"
-ADVICE = {
-    "one_node": ("cluster.world_size=8", "seq_len=128k"),
-    "four_nodes": ("cluster.world_size=32", "seq_len=512k"),
-}
-MODEL = ("model=qwen3_8b", "hardware=h100_80gb")
 WIDTH = 112
 LEFT_OUT = ("Differences may be chance", "report: ")
 """How the lines begin that the README leaves out: what to run next, and where the page is."""
@@ -72,15 +67,6 @@ def write_block(output: str) -> None:
     readme.write_text(BLOCK.sub(lambda found: found[1] + output + found[2], readme.read_text()))
 
 
-def draw_advice(scratch: Path) -> None:
-    """The figures of predictions; what is printed beside them stays as it was."""
-    for name, words in ADVICE.items():
-        folder = REFERENCE / "advice" / name
-        run("analysis.advise", *MODEL, *words, "--records", "--figures", str(folder), scratch=scratch)
-        for path in (scratch / folder).glob("*.png"):
-            shutil.copyfile(path, ROOT / folder / path.name)
-
-
 def main() -> None:
     """Write README.md, the files of REPORTS and the figures of the other folders."""
     with tempfile.TemporaryDirectory() as name:
@@ -93,8 +79,6 @@ def main() -> None:
         run("analysis.implementations", str(REFERENCE / IMPLEMENTATIONS), scratch=scratch)
         for path in (ROOT / REFERENCE / IMPLEMENTATIONS).glob("*.png"):
             shutil.copyfile(scratch / REFERENCE / IMPLEMENTATIONS / path.name, path)
-        if "--advice" in sys.argv[1:]:
-            draw_advice(scratch)
 
 
 if __name__ == "__main__":

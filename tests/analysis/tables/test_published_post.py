@@ -2,9 +2,8 @@
 
 import pytest
 
-from analysis.published.metrics import MEMORY_TOLERANCE, SPEED_TOLERANCE
 from analysis.report import write_report
-from analysis.tables.published_post import post_table
+from analysis.tables.published_post import PEAKS_GB, REVISIONS, post_table
 from bench.cell.outcome import analytic
 from bench.cost.memory import memory_need
 from bench.environment import REPOSITORY
@@ -182,8 +181,8 @@ def test_the_slope_of_a_replay_stands_next_to_the_formula_s(text_of):
 
 
 def test_the_text_has_the_tolerances(text_of):
-    assert f"within {100 * MEMORY_TOLERANCE:.0f} %" in text_of(record_of(cell_of("memory", 8)))
-    assert f"within {100 * SPEED_TOLERANCE:.0f} %" in text_of(record_of(cell_of("throughput", 8)))
+    assert f"within {100 * PEAKS_GB.tolerance:.0f} %" in text_of(record_of(cell_of("memory", 8)))
+    assert f"within {100 * REVISIONS[0].tolerance:.0f} %" in text_of(record_of(cell_of("throughput", 8)))
 
 
 def test_the_report_writes_and_prints_the_table_of_these_experiments_alone(tmp_path, capsys):

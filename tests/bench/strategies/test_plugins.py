@@ -6,7 +6,6 @@ import textwrap
 
 import pytest
 
-from analysis import advise
 from bench.config import ConfigError
 from bench.request.composition import composed
 from bench.strategies import STRATEGIES
@@ -185,10 +184,3 @@ def test_a_request_of_an_offered_strategy_is_refused_in_one_line_before_a_cell_s
     assert refused.returncode == 2
     assert said in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
-
-
-def test_a_schedule_that_fails_is_no_end_of_advice(installed, capsys, monkeypatch):
-    see_what_is_installed_now(monkeypatch)
-    installed("my_ring", f"{GOOD}        exchange_bytes = lambda self, cell: 0\n        schedule = 3")
-    assert advise.main(["strategy=my_ring,ring", *H100]) == 0
-    assert "Not possible: my_ring sp 2, 4, 8: strategy=my_ring: my_ring.facts" in capsys.readouterr().out
