@@ -18,8 +18,6 @@ TOOLS: Mapping[str, str] = {
     "report": "analysis.report",
     "compare": "analysis.compare",
     "implementations": "analysis.implementations",
-    "calibrate": "bench.calibrate",
-    "accuracy": "bench.accuracy",
     "overhead": "bench.overhead",
     "compare-implementations": "bench.compare_implementations",
     "judge-packages": "bench.judge_packages",

@@ -20,10 +20,7 @@ MOST_LINES, MOST_COLUMNS = 150, 120
 REFERENCE = ROOT / "results" / "reference"
 HALF_HOUR = REFERENCE / "half_hour.sh"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-STANDS_FOR = {
-    "TEXTS": str(ROOT / "docs"),
-    "MACHINE.yaml": str(REFERENCE / "accuracy" / "hardware.yaml"),
-}
+STANDS_FOR = {"TEXTS": str(ROOT / "docs")}
 NEEDS = {
     "model.path=MODEL": "is not a checkpoint folder",
     "resume=true": "does not exist",
@@ -51,7 +48,7 @@ def test_the_readme_fits_its_size():
 
 @pytest.mark.parametrize("words", commands(r"python run_sweep\.py"))
 def test_a_sweep_that_is_shown_can_be_planned(words, tmp_path):
-    shown = re.sub(r"[A-Z]+(?:\.yaml)?\b", lambda m: STANDS_FOR.get(m[0], m[0]), " ".join(words[2:]))
+    shown = re.sub(r"[A-Z]+\b", lambda m: STANDS_FOR.get(m[0], m[0]), " ".join(words[2:]))
     words = shown.replace("=results/reference", f"={ROOT}/results/reference").split()
     plans = [] if {"--help", "--plan"} & {*words} else ["--plan"]
     done = typed_here(tmp_path, *plans, *words)
@@ -77,7 +74,7 @@ def test_a_tool_that_is_shown_knows_its_options(words, monkeypatch):
 
 NOTES_ITS_WORDS = """#!/usr/bin/env bash
 printf '%s\\n' "$*" >> "$SAID"
-[[ $* != *calibrate* ]]
+[[ $* != *local_work* ]]
 """
 
 
@@ -102,14 +99,14 @@ def half_hour(tmp_path_factory):
 def test_the_half_hour_goes_on_after_a_failure_names_it_and_packs_everything(half_hour):
     done, words = half_hour
     assert done.returncode == 1
-    *_, calibrate, hang = done.stdout.splitlines()
-    assert calibrate.startswith("failed: calibrate (exit code 1, ")
+    *_, local_work, hang = done.stdout.splitlines()
+    assert local_work.startswith("failed: local_work (exit code 1, ")
     assert hang.startswith("failed: hang ")  # nothing ran, so no rank was found
     with tarfile.open(
         next(line.removeprefix("send back: ") for line in done.stdout.splitlines() if "send" in line)
     ) as packed:
         names = packed.getnames()
-    assert {"./machine.txt", "./steps.txt", "./calibrate.log"} <= {*names}
+    assert {"./machine.txt", "./steps.txt", "./local_work.log"} <= {*names}
     files = {word for line in words for word in line.split() if word.startswith(("results/", "tests/"))}
     assert len(files) == 3
     assert [name for name in files if not (ROOT / name).exists()] == []

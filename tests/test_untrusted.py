@@ -9,7 +9,6 @@ import run_sweep
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
 from bench.node.rank_files import LOG_TAIL_BYTES, tail_of
-from bench.request.hardware import calibrated_facts
 from bench.sweep.stored import read_plan
 from tests.command import typed_here
 
@@ -63,7 +62,7 @@ def test_a_secret_of_the_environment_gets_into_no_cell_and_no_message(refused, n
     assert "hunter2" not in said
 
 
-TAGGED = "argv: !!python/object/apply:os.system ['touch ran']\ncells: []\ncalibrated: 1\n"
+TAGGED = "argv: !!python/object/apply:os.system ['touch ran']\ncells: []\n"
 
 
 def test_a_folder_s_yaml_names_no_code(tmp_path, monkeypatch):
@@ -71,8 +70,6 @@ def test_a_folder_s_yaml_names_no_code(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").write_text(TAGGED)
     with pytest.raises(ConfigError, match="is no sweep's plan"):
         read_plan(tmp_path)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        calibrated_facts(str(tmp_path / "config.yaml"))
     assert not (tmp_path / "ran").exists()
 
 

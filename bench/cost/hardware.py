@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.command import tool_words
 from bench.config import ConfigError
 from bench.cost.band import Band, End
-from bench.cost.calibration import Calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +27,9 @@ class Link:
 class Hardware:
     """One kind of device, of which a node holds some."""
 
-    name: str
     peak_flops_per_s: float
     """Dense, in 16 bits."""
     memory_bytes_per_s: float
-    usable_bytes: int
-    """What one process may take of a device that is its own."""
     devices_per_node: int
     node: Link
     """To the devices of the same node."""
@@ -51,25 +46,10 @@ class Hardware:
     attention_backward: Mapping[str, Band]
     host_s_per_operation: Band
     """Seconds that Python takes to start one operation."""
-    price_per_device_hour: float | None
-    """Null until the user gives one."""
-    calibration: Calibration | None = None
-    """What was measured there, in place of shares of a datasheet."""
 
 
-CALIBRATED_SUFFIX = ".yaml"
 NEEDED = ("links", "rates", "host_s_per_operation", "devices_per_node")
 """What a file must have for a time to be predicted."""
-
-
-def is_calibrated(name: str) -> bool:
-    """Whether a cell's hardware is a file of its own, not one of conf/hardware/."""
-    return name.endswith(CALIBRATED_SUFFIX)
-
-
-def file_of(name: str) -> str:
-    """The file that a cell's hardware stands in."""
-    return name if is_calibrated(name) else f"conf/hardware/{name}.yaml"
 
 
 def lacking(facts: Mapping[str, Any]) -> list[str]:
@@ -83,16 +63,13 @@ def hardware_from(facts: Mapping[str, Any]) -> Hardware:
     if missing:
         raise ConfigError(
             f"hardware={facts['name']}: its file in conf/hardware/ has no {missing[0]}, without which no time"
-            f" can be predicted; measure this machine with `{tool_words('bench.calibrate')} --output"
-            " FILE.yaml` and take hardware=calibrated hardware.path=FILE.yaml, or name a device that has a"
-            " file, such as hardware=h100_80gb"
+            " can be predicted; add it (docs/hardware.md), or name a device whose file has it, such as"
+            " hardware=h100_80gb"
         )
     rates = facts["rates"]
     return Hardware(
-        name=str(facts["name"]),
         peak_flops_per_s=float(facts["peak_flops_per_s"]),
         memory_bytes_per_s=float(facts["memory_bytes_per_s"]),
-        usable_bytes=int(facts["usable_bytes"]),
         devices_per_node=int(facts["devices_per_node"]),
         node=Link(**facts["links"]["node"]),
         network=Link(**facts["links"]["network"]),
@@ -102,8 +79,6 @@ def hardware_from(facts: Mapping[str, Any]) -> Hardware:
         attention_forward={kernel: Band(*share) for kernel, share in rates["attention_forward"].items()},
         attention_backward={kernel: Band(*share) for kernel, share in rates["attention_backward"].items()},
         host_s_per_operation=Band(*facts["host_s_per_operation"]),
-        price_per_device_hour=facts.get("price_per_device_hour"),
-        calibration=Calibration.of(facts["calibrated"]) if "calibrated" in facts else None,
     )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.cost.band import Band, End
-from bench.cost.calibrated_speeds import Speeds, speeds_of
 from bench.cost.hardware import Hardware
+from bench.cost.speeds import Speeds
 from bench.cost.traffic import Messages
 
 DIRECTIONS = ("send", "recv")
@@ -16,7 +16,7 @@ DIRECTIONS = ("send", "recv")
 
 def link_ms(messages: Sequence[Messages], hardware: Hardware) -> dict[str, Band]:
     """Milliseconds of one step by purpose, at the rates of the hardware's file, one message after another."""
-    low, expected, high = (_taken_ms(messages, speeds_of(hardware, end)) for end in End)
+    low, expected, high = (_taken_ms(messages, Speeds(hardware, end)) for end in End)
     return {purpose: Band(low[purpose], ms, high[purpose]) for purpose, ms in expected.items()}
 
 
@@ -26,7 +26,7 @@ def _taken_ms(messages: Sequence[Messages], speeds: Speeds) -> dict[str, float]:
     for each in messages:
         kind = each.exchange.kind
         exchange = replace(each.exchange, kind="send") if kind == "recv" else each.exchange
-        ms = 1e3 * each.count * speeds.exchange_s(exchange, number_bytes=2)
+        ms = 1e3 * each.count * speeds.exchange_s(exchange)
         taken[each.purpose, kind if kind in DIRECTIONS else ""] += ms
     purposes = dict.fromkeys(purpose for purpose, _ in taken)
     return {each: taken[each, ""] + max(taken[each, kind] for kind in DIRECTIONS) for each in purposes}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.memory import CHUNK_ROWS, memory_need
+from bench.cost.memory import CHUNK_ROWS
 from bench.cost.precision import is_autocast, stream_bytes
 from bench.cost.weights import HEAD_NORM_FAMILIES, kv_size, parameters, q_size, trained_tensors
 from bench.strategies.schedule import Block
@@ -38,13 +38,13 @@ class Operation:
     @property
     def flops(self) -> int:
         """Of one."""
-        return 2 * self.rows * self.columns * self.inner if self.kind in PRODUCTS else 0
+        return 2 * self.rows * self.columns * self.inner if self.kind == "product" else 0
 
     @property
     def moved_bytes(self) -> int:
         """Read and written by one, if nothing stays in a cache."""
         numbers, kind = self.rows * self.columns, KINDS[self.kind]
-        if self.kind in PRODUCTS:
+        if self.kind == "product":
             return self.number_bytes * (numbers + self.rows * self.inner + self.columns * self.inner)
         return numbers * (kind.narrow * self.number_bytes + kind.wide * 4)
 
@@ -64,17 +64,8 @@ class Kind(NamedTuple):
     """How often each number is read or written in float32."""
 
 
-PRODUCTS = ("product", "product_input", "product_weight")
-"""A linear layer's forward, and its two of backward: with its weight as it is stored, and of tokens with
-tokens."""
-
-ENGINES = ("ddp", "fsdp2", "zero3")
-"""Those whose work around layers, chunks and updates is timed for itself."""
-PARTS = ("layers", "checkpointed_layers", "chunks")
-HOOKS = tuple(f"{engine}_{part}" for engine in ENGINES for part in PARTS)
-
 KINDS: Mapping[str, Kind] = {
-    **dict.fromkeys(PRODUCTS, Kind(1)),
+    "product": Kind(1),
     # x.float(), its square, mean, product, cast, weight: transformers' RMSNorm.
     "norm": Kind(7, 4, 6),
     "norm_backward": Kind(12, 6, 10),
@@ -85,11 +76,8 @@ KINDS: Mapping[str, Kind] = {
     "activation_backward": Kind(4, 8),
     "sum": Kind(1, 3),
     "cast": Kind(1, 2),
-    "cast_backward": Kind(1, 2),
     # Positions times frequencies, twice, their cosine and sine, and a cast of both.
     "angles": Kind(7, 2, 6),
-    # Bytes that a CPU's kernel hands out page by page; a GPU's allocator keeps them.
-    "fresh_memory": Kind(0),
     # Of Ring Self-Attention: -inf written, the product put in its place, masked, softmax over the row.
     # Backward less delta, times the probabilities, times the scale.
     "scores": Kind(6, 7),
@@ -104,12 +92,10 @@ KINDS: Mapping[str, Kind] = {
     "merge": Kind(4, 0, 2),
     "accumulate": Kind(1, 0, 2),
     # Weights, gradient and both moments read, all but the gradient written; wide copies and the norm beside.
-    **{f"{engine}_update": Kind(12, 4, 8) for engine in ENGINES},
+    **dict.fromkeys(("ddp_update", "fsdp2_update"), Kind(12, 4, 8)),
     # DeepSpeed clips, scales and copies besides: 17.9 ms for 0.6B parameters, some 52 bytes of each at the
     # share of the bandwidth in conf/hardware/h100_80gb.yaml (results/reference/h100).
     "zero3_update": Kind(12, 4, 11),
-    # Hooks around each layer and each chunk of a loss: timed on a calibrated machine, else `engine_host`.
-    **dict.fromkeys(HOOKS, Kind(0)),
 }
 """Every kind but attention's blocks, which kernels compute."""
 
@@ -122,17 +108,6 @@ def micro_step(cell: RunConfig) -> Iterator[Operation]:
     for operation in layer_backward(cell):
         yield _times(operation, layers)
     yield from _ends(cell)
-    yield from _fresh_memory(cell)
-    part = "checkpointed_layers" if cell.checkpointing else "layers"
-    yield _one(cell, f"{cell.engine.name}_{part}", layers, 1)
-
-
-def _fresh_memory(cell: RunConfig) -> Iterator[Operation]:
-    """What backward frees of a micro-step goes back to the kernel: activations, or a layer's at a time."""
-    need = memory_need(cell)
-    if need is not None and cell.cluster.device == "cpu":
-        size = need.activations + (need.layer * cell.model.num_layers if cell.checkpointing else 0)
-        yield Operation("fresh_memory", size, 1)
 
 
 def step_end(cell: RunConfig) -> Iterator[Operation]:
@@ -169,7 +144,7 @@ def layer_backward(cell: RunConfig) -> Iterator[Operation]:
     yield _stream(cell, "rotary_backward", rows * (model.num_heads + model.num_kv_heads), model.head_dim)
     yield _stream(cell, "sum", rows, model.hidden_size, 5)
     if is_autocast(cell):
-        yield _stream(cell, "cast_backward", rows, model.hidden_size, INPUT_CASTS)
+        yield _stream(cell, "cast", rows, model.hidden_size, INPUT_CASTS)
     yield _one(cell, "activation_backward", rows, model.intermediate_size)
     if cell.tiled_mlp:
         yield from _mlp_forward(cell)
@@ -192,8 +167,6 @@ def _ends(cell: RunConfig) -> Iterator[Operation]:
         yield _times(each, chunks)
     yield _one(cell, "token_loss", at_once, model.vocab_size, forwards * chunks)
     yield _one(cell, "token_loss_backward", at_once, model.vocab_size, chunks)
-    if is_chunked:
-        yield _one(cell, f"{cell.engine.name}_chunks", chunks, 1)
 
 
 def _mlp_forward(cell: RunConfig) -> Iterator[Operation]:
@@ -230,8 +203,8 @@ def _product(cell: RunConfig, rows: int, columns: int, inner: int) -> Operation:
 
 def _product_backward(cell: RunConfig, rows: int, columns: int, inner: int) -> Iterator[Operation]:
     """The gradients of a linear layer's input and weight."""
-    yield replace(_product(cell, rows, inner, columns), kind="product_input")
-    yield replace(_product(cell, columns, inner, rows), kind="product_weight")
+    yield _product(cell, rows, inner, columns)
+    yield _product(cell, columns, inner, rows)
 
 
 def _one(cell: RunConfig, kind: str, rows: int, columns: int, count: int = 1) -> Operation:

@@ -7,11 +7,11 @@ from typing import Any
 
 from bench.config import RunConfig
 from bench.cost.band import Band, End
-from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.engine_memory import ENGINE_MEMORY
 from bench.cost.fit import Fit, fit_of
 from bench.cost.hardware import Hardware
 from bench.cost.memory import MemoryNeed, memory_need
+from bench.cost.speeds import Speeds
 from bench.cost.time import StepParts, step_parts, step_work
 from bench.labels import GIB
 
@@ -56,16 +56,15 @@ class Prediction:
 
 def predict(cell: RunConfig, hardware: Hardware, usable_bytes: int | None) -> Prediction | None:
     """The prediction for a legal cell; None where a strategy, engine or workload has no formula, or the
-    hardware no figure of its kernel or dtype.
+    hardware no rate of its kernel.
     """
     memory = memory_need(cell)
     work = None if memory is None or cell.data.packs else step_work(cell)
     if memory is None or work is None:
         return None
-    speeds = {end: speeds_of(hardware, end) for end in End}
-    if not speeds[End.EXPECTED].knows(cell):
+    if not Speeds(hardware, End.EXPECTED).knows(cell):
         return None
-    ends = {end: step_parts(cell, work, speeds[end]) for end in End}
+    ends = {end: step_parts(cell, work, Speeds(hardware, end)) for end in End}
     return Prediction(
         step_time_ms=Band.of(lambda end: ends[end].step_ms),
         parts=ends[End.EXPECTED],

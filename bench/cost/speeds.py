@@ -1,12 +1,14 @@
-"""How many seconds an operation, a kernel call or a message takes on a device."""
+"""How many seconds an operation, a kernel call, a message or the host's Python takes on a device."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bench.config import RunConfig
-from bench.cost.band import Corner
+from bench.cost.band import End
 from bench.cost.hardware import SLOWEST, Hardware, Link
 from bench.cost.operations import (
     BACKWARD_PRODUCTS,
@@ -28,29 +30,50 @@ MESSAGES = ("send", "all_to_all")
 """Kinds whose messages leave at once, not step after step."""
 
 
+class EngineHost(NamedTuple):
+    """Milliseconds of Python that an engine adds to a step, beyond torch's operators, on an expected host."""
+
+    layer_ms: float
+    """Forward and backward of one layer in one micro-step."""
+    checkpointed_layer_ms: float
+    """Forward and backward of one layer whose forward backward computes again."""
+    step_ms: float
+    """Work once a step, whatever the number of layers."""
+
+
+ENGINE_HOST: Mapping[tuple[str, str], EngineHost] = {
+    # One H100, one rank (results/reference/h100): slope and intercept of steps of 1 and 28 layers, less 8 us
+    # for each operator. Gradients were reduced in smaller buckets than DeepSpeed's default, with which a CPU
+    # rank took a fifth less.
+    ("zero3", "none"): EngineHost(25, 36, 53),
+    # One CPU rank, 14 layers of width 320, less the same model without an engine: 8.1 and 7.7 ms where
+    # leaf=none took 12.2 and 13.2, and so that share of the H100's. The time of a step is that of leaf=none.
+    ("zero3", "layer"): EngineHost(17, 21, 53),
+    # The same CPU rank, 3.3 and 3.5 ms. The time of a step is that of one layer on the H100 (cold, n=2).
+    ("fsdp2", "none"): EngineHost(7, 10, 18),
+}
+"""Host time by engine and leaf module. That of DDP was not measured and counts as nothing."""
+NOT_MEASURED = EngineHost(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
-class DatasheetSpeeds:
-    """Shares of a datasheet's peaks."""
+class Speeds:
+    """Rates of one device, as shares of its peaks, at one end of what is not known of them."""
 
     hardware: Hardware
-    ends: Corner
-    """Of the times: a high end has the lowest rates."""
-
-    @property
-    def hidden_share(self) -> float:
-        """Of the shorter of a message and a computation beside it, how much is hidden."""
-        return 1.0
+    end: End
+    """End of the times: the high end has the lowest rates."""
 
     def knows(self, cell: RunConfig) -> bool:
-        """Whether there are figures for the cell's dtype, kernel and engine."""
+        """Return whether there are rates of the cell's kernel."""
         return cell.kernel in self.hardware.attention_forward or STRATEGIES[cell.strategy].is_unfused
 
     def operation_s(self, operation: Operation) -> float:
-        """Seconds of one of such operations.
+        """Return the seconds of one such operation.
 
         The roofline: the longer of computing and moving (doi:10.1145/1498765.1498785).
         """
-        hardware, slowest = self.hardware, SLOWEST[self.ends.compute]
+        hardware, slowest = self.hardware, SLOWEST[self.end]
         compute_s = operation.flops / (hardware.peak_flops_per_s * hardware.matmul.at(slowest))
         moved_s = operation.moved_bytes / (hardware.memory_bytes_per_s * hardware.memory.at(slowest))
         return max(compute_s, moved_s)
@@ -64,11 +87,11 @@ class DatasheetSpeeds:
             return sum(each.count * self.operation_s(each) for each in operations)
         shares = self.hardware.attention_backward if backward else self.hardware.attention_forward
         products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
-        rate = self.hardware.peak_flops_per_s * shares[kernel].at(SLOWEST[self.ends.compute])
+        rate = self.hardware.peak_flops_per_s * shares[kernel].at(SLOWEST[self.end])
         slowdown = 1 + HALF_RATE_KEYS / block.keys if block.keys else 1
         return block_flops(block, head_dim, products) / rate * slowdown
 
-    def exchange_s(self, exchange: Exchange, number_bytes: int) -> float:  # noqa: ARG002
+    def exchange_s(self, exchange: Exchange) -> float:
         """Seconds of one call to the communication library, once all have arrived.
 
         Latency, and bytes over the slowest link that they cross; nothing where a rank meets no other.
@@ -96,20 +119,16 @@ class DatasheetSpeeds:
         within = (hops - between_nodes) * node.hop_latency_s
         return first + within + between_nodes * network.hop_latency_s
 
-    def state_message_s(self, exchange: Exchange, number_bytes: int) -> float:
-        """Seconds of one message of an engine, beyond what its hooks take with an almost empty one."""
-        return self.exchange_s(exchange, number_bytes)
-
-    def host_s(self, launches: int, engine_s: float) -> float:
-        """Return the host's seconds for starting operations and for an engine's Python, of an expected host.
-
-        0 where the host does not work ahead of the device.
-        """
+    def host_s(self, cell: RunConfig, launches: int) -> float:
+        """Return the host's seconds of one step: starting `launches` operations, and the engine's Python."""
+        host = ENGINE_HOST.get((cell.engine.name, cell.engine.leaf), NOT_MEASURED)
+        layer_ms = host.checkpointed_layer_ms if cell.checkpointing else host.layer_ms
+        engine_s = 1e-3 * (cell.grad_accum * cell.model.num_layers * layer_ms + host.step_ms)
         band = self.hardware.host_s_per_operation
-        return (launches + engine_s / band.expected) * band.at(self.ends.host)
+        return (launches + engine_s / band.expected) * band.at(self.end)
 
     def _bytes_over_s(self, link: Link, sent_bytes: float) -> float:
-        return sent_bytes / (link.bytes_per_s * self.hardware.link.at(SLOWEST[self.ends.links]))
+        return sent_bytes / (link.bytes_per_s * self.hardware.link.at(SLOWEST[self.end]))
 
 
 def _bytes_of_card(exchange: Exchange, here: int) -> float:

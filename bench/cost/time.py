@@ -11,10 +11,8 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.calibrated_speeds import Speeds
-from bench.cost.engine_host import engine_host_s
 from bench.cost.operations import Operation, micro_step, step_end
-from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE
+from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
 from bench.cost.traffic import Messages, messages
 from bench.strategies import STRATEGIES
 from bench.strategies.schedule import WIDE_BYTES, Stage, Stages
@@ -110,12 +108,10 @@ def step_parts(cell: RunConfig, work: StepWork, speeds: Speeds) -> StepParts:
 
     other_s = cell.grad_accum * seconds_of(work.micro_step, speeds)
     update_s = seconds_of(work.update, speeds)
-    state_s = sum(
-        each.count * speeds.state_message_s(each.exchange, state_bytes(cell)) for each in work.messages
-    )
+    state_s = sum(each.count * speeds.exchange_s(each.exchange) for each in work.messages)
     kernels_s, hidden_s = of_attention("kernels_s"), of_attention("hidden_s")
     link_is_free_s = other_s + kernels_s - hidden_s  # of the time that the device computes
-    exposed_state_s = state_s - speeds.hidden_share * min(state_s, link_is_free_s)
+    exposed_state_s = state_s - min(state_s, link_is_free_s)
     device_s = other_s + kernels_s + of_attention("packing_s") + of_attention("exposed_s") + exposed_state_s
     started = sum(each.count * each.launches for each in work.micro_step)
     launches = cell.grad_accum * started + round(of_attention("launches"))
@@ -126,7 +122,7 @@ def step_parts(cell: RunConfig, work: StepWork, speeds: Speeds) -> StepParts:
         model_state_ms=1e3 * exposed_state_s,
         optimizer_ms=1e3 * update_s,
         other_compute_ms=1e3 * other_s,
-        idle_ms=1e3 * max(0.0, speeds.host_s(launches, engine_host_s(cell)) - device_s),
+        idle_ms=1e3 * max(0.0, speeds.host_s(cell, launches) - device_s),
         hidden_transfer_ms=1e3 * hidden_s,
     )
 
@@ -149,20 +145,14 @@ def _stage_time(cell: RunConfig, stage: Stage, speeds: Speeds, *, backward: bool
         speeds.block_s(block, head_dim, cell.kernel, number_bytes=e, backward=backward)
         for block in stage.blocks
     )
-    sent_s = sum(speeds.exchange_s(exchange, e) for exchange in stage.exchanges)
-    hidden_s = speeds.hidden_share * min(sent_s, kernels_s) if stage.is_hidden else 0.0
+    sent_s = sum(map(speeds.exchange_s, stage.exchanges))
+    hidden_s = min(sent_s, kernels_s) if stage.is_hidden else 0.0
     launches = LAUNCHES_PER_BLOCK * len(stage.blocks) + LAUNCHES_PER_EXCHANGE * len(stage.exchanges)
     return AttentionTime(kernels_s, _rows_s(packing, speeds), sent_s - hidden_s, hidden_s, launches)
 
 
 def _rows_s(operation: Operation, speeds: Speeds) -> float:
     return speeds.operation_s(operation) if operation.rows else 0.0
-
-
-def state_bytes(cell: RunConfig) -> int:
-    """Of a number in an engine's reductions: DeepSpeed's are in the cell's dtype, the others wide."""
-    e = DTYPE_BYTES[cell.dtype]
-    return e if cell.engine.name == "zero3" else max(WIDE_BYTES, e)
 
 
 def seconds_of(operations: Iterable[Operation], speeds: Speeds) -> float:

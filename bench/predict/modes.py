@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from bench.command import tool_words
 from bench.config import ConfigError, RunConfig
 from bench.cost.band import End
-from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.hardware import Hardware
 from bench.cost.link import link_ms
+from bench.cost.speeds import Speeds
 from bench.predict.predicted import predicted
 from bench.record import Provenance, Record
-from bench.request.hardware import hardware_of, has_rates, known_hardware
+from bench.request.hardware import hardware_of, has_rates
 from bench.request.modes import MODES, Mode
 from bench.request.packages import package_refusals
 from bench.request.replay import replay_refusals
@@ -53,12 +52,15 @@ def _link_ms(cell: RunConfig, record: Record) -> dict[str, Any] | None:
 
 def prediction_refusals(cell: RunConfig) -> list[str]:
     """Why no arithmetic tells what the cell takes. A prediction needs none of the cell's packages."""
+    if cell.hardware == "cpu":
+        way_out = "leave mode=predict out to measure it, or name a GPU, such as hardware=h100_80gb"
+        return [f"mode=predict is for GPUs: no file says how fast this CPU is; {way_out}"]
     try:
         hardware = hardware_of(cell.hardware)
     except ConfigError as error:
         return [str(error)]
     reasons = []
-    if cell.cluster.device == "cpu" and cell.hardware in known_hardware():
+    if cell.cluster.device == "cpu":
         reasons.append(f"hardware={cell.hardware} is a GPU, and the ranks are on the CPU; take cluster=auto")
     if cell.cluster.ranks_per_gpu > 1:
         reasons.append(
@@ -81,13 +83,9 @@ def prediction_refusals(cell: RunConfig) -> list[str]:
 
 def _rate_refusals(cell: RunConfig, hardware: Hardware) -> list[str]:
     """Which of the cell's operations the hardware's file has no figures of."""
-    if speeds_of(hardware, End.EXPECTED).knows(cell):
+    if Speeds(hardware, End.EXPECTED).knows(cell):
         return []
-    asked = (
-        f"kernel={cell.kernel} with dtype={cell.dtype} and engine={cell.engine.name} on"
-        f" hardware={cell.hardware}"
-    )
     bound = STRATEGIES[cell.strategy].kernels
     known = [kernel for kernel in hardware.attention_forward if bound is None or kernel in bound]
-    way_out = f"choose kernel={' or '.join(known)}, dtype=bf16 or fp32, or " if known else ""
-    return [f"mode=predict knows no rate of {asked}; {way_out}measure it: {tool_words('bench.calibrate')}"]
+    way_out = f"choose kernel={' or '.join(known)}, or measure it" if known else "measure it"
+    return [f"mode=predict knows no rate of kernel={cell.kernel} on hardware={cell.hardware}; {way_out}"]

@@ -7,23 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from bench.command import tool_words
 from bench.config import UNKNOWN_HARDWARE, ConfigError, RunConfig
-from bench.cost.hardware import CALIBRATED_SUFFIX, Hardware, hardware_from, is_calibrated, lacking
+from bench.cost.hardware import Hardware, hardware_from, lacking
 from bench.environment import Machine
 from bench.labels import GIB, shown
-from bench.request import values
 from bench.request.choices import Raw, options, read_option
-
-PRICE = "price_per_device_hour"
-"""What may be given in words: it changes no prediction."""
-
-CALIBRATED = "calibrated"
 
 
 @cache
@@ -35,17 +25,15 @@ def known_hardware() -> Mapping[str, Mapping[str, Any]]:
 
 def has_rates(name: str) -> bool:
     """Whether times can be predicted for a device: it has a file, which says what it sustains."""
-    return is_calibrated(name) or (name in options("hardware") and not lacking(read_option("hardware", name)))
+    return name in options("hardware") and not lacking(read_option("hardware", name))
 
 
 @cache
 def hardware_of(name: str) -> Hardware:
-    """A device as the cost model needs it: a choice, or the path of a file that a calibration wrote.
+    """Return a device of conf/hardware/ as the cost model needs it.
 
     Raises ConfigError where no file says enough of it.
     """
-    if is_calibrated(name):
-        return hardware_from(calibrated_facts(name))
     if name not in options("hardware"):
         raise ConfigError(
             f"hardware={name}: no file of conf/hardware/ describes it, and without one no time can be"
@@ -54,49 +42,22 @@ def hardware_of(name: str) -> Hardware:
     return hardware_from(read_option("hardware", name))
 
 
+@cache
+def another_cpu() -> Hardware:
+    """Return the rates of one thread of a CPU that may not be this one, from conf/hardware/cpu.yaml."""
+    return hardware_from(read_option("hardware", "cpu")["another_cpu"])
+
+
 def refuse_changed(raw: Raw) -> None:
     """Raises ConfigError where the words changed a device's numbers: a record names its file alone."""
     name = raw["name"]
     given = read_option("hardware", name) if name in options("hardware") else raw
     for key, value in raw.items():
-        if key != PRICE and value != given.get(key):
+        if value != given.get(key):
             raise ConfigError(
                 f"hardware.{key}={shown(value)}: a device's numbers are those of its file; copy"
                 f" conf/hardware/{name}.yaml, change the copy and name that (docs/hardware.md)"
             )
-
-
-def _calibrate() -> str:
-    return f"write one with: {tool_words('bench.calibrate')} --output FILE.yaml"
-
-
-def calibrated_file(raw: Mapping[str, Any]) -> str | None:
-    """The `hardware.path` of `hardware=calibrated`; None for other hardware, which has none.
-
-    Raises ConfigError for a path that is no such file, and for one without the other.
-    """
-    path = values.path("hardware.path", raw.get("path"))
-    if (raw["name"] == CALIBRATED) != (path is not None):
-        wrong = f"hardware={raw['name']}" if path is None else f"hardware.path={path}"
-        raise ConfigError(f"{wrong}: write hardware={CALIBRATED} hardware.path=FILE.yaml; {_calibrate()}")
-    if path is None:
-        return None
-    if not is_calibrated(path):
-        raise ConfigError(f"hardware.path={path}: must end in {CALIBRATED_SUFFIX}; {_calibrate()}")
-    calibrated_facts(path)
-    return path
-
-
-@cache
-def calibrated_facts(path: str) -> Mapping[str, Any]:
-    """The content of such a file; raises ConfigError for another one."""
-    try:
-        facts: Any = yaml.load(Path(path).read_text(), yaml.CSafeLoader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"hardware.path={path}: cannot be read ({error}); {_calibrate()}") from None
-    if not isinstance(facts, dict) or "calibrated" not in facts:
-        raise ConfigError(f"hardware.path={path}: holds no calibration; {_calibrate()}")
-    return facts
 
 
 def this_hardware(machine: Machine, device: str) -> str:
@@ -133,7 +94,7 @@ def usable_bytes(cell: RunConfig, machine: Machine) -> int | None:
 
 
 def _device_bytes(hardware: str, machine: Machine) -> int | None:
-    known = calibrated_facts(hardware) if is_calibrated(hardware) else known_hardware().get(hardware)
+    known = known_hardware().get(hardware)
     if known is not None:
         return int(known["usable_bytes"])
     return min(machine.gpu_memory_bytes, default=None)

@@ -16,7 +16,6 @@ from bench.config import DEALS, DTYPE_BYTES, LEASES, MASKS, NO_MISTAKE, PACKING,
 from bench.labels import shown
 from bench.mistakes import MISTAKES
 from bench.request.choices import CONF, default_strategies, groups, options
-from bench.request.hardware import PRICE
 from bench.request.resolve import KNOWN_KEYS, LOSSES, strategy_keys
 from bench.request.target import MODE_NAMES
 from bench.strategies import STRATEGIES
@@ -57,7 +56,6 @@ ALSO: Mapping[str, str] = {
     "model": "of a model chosen by name",
     "workload": "of workload=attention",
     "strategy": "of one strategy each",
-    "hardware": "of a device that is named, and of hardware=calibrated",
 }
 """Groups whose keys not every option has."""
 IN_CONFIG = ("offload", "replay")
@@ -135,7 +133,6 @@ def _sections() -> Mapping[str, Sequence[str]]:
         **{group: KNOWN_KEYS[group] for group in IN_CONFIG},
         "strategy": strategy_keys(),
         **{group: names for group, names in KNOWN_KEYS.items() if group not in ("", *IN_CONFIG)},
-        "hardware": ["path", PRICE],
     }
     chosen = groups()
     return {

@@ -39,7 +39,7 @@ from bench.mistakes import MISTAKES
 from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.env import env_pairs
-from bench.request.hardware import calibrated_file, refuse_changed, this_hardware
+from bench.request.hardware import refuse_changed, this_hardware
 from bench.request.measure import measure_config
 from bench.request.model_numbers import model_config
 from bench.request.modes import MODES
@@ -347,16 +347,13 @@ def _data(raw: Raw, vocab_size: int) -> DataConfig:
 
 
 def _hardware(raw: Raw, machine: Machine, where: Place, mode: str) -> str:
-    """A choice, or of `calibrated` its file."""
+    """Return the choice of conf/hardware/ that the ranks run on, or that a prediction is about."""
     here = this_hardware(machine, where.device)
     if mode == REPLAY and raw["name"] not in (AUTO, here):
         raise ConfigError(
             f"hardware={shown(raw['name'])}: mode=replay runs a rank on this machine, hardware={here}; leave"
             " hardware out, or take mode=predict"
         )
-    file = calibrated_file(raw)
-    if file is not None:
-        return file
     if raw["name"] == AUTO:
         return here
     refuse_changed(raw)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from bench.environment import Machine
 from bench.request import values
 from bench.request.choices import Raw, options
-from bench.request.hardware import calibrated_facts, calibrated_file, known_hardware, this_hardware
+from bench.request.hardware import known_hardware, this_hardware
 
 PREDICT, REPLAY = "predict", "replay"
 MODE_NAMES = ("measure", REPLAY, PREDICT)
@@ -25,8 +25,8 @@ def target_machine(raw: Raw, machine: Machine) -> Machine:
         return _with_copies_of_first_gpu(machine, raw["cluster"])
     if raw["mode"] != PREDICT or name == "auto":
         return machine
-    facts = _facts(raw["hardware"])
-    if facts is None:
+    facts = known_hardware().get(values.choice("hardware", name, options("hardware")))
+    if facts is None:  # a CPU
         return replace(machine, gpus=(), gpu_memory_bytes=(), gpu_error=None)
     count = _ranks_of_node(raw["cluster"], facts)
     described = (next(iter(facts["device_names"]), name),) * count
@@ -43,15 +43,6 @@ def _with_copies_of_first_gpu(machine: Machine, cluster: Raw) -> Machine:
         gpu_memory_bytes=machine.gpu_memory_bytes[:1] * count,
         gpu_capabilities=machine.gpu_capabilities[:1] * count,
     )
-
-
-def _facts(raw: Raw) -> Raw | None:
-    """What is known of the named device; None for a CPU."""
-    file = calibrated_file(raw)
-    if file is None:
-        return known_hardware().get(values.choice("hardware", raw["name"], options("hardware")))
-    facts = calibrated_facts(file)
-    return facts if facts["device_names"] else None
 
 
 def _ranks_of_node(cluster: Raw, facts: Raw) -> int:

@@ -1,7 +1,7 @@
-"""How fast this CPU is beside the one whose calibration ships with the project, measured in about a second.
+"""How fast this CPU is, compared with the one of conf/hardware/cpu.yaml, measured in about a second.
 
-The cost model's calibration says how a step's parts grow with its sizes; a probe of this machine says how
-much longer attention, and all else, takes here.
+The cost model says how a step's parts grow with its sizes; a probe of this machine says how much longer
+attention, and all else, takes here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from dataclasses import dataclass
 import msgspec
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.calibrated_speeds import CalibratedSpeeds
+from bench.cost.band import End
+from bench.cost.hardware import Hardware
 from bench.cost.operations import Operation
-from bench.cost.prediction import Prediction
+from bench.cost.speeds import Speeds
+from bench.cost.time import StepParts
 from bench.environment import REPOSITORY
 from bench.strategies.schedule import Block
 
@@ -28,7 +30,7 @@ LARGEST_HEAD_DIM, LARGEST_PRODUCT = 256, 2**22
 MOST_TASKS = 6
 """Of a plan whose cells ask for more none is timed: a dozen take half a minute."""
 TIMEOUT_S = 20.0
-PRODUCTS = ("product", "product_input", "product_weight")
+PRODUCTS = 3
 """A linear layer's forward, and the two of its backward."""
 
 
@@ -107,25 +109,17 @@ def probed(tasks: Iterable[ProbeTask]) -> dict[ProbeTask, ProbeTimes]:
     return dict(zip(asked, times, strict=True))
 
 
-def seconds_here(
-    cell: RunConfig, prediction: Prediction, calibrated: CalibratedSpeeds, times: ProbeTimes
-) -> float:
-    """Seconds of a step here; `prediction` is of the CPU that was `calibrated`, on one thread."""
-    parts, task = prediction.parts, ProbeTask.of(cell)
-    number_bytes = DTYPE_BYTES[cell.dtype]
+def seconds_here(cell: RunConfig, parts: StepParts, other_cpu: Hardware, times: ProbeTimes) -> float:
+    """Return the seconds of a step here; `parts` are those of one thread of the other CPU."""
+    speeds, task, e = Speeds(other_cpu, End.EXPECTED), ProbeTask.of(cell), DTYPE_BYTES[cell.dtype]
     block = Block(1, 1, 1, LENGTH, LENGTH, is_causal=True)
     head_s = sum(
-        calibrated.block_s(block, task.head_dim, cell.kernel, number_bytes=number_bytes, backward=each)
+        speeds.block_s(block, task.head_dim, cell.kernel, number_bytes=e, backward=each)
         for each in (False, True)
     )
-    hidden, intermediate = task.hidden_size, task.intermediate_size
-    sizes = ((ROWS, intermediate, hidden), (ROWS, hidden, intermediate), (intermediate, hidden, ROWS))
-    layer_s = sum(
-        calibrated.operation_s(Operation(kind, *size, number_bytes=number_bytes))
-        for kind, size in zip(PRODUCTS, sizes, strict=True)
-    )
+    product = Operation("product", ROWS, task.intermediate_size, task.hidden_size, e)
     heads = heads_of_call(cell)
     rounds_of_a_head = -(-heads // task.heads) / heads
     attention = times.attention_s / head_s * rounds_of_a_head
-    rest = times.products_s / layer_s
+    rest = times.products_s / (PRODUCTS * speeds.operation_s(product))
     return (parts.attention_ms * attention + (parts.step_ms - parts.attention_ms) * rest) / 1e3

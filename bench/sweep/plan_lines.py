@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.cell.room import Room
-from bench.command import tool_words
 from bench.config import RunConfig
 from bench.cost.fit import Fit
 from bench.labels import duration_label, shown, size_label
@@ -168,12 +167,10 @@ def _time(forecast: Forecast) -> Iterator[str]:
         what = "measuring these cells would take" if forecast.is_predicted else "time:"
         yield f"{what} {forecast.duration(_by(forecast))}"
     yield from _repeats(forecast)
-    calibrate = f"{tool_words('bench.calibrate')} --output FILE.yaml measures this machine"
-    calibrate += "; then hardware=calibrated hardware.path=FILE.yaml"
     if any(each.step is None for each in forecast.cells if each.reason is None):
-        yield f"unknown times: the cells' kernel, data or hardware has no figures. {calibrate}"
+        yield "unknown times: no file of conf/hardware/ has rates of the cells' kernel, data or device"
     elif OTHER_CPU in forecast.bases:
-        yield f"that other CPU is two cores of an AMD EPYC; this one may take a multiple. {calibrate}"
+        yield "that other CPU is an AMD EPYC; this one may take a multiple"
 
 
 def _repeats(forecast: Forecast) -> list[str]:

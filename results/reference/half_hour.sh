@@ -3,7 +3,7 @@
 #     bash results/reference/half_hour.sh                  all parts, in this order
 #     bash results/reference/half_hour.sh kernels model    some of them
 # host     what each engine's Python costs a layer, with a profile where py-spy is installed    9 min
-# kernels  kernels against float64, their speed, each strategy's local work, calibration       10 min
+# kernels  kernels against float64, their speed, each strategy's local work                     5 min
 # model    a rank that hangs; Qwen3-4B on one GPU                                               8 min
 # several  Ulysses and ring over all GPUs, where there are two or more                          6 min
 # Every step has a time limit, and no step ends the others: the last lines name those that failed. All goes to
@@ -16,11 +16,10 @@ export out=${OUT:-$PWD/results/sweeps/half_hour_$(date +%m%d_%H%M%S)}
 here=results/reference/half_hour
 gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
 small=model=qwen3_0_6b large=model=qwen3_4b deep=28 shallow=7 short=2k lengths=(8k 32k 64k 96k) kernels=torch_flash,cudnn
-calibrate_s=300
 cells="measure.budget_s=6 measure.warmup_s=3 measure.least_steps=4 measure.repeats=1 measure.reference_budget_s=0"
 if [ -n "${NANO:-}" ]; then
     small="model=qwen3_nano cluster.threads_per_rank=1" large=model=qwen3_nano deep=3 shallow=2 short=64 lengths=(256 512 1k 2k)
-    kernels=torch_flash calibrate_s=900
+    kernels=torch_flash
     cells="measure.steps=5 measure.warmup_s=0 measure.repeats=1 measure.reference_budget_s=0"
 fi
 failed=()
@@ -66,7 +65,6 @@ kernels() {
     step attention 180 python run_sweep.py -m workload=attention strategy=local $large kernel=$kernels \
         seq_len="$(IFS=,; echo "${lengths[*]}")" $cells measure.budget_s=4 sweep_dir="$out/attention"
     step local_work 150 python $here/local_work.py "$out/local_work.jsonl" $kernels "${lengths[0]},${lengths[2]}" 4,8 $large
-    step calibrate $calibrate_s python -m bench.calibrate --output "$out/calibrated.yaml"
 }
 
 hang() { # a rank that stops in its timed steps has to be found and named

@@ -4,8 +4,8 @@ import pytest
 
 from bench.cell.outcome import rate_with_link
 from bench.cost.band import End
-from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.link import link_ms
+from bench.cost.speeds import Speeds
 from bench.cost.traffic import Messages
 from bench.request.hardware import hardware_of
 from bench.strategies.schedule import Exchange
@@ -15,7 +15,7 @@ GATHER = Messages("parameters", Exchange("all_gather", 2**30, 4), 3)
 
 
 def exchange_ms(kind, size, end=End.EXPECTED):
-    return 1e3 * speeds_of(H100, end).exchange_s(Exchange(kind, size, 4), 2)
+    return 1e3 * Speeds(H100, end).exchange_s(Exchange(kind, size, 4))
 
 
 def test_equal_calls_count_one_by_one_and_purposes_stand_apart():

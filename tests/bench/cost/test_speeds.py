@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from bench.cost.band import End
-from bench.cost.calibrated_speeds import speeds_of
+from bench.cost.speeds import Speeds
 from bench.request.hardware import hardware_of
 from bench.strategies.schedule import Exchange
 
-H100 = speeds_of(hardware_of("h100_80gb"), End.EXPECTED)
+H100 = Speeds(hardware_of("h100_80gb"), End.EXPECTED)
 NODE, NETWORK = H100.hardware.node, H100.hardware.network
 
 
@@ -31,7 +31,7 @@ NODE, NETWORK = H100.hardware.node, H100.hardware.network
     ],
 )
 def test_a_collective_starts_once_and_hops_from_rank_to_rank(exchange, latency_s):
-    assert H100.exchange_s(exchange, 2) == pytest.approx(latency_s)
+    assert H100.exchange_s(exchange) == pytest.approx(latency_s)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_collective_starts_once_and_hops_from_rank_to_rank(exchange, latency_s
 def test_the_network_cards_of_a_node_share_what_a_collectives_ring_sends_on(exchange, cards):
     """A message from rank to rank leaves by one."""
     rate = NETWORK.bytes_per_s * H100.hardware.link.at(End.EXPECTED)
-    sent_s = H100.exchange_s(exchange, 2) - H100.exchange_s(replace(exchange, sent_bytes=0), 2)
+    sent_s = H100.exchange_s(exchange) - H100.exchange_s(replace(exchange, sent_bytes=0))
     assert sent_s == pytest.approx((1 << 30) / cards / rate, rel=1e-6)
 
 
@@ -63,6 +63,6 @@ def test_the_network_cards_of_a_node_share_what_a_collectives_ring_sends_on(exch
 def test_an_all_to_all_sends_over_the_network_what_is_for_ranks_of_other_nodes(exchange, elsewhere):
     """Eight GPUs a node; a rank's own part is not sent."""
     rate = NETWORK.bytes_per_s * H100.hardware.link.at(End.EXPECTED)
-    assert H100.exchange_s(exchange, 2) == pytest.approx(
+    assert H100.exchange_s(exchange) == pytest.approx(
         NETWORK.latency_s + elsewhere * (1 << 30) / rate, rel=1e-6
     )

@@ -18,14 +18,11 @@ def pipe(tmp_path):
     return tmp_path / "pipe.txt"
 
 
-@pytest.mark.parametrize(
-    "words", [["data.path="], ["data.tokenizer="], ["hardware=calibrated", "hardware.path="]], ids=str
-)
+@pytest.mark.parametrize("key", ["data.path", "data.tokenizer"])
 @pytest.mark.parametrize("place", ["pipe", "/dev/zero"])
-def test_what_never_ends_is_refused(pipe, words, place):
-    *others, last = words
+def test_what_never_ends_is_refused(pipe, key, place):
     with pytest.raises(ConfigError, match="is a device, pipe or socket; name a file or folder"):
-        make_cell(*others, f"{last}{pipe if place == 'pipe' else place}")
+        make_cell(f"{key}={pipe if place == 'pipe' else place}")
 
 
 def test_so_is_a_folder_that_holds_such(pipe, tmp_path):

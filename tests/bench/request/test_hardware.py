@@ -45,7 +45,6 @@ def test_a_datasheet_holds_together_complete_and_in_order(name):
     said = GIGABYTES.get(name) or int(name.split("_")[-1][:-2])
     assert facts["memory_bytes"] == pytest.approx(said * 1e9, rel=0.08)
 
-    assert facts["price_per_device_hour"] is None
     node, network = facts["links"]["node"], facts["links"]["network"]
     assert network["bytes_per_s"] < node["bytes_per_s"] < facts["memory_bytes_per_s"]
     assert 1e-6 < node["latency_s"] <= network["latency_s"] < 1e-4
@@ -109,26 +108,3 @@ def test_hardware_may_be_named_for_this_machine_an_unknown_gpu_and_the_nodes_of_
     nodes = {"cluster": read_option("cluster", "nodes") | {"device": "cuda", "world_size": 4}}
     cell = resolve(raw_with(named_h100) | nodes, named(A100))
     assert (cell.hardware, cell.cluster.nodes) == ("h100_80gb", 2)
-
-
-CALIBRATION = "name: x\ndevice_names: []\ncalibrated: {tables: {}}\n"
-REFUSED_FILES = (
-    ({"hardware.name": "calibrated"}, "hardware=calibrated: write"),
-    ({"hardware.path": "measured.yaml"}, "hardware.path=measured.yaml: write"),
-    (
-        {"hardware.name": "calibrated", "hardware.path": "other.yaml"},
-        "hardware.path=other.yaml: holds no calibration",
-    ),
-)
-
-
-def test_a_cell_says_which_calibration_it_is_about_and_another_file_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "measured.yaml").write_text(CALIBRATION)
-    (tmp_path / "other.yaml").write_text("name: x\n")
-    values = {"hardware.name": "calibrated", "hardware.path": "measured.yaml", "mode": "predict"}
-    cell = resolve(raw_with(values), named(H100))
-    assert (cell.hardware, cell.cluster.device) == ("measured.yaml", "cpu")
-    for wrong, words in REFUSED_FILES:
-        with pytest.raises(ConfigError, match=words):
-            resolve(raw_with(wrong), TWO_CORES)

@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench.cost.band import End
-from bench.cost.calibrated_speeds import speeds_of
 from bench.cost.prediction import predict
-from bench.request.hardware import hardware_of
+from bench.request.hardware import another_cpu
 from bench.sweep import cpu_speed, expected
 from bench.sweep.cpu_speed import MOST_TASKS, ProbeTask, ProbeTimes, probed, seconds_here
-from bench.sweep.expected import PROBED, STAND_IN, modelled, timed_here
+from bench.sweep.expected import PROBED, modelled, timed_here
 from tests.cells import FOUR_H100, TWO_CORES, make_cell
 
 TIMES = ProbeTimes(0.2, 0.01)
@@ -34,13 +32,12 @@ def test_a_child_process_times_attention_and_products_of_the_cells_ranks_and_thr
 
 @pytest.mark.parametrize(("attention", "products"), [(2, 1), (1, 2)])
 def test_a_step_takes_as_many_times_as_long_as_its_parts_do(attention, products):
-    of, hardware = cell(), hardware_of(str(STAND_IN))
-    prediction, speeds = predict(of, hardware, None), speeds_of(hardware, End.EXPECTED)
-    once = seconds_here(of, prediction, speeds, TIMES)
+    of, other = cell(), another_cpu()
+    parts = predict(of, other, None).parts
+    once = seconds_here(of, parts, other, TIMES)
     longer = ProbeTimes(attention * TIMES.attention_s, products * TIMES.products_s)
-    twice = seconds_here(of, prediction, speeds, longer)
-    rest = replace(prediction, parts=replace(prediction.parts, attention_ms=0.0))
-    rest_s = seconds_here(of, rest, speeds, TIMES)
+    twice = seconds_here(of, parts, other, longer)
+    rest_s = seconds_here(of, replace(parts, attention_ms=0.0), other, TIMES)
     assert 0 < rest_s < once
     assert twice == pytest.approx(attention * (once - rest_s) + products * rest_s)
 
