@@ -21,7 +21,7 @@ from analysis.cells.statuses import NO_SPARE, UNDECIDED, shown_statuses
 from analysis.labels import count_label, more_label, percent_label, signed_percent_label, status_label
 from analysis.metrics.checks import BETWEEN_NAMES
 from bench.config import AUTO
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.labels import duration_label, length_label
 from bench.statistics import MIN_PROCESSES, SPARE
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.record import Provenance, Status
 
 STEP_TIME, PEAK = "step_time_error_share", "peak_allocated_error_share"

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.metrics.traced_shares import is_void
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.labels import GIB
 from bench.record import Provenance, Status
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.structs import astuple
 
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.record import Provenance, Status
 
 Name = Annotated[str, Meta(min_length=1)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from bench.config import RunConfig
-from bench.cost.band import Band
-from bench.cost.fit import Fit, fit_of
+from bench.cost.band import Band, Fit, fit_of
 from bench.cost.memory import MemoryNeed
 from bench.cost.prediction import needed_band
 from bench.environment import Machine

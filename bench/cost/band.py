@@ -1,11 +1,10 @@
-"""A figure with its error bar."""
+"""A figure with its error bar, and whether what a rank needs fits into what it has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 
 class End(StrEnum):
@@ -14,14 +13,6 @@ class End(StrEnum):
     LOW = "low"
     EXPECTED = "expected"
     HIGH = "high"
-
-
-class Corner(NamedTuple):
-    """Which end of its time each of three kinds of work takes."""
-
-    compute: End
-    links: End
-    host: End
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +33,18 @@ class Band:
         value: float = getattr(self, end.value)
         return value
 
-    def scaled(self, factor: float, widened: float = 1.0) -> Band:
-        """All of it times a factor, and its ends so much further off."""
-        return Band(self.low * factor / widened, self.expected * factor, self.high * factor * widened)
+
+class Fit(StrEnum):
+    """Whether what a rank needs is what it has."""
+
+    FITS = "fits"
+    UNDECIDED = "undecided"
+    """What it has lies within the band of what it needs."""
+    OUT_OF_MEMORY = "out_of_memory"
+
+
+def fit_of(needed: Band, usable_bytes: int) -> Fit:
+    """Return whether what is needed fits, by both of its ends."""
+    if needed.high <= usable_bytes:
+        return Fit.FITS
+    return Fit.UNDECIDED if needed.low <= usable_bytes else Fit.OUT_OF_MEMORY

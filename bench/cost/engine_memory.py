@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.precision import FLOAT32_BYTES, is_autocast, wide_bytes
 from bench.cost.weights import (
+    FLOAT32_BYTES,
     head_parameters,
+    is_autocast,
     layer_parameters,
     mlp_output_parameters,
     one_layer_parameters,
     parameters,
+    wide_bytes,
 )
 
 OPTIMIZER_MOMENTS: Mapping[str, int] = {"adamw": 2, "sgd": 1}

@@ -12,8 +12,15 @@ from dataclasses import dataclass
 
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.engine_memory import ENGINE_MEMORY, EngineMemory
-from bench.cost.precision import FLOAT32_BYTES, is_autocast, stream_bytes
-from bench.cost.weights import HEAD_NORM_FAMILIES, head_parameters, kv_size, q_size
+from bench.cost.weights import (
+    FLOAT32_BYTES,
+    HEAD_NORM_FAMILIES,
+    head_parameters,
+    is_autocast,
+    kv_size,
+    q_size,
+    stream_bytes,
+)
 from bench.cpu_arithmetic import estimated_bf16_instructions
 from bench.labels import GIB
 from bench.strategies import STRATEGIES

@@ -14,8 +14,15 @@ from typing import NamedTuple
 
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.memory import CHUNK_ROWS
-from bench.cost.precision import is_autocast, stream_bytes
-from bench.cost.weights import HEAD_NORM_FAMILIES, kv_size, parameters, q_size, trained_tensors
+from bench.cost.weights import (
+    HEAD_NORM_FAMILIES,
+    is_autocast,
+    kv_size,
+    parameters,
+    q_size,
+    stream_bytes,
+    trained_tensors,
+)
 from bench.strategies.schedule import Block
 
 INPUT_CASTS = 5

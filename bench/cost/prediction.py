@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.config import RunConfig
-from bench.cost.band import Band, End
+from bench.cost.band import Band, End, Fit, fit_of
 from bench.cost.engine_memory import ENGINE_MEMORY
-from bench.cost.fit import Fit, fit_of
 from bench.cost.hardware import Hardware
 from bench.cost.memory import MemoryNeed, memory_need
 from bench.cost.speeds import Speeds

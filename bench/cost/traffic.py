@@ -23,8 +23,8 @@ from bench.cost.engine_memory import (
     PERSISTENCE_THRESHOLD,
     REDUCE_BUCKET,
 )
-from bench.cost.precision import FLOAT32_BYTES, wide_bytes
 from bench.cost.weights import (
+    FLOAT32_BYTES,
     TrainedTensor,
     embedding,
     ends,
@@ -34,6 +34,7 @@ from bench.cost.weights import (
     layer_modules,
     one_layer_parameters,
     trained_tensors,
+    wide_bytes,
 )
 from bench.strategies import STRATEGIES
 from bench.strategies.schedule import Exchange

@@ -1,4 +1,4 @@
-"""How many numbers a model has, by what holds them, and the tensors that it trains.
+"""How many numbers a model has, by what holds them, the tensors that it trains, and the bytes of a number.
 
 Tensors are those of each module, in the order of transformers' forward pass: sharding engines gather and
 reduce them one by one or layer by layer, each padded on its own.
@@ -8,10 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bench.config import ModelConfig
+from bench.config import DTYPE_BYTES, LOW_PRECISION, ModelConfig, RunConfig
 
 HEAD_NORM_FAMILIES = ("qwen3",)
 """Models that normalise each head of Q and K."""
+FLOAT32_BYTES = 4
+
+
+def is_autocast(cell: RunConfig) -> bool:
+    """Whether weights stay float32, and products cast them and their inputs."""
+    return cell.engine.name == "ddp" and cell.dtype in LOW_PRECISION
+
+
+def stream_bytes(cell: RunConfig) -> int:
+    """Return the bytes of a number between layers."""
+    return FLOAT32_BYTES if is_autocast(cell) else DTYPE_BYTES[cell.dtype]
+
+
+def wide_bytes(cell: RunConfig) -> int:
+    """Return the bytes of a number of the optimizer, or of a sum over ranks."""
+    return max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
 
 
 def q_size(model: ModelConfig) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.config import RunConfig
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.cost.prediction import Prediction, predict
 from bench.cost.time import StepParts
 from bench.environment import this_machine

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bench.cell.planned import planned_cell
 from bench.cell.trajectory import REFERENCE_STRATEGY
 from bench.config import AUTO
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.environment import Machine
 from bench.request.choices import Raw
 from bench.request.resolve import resolve

@@ -10,7 +10,7 @@ from bench.cell.planned import PlannedCell
 from bench.cell.room import Room
 from bench.cell.trajectory import work_of
 from bench.config import AUTO, RunConfig
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.labels import duration_label
 from bench.passes.timing.section import affordable_steps
 from bench.request.modes import starts_ranks

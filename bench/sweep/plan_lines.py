@@ -11,7 +11,7 @@ from rich.text import Text
 
 from bench.cell.room import Room
 from bench.config import RunConfig
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.labels import duration_label, shown, size_label
 from bench.request.choices import Raw
 from bench.sweep.auto_choices import choice, choices_left_open

@@ -17,7 +17,7 @@ from bench.cell.run import CellInterrupted, SharedSections, run
 from bench.cell.trajectory import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, Trajectories, is_base, work_of
 from bench.cell.watch import SILENT, Listener
 from bench.config import RunConfig
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.environment import Machine
 from bench.labels import duration_label, length_label, size_label
 from bench.record import Role, Status

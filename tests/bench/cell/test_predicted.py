@@ -11,7 +11,7 @@ from analysis.metrics.recorded import as_recorded
 from bench.cell.planned import planned_cell
 from bench.cell.run import run
 from bench.config import ConfigError, ExitCode
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.predict.predicted import prediction_of
 from bench.record import Provenance, Status
 from bench.request.hardware import hardware_of

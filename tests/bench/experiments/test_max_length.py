@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench.config import ConfigError
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.experiments import experiment_of
 from bench.experiments.max_length import CPU_LIMIT_GIB, growing, searches, tried
 from bench.predict.predicted import prediction_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import run_sweep
-from bench.cost.fit import Fit
+from bench.cost.band import Fit
 from bench.labels import length_label
 from bench.request.choices import default_strategies, read_option
 from bench.request.legality import refusal
