@@ -26,6 +26,7 @@ from bench.config import ConfigError, ExitCode
 from bench.environment import this_machine
 from bench.experiments import experiment_of
 from bench.predict import modes
+from bench.predict.expected import modelled, timed_here
 from bench.request import values
 from bench.request.choices import CONF, Raw, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
@@ -34,7 +35,6 @@ from bench.request.help import help_text
 from bench.request.hydra_errors import translated
 from bench.store import StoreError, read_records, warn_in_one_line
 from bench.sweep.estimate import Estimate
-from bench.sweep.expected import modelled, timed_here
 from bench.sweep.forecast import Forecast
 from bench.sweep.interrupts import Interrupts
 from bench.sweep.machines import launcher_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.frame.archive import Archive
 from analysis.frame.load import hardware_facts
-from bench.cost.hardware import newer_kernel_lines
+from bench.cost.newer_kernels import newer_kernel_lines
 
 
 def kernel_lines(archive: Archive) -> list[str]:

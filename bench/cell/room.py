@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields
 
 from bench.config import RunConfig
 from bench.cost.band import Band, Fit, fit_of
-from bench.cost.memory import MemoryNeed
-from bench.cost.prediction import needed_band
+from bench.cost.memory import MemoryNeed, needed_band
 from bench.environment import Machine
 from bench.labels import size_label
 from bench.request.hardware import usable_bytes

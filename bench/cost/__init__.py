@@ -1,1 +1,1 @@
-"""FLOPs, traffic, memory and time as arithmetic. May import strategies and all below; no torch."""
+"""FLOPs, traffic and memory as arithmetic; no seconds. May import strategies and all below; no torch."""

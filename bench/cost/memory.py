@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.config import DTYPE_BYTES, RunConfig
+from bench.cost.band import Band
 from bench.cost.engine_memory import ENGINE_MEMORY, EngineMemory
 from bench.cost.weights import (
     FLOAT32_BYTES,
@@ -36,6 +37,15 @@ CHUNK_ROWS = 1024
 CONTEXT_BYTES = GIB
 """CUDA's context and libraries take 0.5 to 0.7 GiB by public out-of-memory messages (memory in use beyond
 torch's own); the rest is room for NCCL's buffers, which nothing here measures."""
+FORMULA_SHARE = 0.03
+"""Of tensors: nine in ten of the measured peaks of CPU ranks in results/reference/ are as near to the formula
+(docs/published_memory.md)."""
+CONTEXT_GIB = (0.5, 2.5)
+"""CUDA's context and libraries take 0.5 to 0.7 GiB by public out-of-memory messages; NCCL's buffers, for each
+group of ranks that share a channel, are not measured by us: 2 GiB are left for them."""
+FRAGMENTATION_SHARE = 0.15
+"""Of tensors: what the caching allocator holds and cannot use, on average over eight models that are trained
+with recomputation, sharding and offloading (GMLake, arXiv:2401.08156); none of it with luck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +126,27 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
         loading=engine.loading,
         context=CONTEXT_BYTES if cell.cluster.device == "cuda" else 0,
     )
+
+
+def allocated_band(cell: RunConfig, need: MemoryNeed) -> Band:
+    """Bytes of tensors at the fullest moment, and how far they may be from the formula.
+
+    Both ends are what a rank needs if all that is not known turns out well, or badly, at once.
+    """
+    expected = need.allocated
+    engine = ENGINE_MEMORY[cell.engine.name](cell)
+    spread = round(FORMULA_SHARE * expected)
+    return Band(expected - spread - engine.spare, expected, expected + spread + engine.beyond)
+
+
+def needed_band(cell: RunConfig, need: MemoryNeed) -> Band:
+    """Bytes that a rank needs: tensors, what the process takes beside them, what its allocator cannot use."""
+    allocated = allocated_band(cell, need)
+    if cell.cluster.device != "cuda":
+        return allocated
+    least, most = (round(gib * GIB) for gib in CONTEXT_GIB)
+    high = round(allocated.high * (1 + FRAGMENTATION_SHARE)) + most
+    return Band(allocated.low + least, need.total, high)
 
 
 def layer_bytes_per_token(cell: RunConfig) -> int:

@@ -7,12 +7,11 @@ from typing import Any
 
 from bench.config import ConfigError, RunConfig
 from bench.cost.band import End
-from bench.cost.hardware import Hardware
-from bench.cost.link import link_ms
-from bench.cost.speeds import Speeds
+from bench.predict.hardware import Hardware, hardware_of, has_rates
+from bench.predict.link import link_ms
 from bench.predict.predicted import predicted
+from bench.predict.speeds import Speeds
 from bench.record import Provenance, Record
-from bench.request.hardware import hardware_of, has_rates
 from bench.request.modes import MODES, Mode
 from bench.request.packages import package_refusals
 from bench.request.replay import replay_refusals

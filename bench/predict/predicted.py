@@ -6,16 +6,17 @@ from dataclasses import replace
 
 from bench.config import RunConfig
 from bench.cost.band import Fit
-from bench.cost.prediction import Prediction, predict
-from bench.cost.time import StepParts
 from bench.environment import this_machine
 from bench.labels import size_label
 from bench.passes import Sections
 from bench.passes.memory.section import Memory
 from bench.passes.timing.section import Timing
 from bench.passes.trace.section import Trace, TracedStep
+from bench.predict.hardware import hardware_of, has_rates
+from bench.predict.prediction import Prediction, predict
+from bench.predict.time import StepParts
 from bench.record import Record, Status
-from bench.request.hardware import hardware_of, has_rates, usable_bytes
+from bench.request.hardware import usable_bytes
 
 
 def predicted(cell: RunConfig, record: Record) -> Record:

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 from bench.config import UNKNOWN_HARDWARE, ConfigError, RunConfig
-from bench.cost.hardware import Hardware, hardware_from, lacking
 from bench.environment import Machine
 from bench.labels import GIB, shown
 from bench.request.choices import Raw, options, read_option
@@ -21,31 +20,6 @@ def known_hardware() -> Mapping[str, Mapping[str, Any]]:
     """The datasheet numbers of every device that a file of conf/hardware/ describes, by the file's name."""
     contents = (read_option("hardware", name) for name in options("hardware"))
     return {str(content["name"]): content for content in contents if "device_names" in content}
-
-
-def has_rates(name: str) -> bool:
-    """Whether times can be predicted for a device: it has a file, which says what it sustains."""
-    return name in options("hardware") and not lacking(read_option("hardware", name))
-
-
-@cache
-def hardware_of(name: str) -> Hardware:
-    """Return a device of conf/hardware/ as the cost model needs it.
-
-    Raises ConfigError where no file says enough of it.
-    """
-    if name not in options("hardware"):
-        raise ConfigError(
-            f"hardware={name}: no file of conf/hardware/ describes it, and without one no time can be"
-            " predicted; name a device that has one, such as hardware=h100_80gb"
-        )
-    return hardware_from(read_option("hardware", name))
-
-
-@cache
-def another_cpu() -> Hardware:
-    """Return the rates of one thread of a CPU that may not be this one, from conf/hardware/cpu.yaml."""
-    return hardware_from(read_option("hardware", "cpu")["another_cpu"])
 
 
 def refuse_changed(raw: Raw) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cell.planned import PlannedCell
 from bench.config import AUTO, UNKNOWN_HARDWARE, RunConfig
-from bench.cost.hardware import newer_kernel_lines
+from bench.cost.newer_kernels import newer_kernel_lines
 from bench.environment import Machine
 from bench.experiments.implementations import label_of
 from bench.request.choices import Raw

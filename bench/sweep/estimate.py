@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 from bench.cell.planned import PlannedCell
@@ -11,7 +12,6 @@ from bench.cost.flops import hardware_flops
 from bench.passes import planned_stages
 from bench.ranks.log import Stage
 from bench.request.modes import starts_ranks
-from bench.sweep.expected import Expected
 
 FIXED_S: Mapping[str, float] = {"cpu": 2.0, "cuda": 25.0}
 """Of a cell: all but its full-length steps, by device. Seen on four CPU ranks with a warm fork server; of
@@ -24,6 +24,15 @@ START_S = 6.0
 LATE_S = 5.0
 """A cell that takes longer than thought by less than this is on time: a guess is no better."""
 IMPORTING = "packages are imported"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Seconds of one step."""
+
+    seconds: float
+    basis: str
+    """What says so, in words."""
 
 
 class Estimate:

@@ -15,8 +15,7 @@ from bench.labels import duration_label
 from bench.passes.timing.section import affordable_steps
 from bench.request.modes import starts_ranks
 from bench.statistics import interval_rank
-from bench.sweep.estimate import FIXED_S, START_S, Estimate
-from bench.sweep.expected import Expected
+from bench.sweep.estimate import FIXED_S, START_S, Estimate, Expected
 from bench.sweep.plan import Plan
 from bench.sweep.references import why_not_tried
 from bench.sweep.repeats import Process, Repeats, choose

@@ -15,7 +15,6 @@ from bench.cost.band import Fit
 from bench.labels import duration_label, shown, size_label
 from bench.request.choices import Raw
 from bench.sweep.auto_choices import choice, choices_left_open
-from bench.sweep.expected import OTHER_CPU
 from bench.sweep.forecast import INTERVAL_STEPS, CellForecast, Forecast
 from bench.sweep.progress import CellLabels, setting
 from bench.sweep.repeats import planned_lines
@@ -169,8 +168,6 @@ def _time(forecast: Forecast) -> Iterator[str]:
     yield from _repeats(forecast)
     if any(each.step is None for each in forecast.cells if each.reason is None):
         yield "unknown times: no file of conf/hardware/ has rates of the cells' kernel, data or device"
-    elif OTHER_CPU in forecast.bases:
-        yield "that other CPU is an AMD EPYC; this one may take a multiple"
 
 
 def _repeats(forecast: Forecast) -> list[str]:

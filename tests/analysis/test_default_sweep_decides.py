@@ -11,10 +11,10 @@ from rich.console import Console
 from analysis.answers.verdict import verdict
 from bench.config import ExitCode
 from bench.environment import describe
+from bench.predict.expected import modelled
 from bench.store import read_records
 from bench.sweep import run as sweep_run
 from bench.sweep.estimate import Estimate
-from bench.sweep.expected import modelled
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
 from tests.analysis.records import make_record, make_timing

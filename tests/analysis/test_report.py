@@ -192,7 +192,7 @@ def test_the_terminal_names_the_page_keeps_to_100_columns_and_says_of_faster_ker
 def test_a_command_imports_neither_torch_nor_hydra_nor_a_formula_matplotlib_to_draw_and_pyplot_never():
     code = """
 import sys, analysis.compare, analysis.report
-dear = {"torch", "hydra", "bench.cost.prediction", "bench.strategies", "matplotlib"}
+dear = {"torch", "hydra", "bench.predict.prediction", "bench.strategies", "matplotlib"}
 assert not dear & sys.modules.keys()
 import analysis.figures.figures
 assert "matplotlib.pyplot" not in sys.modules

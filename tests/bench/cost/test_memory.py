@@ -13,8 +13,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.config import DTYPE_BYTES
 from bench.cost.engine_memory import ENGINE_MEMORY, REDUCE_BUCKET
-from bench.cost.memory import CHUNK_ROWS, communication_bytes, layer_bytes_per_token, memory_need
-from bench.cost.prediction import FORMULA_SHARE
+from bench.cost.memory import (
+    CHUNK_ROWS,
+    FORMULA_SHARE,
+    communication_bytes,
+    layer_bytes_per_token,
+    memory_need,
+)
 from bench.cost.weights import parameters
 from bench.environment import REPOSITORY
 from bench.ranks.groups import make_groups

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.cost.flops import hardware_flops
-from bench.cost.operations import (
+from bench.predict.operations import (
     BACKWARD_PRODUCTS,
     FORWARD_PRODUCTS,
     block_flops,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from bench.cost.band import End
-from bench.cost.speeds import Speeds
-from bench.request.hardware import hardware_of
+from bench.predict.hardware import hardware_of
+from bench.predict.speeds import Speeds
 from bench.strategies.schedule import Exchange
 
 H100 = Speeds(hardware_of("h100_80gb"), End.EXPECTED)

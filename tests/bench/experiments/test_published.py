@@ -9,9 +9,9 @@ from bench.config import ConfigError
 from bench.environment import installed
 from bench.experiments.published import opening, published_cells
 from bench.passes import planned_stages
+from bench.predict.expected import modelled
 from bench.request.composition import composed
 from bench.sweep.estimate import Estimate
-from bench.sweep.expected import modelled
 from tests.cells import FOUR_H100, TWO_CORES
 
 ONE_H100 = replace(FOUR_H100, gpus=FOUR_H100.gpus[:1])

@@ -14,13 +14,13 @@ from bench.cell import outcome as cell_outcome
 from bench.cell.run import run
 from bench.config import ConfigError
 from bench.environment import Machine
+from bench.predict.expected import modelled
 from bench.request import packages
 from bench.request.choices import groups, read_option
 from bench.request.hardware import known_hardware
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from bench.sweep.estimate import Estimate
-from bench.sweep.expected import modelled
 from bench.sweep.forecast import Forecast
 from bench.sweep.plan import plan
 from bench.sweep.plan_lines import short_lines, whole_plan

@@ -14,8 +14,7 @@ from bench.passes.rank_pass import Measurement
 from bench.passes.timing.rank import TimingPass
 from bench.passes.timing.section import FIRST_STEP, WARM_UP
 from bench.ranks.log import Stage
-from bench.sweep.estimate import FIXED_S, START_S, CellProgress, Estimate
-from bench.sweep.expected import Expected
+from bench.sweep.estimate import FIXED_S, START_S, CellProgress, Estimate, Expected
 from bench.workloads.workload import Workload
 from tests.cells import FOUR_H100, make_cell, tiny_cell
 

@@ -13,11 +13,11 @@ from bench.cell.launcher import Launcher
 from bench.config import AUTO
 from bench.environment import REPOSITORY, Machine
 from bench.passes import planned_stages
+from bench.predict.expected import modelled
 from bench.request.choices import read_option
 from bench.store import read_records
 from bench.sweep.auto_choices import CHOICES
-from bench.sweep.estimate import FIXED_S, START_S, Estimate
-from bench.sweep.expected import Expected, modelled
+from bench.sweep.estimate import FIXED_S, START_S, Estimate, Expected
 from bench.sweep.forecast import Forecast
 from bench.sweep.plan import plan
 from bench.sweep.plan_lines import short_lines, whole_plan

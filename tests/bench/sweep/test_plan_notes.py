@@ -8,10 +8,10 @@ import pytest
 import run_sweep
 from bench.cost.band import Fit
 from bench.labels import length_label
+from bench.predict.expected import modelled
 from bench.request.choices import default_strategies, read_option
 from bench.request.legality import refusal
 from bench.sweep.estimate import Estimate
-from bench.sweep.expected import modelled
 from bench.sweep.forecast import Forecast
 from bench.sweep.plan import plan
 from bench.sweep.plan_lines import RUNS_ANYWAY, short_lines

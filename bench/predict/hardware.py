@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from bench.attention.kernel_facts import GENERATIONS
-from bench.command import sweep_words
 from bench.config import ConfigError
 from bench.cost.band import Band, End
+from bench.request.choices import options, read_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,6 @@ class Hardware:
     """Seconds that Python takes to start one operation."""
 
 
-SECOND_GENERATION = ("torch_flash", "flash_blocks", "flash_attn_2")
-NEWER: Mapping[int, str] = {9: "FlashAttention-3", 10: "FlashAttention-4"}
-"""The FlashAttention made for GPUs of a major compute capability."""
 SLOWEST: Mapping[End, End] = {End.LOW: End.HIGH, End.EXPECTED: End.EXPECTED, End.HIGH: End.LOW}
 """A rate's lowest end makes a time's highest."""
 NEEDED = ("links", "rates", "host_s_per_operation", "devices_per_node")
@@ -89,20 +86,26 @@ def hardware_from(facts: Mapping[str, Any]) -> Hardware:
     )
 
 
-def newer_kernel_lines(ran: Collection[tuple[str, float | None]]) -> list[str]:
-    """A line for each FlashAttention-2 kernel that ran on a GPU with a likely faster one.
+def has_rates(name: str) -> bool:
+    """Whether times can be predicted for a device: it has a file, which says what it sustains."""
+    return name in options("hardware") and not lacking(read_option("hardware", name))
 
-    None where a cell of another kernel on such a GPU is among them.
+
+@cache
+def hardware_of(name: str) -> Hardware:
+    """Return a device of conf/hardware/ as the cost model needs it.
+
+    Raises ConfigError where no file says enough of it.
     """
-    on_newer = sorted(
-        {(kernel, int(found)) for kernel, found in ran if found is not None and int(found) in NEWER}
-    )
-    if any(kernel not in (*SECOND_GENERATION, "math") for kernel, _ in on_newer):
-        return []
-    return [
-        f"kernel={kernel} is FlashAttention-2; on {GENERATIONS[major]} {NEWER[major]} or cuDNN is likely"
-        " faster, and the share of communication then higher. To compare:"
-        f" {sweep_words()} -m kernel={kernel},cudnn seq_len=8k,32k"
-        for kernel, major in on_newer
-        if kernel in SECOND_GENERATION
-    ]
+    if name not in options("hardware"):
+        raise ConfigError(
+            f"hardware={name}: no file of conf/hardware/ describes it, and without one no time can be"
+            " predicted; name a device that has one, such as hardware=h100_80gb"
+        )
+    return hardware_from(read_option("hardware", name))
+
+
+@cache
+def another_cpu() -> Hardware:
+    """Return the rates of one thread of a CPU that may not be this one, from conf/hardware/cpu.yaml."""
+    return hardware_from(read_option("hardware", "cpu")["another_cpu"])

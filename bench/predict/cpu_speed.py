@@ -16,11 +16,11 @@ import msgspec
 
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.band import End
-from bench.cost.hardware import Hardware
-from bench.cost.operations import Operation
-from bench.cost.speeds import Speeds
-from bench.cost.time import StepParts
 from bench.environment import REPOSITORY
+from bench.predict.hardware import Hardware
+from bench.predict.operations import Operation
+from bench.predict.speeds import Speeds
+from bench.predict.time import StepParts
 from bench.strategies.schedule import Block
 
 LENGTH, ROWS = 4096, 8192
@@ -95,7 +95,7 @@ def probed(tasks: Iterable[ProbeTask]) -> dict[ProbeTask, ProbeTimes]:
         return {}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "bench.sweep.cpu_probe"],
+            [sys.executable, "-m", "bench.predict.cpu_probe"],
             cwd=REPOSITORY,
             env=os.environ | {"PYTHONPATH": os.fspath(REPOSITORY)},
             input=msgspec.json.encode(asked),

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.cost.band import Band, End
-from bench.cost.hardware import Hardware
-from bench.cost.speeds import Speeds
 from bench.cost.traffic import Messages
+from bench.predict.hardware import Hardware
+from bench.predict.speeds import Speeds
 
 DIRECTIONS = ("send", "recv")
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench.cost.prediction import predict
-from bench.request.hardware import another_cpu
-from bench.sweep import cpu_speed, expected
-from bench.sweep.cpu_speed import MOST_TASKS, ProbeTask, ProbeTimes, probed, seconds_here
-from bench.sweep.expected import PROBED, modelled, timed_here
+from bench.predict import cpu_speed, expected
+from bench.predict.cpu_speed import MOST_TASKS, ProbeTask, ProbeTimes, probed, seconds_here
+from bench.predict.expected import PROBED, modelled, timed_here
+from bench.predict.hardware import another_cpu
+from bench.predict.prediction import predict
 from tests.cells import FOUR_H100, TWO_CORES, make_cell
 
 TIMES = ProbeTimes(0.2, 0.01)

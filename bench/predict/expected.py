@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.cost.hardware import Hardware
-from bench.cost.prediction import predict
-from bench.request.hardware import another_cpu, hardware_of, has_rates
+from bench.predict.cpu_speed import ProbeTask, ProbeTimes, probed, seconds_here
+from bench.predict.hardware import Hardware, another_cpu, hardware_of, has_rates
+from bench.predict.prediction import predict
 from bench.request.modes import starts_ranks
-from bench.sweep.cpu_speed import ProbeTask, ProbeTimes, probed, seconds_here
+from bench.sweep.estimate import Expected
 
 PROBED = "attention and matrix products timed here just now"
-OTHER_CPU = "the cost model, at another CPU's rates"
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """Seconds of one step."""
-
-    seconds: float
-    basis: str
-    """What says so, in words."""
+OTHER_CPU = "the cost model at the rates of another CPU, an AMD EPYC, of which this one may take a multiple"
 
 
 def timed_here(cells: Iterable[RunConfig]) -> Callable[[RunConfig], Expected | None]:

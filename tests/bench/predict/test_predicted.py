@@ -12,9 +12,9 @@ from bench.cell.planned import planned_cell
 from bench.cell.run import run
 from bench.config import ConfigError, ExitCode
 from bench.cost.band import Fit
+from bench.predict.hardware import hardware_of
 from bench.predict.predicted import prediction_of
 from bench.record import Provenance, Status
-from bench.request.hardware import hardware_of
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from tests.cells import TWO_CORES, make_cell, make_raw

@@ -6,11 +6,11 @@ import pytest
 
 from bench.config import RunConfig
 from bench.cost.band import End
-from bench.cost.prediction import predict
-from bench.cost.speeds import Speeds
-from bench.cost.time import step_parts, step_work
 from bench.environment import REPOSITORY
-from bench.request.hardware import hardware_of
+from bench.predict.hardware import hardware_of
+from bench.predict.prediction import predict
+from bench.predict.speeds import Speeds
+from bench.predict.time import step_parts, step_work
 from tests.cells import make_cell
 
 

@@ -4,10 +4,10 @@ import pytest
 
 from bench.cell.outcome import rate_with_link
 from bench.cost.band import End
-from bench.cost.link import link_ms
-from bench.cost.speeds import Speeds
 from bench.cost.traffic import Messages
-from bench.request.hardware import hardware_of
+from bench.predict.hardware import hardware_of
+from bench.predict.link import link_ms
+from bench.predict.speeds import Speeds
 from bench.strategies.schedule import Exchange
 
 H100 = hardware_of("h100_80gb")

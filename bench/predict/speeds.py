@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from bench.config import RunConfig
 from bench.cost.band import End
-from bench.cost.hardware import SLOWEST, Hardware, Link
-from bench.cost.operations import (
+from bench.predict.hardware import SLOWEST, Hardware, Link
+from bench.predict.operations import (
     BACKWARD_PRODUCTS,
     FORWARD_PRODUCTS,
     Operation,

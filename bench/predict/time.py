@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.operations import Operation, micro_step, step_end
-from bench.cost.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
 from bench.cost.traffic import Messages, messages
+from bench.predict.operations import Operation, micro_step, step_end
+from bench.predict.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
 from bench.strategies import STRATEGIES
 from bench.strategies.schedule import WIDE_BYTES, Stage, Stages
 

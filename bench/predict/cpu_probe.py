@@ -1,4 +1,4 @@
-"""How fast this CPU computes attention and matrix products: `python -m bench.sweep.cpu_probe` times them.
+"""How fast this CPU computes attention and matrix products: `python -m bench.predict.cpu_probe` times them.
 
 The plan starts it as a child process, so that the launcher itself runs no tensor operation. Asked for on
 standard input and answered on standard output, both JSON: a list of `ProbeTask`, a list of `ProbeTimes`.
@@ -17,8 +17,8 @@ from torch.nn.functional import linear
 
 from bench.attention.kernels import KERNELS, attend
 from bench.cpu_arithmetic import TORCH_NAMES
+from bench.predict.cpu_speed import LENGTH, ROWS, ProbeTask, ProbeTimes
 from bench.ranks.products import use_wide_products
-from bench.sweep.cpu_speed import LENGTH, ROWS, ProbeTask, ProbeTimes
 
 
 def main() -> None:
